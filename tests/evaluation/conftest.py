@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,20 +14,26 @@ import pytest
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Evaluation, Figures
 from xrep.retrieval.neighbours import normalize_rows
+from xrep.text.cleaning import sentence_hashes
 
 
 class NgramEncoder:
     """An encoder of hashed character trigrams, which finds translations that share names, numbers and cognates.
 
     Each trigram has a weight of its own, so that different sentences are never equally similar and no test depends on
-    the last bit of a sum.
+    the last bit of a sum. ``asked`` records (language, sentences, normalize) of each call.
 
     Args:
         known: The languages of separate towers; None: one shared tower, which encodes any language.
     """
 
-    def __init__(self, known: list[str] | None = None, training_hashes: Path | None = None) -> None:
-        self.known, self.training_hashes, self.path = known, training_hashes, "trigrams"
+    path, languages = "trigrams", ()
+
+    def __init__(
+        self, known: Sequence[str] | None = None, training_hashes: Path | None = None, width: int = 1024
+    ) -> None:
+        self.known, self.training_hashes, self.width = known, training_hashes, width
+        self.asked: list[tuple[str | None, list[str], bool]] = []
 
     def fingerprint(self) -> str:
         return f"trigrams {self.known}"
@@ -36,20 +43,40 @@ class NgramEncoder:
     ) -> np.ndarray:
         if self.known is not None and lang not in self.known:
             raise UserError(f"this encoder has no tower for the language {lang!r}")
-        vectors = np.zeros((len(sentences), 1024), dtype=np.float32)
+        self.asked.append((lang, list(sentences), normalize))
+        vectors = np.zeros((len(sentences), self.width), dtype=np.float32)
         for row, sentence in enumerate(sentences):
             text = f"  {sentence.casefold()}  "
             for start in range(len(text) - 2):
-                vectors[row, zlib.crc32(text[start : start + 3].encode()) % 1024] += 1
-        vectors *= np.random.default_rng(0).uniform(0.5, 1.5, 1024).astype(np.float32)
+                vectors[row, zlib.crc32(text[start : start + 3].encode()) % self.width] += 1
+        vectors *= np.random.default_rng(0).uniform(0.5, 1.5, self.width).astype(np.float32)
         return normalize_rows(vectors) if normalize else vectors
 
 
-def measured(evaluation: type[Evaluation], encoder: object, **options: object) -> Figures:
+def measured(evaluation: type[Evaluation], encoder: object, **options: Any) -> Figures:
     """What ``xrep-eval`` gets when it runs an evaluation with these options."""
     made = evaluation(evaluation.Config(**options))
     made.read()
     return made.measure(encoder)
+
+
+def write(path: Path, lines: Sequence[str], end: str = "\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(line + end for line in lines), encoding="utf-8", newline="")
+    return path
+
+
+def save_hashes(folder: Path, sentences: Sequence[str]) -> Path:
+    """Write the hashes of training sentences."""
+    np.save(folder / "hashes.npy", np.unique(sentence_hashes(sentences)))
+    return folder / "hashes.npy"
+
+
+def write_tatoeba(folder: Path, code: str, pairs: Sequence[tuple[str, str]]) -> Path:
+    """Write (sentence, English) pairs as files of the Tatoeba test in ``folder``."""
+    for side, lines in zip((code, "eng"), zip(*pairs, strict=True), strict=True):
+        write(folder / f"tatoeba.{code}-eng.{side}", lines)
+    return folder
 
 
 PAIRS = {
@@ -76,47 +103,16 @@ PAIRS = {
 
 
 @pytest.fixture
-def ngram_encoder() -> type[NgramEncoder]:
-    return NgramEncoder
-
-
-@pytest.fixture
-def write_tatoeba(tmp_path: Path) -> Callable[[dict[str, list[tuple[str, str]]]], Path]:
-    """Return a function that writes {code: [(sentence, English), ...]} as files of the Tatoeba test."""
-
-    def write(pairs: dict[str, list[tuple[str, str]]]) -> Path:
-        folder = tmp_path / "tatoeba"
-        folder.mkdir()
-        for code, rows in pairs.items():
-            for column, side in enumerate((code, "eng")):
-                lines = "".join(row[column] + "\n" for row in rows)
-                (folder / f"tatoeba.{code}-eng.{side}").write_text(lines, encoding="utf-8")
-        return folder
-
-    return write
-
-
-@pytest.fixture
-def tatoeba_folder(write_tatoeba: Callable[[dict[str, list[tuple[str, str]]]], Path]) -> Path:
+def tatoeba_folder(tmp_path: Path) -> Path:
     """Write six German, four Chinese and three Swahili pairs."""
-    return write_tatoeba(PAIRS)
+    for code, pairs in PAIRS.items():
+        write_tatoeba(tmp_path / "tatoeba", code, pairs)
+    return tmp_path / "tatoeba"
 
 
 def published(name: str) -> Path:
     """Return a folder of published data, in XREP_DATA or beside the repository."""
-    folder = Path(os.environ.get("XREP_DATA", Path(__file__).parents[3] / "shared" / "data")) / name
+    folder = Path(os.environ.get("XREP_DATA") or Path(__file__).parents[3] / "shared" / "data") / name
     if not folder.is_dir():
         pytest.skip(f"the published files are not in {folder} (set XREP_DATA)")
     return folder
-
-
-@pytest.fixture
-def published_tatoeba() -> Path:
-    """Return the folder of LASER's Tatoeba test."""
-    return published("tatoeba")
-
-
-@pytest.fixture
-def published_sts() -> Path:
-    """Return the folder of STS12 to STS14, STS-B, SICK and the translated STS-B."""
-    return published("sts")

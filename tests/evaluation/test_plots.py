@@ -10,81 +10,98 @@ import pytest
 
 from xrep.errors import UserError
 from xrep.evaluation import plots
-from xrep.evaluation.plots import Points
+from xrep.evaluation.plots import Picture, Points
 from xrep.metrics.retrieval import Accuracy
 
-pytest.importorskip("matplotlib")
+matplotlib = pytest.importorskip("matplotlib")
 UNDRAWABLE = "\ue123"  # a character for private use, which no font has
 
 
 @pytest.fixture(autouse=True)
-def _no_warnings() -> Iterator[None]:
-    """Turn warnings of matplotlib, such as those of missing glyphs and ignored arguments, into errors."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-
-
-def _check(path: Path) -> np.ndarray:
-    from matplotlib.image import imread
-
-    assert os.listdir(path.parent) == [path.name]
-    return imread(path)[..., :3]
-
-
-@pytest.mark.parametrize("steps", [[None], [100], [100, 200, 250, 3000], [100, 100]])
-def test_a_way_is_drawn_from_step_to_step(tmp_path: Path, steps: list[int | None]) -> None:
-    alignment, uniformity = ([scale * (step or 0) for step in steps] for scale in (0.3, -2.0))
-    plots.plot_alignment(steps, alignment, uniformity, "STS-B $dev", plots.Picture(tmp_path / "out.png"))
-    assert _check(tmp_path / "out.png").shape == (720, 960, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 7, 16, 40])
-def test_bars_of_any_number_of_languages(tmp_path: Path, count: int) -> None:
-    shares = np.random.default_rng(count).dirichlet(np.ones(count), count) * 100
-    languages = [f"l{i:02}" for i in range(count)]
-    plots.plot_language_bias(
-        languages, {"before": shares, "after": shares[::-1]}, "title", plots.Picture(tmp_path / "out.png")
-    )
-    height = _check(tmp_path / "out.png").shape[0]
-    assert height == pytest.approx(150 * (1.7 + max(0.3 * count, 1.2)), abs=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 9, 31, 112])
-def test_accuracies_of_any_number_of_languages(tmp_path: Path, count: int) -> None:
-    languages = [f"l{i:03d}" for i in range(count)]
-    accuracies = {language: Accuracy(100 * i / count, 90 * i / count) for i, language in enumerate(languages)}
-    plots.plot_tatoeba(accuracies, {"mean": 50.0}, plots.Picture(tmp_path / "out.png"))
-    height, width = _check(tmp_path / "out.png").shape[:2]
-    columns, rows = {1: (1, 1), 9: (1, 9), 31: (2, 16), 112: (4, 28)}[count]
-    assert width == max(975, 540 * columns)
-    assert height == pytest.approx(150 * (1.5 + 0.29 * rows), abs=1)
-
-
-def test_the_own_share_is_as_long_as_it_is_large(tmp_path: Path) -> None:
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list]:
+    """The figures that a test drew. Warnings of matplotlib, such as those of missing glyphs, are errors."""
     from matplotlib.figure import Figure
 
-    shares = np.array([[10.0, 60, 30], [20, 30, 50], [5, 15, 80]])
-    for languages, begins in ((["de", "en", "fr"], [0, 20, 20]), ([f"l{i}" for i in range(20)], None)):
-        axes = Figure().subplots()
-        many = shares if begins else np.full((20, 20), 5.0)
-        plots._draw_shares(axes, languages, many)
-        outlined = [bar for bar in axes.patches if not bar.get_fill()]
-        np.testing.assert_allclose([bar.get_width() for bar in outlined], many.diagonal())
-        np.testing.assert_allclose([bar.get_x() for bar in outlined], begins or 0)
-        ends = [bar.get_x() + bar.get_width() for bar in axes.patches if bar.get_fill()]
-        np.testing.assert_allclose(ends[-len(languages) :], 100)
-        assert len(axes.get_legend_handles_labels()[1]) == (3 if begins else 2)
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *given, **more: (figures.append(self), save(self, *given, **more))
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield figures
 
 
-def _scatter(labels: list[str], languages: list[str], tokens: bool, links: Sequence[tuple[int, int]] = ()) -> Points:
+@pytest.fixture
+def picture(tmp_path: Path) -> Picture:
+    return Picture(tmp_path / "out.png")
+
+
+def shape_of(picture: Picture) -> tuple[int, int]:
+    """Return height and width of the picture, beside which nothing was written."""
+    from matplotlib.image import imread
+
+    assert os.listdir(Path(picture.path).parent) == ["out.png"]
+    image = imread(picture.path)[..., :3]
+    assert image.std() > 0.02
+    return image.shape[:2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [[None], [100], [100, 200, 250, 3000], [100, 100]])
+def test_a_way_is_drawn_from_step_to_step(picture: Picture, drawn: list, steps: list[int | None]) -> None:
+    alignment, uniformity = ([scale * (step or 0) for step in steps] for scale in (0.3, -2.0))
+    plots.plot_alignment(steps, alignment, uniformity, "STS-B $dev", picture)
+    assert shape_of(picture) == (720, 960)
+    axes = drawn[0].axes[0]
+    np.testing.assert_allclose(axes.collections[0].get_offsets(), list(zip(uniformity, alignment, strict=True)))
+    labels = [text.get_text() for text in axes.texts if text.get_text()]
+    ends = [] if steps == [None] else [steps[0], *steps[1:][-1:]]
+    assert labels == [f"step {step}" for step in ends] and len(axes.texts) == len(steps) - 1 + len(labels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 7, 40])
+def test_the_own_share_is_as_long_as_it_is_large(picture: Picture, drawn: list, count: int) -> None:
+    """Up to 16 languages are stacked; of more, the own language and all others."""
+    shares = np.random.default_rng(count).dirichlet(np.ones(count), count) * 100
+    languages = [f"l{i:02}" for i in range(count)]
+    plots.plot_language_bias(languages, {"before": shares, "after": shares[::-1]}, "title", picture)
+    assert shape_of(picture)[0] == pytest.approx(150 * (1.7 + max(0.3 * count, 1.2)), abs=1)
+    axes = drawn[0].axes[0]
+    outlined = [bar for bar in axes.patches if not bar.get_fill()]
+    np.testing.assert_allclose([bar.get_width() for bar in outlined], shares.diagonal())
+    begins = [sum(shares[i, :i]) if count <= 16 else 0 for i in range(count)]
+    np.testing.assert_allclose([bar.get_x() for bar in outlined], begins, atol=1e-9)
+    ends = [bar.get_x() + bar.get_width() for bar in axes.patches if bar.get_fill()]
+    np.testing.assert_allclose(ends[-count:], 100)
+    assert len(axes.get_legend_handles_labels()[1]) == (count if count <= 16 else 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "columns", "rows"), [(1, 1, 1), (9, 1, 9), (31, 2, 16)])
+def test_accuracies_of_any_number_of_languages(
+    picture: Picture, drawn: list, count: int, columns: int, rows: int
+) -> None:
+    accuracies = {f"l{i:03d}": Accuracy(100 * i / count, 90 * i / count) for i in range(count)}
+    plots.plot_tatoeba(accuracies, {"mean": 50.0}, picture)
+    height, width = shape_of(picture)
+    assert width == max(975, 540 * columns) and height == pytest.approx(150 * (1.5 + 0.29 * rows), abs=1)
+    bars = [axes.containers for axes in drawn[0].axes]
+    for side, (direction, above) in enumerate((("forward", -0.2), ("backward", 0.2))):
+        found = [(bar.get_y() + 0.2, bar.get_width()) for own in bars for bar in own[side]]
+        best_first = [getattr(own, direction) for own in reversed(accuracies.values())]
+        expected = [(number % rows + above, width) for number, width in enumerate(best_first)]
+        np.testing.assert_allclose(found, expected, atol=1e-9)
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["xx → en", "en → xx"]
+
+
+def points_of(labels: list[str], languages: list[str], tokens: bool, links: Sequence[tuple[int, int]] = ()) -> Points:
     points = np.random.default_rng(0).normal(size=(len(labels), 2))
     return Points("pca", tokens, 0.5, points, languages, labels, list(links), [{}] * 3)
 
 
-def test_labels_of_any_script_are_drawn_or_explained(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_labels_of_any_script_are_drawn_or_explained(picture: Picture) -> None:
     labels = [
         "$x_1",
         "$\\frac$",
@@ -98,8 +115,8 @@ def test_labels_of_any_script_are_drawn_or_explained(tmp_path: Path) -> None:
         "▁the",
         "\u200d",
     ]
-    found = plots.plot_points(_scatter(labels, ["de"] * 5 + ["zh"] * 6, True), plots.Picture(tmp_path / "out.png"))
-    _check(tmp_path / "out.png")
+    found = plots.plot_points(points_of(labels, ["de"] * 5 + ["zh"] * 6, True), picture)
+    shape_of(picture)
     assert [line for line in found if UNDRAWABLE in line] == [
         f"label (1) stands for {UNDRAWABLE}, which no installed font has",
         f"label (2) stands for a{UNDRAWABLE}, which no installed font has",
@@ -114,39 +131,36 @@ def test_fonts_are_added_until_each_character_has_one(monkeypatch: pytest.Monkey
     assert families[0] == "cmr10" and len(families) > 1 and not missing
 
 
-@pytest.mark.parametrize(("count", "tokens"), [(3, False), (100, True), (4000, True), (600, False)])
-def test_points_of_any_number(tmp_path: Path, count: int, tokens: bool) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "tokens", "labels"), [(3, False, 1), (100, True, 100), (600, True, 0), (600, False, 1)]
+)
+def test_points_of_any_number(picture: Picture, drawn: list, count: int, tokens: bool, labels: int) -> None:
     languages = [f"l{i % 9}" for i in range(count)]
-    links = [] if tokens else [(0, 1), (0, 2)]
-    plots.plot_points(
-        _scatter([str(i) for i in range(count)], languages, tokens, links), plots.Picture(tmp_path / "out.png")
-    )
-    image = _check(tmp_path / "out.png")
-    assert image.shape == (900, 1260, 3) and image.std() > 0.02
+    given = points_of([str(i) for i in range(count)], languages, tokens, [] if tokens else [(0, 1), (0, 2)])
+    plots.plot_points(given, picture)
+    axes = drawn[0].axes[0]
+    assert shape_of(picture) == (900, 1260) and len(axes.lines) == len(given.links) and len(axes.texts) == labels
+    assert sum(len(group.get_offsets()) for group in axes.collections) == count
 
 
-def test_without_matplotlib_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_matplotlib_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, picture: Picture) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for draw in (
-        lambda path: plots.plot_tatoeba({"de": Accuracy(1.0, 2.0)}, {}, path),
-        lambda path: plots.plot_alignment([None], [0.3], [-2.0], "pairs", path),
-        lambda path: plots.plot_language_bias(["de", "en"], {"as it is": np.eye(2)}, "title", path),
-        lambda path: plots.plot_points(_scatter(["a", "b", "c"], ["de"] * 3, True), path),
-    ):
-        with pytest.raises(UserError, match=r"pip install 'xrep\[plot\]'"):
-            draw(plots.Picture(tmp_path / "out.png"))
-    assert not os.listdir(tmp_path)
+    with pytest.raises(UserError, match=r"pip install 'xrep\[plot\]'"):
+        plots.plot_tatoeba({"de": Accuracy(1.0, 2.0)}, {}, picture)
+    assert not os.listdir(Path(picture.path).parent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "first"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF"), ("SVG", b"<?xml")]
 )
 def test_the_suffix_says_the_kind_and_the_model_is_named(tmp_path: Path, kind: str, first: bytes) -> None:
-    drawn = []
+    files = []
     for number in (1, 2):
-        picture = plots.Picture(tmp_path / f"{number}.{kind}", model="run1/best")
+        picture = Picture(tmp_path / f"{number}.{kind}", model="run1/best")
         plots.plot_tatoeba({"de": Accuracy(1.0, 2.0)}, {}, picture)
-        drawn.append(Path(picture.path).read_bytes())
-    assert drawn[0].startswith(first) and drawn[0] == drawn[1]  # the clock leaves no trace
+        files.append(Path(picture.path).read_bytes())
+    assert files[0].startswith(first) and files[0] == files[1]  # the clock leaves no trace
     if kind == "svg":
-        assert b"<!-- run1/best -->" in drawn[0]
+        assert b"<!-- run1/best -->" in files[0]

@@ -1,17 +1,15 @@
-"""SentEval: its protocols against plain loops over scikit-learn, its figures, overlap and command."""
+"""SentEval: its protocols against plain loops over scikit-learn, its figures and overlap."""
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.evaluation.conftest import measured
+from tests.evaluation.conftest import NgramEncoder, measured, save_hashes, write
 from tests.evaluation.senteval_sets import BAD, GOOD, OTHER, write_sets
 from xrep.errors import UserError
 from xrep.evaluation.senteval import evaluate
@@ -19,33 +17,21 @@ from xrep.evaluation.senteval.evaluate import SentEval, select
 from xrep.evaluation.senteval.protocols import Examples, folded, nested, relatedness, split
 from xrep.evaluation.senteval.sklearn_classifier import SklearnClassifier
 from xrep.evaluation.senteval.torch_classifier import TorchClassifier
-from xrep.text.cleaning import sentence_hashes
-from xrep_cli.eval import main
 
 pytest.importorskip("sklearn", reason="it is in the extra 'senteval'")
 SKLEARN = SklearnClassifier(grid=(0.01, 0.3, 10.0), folded_grid=(0.01, 0.3, 10.0))
 
 
-class WordEncoder:
-    """An encoder that counts words in 48 bins and records what it encodes."""
+class WordEncoder(NgramEncoder):
+    """An encoder that counts words in 48 bins."""
 
-    path, training_hashes = "words", None
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, list[str], bool]] = []
-
-    def encode(
-        self, sentences: list[str], lang: str, normalize: bool = True, show_progress: bool = False
-    ) -> np.ndarray:
-        self.asked.append((lang, sentences, normalize))
+    def encode(self, sentences: list[str], lang: str | None = None, **options: bool) -> np.ndarray:
+        self.asked.append((lang, sentences, options.get("normalize", True)))
         vectors = np.zeros((len(sentences), 48), dtype=np.float32)
         for row, sentence in enumerate(sentences):
             for word in sentence.split():
                 vectors[row, sum(map(ord, word)) % 48] += 1
         return vectors
-
-    def fingerprint(self) -> str:
-        return "words"
 
 
 @pytest.fixture
@@ -122,16 +108,13 @@ def write_lengths(folder: Path) -> tuple[list[tuple[list[str], int]], list[tuple
         return [generator.choice(f"{cues} {OTHER}".split()) for _ in range(generator.randint(1, 9))]
 
     sides = {1: [words(GOOD) for _ in range(70)] + [[]], 0: [words(BAD) for _ in range(60)] + [[], []]}
-    (folder / "MR").mkdir(parents=True)
     for label, name in ((1, "pos"), (0, "neg")):
-        lines = "".join(" ".join(side) + "\n" for side in sides[label])
-        (folder / "MR" / f"rt-polarity.{name}").write_text(lines)
+        write(folder / "MR" / f"rt-polarity.{name}", [" ".join(side) for side in sides[label]])
     pairs = [(words(GOOD), words((BAD, GOOD)[label]), label) for label in generator.choices((0, 1), k=120)]
-    (folder / "MRPC").mkdir()
     for part, some in (("train", pairs[:80]), ("test", pairs[80:])):
-        rows = [f"{label}\t1\t2\t{' '.join(a)}\t{' '.join(b)}\n" for a, b, label in some]
-        header = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
-        (folder / "MRPC" / f"msr_paraphrase_{part}.txt").write_text("".join([header, *rows]))
+        rows = [f"{label}\t1\t2\t{' '.join(a)}\t{' '.join(b)}" for a, b, label in some]
+        header = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+        write(folder / "MRPC" / f"msr_paraphrase_{part}.txt", [header, *rows])
     return [(side, label) for label, some in sides.items() for side in some], pairs
 
 
@@ -139,6 +122,7 @@ def vectors_of(sides: list[list[str]]) -> np.ndarray:
     return WordEncoder().encode([" ".join(side) or "." for side in sides], "en")
 
 
+@pytest.mark.slow
 def test_order_and_grid_are_those_of_senteval(tmp_path: Path) -> None:
     """SentEval sorts by the numbers of words and the class before it draws folds, and scikit-learn's C is 2^-2 to 2^3,
     for folds of a training part 2^-1 to 2^5."""
@@ -181,7 +165,7 @@ def test_relatedness_finds_scores_that_depend_on_the_features(classifier: Any) -
         x = generator.normal(size=(count, 8)).astype(np.float32)
         return Examples(x, np.clip(3 + x[:, 0] + 0.3 * generator.normal(size=count), 1, 5))
 
-    parts = draw(300, 1), draw(80, 2), draw(200, 3)
+    parts = draw(200, 1), draw(60, 2), draw(100, 3)
     found, drawn = relatedness(*parts, classifier, seed=1)
     assert drawn.mean() == pytest.approx(found["pearson"], abs=1)
     assert found["pearson"] > 90 and found["spearman"] > 90 and found["mse"] < 0.3
@@ -217,13 +201,7 @@ def test_every_set_is_measured(folder: Path, classifier: str, least: tuple[float
         assert lang == "en" and not normalize and len(set(sentences)) == len(sentences)
 
 
-def test_pairs_are_their_difference_and_product(folder: Path) -> None:
-    encoder, data = WordEncoder(), select("MRPC", folder, "en")[0]
-    found = evaluate.encode(encoder, data, "en")["test"]
-    u, v = (encoder.encode(side, "en") for side in data.splits["test"].sides)
-    np.testing.assert_array_equal(found, np.hstack([abs(u - v), u * v]))
-
-
+@pytest.mark.slow
 def test_mean_and_spread_over_seeds(folder: Path) -> None:
     options = {"data": str(folder), "classifier": "sklearn", "folds": 3}
     figures = measured(SentEval, WordEncoder(), sets="CR,SST2", seeds="1,2,3", **options)
@@ -240,103 +218,33 @@ def test_mean_and_spread_over_seeds(folder: Path) -> None:
     assert "average of 7" not in figures.headline
 
 
-def test_sentences_of_the_training_text_are_counted_and_left_out(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_sentences_of_the_training_text_are_left_out_of_the_test_alone(folder: Path, tmp_path: Path) -> None:
     sets = select("MR,MRPC", folder, "en")
     known = [sets[0].splits["all"].sides[0][0], sets[1].splits["test"].sides[1][0], sets[1].splits["train"].sides[0][5]]
-    encoder = WordEncoder()
-    encoder.training_hashes = tmp_path / "training_hashes.npy"
-    np.save(encoder.training_hashes, np.sort(sentence_hashes(known)))
+    encoder = WordEncoder(training_hashes=save_hashes(tmp_path, known))
     options = {"data": str(folder), "sets": "MR,MRPC", "classifier": "sklearn", "folds": 2}
-    figures = measured(SentEval, encoder, **options)
-    counts = [(own["overlap"]["found"], own["overlap"]["total"]) for own in figures.values.values()]
-    assert counts == [(1, 120), (1, 120)]
-    assert "overlap: 2 of 240 test examples" in figures.printed()
     dropped = measured(SentEval, encoder, **options, drop_overlap=True)
+    counts = [(own["overlap"]["found"], own["overlap"]["total"]) for own in dropped.values.values()]
+    assert counts == [(1, 120), (1, 120)] and "overlap: 2 of 240 test examples" in dropped.printed()
     sizes = [own["examples"] for own in dropped.values.values()]
-    assert sizes == [{"all": 119}, {"train": 120, "test": 119}]  # train stays
-    assert "119" in dropped.printed().splitlines()[2]
+    assert sizes == [{"all": 119}, {"train": 120, "test": 119}] and "119" in dropped.printed().splitlines()[2]
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("file", "options", "message"),
     [
-        ({"seeds": "1,1"}, "`seeds` '1,1'; give different numbers"),
-        ({"seeds": "-1"}, "`seeds` '-1'"),
-        ({"folds": 1}, "1 folds; give `folds` 2 or more"),
-        ({"folds": 40}, "MR has 60 training examples of class 0, 80 are needed.*fewer `folds` or without MR"),
+        ("", {"seeds": "1,1"}, "`seeds` '1,1'; give different numbers"),
+        ("", {"folds": 40}, "MR has 60 training examples of class 0, 80 are needed.*fewer `folds` or without MR"),
+        ("SST", {"sets": "SST2"}, "SST2 has 0 training examples of class 1, 1 are needed"),
+        ("", {"sets": "MR,SST"}, "no set SST; the sets are MR CR SUBJ MPQA SST2"),
     ],
 )
-def test_settings_that_cannot_be(folder: Path, options: dict, message: str) -> None:
+def test_settings_that_cannot_be(folder: Path, file: str, options: dict[str, Any], message: str) -> None:
+    for path in (folder / "SST" / "binary").iterdir() if file else ():
+        path.write_text(path.read_text().replace("\t1\n", "\t0\n"))  # a set of one class teaches nothing
     with pytest.raises(UserError, match=message):
-        measured(SentEval, WordEncoder(), data=str(folder), sets="MR", **options)
-
-
-def test_a_set_of_one_class_teaches_nothing(folder: Path) -> None:
-    for path in (folder / "SST" / "binary").iterdir():
-        path.write_text(path.read_text().replace("\t1\n", "\t0\n"))
-    with pytest.raises(UserError, match="SST2 has 0 training examples of class 1, 1 are needed"):
-        measured(SentEval, WordEncoder(), data=str(folder), sets="SST2")
-
-
-def test_sets_that_are_not_there(folder: Path) -> None:
-    with pytest.raises(UserError, match="no set SST; the sets are MR CR SUBJ MPQA SST2"):
-        select("MR,SST", folder, "en")
-    with pytest.raises(UserError, match="no set named"):
-        select(",", folder, "en")
-    with pytest.raises(UserError, match="no files of CR MPQA; it holds MR"):
-        select("CR,MR,MPQA", folder / "MR", "en")
-    assert [data.name for data in select("MPQA,CR", folder, "en")] == ["CR", "MPQA"]
-
-
-@pytest.fixture
-def vectors(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], Path]:
-    """List the sentences that the command needs in a language, and write a vector for each, as another system does."""
-
-    def write(lang: str) -> Path:
-        place = tmp_path / f"vectors.{lang}"
-        place.mkdir()
-        sentences = place / "sentences.tsv"
-        arguments = ["senteval", "--data", str(folder), "--sets", "CR,SST2,SICK-R", "--lang", lang]
-        assert main([*arguments, "--list-sentences", str(sentences)]) == 0
-        rows = [line.split("\t") for line in sentences.read_text(encoding="utf-8").splitlines()]
-        assert {row[0] for row in rows} == {lang} and len({row[1] for row in rows}) == len(rows)
-        np.save(place / "vectors.npy", WordEncoder().encode([row[1] for row in rows], lang))
-        capsys.readouterr()
-        return place
-
-    return write
-
-
-@pytest.mark.slow
-def test_the_command(
-    folder: Path, tmp_path: Path, vectors: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["senteval", "--path", str(vectors("de")), "--data", str(folder), "--sets", "CR,SST2,SICK-R"]
-    options = ["--lang", "deu", "--classifier", "sklearn", "--seeds", "1,2", "--folds", "3"]
-    assert main([*command, *options, "--json", str(tmp_path / "result.json")]) == 0
-    text = capsys.readouterr().out
-    result = json.loads((tmp_path / "result.json").read_text())
-    given = {"sets": "CR,SST2,SICK-R", "lang": "de", "classifier": "sklearn", "seeds": "1,2", "folds": 3}
-    expected = measured(SentEval, WordEncoder(), data=str(folder), **given)
-    assert result["values"] == json.loads(json.dumps(expected.values))
-    assert result["headline"] == expected.headline
-    assert text == expected.printed() + "\n"
-    grids = {"grid": [0.25, 0.5, 1.0, 2.0, 4.0, 8.0], "folded_grid": [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0]}
-    settings = {"classifier": "sklearn", **grids, "seeds": [1, 2], "folds": 3, "language": "de"}
-    assert result["settings"] == {**settings, "drop_overlap": False, "layer": None, "precision": "float32"}
-    assert {Path(file).name for file in result["data"]} >= {"custrev.pos", "sentiment-test", "SICK_trial.txt"}
-    assert result["overlap"] == {"found": None, "total": 300, "dropped": False}
-
-
-def test_what_the_command_refuses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["senteval", "--path", "nowhere", "--data", str(folder)]
-    for options, message in (
-        (["--seeds", "1,x"], "--seeds '1,x' are no whole numbers; give numbers such as 1,2,3"),
-        (["--folds", "1"], "1 folds; give --folds 2 or more"),
-        (["--sets", "ABC"], "no set ABC; the sets are"),
-    ):
-        assert main([*command, *options]) == 2
-        assert message in capsys.readouterr().err
+        measured(SentEval, WordEncoder(), data=str(folder), **{"sets": "MR", **options})
 
 
 def test_a_table_shows_mean_and_spread() -> None:

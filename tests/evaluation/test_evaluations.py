@@ -1,0 +1,206 @@
+"""What holds for every evaluation: what was trained on is counted and left out, and the command prints and writes what
+was measured, also on vectors that another system computed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.evaluation.conftest import PAIRS, NgramEncoder, measured, save_hashes, write, write_tatoeba
+from tests.support.commands import Commands
+from tests.support.corpus import sentence_pairs
+from tests.support.nli_data import nli_rows
+from xrep.criteria.nli import Nli
+from xrep.errors import UserError
+from xrep.evaluation import nli
+from xrep.evaluation.encoders import open_encoder
+from xrep.evaluation.overlap import Overlap
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.registry import EVALUATIONS
+
+SCORED = [
+    ("A man is playing a guitar.", "A man plays the guitar.", 4.8),
+    ("A dog runs in the snow.", "A dog is running through snow.", 4.6),
+    ("A woman slices an onion.", "A woman is cutting potatoes.", 2.2),
+    ("Two boys swim in a lake.", "Stocks fell on Monday.", 0.0),
+    ("The plane takes off.", "A plane is taking off.", 5.0),
+    ("A cat sleeps.", "A man rides a horse.", 0.4),
+]
+NUMBERED = [(f"{german} {n}", f"{english} {n}") for n, (german, english) in enumerate(sentence_pairs(24))]
+"""Trigrams find the translation by the number."""
+REVIEWS = [(f"{('a good', 'a dull')[n % 2]} film about {english}", n % 2) for n, (_, english) in enumerate(NUMBERED)]
+
+
+def write_sts(folder: Path, rows: Sequence[Any]) -> Path:
+    lines = [f"genre\tfile\tyear\t{n}\t{score}\t{one}\t{other}" for n, (one, other, score) in enumerate(rows)]
+    return write(folder / "sts-test.csv", lines)
+
+
+def write_texts(folder: Path, rows: Sequence[Any]) -> Path:
+    for language, column in zip(("de", "en"), zip(*rows, strict=True), strict=True):
+        write(folder / f"text.{language}", column)
+    return folder / "text.{lang}"
+
+
+def write_bucc(folder: Path, rows: Sequence[Any]) -> Path:
+    """Write gold pairs, those with a number below 16, among sentences without a translation."""
+    numbers = [int(german.split()[-1]) for german, _ in rows]
+    for column, language in enumerate(("de", "en")):
+        texts = [row[column] if n < 16 or n % 2 == column else None for n, row in zip(numbers, rows, strict=True)]
+        lines = [f"{language}-{n}\t{text}" for n, text in zip(numbers, texts, strict=True) if text]
+        write(folder / f"de-en.test.{language}", lines)
+    write(folder / "de-en.test.gold", [f"de-{n}\ten-{n}" for n in numbers if n < 16])
+    return folder
+
+
+def write_reviews(folder: Path, rows: Sequence[Any]) -> Path:
+    for label, name in enumerate(("neg", "pos")):
+        write(folder / "CR" / f"custrev.{name}", [text for text, own in rows if own == label])
+    return folder
+
+
+@dataclass(frozen=True)
+class Case:
+    """An evaluation, its rows, and a function that writes them and returns ``--data``. ``known`` are sentences of the
+    training text and ``seen`` the rows with one of them."""
+
+    name: str
+    write: Callable[[Path, Sequence[Any]], Path]
+    rows: Sequence[Any]
+    known: Sequence[str] = ()
+    seen: Sequence[int] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    total: int | None = None
+    """Number of examples, where it is not that of the rows."""
+
+    def write_without(self, folder: Path) -> Path:
+        return self.write(folder, [row for number, row in enumerate(self.rows) if number not in self.seen])
+
+
+CASES = [
+    Case(
+        "tatoeba",
+        lambda folder, rows: write_tatoeba(folder, "deu", rows),
+        PAIRS["deu"],
+        ["ＭＡＲＩＡ wohnt - seit 1998 - in Berlin", "did you READ the book", "Tom lebt."],
+        [0, 4],
+    ),
+    Case("sts", lambda folder, rows: write_sts(folder, rows).parent, SCORED, ["a dog RUNS in the snow!"], [1]),
+    Case("alignment", write_sts, SCORED, ["THE plane takes off", "A man rides a horse"], [4, 5]),
+    Case(
+        "bucc", write_bucc, NUMBERED, [NUMBERED[2][0], NUMBERED[5][1].upper()], [2, 5], {"oracle": True}, total=16
+    ),
+    Case("language-bias", write_texts, NUMBERED, [NUMBERED[3][0], NUMBERED[9][1]], [3, 9], {"neighbours": 4}),
+    Case(
+        "senteval", write_reviews, REVIEWS, [REVIEWS[5][0], REVIEWS[8][0]], [5, 8],
+        {"sets": "CR", "folds": 2, "classifier": "sklearn"},
+    ),
+    Case(
+        "nli", lambda folder, rows: write(folder / "test-en.tsv", ["\t".join(row) for row in rows]).parent,
+        nli_rows(10), [nli_rows(10)[4][1]], [4],
+    ),
+    Case("scatter", write_texts, NUMBERED[:8], options={"sentences": 5, "plot": "out.png"}),
+    Case("neighbours", lambda folder, rows: write_texts(folder, rows).with_name("text.de"), NUMBERED,
+         options={"query": [NUMBERED[0][0]], "lang": "de"}),
+]  # fmt: skip
+EXCLUDING = pytest.mark.parametrize("case", [case for case in CASES if case.known], ids=lambda case: case.name)
+COMMANDS = pytest.mark.parametrize("case", [case for case in CASES if case.name != "nli"], ids=lambda case: case.name)
+WITH_VECTORS = pytest.mark.parametrize(
+    "case", [case for case in CASES if case.name not in ("nli", "scatter")], ids=lambda case: case.name
+)
+
+
+@pytest.fixture(autouse=True)
+def _classifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vectors of trigrams have a classifier of inference."""
+    torch.manual_seed(1)
+    classifier = Nli(Nli.Config(scale_vectors=False), SimpleNamespace(output_size=1024), None).eval()
+    monkeypatch.setattr(nli, "load_classifier", lambda encoder, part: classifier)
+
+
+def options_of(case: Case, data: Path) -> dict[str, Any]:
+    return {**case.options, "data": [str(data)] if case.name == "neighbours" else str(data)}
+
+
+@EXCLUDING
+def test_what_was_trained_on_is_counted_and_left_out(case: Case, tmp_path: Path) -> None:
+    """An example counts once, whichever side was seen in whatever spelling; without it, the figures are those of data
+    that never had it."""
+    kind, given = EVALUATIONS.load(case.name), options_of(case, case.write(tmp_path / "all", case.rows))
+    total = len(case.rows) if case.total is None else case.total
+    unknown = measured(kind, NgramEncoder(), **given)
+    assert unknown.overlap == Overlap(None, total)
+    assert unknown.printed().endswith("\noverlap: unknown (no training hashes beside the encoder)")
+    with pytest.raises(UserError, match="no training hashes.*without `drop_overlap`"):
+        measured(kind, NgramEncoder(), **given, drop_overlap=True)
+
+    encoder = NgramEncoder(training_hashes=save_hashes(tmp_path, ["!?", "Nobody knows.", *case.known]))
+    counted = measured(kind, encoder, **given)
+    assert counted.headline == unknown.headline
+    assert counted.overlap == Overlap(len(case.seen), total) and f"{len(case.seen)} of {total}" in counted.printed()
+    dropped = measured(kind, encoder, **given, drop_overlap=True)
+    without = options_of(case, case.write_without(tmp_path / "without"))
+    expected = measured(kind, NgramEncoder(), **without)
+    assert dropped.overlap == Overlap(len(case.seen), total, dropped=True)
+    assert dropped.headline == pytest.approx(expected.headline, rel=1e-6)
+    assert dropped.headline != counted.headline or case.name in ("nli", "senteval")
+    every = [text for row in case.rows for text in row if isinstance(text, str)]
+    encoder = NgramEncoder(training_hashes=save_hashes(tmp_path, every))
+    with pytest.raises(UserError, match="without `drop_overlap`|fewer than 2 sentences|training examples of class"):
+        measured(kind, encoder, **given, drop_overlap=True)
+
+
+@COMMANDS
+def test_the_command_prints_and_writes_what_was_measured(
+    case: Case, cli: Commands, shared_encoder: Path, tmp_path: Path
+) -> None:
+    data = case.write(tmp_path / "data", case.rows)
+    expected = measured(EVALUATIONS.load(case.name), open_encoder(shared_encoder), **options_of(case, data))
+    line = command(case, data)
+    result = cli("eval", *line, "--path", shared_encoder, "--json", tmp_path / "out.json")
+    assert result.code == 0 and result.out.startswith(expected.printed())
+    record = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert record["test"] == case.name and record["values"] == json.loads(json.dumps(expected.values))
+    assert record["headline"] == expected.headline
+    assert record["model"] == {"path": str(shared_encoder), "fingerprint": open_encoder(shared_encoder).fingerprint()}
+    shared = {"layer": None, "precision": "float32"} | ({"drop_overlap": False} if case.known else {})
+    assert record["settings"] == {**json.loads(json.dumps(expected.settings)), **shared}
+    written = {str(file) for file in (tmp_path / "data").rglob("*.*")}
+    assert set(record["data"]) == (written if case.name != "neighbours" else {str(data)})
+    assert (tmp_path / "out.png").exists() == (case.name == "scatter")
+
+
+@WITH_VECTORS
+def test_another_system_is_measured_by_its_vectors(
+    case: Case, cli: Commands, shared_encoder: Path, tmp_path: Path
+) -> None:
+    """``--list-sentences`` names each sentence once, and their vectors give the figures of the encoder itself."""
+    data = case.write(tmp_path / "data", case.rows)
+    folder, encoder = tmp_path / "vectors", SentenceEncoder.load(shared_encoder)
+    folder.mkdir()
+    listed = cli("eval", *command(case, data), "--list-sentences", folder / "sentences.tsv")
+    rows = [line.split("\t") for line in (folder / "sentences.tsv").read_text("utf-8").splitlines()]
+    assert listed.code == 0 and listed.out == f"{len(rows)} sentences: {folder / 'sentences.tsv'}\n"
+    assert len(set(map(tuple, rows))) == len(rows)
+    vectors = [encoder.encode([text], lang or None, normalize=False) for lang, text in rows]
+    np.save(folder / "vectors.npy", np.concatenate(vectors))
+    given = options_of(case, data)
+    ours, theirs = (measured(EVALUATIONS.load(case.name), open_encoder(p), **given) for p in (shared_encoder, folder))
+    assert theirs.headline == pytest.approx(ours.headline, rel=1e-4)
+    assert theirs.settings == ours.settings and theirs.files == ours.files
+
+
+def command(case: Case, data: Path) -> list[str]:
+    words = [case.name, "--data", str(data)]
+    for name, value in case.options.items():
+        given = value if isinstance(value, list) else [value]
+        words += [word for one in given for word in (f"--{name}", *([] if one is True else [str(one)]))]
+    return words
