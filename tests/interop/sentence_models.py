@@ -40,6 +40,15 @@ def write_tokenizer(directory: Path) -> Any:
     return tokenizer
 
 
+def modules_of(library_model: Path, *, pooling: Any, dense: Any, normalize: bool) -> Any:
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
+    torch.manual_seed(5)
+    modules = [Transformer(str(library_model), max_seq_length=MAXIMUM), Pooling(32, pooling)]
+    modules += [] if dense is None else [Dense(32, **dense)]
+    return library.SentenceTransformer(modules=[*modules, *([Normalize()] if normalize else [])])
+
+
 def as_batch(tokenizer: Any, sentences: list[str]) -> TokenBatch:
     ids = [torch.tensor(encoding.ids) for encoding in tokenizer.encode_batch(sentences)]
     padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)

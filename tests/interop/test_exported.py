@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from tests.interop.sentence_models import MAXIMUM, SENTENCES, as_batch, library, our_vectors, write_tokenizer
@@ -21,9 +21,8 @@ from tests.nn.small_models import (
     hidden_states,
     load,
     make_batch,
-    refusal,
     transformers,
-)
+)  # fmt: skip
 from tests.support.closeness import assert_near
 from xrep.errors import UserError
 from xrep.interop.exported import write_huggingface, write_sentence_transformers
@@ -72,6 +71,8 @@ def test_out_and_back(name: str, tmp_path: Path) -> None:
     model, batch = from_transformers(directory), make_batch(shape.pad_id)
     assert type(model).__name__ == ("XLMRobertaModel" if shape.position_offset else "BertModel")
     assert_same(encoder, hidden_states(model, batch), batch)
+    if name == "roberta":  # the layout is RoBERTa's, too
+        assert_same(encoder, hidden_states(from_transformers(directory, "RobertaModel"), batch), batch)
     config = model.config
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (shape.pad_id, 2, 3)
     assert (config.hidden_dropout_prob, config.attention_probs_dropout_prob) == (0.2, 0.3)
@@ -84,12 +85,6 @@ def test_out_and_back(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(tensor, state[key]) for key, tensor in copy.state_dict().items())
     with torch.no_grad():
         assert torch.equal(copy(batch), encoder(batch))
-
-
-def test_the_layout_is_robertas_too(tmp_path: Path) -> None:
-    encoder, batch = make_encoder(SHAPES["roberta"]), make_batch(1)
-    write_huggingface(tmp_path, encoder, max_length=20, **IDS)  # an empty folder is accepted
-    assert_same(encoder, hidden_states(from_transformers(tmp_path, "RobertaModel"), batch), batch)
 
 
 def test_what_others_trained_on_comes_back(tmp_path: Path) -> None:
@@ -115,7 +110,6 @@ def test_first_layers_alone(tmp_path: Path, layers: int) -> None:
     with torch.no_grad():
         assert_near(encoder(batch, layers), theirs[-1])
         assert torch.equal(copy(batch), encoder(batch, layers))
-    write_huggingface(tmp_path / "again", copy, max_length=20, **IDS)
     for wrong in (-1, LAYERS + 1):
         with pytest.raises(ValueError, match=r"layers must lie in \[0, 3\]"):
             write_huggingface(tmp_path / "wrong", encoder, max_length=20, layers=wrong, **IDS)
@@ -142,39 +136,24 @@ def test_bfloat16_weights_go_out_as_float32(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_go_out(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    encoder = make_encoder(replace(BERT, **changes))
-    for write, options in (
-        (write_huggingface, {}),
-        (write_sentence_transformers, {"pooling": "mean", "normalize": True}),
-    ):
-        with pytest.raises(UserError) as error:
-            write(tmp_path / "out", encoder, max_length=20, **IDS, **options)
-        refusal(error, message)
+    with pytest.raises(UserError, match=re.escape(message)):
+        write_huggingface(tmp_path / "out", make_encoder(replace(BERT, **changes)), max_length=20, **IDS)
     assert os.listdir(tmp_path) == []
 
 
-def test_nothing_is_overwritten_and_nothing_stays_half_written(tmp_path: Path) -> None:
-    encoder = make_encoder(BERT)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    for taken in (tmp_path / "full", tmp_path / "full" / "file"):
-        with pytest.raises(UserError) as error:
-            write_huggingface(taken, encoder, max_length=20, **IDS)
-        refusal(error, taken, "exists and is not empty; remove it, or choose another name")
-    assert os.listdir(tmp_path) == ["full"] and os.listdir(tmp_path / "full") == ["file"]
-
+def test_nothing_stays_half_written(tmp_path: Path) -> None:
     def fail(directory: Path) -> None:
         assert (directory / "model.safetensors").is_file() and directory.parent == tmp_path
         (directory / "tokenizer.json").write_text("half")
         raise OSError(28, "No space left on device")
 
-    options = {"max_length": 20, "save_tokenizer": fail, **IDS}
+    encoder, options = make_encoder(BERT), {"max_length": 20, "save_tokenizer": fail, **IDS}
     with pytest.raises(OSError, match="No space left") as failure:
         write_huggingface(tmp_path / "out", encoder, **options)
     assert failure.value.filename == str(tmp_path / "out")
     with pytest.raises(OSError, match="No space left"):
         write_sentence_transformers(tmp_path / "out", encoder, pooling="max", normalize=False, **options)
-    assert os.listdir(tmp_path) == ["full"]
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -203,12 +182,11 @@ def test_the_vectors_of_sentence_transformers(
     assert (pretrained.pooling, pretrained.normalize, pretrained.shape) == (pooling, normalize, encoder.shape)
     batch = as_batch(write_tokenizer(tmp_path / "tokenizer"), SENTENCES)
     found = our_vectors(pretrained, copy, batch)
-    assert found.shape == (len(SENTENCES), size or 32)
-    assert F.cosine_similarity(found, expected).min() > 0.9999
     assert_near(found, expected)
     assert torch.equal(our_vectors(pretrained, encoder, batch), found)
     dense = pretrained.projection
-    assert (dense is None) == (projection is None)
-    if dense is not None and projection is not None:
+    if dense is None or projection is None:
+        assert dense is projection
+    else:
         assert torch.equal(dense.weight, projection.weight) and dense.activation == activation
         assert (dense.bias is None) if not bias else torch.equal(dense.bias, projection.bias)
