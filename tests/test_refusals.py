@@ -1,0 +1,394 @@
+"""What commands refuse: a line of the table is a command and a part of the message that it must print.
+
+A refused command ends with exit code 2, prints a single line of error, and writes nothing. ``...`` stands for the
+options that make a working command line (``USUAL``); options behind it come later and so replace them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.annotated import write_labels
+from tests.support.commands import Commands
+from tests.support.corpus import sentence_pairs, write_corpus
+from tests.support.once import made_once
+from tests.support.runs import options
+
+USUAL = {
+    "train": shlex.join(["bin", *options(criterion="translation_ranking", save_dir="run", max_steps=1)]),
+    "preprocess": "--bitext de-en=pairs.tsv --vocab-size 60 --destdir out",
+    "encode": "--device cpu --path enc --input de.txt --output v.npy",
+    "mine": "--device cpu --source-vectors x.npy --target-vectors y.npy --output m.tsv",
+    "generate": "--device cpu --path nmt --max-length-b 5 --input de.txt --output hyp.txt",
+    "predict": "--device cpu --path cls/best --input de.txt --output labels.txt",
+    "eval": "--path enc --data tat",
+    "export": "--path enc --output out",
+    "report": "done --output page.html",
+    "search": "--device cpu --path enc --input de.txt --output found",
+}
+REFUSALS = r"""
+xrep trian                                   | there is no command 'trian'; did you mean 'train'?
+xrep banana                                  | there is no command 'banana'; known: train, eval,
+xrep completion tcsh                         | no completion for 'tcsh'; write xrep completion bash, or zsh or fish
+
+data get ../../etc/passwd                    | unknown corpus or pretrained encoder '../../etc/passwd'
+data get un --print-path                     | xrep cannot fetch un for you; join and unpack the parts
+data                                         | the following arguments are required: COMMAND
+
+train --criterion dual_moco                  | no task is chosen; set --task to one of bitext,
+train bin --task bitext                      | no criterion is chosen; set --criterion to one of classification,
+train ... --criterion dual_moko              | unknown criterion 'dual_moko'; did you mean 'dual_moco'?
+train ... --task bitex                       | unknown task 'bitex'; did you mean 'bitext'?
+train ... --learning-rate 1                  | unknown option --learning-rate; --lr is the option for that
+train ... --tempratur 1                      | unknown option --tempratur; did you mean '--temperature'?
+train ... --towers                           | --towers needs a value
+train ... criterion.temprature=1             | unknown key criterion.temprature; did you mean 'temperature'?
+train ... optimiser.lr=1                     | unknown section 'optimiser'; did you mean 'optimizer'?
+train ... --max-steps many                   | trainer.max_steps must be an integer or none, not 'many'
+train ... --max-steps 1e30                   | trainer.max_steps must be an integer between
+train ... --lr -1                            | optimizer.lr must be at least 0, not -1.0
+train ... --temperature nan                  | criterion.temperature must be a finite number, not 'nan'
+train ... --temperature 0                    | criterion.temperature must lie in [0.0001, 10000], not 0.0
+train ... --directions sideways              | criterion.directions must be both or forward, not 'sideways'
+train ... --dropout 1.5                      | model.dropout must lie in [0, 1), not 1.5
+train ... --heads 5                          | hidden_size 32 is not divisible by heads 5
+train ... --save-dir=                        | checkpoint.save_dir must be a string of at least one character
+train ... --device meta                      | trainer.device must be auto, cpu or cuda, not 'meta'
+train ... --criterion dual_moco --queue-size -5 | criterion.queue_size must be at least 0, not -5
+train ... --criterion dual_moco --queue-size 1000000000000 | TB of memory, and this machine has
+train ... --criterion mlm --mask-rate 0      | criterion.mask_rate must lie in (0, 1), not 0.0
+train ... --criterion dap --pivot-language=  | criterion.pivot_language must be a string of at least one
+train ... --criterion hictl --slack 1        | criterion.slack must lie in (0, 1), not 1.0
+train ... --criterion nli                    | the criterion reads labelled pairs, and the task gives translations
+train ... --task translation                 | unknown option --towers
+train ... --task monolingual --criterion tlm | bin: no training text found; expected news.de, train.de
+train ... --criterion frozen_source          | a frozen source needs a tower of its own, and this model has one
+train ... --batch-size 900                   | 630 training pairs do not fill a batch of 900; lower --batch-size
+train ... --max-length 99                    | sentences may have 99 subwords, the model has 32 positions; lower --ma
+train ... --validation sts                   | validation.sts_path has no default; give it
+train ... --config broken.yaml               | broken.yaml:2: not a valid configuration: expected the node content
+train ... --config twice.yaml                | twice.yaml:3: not a valid configuration: found duplicate key seed
+train ... --config list.yaml                 | list.yaml: is not a mapping of sections; write for example 'task: bitext'
+train --config parts.yaml                    | parts must be a list of {task: ..., criterion: ...}
+train ... --config stages.yaml                | stages must be a list of the values of each stage
+train ... --config absent.yaml               | absent.yaml: no such file; name an existing YAML file
+train ... --config dir                       | dir: Is a directory
+train ... --init absent                      | absent: no such checkpoint; name a directory such as RUN/best or RUN/last
+train ... --init done                        | done: not a checkpoint (no valid manifest.json); did you mean done/best?
+train ... --init hf                          | hf: not a checkpoint (no valid manifest.json); name a directory that
+train ... --encoder absent                   | absent: no such directory
+train ... --encoder raw                      | raw: no config.json: not the directory of a pretrained encoder; name
+train ... --encoder two --encoder-type transformer | two: which of its towers?; two/source or two/target
+train raw ... --encoder lfs --encoder-type transformer | a pointer of Git LFS
+train ... --encoder gpt2 --encoder-type transformer | gpt2/config.json: a model of type 'gpt2'; xrep's own
+train raw ... --encoder deep --encoder-type transformer | 16 tensors missing: encoder.layer.1.
+train ... --encoder bare --encoder-type transformer | no such tokenizer: none of tokenizer.json
+train ... --plugin absent_plugin             | the plugin 'absent_plugin' cannot be imported: ModuleNotFoundError: No
+train ... --plugin a/b.py                    | the plugin 'a/b.py' cannot be imported:
+train ... --save-dir de.txt                  | de.txt: is a file, not a directory; choose another --save-dir
+train ... --save-dir de.txt/run              | de.txt: is a file, not a directory
+train ... --save-dir dangling                | dangling: is a link that leads nowhere
+train ... --save-dir dir                     | dir: is not empty and holds no run; choose another --save-dir
+train ... --save-dir /proc/run               | /proc/run
+train absent ... --task bitext               | absent: no such folder
+train dir ... --task bitext                  | dir: no parallel training text
+train one_side ... --task bitext             | one_side: train has de, which makes no pairs; expected train.de-en.de
+train de.txt ... --task bitext               | de.txt: no such folder
+train done ... --task nli --criterion nli    | done/launches.jsonl:1: no keys of a label and a text; name them
+train --data de=mt.de --task monolingual --towers shared --criterion tlm --batch-size 4 | task gives single sentences;
+train bin --task translation --criterion label_smoothed_cross_entropy --max-tokens none | task.batch_size must be given
+train bin --task translation --criterion label_smoothed_cross_entropy --direction back | task.direction must be forward
+WORLD_SIZE=two train ...                     | WORLD_SIZE in the environment is 'two'
+WORLD_SIZE=2 train ...                       | RANK in the environment is ''
+WORLD_SIZE=2 RANK=2 train ...                | RANK in the environment is '2'
+WORLD_SIZE=2 RANK=0 LOCAL_RANK=2 train ...   | LOCAL_RANK in the environment is '2'
+WORLD_SIZE=2 RANK=0 MASTER_PORT=0 train ...  | MASTER_PORT in the environment is '0'
+
+preprocess --bitext de-en --destdir out      | cannot read the parallel text 'de-en'; write de-en=FILE.tsv
+preprocess --bitext klingon-en=x --destdir out | cannot read the parallel text
+preprocess --bitext de-de=pairs.tsv --destdir out | names de twice
+preprocess --bitext de-en=absent --destdir out | absent: no such file; check the name
+preprocess --bitext de-en=dir --destdir out  | dir: a folder, not a file
+preprocess --bitext de-en=empty.txt,de.txt --destdir out | empty.txt: the file is empty
+preprocess --bitext de-en=blank.tsv --destdir out | no training pair is left (2 read
+preprocess --bitext de-en=mt.de,de.txt --destdir out | mt.de:4: 40 lines, but de.txt has 3; align
+preprocess --bitext de-en=latin.txt,de.txt --destdir out | latin.txt:2: invalid UTF-8 (byte 3 of the line); convert
+preprocess --bitext de-en=truncated.tsv.gz --destdir out | truncated.tsv.gz:1: damaged or truncated gzip file
+preprocess --bitext de-en=ragged.tsv --destdir out | ragged.tsv:3: 1 column
+preprocess --bitext de-en=pairs.tsv:9,1 --destdir out | 2 columns where 9 columns are needed
+preprocess --bitext de-en=pairs.tsv:0,1 --destdir out | needs two different columns
+preprocess --bitext de-en=pairs.tsv@0 --destdir out | a sample of 0 pairs
+preprocess ... --valid de-en=pairs.tsv@3     | only training text is sampled
+preprocess ... --valid-size 1.5              | --valid-size: must be an integer, not '1.5'
+preprocess ... --valid-size -1               | -1 validation pairs; give 0 for none
+preprocess ... --vocab-size 16000            | too large for this text; ask for at most
+preprocess ... --vocab-size -3               | a vocabulary of -3 pieces; give a few thousand
+preprocess ... --sampling-exponent 2         | --sampling-exponent must lie in [0, 1], not 2
+preprocess ... --max-length 0                | length bounds 0.5 to 0; give 0 <= minimum <= maximum
+preprocess ... --max-length-ratio nan        | --max-length-ratio: must be a finite number
+preprocess ... --sample 0                    | a sample of 0 pairs; give at least 1
+preprocess ... --tokenizer pairs.tsv         | pairs.tsv: not a SentencePiece model
+preprocess ... --tokenizer dir               | dir: no such tokenizer
+preprocess ... --exclude absent              | absent: no such file; check the name
+preprocess ... --exclude empty.txt           | empty.txt: no text could be read from it, so it would exclude nothing
+preprocess ... --destdir dir                 | dir: exists and is not empty
+preprocess ... --destdir de.txt/out          | de.txt/out: Not a directory
+preprocess ... --json absent/report.json     | absent: no such folder; make it
+preprocess ... --json pairs.tsv              | --json is the same file as
+
+encode --path enc                            | the following arguments are required: --input, --output; xrep-encode
+encode ... --path absent                     | absent: no such directory, and no such model in the Hugging Face cache
+encode ... --path dir                        | dir: not a checkpoint
+encode ... --path damaged                    | damaged/model.safetensors: damaged checkpoint: the file differs from its
+encode ... --path two                        | a tower for each side and no language was named; known: de, en
+encode ... --path two --lang fra             | no tower for the language 'fr'; known: de, en
+encode ... --lang de-en                      | --lang de-en: a pair, where each language is named alone; give de, or
+encode ... --input absent                    | absent: no such file; check the name
+encode ... --input dir                       | dir: a folder, not a file; name a file in it
+encode ... --input empty.txt                 | empty.txt: the file is empty; give a file with text
+encode ... --input long.txt                  | long.txt:1: a line of 1,000,005 characters, too long for a sentence
+encode ... --output v.txt                    | v.txt: the output is a .npy file; give a name that ends in .npy
+encode ... --output absent/v.npy             | absent: no such folder; make it first, or write elsewhere
+encode ... --output mine.npy                 | mine.npy.partial: not the unfinished output
+encode ... --output - --json                 | --json and the vectors both go to standard output; name
+encode ... --batch-tokens 0                  | --batch-tokens 0; give at least 1
+encode ... --batch-size 3                    | --batch-tokens is the option for that
+encode ... --device cuda:99                  | cuda:99 is not a device of this machine; choose another --device, such as
+WORLD_SIZE=2 RANK=5 encode ...               | this is process 5 of 2; the environment variable RANK must count from 0
+
+mine --output m.tsv                          | no source; give --source FILE with --path, or --source-vectors FILE.npy
+mine --path x --source a --target b          | no --output; name the file
+mine --source de.txt --target-vectors y.npy --output m.tsv | no encoder for de.txt; give --path or --source-vectors
+mine ... --source-vectors absent.npy         | absent.npy: no such file; check the name
+mine ... --source-vectors de.txt             | de.txt: not a file of vectors, or a truncated one
+mine ... --source-vectors flat.npy           | flat.npy: not an array [N, D] of floats
+mine ... --source-vectors nan.npy            | nan.npy:3: the vector of this row is not finite
+mine ... --source-vectors zero.npy           | zero.npy:1: the vector of this row is zero; encode that sentence again
+mine ... --source-vectors wide.npy           | wide.npy: vectors of 9 numbers, but y.npy has 8
+mine ... --source de.txt                     | de.txt:4: 3 lines, but x.npy has 50 vectors; row i must be the vector of
+mine ... --neighbours 41                     | lower --neighbours to 40, or give more sentences
+mine ... --neighbours 0                      | --neighbours 0; give at least 1
+mine ... --threshold nan                     | argument --threshold: must be a finite number, not 'nan'
+mine ... --index tree                        | --index: invalid choice: 'tree'
+mine ... --shard 3/2                         | --shard 3/2; write --shard 1/8, the parts being counted from 1
+mine ... --shard 1/1000                      | a part without sentences; cut the source into fewer parts with --shard
+mine ... --shard 1/2 --merge 2               | --shard and --merge
+mine ... --merge 2                           | no such shard; search that part first, with --shard
+mine ... --output mined.tsv                  | mined.tsv.work: not the folder of an unfinished command; rename
+mine ... --output x.npy                      | x.npy: --output is the same file as --source-vectors
+mine ... --json m.tsv                        | m.tsv: --json is the same file as --output
+mine ... --output - --json -                 | the pairs and --json both go to standard output; name a file
+mine ... --output /dev/full                  | No space left on device; free some space and run the command again
+WORLD_SIZE=many mine ...                     | WORLD_SIZE is 'many', not a number
+
+search query absent Hund                     | absent: no such index; build it with xrep-search build
+search query dir Hund                        | dir: not an index
+search query index Hund -k 0                 | -k 0; give at least 1
+search query index Hund --path two           | index: its vectors were made by another encoder
+search query index Hund --probes 0           | --probes 0; give at least 1
+search add index --input absent              | absent: no such file
+search build ... --input absent              | absent: no such file
+search build ... --input empty.txt           | empty.txt: the file is empty
+search build ... --output dir                | dir: exists and is not empty
+search build ... --path nmt                  | nmt: a translation model, which gives no sentence vectors
+search build ... --quantize int4             | --quantize: invalid choice: 'int4'
+search build ... --device cuda:99            | cuda:99 is not a device of this machine
+
+generate ... --path enc                      | enc: not a translation model: it encodes sentences; encode them by xrep-
+generate ... --path absent                   | absent: no such checkpoint; name a directory
+generate ... --input absent                  | absent: no such file; check the name
+generate ... --input latin.txt               | latin.txt:2: invalid UTF-8
+generate ... --output dir                    | dir: is a folder already
+generate ... --output de.txt                 | --output is the same file as --input
+generate ... --reference mt.de               | mt.de: 40 lines, but de.txt has 3; give a reference for each line
+generate ... --reference absent              | absent: no such file; check the name
+generate ... --json s.json                   | --json without scores to write; give --reference FILE
+generate ... --beam 0                        | --beam must be at least 1, not 0
+generate ... --beam 1000000                  | and the vocabulary has 120 subwords; lower --beam
+generate ... --num-beams 5                   | --beam is the option for that
+generate ... --nbest 6                       | --nbest 6 is more than the 5 hypotheses of the beam
+generate ... --sampling-topk 5               | --sampling-topk is an option of sampling, which is off
+generate ... --sampling --sampling-topk 121  | has 120 subwords; lower --sampling-topk
+generate ... --sampling --sampling-topp 1.5  | --sampling-topp must lie in (0, 1], not 1.5
+generate ... --sampling --temperature 0      | --temperature must be above 0, not 0.0
+generate ... --lenpen nan                    | argument --lenpen: must be a finite number
+generate ... --min-length 9                  | --min-length 9 is more than the greatest length 5
+generate ... --max-tokens 0                  | --max-tokens 0; give at least 1
+
+predict --input de.txt                       | the following arguments are required: --path
+predict ... --path enc                       | is a sentence encoder, not a classifier
+predict ... --path absent                    | absent: no such checkpoint
+predict ... --input latin.txt                | latin.txt:2: invalid UTF-8
+predict ... --input wide.tsv                 | wide.tsv:1: 3 columns, where a line is text
+predict ... --output de.txt                  | --output is the same file as --input
+
+eval nowhere --path enc                      | argument TEST: invalid choice: 'nowhere'
+eval tatoeba --path enc                      | the following arguments are required: --data
+eval tatoeba ... --languages de              | --langs is the option for that
+eval tatoeba ... --path absent               | absent: no such directory, and no such model in the Hugging
+eval tatoeba ... --path de.txt               | de.txt: not a checkpoint
+eval tatoeba ... --path vectors              | vectors/sentences.tsv:
+eval tatoeba ... --data absent               | absent: no such folder; name the folder of LASER's
+eval tatoeba ... --data dir                  | dir: no file tatoeba.{xxx}-eng.{xxx} in it; name the folder
+eval tatoeba ... --data blank                | blank/tatoeba.deu-eng.deu:2: a blank line
+eval tatoeba ... --langs xx                  | xx; the data has
+eval tatoeba ... --langs ,                   | no language named
+eval tatoeba ... --neighbours 0              | --neighbours 0; give at least 1
+eval tatoeba ... --margin ratio --neighbours 41 | --neighbours 41, but 40 pairs of deu
+eval tatoeba ... --remove-components 16      | --remove-components 16 of vectors 16 wide
+eval tatoeba ... --drop-overlap              | no training hashes beside the encoder
+eval tatoeba ... --plot plot.banana          | a plot is one of .png,
+eval tatoeba ... --json absent/t.json        | absent: no such folder
+eval tatoeba ... --json tat/tatoeba.deu-eng.deu | --json is the same file as --data
+eval tatoeba ... --cache de.txt              | de.txt: is a file already
+eval tatoeba ... --random-baseline -1        | --random-baseline -1; give a number of seeds
+eval translation ... --data mt.{lang} --langs de | enc: not a translation model
+eval language-bias ... --data mt.{lang} --langs xx | xx; the data has
+eval language-bias ... --data mt.{lang} --sentences 1 | fewer than 2 sentences
+eval scatter ... --data mt.{lang} --plot o.png --seed -1 | --seed -1; give a number from 0 to 4294967295
+eval alignment ... --data de-en=mt.de,mt.en  | 40 pairs, but 1000 and 750 others
+eval alignment ... --data de-en=mt.de,absent | absent: no such file
+eval alignment ... --data sts/sts-test.csv --positive-above 5 | no pair scores higher than 5
+eval alignment ... --data de-en=mt.de,mt.en --resamples r.json | this evaluation resamples no figure; leave --resamples
+eval sts ... --data sts --split dev          | no STS data set with a dev split in it
+eval sts ... --data bad_sts                  | bad_sts/sts-test.csv:2: '5.1' is not a score of 0 to 5; fetch the file
+eval bucc ... --data bucc                    | there is no split but dev
+eval bucc ... --data bucc --oracle --langs de-fr | no BUCC files of de-fr; it holds de-en
+eval bucc ... --data bucc --oracle --threshold 1 | --oracle and --threshold; give one of them
+eval neighbours ... --data mt.de             | no query; give --query
+eval neighbours ... --data mt.de --query Hund --top 0 | --top 0; give at least 1
+eval nli ... --data sts                      | sts/sts-test.csv: holds triplets without labels
+eval senteval ... --data dir                 | dir: none of SentEval's sets is in it; name the folder of
+eval xnli ... --data dir                     | dir: no labelled text; name a file, or a folder of files that
+eval ner --path cls/best --data labels       | predicts labels of texts, not tags of words
+eval amazon --path cls/best --data strange   | strange/test-de.tsv:2: unknown label 'hungry'
+eval all ... --data dir                      | dir: no data of any test in it
+
+export ... --path dir                        | dir: not a checkpoint
+export ... --output dir                      | dir: exists and is not empty
+export ... --output de.txt                   | de.txt: exists and is not empty
+export ... --output /proc/out                | /proc/out
+export ... --format pdf                      | --format: invalid choice: 'pdf'
+export ... --average 0                       | --average must be at least 1, not 0
+export ... --average 3                       | enc: has 0 checkpoints
+export ... --no-projection                   | enc: has no projection to leave out; export it without --no
+export ... --format hf --pooling cls         | are for the format sentence-transformers and graphs, not
+export ... --path nmt --format sentence-transformers | nmt: a translation model, which sentence-transformers does not
+export ... --path nmt --format onnx          | model, which onnx does not have
+
+report absent --output page.html             | absent: no such directory; name the directory of a run
+report dir --output page.html                | dir: holds no run; name the directory of a run
+report done ...                              | a run is named twice
+report ... --results broken.yaml             | broken.yaml: not JSON
+report ... --results absent.json             | absent.json: no such file; name what xrep-eval --json wrote
+report ... --results done/summary.json       | summary.json: not a result
+report ... --output done/metrics.jsonl       | --output is the same file as a file of RUN
+report ... --data dir                        | no data of any test in it
+"""
+ROWS = [row for row in REFUSALS.splitlines() if row]
+
+
+def _inputs(folder: Path) -> None:
+    """Write a classifier, an index, damaged and foreign models, and files of every kind that a row names."""
+    from tests.support.encoders import write_encoder
+    from xrep.inference.export import export_path
+    from xrep.inference.search_index import SearchIndex
+    from xrep.inference.sentence_encoder import SentenceEncoder
+    from xrep_cli.train import main
+
+    pairs, words = sentence_pairs(40), ("klein", "alt", "neu")
+    german, english = zip(*pairs, strict=True)
+    texts = {
+        "de.txt": [*german[:3]], "mt.de": german, "mt.en": english, "empty.txt": [], "blank.tsv": ["\t", "\t"],
+        "pairs.tsv": [f"{one} {word}\t{two} {word}" for one, two in pairs for word in words],
+        "ragged.tsv": ["a\tb", "c\td", "e"], "wide.tsv": ["a\tb\tc"], "long.txt": ["Haus " * 200_001],
+        "broken.yaml": ["task: ["], "twice.yaml": ["task: bitext", "seed: 1", "seed: 2"], "list.yaml": ["[1]"],
+        "parts.yaml": ["parts:"], "stages.yaml": ["stages:"],
+        "dir/notes.md": ["mine"], "mined.tsv.work/notes.txt": ["mine"], "mine.npy.partial": ["mine"],
+        "one_side/train.de-en.de": ["Guten Tag"], "strange/test-de.tsv": ["awake\tdas Haus", "hungry\tdas Kind"],
+        "tat/tatoeba.deu-eng.deu": german, "tat/tatoeba.deu-eng.eng": english,
+        "blank/tatoeba.deu-eng.deu": ["a", " "], "blank/tatoeba.deu-eng.eng": ["b", "c"],
+        "sts/sts-test.csv": [f"m\tM\t1\t{i}\t{i % 6}\t{one}\t{two}" for i, (one, two) in enumerate(pairs)],
+        "bad_sts/sts-test.csv": ["n\tM\t1\t1\t4\ta\tb", "n\tM\t1\t2\t5.1\tc\td"],
+        "bucc/de-en.dev.de": [f"d{i}\t{text}" for i, text in enumerate(german)],
+        "bucc/de-en.dev.en": [f"e{i}\t{text}" for i, text in enumerate(english)],
+        "bucc/de-en.dev.gold": [f"d{i}\te{i}" for i in range(40)],
+        "vectors/sentences.tsv": [f"de\t{text}" for text in german],
+    }  # fmt: skip
+    for name, lines in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    (folder / "latin.txt").write_bytes("Haus\nbrücke\n".encode("latin1"))
+    (folder / "truncated.tsv.gz").write_bytes(gzip.compress(os.urandom(2000).hex().encode())[:500])
+    (folder / "dangling").symlink_to("nowhere")
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(50, 8)).astype(np.float32)
+    for name, array in {"x": x, "y": x[:40] + 1, "flat": x[0], "wide": draw.normal(size=(50, 9))}.items():
+        np.save(folder / f"{name}.npy", array)
+    for name, row, value in (("nan", 2, np.nan), ("zero", 0, 0)):
+        np.save(folder / f"{name}.npy", np.where(np.arange(50)[:, None] == row, np.float32(value), x))
+    np.save(folder / "vectors" / "vectors.npy", x[:9])
+    write_corpus(folder / "raw", train=60, valid=10, test=10)
+    encoder = write_encoder(folder / "damaged")
+    SearchIndex.build(SentenceEncoder.load(encoder, device="cpu"), english, folder / "index")
+    export_path(encoder, folder / "hf", "hf")
+    for name in ("lfs", "gpt2", "deep", "bare"):
+        (folder / name).mkdir()
+        for file in (folder / "hf").iterdir():
+            (folder / name / file.name).write_bytes(file.read_bytes())
+    (folder / "lfs" / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    (folder / "bare" / "tokenizer.json").unlink()
+    for name, changes in {"gpt2": {"model_type": "gpt2"}, "deep": {"num_hidden_layers": 2}}.items():
+        config = json.loads((folder / name / "config.json").read_text()) | changes
+        (folder / name / "config.json").write_text(json.dumps(config))
+    (encoder / "model.safetensors").write_bytes((encoder / "model.safetensors").read_bytes()[:-1] + b"x")
+    tiny = options(task="classification", criterion="classification", max_steps=1, vocab_size=50, languages="de")
+    del tiny[tiny.index("--towers") : tiny.index("--towers") + 2]
+    assert main([str(write_labels(folder / "labels")), *tiny, "--save-dir", str(folder / "cls")]) == 0
+
+
+@pytest.fixture
+def folder(
+    tmp_path: Path,
+    data_directory: Path,
+    shared_encoder: Path,
+    separate_encoder: Path,
+    translator: Path,
+    trained_run: Path,
+) -> Path:
+    """A folder with links to everything that a row may name."""
+    named = {"bin": data_directory, "enc": shared_encoder, "two": separate_encoder, "nmt": translator}
+    named |= {"done": trained_run, **{path.name: path for path in made_once("refusals", _inputs).iterdir()}}
+    for name, path in named.items():
+        (tmp_path / name).symlink_to(path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=[row.partition("|")[0].strip() for row in ROWS])
+def test_refused(row: str, cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, _, message = row.partition("|")
+    words = line.split()
+    while "=" in words[0]:
+        monkeypatch.setenv(*words.pop(0).split("="))
+    name, *words = words
+    usual = USUAL.get(name, "")
+    if words and words[0] != "..." and name == "train":  # data other than the usual ones
+        usual = usual.removeprefix("bin ")
+    given = shlex.split(" ".join(words).replace("...", usual))
+    result = cli(name, *given)
+    program = "xrep" if name == "xrep" else f"xrep-{name}"
+    lines = result.err.splitlines()
+    assert result.code == 2, result
+    assert lines[-1].startswith(f"{program}: error: ") and message.strip() in lines[-1], result.err
+    assert len(re.findall("error: ", result.err)) == 1 and "Traceback" not in result.err, result.err
+    assert not result.wrote
