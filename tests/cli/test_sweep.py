@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.hostile.refusals import Case, case_name, check_refused
+from tests.support.commands import Commands
 from tests.support.runs import options
 from xrep.config.yaml_files import load_yaml
 from xrep.errors import UserError
@@ -221,26 +221,27 @@ def test_a_signal_stops_all_runs_and_starts_no_other(
 
 SWEEP = "recipe.yaml --save-dir out"
 CASES = [
-    Case("sweep", f"{SWEEP} --grid lr=1,2", "--grid 'lr=1,2'; write --grid SECTION.OPTION=A,B, such as"),
-    Case("sweep", f"{SWEEP} --grid optimizer.lr=", "--grid 'optimizer.lr='; write"),
-    Case("sweep", f"{SWEEP} --grid optimizer.lr=1 --grid optimizer.lr=2", "--grid 'optimizer.lr=2'; write"),
-    Case("sweep", f"{SWEEP} --grid optimizer.lr=1,1", "two runs would have the directory lr1; name each value"),
-    Case("sweep", f"{SWEEP} --grid optimizer.lr=1 --parallel 0", "--parallel 0; give at least 1"),
-    Case("sweep", f"{SWEEP} --grid optimizer.lr={','.join(map(str, range(10_001)))}", "a grid of 10,001 runs"),
-    Case("sweep", f"{SWEEP} --grid optimizer.lr=-1", "lr must"),
-    Case("sweep", f"{SWEEP} --grid optimizer.rate=1", "unknown key"),
-    Case("sweep", f"{SWEEP} --grid optimizer.lr=1 --colour red", "unknown option --colour"),
-    Case("sweep", "absent.yaml --save-dir out --grid optimizer.lr=1", "absent.yaml: no such file"),
-    Case("sweep", "recipe.yaml --grid optimizer.lr=1", "--save-dir"),
+    (f"{SWEEP} --grid lr=1,2", "--grid 'lr=1,2'; write --grid SECTION.OPTION=A,B, such as"),
+    (f"{SWEEP} --grid optimizer.lr=", "--grid 'optimizer.lr='; write"),
+    (f"{SWEEP} --grid optimizer.lr=1 --grid optimizer.lr=2", "--grid 'optimizer.lr=2'; write"),
+    (f"{SWEEP} --grid optimizer.lr=1,1", "two runs would have the directory lr1; name each value"),
+    (f"{SWEEP} --grid optimizer.lr=1 --parallel 0", "--parallel 0; give at least 1"),
+    (f"{SWEEP} --grid optimizer.lr={','.join(map(str, range(10_001)))}", "a grid of 10,001 runs"),
+    (f"{SWEEP} --grid optimizer.lr=-1", "lr must"),
+    (f"{SWEEP} --grid optimizer.rate=1", "unknown key"),
+    (f"{SWEEP} --grid optimizer.lr=1 --colour red", "unknown option --colour"),
+    ("absent.yaml --save-dir out --grid optimizer.lr=1", "absent.yaml: no such file"),
+    ("recipe.yaml --grid optimizer.lr=1", "--save-dir"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=case_name)
-def test_refusals(case: Case, data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(("line", "message"), CASES)
+def test_refusals(line: str, message: str, data_directory: Path, tmp_path: Path, cli: Commands) -> None:
     (tmp_path / "recipe.yaml").write_text(
         f"task: {{name: bitext, data: {data_directory}}}\ncriterion: translation_ranking\n", encoding="utf-8"
     )
-    check_refused(case, tmp_path, capsys)
+    result = cli("sweep", *line.split())
+    assert result.code == 2 and message in result.err and result.err.count("\n") == 1 and not result.wrote
 
 
 def test_runs_without_validation_cannot_be_ranked(tmp_path: Path) -> None:
