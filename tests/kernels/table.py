@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.profiler import profile
 
 from tests.support.closeness import error
 from xrep.kernels import chunked_steps
@@ -32,22 +31,21 @@ Results = dict[str, Tensor]
 Found = tuple[Tensor, ...]
 """Losses, correctness (in a formula: the lead of the positive over the best negative), and what else there is."""
 
-BLOCKS: dict[str, dict[str, Any]] = {
-    "small": {"TILE": (7, 5), "KEPT_PAIRS": 0, "QUEUE_ROWS": 7, "VOCABULARY_LOGITS": 1, "CHUNK_LOGITS": 1},
-    "kept": {"TILE": (16, 3), "KEPT_PAIRS": 2**26, "QUEUE_ROWS": 33, "VOCABULARY_LOGITS": 9000, "CHUNK_LOGITS": 90},
-    "whole": {},
+NAMES = "TILE", "KEPT_PAIRS", "QUEUE_ROWS", "VOCABULARY_LOGITS", "CHUNK_LOGITS", "CACHED_KEYS"
+BLOCKS: dict[str, tuple[Any, ...]] = {
+    "small": ((7, 5), 0, 7, 1, 1, 130),
+    "kept": ((16, 3), 2**26, 33, 9000, 90, 130),
+    "whole": (),
 }
-"""Sizes of blocks. The small ones divide most batches not, those of "whole" are larger than any batch here."""
+"""Sizes of blocks, which divide few batches. Those of "whole" are larger than any batch here."""
 
 
 @contextmanager
 def blocks(name: str) -> Iterator[None]:
     """A context in which the kernels work on blocks of these sizes."""
     with pytest.MonkeyPatch.context() as patch:
-        for key, value in BLOCKS[name].items():
-            patch.setattr(WORDS if key == "CHUNK_LOGITS" else chunked_steps, key, value)
-        if name != "whole":
-            patch.setattr(WORDS, "CACHED_KEYS", 130)
+        for key, value in zip(NAMES, BLOCKS[name], strict=False):
+            patch.setattr(WORDS if hasattr(WORDS, key) else chunked_steps, key, value)
         yield
 
 
@@ -78,6 +76,7 @@ class Draw:
     dtype: torch.dtype = torch.float64
     other: torch.dtype | None = None
     seed: int = 0
+    device: torch.device | str = "cpu"
 
     def generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)
@@ -89,11 +88,12 @@ class Draw:
             for rows in (self.batch, self.batch, *more)
         )
         y = F.normalize(self.near * x + (1 - self.near) * noise, dim=1)
-        return [side * math.sqrt(self.reach * self.tau) for side in (x, y, *others)]
+        return [side.to(self.device) * math.sqrt(self.reach * self.tau) for side in (x, y, *others)]
 
     def ids(self, generator: torch.Generator, rows: int, columns: int | None = None) -> Tensor | None:
         count = self.columns if columns is None else columns
-        return torch.randint(self.sentences, (rows, count), generator=generator) if self.columns else None
+        ids = torch.randint(self.sentences, (rows, count), generator=generator)
+        return ids.to(self.device) if self.columns else None
 
     @property
     def margin(self) -> float:
@@ -126,7 +126,7 @@ def differentiate(function: Callable[..., Found], inputs: Results, frozen: Colle
     """Return what a function returns, and the gradients of a weighted sum of its losses for what is not frozen."""
     leaves = {name: tensor.detach().clone().requires_grad_(name not in frozen) for name, tensor in inputs.items()}
     loss, correct, *others = function(**leaves)
-    weights = torch.randn(loss.shape, generator=torch.Generator().manual_seed(5)).to(loss.dtype)
+    weights = torch.randn(loss.shape, generator=torch.Generator().manual_seed(5)).to(loss)
     (loss * weights).sum().backward()
     assert not any(each.requires_grad for each in (correct, *others))
     assert all(leaves[name].grad is None for name in frozen)
@@ -162,11 +162,12 @@ def infonce(positive: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
 
 def equal(a: Tensor | None, b: Tensor | None, shape: tuple[int, int]) -> Tensor:
     """Return which rows of a [R, I] and b [C, I] are equal in any column, bool [R, C]."""
-    return torch.zeros(shape, dtype=torch.bool) if a is None else (a[:, None] == b[None]).any(2)
+    return torch.zeros(shape, dtype=torch.bool) if a is None or b is None else (a[:, None] == b[None]).any(2)
 
 
-def same_pairs(ids: Tensor | None, count: int) -> Tensor:
-    return equal(ids, ids, (count, count)) | torch.eye(count, dtype=torch.bool)
+def same_pairs(draw: Draw, ids: Tensor | None) -> Tensor:
+    own = torch.eye(draw.batch, dtype=torch.bool, device=draw.device)
+    return own if ids is None else own | equal(ids, ids, own.shape)
 
 
 def typed(draw: Draw, **inputs: Tensor) -> Results:
@@ -175,7 +176,7 @@ def typed(draw: Draw, **inputs: Tensor) -> Results:
     wide = torch.promote_types(torch.promote_types(draw.dtype, other), torch.float32)
     first = next(iter(inputs))
     kinds = {name: draw.dtype if name == first else wide if name == "tau" else other for name in inputs}
-    return {name: tensor.to(kinds[name]) for name, tensor in inputs.items()}
+    return {name: tensor.to(draw.device, kinds[name]) for name, tensor in inputs.items()}
 
 
 def units_of(draw: Draw, inputs: Results, losses: int) -> dict[str, float]:
@@ -205,7 +206,8 @@ def queue(draw: Draw, both: bool = False) -> Problem:
 
     def formula(query: Tensor, positive: Tensor, tau: Tensor) -> Found:
         own = exact[:46] if both else exact
-        same = equal(None if both else ids[0], ids[1] if ids[1] is None else ids[1][:filled], (draw.batch, len(own)))
+        known = (None, None) if both or ids[1] is None else (ids[0], ids[1][:filled])
+        same = equal(*known, (draw.batch, len(own))).to(own.device)
         return infonce(
             ((query * positive).sum(1) - draw.margin) / tau, (query @ own.T / tau).masked_fill(same, -math.inf)
         )
@@ -226,7 +228,7 @@ def inbatch(draw: Draw) -> Problem:
         return torch.stack(found[:2]), torch.stack(found[2:])
 
     def formula(x: Tensor, y: Tensor, tau: Tensor) -> Found:
-        logits = (x @ y.T / tau).masked_fill(same_pairs(ids, draw.batch), -math.inf)
+        logits = (x @ y.T / tau).masked_fill(same_pairs(draw, ids), -math.inf)
         positive = ((x * y).sum(1) - draw.margin) / tau
         return tuple(map(torch.stack, zip(infonce(positive, logits), infonce(positive, logits.T), strict=True)))
 
@@ -242,7 +244,7 @@ def hard(draw: Draw) -> Problem:
     """HiCTL's equations 2, 3, 5 and 6, with every harder negative built. ``flag``: vectors are normalised first."""
     generator = draw.generator()
     x, y = draw.sides(generator)
-    lengths = 10 ** (torch.rand(2, draw.batch, 1, generator=generator).double() - 0.5)
+    lengths = 10 ** (torch.rand(2, draw.batch, 1, generator=generator).to(x) - 0.5)
     x, y = (F.normalize(side, dim=1) * length for side, length in zip((x, y), lengths, strict=True))
     ids, exponent = draw.ids(generator, draw.batch), min(1.0, 3 * draw.share)
 
@@ -262,7 +264,7 @@ def hard(draw: Draw) -> Problem:
         near, far = (partners - keys).norm(dim=1).detach()[:, None], (keys[:, None] - keys).detach().norm(dim=2)
         mixing = torch.where(far > near, (near / far) ** exponent, 1.0)
         harder = keys[:, None] + mixing[..., None] * (keys - keys[:, None])
-        same = same_pairs(ids, draw.batch).repeat(2, 2)
+        same = same_pairs(draw, ids).repeat(2, 2)
         positive, logits = cosine(keys, partners) / tau, cosine(keys[:, None], harder) / tau
         plain = (cosine(keys[:, None], keys[None]) / tau).masked_fill(same, -math.inf)
         losses, _ = infonce(positive, logits.masked_fill(same, -math.inf))
@@ -286,7 +288,7 @@ def triplet(draw: Draw) -> Problem:
         return triplet_infonce(anchor, positive, negative, tau, weight=weight, ids=own, **group)
 
     def formula(anchor: Tensor, positive: Tensor, negative: Tensor, tau: Tensor) -> Found:
-        own = torch.eye(draw.batch, dtype=torch.bool)
+        own = same_pairs(draw, None)
         same, hard_same = own, torch.zeros_like(own)
         if ids is not None:
             same = own | (ids[:, None, :2] == ids[None, :, :2]).any(2)
@@ -314,7 +316,7 @@ def own_negatives(draw: Draw) -> Problem:
         return add_own_negatives(*given, tau, margin=draw.margin)
 
     def formula(x: Tensor, y: Tensor, negative: Tensor, tau: Tensor) -> Found:
-        batch = (x @ y.T / tau).masked_fill(torch.eye(draw.batch, dtype=torch.bool), -math.inf)
+        batch = (x @ y.T / tau).masked_fill(same_pairs(draw, None), -math.inf)
         foreign = rows != torch.arange(draw.batch).unsqueeze(1)
         own = (x @ negative.T / tau).masked_fill(foreign, -math.inf)
         return infonce(((x * y).sum(1) - draw.margin) / tau, torch.cat([batch, own], 1))
@@ -374,7 +376,9 @@ def vocabulary(draw: Draw) -> Problem:
     ignore = 0 if draw.columns == 1 else -100
     target = torch.randint(draw.many, (tokens,), generator=generator)
     target[torch.rand(tokens, generator=generator) < 0.2] = ignore
+    target = torch.stack([target, target], 1)[:, 0].to(draw.device)  # not contiguous
     ignored = target == ignore
+    groups, weights = (None if each is None else each.to(draw.device) for each in (groups, weights))
 
     def kernel(hidden: Tensor, weight: Tensor, bias: Tensor) -> Found:
         given = {"bias": bias, "groups": groups, "weights": weights}
@@ -407,10 +411,3 @@ KERNELS: dict[str, Callable[[Draw], Problem]] = {
     "words": words,
     "vocabulary": vocabulary,
 }
-
-
-def largest_allocation(function: Callable[[], object]) -> int:
-    """Return the bytes of the largest tensor that is made, also inside of custom operators."""
-    with profile(profile_memory=True) as profiler:
-        function()
-    return max(event.self_cpu_memory_usage for event in profiler.events())
