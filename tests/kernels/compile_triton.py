@@ -1,4 +1,4 @@
-"""Compiles every Triton kernel to machine code for Hopper GPUs, which needs no GPU, with ``--all`` in the variants in use.
+"""Compiles every Triton kernel to machine code for Hopper GPUs, which needs no GPU; ``--all``: in the variants in use.
 
 With ``--resources`` it prints the registers of each kernel and the stack for what does not fit into them.
 """

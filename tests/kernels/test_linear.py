@@ -1,63 +1,126 @@
-"""The fast linear map against torch's in float64, and its switch of precision."""
+"""The products of layers against torch's in float64, and their switch of precision."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from tests.support.closeness import assert_near
 from xrep.kernels import precision
 from xrep.kernels.linear import PackedWeight, fused_linear, linear, linear_and_input
 from xrep.kernels.precision import default_float32_products, fast_float32_is_exact, fast_products
 
+TYPES = [torch.float32, torch.bfloat16]
+
+
+def draw(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def derive(function: Callable[..., Tensor], values: list[Tensor], frozen: tuple[int, ...], way: Tensor) -> list:
+    """Return the result and the gradients of its product with ``way``; None for what is frozen."""
+    leaves = [value.detach().requires_grad_(number not in frozen) for number, value in enumerate(values)]
+    result = function(*leaves)
+    result.backward(way.to(result.dtype))
+    return [result.detach(), *(leaf.grad for leaf in leaves)]
+
 
 @pytest.mark.parametrize("shape", [(31, 70), (5, 9, 70), (70,), (0, 70)], ids=str)
-@pytest.mark.parametrize("frozen", [(), ("weight",), ("bias",), ("x",), ("weight", "bias"), ("no bias",)], ids=str)
-def test_equals_torch_in_float64(shape: tuple[int, ...], frozen: tuple[str, ...]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    shapes = {"x": shape, "weight": (45, 70), "bias": (45,)}
-    given = {name: size for name, size in shapes.items() if f"no {name}" not in frozen}
-    values = {name: torch.randn(size, generator=generator) for name, size in given.items()}
-    gradient = torch.randn(*shape[:-1], 45, generator=generator)
-
-    def run(function, dtype: torch.dtype) -> list[torch.Tensor | None]:
-        leaves = {name: value.clone().to(dtype).requires_grad_(name not in frozen) for name, value in values.items()}
-        result = function(leaves["x"], leaves["weight"], leaves.get("bias"))
-        taken.append("FastLinear" in result.grad_fn.name())
-        result.backward(gradient.to(dtype))
-        return [result.detach(), *(leaf.grad for leaf in leaves.values())]
-
-    taken: list[bool] = []
-    found, exact = run(linear, torch.float32), run(F.linear, torch.float64)
-    assert taken == [fast_float32_is_exact(), False]
-    assert [x is None for x in found] == [x is None for x in exact]
-    for mine, theirs in zip(found, exact, strict=True):
-        if mine is not None:
-            assert_near(mine, theirs)
+@pytest.mark.parametrize("frozen", [(), (0,), (1,), (2,), (1, 2)], ids=str)
+def test_equals_torch_in_float64(shape: tuple[int, ...], frozen: tuple[int, ...]) -> None:
+    values = draw(shape, (45, 70), (45,))
+    apart = [side.mT for side in draw((70, 31), (70, 45))]
+    for given in (values, values[:2], apart):
+        (way,) = draw((*given[0].shape[:-1], 45))
+        found = derive(linear, given, frozen, way)
+        exact = derive(F.linear, [value.double() for value in given], frozen, way)
+        for mine, theirs in zip(found, exact, strict=True):
+            assert (mine is None) == (theirs is None)
+            if mine is not None:
+                assert_near(mine, theirs)
+    leaf = values[0].requires_grad_()
+    assert ("FastLinear" in linear(leaf, values[1]).grad_fn.name()) == fast_float32_is_exact()
 
 
 @pytest.mark.skipif(not fast_float32_is_exact(), reason="torch's own linear is taken here")
-def test_rows_may_lie_apart_and_there_is_a_second_derivative() -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, weight = torch.randn(6, 9, generator=generator).t(), torch.randn(6, 4, generator=generator).t()
-
-    def run(function, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        leaves = [tensor.to(dtype).detach().requires_grad_() for tensor in (x, weight)]
+def test_there_is_a_second_derivative() -> None:
+    found = []
+    for function, dtype in ((linear, torch.float32), (F.linear, torch.float64)):
+        leaves = [tensor.requires_grad_() for tensor in draw((9, 6), (4, 6), dtype=dtype)]
         gradients = torch.autograd.grad(function(*leaves).tanh().sum(), leaves, create_graph=True)
-        return gradients + torch.autograd.grad(sum(gradient.square().sum() for gradient in gradients), leaves)
-
-    for found, exact in zip(run(linear, torch.float32), run(F.linear, torch.float64), strict=True):
-        torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-4)
+        found.append(torch.autograd.grad(sum(gradient.square().sum() for gradient in gradients), leaves))
+    for mine, exact in zip(*found, strict=True):
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-4, atol=1e-4)
 
 
 def test_other_types_and_autocast_are_torchs() -> None:
-    x, weight = torch.randn(4, 8), torch.randn(3, 8)
+    x, weight = draw((4, 8), (3, 8))
     assert torch.equal(linear(x.double(), weight.double()), F.linear(x.double(), weight.double()))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(linear(x, weight), F.linear(x, weight)) and linear(x, weight).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_the_fused_form_is_the_same_and_for_inference_alone(dtype: torch.dtype, gelu: bool) -> None:
+    x, weight, bias = draw((3, 17, 40), (30, 40), (30,), dtype=dtype)
+    assert fused_linear(x, weight, bias, gelu) is None  # gradients are enabled
+    with torch.no_grad():
+        found = fused_linear(x, weight, bias, gelu)
+        if found is None:
+            pytest.skip("this CPU has no faster product")
+        exact = F.linear(x.double(), weight.double(), bias.double())
+        assert_near(found, F.gelu(exact) if gelu else exact, 1e-5 if dtype == torch.float32 else 5e-3)
+        assert fused_linear(x.double(), weight.double(), bias.double(), gelu) is None
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_a_packed_weight_is_the_weight_until_it_changes(dtype: torch.dtype, with_bias: bool) -> None:
+    table, bias = draw((70, 40), (64,), dtype=dtype)
+    packed = PackedWeight.of(table[:64])
+    assert PackedWeight.of(table.double()) is None
+    if packed is None:
+        pytest.skip("this CPU has no faster product")
+    given = bias if with_bias else None
+    for rows in (1, 33):
+        (x,) = draw((rows, 3, 40), dtype=dtype)
+        with torch.no_grad():
+            found = fused_linear(x, table[:64], given, packed=packed)
+        exact = F.linear(x.double(), table[:64].double(), None if given is None else given.double())
+        assert_near(found, exact, 1e-5 if dtype == torch.float32 else 5e-3)
+    assert packed.tensor(table) is packed.tensor(table[6:]) is None
+    again, packed_again = copy.deepcopy((table[:64], packed))
+    assert packed_again.tensor(again) is not None
+    with default_float32_products(), torch.no_grad():
+        assert fused_linear(x, table[:64], None, packed=packed) is None
+    table[0] = 0
+    assert packed.tensor(table[:64]) is None
+
+
+@pytest.mark.parametrize("read", ["both", "result", "input"])
+@pytest.mark.parametrize("frozen", [(), (0,), (1, 2)], ids=str)
+def test_a_linear_map_adds_the_gradient_of_its_input(read: str, frozen: tuple[int, ...]) -> None:
+    values, found = draw((2, 3, 7), (5, 7), (5,), dtype=torch.float64), []
+    for function in (linear_and_input, lambda x, weight, bias: (F.linear(x, weight, bias), x)):
+        leaves = [value.clone().requires_grad_(number not in frozen) for number, value in enumerate(values)]
+        result, again = function(*leaves)
+        assert torch.equal(again, leaves[0])
+        parts = {"result": result.square().sum(), "input": again.pow(3).sum()}
+        objective = sum(part for name, part in parts.items() if read in (name, "both"))
+        if objective.requires_grad:
+            objective.backward()
+        found.append([result.detach(), *(leaf.grad for leaf in leaves)])
+    for mine, theirs in zip(*found, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            torch.testing.assert_close(mine, theirs)
 
 
 def test_precision_is_switched_for_float32_cpu_products_alone_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,64 +135,37 @@ def test_precision_is_switched_for_float32_cpu_products_alone_and_restored(monke
                 raise RuntimeError("inside")
             assert torch.get_float32_matmul_precision() == before
     assert seen == ["medium"] + 5 * [before]
+    monkeypatch.setattr(precision, "fast_float32_is_exact", lambda: True)
+    with pytest.raises(RuntimeError, match="inside"), default_float32_products():
+        with default_float32_products():
+            pass
+        assert not precision.takes_fast_product(torch.ones(1))
+        raise RuntimeError("inside")
+    assert precision.takes_fast_product(torch.ones(1))
+    with pytest.raises(RuntimeError, match="inside"), precision.float32_products(torch.device("cuda")):
+        assert torch.backends.cuda.matmul.allow_tf32
+        raise RuntimeError("inside")
+    with precision.float32_products(torch.device("cpu")):
+        assert torch.get_float32_matmul_precision() == before
 
 
-@pytest.mark.parametrize("gelu", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_fused_form_is_the_same_and_for_inference_alone(dtype: torch.dtype, gelu: bool) -> None:
-    generator = torch.Generator().manual_seed(1)
-    x, weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((3, 17, 40), (30, 40), (30,)))
-    assert fused_linear(x, weight, bias, gelu) is None  # gradients are enabled
-    with torch.no_grad():
-        found = fused_linear(x, weight, bias, gelu)
-        if found is None:
-            pytest.skip("this CPU has no faster product")
-        exact = F.linear(x.double(), weight.double(), bias.double())
-        exact = F.gelu(exact) if gelu else exact
-        assert_near(found, exact, 1e-5 if dtype == torch.float32 else 5e-3)
-        assert fused_linear(x.double(), weight.double(), bias.double(), gelu) is None
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_sums_are_kept_in_float32_at_least(dtype: torch.dtype) -> None:
+    single, given = torch.ones(1), torch.ones(1, dtype=dtype)
+    expected = torch.float64 if dtype == torch.float64 else torch.float32
+    assert precision.accumulation_dtype(given) == expected
+    assert precision.accumulation_dtype(single, given) == precision.accumulation_dtype(given, single) == expected
+    with torch.autocast("cpu", torch.bfloat16):
+        assert precision.operand_dtype(given) == expected
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("with_bias", [True, False])
-def test_a_packed_weight_is_the_weight_until_it_changes(dtype: torch.dtype, with_bias: bool) -> None:
-    generator = torch.Generator().manual_seed(1)
-    table, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((70, 40), (64,)))
-    packed, slack = PackedWeight.of(table[:64]), 1e-5 if dtype == torch.float32 else 5e-3
-    assert PackedWeight.of(table.double()) is None
-    if packed is None:
-        pytest.skip("this CPU has no faster product")
-    for rows in (1, 5, 33):
-        x = torch.randn((rows, 3, 40), generator=generator).to(dtype)
-        with torch.no_grad():
-            found = fused_linear(x, table[:64], bias if with_bias else None, packed=packed)
-        exact = F.linear(x.double(), table[:64].double(), bias.double() if with_bias else None)
-        assert_near(found, exact, slack)
-    assert packed.tensor(table) is packed.tensor(table[6:]) is None
-    again, packed_again = copy.deepcopy((table[:64], packed))
-    assert packed_again.tensor(again) is not None
-    with default_float32_products(), torch.no_grad():
-        assert fused_linear(x, table[:64], None, packed=packed) is None
-    table[0] = 0
-    assert packed.tensor(table[:64]) is None
-
-
-@pytest.mark.parametrize("read", ["both", "result", "input"])
-@pytest.mark.parametrize("frozen", [(), ("x",), ("weight", "bias")], ids=str)
-def test_a_linear_map_adds_the_gradient_of_its_input(read: str, frozen: tuple[str, ...]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    values = [torch.randn(shape, generator=generator).double() for shape in ((2, 3, 7), (5, 7), (5,))]
-    found, names = [], ("x", "weight", "bias")
-    for function in (linear_and_input, lambda x, weight, bias: (F.linear(x, weight, bias), x)):
-        leaves = [value.clone().requires_grad_(n not in frozen) for n, value in zip(names, values, strict=True)]
-        result, again = function(*leaves)
-        assert torch.equal(again, leaves[0])
-        parts = {"result": result.square().sum(), "input": again.pow(3).sum()}
-        objective = sum(part for name, part in parts.items() if read in (name, "both"))
-        if objective.requires_grad:
-            objective.backward()
-        found.append([result.detach(), *(leaf.grad for leaf in leaves)])
-    for mine, theirs in zip(*found, strict=True):
-        assert (mine is None) == (theirs is None)
-        if mine is not None:
-            torch.testing.assert_close(mine, theirs)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_products_with_and_without_a_place_to_put_them(dtype: torch.dtype) -> None:
+    a, b = draw((9, 30), (30, 5), dtype=dtype)
+    exact, place = a.double() @ b.double(), torch.full((20, 5), torch.nan, dtype=dtype)
+    assert precision.multiply(a, b, out=place[3:12]).data_ptr() == place[3].data_ptr()
+    total = place[3:12].clone()
+    precision.multiply_add(total, a, b)
+    for found, truth in ((precision.multiply(a, b), exact), (place[3:12], exact), (total, 2 * exact)):
+        assert_near(found, truth)
+    assert place[:3].isnan().all() and place[12:].isnan().all()
