@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.support.runs import contents, environment
+from tests.support.runs import contents
 from xrep.data.batching import TextSpec
 from xrep.errors import UserError
 from xrep.models.directory import open_checkpoint
@@ -98,18 +98,13 @@ def test_training_goes_on_while_a_checkpoint_is_written(run: Run) -> None:
     assert run.said == []
 
 
-def test_one_is_written_at_a_time_from_the_same_memory(run: Run) -> None:
-    before, writers, memory = set(threading.enumerate()), set[threading.Thread](), []
-    for step in range(1, 5):
+def test_one_is_written_at_a_time_and_has_its_own_weights(run: Run) -> None:
+    """Each save waits for the one before, whose memory it uses again."""
+    before, writers = set(threading.enumerate()), set[threading.Thread]()
+    for step in range(1, 9):
         run.save(step, during=lambda: writers.update(set(threading.enumerate()) - before))
-        run.checkpoints.wait()
-        memory.append(run.checkpoints._spare.model["weight"].data_ptr())
-    assert len(set(memory)) == 1
-    assert [thread.name for thread in writers] == ["checkpoint_0"]
-    # Without waiting in between, each save waits for the one before, and the weights are still right.
-    for step in range(5, 9):
-        run.save(step)
     assert run.steps() == [1, 7, 8]  # no other checkpoint was the best, so it is still the first
+    assert [thread.name for thread in writers] == ["checkpoint_0"]
     for step in (7, 8):
         tensors = open_checkpoint(run.directory / f"checkpoint-{step:08d}").tensors()
         assert tensors["weight"].unique().tolist() == [step]
@@ -140,30 +135,11 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(run: Run) -> None:
     run.save(5)
     run.save(6)
     assert run.steps() == [5, 6] and run.pointers() == ["6", "5"]
-    assert len(run.said) == 2
-
-
-@pytest.mark.parametrize("large", ["model", "criterion"])
-def test_a_file_that_finds_no_room(run: Run, large: str) -> None:
-    """A file may have 200 KiB: the operating system refuses further writes in every thread, as on a full disk."""
-    resource = pytest.importorskip("resource")
-    run.save(1)
-    run.checkpoints.wait()
-    before = contents(run.directory)
-    setattr(run, large, Model(300, 300))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (204_800, limits[1]))
-        run.save(2)
-        run.checkpoints.wait()
-        with pytest.raises(OSError, match="File too large") as error:
-            run.save(3, final=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert error.value.filename == str(run.directory / "checkpoint-00000003")
-    assert contents(run.directory) == before and len(run.said) == 1
-    run.save(3, final=True)
-    assert run.steps() == [1, 3]
+    with pytest.raises(OSError, match="No space left") as error:
+        run.save(7, final=True, during=disk_is_full)
+    assert error.value.filename == str(run.directory / "checkpoint-00000007") and len(run.said) == 2
+    run.save(7, final=True)
+    assert run.steps() == [5, 6, 7]
 
 
 def test_a_pointer_that_cannot_be_moved(run: Run) -> None:
@@ -216,99 +192,81 @@ def test_a_whole_checkpoint_is_not_written_anew(run: Run) -> None:
         assert contents(run.directory / "last") == before and run.pointers() == ["2", "2"]
 
 
-HOLDER = """
-import os, sys, time
-from pathlib import Path
-from xrep.training.checkpoint import lock
-held = lock(Path(sys.argv[1]))
-held.__enter__()
-child = os.fork()
-if child == 0:
-    time.sleep(600)
-print(child, flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.slow
 def test_a_directory_has_one_run_at_a_time(tmp_path: Path) -> None:
-    directory = tmp_path / "runs" / "run"
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, directory], env=environment(), stdout=subprocess.PIPE)
+    """Another process holds the lock until it ends, even though a process that it forked is alive."""
+    directory, (ready, told), (ended, end) = tmp_path / "runs" / "run", os.pipe(), os.pipe()
+    holder = os.fork()
+    if not holder:
+        held = lock(directory)
+        held.__enter__()
+        child = os.fork()
+        if child:
+            os.write(told, b"%d" % child)
+        os.read(ended, 1)
+        os._exit(0)
+    child = int(os.read(ready, 20))
     try:
-        child = int(holder.stdout.readline())
         with pytest.raises(UserError) as error, lock(directory):
             pass
-        assert str(error.value).startswith(f"{directory}: process {holder.pid} on ")
+        assert str(error.value).startswith(f"{directory}: process {holder} on ")
         assert str(error.value).endswith(" is training here; wait for it, or choose another `save_dir`")
-    finally:
-        holder.kill()
-        holder.wait()
-    try:
-        with lock(directory):  # even though a process that it forked is alive
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        with lock(directory):
             assert (directory / LOCK).read_text().startswith(f"process {os.getpid()} on ")
         assert (directory / LOCK).read_bytes() == b""
     finally:
         os.kill(child, signal.SIGKILL)
+        for file in (ready, told, ended, end):
+            os.close(file)
 
 
-def test_a_file_system_without_locks_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*given: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("xrep.files.fcntl.lockf", refuse)
-    with lock(tmp_path):
-        pass
-    said = capsys.readouterr().err
-    assert said.startswith(f"warning: {tmp_path / LOCK}: cannot be locked: No locks available; see to it that no other")
-
-
+TASK = {"name": "bitext", "data": "a", "batch_size": 8, "max_length": 20}
+MOCO = {"name": "dual_moco", "temperature": 0.1}
 ONE = {
-    "task": {"name": "bitext", "data": "a", "batch_size": 8, "max_length": 20},
-    "criterion": {"name": "dual_moco", "temperature": 0.1},
+    "task": TASK,
+    "criterion": MOCO,
     "trainer": {"max_steps": 5, "precision": "float32", "freeze": []},
     "distributed": {"backend": "auto"},
     "seed": 1,
 }
-SEVERAL = {
-    "parts": [
-        {"name": "a.b", "task": ONE["task"], "criterion": ONE["criterion"], "weight": 1.0},
-        {"name": "c", "task": ONE["task"], "criterion": ONE["criterion"], "weight": 1.0},
-    ],
-    "seed": 1,
-}
+PART = {"task": TASK, "criterion": MOCO, "weight": 1.0}
+SEVERAL = {"parts": [{"name": "a.b", **PART}, {"name": "c", **PART}], "seed": 1}
 
 
-def changed(config: dict, **given: object) -> dict:
-    """Return a copy with other values, by keys such as ``task__batch_size``."""
-    config = {key: dict(value) if isinstance(value, dict) else value for key, value in config.items()}
-    for key, value in given.items():
-        *section, name = key.split("__")
-        (config[section[0]] if section else config)[name] = value
+def changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy with other values, by keys such as ``task.batch_size`` and ``parts.1.weight``."""
+    config = json.loads(json.dumps(config))
+    for key, value in changes.items():
+        place: Any = config
+        *sections, name = key.split(".")
+        for section in sections:
+            place = place[int(section) if section.isdecimal() else section]
+        place[name] = value
     return config
 
 
-def test_what_may_change_and_what_may_not() -> None:
-    allowed = {"task__data": "b", "task__batch_size": 9, "trainer__max_steps": 7, "trainer__precision": "bf16"}
-    check_same_run(ONE, changed(ONE, **allowed, distributed={"backend": "gloo", "timeout_minutes": 3}), Path("run"))
+@pytest.mark.parametrize(
+    ("saved", "changes", "differences"),
+    [
+        (ONE, {"task.data": "b", "task.batch_size": 9, "trainer.max_steps": 7, "trainer.precision": "bf16",
+               "distributed": {"backend": "gloo", "timeout_minutes": 3}}, ""),
+        (ONE, {"task.max_length": 30, "trainer.freeze": ["x"], "seed": 2, "new": None},
+         "seed 1 -> 2, task.max_length 20 -> 30, trainer.freeze [] -> ['x']"),
+        # Options of another criterion are not compared.
+        (ONE, {"criterion": {"name": "simcse", "margin": 0}}, "criterion.name 'dual_moco' -> 'simcse'"),
+        (SEVERAL, {"parts.0.task.data": "b", "parts.0.task.batch_size": 3, "parts.1.task.batch_size": 3}, ""),
+        (SEVERAL, {"parts": SEVERAL["parts"][::-1]}, ""),
+        (SEVERAL, {"parts.1.task.max_length": 9, "parts.1.weight": 2.0},
+         "parts.c.task.max_length 20 -> 9, parts.c.weight 1.0 -> 2.0"),
+        (SEVERAL, {"parts": SEVERAL["parts"][:1]}, "parts.c given -> None"),
+        (ONE, {"parts": SEVERAL["parts"], "task": None}, "parts None -> given, task given -> None"),
+    ],
+)  # fmt: skip
+def test_what_may_change_and_what_may_not(saved: dict, changes: dict[str, Any], differences: str) -> None:
+    current = changed(saved, changes)
+    if not differences:
+        return check_same_run(saved, current, Path("run"))
     with pytest.raises(UserError) as error:
-        check_same_run(ONE, changed(ONE, task__max_length=30, trainer__freeze=["x"], seed=2, new=None), Path("run"))
-    listed = "seed 1 -> 2, task.max_length 20 -> 30, trainer.freeze [] -> ['x']"
-    assert f"configuration: {listed}; choose" in str(error.value)
-    # Options of another criterion are not compared.
-    with pytest.raises(UserError, match=r"configuration: criterion\.name 'dual_moco' -> 'translation_ranking'; choose"):
-        check_same_run(ONE, changed(ONE, criterion={"name": "translation_ranking", "margin": 0}), Path("run"))
-
-
-def test_the_same_of_parts() -> None:
-    first, second = SEVERAL["parts"]
-    other = [{**first, "task": {**ONE["task"], "data": "b", "batch_size": 3}}, second]
-    check_same_run(SEVERAL, {**SEVERAL, "parts": other[::-1]}, Path("run"))
-    other = [first, {**second, "task": {**ONE["task"], "batch_size": 3, "max_length": 9}, "weight": 2.0}]
-    with pytest.raises(UserError, match=r"parts\.c\.task\.max_length 20 -> 9, parts\.c\.weight 1\.0 -> 2\.0; choose"):
-        check_same_run(SEVERAL, {**SEVERAL, "parts": other}, Path("run"))
-    with pytest.raises(UserError, match=r": parts\.c given -> None; choose"):
-        check_same_run(SEVERAL, {**SEVERAL, "parts": [first]}, Path("run"))
-    with pytest.raises(UserError, match=r"criterion given -> None, .*parts None -> given, .*task given -> None"):
-        check_same_run(ONE, SEVERAL, Path("run"))
+        check_same_run(saved, current, Path("run"))
+    assert f"another configuration: {differences}; choose" in str(error.value)
