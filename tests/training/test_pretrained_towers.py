@@ -1,216 +1,171 @@
-"""Training that starts from pretrained encoders: a tower, a vocabulary and a width of its own for each side."""
+"""Training that starts from pretrained encoders, from towers of earlier runs, and from those of transformers."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
+from tests.interop.foreign_models import SENTENCES as FOREIGN
+from tests.interop.foreign_models import library_vectors, write_model
+from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs, write_corpus
-from tests.support.runs import options, refusal, xrep_train
+from tests.support.once import made_once
+from tests.support.planning import token_batch
+from tests.support.runs import options
 from xrep.data.batching import Vocabulary
 from xrep.errors import UserError
+from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interop.exported import write_huggingface
 from xrep.interop.pretrained import read_pretrained
 from xrep.models.directory import open_checkpoint
+from xrep.models.start import find_start
 from xrep.nn.encoder import EncoderShape, TransformerEncoder
 from xrep.text.pretrained_tokenizer import save_as_huggingface
+from xrep.text.sides import open_tokenizers
 from xrep.text.tokenizer import train_tokenizer
 from xrep_cli.train import main
 
+pytestmark = pytest.mark.slow
 WIDTHS = {"de": 32, "en": 24}
+SENTENCES = {"de": ["ein rotes Haus am Morgen", "meine Schwester"], "en": ["a red house", "my sister sees  it"]}
 UNSIZED = ("layers", "hidden_size", "heads", "feedforward_size", "max_positions")
 
 
-@pytest.fixture(scope="module")
-def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus") / "raw")
+@pytest.fixture(scope="session")
+def raw() -> Path:
+    return made_once("raw", lambda folder: write_corpus(folder / "text", train=200, valid=20, test=20)) / "text"
 
 
-@pytest.fixture(scope="module")
-def pretrained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return directories of a German and an English encoder, as transformers writes them."""
-    folder = tmp_path_factory.mktemp("pretrained")
+def write_pretrained(folder: Path) -> None:
+    """Write a German and an English encoder of other widths and vocabularies, as transformers does."""
     german, english = zip(*sentence_pairs(400), strict=True)
-    found = {}
     for seed, (language, sentences) in enumerate({"de": german, "en": english}.items()):
         tokenizer = train_tokenizer(sentences, 62 + 8 * seed, folder / f"{language}-tokenizer")
         vocabulary = Vocabulary.of(tokenizer)
         shape = EncoderShape(
-            vocabulary_size=vocabulary.size,
-            pad_id=vocabulary.pad_id,
-            hidden_size=WIDTHS[language],
-            layers=2,
-            heads=2,
-            feedforward_size=48,
-            max_positions=40,
-            type_vocabulary_size=2,
-        )
+            vocabulary_size=vocabulary.size, pad_id=vocabulary.pad_id, hidden_size=WIDTHS[language], layers=2, heads=2,
+            feedforward_size=48, max_positions=40, type_vocabulary_size=2,
+        )  # fmt: skip
         torch.manual_seed(seed)
         encoder = TransformerEncoder(shape, dropout=0.1, attention_dropout=0.1)
-        found[language] = folder / language
         ids = {"bos_id": vocabulary.bos_id, "eos_id": vocabulary.eos_id}
-        write_huggingface(
-            found[language],
-            encoder,
-            max_length=40,
-            **ids,
-            save_tokenizer=lambda place, tokenizer=tokenizer: save_as_huggingface(tokenizer, place, 40),
-        )
+        save = lambda place, tokenizer=tokenizer: save_as_huggingface(tokenizer, place, 40)  # noqa: E731
+        write_huggingface(folder / language, encoder, max_length=40, **ids, save_tokenizer=save)
         card = f"---\nlicence: mit\nlanguage:\n- {language}\ntags:\n- es\n---\n# An encoder\n"
-        (found[language] / "README.md").write_text(card, encoding="utf-8")
-    return found
+        (folder / language / "README.md").write_text(card, encoding="utf-8")
 
 
-def arguments(raw: Path, save_dir: Path, **given) -> list[str]:
-    line = options(save_dir=save_dir, towers="separate", **given)
+@pytest.fixture(scope="session")
+def pretrained() -> dict[str, Path]:
+    """Directories of a German and an English encoder, as transformers writes them."""
+    folder = made_once("pretrained", write_pretrained)
+    return {language: folder / language for language in WIDTHS}
+
+
+def arguments(raw: Path, save_dir: Path, **given: Any) -> list[str]:
+    """Return a command line without the sizes of encoders."""
+    line = options(save_dir=save_dir, **{"towers": "separate", "batch_size": 20, **given})
     for name in UNSIZED:
         place = line.index(f"--{name.replace('_', '-')}")
         del line[place : place + 2]
     return [str(raw), *line]
 
 
-@pytest.fixture(scope="module")
-def run(raw: Path, pretrained: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("runs") / "run"
+@pytest.fixture(scope="session")
+def run(raw: Path, pretrained: dict[str, Path]) -> Path:
+    """A run whose towers are the two encoders."""
     encoders = {"source_encoder": pretrained["de"], "target_encoder": pretrained["en"]}
-    finished = xrep_train(*arguments(raw, directory, max_steps=30, lr=1e-3, **encoders))
-    assert finished.returncode == 0, finished.stderr
-    origin = f"from {pretrained['de']} (de, 29 tensors, encoder type transformer)"
-    assert f"tower source (de): trained, 0.0M parameters, {origin}\n" in finished.stderr
-    return directory
+    line = lambda folder: arguments(raw, folder / "run", max_steps=8, lr=1e-3, **encoders)  # noqa: E731
+    return made_once("towers", lambda folder: main(line(folder))) / "run"
 
 
-@pytest.mark.slow
+def of_tower(directory: Path, tower: str) -> dict[str, torch.Tensor]:
+    prefix = f"encoders.{tower}."
+    tensors = open_checkpoint(directory).tensors().items()
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors if name.startswith(prefix)}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def shapes_of(directory: Path) -> dict[str, Any]:
+    return open_checkpoint(directory).manifest["architecture"]
+
+
+# -- pretrained towers ------------------------------------------------------------------------------------------------
+
+
 def test_towers_keep_their_width_and_vocabulary_and_meet_in_the_sources(run: Path) -> None:
-    checkpoint = open_checkpoint(run / "last")
-    towers = checkpoint.manifest["architecture"]["towers"]
+    towers = shapes_of(run / "last")["towers"]
     assert {name: shape["hidden_size"] for name, shape in towers.items()} == {"source": 32, "target": 24}
-    assert {side: v.size for side, v in checkpoint.text.vocabularies.items()} == {"source": 62, "target": 70}
-    assert list(checkpoint.manifest["architecture"]["projections"]) == ["target"]
+    vocabularies = open_checkpoint(run / "last").text.vocabularies
+    assert {side: vocabulary.size for side, vocabulary in vocabularies.items()} == {"source": 62, "target": 70}
+    assert list(shapes_of(run / "last")["projections"]) == ["target"]
     encoder = SentenceEncoder.load(run / "best")
     vectors = {language: encoder.encode(["ein rotes Haus", "a red house"], lang=language) for language in ("de", "en")}
     assert all(v.shape == (2, 32) and np.allclose(np.linalg.norm(v, axis=1), 1) for v in vectors.values())
     assert not np.allclose(vectors["de"], vectors["en"])
 
 
-def test_training_starts_from_the_weights_and_changes_them(
-    raw: Path, pretrained: dict[str, Path], run: Path, tmp_path: Path
+def test_training_starts_from_the_weights_changes_them_and_goes_on_without_the_files(
+    raw: Path, pretrained: dict[str, Path], run: Path, tmp_path: Path, cli: Commands
 ) -> None:
-    line = arguments(
-        raw, tmp_path / "r", max_steps=1, lr=1e-9, source_encoder=pretrained["de"], target_encoder=pretrained["en"]
-    )
-    assert xrep_train(*line).returncode == 0
-    trained, still = (load_file(path / "last" / "model.safetensors") for path in (run, tmp_path / "r"))
-    for tower, language in (("source", "de"), ("target", "en")):
-        state, unused = read_pretrained(pretrained[language]).state()
-        assert unused == []
+    copies = {side: tmp_path / language for side, language in (("source", "de"), ("target", "en"))}
+    for copy in copies.values():
+        shutil.copytree(pretrained[copy.name], copy)
+    given = {f"{side}_encoder": copy for side, copy in copies.items()}
+    first = cli("train", *arguments(raw, tmp_path / "r", max_steps=1, lr=1e-9, **given))
+    origin = f"from {copies['source']} (de, 29 tensors, encoder type transformer)"
+    assert first.code == 0 and f"tower source (de): trained, 0.0M parameters, {origin}\n" in first.err
+    for tower, copy in copies.items():
+        state, unused = read_pretrained(copy).state()
+        still, trained = of_tower(tmp_path / "r" / "last", tower), of_tower(run / "last", tower)
+        assert unused == [] and state.keys() <= still.keys()
         for name, tensor in state.items():
-            mine = f"encoders.{tower}.{name}"
-            torch.testing.assert_close(still[mine], tensor, rtol=0, atol=1e-7)
-        moved = [name for name, tensor in state.items() if not torch.equal(trained[f"encoders.{tower}.{name}"], tensor)]
-        assert len(moved) > len(state) / 2
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_and_its_encoder_loads_without_the_pretrained_weights(
-    raw: Path, pretrained: dict[str, Path], tmp_path: Path
-) -> None:
-    encoders = {}
-    for side, language in (("source", "de"), ("target", "en")):
-        encoders[f"{side}_encoder"] = tmp_path / language
-        (tmp_path / language).mkdir()
-        for file in pretrained[language].iterdir():
-            (tmp_path / language / file.name).write_bytes(file.read_bytes())
-    assert xrep_train(*arguments(raw, tmp_path / "r", max_steps=2, **encoders)).returncode == 0
-    for language in ("de", "en"):
-        (tmp_path / language / "model.safetensors").unlink()
-    finished = xrep_train(*arguments(raw, tmp_path / "r", max_steps=4, **encoders))
-    assert finished.returncode == 0, finished.stderr
-    assert "going on from" in finished.stderr
+            torch.testing.assert_close(still[name], tensor, rtol=0, atol=1e-7)
+        assert sum(not torch.equal(trained[name], tensor) for name, tensor in state.items()) > len(state) / 2
+        (copy / "model.safetensors").unlink()
+    again = cli("train", *arguments(raw, tmp_path / "r", max_steps=2, lr=1e-9, **given))
+    assert again.code == 0 and "going on from" in again.err
     assert SentenceEncoder.load(tmp_path / "r" / "last").encode(["hallo"], "de").shape == (1, 32)
 
 
-@pytest.mark.parametrize(
-    "given, message",
-    [
-        ({"source_encoder": "de", "target_encoder": "nowhere/at/all"}, "nowhere/at/all"),
-        ({"source_encoder": "de", "target_encoder": "en", "max_length": 64}, "64 subwords, the model has 40 positions"),
-        ({"source_encoder": "de", "target_encoder": "en", "pretrained_layers": 3}, "has 2 layers, not 3"),
-        ({"source_encoder": "de", "target_encoder": "en", "pooled_layer": 3}, "2 layers; lower --pooled-layer from 3"),
-        ({"towers": "shared", "source_encoder": "de"}, "a shared tower has --encoder"),
-        (
-            {"criterion": "frozen_source", "source_encoder": "en", "vocab_size": 60},
-            "en: an encoder for en would be the frozen source tower, whose text is in de; "
-            "set --source-side to target, and name it by --target-encoder",
-        ),
-        ({"criterion": "frozen_source", "encoder": "en"}, "whose text is in de; set --source-side to target"),
-        (
-            {"criterion": "frozen_source", "encoder": "de", "source_side": "target"},
-            "de: an encoder for de would be the frozen target tower, whose text is in en; set --source-side to source",
-        ),
-    ],
-    ids=str,
-)
-def test_what_does_not_fit_is_one_line(
-    raw: Path, pretrained: dict[str, Path], tmp_path: Path, given: dict, message: str
-) -> None:
-    named = {key: pretrained.get(value, value) if key.endswith("encoder") else value for key, value in given.items()}
-    line = arguments(
-        raw, tmp_path / "r", max_steps=1, **{k: v for k, v in named.items() if k not in ("towers", "max_length")}
-    )
-    for name in ("towers", "max_length"):
-        if name in given:
-            line[line.index(f"--{name.replace('_', '-')}") + 1] = str(given[name])
-    assert message in refusal(xrep_train(*line))
-    assert not (tmp_path / "r" / "last").exists()
-
-
 def test_a_teacher_that_names_no_languages_is_mentioned(
-    raw: Path, pretrained: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    raw: Path, pretrained: dict[str, Path], tmp_path: Path, cli: Commands
 ) -> None:
-    card = shutil.ignore_patterns("README.md")
-    nameless = Path(shutil.copytree(pretrained["de"], tmp_path / "nameless", ignore=card))
+    nameless = Path(shutil.copytree(pretrained["de"], tmp_path / "de", ignore=shutil.ignore_patterns("README.md")))
     for encoder in (pretrained["de"], nameless):
         given = {"criterion": "frozen_source", "encoder": encoder, "queue_size": 0, "max_steps": 1}
-        assert main(arguments(raw, tmp_path / f"run-{encoder.name}", **given)) == 0
-        warned = [line for line in capfd.readouterr().err.splitlines() if "names no languages" in line]
-        told = "make sure that it is an encoder for de, which the frozen source tower reads"
-        assert warned == ([f"warning: {nameless} names no languages; {told}"] if encoder == nameless else [])
-
-
-def test_data_of_another_vocabulary_is_refused(
-    data_directory: Path, pretrained: dict[str, Path], tmp_path: Path
-) -> None:
-    encoders = {"source_encoder": pretrained["de"], "target_encoder": pretrained["en"]}
-    message = refusal(xrep_train(*arguments(data_directory, tmp_path / "r", max_steps=1, **encoders)))
-    assert "was tokenised with another vocabulary than that of the pretrained encoder" in message
-    assert f"--source-tokenizer {pretrained['de']} --target-tokenizer {pretrained['en']}" in message
+        done = cli("train", *arguments(raw, tmp_path / encoder.parent.name, **given))
+        told = "names no languages; make sure that it is an encoder for de, which the frozen source tower reads"
+        assert done.code == 0 and (f"warning: {nameless} {told}\n" in done.err) == (encoder == nameless)
 
 
 def test_first_layers_and_the_pooled_layer(raw: Path, pretrained: dict[str, Path], tmp_path: Path) -> None:
-    line = arguments(raw, tmp_path / "r", max_steps=1, lr=1e-9, encoder=pretrained["de"], pretrained_layers=1)
-    assert xrep_train(*line).returncode == 0
-    architecture = open_checkpoint(tmp_path / "r" / "last").manifest["architecture"]
-    assert [shape["layers"] for shape in architecture["towers"].values()] == [1, 1] and not architecture["projections"]
-    cut = SentenceEncoder.load(tmp_path / "r" / "last").encode(["ein rotes Haus"], "de")
-
-    line = arguments(raw, tmp_path / "p", max_steps=1, lr=1e-9, encoder=pretrained["de"], pooled_layer=1)
-    assert xrep_train(*line).returncode == 0
-    pooled = SentenceEncoder.load(tmp_path / "p" / "last")
-    assert len(pooled.model.encoders["source"].layers) == 2
-    np.testing.assert_allclose(pooled.encode(["ein rotes Haus"], "de"), cut, atol=1e-6)
+    vectors = []
+    for name in ("pretrained_layers", "pooled_layer"):
+        line = arguments(raw, tmp_path / name, max_steps=1, lr=1e-9, encoder=pretrained["de"], **{name: 1})
+        assert main(line) == 0
+        vectors.append(SentenceEncoder.load(tmp_path / name / "last").encode(["ein rotes Haus"], "de"))
+    np.testing.assert_allclose(*vectors, atol=1e-6)
+    layers = [[s["layers"] for s in shapes_of(tmp_path / name / "last")["towers"].values()]
+              for name in ("pretrained_layers", "pooled_layer")]  # fmt: skip
+    assert layers == [[1, 1], [2, 2]] and not shapes_of(tmp_path / "pretrained_layers" / "last")["projections"]
 
 
 def test_export_of_two_towers_and_back(run: Path, tmp_path: Path) -> None:
     encoder, out = SentenceEncoder.load(run / "best"), tmp_path / "out"
-    sentences = {"de": ["ein rotes Haus am Morgen", "meine Schwester"], "en": ["a red house", "my sister sees  it"]}
     assert list(encoder.save(out)) == [out]
     assert "- `source/` reads de\n- `target/` reads en\n" in (out / "README.md").read_text()
     whole = SentenceEncoder.load(out)
@@ -218,13 +173,10 @@ def test_export_of_two_towers_and_back(run: Path, tmp_path: Path) -> None:
     for language, tower in (("de", "source"), ("en", "target")):
         again = SentenceEncoder.load(out / tower)
         assert again.model.pooling == {"shared": "mean"} and again.text.max_length == 32
-        ours, theirs = encoder.model.encoders[tower].state_dict(), again.model.encoders["shared"].state_dict()
-        assert list(ours) == list(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
-        expected = encoder.encode(sentences[language], language)
-        np.testing.assert_array_equal(again.encode(sentences[language]), expected)
-        np.testing.assert_array_equal(whole.encode(sentences[language], language), expected)
-    with pytest.raises(UserError, match="exists and is not empty"):
-        encoder.save(out, "hf")
+        assert same(encoder.model.encoders[tower].state_dict(), again.model.encoders["shared"].state_dict())
+        expected = encoder.encode(SENTENCES[language], language)
+        np.testing.assert_array_equal(again.encode(SENTENCES[language]), expected)
+        np.testing.assert_array_equal(whole.encode(SENTENCES[language], language), expected)
     assert list(encoder.save(tmp_path / "hf", "hf")) == [tmp_path / "hf" / "source", tmp_path / "hf" / "target"]
     assert json.loads((out / "source" / "config.json").read_text())["model_type"] == "bert"
 
@@ -234,10 +186,8 @@ def test_exported_directories_give_the_same_vectors_in_sentence_transformers(run
     encoder, out = SentenceEncoder.load(run / "best"), tmp_path / "out"
     (line,) = encoder.save(out).values()
     assert line.endswith('.encode(["..."], task="de")  # or en')
-    exec(line)
     whole = library.SentenceTransformer(str(out), device="cpu")
-    for kind in ("source", "target"):
-        language = {"source": "de", "target": "en"}[kind]
+    for kind, language in (("source", "de"), ("target", "en")):
         sentences = [pair[kind == "target"] for pair in sentence_pairs(400)[:40]] + ["", "ein", "X" * 300]
         theirs = library.SentenceTransformer(str(out / kind), device="cpu").encode(sentences)
         np.testing.assert_allclose(whole.encode(sentences, task=language), theirs, atol=1e-6)
@@ -246,3 +196,164 @@ def test_exported_directories_give_the_same_vectors_in_sentence_transformers(run
     for refused in ({}, {"task": "fr"}):  # no tower is chosen without a word
         with pytest.raises(ValueError, match="de.*en"):
             whole.encode(["ein Haus"], **refused)
+
+
+# -- towers of earlier runs -------------------------------------------------------------------------------------------
+
+
+FROZEN = {"criterion": "frozen_source", "queue_size": 30, "temperature": 0.2, "max_steps": 3, "lr": 1e-3}
+
+
+@pytest.fixture(scope="session")
+def student(raw: Path, pretrained: dict[str, Path]) -> Path:
+    """A German student from scratch, with its own tokenizer, of an English teacher on the target side."""
+    sizes = {"layers": 1, "hidden_size": 40, "heads": 4, "feedforward_size": 32}
+    given = {**FROZEN, "target_encoder": pretrained["en"], "vocab_size": 60, "source_side": "target"}
+    more = [word for name, size in sizes.items() for word in (f"--{name.replace('_', '-')}", str(size))]
+    train = lambda folder: main([*arguments(raw, folder / "run", **given), *more])  # noqa: E731
+    return made_once("student", train) / "run"
+
+
+def test_a_pretrained_teacher_and_a_student_from_scratch(student: Path, pretrained: dict[str, Path]) -> None:
+    architecture = shapes_of(student / "last")
+    shapes = {name: (shape["hidden_size"], shape["layers"]) for name, shape in architecture["towers"].items()}
+    assert shapes == {"source": (40, 1), "target": (24, 2)}
+    vocabularies = open_checkpoint(student / "last").text.vocabularies
+    assert {side: vocabulary.size for side, vocabulary in vocabularies.items()} == {"source": 60, "target": 70}
+    assert list(architecture["projections"]) == ["source"], "the student comes to the teacher's width"
+    assert same(of_tower(student / "last", "target"), read_pretrained(pretrained["en"]).state()[0])
+    encoder = SentenceEncoder.load(student / "last")
+    assert all(encoder.encode(sentences, language).shape == (2, 24) for language, sentences in SENTENCES.items())
+    tokenizers, text = open_tokenizers((student / "last" / "tokenizer").resolve()), "meine Schwester sieht das Haus"
+    assert tokenizers["source"].decode(tokenizers["source"].encode([text])[0]) == text
+    assert len(tokenizers["target"].encode([text])[0]) > len(tokenizers["source"].encode([text])[0])
+
+
+def test_a_tower_of_a_run_is_a_start(student: Path, raw: Path, pretrained: dict[str, Path], tmp_path: Path) -> None:
+    given = {"source_encoder": student / "best" / "source", "target_encoder": pretrained["de"]}
+    assert main(arguments(raw, tmp_path / "r", **FROZEN, **given, projection="tanh", target_pooling="cls")) == 0
+    assert same(of_tower(tmp_path / "r" / "last", "source"), of_tower(student / "best", "source"))
+    architecture = shapes_of(tmp_path / "r" / "last")
+    assert architecture["pooling"] == {"source": "mean", "target": "cls"}
+    shapes = {n: (p["input_size"], p["output_size"], p["activation"]) for n, p in architecture["projections"].items()}
+    assert shapes == {"source": (40, 24, "none"), "target": (32, 24, "tanh")}
+    encoders = [SentenceEncoder.load(path) for path in (student / "best", tmp_path / "r" / "last")]
+    np.testing.assert_array_equal(*(encoder.encode(SENTENCES["de"], "de") for encoder in encoders))
+
+
+def test_parts_of_a_run_that_are_starts(student: Path) -> None:
+    for path, message in (
+        ("", r"which of its towers\?; .*best/source or .*best/target"),
+        ("middle", "no tower 'middle'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            find_start(str(student / "best" / path))
+    start = find_start(str(student / "best" / "target"))
+    whole, nothing = start.state(None)
+    state, above = start.state(1)
+    assert nothing == [] and above and {name.split(".")[1] for name in above} == {"1"}
+    assert state.keys() == whole.keys() - set(above) and start.shape.layers == 2
+
+
+@pytest.mark.parametrize("changes", [{}, {"pooling": "cls", "no_projection": True}, {"no_projection": True}])
+def test_export_without_the_projection(student: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Table 8 compares [CLS] with the MLP, without it, and the mean, from one checkpoint."""
+    encoder = SentenceEncoder.load(student / "best")
+    export_path(student / "best", tmp_path / "out", "sentence-transformers", **changes)
+    found = SentenceEncoder.load(tmp_path / "out" / "source").encode(SENTENCES["de"])
+    if not changes:
+        return np.testing.assert_array_equal(found, encoder.encode(SENTENCES["de"], "de"))
+    vocabulary = encoder.text.vocabulary("source")
+    for row, sentence in enumerate(encoder.tokenizers["source"].encode(SENTENCES["de"])):
+        tokens = torch.tensor([[vocabulary.bos_id, *sentence, vocabulary.eos_id]])
+        with torch.no_grad():
+            states = encoder.model.encode("source", token_batch(tokens, torch.tensor([tokens.size(1)])))[1][0]
+        vector = states[0] if "pooling" in changes else states.mean(0)
+        np.testing.assert_allclose(found[row], (vector / vector.norm()).numpy(), atol=1e-5)
+    readme = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "vectors of 40 or 24 numbers" in readme and "one space" not in readme
+    with pytest.raises(UserError, match="has no projection to leave out"):
+        export_path(tmp_path / "out" / "target", tmp_path / "again", "sentence-transformers", no_projection=True)
+
+
+def test_the_pipeline_of_figure_1(raw: Path, pretrained: dict[str, Path], tmp_path: Path) -> None:
+    """In (A) an English teacher trains a German encoder, which in (B) teaches an English encoder."""
+    german = tmp_path / "course" / "A" / "best" / "source"
+    course = {
+        "task": {"name": "bitext", "data": str(raw), "batch_size": 20, "max_length": 32, "vocab_size": 60},
+        "model": {"name": "dual_encoder", "layers": 1, "hidden_size": 24, "heads": 2, "feedforward_size": 32},
+        "criterion": {"name": "frozen_source", "queue_size": 30},
+        "trainer": {"max_steps": 2, "device": "cpu"},
+        "checkpoint": {"save_dir": str(tmp_path / "course")},
+        "stages": [
+            {"name": "A", "model": {"target_encoder": str(pretrained["en"])}, "criterion": {"source_side": "target"}},
+            {"name": "B", "init": "none", "model": {"source_encoder": str(german)}},
+        ],
+    }  # fmt: skip
+    (tmp_path / "course.yaml").write_text(yaml.safe_dump(course), encoding="utf-8")
+    assert main(["--config", str(tmp_path / "course.yaml")]) == 0
+    a, b = (tmp_path / "course" / stage / "best" for stage in ("A", "B"))
+    assert same(of_tower(a, "target"), read_pretrained(pretrained["en"]).state()[0])
+    assert same(of_tower(b, "source"), of_tower(a, "source"))
+    assert not same(of_tower(b, "target"), of_tower(a, "target"))
+    assert json.loads((tmp_path / "course" / "B" / "summary.json").read_text())["steps"] == 2
+
+
+# -- towers that transformers computes --------------------------------------------------------------------------------
+
+
+def tensors(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "last" / "model.safetensors")
+
+
+def test_a_tower_of_transformers_is_trained_and_exported(raw: Path, tmp_path: Path, cli: Commands) -> None:
+    """Its layers are frozen by their number, and a run that stops goes on exactly."""
+    encoder = write_model(tmp_path / "modernbert", "modernbert")
+    given = {"criterion": "translation_ranking", "batch_size": 12, "max_steps": 3, "towers": "shared"}
+    given |= {"encoder": encoder}
+    own = {"micro_batch": 4, "freeze": "encoders.*.token_embedding,encoders.shared.layers.0", "layer_decay": 0.5}
+    whole = cli("train", *arguments(raw, tmp_path / "whole", **given, **own))
+    assert whole.code == 0, whole.err
+    assert re.search(rf"from {encoder} \(\d+ tensors, encoder type transformers", whole.err)
+    for steps in (1, 3):
+        assert main(arguments(raw, tmp_path / "part", **{**given, "max_steps": steps}, **own)) == 0
+    ours, started = tensors(tmp_path / "whole"), SentenceEncoder.load(encoder, device="cpu").model.state_dict()
+    assert same(ours, tensors(tmp_path / "part"))
+    still = {name for name in ours if torch.equal(ours[name], started[name])}
+    assert still == {name for name in ours if ".token_embedding." in name or ".layers.0." in name}
+    assert shapes_of(tmp_path / "whole" / "last")["towers"]["shared"]["type"] == "transformers"
+    vectors = SentenceEncoder.load(tmp_path / "whole" / "last", device="cpu").encode(FOREIGN)
+    out = tmp_path / "out" / "modernbert"
+    assert cli("export", "--path", tmp_path / "whole" / "last", "--format", "hf", "--output", out).code == 0
+    np.testing.assert_allclose(library_vectors(out, FOREIGN), vectors, atol=1e-5)
+    given = {**given, "encoder": tmp_path / "whole" / "last", "max_steps": 1, "lr": 0}
+    assert main(arguments(raw, tmp_path / "next", **given)) == 0
+    assert same(ours, tensors(tmp_path / "next"))
+
+
+def test_pieces_of_a_tower_of_transformers_give_the_same_run(raw: Path, tmp_path: Path) -> None:
+    given = {"criterion": "translation_ranking", "batch_size": 12, "max_steps": 3, "towers": "shared", "dropout": 0.0,
+             "encoder": write_model(tmp_path / "deberta", "deberta-v2"), "attention_dropout": 0.0}  # fmt: skip
+    runs = {"whole": {}, "cached": {"micro_batch": 4}, "recomputed": {"activation_checkpointing": None}}
+    for name, own in runs.items():
+        assert main(arguments(raw, tmp_path / name, **given, **own)) == 0
+    for name in ("cached", "recomputed"):
+        for key, tensor in tensors(tmp_path / name).items():
+            torch.testing.assert_close(tensor, tensors(tmp_path / "whole")[key], atol=2e-4, rtol=0, msg=key)
+
+
+def test_a_tower_of_transformers_reads_the_source_of_a_translator(raw: Path, tmp_path: Path) -> None:
+    encoder = write_model(tmp_path / "modernbert", "modernbert")
+    line = ["--task", "translation", "--criterion", "label_smoothed_cross_entropy", "--encoder", encoder]
+    line += ["--max-tokens", 256, "--max-length", 32, "--max-steps", 2, "--decoder-layers", 1, "--max-positions", 32]
+    line += ["--device", "cpu", "--no-tensorboard", "--save-dir", tmp_path / "nmt"]
+    assert main([str(word) for word in (raw, *line)]) == 0
+    assert shapes_of(tmp_path / "nmt" / "last")["encoder"]["type"] == "transformers"
+
+
+def test_a_tower_of_transformers_learns_to_fill_masks(raw: Path, tmp_path: Path) -> None:
+    encoder = write_model(tmp_path / "modernbert", "modernbert")
+    tokenizer = json.loads((encoder / "tokenizer_config.json").read_text())
+    (encoder / "tokenizer_config.json").write_text(json.dumps({**tokenizer, "mask_token": "[MASK]"}))
+    given = {"max_steps": 2, "batch_size": 12, "task": "monolingual", "criterion": "mlm", "towers": "shared"}
+    assert main(arguments(raw, tmp_path / "mlm", **given, encoder=encoder)) == 0
