@@ -114,7 +114,7 @@ assert np.load(f"{count}.npy", mmap_mode="r").shape == (count, 32)
 GENERATE = """
 files = ["--input", f"{count}.txt", "--output", f"{count}.en", "--jsonl", "--buffer-lines", "200"]
 assert main(["--path", translator, "--device", "cpu", "--beam", "1", "--max-length-b", "1", *files]) == 0
-assert open(f"{count}.en").read().count("\\n") == count
+assert sum(1 for _ in open(f"{count}.en")) == count
 """
 MINE = """
 options = ["--device", "cpu", "--output", "mined.tsv"]
@@ -230,7 +230,7 @@ ENCODING = "from xrep_cli.encode import main\nimport xrep.inference.encoding as 
 TRANSLATING = "from xrep_cli.generate import main"
 ROWS = {
     "encode": Row(ENCODE, 10_000, 100_000, 5_000, write_words, ENCODING),
-    "generate": Row(GENERATE, 1_000, 4_000, 4_000, partial(write_words, width=400), TRANSLATING),
+    "generate": Row(GENERATE, 4_000, 8_000, 4_000, partial(write_words, width=400), TRANSLATING),
     "mine one to one": of_mining("--one-to-one"),
     "mine the intersection": of_mining("--retrieval", "intersection"),
     "search, flat": of_index("flat", "none"),
