@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
+from tests.evaluation.conftest import write, write_tatoeba
 from tests.metrics.test_entities import plain_lenient
 from tests.retrieval import plain_margins
 from tests.support.annotated import CITIES, sentences, write_pairs, write_questions
+from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from xrep.errors import UserError
@@ -20,7 +22,7 @@ from xrep.evaluation.xtreme import parse_runs
 from xrep.inference.classifier import SentenceClassifier
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.entities import entity_score
-from xrep_cli import eval, train
+from xrep_cli import train
 
 
 def test_runs_are_named_by_task() -> None:
@@ -32,26 +34,11 @@ def test_runs_are_named_by_task() -> None:
             parse_runs(wrong)
 
 
-@pytest.mark.slow
-def test_the_table_of_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_encoder(tmp_path / "encoder")
-    data = tmp_path / "xtreme" / "tatoeba"
-    data.mkdir(parents=True)
-    for language, lines in (("deu", "der Koch\ndie Katze\n"), ("eng", "the cook\nthe cat\n")):
-        (data / f"tatoeba.deu-eng.{language}").write_text(lines, encoding="utf-8")
-    line = ["xtreme", "--data", str(tmp_path / "xtreme"), "--retrieval", str(tmp_path / "encoder")]
-    assert eval.main(line) == 0
-    table = capsys.readouterr().out
+def test_the_table_of_what_is_there(tmp_path: Path, shared_encoder: Path, cli: Commands) -> None:
+    write_tatoeba(tmp_path / "xtreme" / "tatoeba", "deu", alike(2, 0))
+    table = cli("eval", "xtreme", "--data", "xtreme", "--retrieval", shared_encoder, "--layer", 0).out
     assert "tatoeba" in table and "average" not in table
     assert "not measured, without data or a run: xnli, pawsx, pos, ner, xquad, mlqa, tydiqa, bucc" in table
-    assert eval.main([*line, "--layer", "7"]) == 2
-    assert "--layer 7 of an encoder of 1 layers; choose one of 0 to 1" in capsys.readouterr().err
-    assert eval.main([*line, "--layer", "0"]) == 0
-    assert eval.main(["xtreme", "--data", str(tmp_path / "xtreme")]) == 2
-    assert "no task has both data and a run; name runs with --paths" in capsys.readouterr().err
-
-
-# -- retrieval --------------------------------------------------------------------------------------------------------
 
 
 def alike(count: int, seed: int) -> list[tuple[str, str]]:
@@ -61,23 +48,13 @@ def alike(count: int, seed: int) -> list[tuple[str, str]]:
 
 def write_bucc(folder: Path, split: str, seed: int) -> None:
     """Write 30 gold pairs among 50 sentences a side; one German sentence of a gold pair occurs twice."""
-    folder.mkdir(parents=True, exist_ok=True)
     pairs = [(f"{a} {n}", f"{b} {n}") for n, (a, b) in enumerate(alike(70, seed), start=100 * seed)]
     sides = [pair[0] for pair in pairs[:50]], [pair[1] for pair in pairs[:30] + pairs[50:]]
     sides[0].append(sides[0][3])
     for language, side in zip(("de", "en"), sides, strict=True):
-        lines = (f"{language}-{row}\t{sentence}\n" for row, sentence in enumerate(side))
-        (folder / f"de-en.{split}.{language}").write_text("".join(lines), encoding="utf-8")
+        write(folder / f"de-en.{split}.{language}", [f"{language}-{row}\t{text}" for row, text in enumerate(side)])
     gold = [(row, row) for row in range(30)] + [(50, 3)]
-    (folder / f"de-en.{split}.gold").write_text("".join(f"de-{a}\ten-{b}\n" for a, b in gold), encoding="utf-8")
-
-
-def write_tatoeba(folder: Path, codes: tuple[str, ...] = ("deu", "fra")) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for seed, code in enumerate(codes):
-        for column, side in enumerate((code, "eng")):
-            lines = "".join(f"{pair[column]}\n" for pair in alike(60, seed))
-            (folder / f"tatoeba.{code}-eng.{side}").write_text(lines, encoding="utf-8")
+    write(folder / f"de-en.{split}.gold", [f"de-{a}\ten-{b}" for a, b in gold])
 
 
 def read_columns(file: Path) -> list[tuple[str, ...]]:
@@ -114,47 +91,39 @@ def plain_bucc(folder: Path, split: str, encoder: SentenceEncoder) -> tuple[dict
     return found, {(ids[0][a], ids[1][b]) for a, b in lines}, len(lines)
 
 
-def xtreme(tmp_path: Path, *options: str) -> dict[str, Any]:
-    line = ["xtreme", "--data", str(tmp_path / "xtreme"), "--json", str(tmp_path / "out.json"), *options]
-    assert eval.main(line) == 0
-    return json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
-
-
 @pytest.mark.slow
-def test_retrieval_is_scored_as_by_xtreme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_retrieval_is_scored_as_by_xtreme(tmp_path: Path, cli: Commands) -> None:
     """Tatoeba has English queries and XTREME's languages alone; BUCC measures the training part with the threshold of
-    the sample, one-to-one, and finds no sentence that occurs twice."""
-    write_encoder(tmp_path / "encoder", size=64)
-    write_tatoeba(tmp_path / "xtreme" / "tatoeba", ("deu", "fra", "lat"))
+    the sample, one-to-one, and finds no sentence that occurs twice. Overlap and intervals are those of the tests."""
+    path, data, right, both = write_encoder(tmp_path / "encoder", size=64), tmp_path / "xtreme", [], []
+    encoder = SentenceEncoder.load(path)
+    for seed, code in enumerate(("deu", "fra", "lat")):
+        write_tatoeba(data / "tatoeba", code, alike(60, seed))
+        german, english = zip(*alike(60, seed), strict=True)
+        cosine = encoder.encode(english, "en") @ encoder.encode(german, "de").T
+        if code != "lat":
+            right.append(100 * float(np.mean(cosine.argmax(axis=1) == np.arange(60))))
+            both.append((right[-1] + 100 * float(np.mean(cosine.argmax(axis=0) == np.arange(60)))) / 2)
     for seed, split in enumerate(("sample", "training", "test"), start=1):
-        write_bucc(tmp_path / "xtreme" / "bucc2018", split, seed)
-    found = xtreme(tmp_path, "--retrieval", str(tmp_path / "encoder"), "--resamples", str(tmp_path / "drawn.json"))
-    encoder, right, both = SentenceEncoder.load(tmp_path / "encoder"), [], []
-    for code in ("deu", "fra"):
-        folder = tmp_path / "xtreme" / "tatoeba"
-        sides = [(folder / f"tatoeba.{code}-eng.{side}").read_text("utf-8").splitlines() for side in (code, "eng")]
-        cosine = encoder.encode(sides[1], "en") @ encoder.encode(sides[0], code[:2]).T
-        right.append(100 * float(np.mean(cosine.argmax(axis=1) == np.arange(60))))
-        both.append((right[-1] + 100 * float(np.mean(cosine.argmax(axis=0) == np.arange(60)))) / 2)
-    assert found["values"]["tasks"]["tatoeba"] == pytest.approx(np.mean(right)) != pytest.approx(np.mean(both))
-    tuning, gold, lines = plain_bucc(tmp_path / "xtreme" / "bucc2018", "sample", encoder)
+        write_bucc(data / "bucc2018", split, seed)
+    line = ["--data", data, "--retrieval", path, "--json", "out.json", "--resamples", "drawn.json"]
+    table = cli("eval", "xtreme", *line).out
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    results, tasks = found["values"]["results"], found["values"]["tasks"]
+    assert tasks["tatoeba"] == pytest.approx(np.mean(right)) != pytest.approx(np.mean(both))
+    tuning, gold, lines = plain_bucc(data / "bucc2018", "sample", encoder)
     assert lines == 31 and len(gold) == 30
     ordered = sorted(tuning, key=lambda pair: -tuning[pair])
     f1 = [2 * len(gold & set(ordered[:count])) / (count + lines) for count in range(1, len(ordered) + 1)]
     best = int(np.argmax(f1))
     threshold = np.mean([tuning[pair] for pair in ordered[best : best + 2]])
-    mined, gold, lines = plain_bucc(tmp_path / "xtreme" / "bucc2018", "training", encoder)
+    mined, gold, lines = plain_bucc(data / "bucc2018", "training", encoder)
     taken = {pair for pair, score in mined.items() if score >= threshold}
     expected = 200 * len(taken & gold) / (len(taken) + lines)
-    assert expected > 0 and found["values"]["tasks"]["bucc"] == pytest.approx(expected)
-    results = found["values"]["results"]
-    assert results["bucc"]["values"]["de-en"]["gold"] == 31
-    table = capsys.readouterr().out
-    assert "2 of 36" in table and "1 of 4" in table
-    # Overlap and intervals are those of the evaluations, and the figures on resampled examples can be written.
-    assert "unknown of 120" in table and "overlap: unknown" in table
+    assert expected > 0 and tasks["bucc"] == pytest.approx(expected)
+    assert results["bucc"]["values"]["de-en"]["gold"] == 31 and results["tatoeba"]["overlap"]["total"] == 120
+    assert all(text in table for text in ("2 of 36", "1 of 4", "unknown of 120", "overlap: unknown"))
     assert found["overlap"] == {"found": None, "total": 151, "dropped": False}
-    assert results["tatoeba"]["overlap"]["total"] == 120
     drawn = json.loads((tmp_path / "drawn.json").read_text("utf-8"))
     assert set(drawn) == set(found["intervals"]) == {"bucc", "tatoeba"}
     for task, span in found["intervals"].items():
@@ -163,74 +132,47 @@ def test_retrieval_is_scored_as_by_xtreme(tmp_path: Path, capsys: pytest.Capture
         assert list(results[task]["intervals"].values()) == [span]
 
 
-@pytest.mark.slow
-def test_options_reach_every_task(tmp_path: Path) -> None:
-    """``--batch-tokens`` and ``--precision`` are those of the encoder and of the classifiers."""
-    write_encoder(tmp_path / "encoder")
-    write_tatoeba(tmp_path / "xtreme" / "tatoeba")
-    pairs = write_pairs(tmp_path / "xtreme" / "xnli")
-    run_training(pairs, "classification", "classification", tmp_path / "run")
-    seen = set[tuple[str, int, torch.dtype]]()
-
-    def record(module: torch.nn.Module, given: tuple, result: object) -> None:
-        if type(module).__name__ == "TransformerEncoder":
-            model = "encoder" if module.shape.hidden_size == 16 else "classifier"
-            seen.add((model, given[0].tokens.numel(), next(module.parameters()).dtype))
-
-    hook = torch.nn.modules.module.register_module_forward_hook(record)
-    models = ["--retrieval", str(tmp_path / "encoder"), "--paths", f"xnli={tmp_path / 'run' / 'best'}"]
-    try:
-        xtreme(tmp_path, *models)
-        sizes = {model: max(size for name, size, _ in seen if name == model) for model in ("encoder", "classifier")}
-        assert min(sizes.values()) > 64 and {dtype for *_, dtype in seen} == {torch.float32}
-        seen.clear()
-        xtreme(tmp_path, *models, "--batch-tokens", "64", "--precision", "bf16")
-    finally:
-        hook.remove()
-    assert {name for name, *_ in seen} == {"encoder", "classifier"}
-    assert max(size for _, size, _ in seen) <= 64 and {dtype for *_, dtype in seen} == {torch.bfloat16}
-
-
 # -- classifiers ------------------------------------------------------------------------------------------------------
 
 
-def run_training(data: Path, task: str, criterion: str, save_dir: Path, *more: str) -> None:
+def run_training(data: Path, task: str, criterion: str, save_dir: Path, *more: str) -> Path:
     options = (
-        "--layers 1 --hidden-size 48 --heads 4 --feedforward-size 96 --max-positions 64 --vocab-size 35 --languages de "
+        "--layers 1 --hidden-size 48 --heads 4 --feedforward-size 96 --max-positions 64 --vocab-size 50 --languages de "
         "--max-length 48 --batch-size 32 --lr 5e-3 --warmup-steps 5 --dropout 0 --attention-dropout 0 --device cpu "
         "--no-tensorboard --max-steps 15 --validate-every 15"
     ).split()
     line = [str(data), "--task", task, "--criterion", criterion, "--save-dir", str(save_dir), *options, *more]
     assert train.main(line) == 0
+    return save_dir / "best"
 
 
 def write_parts_of_speech(folder: Path) -> Path:
     """Write German words with their parts of speech as CoNLL-U."""
     kinds = {"der": "DET", "die": "DET", "ein": "DET", "dem": "DET", "mein": "PRON", "auf": "ADP", "im": "ADP"}
     kinds |= {"bei": "ADP", "am": "ADP"}
-    folder.mkdir(parents=True)
     texts = []
     for sentence, verb, city in sentences():
         given = {**kinds, verb: "VERB", city: "PROPN"}
         words = (f"{n}\t{word}\t_\t{given.get(word, 'NOUN')}" for n, word in enumerate(sentence.split(), start=1))
-        texts.append("".join(f"{word}{chr(9)}{chr(9).join('_' * 6)}\n" for word in words) + "\n")
-    for name, some in {"train": texts[::2], "dev": texts[1::4], "test": texts[3::4]}.items():
-        (folder / f"de_small-ud-{name}.conllu").write_text("".join(some), encoding="utf-8")
-    return folder
+        texts.append("".join(f"{word}{chr(9)}{chr(9).join('_' * 6)}\n" for word in words))
+    return write_splits(folder, "de_small-ud-{split}.conllu", texts)
 
 
 def write_entities(folder: Path) -> Path:
     """Write German words, of which each name and the word behind it are an entity."""
-    folder.mkdir(parents=True)
     texts = []
     for sentence, _, city in sentences():
         words = sentence.split()
         tags = ["O"] * len(words)
         place = words.index(city)
         tags[place : place + 2] = f"B-{CITIES[city]}", f"I-{CITIES[city]}"
-        texts.append("".join(f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)) + "\n")
-    for name, some in {"train": texts[::2], "dev": texts[1::4], "test": texts[3::4]}.items():
-        (folder / f"{name}-de.tsv").write_text("".join(some), encoding="utf-8")
+        texts.append("".join(f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)))
+    return write_splits(folder, "{split}-de.tsv", texts)
+
+
+def write_splits(folder: Path, name: str, texts: list[str]) -> Path:
+    for split, some in {"train": texts[::2], "dev": texts[1::4], "test": texts[3::4]}.items():
+        write(folder / name.format(split=split), some)
     return folder
 
 
@@ -242,11 +184,12 @@ def gold_and_found(data: Path, file: str, run: Path) -> tuple[list[list[str]], l
 
 
 @pytest.mark.slow
-def test_all_nine_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Taggers are scored by seqeval's default, which ``xrep-eval pos`` and ``ner`` print beside their own figures."""
-    write_encoder(tmp_path / "encoder")
-    root = tmp_path / "xtreme"
-    write_tatoeba(root / "tatoeba")
+def test_all_nine_tasks(tmp_path: Path, shared_encoder: Path, cli: Commands) -> None:
+    """Taggers are scored by seqeval's default, which ``xrep-eval pos`` and ``ner`` print beside their own figures.
+    ``--batch-tokens`` and ``--precision`` are those of the encoder and of the classifiers."""
+    root, seen = tmp_path / "xtreme", set[tuple[str, int, torch.dtype]]()
+    for code in ("deu", "fra"):
+        write_tatoeba(root / "tatoeba", code, alike(60, len(code)))
     for seed, split in enumerate(("dev", "test"), start=1):
         write_bucc(root / "bucc2018", split, seed)
     parts, entities = write_parts_of_speech(root / "udpos"), write_entities(root / "panx")
@@ -256,37 +199,53 @@ def test_all_nine_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         write_questions(root / task)
     for split in ("train", "dev", "test"):  # German is not a language of TyDiQA
         (root / "tydiqa" / f"{split}-de.json").rename(root / "tydiqa" / f"{split}-fi.json")
-    runs = {task: tmp_path / task / "best" for task in ("xnli", "pos", "ner", "qa")}
-    run_training(root / "xnli", "classification", "classification", tmp_path / "xnli")
-    larger = ["--vocab-size", "50"]
-    run_training(parts, "tagging", "tagging", tmp_path / "pos", *larger, "--max-steps", "3")
-    run_training(entities, "tagging", "tagging", tmp_path / "ner", *larger, "--max-steps", "14")
-    run_training(root / "xquad", "question_answering", "span", tmp_path / "qa", *larger)
+    pairs = ["--vocab-size", "35"]
+    runs = {
+        "xnli": run_training(root / "xnli", "classification", "classification", tmp_path / "xnli", *pairs),
+        "pos": run_training(parts, "tagging", "tagging", tmp_path / "pos", "--max-steps", "3"),
+        "ner": run_training(entities, "tagging", "tagging", tmp_path / "ner", "--max-steps", "14"),
+        "qa": run_training(root / "xquad", "question_answering", "span", tmp_path / "qa"),
+    }
     paths = ",".join([*(f"{task}={run}" for task, run in runs.items()), f"pawsx={runs['xnli']}"])
-    capsys.readouterr()
-    found = xtreme(tmp_path, "--paths", paths, "--retrieval", str(tmp_path / "encoder"))
-    text, values = capsys.readouterr().out, found["values"]
-    scores = values["tasks"]
+
+    def record(module: torch.nn.Module, given: tuple, result: object) -> None:
+        if type(module).__name__ == "TransformerEncoder":
+            model = "encoder" if module.shape.hidden_size == 16 else "classifier"
+            seen.add((model, given[0].tokens.numel(), next(module.parameters()).dtype))
+
+    line, hook = ["xtreme", "--data", root, "--retrieval", shared_encoder], register_module_forward_hook(record)
+    try:
+        text = cli("eval", *line, "--paths", paths, "--json", "out.json").out
+        sizes = {model: max(size for name, size, _ in seen if name == model) for model in ("encoder", "classifier")}
+        assert min(sizes.values()) > 64 and {dtype for *_, dtype in seen} == {torch.float32}
+        seen.clear()
+        more = ["--paths", f"xnli={runs['xnli']}", "--batch-tokens", 64, "--precision", "bf16"]
+        assert cli("eval", *line, *more).code == 0
+    finally:
+        hook.remove()
+    assert {name for name, *_ in seen} == {"encoder", "classifier"}
+    assert max(size for _, size, _ in seen) <= 64 and {dtype for *_, dtype in seen} == {torch.bfloat16}
+
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    values, scores = found["values"], found["values"]["tasks"]
     assert len(scores) == 9 and values["average"] == pytest.approx(np.mean(list(scores.values())))
     assert found["headline"] == {**scores, "average": values["average"]}
     assert set(found["intervals"]) == set(found["headline"]) and "average: 95% interval" in text
+    low, high = found["intervals"]["average"]
+    assert low < values["average"] < high
     assert values["results"]["xnli"]["overlap"]["found"] == 64 and "64 of 64" in text
-
     for task, data, file in (("pos", parts, "de_small-ud-test.conllu"), ("ner", entities, "test-de.tsv")):
         gold, tags = gold_and_found(data, file, runs[task])
         wanted, ours = plain_lenient(gold), plain_lenient(tags)
         lenient = 200 * len(wanted & ours) / (len(wanted) + len(ours))
         assert 0 < lenient < 100 and scores[task] == pytest.approx(lenient)
-        line = [task, "--path", str(runs[task]), "--data", str(data), "--json", str(tmp_path / "one.json")]
-        assert eval.main(line) == 0
+        table = cli("eval", task, "--path", runs[task], "--data", data, "--json", "one.json").out
         headline = json.loads((tmp_path / "one.json").read_text("utf-8"))["headline"]
-        pairs = [one == other for row in zip(gold, tags, strict=True) for one, other in zip(*row, strict=True)]
-        own = 100 * np.mean(pairs) if task == "pos" else entity_score(gold, tags).f1
+        same = [one == other for row in zip(gold, tags, strict=True) for one, other in zip(*row, strict=True)]
+        own = 100 * np.mean(same) if task == "pos" else entity_score(gold, tags).f1
         name = "accuracy" if task == "pos" else "f1"
         assert headline == pytest.approx({f"{name}, mean of 1": own, "xtreme f1, mean of 1": lenient})
         assert own != pytest.approx(lenient)
-        table = capsys.readouterr().out
         assert f"{own:.2f}" in table and "xtreme f1" in table and f"{lenient:.2f}" in table
-
     answers = values["results"]["mlqa"]["values"]["languages"]["de"]
     assert scores["mlqa"] == pytest.approx((answers["f1"] + answers["exact_match"]) / 2)
