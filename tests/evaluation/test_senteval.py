@@ -132,7 +132,7 @@ def test_relatedness_finds_scores_that_depend_on_the_features(classifier: Any) -
         x = generator.normal(size=(count, 8)).astype(np.float32)
         return Examples(x, np.clip(3 + x[:, 0] + 0.3 * generator.normal(size=count), 1, 5))
 
-    parts = draw(100, 1), draw(40, 2), draw(100, 3)
+    parts = draw(200, 1), draw(60, 2), draw(100, 3)
     found, drawn = relatedness(*parts, classifier, seed=1)
     assert drawn.mean() == pytest.approx(found["pearson"], abs=1)
     assert found["pearson"] > 90 and found["spearman"] > 90 and found["mse"] < 0.3

@@ -31,8 +31,7 @@ def columns_of(sentences: Sentences) -> tuple[list[list[str]], list[list[str]]]:
     [
         ("O O", []),
         ("B-X I-X I-X", [(0, 3, "X")]),
-        ("B-X B-X", [(0, 1, "X"), (1, 2, "X")]),
-        ("B-X I-Y I-Y", [(0, 1, "X")]),
+        ("B-X B-X I-Y I-Y", [(0, 1, "X"), (1, 2, "X")]),
         ("I-X I-X O B-X", [(3, 4, "X")]),
         ("B-X O I-X", [(0, 1, "X")]),
         ("B-X-Y I-X-Y", [(0, 2, "X-Y")]),
@@ -49,8 +48,6 @@ def test_scores_by_hand() -> None:
     assert (result.precision, result.recall, result.f1) == pytest.approx((100 / 3, 50, 40))
     assert tag_accuracy(gold, found) == pytest.approx(60)
     assert entity_score([["O"]], [["O"]]).f1 == 0
-    with pytest.raises(ValueError, match="2 tags for 1 words"):
-        entity_score([["O"]], [["O", "O"]])
 
 
 def test_the_default_of_seqeval_by_hand() -> None:
@@ -82,7 +79,7 @@ def plain_lenient(sentences: list[list[str]]) -> set[tuple[int, int, str]]:
     return {(begin, end, kind) for end, begin, kind in ends}
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(sentences_of(*IOB2) | sentences_of(*UPOS) | sentences_of("B-A", "E-A", "S-A", "I-B", "O"))
 def test_the_default_of_seqeval_as_two_tables(sentences: Sentences) -> None:
     gold, found = columns_of(sentences)
@@ -97,7 +94,7 @@ def test_the_scheme_is_recognised() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("seqeval") is None, reason="seqeval is not installed")
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(sentences_of(*IOB2), sentences_of(*UPOS))
 def test_scores_are_those_of_seqeval(entities: Sentences, words: Sentences) -> None:
     from seqeval.metrics import f1_score, precision_score, recall_score  # pyright: ignore[reportMissingImports]

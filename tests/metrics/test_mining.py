@@ -17,12 +17,6 @@ def test_precision_recall_and_f1() -> None:
     assert (nothing.precision, nothing.recall, nothing.f1) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("counts", [(0, 0, 0), (3, 2, 5), (3, 5, 2), (-1, 2, 2)])
-def test_counts_that_cannot_be_are_refused(counts: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError):
-        mining_scores(*counts)
-
-
 def test_the_threshold_is_the_midpoint_below_the_last_pair_taken() -> None:
     scores = np.array([0.5, 2.0, 1.0, 1.5], dtype=np.float32)
     threshold, found = best_threshold(scores, np.array([False, True, False, True]), gold=2)
@@ -37,7 +31,7 @@ def test_pairs_of_one_score_are_taken_together() -> None:
     assert (threshold, found.extracted, found.f1) == (1.0, 3, 50)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(-5, 9), st.booleans()), min_size=1, max_size=30),
     st.integers(0, 5),
@@ -56,11 +50,3 @@ def test_no_threshold_is_better(rows: list[tuple[int, bool]], missed: int, close
     expected_threshold, f1 = plain_margins.best_f1(pairs, right)
     assert found.f1 == pytest.approx(f1) and threshold == expected_threshold
     assert plain_margins.f1_at(pairs, right, threshold) == pytest.approx(f1)
-
-
-@pytest.mark.parametrize(
-    ("scores", "correct", "gold"), [([], [], 1), ([1.0], [True], 0), ([np.nan], [True], 1), ([1.0], [True, False], 1)]
-)
-def test_what_has_no_best_threshold_is_refused(scores: list[float], correct: list[bool], gold: int) -> None:
-    with pytest.raises(ValueError):
-        best_threshold(np.array(scores), np.array(correct, dtype=bool), gold)

@@ -7,7 +7,6 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies
 from sacrebleu.metrics import BLEU, CHRF
 
 from tests.support.corpus import sentence_pairs
@@ -19,23 +18,13 @@ OTHERS = [english for _, english in sentence_pairs(300, seed=1)]
 
 
 def noisy(sentences: list[str], seed: int, rate: float) -> list[str]:
-    """Return translations of a poor system, in which words are missing, doubled, swapped or from another sentence."""
-    draw = random.Random(seed)
-    found = []
-    for sentence in sentences:
-        words = sentence.split()
-        for _ in range(round(rate * len(words))):
-            place = draw.randrange(len(words)) if words else 0
-            kind = draw.randrange(4)
-            if kind == 0 and words:
-                del words[place]
-            elif kind == 1:
-                words[place:place] = words[place : place + 1]
-            elif kind == 2:
-                words[place : place + 2] = words[place : place + 2][::-1]
-            elif words:
-                words[place] = draw.choice(draw.choice(OTHERS).split())
-        found.append(" ".join(words))
+    """Return translations of a poor system, in which words are missing, swapped or from another sentence."""
+    draw, found = random.Random(seed), []
+    for words, other in zip(map(str.split, sentences), map(str.split, OTHERS), strict=False):
+        kept = [draw.choice(other) if draw.random() < rate else word for word in words if draw.random() > rate / 4]
+        if draw.random() < rate:
+            kept[:2] = kept[1::-1]
+        found.append(" ".join(kept))
     return found
 
 
@@ -68,36 +57,22 @@ def test_words_are_what_is_between_white_space_of_ascii() -> None:
     assert multi_bleu(["A b"], ["a b"]).precisions[0] == 50
 
 
-@given(strategies.integers(0, 2**32 - 1), strategies.floats(0, 1.5), strategies.integers(1, 3))
-@settings(max_examples=60)
-def test_it_is_bleu_of_sacrebleu_without_smoothing(seed: int, rate: float, streams: int) -> None:
-    draw = random.Random(seed)
-    count = draw.randint(1, 40)
-    first = draw.randrange(len(ENGLISH) - count)
-    chosen = ENGLISH[first : first + count]
-    hypotheses = noisy(chosen, seed, rate)
-    references = [chosen, *(noisy(chosen, seed + stream, 0.6) for stream in range(1, streams))]
-    expected = BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(hypotheses, references)
-    found = multi_bleu(hypotheses, references)
-    assert found.value == pytest.approx(expected.score, abs=1e-9)
-    assert found.precisions == pytest.approx(expected.precisions, abs=1e-9)
-    assert (found.hypothesis_length, found.reference_length) == (expected.sys_len, expected.ref_len)
-    assert found.brevity_penalty == pytest.approx(expected.bp)
-    if streams == 1:
-        assert multi_bleu(hypotheses, chosen) == found  # one stream or a list of strings
-
-
-@pytest.mark.parametrize("tokenize", ["13a", "intl", "zh", "char"])
-def test_text_may_be_cut_first(tokenize: str) -> None:
-    hypotheses, references = (
+@pytest.mark.parametrize("tokenize", ["none", "13a", "intl", "zh", "char"])
+def test_it_is_bleu_of_sacrebleu_without_smoothing(tokenize: str) -> None:
+    hypotheses, references, others = (
         [f"{text[0].upper()}{text[1:]}, 3.5 (né) 我喜欢!" for text in side]
-        for side in (noisy(ENGLISH[:60], 3, 0.4), ENGLISH[:60])
+        for side in (noisy(ENGLISH[:60], 3, 0.4), ENGLISH[:60], noisy(ENGLISH[:60], 4, 0.2))
     )
-    expected = BLEU(tokenize=tokenize, smooth_method="none").corpus_score(hypotheses, [references])
-    found = multi_bleu(hypotheses, references, tokenize)
-    assert found.value == pytest.approx(expected.score) and found.reference_length == expected.ref_len
-    assert found.value != pytest.approx(multi_bleu(hypotheses, references).value)
-    assert bleu(hypotheses, references, tokenize).value == pytest.approx(expected.score)  # nothing is smoothed
+    for streams in ([references], [references, others]):
+        expected = BLEU(tokenize=tokenize, smooth_method="none").corpus_score(hypotheses, streams)
+        found = multi_bleu(hypotheses, streams, tokenize)
+        assert found.value == pytest.approx(expected.score) and found.precisions == pytest.approx(expected.precisions)
+        assert (found.hypothesis_length, found.reference_length) == (expected.sys_len, expected.ref_len)
+        assert found.brevity_penalty == pytest.approx(expected.bp)
+        assert bleu(hypotheses, streams, tokenize).value == pytest.approx(expected.score)  # nothing is smoothed
+    alone = multi_bleu(hypotheses, references, tokenize)  # one stream is a list of strings
+    assert alone == multi_bleu(hypotheses, [references], tokenize)
+    assert tokenize == "none" or alone.value != pytest.approx(multi_bleu(hypotheses, references).value)
 
 
 def test_scores_of_sacrebleu_with_their_signatures() -> None:
@@ -114,20 +89,14 @@ def test_scores_of_sacrebleu_with_their_signatures() -> None:
     assert bleu(ENGLISH, ENGLISH).value == pytest.approx(100) and chrf(ENGLISH, ENGLISH).value == 100
 
 
-def test_smoothing_is_exponential() -> None:
-    assert multi_bleu(["a b c x e f"], ["a b c d e f"]).value == 0
-    assert bleu(["a b c x e f"], ["a b c d e f"]).value > 10
-
-
-def test_empty_translations_are_scored_and_nothing_is_refused() -> None:
+def test_empty_translations_are_scored() -> None:
+    assert multi_bleu(["a b c x e f"], ["a b c d e f"]).value == 0 and bleu(["a b c x e f"], ["a b c d e f"]).value > 10
     found = multi_bleu(["", ""], ["a b", "c"])
     assert (found.value, found.brevity_penalty, found.ratio) == (0, 0, 0)
     assert str(found) == "BLEU = 0.00, 0.0/0.0/0.0/0.0 (BP=0.000, ratio=0.000, hyp_len=0, ref_len=3)"
     assert multi_bleu([""], [""]).ratio == 0 and bleu(["", "a b c d"], ["x", "a b c d"]).value < 100
-    for hypotheses, references in (([], []), (["a"], []), (["a", "b"], ["a"]), (["a"], [["a"], ["a", "b"]])):
-        for metric in (bleu, chrf, multi_bleu):
-            with pytest.raises(ValueError, match=f"{len(hypotheses)} hypotheses and"):
-                metric(hypotheses, references)
+    with pytest.raises(ValueError, match="2 hypotheses and 1 references"):
+        multi_bleu(["a", "b"], ["a"])
 
 
 def test_resampled_bleu_is_that_of_the_drawn_sentences() -> None:
