@@ -1,4 +1,4 @@
-"""Readers: lines, the notation of parallel text and its layouts in folders, and one-line errors for bad files."""
+"""Readers: lines and documents, the notation of text and its layouts in folders, and the evaluation sets to exclude."""
 
 import gzip
 import lzma
@@ -8,16 +8,27 @@ from pathlib import Path
 import pytest
 
 from xrep.errors import UserError
-from xrep.text.readers import Bitext, discover_bitext, orient, parse_bitext, read_lines, read_pairs
+from xrep.text.cleaning import sentence_hashes
+from xrep.text.exclusion import load_exclusion
+from xrep.text.readers import (
+    Bitext,
+    TextFile,
+    discover_bitext,
+    find_text,
+    orient,
+    parse_bitext,
+    read_lines,
+    read_pairs,
+    read_sentences,
+)
 
 REAL = Path(os.environ.get("XREP_DATA") or Path(__file__).parents[3] / "shared" / "data") / "bitext"
-needs_data = pytest.mark.skipif(not REAL.is_dir(), reason="no real data: set XREP_DATA")
-
 ENGLISH = "They are at home.\nWhat do you want?\nThis is the book of my friend.\nShe will not come with us.\n"
 GERMAN = "Sie sind zu Hause.\nWas willst du?\nDas ist das Buch meines Freundes.\nSie kommt nicht mit.\n"
 
 
 def write(path: Path, content: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
@@ -28,49 +39,26 @@ def test_only_newlines_end_a_line(tmp_path):
 
 
 @pytest.mark.parametrize("module", [gzip, lzma])
-def test_archives_are_known_by_content(tmp_path, module):
+def test_compressed_files_are_known_by_content(tmp_path, module):
     packed = module.compress("grün\n".encode()) + module.compress(b"blau\n")
     assert list(read_lines(write(tmp_path / "colours", packed))) == [(1, "grün"), (2, "blau")]
     for name in ("plain.gz", "plain.xz"):
         assert list(read_lines(write(tmp_path / name, "rot\n"))) == [(1, "rot")]
+    text = "\n\n  eins  zwei\t drei \nvier\r\n \t\nfünf\n\n\nsechs\nsieben".encode()
+    documents = write(tmp_path / "train.de.x", module.compress(text))
+    assert list(read_sentences(TextFile("de", documents))) == [
+        ("eins zwei drei", True), ("vier", False), ("fünf", True), ("sechs", True), ("sieben", False)
+    ]  # fmt: skip
 
 
-NOISE = os.urandom(4000).hex().encode()
-
-
-@pytest.mark.parametrize(
-    ("content", "line", "problem"),
-    [
-        (b"", None, "empty"),
-        (b"fine\nna\xefve\n", 2, "invalid UTF-8 (byte 3 of the line)"),
-        (b"fine\nfine\n" + b"word " * 100_000 + b"\n", 3, "100,000 words"),
-        (b"fine\n" + b"x" * 1_000_001, 2, "1,000,001 characters"),
-        (b"fine\n" + b"x" * 5_000_000, 2, "characters"),
-        (gzip.compress(NOISE)[:2000], 1, "gzip"),
-        (gzip.compress(b"text\n" * 4000)[:30], None, "gzip"),
-        (lzma.compress(NOISE)[:2000], 1, "damaged or truncated xz file"),
-        (lzma.compress(b"text\n" * 4000)[:30], None, "damaged or truncated xz file"),
-        (lzma.compress(b"text\n" * 4000)[:-40] + bytes(40), None, "damaged or truncated xz file"),
-    ],
-    ids=[
-        "empty", "UTF-8", "words", "one character too many", "long", "noise in gzip", "start of gzip", "noise in xz",
-        "start of xz", "zeros in xz",
-    ],
-)  # fmt: skip
-def test_bad_files_name_file_line_and_cure(tmp_path, content, line, problem):
-    file = write(tmp_path / "bad.txt", content)
-    with pytest.raises(UserError) as error:
-        list(read_lines(file))
-    assert problem in str(error.value) and str(error.value).startswith(str(file)) and error.value.cure
-    assert line is None or error.value.line == line
-    assert "\n" not in str(error.value)
-
-
-def test_missing_file_and_folder(tmp_path):
-    with pytest.raises(UserError, match="no such file"):
-        list(read_lines(tmp_path / "none.txt"))
-    with pytest.raises(UserError, match="a folder"):
-        list(read_lines(tmp_path))
+def test_lines_are_bounded_and_files_are_there(tmp_path):
+    for content, problem in ((b"fine\n" + b"word " * 100_000, "bad:2: .*100,000 words"),
+                             (b"fine\n" + b"x" * 1_000_001, "bad:2: .*1,000,001 characters")):  # fmt: skip
+        with pytest.raises(UserError, match=problem):
+            list(read_lines(write(tmp_path / "bad", content)))
+    for name, problem in (("none.txt", "no such file"), (".", "a folder")):
+        with pytest.raises(UserError, match=problem):
+            list(read_lines(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -82,19 +70,18 @@ def test_missing_file_and_folder(tmp_path):
         ("eng-fra=train.en,train.fr", Bitext(("fr", "en"), ("train.fr", "train.en"))),
         ("deu-eng=x.tsv:2,1", Bitext(("de", "en"), ("x.tsv",), (1, 0), True)),
         ("en-zh-Hans=x.tsv:1,4", Bitext(("zh", "en"), ("x.tsv",), (3, 0), True)),
-        ("de-fr=a.de,b.fr", Bitext(("de", "fr"), ("a.de", "b.fr"))),
         ("de-fr=a.de,b.fr@70", Bitext(("de", "fr"), ("a.de", "b.fr"), sample=70)),
         ("en-de=x.tsv:1,2@9", Bitext(("de", "en"), ("x.tsv",), (1, 0), True, 9)),
+        *((spec, None) for spec in ("x.tsv", "de=x.tsv", "de-en=", "de-en=a,b,c", "de-deu=x.tsv", "de-en=x:1,1",
+                                    "d-e=x")),
     ],
-)
-def test_parse_bitext(spec, expected):
-    assert parse_bitext(spec) == expected
-
-
-@pytest.mark.parametrize("spec", ["x.tsv", "de=x.tsv", "de-en=", "de-en=a,b,c", "de-deu=x.tsv", "de-en=x:1,1", "d-e=x"])
-def test_parse_bitext_refuses(spec):
-    with pytest.raises(UserError, match="write de-en=FILE.tsv"):
-        parse_bitext(spec)
+)  # fmt: skip
+def test_notation_of_parallel_text(spec, expected):
+    if expected is None:
+        with pytest.raises(UserError, match="write de-en=FILE.tsv"):
+            parse_bitext(spec)
+    else:
+        assert parse_bitext(spec) == expected
 
 
 @pytest.mark.parametrize("name", ["de-en", "en-de"])
@@ -102,26 +89,17 @@ def test_parse_bitext_refuses(spec):
 def test_columns_are_found_whatever_the_name(tmp_path, name, english_first):
     sides = (ENGLISH, GERMAN) if english_first else (GERMAN, ENGLISH)
     rows = "".join(f"{a}\t{b}\tattribution\n" for a, b in zip(*map(str.splitlines, sides), strict=True))
-    file = write(tmp_path / "x.tsv", rows)
-    bitext, note = orient(parse_bitext(f"{name}={file}"))
-    assert [(source, target) for _, source, target in read_pairs(bitext)] == list(
-        zip(GERMAN.splitlines(), ENGLISH.splitlines(), strict=True)
-    )
+    bitext, note = orient(parse_bitext(f"{name}={write(tmp_path / 'x.tsv', rows)}"))
+    expected = list(zip(GERMAN.splitlines(), ENGLISH.splitlines(), strict=True))
+    assert [row[1:] for row in read_pairs(bitext)] == expected
     assert (note is None) == (english_first == (name == "en-de"))
+    given = parse_bitext(f"{name}={tmp_path}/x.tsv:1,2")
+    assert orient(given) == (given, None)
 
 
-def test_given_columns_stay(tmp_path):
-    file = write(tmp_path / "x.tsv", "What is this?\tWas ist das?\n" * 50)
-    bitext = parse_bitext(f"de-en={file}:1,2")
-    assert orient(bitext) == (bitext, None)
-
-
-def test_rows_that_are_no_pairs(tmp_path):
-    file = write(tmp_path / "x.tsv", "eins\tone\n\nzwei\n")
-    pairs = read_pairs(parse_bitext(f"de-en={file}"))
-    assert [next(pairs), next(pairs)] == [(1, "eins", "one"), (2, "", "")]
-    with pytest.raises(UserError, match=r"x\.tsv:3: 1 column where two columns are needed"):
-        next(pairs)
+def test_an_empty_line_is_no_pair(tmp_path):
+    file = write(tmp_path / "x.tsv", "eins\tone\n\nzwei\ttwo\n")
+    assert list(read_pairs(parse_bitext(f"de-en={file}"))) == [(1, "eins", "one"), (2, "", ""), (3, "zwei", "two")]
 
 
 @pytest.mark.parametrize(("german", "english"), [(5, 9), (9, 5), (3, 4)])
@@ -172,10 +150,55 @@ def test_folders_without_pairs(tmp_path, files, problem):
         discover_bitext(tmp_path)
 
 
-@needs_data
+@pytest.mark.skipif(not REAL.is_dir(), reason="no real data: set XREP_DATA")
 def test_real_folders():
     multi30k = names(REAL / "multi30k", discover_bitext(REAL / "multi30k"))
     assert multi30k["valid"] == [f"{x}-en=val.{x}.gz,val.en.gz" for x in ("cs", "de", "fr")]
     manythings = discover_bitext(REAL / "manythings")
     assert sorted(bitext.name for bitext in manythings["train"]) == ["de-en", "es-en", "fr-en", "ja-en", "zh-en"]
     assert all(orient(bitext)[0].columns == (1, 0) for bitext in manythings["train"])
+
+
+def test_files_of_one_language(tmp_path):
+    for name in ("news.2012.de", "de.txt", "train.eng.gz", "zho.txt.xz", "valid.de", "news.dev.fr.txt", "test.de",
+                 "README.md", "data.tsv", ".hidden.de", "notes.txt", "folder.de/x"):  # fmt: skip
+        write(tmp_path / "text" / name, b"a\n")
+    found = find_text(tmp_path / "text")
+    assert {split: [(file.language, file.path.name) for file in files] for split, files in found.items()} == {
+        "train": [("de", "de.txt"), ("de", "news.2012.de"), ("en", "train.eng.gz"), ("zh", "zho.txt.xz")],
+        "valid": [("fr", "news.dev.fr.txt"), ("de", "valid.de")],
+    }
+    named = [TextFile(code, Path(name)) for code, name in (("de", "a.txt"), ("en", "b,c.gz"), ("de", "d=e"))]
+    assert find_text("deu=a.txt,en=b,c.gz,de=d=e") == {"train": named}
+    write(tmp_path / "de=x" / "train.fr", "a\n")
+    assert [file.language for file in find_text(tmp_path / "de=x")["train"]] == ["fr"]
+    write(tmp_path / "other" / "valid.de", "a\n")
+    for folder, problem in (("none", "no such folder; check the name; expected news.de"),
+                            ("other", "no training text found; expected news.de, train.de or de.txt")):  # fmt: skip
+        with pytest.raises(UserError, match=problem):
+            find_text(tmp_path / folder)
+
+
+def test_lines_and_cells_are_excluded(tmp_path):
+    """``tests/cli/test_exclusion.py`` has every layout."""
+    write(tmp_path / "x.deu", "Das ist ein Test.\n...\nein Wort\tmit Tab\n")
+    write(tmp_path / "deep" / "pairs.tsv", "Links\tOn the left\n")
+    write(tmp_path / "test.sh", "Na srpskohrvatskom.\n")  # sh is a language, too
+    write(tmp_path / "README", "What this is\n")
+    write(tmp_path / "test.csv", 'label,sentence\n1,"Ein Hund, der bellt"\n2,"Zwei ""große""\nKatzen"\n')
+    excluded = load_exclusion([tmp_path])
+    texts = ["DAS IST EIN TEST", "links", "On the left!", "mit Tab", "Na srpskohrvatskom", "Ein Hund, der bellt",
+             "Zwei große Katzen", "Links\tOn the left", "...", "What this is", "der bellt", "1", "label"]  # fmt: skip
+    assert excluded.contains(sentence_hashes(texts)).tolist() == [True] * 7 + [False] * 6
+
+
+@pytest.mark.parametrize(("name", "content", "problem"), [
+    ("bad.txt", b"ok\n\xff\n", r"bad\.txt:2: invalid UTF-8"),
+    ("a.csv", b'a,b\n"c,d\n', r"a\.csv:\d: not CSV"),
+    ("a.sgm", b"<seg>caf\xe9</seg>\n", r"a\.sgm: invalid UTF-8"),
+    ("a.jsonl", b'{"a": "b"}\n{\n', r"a\.jsonl:2: not JSON"),
+])  # fmt: skip
+def test_evaluation_sets_that_cannot_be_read(tmp_path, name, content, problem):
+    write(tmp_path / name, content)
+    with pytest.raises(UserError, match=problem):
+        load_exclusion([tmp_path])
