@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import sentencepiece
 import tokenizers
 
+from tests.support.once import made_once
 from tests.text.sentences import LANGUAGES, TEXT
 
 BYTE_LEVEL_SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -69,3 +72,42 @@ def write_ours(directory: Path, **options: Any) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "sentencepiece.model").write_bytes(sentencepiece_model(**OUR_IDS, **options))
     return directory
+
+
+PIECES = {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
+
+
+def write_converted(path: Path, *, family: str, file: str, name: str, **options: Any) -> Path:
+    """Write a SentencePiece model of a family that xrep does not know, so that transformers converts it."""
+    write_json(path / "config.json", {"model_type": family})
+    write_json(path / "tokenizer_config.json", {"tokenizer_class": f"{name}Tokenizer"})
+    (path / file).write_bytes(sentencepiece_model(**options))
+    return path
+
+
+MAKERS: dict[str, Callable[[Path], Path]] = {
+    "bert": write_wordpiece,
+    "bert-cased": partial(write_wordpiece, do_lower_case=False, tokenizer_class="BertTokenizer"),
+    "bert-accents": partial(write_wordpiece, do_lower_case=True, strip_accents=False),
+    "bert-chinese": partial(write_wordpiece, do_lower_case=False, strip_accents=True, tokenize_chinese_chars=False),
+    "roberta": write_byte_level,
+    "roberta-spaced": partial(write_byte_level, add_prefix_space=True, tokenizer_class="RobertaTokenizer"),
+    "xlm-roberta": write_xlm_roberta,
+    "ours": write_ours,
+    "ours-bytes": partial(write_ours, byte_fallback=True, character_coverage=0.98),
+    "ours-folded": partial(write_ours, normalization_rule_name="nmt_nfkc_cf"),
+    "ours-nfkc": partial(write_ours, normalization_rule_name="nfkc"),
+    "ours-as-is": partial(write_ours, normalization_rule_name="identity", remove_extra_whitespaces=False,
+                          add_dummy_prefix=False),
+    "deberta-v2": partial(write_converted, family="deberta-v2", file="spm.model", name="DebertaV2",
+                          **{"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}, **PIECES),
+    "t5": partial(write_converted, family="t5", file="spiece.model", name="T5",
+                  **{"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}),
+}  # fmt: skip
+CONVERTED = ("deberta-v2", "t5")
+UNIGRAM = [name for name in MAKERS if name.startswith(("xlm", "ours"))]
+
+
+def published(name: str) -> Path:
+    """Return the directory of a tokenizer of ``MAKERS``, which no test may change."""
+    return made_once(f"tokenizer-{name}", lambda folder: MAKERS[name](folder / "origin")) / "origin"

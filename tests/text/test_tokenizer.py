@@ -74,30 +74,17 @@ def foreign_model() -> bytes:
     return model.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "problem"),
-    [
-        ("sentencepiece.model", b"no model at all" * 20, "not a SentencePiece model"),
-        ("sentencepiece.model", b"", "empty SentencePiece model"),
-        ("sentencepiece.model", None, "has no pad piece"),
-        ("tokenizer_config.json", b'{"kind": "wordpiece"}', "kind 'wordpiece'"),
-        ("tokenizer_config.json", b'{"kind": ["sentencepiece"]}', "kind"),
-        ("tokenizer_config.json", b'{"model_max_length": 5', "not a tokenizer config of xrep"),
-        ("tokenizer_config.json", b'{"model_max_length": 5}', "no such tokenizer"),
-        ("tokenizer_config.json", b"[]", "not a tokenizer config of xrep"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "problem"), [
+    ("sentencepiece.model", b"no model at all" * 20, "not a SentencePiece model"),
+    ("sentencepiece.model", None, "has no pad piece"),
+    ("tokenizer_config.json", b'{"kind": "wordpiece"}', "kind 'wordpiece'"),
+    ("tokenizer_config.json", b'{"model_max_length": 5}', "no such tokenizer"),
+    ("none", b"", "no such tokenizer"),
+])  # fmt: skip
 def test_bad_tokenizers(tmp_path, name, content, problem):
     (tmp_path / name).write_bytes(foreign_model() if content is None else content)
     with pytest.raises(UserError, match=problem):
         Tokenizer.load(tmp_path)
-
-
-def test_missing_tokenizer(tmp_path):
-    with pytest.raises(UserError, match="no such tokenizer"):
-        Tokenizer.load(tmp_path)
-    with pytest.raises(UserError, match="no such tokenizer"):
-        Tokenizer.load(tmp_path / "none")
 
 
 @pytest.mark.parametrize("maximum", [10_000, 500])
