@@ -16,12 +16,8 @@ from xrep.models.dual_encoder import DualEncoder
 
 def text_of(*sides: str) -> TextSpec:
     vocabulary = Vocabulary(size=VOCABULARY, pad_id=0, unk_id=1, bos_id=2, eos_id=3, mask_id=4)
-    return TextSpec(
-        vocabularies=dict.fromkeys(sides, vocabulary),
-        max_length=POSITIONS,
-        source_languages=["de"],
-        target_languages=["en"],
-    )
+    languages = {"source_languages": ["de"], "target_languages": ["en"]}
+    return TextSpec(vocabularies=dict.fromkeys(sides, vocabulary), max_length=POSITIONS, **languages)
 
 
 @torch.no_grad()
@@ -47,9 +43,8 @@ def test_a_teacher_with_a_pooler_and_a_student_with_a_new_layer(tmp_path: Path) 
     model = make_model("BertModel")
     path = str(save(model, tmp_path / "bert"))
     given = {"encoder": path, "towers": "separate", "pooling": "cls", "projection": "tanh", "projected_side": "source"}
-    ours = DualEncoder(
-        DualEncoder.Config(pooler="target", normalize=False, **given), text_of("source", "target")
-    ).eval()
+    config = DualEncoder.Config(pooler="target", normalize=False, **given)
+    ours = DualEncoder(config, text_of("source", "target")).eval()
     assert ours.new_projections == ["source"] and set(ours.projections) == {"source", "target"}
     with torch.no_grad():
         torch.testing.assert_close(ours.encode("target", make_batch(0))[0], pooled(model), rtol=0, atol=1e-5)

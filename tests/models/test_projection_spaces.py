@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
 from tests.support.runs import compose_run
 from xrep.errors import UserError
 from xrep.inference.export import export_path
@@ -28,7 +29,7 @@ ENGLISH = [english for _, english in sentence_pairs(12)]
 
 @pytest.fixture(scope="module")
 def run(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    given = {"criterion": "cmlm", "projections": 4, "max_steps": 3, **SPACES}
+    given = {"criterion": "cmlm", "projections": 4, "max_steps": 1, **SPACES}
     return train(compose_run(data_directory, tmp_path_factory.mktemp("runs") / "proj", **given)).directory
 
 
@@ -52,11 +53,8 @@ def test_a_sentence_vector_is_the_mean(text, make_batch, towers: str) -> None:
 def test_projections_begin_as_large_as_the_vector(width: int) -> None:
     torch.manual_seed(0)
     spaces = ProjectionSpaces(width, 15)
-    assert len(spaces) == 15 and [tuple(p.shape) for p in spaces.perceptrons[3].parameters() if p.dim() == 2] == [
-        (2 * width, width),
-        (2 * width, 2 * width),
-        (width, 2 * width),
-    ]
+    shapes = [tuple(p.shape) for p in spaces.perceptrons[3].parameters() if p.dim() == 2]
+    assert len(spaces) == 15 and shapes == [(2 * width, width), (2 * width, 2 * width), (width, 2 * width)]
     vectors = torch.randn(50, width)
     views = spaces(vectors)
     assert views.shape == (50, 15, width) and torch.equal(views[:, 0], vectors)
@@ -64,6 +62,7 @@ def test_projections_begin_as_large_as_the_vector(width: int) -> None:
     assert 0.4 < sizes.min() and sizes.max() < 2.5, sizes
 
 
+@pytest.mark.slow
 def test_a_run_keeps_them(run: Path, tmp_path: Path) -> None:
     tensors = open_checkpoint(run / "last").tensors()
     assert "projections.shared.spaces.perceptrons.2.4.weight" in tensors
@@ -77,6 +76,7 @@ def test_a_run_keeps_them(run: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(half, vectors, atol=0.05)
 
 
+@pytest.mark.slow
 def test_what_other_libraries_do_not_have(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="means of projection spaces.*set `no_projection` to leave them out"):
         export_path(run / "last", tmp_path / "st", "sentence-transformers")
@@ -91,6 +91,7 @@ def test_what_other_libraries_do_not_have(run: Path, tmp_path: Path) -> None:
         find_start(str(run / "last"))
 
 
+@pytest.mark.slow
 def test_a_stage_goes_on_with_them(run: Path, data_directory: Path, tmp_path: Path) -> None:
     given = {"criterion": "translation_ranking", "max_steps": 1, "lr": 0, "weight_decay": 0, **SPACES}
     second = train(compose_run(data_directory, tmp_path / "second", init=run / "last", **given)).directory
@@ -98,9 +99,8 @@ def test_a_stage_goes_on_with_them(run: Path, data_directory: Path, tmp_path: Pa
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_pretrained_projection_is_not_dropped(data_directory: Path, tmp_path: Path) -> None:
-    given = {"criterion": "translation_ranking", "max_steps": 1, "projection_size": 8}
-    dense = train(compose_run(data_directory, tmp_path / "dense", **given)).directory / "last"
+def test_a_pretrained_projection_is_not_dropped(tmp_path: Path) -> None:
+    dense = write_encoder(tmp_path / "dense", model_options={"projection_size": 8})
     config = DualEncoder.Config(towers="shared", encoder=str(dense), **SPACES)
     with pytest.raises(UserError, match="shared: the pretrained encoder brings a projection; leave out"):
         DualEncoder(config, open_checkpoint(dense).text)
