@@ -21,6 +21,8 @@ from xrep.models.translation import Predictions, Translation
 from xrep.text.tokenizer import Tokenizer
 
 SMALL = {"layers": 2, "hidden_size": 32, "heads": 4, "feedforward_size": 64, "max_positions": 48, "decoder_layers": 2}
+EIGHT = torch.zeros(8, dtype=torch.int64)
+"""The language of eight pairs."""
 EVERY = [(norm, tie, bias) for norm in ("post", "pre") for tie in ("all", "decoder", "none") for bias in (False, True)]
 
 
@@ -32,11 +34,15 @@ def make_model(text: TextSpec, **options) -> Translation:
     return model
 
 
+def text_of(source: Vocabulary, target: Vocabulary | None = None, languages: list[str] | None = None) -> TextSpec:
+    own = {"shared": source} if target is None else {"source": source, "target": target}
+    return TextSpec(vocabularies=own, max_length=48, source_languages=["de"], target_languages=languages or ["en"])
+
+
 def make_pairs(make_batch) -> PairBatch:
     """Return eight pairs of mixed lengths, padded on both sides."""
-    return make_batch(
-        [(" ".join(de.split()[: 1 + n]), en * (1 + n % 2)) for n, (de, en) in enumerate(sentence_pairs(8))]
-    )
+    pairs = enumerate(sentence_pairs(8))
+    return make_batch([(" ".join(german.split()[: 1 + n]), english * (1 + n % 2)) for n, (german, english) in pairs])
 
 
 def teacher_forced(model: Translation, batch: PairBatch, languages: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,10 +74,9 @@ def stepped(model: Translation, batch: PairBatch, languages: Tensor) -> Tensor:
 @pytest.mark.parametrize(("norm", "tie", "bias"), EVERY)
 def test_steps_equal_the_whole(text, make_batch, norm: str, tie: str, bias: bool) -> None:
     model, batch = make_model(text, norm=norm, tie_embeddings=tie, semantic_bias=bias), make_pairs(make_batch)
-    languages = torch.zeros(len(batch), dtype=torch.int64)
     with torch.no_grad():
-        logits, labels = teacher_forced(model, batch, languages)
-        steps = stepped(model, batch, languages)
+        logits, labels = teacher_forced(model, batch, EIGHT)
+        steps = stepped(model, batch, EIGHT)
     real = torch.arange(steps.size(1)) < (batch.target.lengths - 1).unsqueeze(1)
     assert labels.tolist() == batch.target.tokens[:, 1:][real].tolist()
     assert_near(steps[real], logits)
@@ -79,18 +84,19 @@ def test_steps_equal_the_whole(text, make_batch, norm: str, tie: str, bias: bool
 
 def test_a_translation_does_not_depend_on_the_batch(text, make_batch) -> None:
     model, batch = make_model(text, semantic_bias=True), make_pairs(make_batch)
-    languages = torch.zeros(len(batch), dtype=torch.int64)
     with torch.no_grad():
-        together, _ = teacher_forced(model, batch, languages)
-        ones = [teacher_forced(model, batch.rows(i, i + 1), languages[:1])[0] for i in range(len(batch))]
+        together, _ = teacher_forced(model, batch, EIGHT)
+        ones = [teacher_forced(model, batch.rows(i, i + 1), EIGHT[:1])[0] for i in range(8)]
     assert_near(together, torch.cat(ones))
+    found = model.predict(batch.rows(0, 0).source, batch.rows(0, 0).target, EIGHT[:0])
+    assert found.vectors.shape == (0, 32) and found.labels.shape == (0,) and loss_of(found).loss == 0
 
 
 def test_sentences_leave(text, make_batch) -> None:
     model, batch = make_model(text, semantic_bias=True), make_pairs(make_batch)
-    rows, languages = torch.tensor([1, 4, 6]), torch.zeros(len(batch), dtype=torch.int64)
+    rows = torch.tensor([1, 4, 6])
     tokens, parents = torch.full((8, 3), 7), torch.zeros(8, 3, dtype=torch.int64)
-    every, some = (model.begin(batch.source, languages) for _ in range(2))
+    every, some = (model.begin(batch.source, EIGHT) for _ in range(2))
     every.next(), some.next()
     every.next(tokens, parents), some.next(tokens, parents)
     some.keep(rows)
@@ -100,7 +106,7 @@ def test_sentences_leave(text, make_batch) -> None:
 
 def test_the_semantic_bias_is_a_scaled_cosine(text, make_batch) -> None:
     """The logits are z + s cos([CLS], E); with s = 0 they are those of the plain model."""
-    batch, languages = make_pairs(make_batch), torch.zeros(8, dtype=torch.int64)
+    batch, languages = make_pairs(make_batch), EIGHT
     model = make_model(text, semantic_bias=True).double()
     assert model.semantic_scale == 20 and make_model(text, semantic_bias=True, semantic_scale=1.0).semantic_scale == 1
     plain = make_model(text).double()
@@ -123,7 +129,7 @@ def test_gradients_reach_every_parameter(text, make_batch) -> None:
     batch = make_pairs(make_batch)
     for tie in ("all", "decoder", "none"):
         model = make_model(text, semantic_bias=True, tie_embeddings=tie).train()
-        found = model.predict(batch.source, batch.target, torch.zeros(8, dtype=torch.int64))
+        found = model.predict(batch.source, batch.target, EIGHT)
         loss_of(found).loss.backward()
         # The row of padding is zero and has no direction: normalised, it would have a gradient of 1e12.
         table = model.encoder.token_embedding.weight
@@ -136,95 +142,65 @@ def test_a_frozen_encoder_leaves_no_graph(text, make_batch) -> None:
     model.encoder.requires_grad_(False)
     seen: list[bool] = []
     model.encoder.register_forward_hook(lambda *_: seen.append(torch.is_grad_enabled()))
-    found = model.predict(batch.source, batch.target, torch.zeros(8, dtype=torch.int64))
+    found = model.predict(batch.source, batch.target, EIGHT)
     assert found.vectors.requires_grad and seen == [False]
 
 
 def test_the_language_vector_is_the_first_input(tokenizer, make_batch) -> None:
-    text = TextSpec(
-        vocabularies={"shared": Vocabulary.of(tokenizer)},
-        max_length=48,
-        source_languages=["de"],
-        target_languages=["en", "es", "fr"],
-    )
+    text = text_of(Vocabulary.of(tokenizer), languages=["en", "es", "fr"])
     model, batch = make_model(text), make_pairs(make_batch)
     assert model.target_languages == ["en", "es", "fr"]
     with torch.no_grad():
-        en, es, mixed = (
-            model.begin(batch.source, languages).next()
-            for languages in (torch.full((8,), 0), torch.full((8,), 1), torch.tensor([0, 1] * 4))
-        )
+        given = (EIGHT, EIGHT + 1, torch.tensor([0, 1] * 4))
+        en, es, mixed = (model.begin(batch.source, languages).next() for languages in given)
     assert not torch.allclose(en, es, atol=1e-3)
     torch.testing.assert_close(mixed[0::2], en[0::2], rtol=0, atol=1e-6)
     torch.testing.assert_close(mixed[1::2], es[1::2], rtol=0, atol=1e-6)
 
 
 def test_languages_are_carried_over_by_their_names(text) -> None:
-    few, many = (
-        dataclasses.replace(text, target_languages=languages) for languages in (["fr", "es"], ["de", "en", "fr"])
+    few, many, other = (
+        dataclasses.replace(text, target_languages=own.split()) for own in ("fr es", "de en fr", "cs it")
     )
     ours, theirs = make_model(few), make_model(many)
     found = ours.carried_over(theirs.state_dict(), many)
     rows = found["language_embedding.weight"]
     assert torch.equal(rows[0], theirs.language_embedding.weight[2])
     assert torch.equal(rows[1], ours.language_embedding.weight[1])
-    assert torch.equal(found["encoder.norm.weight"], theirs.encoder.norm.weight) and len(found) == len(
-        ours.state_dict()
-    )
-    other = dataclasses.replace(text, target_languages=["cs", "it"])  # as many languages, and none of them known
+    assert torch.equal(found["encoder.norm.weight"], theirs.encoder.norm.weight)
+    assert found.keys() == ours.state_dict().keys()
+    # of as many other languages, none is known
     assert "language_embedding.weight" not in ours.carried_over(make_model(other).state_dict(), other)
 
 
-def test_no_pairs(text, make_batch) -> None:
-    model, batch = make_model(text, semantic_bias=True), make_pairs(make_batch).rows(0, 0)
-    found = model.predict(batch.source, batch.target, torch.zeros(0, dtype=torch.int64))
-    assert found.vectors.shape == (0, 32) and found.labels.shape == (0,) and loss_of(found).loss == 0
-
-
 def test_tied_tables_are_one(text) -> None:
-    sizes = {
-        tie: sum(p.numel() for p in make_model(text, tie_embeddings=tie).parameters())
-        for tie in ("all", "decoder", "none")
-    }
+    models = {tie: make_model(text, tie_embeddings=tie) for tie in ("all", "decoder", "none")}
+    sizes = {tie: sum(p.numel() for p in model.parameters()) for tie, model in models.items()}
     table = text.vocabulary("target").size * 32
     assert sizes["none"] - sizes["decoder"] == table and sizes["decoder"] - sizes["all"] == table
 
 
-def test_vocabularies_of_their_own(tokenizer, make_batch) -> None:
-    source = Vocabulary.of(tokenizer)
+def test_vocabularies_and_widths_of_their_own(text, tokenizer, make_batch) -> None:
+    source, batch = Vocabulary.of(tokenizer), make_pairs(make_batch)
     target = dataclasses.replace(source, size=source.size + 9)
-    text = TextSpec(
-        vocabularies={"source": source, "target": target},
-        max_length=48,
-        source_languages=["de"],
-        target_languages=["en"],
-    )
-    model = make_model(text)
-    assert model.begin(make_pairs(make_batch).source, torch.zeros(8, dtype=torch.int64)).next().size(2) == target.size
-    for options in ({"semantic_bias": True}, {"tie_embeddings": "all"}):
-        with pytest.raises(UserError, match="vocabularies of their own"):
-            make_model(text, **options)
-
-
-def test_widths_may_differ(text, make_batch) -> None:
+    separate = text_of(source, target)
+    assert make_model(separate).begin(batch.source, EIGHT).next().size(2) == target.size
     model = make_model(text, decoder_hidden_size=24, decoder_heads=3, semantic_bias=True)
-    batch = make_pairs(make_batch)
-    assert model.predict(batch.source, batch.target, torch.zeros(8, dtype=torch.int64)).vectors.size(1) == 24
-    with pytest.raises(UserError, match="32 wide, the decoder 24"):
-        make_model(text, decoder_hidden_size=24, tie_embeddings="all")
-    with pytest.raises(UserError, match="not divisible"):
-        make_model(text, decoder_hidden_size=30)
+    assert model.predict(batch.source, batch.target, EIGHT).vectors.size(1) == 24
+    for own, options, message in (
+        (separate, {"semantic_bias": True}, "vocabularies of their own"),
+        (separate, {"tie_embeddings": "all"}, "vocabularies of their own"),
+        (text, {"decoder_hidden_size": 24, "tie_embeddings": "all"}, "32 wide, the decoder 24"),
+        (text, {"decoder_hidden_size": 30}, "not divisible"),
+        (text, {"max_positions": 47}, "raise `max_positions`"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make_model(own, **options)
 
 
 def test_starts_from_the_encoder_of_a_run(tmp_path: Path) -> None:
     path = write_encoder(tmp_path / "run", size=32)
-    tokenizer = Tokenizer.load(path / "tokenizer")
-    text = TextSpec(
-        vocabularies={"shared": Vocabulary.of(tokenizer)},
-        max_length=48,
-        source_languages=["de"],
-        target_languages=["en"],
-    )
+    text = text_of(Vocabulary.of(Tokenizer.load(path / "tokenizer")))
     config = Translation.Config(encoder=str(path), decoder_layers=1)
     assert list(config.tokenizers()) == ["shared"]
     assert list(Translation.Config(encoder=str(path), share_vocabulary=False).tokenizers()) == ["source"]
@@ -243,16 +219,14 @@ def test_a_checkpoint_holds_all_of_it(make_batch, tmp_path: Path) -> None:
         options = {"tie_embeddings": tie, "semantic_bias": True}
         checkpoint = open_checkpoint(write_translator(tmp_path / tie / "best", **options))
         model, loaded = make_translator(checkpoint.text, **options), load_model(checkpoint)
-        batch, languages = make_pairs(make_batch), torch.zeros(8, dtype=torch.int64)
+        batch, languages = make_pairs(make_batch), EIGHT
         batch.source.tokens %= checkpoint.text.vocabulary("source").size
         batch.target.tokens %= checkpoint.text.vocabulary("target").size
         assert fingerprint(loaded, checkpoint.text) == fingerprint(model, checkpoint.text)
         assert torch.equal(teacher_forced(loaded, batch, languages)[0], teacher_forced(model, batch, languages)[0])
 
 
-def test_what_does_not_fit(text) -> None:
-    with pytest.raises(UserError, match="raise `max_positions`"):
-        make_model(text, max_positions=40)
+def test_problems() -> None:
     problems = Translation.Config(decoder_layers=0, hidden_size=30, dropout=1.0).problems()
     assert len(problems) == 2 and "decoder_layers must be at least 1" in problems[0]
     assert Translation.Config(hidden_size=30).problems() == ["hidden_size 30 is not divisible by heads 12"]

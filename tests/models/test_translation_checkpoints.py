@@ -11,18 +11,18 @@ import torch
 from torch import nn
 
 from tests.support.corpus import sentence_pairs
+from tests.support.vocabulary import small_tokenizer
 from xrep import SentenceEncoder
 from xrep.config import to_yaml
 from xrep.data.batching import TextSpec, Vocabulary, collate
 from xrep.errors import UserError
+from xrep.inference.export import export_path
 from xrep.models.directory import CRITERION, STATE, Snapshot, load_model, open_checkpoint, write_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.start import find_start
 from xrep.models.translation import Translation
 from xrep.text.sides import save_tokenizers
-from xrep.text.tokenizer import Tokenizer, train_tokenizer
-from xrep_cli.eval import main as evaluate
-from xrep_cli.export import main as export
+from xrep.text.tokenizer import Tokenizer
 
 OPTIONS = {
     "layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 64, "decoder_layers": 1,
@@ -32,12 +32,8 @@ GERMAN, ENGLISH = ([pair[side] for pair in sentence_pairs(100)] for side in rang
 
 def write_run(folder: Path, tokenizers: dict[str, Tokenizer]) -> Path:
     """Write three checkpoints of random models, and the hashes of training sentences."""
-    text = TextSpec(
-        vocabularies={side: Vocabulary.of(tokenizer) for side, tokenizer in tokenizers.items()},
-        max_length=64,
-        source_languages=["de"],
-        target_languages=["en"],
-    )
+    own = {side: Vocabulary.of(tokenizer) for side, tokenizer in tokenizers.items()}
+    text = TextSpec(vocabularies=own, max_length=64, source_languages=["de"], target_languages=["en"])
     for step in (1, 2, 3):
         torch.manual_seed(step)
         snapshot = Snapshot.of(
@@ -58,11 +54,9 @@ def write_run(folder: Path, tokenizers: dict[str, Tokenizer]) -> Path:
 @pytest.fixture(scope="module", params=["shared", "separate"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return one vocabulary, or one for each side."""
-    folder = tmp_path_factory.mktemp(request.param)
     sides = {"shared": GERMAN + ENGLISH} if request.param == "shared" else {"source": GERMAN, "target": ENGLISH}
-    return write_run(
-        folder, {s: train_tokenizer(lines, 60 + 5 * (s == "source"), folder / f"own-{s}") for s, lines in sides.items()}
-    )
+    tokenizers = {side: small_tokenizer(60 + 5 * (side == "source"), lines) for side, lines in sides.items()}
+    return write_run(tmp_path_factory.mktemp(request.param), tokenizers)
 
 
 def states(model: nn.Module, encoder: nn.Module, path: Path) -> torch.Tensor:
@@ -98,32 +92,27 @@ def test_what_is_no_start(run: Path, tmp_path: Path) -> None:
         find_start(str(run / "best" / "decoder"))
     model = nn.Linear(1, 1)
     model.architecture = dict  # the model is that of a plugin
-    snapshot = Snapshot.of(
-        step=1,
-        config_yaml="{}",
-        text=TextSpec(vocabularies={}, max_length=8),
-        save_tokenizers=Path.mkdir,
-        model=model,
-        criterion=model,
-        training_state={},
-    )
+    text = TextSpec(vocabularies={}, max_length=8)
+    facts = {"config_yaml": "{}", "text": text, "save_tokenizers": Path.mkdir, "model": model, "criterion": model}
+    snapshot = Snapshot.of(step=1, **facts, training_state={})
     write_checkpoint(tmp_path / "other", snapshot)
     with pytest.raises(UserError, match="other: its model has no encoder to start from; start from another run"):
         find_start(str(tmp_path / "other"))
 
 
-def test_it_gives_no_sentence_vectors(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_gives_no_sentence_vectors(run: Path, tmp_path: Path) -> None:
     message = r"best: a translation model, which gives no sentence vectors; translate by xrep-generate --path .*--enc"
     with pytest.raises(UserError, match=message):
         SentenceEncoder.load(run / "best")
-    assert evaluate(["neighbours", "--path", str(run / "best"), "--data", str(run), "--query", "a"]) == 2
-    printed = capsys.readouterr().err
-    assert "a translation model, which gives no sentence vectors" in printed and printed.count("\n") == 1
+    message = "best: a translation model, which sentence-transformers does not have; set `format` to xrep, or"
+    with pytest.raises(UserError, match=message):
+        export_path(run / "best", tmp_path / "out", "sentence-transformers")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_mean_of_checkpoints(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "mean"
-    assert export(["--path", str(run), "--average", "2", "--format", "xrep", "--output", str(out)]) == 0
+    export_path(run, out, "xrep", average=2)
     files = json.loads((out / "manifest.json").read_text())["files"]
     assert {CRITERION, STATE}.isdisjoint(files) and "training_hashes.npy" in files
     mean = open_checkpoint(out)
@@ -137,8 +126,7 @@ def test_the_mean_of_checkpoints(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("average", [None, 2])
 def test_its_encoder_goes_to_hugging_face(run: Path, tmp_path: Path, average: int | None) -> None:
-    path = ["--path", str(run), "--average", "2"] if average else ["--path", str(run / "best")]
-    assert export([*path, "--format", "hf", "--output", str(tmp_path / "out")]) == 0
+    export_path(run if average else run / "best", tmp_path / "out", "hf", average=average)
     assert "to translate from de" in (tmp_path / "out" / "README.md").read_text()
     back = find_start(str(tmp_path / "out"))
     state, _ = back.state(None)
@@ -156,10 +144,3 @@ def test_its_encoder_goes_to_hugging_face(run: Path, tmp_path: Path, average: in
         found = theirs(**tokens).last_hidden_state
     real = tokens["attention_mask"].bool()
     torch.testing.assert_close(found[real], ours[real], rtol=0, atol=2e-5)
-
-
-def test_the_other_format_is_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert export(["--path", str(run / "best"), "--output", str(tmp_path / "out")]) == 2
-    printed = capsys.readouterr().err
-    assert "best: a translation model, which sentence-transformers does not have; set --format to xrep, or" in printed
-    assert printed.count("\n") == 1 and not (tmp_path / "out").exists()

@@ -1,17 +1,20 @@
-"""The pooler of a directory as the projection of a tower: SimCSE's MLP after [CLS]."""
+"""Models that start from directories of transformers: poolers as projections (MLP after [CLS]), and translators."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.nn.small_models import POSITIONS, VOCABULARY, make_batch, make_model, save
+from tests.nn.small_models import POSITIONS, VOCABULARY, hidden_states, make_batch, make_model, save
+from tests.support.closeness import assert_near
 from xrep.data.batching import TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
+from xrep.models.translation import Translation
 
 
 def text_of(*sides: str) -> TextSpec:
@@ -57,3 +60,18 @@ def test_what_has_no_pooler_is_one_line(tmp_path: Path) -> None:
         DualEncoder(config, text_of("shared"))
     for options, message in (({}, "needs pooling cls"), ({"pooling": "cls", "towers": "shared"}, "pooler all")):
         assert any(message in problem for problem in DualEncoder.Config(pooler="source", **options).problems())
+
+
+@pytest.mark.parametrize("name", ["BertModel", "XLMRobertaModel"])
+def test_a_translator_starts_from_a_directory(tmp_path: Path, name: str) -> None:
+    """The decoder attends to the states of transformers; rows of the table without a subword are never generated."""
+    theirs = make_model(name)
+    path, pad_id, words = save(theirs, tmp_path / name), theirs.config.pad_token_id, VOCABULARY - 3
+    vocabulary = Vocabulary(size=words, pad_id=pad_id, unk_id=3, bos_id=4, eos_id=2, mask_id=5)
+    text = dataclasses.replace(text_of("shared"), vocabularies={"shared": vocabulary})
+    config = Translation.Config(encoder=str(path), decoder_layers=1, semantic_bias=True, pretrained_layers=2)
+    model, batch = Translation(config, text).eval(), make_batch(pad_id)
+    with torch.no_grad():
+        assert_near(model.encoder(batch), hidden_states(theirs, batch)[2])
+    logits = model.begin(batch, torch.zeros(len(batch), dtype=torch.int64)).next()
+    assert logits.shape == (4, 1, words) and torch.isfinite(logits).all()
