@@ -18,7 +18,7 @@ from xrep_cli.train import main
 def test_a_killed_run_ends_as_if_it_had_not_been(
     data_directory: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    given = options(max_steps=80, save_every=10, validate_every=20, log_every=10)
+    given = options(max_steps=40, save_every=10, validate_every=20, log_every=10)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     line = command(data_directory, *given, "--save-dir", killed)
     with subprocess.Popen(line, env=environment(), stderr=subprocess.DEVNULL) as process:
