@@ -1,1 +1,0 @@
-from tests.hostile.fuzzing import fuzz as fuzz
