@@ -1,16 +1,9 @@
-"""Compiles every Triton kernel to machine code for Hopper GPUs, which needs no GPU; ``--all``: in the variants in use.
-
-With ``--resources`` it prints the registers of each kernel and the stack for what does not fit into them.
-"""
+"""Compiles every Triton kernel to machine code for Hopper GPUs, without a GPU; ``--all``: in the variants in use."""
 
 from __future__ import annotations
 
-import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import triton
@@ -97,16 +90,6 @@ def compiled(kernel: Any, types: dict[str, str | None], constants: dict[str, int
     return triton.compile(source, target=TARGET, options={"num_warps": warps}).asm["cubin"]
 
 
-def resources(code: bytes) -> str:
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(code)
-        file.flush()
-        listing = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
-    found = re.search(r"REG:\d+ STACK:\d+", listing)
-    return found.group() if found else listing
-
-
 def main() -> None:
     seen = []
     for kernel, types, constants, warps in variants():
@@ -115,8 +98,6 @@ def main() -> None:
         code = compiled(kernel, types, constants, warps)
         assert len(code) > 1000, kernel
         seen.append(kernel.__name__)
-        if "--resources" in sys.argv:
-            print(f"{kernel.__name__:20} {resources(code):20} {constants}")
     print(len(seen), "kernels compiled")
 
 
