@@ -14,16 +14,8 @@ SIZE, HEADS, LAYERS = 24, 4, 2
 
 
 def make_decoder(norm: str, source_size: int = SIZE) -> TransformerDecoder:
-    shape = DecoderShape(
-        hidden_size=SIZE,
-        layers=LAYERS,
-        heads=HEADS,
-        feedforward_size=40,
-        max_positions=30,
-        source_size=source_size,
-        norm=norm,
-        norm_epsilon=1e-5,
-    )
+    sizes = {"hidden_size": SIZE, "layers": LAYERS, "heads": HEADS, "feedforward_size": 40, "max_positions": 30}
+    shape = DecoderShape(**sizes, source_size=source_size, norm=norm, norm_epsilon=1e-5)
     torch.manual_seed(3)
     decoder = TransformerDecoder(shape, dropout=0.0, attention_dropout=0.0, initializer_range=0.3).double()
     for parameter in decoder.parameters():
@@ -77,7 +69,7 @@ def remember(decoder: TransformerDecoder, states: Tensor, mask: Tensor) -> Sourc
 def test_equals_torch_and_its_gradients(norm: str) -> None:
     decoder, (states, mask), vectors = make_decoder(norm), sources(), targets()
     theirs = torch_decoder(decoder)
-    gradients, found = [], []
+    found = []
     for each in ("ours", "torch"):
         inputs, memory = vectors.clone().requires_grad_(), states.clone().requires_grad_()
         if each == "ours":
@@ -87,20 +79,11 @@ def test_equals_torch_and_its_gradients(norm: str) -> None:
             x = x if decoder.norm_first else decoder.norm(x)
             future = nn.Transformer.generate_square_subsequent_mask(9, dtype=torch.float64)
             out = theirs(x, memory, tgt_mask=future, memory_key_padding_mask=~mask)
-        out.square().sum().backward()
-        found.append(out.detach())
-        gradients.append((inputs.grad, memory.grad))
-    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-10)
-    for own, other in zip(*gradients, strict=True):
+        found.append([out.detach(), *torch.autograd.grad(out.square().sum(), (inputs, memory))])
+    for own, other in zip(*found, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_packed_and_padded_targets_are_one(norm: str) -> None:
-    decoder, (states, mask), vectors = make_decoder(norm), sources(), targets()
-    lengths = torch.tensor([2, 9, 5])
-    batch = token_batch(torch.zeros(3, 9, dtype=torch.int64), lengths)
-    memory = remember(decoder, states, mask)
+    # Packed and padded targets are one.
+    batch, memory = token_batch(torch.zeros(3, 9).long(), torch.tensor([2, 9, 5])), remember(decoder, states, mask)
     padded = decoder(vectors, Masking(batch.mask), memory)[batch.mask]
     packing = Packing.of(batch)
     torch.testing.assert_close(decoder(vectors, packing, memory)[: len(padded)], padded, rtol=0, atol=1e-12)
@@ -153,9 +136,6 @@ def test_the_cache_grows() -> None:
         keys, values = cache.add(0, new, -new)
     own = cache.own[1, 0] == 0
     assert keys[1, 2, own, 3].tolist() == list(range(70)) and values[0, 0, own, 0].tolist() == [-x for x in range(70)]
-
-
-def test_what_hypotheses_continue_must_be_said() -> None:
     with pytest.raises(ValueError, match="continue"):
         StepCache(1, torch.zeros(2)).advance(None, 2)
 

