@@ -265,7 +265,7 @@ def _(of_rows, of_columns, statistics, rows, columns, tau, excluded, ids, hard, 
 
 def _keep(ctx, inputs, output) -> None:
     rows, columns, tau, _, _, excluded, ids, hard, ctx.operand, _ = inputs
-    ctx.counts, ctx.path = (len(ids), len(hard)), path_for(rows.device)
+    ctx.counts = len(ids), len(hard)
     ctx.save_for_backward(*output[5:], rows, columns, tau, excluded, *ids, *hard)
     ctx.mark_non_differentiable(*output[2:])
     ctx.set_materialize_grads(False)  # avoids zeros as large as the kept similarities
@@ -276,8 +276,6 @@ def _backward(ctx, of_rows, of_columns, *_):
     rows, columns, tau, excluded = ctx.saved_tensors[8:12]
     of_rows = torch.zeros_like(statistics[1]) if of_rows is None else of_rows
     of_columns = torch.zeros_like(statistics[3]) if of_columns is None else of_columns
-    if ctx.path != path_for(rows.device):  # another path stores the similarities in another form
-        kept, beside, small = kept.new_empty(0), beside.new_empty(0), torch.tensor(False)
     ids, hard = ctx.saved_tensors[12 : 12 + ctx.counts[0]], ctx.saved_tensors[12 + ctx.counts[0] :]
     found = [*statistics, kept, beside, sums, small]
     three = _gradients(
