@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
 
+from tests.criteria.objectives import SMALL
 from tests.criteria.ranks import PARTS, RUNS, check, train
 from tests.kernels.ranks import Found, Results, run_ranks
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, with_negatives
 from xrep.data.batching import PairBatch
-from xrep.kernels.gather import current_group
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.translation import Translation
-
-SMALL = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}
 
 
 @pytest.fixture(scope="module")
 def models(text) -> dict[str, nn.Module]:
     torch.manual_seed(0)
-    options = {**SMALL, "dropout": 0.0, "attention_dropout": 0.0}
+    options = {**SMALL, "layers": 1, "max_positions": 48}
     found: dict[str, nn.Module] = {
         towers: DualEncoder(DualEncoder.Config(towers=towers, **options), text).double()
         for towers in ("shared", "separate")
@@ -54,7 +50,10 @@ def whole(text, models, batches) -> dict[str, Results]:
     return train(0, 1, text, models, batches)
 
 
-@pytest.fixture(scope="module", params=PARTS, ids=lambda world: f"{world} ranks")
+WORLDS = [pytest.param(world, marks=[pytest.mark.nightly] * (world != 2)) for world in PARTS]
+
+
+@pytest.fixture(scope="module", params=WORLDS, ids=lambda world: f"{world} ranks")
 def found(request: pytest.FixtureRequest, tmp_path_factory, text, models, batches) -> Found:
     return run_ranks(request.param, tmp_path_factory.mktemp("ranks"), train, text, models, batches)
 
@@ -65,6 +64,7 @@ def test_ranks_find_what_one_process_finds(found: Found, whole: dict[str, Result
     assert check(found, name, whole[name]) == []
 
 
+@pytest.mark.slow
 def test_the_runs_tell_right_from_wrong(whole: dict[str, Results]) -> None:
     for name, results in whole.items():
         late = results["loss"][-1]
@@ -72,31 +72,25 @@ def test_the_runs_tell_right_from_wrong(whole: dict[str, Results]) -> None:
     queue = whole["dual_moco"]["1.target_queue.vectors"]
     assert int(whole["dual_moco"]["1.target_queue.count"]) == 20 and len(queue) == 11
     assert torch.cdist(queue, queue).fill_diagonal_(1).min() > 1e-3, "the order of equal rows cannot be told"
-    pairs = (("dual_moco, masked, accumulated", "dual_moco, bfloat16 queue"), ("translation_ranking", None))
-    for one, other in pairs:
-        other = other or f"{one}, masked"
+    for one, other in (("dual_moco, masked, accumulated", "dual_moco, bfloat16 queue"),
+                       ("translation_ranking", "translation_ranking, masked")):  # fmt: skip
         assert not torch.allclose(whole[one]["loss"], whole[other]["loss"], rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["hictl, alone", "translation_ranking, alone"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in RUNS if "alone" in name])
 def test_negatives_of_the_own_rank_alone(
     found: Found, whole: dict[str, Results], text, models, batches, name: str
 ) -> None:
     """Before any step, the losses of the first batch are those of each part by itself."""
-    sizes, kind = PARTS[len(found)][1], RUNS[name].criterion
-    criterion = kind(kind.Config(**dict(RUNS[name].options)), models["shared"], text)
-    start = 0
-    first = PARTS[len(found)][0]
+    own, first, start = RUNS[name], PARTS[len(found)][0], 0
+    model = models[own.towers]
+    criterion = own.criterion(model, text)
     for rank, size in enumerate(first):
-        batch = replace(batches[0].rows(start, start + size), negatives=None)
-        (expected,) = loss_of(criterion, models["shared"], batch).terms.values()
+        (expected,) = loss_of(criterion, model, own.of(batches[0]).rows(start, start + size)).terms.values()
         assert found[rank][name]["loss"][0].item() == pytest.approx(expected.sum.item(), abs=1e-10)
         start += size
     together = torch.stack([part[name]["loss"] for part in found]).sum(0)
-    assert torch.allclose(together, whole[name]["loss"]) is (len(sizes) == 1)
-    kept = [key for key in whole[name] if key != "loss" and key != "gradient"]
+    assert torch.allclose(together, whole[name]["loss"]) is (len(first) == 1)
+    kept = [key for key in whole[name] if key not in ("loss", "gradient")]
     assert all(torch.equal(part[name][key], found[0][name][key]) for part in found for key in kept)
-
-
-def test_one_process_has_no_group() -> None:
-    assert current_group() is None

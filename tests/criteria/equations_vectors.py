@@ -1,0 +1,237 @@
+"""The equations of objectives that compare vectors, computed in plain loops, one sentence at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from tests.criteria.by_hand import SEED, Expected, masked_words, read
+from tests.criteria.equations_words import masks, put_together
+from tests.support.planning import token_batch
+from xrep.criteria.criterion import Criterion, Planned
+from xrep.data.batching import PairBatch, TokenBatch
+
+Vectors = list[Tensor]
+
+
+def zero() -> Tensor:
+    return torch.zeros((), dtype=torch.float64)
+
+
+def alone(model: Any, tower: str, side: TokenBatch) -> Vectors:
+    """Encode each sentence by itself."""
+    return [model.encode(tower, side.rows(row, row + 1))[0][0] for row in range(len(side))]
+
+
+def cut(vector: Tensor, width: int | None) -> Tensor:
+    """The first numbers of a vector, at length 1."""
+    return vector if width is None else vector[:width] / vector[:width].norm()
+
+
+def own_negatives(model: Any, batch: PairBatch) -> list[Vectors]:
+    """Return the vectors of the hard negatives of each row."""
+    found: list[Vectors] = [[] for _ in range(len(batch))]
+    if batch.negatives is not None:
+        vectors = alone(model, model.tower("en"), batch.negatives.tokens)
+        for row, vector in zip(batch.negatives.rows.tolist(), vectors, strict=True):
+            found[row].append(vector)
+    return found
+
+
+def infonce(
+    expected: Expected, name: str, config: Any, ids: list[list[int]], queries: Vectors, keys: Vectors,
+    own: list[Vectors] | None = None, tau: Any = None, margins: tuple[float, float] = (0.0, 0.0),
+) -> None:  # fmt: skip
+    """Add the losses of finding each key from its query, among the keys of the other rows and the row's own negatives.
+
+    Args:
+        margins: Margins that are subtracted before and after the division by the temperature.
+    """
+    tau = config.temperature if tau is None else tau
+    for width in (None, *config.matryoshka):
+        q, k, more = ([cut(v, width) for v in some] for some in (queries, keys, sum(own or [], [])))
+        counts, right, metric = [len(some) for some in own or [[]] * len(q)], 0, f"accuracy_{width}"
+        for i, query in enumerate(q):
+            mine, more = more[: counts[i]], more[counts[i] :]
+            masked = [config.mask_equal_sentences and any(a == b for a, b in zip(ids[i], other, strict=True))
+                      for other in ids]  # fmt: skip
+            rest = [k[j] for j in range(len(k)) if j != i and not masked[j]] + mine
+            score = (query @ k[i] - margins[0]) / tau - margins[1]
+            others = [query @ other / tau for other in rest]
+            expected.add(name, torch.log(score.exp() + sum(other.exp() for other in others)) - score, width is None)
+            right += all(score > other for other in others)
+        metric = "accuracy" if width is None else metric
+        expected.metrics[metric] = expected.metrics.get(metric, 0.0) + right
+
+
+def percentages(expected: Expected, name: str) -> Expected:
+    counts = {metric: 100 * right / expected.sizes[name] for metric, right in expected.metrics.items()}
+    return Expected(expected.terms, expected.sizes, counts)
+
+
+def rows_alone(expected: Expected, name: str, count: int) -> Expected:
+    """Of two directions, the term counts the pairs, and the metrics the queries."""
+    return Expected(expected.terms, {**expected.sizes, name: count}, expected.metrics)
+
+
+def translation_ranking(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
+    batch, config, expected, name = planned.batch, criterion.config, Expected(), "translation_ranking"
+    x, y = alone(model, model.tower("de"), batch.source), alone(model, model.tower("en"), batch.target)
+    margins = (0.0, config.margin) if config.margin_scale == "logit" else (config.margin, 0.0)
+    ids = batch.ids.tolist()
+    infonce(expected, name, config, ids, x, y, own_negatives(model, batch), margins=margins)
+    if config.directions == "both":
+        infonce(expected, name, config, ids, y, x, margins=margins)
+    return rows_alone(percentages(expected, name), name, len(batch))
+
+
+def simcse(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
+    """Equation 4 of the paper for the sentences of each side; both encodings are drawn in one pass."""
+    batch, config, expected = planned.batch, criterion.config, Expected()
+    torch.manual_seed(SEED)
+    twice = [token_batch(torch.cat([side.tokens] * 2), torch.cat([side.lengths] * 2))
+             for side in (batch.source, batch.target)]  # fmt: skip
+    columns = [0, 1] if config.side == "both" else [("source", "target").index(config.side)]
+    if config.side == "both":
+        encoded = model.encode_pair(*twice)
+    else:
+        encoded = [model.encode(model.tower(("de", "en")[columns[0]]), twice[columns[0]])[0]]
+    for column, both in zip(columns, encoded, strict=True):
+        one, other = both.split(len(batch))
+        infonce(expected, "simcse", config, batch.ids[:, column : column + 1].tolist(), list(one), list(other))
+    return percentages(expected, "simcse")
+
+
+def dual_moco(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
+    """Without queues; keys are those of the momentum encoder and have no gradient."""
+    batch, config, expected, slow = planned.batch, criterion.config, Expected(), criterion.momentum_encoder.model
+    (x, y), (of_x, of_y) = ([alone(own, own.tower(language), side) for language, side in
+                             (("de", batch.source), ("en", batch.target))] for own in (model, slow))  # fmt: skip
+    of_x, of_y = ([key.detach() for key in keys] for keys in (of_x, of_y))
+    own, ids = [[key.detach() for key in keys] for keys in own_negatives(slow, batch)], batch.ids.tolist()
+    infonce(expected, "infonce", config, ids, x, of_y, own)
+    infonce(expected, "infonce", config, ids, y, of_x)
+    return rows_alone(percentages(expected, "infonce"), "infonce", len(batch))
+
+
+def frozen_source(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
+    """Without a queue. The source is frozen, or both are trained."""
+    batch, config, expected = planned.batch, criterion.config, Expected()
+    sides = {"source": alone(model, model.tower("de"), batch.source),
+             "target": alone(model, model.tower("en"), batch.target)}  # fmt: skip
+    keys, queries = sides.pop(config.source_side), next(iter(sides.values()))
+    if config.loss == "mse":
+        for query, key in zip(queries, keys, strict=True):
+            expected.add("frozen_source", ((query - key) ** 2).sum())
+        return expected
+    tau = config.temperature if criterion.temperature is None else criterion.temperature.theta.exp()
+    infonce(expected, "frozen_source", config, batch.ids.tolist(), queries, keys, own_negatives(model, batch), tau)
+    return percentages(expected, "frozen_source")
+
+
+def columns(model: nn.Module, planned: Planned) -> list[Vectors]:
+    """Return the vectors of each column of examples of inference."""
+    towers = ("source", "target") if len(model.encoders) > 1 else ("shared", "shared")
+    vectors = [vector for tower, side in zip(towers, planned.batch.sides, strict=True)
+               for vector in alone(model, tower, side)]  # fmt: skip
+    return [[vectors[place] for place in column] for column in planned.batch.places.T.tolist()]
+
+
+def nli(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
+    expected, config, right = Expected(), criterion.config, 0
+    labels = planned.batch.labels.tolist()
+    for u, v, label in zip(*columns(model, planned), labels, strict=True):
+        if config.scale_vectors:
+            u, v = (len(side) ** 0.5 * side / side.norm() for side in (u, v))
+        of = {"premise": u, "hypothesis": v, "difference": (u - v).abs(), "product": u * v}
+        x = torch.cat([of[name] for name in config.features])
+        if config.head == "mlp":
+            x = (criterion.hidden[0].weight @ x + criterion.hidden[0].bias).clamp(min=0)
+        logits = criterion.output.weight @ x + criterion.output.bias
+        expected.add("nli", logits.exp().sum().log() - logits[label])
+        right += int(logits.argmax()) == label
+    expected.metrics["accuracy"] = 100 * right / len(labels)
+    return expected
+
+
+def nli_triplet(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
+    """Equation 5 of the paper, in which an anchor's own contradiction has the weight alpha."""
+    expected, config, ids = Expected(), criterion.config, planned.batch.ids.tolist()
+    tau, masked = config.temperature, config.mask_equal_sentences
+    for width in (None, *config.matryoshka):
+        anchor, positive, negative = ([cut(v, width) for v in side] for side in columns(model, planned))
+        for i in range(len(ids)):
+            total = zero()
+            for j in range(len(ids)):
+                of_positive, of_negative = (torch.exp(anchor[i] @ side[j] / tau) for side in (positive, negative))
+                if i == j:
+                    total = total + of_positive + config.hard_negative_weight * of_negative
+                    continue
+                if not masked or (ids[i][0] != ids[j][0] and ids[i][1] != ids[j][1]):
+                    total = total + of_positive
+                if not masked or ids[j][2] not in ids[i][:2]:
+                    total = total + of_negative
+            expected.add("nli_triplet", torch.log(total) - anchor[i] @ positive[i] / tau, width is None)
+    return expected
+
+
+def score(a: Tensor, b: Tensor) -> Tensor:
+    return (a @ b) / (a.norm() * b.norm())
+
+
+def hictl(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
+    """Equations 2-9. All words are sampled."""
+    batch, config, encoder, expected = planned.batch, criterion.config, model.encoders["shared"], Expected()
+    vocabulary, masked = criterion._vocabulary, None
+    together = put_together(batch, vocabulary.pad_id)
+    if config.language_model:
+        rate = config.mask_rate or (0.15 if config.monolingual else 0.25)
+        own = batch.source if config.monolingual else together
+        masked = masks(criterion, "shared", own, rate, Generator().manual_seed(SEED))
+        found = masked_words(encoder, criterion.language.heads["shared"], masked, lambda _, ids: read(encoder, ids))
+        expected.add("mlm" if config.monolingual else "tlm", sum(loss for loss, _ in found), len(found))
+        expected.metrics["masked_accuracy"] = 100 * sum(right for _, right in found) / len(found)
+    if config.sentence_contrast:
+        _contrast_sentences(expected, model, criterion, batch)
+    if config.word_contrast:
+        by_tlm = masked is not None and not config.monolingual and config.word_query == "masked"
+        seen, embedding = masked.batch if by_tlm else together, encoder.token_embedding.weight
+        specials = {vocabulary.pad_id, vocabulary.unk_id, vocabulary.bos_id, vocabulary.eos_id, vocabulary.mask_id}
+        for row, text in enumerate(together.tokens.tolist()):
+            query, bag = read(encoder, seen.tokens[row, : int(seen.lengths[row])])[0], {*text} - specials
+            cosines = embedding @ query / (embedding.norm(dim=1) * query.norm())
+            scores = (cosines / config.word_temperature).exp().unbind()
+            negative = sum(scores[word] for word in {*range(len(embedding))} - specials - bag)
+            expected.add("word", -sum((scores[w] / (scores[w] + negative)).log() for w in bag) / len(bag))
+    return expected
+
+
+def _contrast_sentences(expected: Expected, model: nn.Module, criterion: Criterion, batch: PairBatch) -> None:
+    """Equations 2-6: a negative that is farther from the query than its translation is moved towards it."""
+    config, hardness = criterion.config, criterion.hardness
+    exponent = 0.0 if hardness is None else 0.9 * float(hardness.history[:3].mean())
+    sides, ids = [alone(model, "shared", side) for side in (batch.source, batch.target)], batch.ids.tolist()
+    own, mixing, cases = own_negatives(model, batch), [], [0, 0]
+    for width in (None, *config.matryoshka):
+        x, y = ([cut(v, width) for v in side] for side in sides)
+        for forward, (queries, keys) in ((True, (x, y)), (False, (y, x))):
+            for i, (q, positive) in enumerate(zip(queries, keys, strict=True)):
+                nearness, scores, mixes = (positive - q).norm().detach(), [], []
+                shared = [config.mask_equal_sentences and any(a == b for a, b in zip(ids[i], other, strict=True))
+                          for other in ids]  # fmt: skip
+                for k in [side[j] for side in (x, y) for j in range(len(x)) if j != i and not shared[j]]:
+                    distance = (k - q).norm().detach()
+                    mixes.append(float((nearness / distance) ** exponent) if distance > nearness else 1.0)
+                    cases[distance <= nearness] += 1
+                    scores.append(score(q, q + mixes[-1] * (k - q)))
+                scores += [score(q, cut(k, width)) for k in own[i]] if forward else []
+                found = (score(q, positive) / config.temperature).exp()
+                total = found + sum((each / config.temperature).exp() for each in scores)
+                expected.add("sentence", torch.log(total / found), width is None)
+                if width is None:
+                    mixing.append(sum(mixes) / len(mixes))
+    if hardness is not None:
+        expected.metrics["lambda"] = sum(mixing) / len(mixing)
+        assert min(cases) > 20 and expected.metrics["lambda"] < 0.99, "both cases of equation 5 occur"

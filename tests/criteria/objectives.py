@@ -1,0 +1,285 @@
+"""One table of objectives: what each is given, and its equation. ``test_objectives`` proves the same of all of them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import Mock
+
+import torch
+from torch import nn
+
+from tests.criteria import equations_vectors as of_vectors
+from tests.criteria import equations_words as of_words
+from tests.criteria.by_hand import Expected
+from tests.criteria.equation_dap import DE, EN, ES, dap
+from tests.support.corpus import sentence_pairs, spanish_pairs
+from tests.support.planning import with_negatives
+from xrep.criteria.criterion import Criterion, Planned
+from xrep.data.batching import PairBatch, TextSpec
+from xrep.models.dual_encoder import DualEncoder
+from xrep.models.translation import Translation
+from xrep.registry import CRITERIA
+from xrep.tasks.monolingual import SentenceBatch
+from xrep.tasks.nli import NliBatch
+from xrep.tasks.task import ParallelTask
+
+SMALL = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 96, "dropout": 0.0,
+         "attention_dropout": 0.0}  # fmt: skip
+EVERYTHING = 10_000
+"""More samples than words: all words are sampled."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A criterion with some options.
+
+    Attributes:
+        kind: Its name in the registry.
+        equation: Computes, from model, criterion and plan in float64, what the criterion gives for a batch.
+        options: Options of the criterion.
+        model: Options of the model.
+        batch: "pairs", "negatives" (pairs with mined ones), "languages" (pairs of three languages), "sentences",
+            "labelled" or "triplets".
+    """
+
+    kind: str
+    equation: Callable[[Any, Any, Planned], Expected]
+    options: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    batch: str = "pairs"
+
+
+def rank(batch: str = "pairs", towers: str = "shared", **options: Any) -> Objective:
+    given = {"temperature": 0.3, **options}
+    return Objective("translation_ranking", of_vectors.translation_ranking, given, {"towers": towers}, batch)
+
+
+def simcse(towers: str = "shared", **options: Any) -> Objective:
+    model = {"towers": towers, "dropout": 0.2, "attention_dropout": 0.2}
+    return Objective("simcse", of_vectors.simcse, {"temperature": 0.3, **options}, model)
+
+
+def moco(batch: str = "pairs", **options: Any) -> Objective:
+    given = {"queue_size": 0, "temperature": 0.3, **options}
+    return Objective("dual_moco", of_vectors.dual_moco, given, {"towers": "separate"}, batch)
+
+
+def frozen(batch: str = "pairs", towers: str = "separate", size: int | None = None, **options: Any) -> Objective:
+    model = {"towers": towers, "projection_size": size}
+    return Objective("frozen_source", of_vectors.frozen_source, {"temperature": 0.3, **options}, model, batch)
+
+
+def hictl(batch: str = "pairs", **options: Any) -> Objective:
+    of_model = {name: options.pop(name) for name in ("norm", "normalize", "pooling", "projection_size")
+                if name in options}  # fmt: skip
+    given = {"word_samples": EVERYTHING, **options}
+    return Objective("hictl", of_vectors.hictl, given, {"normalize": False, "pooling": "cls", **of_model}, batch)
+
+
+def align(**options: Any) -> Objective:
+    of_model = {name: options.pop(name) for name in ("norm", "pooled_layer", "pooling") if name in options}
+    batch = options.pop("batch", "languages")
+    given = {"temperature": 0.3, "rtl_layers": 2, **options}
+    return Objective("dap", dap, given, {"layers": 3, "pooling": "cls", **of_model}, batch)
+
+
+def cmlm(model: dict[str, Any] | None = None, **options: Any) -> Objective:
+    return Objective("cmlm", of_words.cmlm, {"projections": 3, **options}, model or {})
+
+
+def mlm(batch: str = "pairs", towers: str = "shared", **options: Any) -> Objective:
+    return Objective("mlm", of_words.mlm, options, {"towers": towers}, batch)
+
+
+def tlm(**options: Any) -> Objective:
+    return Objective("tlm", of_words.tlm, options)
+
+
+def nli(towers: str = "shared", **options: Any) -> Objective:
+    model = {"towers": towers, "normalize": False}
+    return Objective("nli", of_vectors.nli, {"head_size": 12, "head_dropout": 0.0, **options}, model, "labelled")
+
+
+def triplet(towers: str = "shared", **options: Any) -> Objective:
+    given = {"temperature": 0.3, "hard_negative_weight": 2.0, **options}
+    return Objective("nli_triplet", of_vectors.nli_triplet, given, {"towers": towers}, "triplets")
+
+
+def translation(semantic_bias: bool = False, **options: Any) -> Objective:
+    model = {"semantic_bias": semantic_bias}
+    return Objective("label_smoothed_cross_entropy", of_words.translation, options, model)
+
+
+ALONE = {"language_model": False, "word_contrast": False}
+OWN = {"rtl_vocabulary": "target-language"}
+OBJECTIVES = {
+    "translation_ranking": rank(),
+    "translation_ranking, masked": rank(towers="separate", mask_equal_sentences=True),
+    "translation_ranking, margin": rank(margin=0.3),
+    "translation_ranking, logit": rank(margin=0.3, margin_scale="logit"),
+    "translation_ranking, forward": rank(margin=0.2, directions="forward", mask_equal_sentences=True),
+    "translation_ranking, negatives": rank("negatives", margin=0.2, matryoshka=[8, 4]),
+    "translation_ranking, negatives forward": rank("negatives", directions="forward"),
+    "translation_ranking, matryoshka": rank(towers="separate", matryoshka=[15, 8, 2]),
+    "simcse": simcse(),
+    "simcse, source": simcse(side="source", mask_equal_sentences=True),
+    "simcse, target alone": simcse("separate", side="target"),
+    "simcse, masked": simcse("separate", mask_equal_sentences=True, matryoshka=[7]),
+    "dual_moco": moco(),
+    "dual_moco, masked": moco(mask_equal_sentences=True, matryoshka=[7]),
+    "dual_moco, negatives": moco("negatives"),
+    "frozen_source": frozen(size=20),
+    "frozen_source, masked": frozen(mask_equal_sentences=True, matryoshka=[7]),
+    "frozen_source, negatives": frozen("negatives", source_side="target", learnable_temperature=False),
+    "frozen_source, mse": frozen(loss="mse", source_side="target"),
+    "frozen_source, trained": frozen("negatives", source="trained", source_side="target"),
+    "frozen_source, multilingual": frozen(towers="shared", source="trained", mask_equal_sentences=True),
+    "hictl": hictl(),
+    "hictl, cool, of a projection": hictl(temperature=0.1, word_temperature=0.5, projection_size=12),
+    "hictl, unmasked query": hictl(word_query="unmasked", pooling="mean"),
+    "hictl, monolingual": hictl(monolingual=True, norm="pre"),
+    "hictl, more masked": hictl(mask_rate=0.5),
+    "hictl, no language model": hictl(language_model=False, temperature=0.2),
+    "hictl, no sentences": hictl(sentence_contrast=False, projection_size=12),
+    "hictl, plain negatives": hictl(word_contrast=False, hard_negatives=False, temperature=0.1),
+    "hictl, sentences": hictl(**ALONE, normalize=True, mask_equal_sentences=True, temperature=0.1, matryoshka=[8]),
+    "hictl, negatives": hictl("negatives", **ALONE, temperature=0.2),
+    "hictl, words": hictl(language_model=False, sentence_contrast=False),
+    "hictl, language model": hictl(sentence_contrast=False, word_contrast=False),
+    "dap": align(),
+    "dap, one layer": align(rtl_layers=1, matryoshka=[7], batch="negatives"),
+    "dap, from the pivot": align(rtl_direction="from_pivot", directions="both"),
+    "dap, both": align(rtl_direction="both"),
+    "dap, own subwords": align(**OWN, norm="pre", rtl_layers=3),
+    "dap, half of the tokens": align(reconstruction_ratio=0.5),
+    "dap, both, half": align(**OWN, reconstruction_ratio=0.5, rtl_direction="both"),
+    "dap, sentences": align(rtl_average="sentences", reconstruction_ratio=0.3),
+    "dap, sentences, own subwords": align(**OWN, rtl_average="sentences", rtl_direction="both"),
+    "dap, no positions": align(mask_positions="none", pooling="mean"),
+    "dap, below the last layer": align(pooled_layer=2, rtl_layers=1),
+    "cmlm": cmlm(),
+    "cmlm, one vector": cmlm(projections=1),
+    "cmlm, positioned": cmlm(vector_embedding="positioned"),
+    "cmlm, raw": cmlm(vector_embedding="raw", projections=2),
+    "cmlm, pre-norm": cmlm({"norm": "pre"}, projections=5),
+    "cmlm, pre-norm, raw": cmlm({"norm": "pre"}, vector_embedding="raw"),
+    "cmlm, skip": cmlm(skip=True),
+    "cmlm, proj": cmlm({"projection": "spaces", "projection_spaces": 3}),
+    "cmlm, all": cmlm({"projection": "spaces", "projection_spaces": 3}, skip=True, vector_embedding="positioned"),
+    "cmlm, cls": cmlm({"pooling": "cls"}, mask_rate=0.5),
+    "cmlm, max of the first layer": cmlm({"pooling": "max", "pooled_layer": 1}),
+    "cmlm, linear projection": cmlm({"projection_size": 16}, projections=2),
+    "mlm": mlm(),
+    "mlm, two towers": mlm(towers="separate", mask_rate=0.3),
+    "mlm, sentences": mlm("sentences"),
+    "tlm": tlm(),
+    "tlm, positions": tlm(position_reset=True, mask_rate=0.15),
+    "tlm, languages": tlm(language_embeddings=True),
+    "tlm, both": tlm(language_embeddings=True, position_reset=True),
+    "tlm, next sentence": tlm(next_sentence=True),
+    "nli": nli(),
+    "nli, mlp": nli("separate", head="mlp"),
+    "nli, not scaled": nli(scale_vectors=False, features=["product", "premise"]),
+    "nli_triplet": triplet("separate"),
+    "nli_triplet, masked": triplet(mask_equal_sentences=True, matryoshka=[7]),
+    "translation": translation(),
+    "translation, bias": translation(True, label_smoothing=0.6),
+    "translation, no smoothing": translation(label_smoothing=0.0),
+}
+FIRST = [name for name in OBJECTIVES if "," not in name]
+"""The first of each kind."""
+
+
+class Maker:
+    """Makes model, criterion and batch of an objective; their weights are large and all different."""
+
+    def __init__(self, text: TextSpec, make_batch: Callable[[Any], PairBatch]) -> None:
+        self.text, self.make_batch = text, make_batch
+        self.languages = dataclasses.replace(text, source_languages=["de", "en"], target_languages=["en", "es"])
+
+    def __call__(self, name: str, dtype: torch.dtype = torch.float64, **model: Any) -> tuple[Any, Criterion, Any]:
+        own = OBJECTIVES[name]
+        return *self.build(own, dtype, **model), self.batch(own.batch)
+
+    def build(self, own: Objective, dtype: torch.dtype = torch.float64, **given: Any) -> tuple[Any, Criterion]:
+        torch.manual_seed(0)
+        text = self.languages if own.batch == "languages" else self.text
+        options = {**SMALL, **own.model, **given}
+        if own.kind == "label_smoothed_cross_entropy":
+            model: nn.Module = Translation(Translation.Config(decoder_layers=1, **options), text)
+        else:
+            model = DualEncoder(DualEncoder.Config(**{"towers": "shared", **options}), text)
+        shake(model)
+        kind = CRITERIA.load(own.kind)
+        criterion = kind(kind.Config(**own.options), model, text)
+        shake(criterion)
+        if getattr(criterion, "hardness", None) is not None:
+            criterion.hardness.history[:3] = torch.tensor([0.5, 0.9, 0.7])
+            criterion.hardness.steps.fill_(3)
+        if getattr(criterion, "temperature", None) is not None:
+            criterion.temperature.theta.data.fill_(-1.2)
+        if "rtl_vocabulary" in own.options:
+            criterion.prepare(self.task([("de", "en")]))
+        for parameter_name, parameter in model.named_parameters():
+            parameter.requires_grad_(not any(parameter_name.startswith(f"{part}.") for part in criterion.frozen))
+        nn.ModuleList([model, criterion]).to(dtype).train()
+        return model, criterion
+
+    def task(self, pairs: list[tuple[str, str]]) -> ParallelTask:
+        """A task of translations whose languages have some of the subwords of the batch."""
+        batch = self.batch("languages")
+        every = sorted({*batch.source.tokens.flatten().tolist(), *batch.target.tokens.flatten().tolist()})
+        own = {name: [*every[place:-20:2], 11, 12] for place, name in enumerate(("de", "en", "es"))}
+        return Mock(spec=ParallelTask, language_pairs=pairs, subwords=own.__getitem__)
+
+    def batch(self, kind: str) -> Any:
+        """Nine ragged examples; one sentence of each side is repeated with another translation."""
+        some = sentence_pairs(12)
+        given = [*some[:7], (some[0][0], some[7][1]), (some[8][0], some[1][1])]
+        pairs = self.make_batch([(german * (1 + n % 2), english) for n, (german, english) in enumerate(given)])
+        pairs.ids[7, 0] = pairs.ids[0, 0]  # of the sentence that is written once and twice
+        if kind == "negatives":
+            others = self.make_batch([some[n] for n in (9, 10, 11, 3, 5, 0)]).target
+            return with_negatives(pairs, others, [1, 1, 2, 4, 4, 4])
+        if kind == "languages":
+            mixed = [pair for german, (spanish, other) in zip(given, spanish_pairs(), strict=False)
+                     for pair in (german, (other, spanish))]  # fmt: skip
+            made = self.make_batch([(one * (1 + n % 3 // 2), other) for n, (one, other) in enumerate(mixed[:9])])
+            made.languages = torch.tensor([(DE, EN), (EN, ES)] * 5)[:9]
+            made.indices = torch.tensor([4, 7, 1, 2, 2, 9, 3, 5, 8])
+            return made
+        if kind == "sentences":
+            return SentenceBatch(pairs.source, pairs.indices, pairs.languages[:, 0])
+        if kind in ("labelled", "triplets"):
+            return nli_batch(pairs, kind)
+        return pairs
+
+
+def nli_batch(pairs: PairBatch, kind: str) -> NliBatch:
+    """Return examples of inference from pairs, or triplets. The second sentence is of either side."""
+    count = len(pairs)
+    own = torch.arange(count)
+    columns = [own, own + count, own.flip(0) + count]
+    columns[1][count // 2 :] = own[: count - count // 2]
+    places = torch.stack(columns[: 2 + (kind == "triplets")], dim=1)
+    labels = own % 3 if kind == "labelled" else torch.full_like(own, -1)
+    ids = pairs.ids.T.flatten()[places]
+    return NliBatch((pairs.source, pairs.target), places, labels, ids, own, torch.zeros_like(places))
+
+
+@torch.no_grad()
+def shake(part: nn.Module) -> None:
+    for parameter in part.parameters():
+        parameter.add_(0.2 * torch.randn_like(parameter))
+
+
+def both(model: nn.Module, criterion: Criterion) -> nn.ModuleDict:
+    return nn.ModuleDict({"model": model, "criterion": criterion})
+
+
+def copied(model: nn.Module, criterion: Criterion) -> tuple[Any, Any]:
+    return copy.deepcopy(model), copy.deepcopy(criterion)

@@ -1,0 +1,176 @@
+"""What is particular to single objectives: dropout of simcse, heads of nli, hard negatives, options and their help."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.criteria.objectives import OBJECTIVES, Maker, Objective, align, cmlm, hictl, mlm, nli, rank, tlm
+from tests.support.planning import loss_of, plan
+from xrep.config import Part
+from xrep.criteria.contrastive import ContrastiveCriterion
+from xrep.criteria.multitask import Multitask
+from xrep.criteria.nli import FEATURES
+from xrep.criteria.translation_ranking import TranslationRanking
+from xrep.errors import UserError
+from xrep.registry import CRITERIA
+from xrep.tasks.mixture import MixedBatch
+from xrep.tasks.task import Examples
+from xrep_cli.train import main
+
+OWN = sorted({own.kind for own in OBJECTIVES.values()})
+
+
+@pytest.mark.parametrize(("dropout", "same"), [(0.2, False), (0.0, True)])
+def test_dropout_makes_the_two_encodings(make: Maker, dropout: float, same: bool) -> None:
+    model, criterion, batch = make("simcse", dropout=dropout, attention_dropout=dropout)
+    one, other, *_ = criterion.encode(model, plan(criterion, batch)).vectors
+    assert torch.allclose(one, other, rtol=1e-9) is same
+    warnings = criterion.warnings(SimpleNamespace(examples=100))
+    assert [w.startswith("simcse without dropout") for w in warnings] == [True] * same
+
+
+def test_the_head_of_nli_is_saved(make: Maker) -> None:
+    linear, mlp = (make.build(nli(head=head, head_size=256, head_dropout=0.1))[1] for head in ("linear", "mlp"))
+    assert {name: list(t.shape) for name, t in linear.state_dict().items()} == {
+        "output.weight": [3, 64], "output.bias": [3]
+    }  # fmt: skip
+    assert {name: list(t.shape) for name, t in mlp.state_dict().items()} == {
+        "hidden.0.weight": [256, 64], "hidden.0.bias": [256], "output.weight": [3, 256], "output.bias": [3]
+    }  # fmt: skip
+    x = torch.randn(500, 64, dtype=torch.float64)
+    share = (mlp.train().hidden(x) == 0).double().mean() - (mlp.eval().hidden(x) == 0).double().mean()
+    assert 0.03 < float(share) < 0.07  # a tenth of the half that passes ReLU
+
+
+@pytest.mark.parametrize("widths", [[7, 3], []])
+def test_parts_have_widths_of_their_own(make: Maker, widths: list[int]) -> None:
+    model, _, batch = make("translation_ranking")
+    configs = {"a": TranslationRanking.Config(matryoshka=[7, 3]), "b": TranslationRanking.Config()}
+    parts = [Part(name, TranslationRanking, config, 1.0, 1.0) for name, config in configs.items()]
+    both = Multitask(Multitask.Config(parts=parts, mixing="weight"), model, make.text)
+    found = loss_of(both, model, MixedBatch({"a": batch, "b": batch}))
+    name = "a" if widths else "b"
+    alone = loss_of(TranslationRanking(configs[name], model, make.text), model, batch)
+    assert torch.equal(found.terms[f"{name}/translation_ranking"].sum, alone.terms["translation_ranking"].sum)
+    of_widths = {f"{name}/accuracy", *(f"{name}/accuracy_{width}" for width in widths)}
+    assert {metric for metric in found.metrics if metric.startswith(name)} == of_widths
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_who_has_use_for_hard_negatives(make: Maker, name: str) -> None:
+    own = OBJECTIVES[name]
+    _, criterion = make.build(own)
+    reads = criterion.reads[0] if criterion.reads else Examples.TRANSLATIONS
+    task = SimpleNamespace(gives=reads, has_hard_negatives=True)
+    uses = own.kind in ("translation_ranking", "dap", "dual_moco")
+    uses |= own.kind == "hictl" and own.options.get("sentence_contrast", True)
+    uses |= own.kind == "frozen_source" and "source_side" in own.options and "loss" not in own.options
+    if uses:
+        criterion.check_task(task)
+        return
+    with pytest.raises(UserError, match="^`negatives`: this criterion, as it is set, has no use for them; "):
+        criterion.check_task(task)
+
+
+ROOM = {"vector_embedding": "positioned", "projections": 13}
+UNUSABLE: dict[str, tuple[Objective, str]] = {
+    "as wide as the vectors": (rank(matryoshka=[8, 16]), "`matryoshka` has 16, and the model's vectors have 16"),
+    "deeper than the encoder": (align(rtl_layers=4), "the encoder has 3 layers; lower `rtl_layers` from 4"),
+    "deeper than the pooled layer": (align(pooled_layer=1), "the encoder has 1 layers; lower `rtl_layers` from 2"),
+    "pivot": (align(pivot_language="fr"), "pivot_language 'fr' is none of the text's; choose one of: de, en, es"),
+    "narrow": (cmlm({"projection_size": 8}), "the width 8, token vectors 16; leave out `projection_size`"),
+    "spaces": (cmlm({"projection": "spaces"}), "3 projections, but the model has 15 spaces; give `projections` and"),
+    "positions": (cmlm({"max_positions": 60}, **ROOM), "13 vectors and 48 subwords, but 60 positions"),
+    "towers of hictl": (dataclasses.replace(hictl(), model={"towers": "separate"}), "set `towers` to shared"),
+    "towers of tlm": (dataclasses.replace(tlm(), model={"towers": "separate"}), "set `towers` to shared"),
+    "frozen": (dataclasses.replace(OBJECTIVES["frozen_source"], model={"towers": "shared"}), "set `towers` to separ"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_options_that_do_not_fit_the_model(make: Maker, name: str) -> None:
+    own, problem = UNUSABLE[name]
+    with pytest.raises(UserError) as refused:
+        make.build(own)
+    assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize("own", [align(), hictl(), mlm()], ids=lambda own: own.kind)
+def test_a_vocabulary_without_a_mask(make: Maker, text, make_batch, own: Objective) -> None:
+    blind = dataclasses.replace(text.vocabulary("shared"), mask_id=None)
+    other = Maker(dataclasses.replace(text, vocabularies={"shared": blind}), make_batch)
+    with pytest.raises(UserError, match=r"no \[MASK\]"):
+        other.build(own)
+
+
+def test_text_that_does_not_fit(make: Maker) -> None:
+    _, criterion = make.build(align(rtl_vocabulary="target-language"))
+    with pytest.raises(UserError, match="de-es: no side is in the pivot language 'en'"):
+        criterion.prepare(make.task([("de", "en"), ("de", "es")]))
+    for monolingual in (True, False):
+        _, own = make.build(hictl(monolingual=monolingual))
+        own.prepare(SimpleNamespace(gives=Examples.TRANSLATIONS))
+        if monolingual:
+            own.prepare(SimpleNamespace(gives=Examples.REORDERED))
+        else:
+            with pytest.raises(UserError, match="reveal each other's masked words; set `monolingual` to true"):
+                own.prepare(SimpleNamespace(gives=Examples.REORDERED))
+    with pytest.raises(UserError, match="the criterion reads labelled pairs, and the task gives .*set `task` to nli"):
+        make("nli")[1].check_task(SimpleNamespace(gives=Examples.TRIPLETS, has_hard_negatives=False))
+
+
+TRAINED = {"source": "trained"}
+PROBLEMS: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("translation_ranking", {"temperature": -0.1, "margin": -1.0}, ["temperature", "margin"]),
+    ("simcse", {"temperature": 0.0, "matryoshka": [4, 4]}, ["matryoshka", "temperature"]),
+    ("dual_moco", {"queue_size": -1, "temperature": 0.0, "momentum": 1.5}, ["queue_size", "temperature", "momentum"]),
+    ("frozen_source", {"queue_size": -1, "temperature": 2.0}, ["queue_size", "temperature"]),
+    ("frozen_source", {"temperature": 0.0, "learnable_temperature": False}, ["temperature"]),
+    ("frozen_source", {"loss": "mse", "queue_size": 5}, ["queue_size"]),
+    ("frozen_source", {"teacher_text": "x"}, ["teacher_vectors"]),
+    ("frozen_source", {"cache_source": "x"}, []),
+    ("frozen_source", {"cache_source": "x", "teacher_text": "x", "teacher_vectors": "y"}, ["cache_source"]),
+    ("frozen_source", {**TRAINED, "queue_size": 5}, ["queue_size"]),
+    ("frozen_source", {**TRAINED, "loss": "mse", "cache_source": "x"}, ["loss", "cache_source"]),
+    ("frozen_source", {**TRAINED, "teacher_text": "x", "teacher_vectors": "y"}, ["teacher_vectors"]),
+    ("hictl", {"language_model": False, "sentence_contrast": False, "word_contrast": False}, ["language_model,"]),
+    ("hictl", {"language_model": False, "sentence_contrast": False}, []),
+    ("hictl", {"temperature": 0, "word_temperature": -1, "mask_rate": 1.5, "slack": 1.0, "word_samples": 0},
+     ["temperature", "word_temperature", "mask_rate", "slack", "word_samples"]),
+    ("dap", {"rtl_layers": 0, "reconstruction_ratio": 0.0}, ["rtl_layers", "reconstruction_ratio"]),
+    ("cmlm", {"projections": 0, "mask_rate": 0.0}, ["projections", "mask_rate"]),
+    ("mlm", {"mask_rate": 1.0}, ["mask_rate"]),
+    ("tlm", {"mask_rate": -0.1}, ["mask_rate"]),
+    ("nli", {"features": ["product", "sum"], "head_size": 0, "head_dropout": 1.0},
+     ["head_size", "head_dropout", "features"]),
+    ("nli", {"features": ["premise", "premise"]}, ["features"]),
+    ("nli_triplet", {"temperature": 0, "hard_negative_weight": -1.0}, ["temperature", "hard_negative_weight"]),
+    ("label_smoothed_cross_entropy", {"label_smoothing": 1.0}, ["label_smoothing"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "options", "named"), PROBLEMS)
+def test_values_out_of_range(kind: str, options: dict[str, Any], named: list[str]) -> None:
+    config = CRITERIA.load(kind).Config
+    assert [problem.split()[0] for problem in config(**options).problems()] == named
+    assert config().problems() == []
+
+
+def test_contrastive_objectives_can_shorten_their_vectors() -> None:
+    contrastive = {kind for kind in OWN if issubclass(CRITERIA.load(kind), ContrastiveCriterion)}
+    assert contrastive == {"translation_ranking", "simcse", "dual_moco", "frozen_source", "hictl", "dap", "nli_triplet"}
+    assert all(hasattr(CRITERIA.load(kind).Config(), "matryoshka") is (kind in contrastive) for kind in OWN)
+    assert tuple(CRITERIA.load("nli").Config().features) == FEATURES
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_help_shows_every_option_once(name: str, capsys) -> None:
+    assert main(["--task", "bitext", "--criterion", name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    for field in dataclasses.fields(CRITERIA.load(name).Config):
+        assert shown.count(f"\n  --{field.name.replace('_', '-')} ") == 1, field.name
