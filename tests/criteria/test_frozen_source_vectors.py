@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.corpus import sentence_pairs
-from tests.support.planning import loss_of, plan
+from tests.support.planning import loss_of, plan, with_negatives
 from tests.support.programs import run_on_ranks
 from tests.support.runs import SMALL_MODEL, compose_run, environment, make_trainer, options
 from xrep.criteria.frozen_source import FrozenSource
@@ -56,17 +56,24 @@ def count_encoded(model: DualEncoder, tower: str = "source") -> Callable[[], int
 
 @pytest.fixture
 def batches(make_batch):
-    """Return batches in which source sentences are repeated, within a batch and between two."""
+    """Return batches in which source sentences are repeated, within a batch and between two; the second one has hard
+    negatives, some of which are sentences of the batches."""
     some = sentence_pairs(12)
     pairs = [*some[:6], (some[0][0], some[7][1]), *some[6:12], (some[3][0], some[1][1])]
-    return [make_batch(pairs[:7]), make_batch(pairs[7:])]
+    return [make_batch(pairs[:7]), with_negatives(make_batch(pairs[7:]), make_batch(some[8:11]).target, [0, 0, 4])]
+
+
+def token_rows(batch) -> list[tuple[int, ...]]:
+    return [tuple(row[:length]) for row, length in zip(batch.tokens.tolist(), batch.lengths.tolist(), strict=True)]
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_each_distinct_sentence_is_encoded_once(text, batches, tmp_path: Path, side: str) -> None:
+    if side == "source":  # hard negatives are of the target side
+        batches[1].negatives = None
     model, criterion = make(text, cache_source=str(tmp_path / "cache"), source_side=side)
     exact = make(text, source_side=side)[1]
-    distinct = len({tuple(row) for batch in batches for row in token_rows(getattr(batch, side))})
+    distinct = len({row for batch in batches for row in token_rows(getattr(batch, side))})
     told = count_encoded(model, side)
     for epoch in range(3):
         for batch in batches:
@@ -80,21 +87,17 @@ def test_each_distinct_sentence_is_encoded_once(text, batches, tmp_path: Path, s
     assert told() == 0 and again.frozen == [f"encoders.{side}"]
 
 
-def token_rows(batch) -> list[list[int]]:
-    return [row[:length] for row, length in zip(batch.tokens.tolist(), batch.lengths.tolist(), strict=True)]
-
-
 def test_vectors_of_another_tower_are_refused(text, batches, tmp_path: Path) -> None:
     model, criterion = make(text, cache_source=str(tmp_path))
     loss_of(criterion, model, batches[0])
     for change in ({"seed": 1}, {"source_side": "target"}):
-        model, criterion = make(text, cache_source=str(tmp_path), **change)
+        other, refusing = make(text, cache_source=str(tmp_path), **change)
         with pytest.raises(UserError, match="holds vectors of another encoder.*`cache_source`"):
-            loss_of(criterion, model, batches[0])
+            loss_of(refusing, other, batches[0])
     more_heads, _ = make(text, heads=2 * SMALL["heads"])  # the same weights compute other vectors
-    criterion = FrozenSource(FrozenSource.Config(cache_source=str(tmp_path)), more_heads, text)
+    refusing = FrozenSource(FrozenSource.Config(cache_source=str(tmp_path)), more_heads, text)
     with pytest.raises(UserError, match="holds vectors of another encoder"):
-        loss_of(criterion, more_heads, batches[0])
+        loss_of(refusing, more_heads, batches[0])
     model, criterion = make(text, cache_source=str(tmp_path))
     with torch.no_grad():
         model.encoders["target"].token_embedding.weight.zero_()  # it is the student's
@@ -103,7 +106,7 @@ def test_vectors_of_another_tower_are_refused(text, batches, tmp_path: Path) -> 
 
 def test_rows_of_the_same_tokens_have_the_same_key(make_batch) -> None:
     some = make_batch([*sentence_pairs(200), (sentence_pairs(1)[0][0], "x " * 30)]).source
-    keys, rows = token_keys(some).tolist(), [tuple(row) for row in token_rows(some)]
+    keys, rows = token_keys(some).tolist(), token_rows(some)
     assert len(set(keys)) == len(set(rows)) < len(rows) and keys[0] == keys[-1]
     assert token_keys(some.rows(0, 1)).tolist() == keys[:1], "padding counts"
     swapped = some.rows(0, 1)
@@ -114,16 +117,16 @@ def test_rows_of_the_same_tokens_have_the_same_key(make_batch) -> None:
 @pytest.mark.slow
 def test_a_run_is_killed_and_another_one_goes_on(data_directory: Path, tmp_path: Path) -> None:
     """In a whole training run, the second run and every later epoch encode no source sentence."""
-    for number, (steps, expected) in enumerate(((25, None), (45, 0))):
+    for number, steps in enumerate((25, 30)):
         run = compose_run(
             data_directory, tmp_path / f"run{number}", criterion="frozen_source", max_steps=steps, save_every=0,
-            towers="separate", cache_source=tmp_path / "cache",
+            towers="separate", cache_source=tmp_path / "cache", validation="loss",
         )  # fmt: skip
         trainer = make_trainer(run, tmp_path / f"run{number}")
         told = count_encoded(trainer.module.model)
         trainer.train()
         encoded = told()
-        if expected is None:
+        if number == 0:
             assert 300 < encoded <= 630, "an epoch has 21 steps"
             index = tmp_path / "cache" / "index"
             index.write_bytes(index.read_bytes()[:-8])  # the last entry is incomplete
@@ -132,7 +135,7 @@ def test_a_run_is_killed_and_another_one_goes_on(data_directory: Path, tmp_path:
             assert encoded == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_share_what_they_find(data_directory: Path, tmp_path: Path) -> None:
     given = options(
         criterion="frozen_source", towers="separate", batch_size=16, max_steps=40, queue_size=64, micro_batch=8,
@@ -149,8 +152,8 @@ def test_two_ranks_share_what_they_find(data_directory: Path, tmp_path: Path) ->
 # -- vectors of another system ----------------------------------------------------------------------------------------
 
 
-def write_teacher(folder: Path, sentences: list[str], width: int = 32, seed: int = 0) -> dict[str, str]:
-    vectors = np.random.default_rng(seed).normal(size=(len(sentences), width)).astype(np.float16)
+def write_teacher(folder: Path, sentences: list[str], width: int = 32) -> dict[str, str]:
+    vectors = np.random.default_rng(0).normal(size=(len(sentences), width)).astype(np.float16)
     np.save(folder / "teacher.npy", vectors)
     (folder / "teacher.txt").write_text("".join(f"{s}\n" for s in sentences), encoding="utf-8")
     return {"teacher_vectors": str(folder / "teacher.npy"), "teacher_text": str(folder / "teacher.txt")}
@@ -158,13 +161,11 @@ def write_teacher(folder: Path, sentences: list[str], width: int = 32, seed: int
 
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_a_student_learns_the_vectors_of_a_file(text, make_batch, tmp_path: Path, side: str) -> None:
-    pairs = sentence_pairs(40)
-    column = ["source", "target"].index(side)
-    taught = [pair[column] for pair in pairs]
-    shuffled = [f"{taught[n].upper()}!" for n in np.random.default_rng(1).permutation(40)] + [
-        "not in the training text"
-    ]
-    given = write_teacher(tmp_path, shuffled)
+    """The sentences of the file are in another order and writing; the loss is their squared distance."""
+    pairs = sentence_pairs(20)
+    taught = [pair[["source", "target"].index(side)] for pair in pairs]
+    shuffled = [f"{taught[n].upper()}!" for n in np.random.default_rng(1).permutation(20)]
+    given = write_teacher(tmp_path, [*shuffled, "not in the training text"])
     model, criterion = make(text, towers="shared", loss="mse", source_side=side, **given)
     assert criterion.frozen == ()
     batch = make_batch(pairs)
@@ -173,22 +174,17 @@ def test_a_student_learns_the_vectors_of_a_file(text, make_batch, tmp_path: Path
     expected = torch.from_numpy(np.load(given["teacher_vectors"])[rows].astype(np.float32))
     torch.testing.assert_close(source, expected / expected.norm(dim=1, keepdim=True))
     told = count_encoded(model, "shared")
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(60):
-        optimizer.zero_grad()
-        losses.append(loss_of(criterion, model, batch).terms["frozen_source"].sum)
-        losses[-1].backward()
-        optimizer.step()
-    assert float(losses[-1].detach()) < 0.3 * float(losses[0].detach()) and told() == 60 * 40
+    loss = loss_of(criterion, model, batch).terms["frozen_source"].sum
+    assert told() == 20, "the student's side alone is encoded"
+    student = model.encode("shared", batch.target if side == "source" else batch.source)[0]
+    torch.testing.assert_close(loss, (student - source).square().sum())
 
 
-def test_what_is_wrong_with_a_teacher_is_one_line(text, tmp_path: Path) -> None:
-    sentences = [english for _, english in sentence_pairs(10)]
-    given = write_teacher(tmp_path, sentences)
+def test_a_teacher_that_cannot_be_used(text, tmp_path: Path) -> None:
+    given = write_teacher(tmp_path, [english for _, english in sentence_pairs(10)])
     with pytest.raises(UserError, match=r"take the place of a source tower, .*; set `towers` to shared"):
         make(text, **given)
-    model, criterion = make(text, towers="shared", source_side="target", **given)
+    _, criterion = make(text, towers="shared", source_side="target", **given)
     for value, problem in (
         (1, "lacks the source sentences of 3 of 3 training pairs; add them"),
         (NO_KEY, "3 of 3 training pairs have a source sentence without words; remove these pairs"),
@@ -196,27 +192,8 @@ def test_what_is_wrong_with_a_teacher_is_one_line(text, tmp_path: Path) -> None:
         hashes = np.full((3, 2), value, np.uint64)
         with pytest.raises(UserError, match=rf"teacher\.txt: {problem}"):
             criterion.prepare(Mock(spec=ParallelTask, hashes=lambda hashes=hashes: iter([hashes])))
-    write_teacher(tmp_path, sentences, width=24)
+    write_teacher(tmp_path, ["a", "b"], width=24)
     with pytest.raises(UserError, match=r"vectors of 24 numbers, the model's have 32; set `projection_size` to 24"):
-        make(text, towers="shared", **given)
-    np.save(given["teacher_vectors"], np.zeros((9, 32), np.float32))
-    with pytest.raises(UserError, match=r"teacher\.npy: 9 vectors, but .*teacher\.txt has 10 lines"):
-        make(text, towers="shared", **given)
-    bad = np.ones((10, 32), np.float32)
-    bad[4, 3] = np.nan
-    np.save(given["teacher_vectors"], bad)
-    teacher = TeacherVectors(**{name.removeprefix("teacher_"): path for name, path in given.items()})
-    with pytest.raises(UserError, match="the vector of line 5 is not finite"):
-        teacher.read(teacher._hashes)
-    for content in (np.zeros(10, np.float32), np.zeros((10, 32), np.int64)):
-        np.save(given["teacher_vectors"], content)
-        with pytest.raises(UserError, match=r"not an array \[N, D\] of floats"):
-            make(text, towers="shared", **given)
-    Path(given["teacher_vectors"]).write_text("no vectors")
-    with pytest.raises(UserError, match="not a file of vectors"):
-        make(text, towers="shared", **given)
-    Path(given["teacher_vectors"]).unlink()
-    with pytest.raises(UserError, match="no such file"):
         make(text, towers="shared", **given)
 
 
@@ -228,14 +205,15 @@ def test_lines_without_words_share_no_vector(tmp_path: Path) -> None:
         teacher.read(sentence_hashes(["a dog", "???"]).view(np.int64))
 
 
+@pytest.mark.slow
 def test_a_text_that_lacks_a_sentence_is_refused_before_anything_is_written(
     data_directory: Path, tmp_path: Path
 ) -> None:
     data = DataDirectory(data_directory)
     pairs = data.splits["train"]
     taught = [data.tokenizers["shared"].decode(pair.target[row]) for pair in pairs for row in range(len(pair))]
-    options = {"criterion": "frozen_source", "source_side": "target", "projection_size": 20, "max_steps": 2}
-    run = compose_run(data_directory, tmp_path / "r", **options, **write_teacher(tmp_path, taught[:-1], width=20))
+    given = {"criterion": "frozen_source", "source_side": "target", "projection_size": 20, "max_steps": 2}
+    run = compose_run(data_directory, tmp_path / "r", **given, **write_teacher(tmp_path, taught[:-1], width=20))
     with pytest.raises(UserError, match="lacks the source sentences of 1 of 600 training pairs"):
         train(run)
     assert not (tmp_path / "r").exists()

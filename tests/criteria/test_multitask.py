@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from tests.criteria.objectives import SMALL
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, sizes_of
 from xrep.config import Part
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.multitask import Multitask
 from xrep.criteria.translation_ranking import TranslationRanking
+from xrep.data.batching import PairBatch
 from xrep.models.directory import load_matching
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.mixture import MixedBatch
@@ -25,31 +28,23 @@ RANK = TranslationRanking.Config(temperature=0.2)
 @pytest.fixture
 def model(text) -> DualEncoder:
     torch.manual_seed(0)
-    sizes = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}
-    config = DualEncoder.Config(towers="shared", **sizes, dropout=0.0, attention_dropout=0.0)
-    return DualEncoder(config, text).double()
+    return DualEncoder(DualEncoder.Config(towers="shared", **{**SMALL, "layers": 1}), text).double()
 
 
 @pytest.fixture
-def batches(make_batch):
+def batches(make_batch) -> tuple[PairBatch, PairBatch, PairBatch]:
     pairs = sentence_pairs(30)
     return make_batch(pairs[:7]), make_batch(pairs[7:16]), make_batch(pairs[16:21])
 
 
-def multitask(model, text, mixing="weight", weights=(2.0, 0.25)) -> Multitask:
-    kinds = {"queue": (DualMoco, MOCO), "rank": (TranslationRanking, RANK)}
-    parts = [Part(n, *kind, weight, 1.0) for (n, kind), weight in zip(kinds.items(), weights, strict=True)]
+def multitask(model, text, mixing: Any = "weight") -> Multitask:
+    parts = [Part("queue", DualMoco, MOCO, 2.0, 1.0), Part("rank", TranslationRanking, RANK, 0.25, 1.0)]
     return Multitask(Multitask.Config(parts=parts, mixing=mixing), model, text)
-
-
-def objective(loss, sizes) -> torch.Tensor:
-    return sum(term.weight * term.sum / sizes[name] for name, term in loss.terms.items())
 
 
 def test_it_is_the_weighted_sum_of_its_parts(model, text, batches) -> None:
     first, second, third = batches
-    together = multitask(model, text)
-    alone = copy.deepcopy(model)
+    together, alone = multitask(model, text), copy.deepcopy(model)
     moco, rank = DualMoco(MOCO, alone, text), TranslationRanking(RANK, alone, text)
     for queue_batch, rank_batch in ((first, second), (third, first)):  # in the second step the queue has rows
         batch = MixedBatch({"queue": queue_batch, "rank": rank_batch})
@@ -59,7 +54,7 @@ def test_it_is_the_weighted_sum_of_its_parts(model, text, batches) -> None:
         losses = [loss_of(moco, alone, queue_batch), loss_of(rank, alone, rank_batch)]
         expected = 2.0 * losses[0].terms["infonce"].sum / len(queue_batch)
         expected = expected + 0.25 * losses[1].terms["translation_ranking"].sum / len(rank_batch)
-        mine = objective(loss, sizes)
+        mine = sum(term.weight * term.sum / sizes[name] for name, term in loss.terms.items())
         torch.testing.assert_close(mine, expected, rtol=1e-12, atol=1e-12)
         assert list(loss.metrics) == ["queue/accuracy", "rank/accuracy"]
         assert [float(m) for m in loss.metrics.values()] == [float(own.metrics["accuracy"]) for own in losses]
@@ -67,10 +62,9 @@ def test_it_is_the_weighted_sum_of_its_parts(model, text, batches) -> None:
             each.zero_grad()
         mine.backward()
         expected.backward()
-        for (name, a), b in zip(model.named_parameters(), alone.parameters(), strict=True):
-            torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-12, msg=name)
         with torch.no_grad():
-            for a, b in zip(model.parameters(), alone.parameters(), strict=True):
+            for (name, a), b in zip(model.named_parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-12, msg=name)
                 a.add_(a.grad, alpha=-0.1)
                 b.copy_(a)
         together.after_step(model)
@@ -103,15 +97,11 @@ def test_a_part_without_a_batch_is_left_alone(model, text, batches) -> None:
     loss = loss_of(criterion, model, MixedBatch({"rank": second}))
     assert list(loss.terms) == ["rank/translation_ranking"] and list(loss.metrics) == ["rank/accuracy"]
     criterion.after_step(model)
-    for name, tensor in criterion.state_dict().items():
-        assert torch.equal(tensor, before[name]), name
+    assert all(torch.equal(tensor, before[name]) for name, tensor in criterion.state_dict().items())
     for batch in ({"rank": second}, {"queue": first}, {"queue": third}):
         loss_of(criterion, model, MixedBatch(batch))
     criterion.after_step(model)
-    queue = criterion.parts["queue"].source_queue
-    assert int(queue.filled.sum() if isinstance(queue.filled, torch.Tensor) else queue.filled) == len(first) + len(
-        third
-    )
+    assert criterion.parts["queue"].source_queue.filled == len(first) + len(third)
     after = copy.deepcopy(criterion.state_dict())
     assert any(not torch.equal(after[name], before[name]) for name in before if "momentum_encoder" in name)
     # After the step its batches are forgotten, and validation batches do not count.
@@ -125,20 +115,15 @@ def test_tensors_of_a_part_are_found_by_its_name(model, text, batches) -> None:
     criterion = multitask(model, text)
     loss_of(criterion, model, MixedBatch({"queue": batches[0]}))
     criterion.after_step(model)
-    saved = criterion.state_dict()
+    saved, fresh = criterion.state_dict(), multitask(model, text)
     renamed = {name.replace("parts.queue.", "parts.other."): tensor for name, tensor in saved.items()}
-    fresh = multitask(model, text)
     assert load_matching(fresh, saved) == []
     assert all(torch.equal(tensor, saved[name]) for name, tensor in fresh.state_dict().items())
     assert set(load_matching(multitask(model, text), renamed)) == set(saved)
 
 
 def test_warnings_name_the_part(model, text) -> None:
-    (line,) = multitask(model, text).warnings(mixture(queue=30, rank=1000))
-    assert line.startswith("queue: queue_size 20 exceeds half of the 30 training pairs")
-    assert multitask(model, text).warnings(mixture(queue=1000, rank=30)) == []
-
-
-def mixture(**examples: int) -> SimpleNamespace:
-    """A task of parts with so many examples."""
-    return SimpleNamespace(parts={name: SimpleNamespace(examples=count) for name, count in examples.items()})
+    for count, warned in ((30, ["queue: queue_size 20 exceeds half of the 30 training pairs"]), (1000, [])):
+        parts = {"queue": SimpleNamespace(examples=count), "rank": SimpleNamespace(examples=30)}
+        lines = multitask(model, text).warnings(SimpleNamespace(parts=parts))
+        assert [line.partition(":")[0] + ":" + line.split(":")[1] for line in lines] == warned
