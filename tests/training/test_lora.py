@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.support.corpus import sentence_pairs
-from tests.support.encoders import write_encoder
 from tests.support.planning import loss_of
-from tests.support.runs import compose_run, contents, options
+from tests.support.runs import compose_run
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.errors import UserError
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -21,11 +20,6 @@ from xrep.models.directory import open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.training.lora import LowRank
 from xrep.training.run import train
-from xrep_cli.train import main
-
-RUN: dict[str, Any] = {
-    "criterion": "translation_ranking", "lora_rank": 3, "lora_alpha": 6, "warmup_steps": 0, "lr_scheduler": "constant",
-}  # fmt: skip
 
 
 def make_model(text, **options: Any) -> DualEncoder:
@@ -84,66 +78,22 @@ def test_steps_are_those_of_factors_inside_of_the_model(text, make_batch) -> Non
         torch.testing.assert_close(found[name].detach(), start[name] + 2.0 * b @ a)
 
 
-@pytest.fixture(scope="module")
-def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_encoder(tmp_path_factory.mktemp("pretrained") / "encoder", size=32)
-
-
-def raw(folder: Path) -> Path:
-    folder.mkdir()
-    for split, pairs in (("train", sentence_pairs(80)), ("valid", sentence_pairs(20, seed=1))):
-        rows = "".join(f"{german}\t{english}\n" for german, english in pairs)
-        (folder / f"{split}.de-en.tsv").write_text(rows, encoding="utf-8")
-    return folder
-
-
-def test_the_saved_model_has_the_merged_weights(pretrained: Path, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.slow
+def test_the_saved_model_has_the_merged_weights(data_directory: Path, tmp_path: Path) -> None:
     """Of the encoder, the linear layers alone change, each by a matrix of the rank; the run is used like any other."""
-    monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
-    given = ["--task", "bitext", "--criterion", "translation_ranking", "--towers", "shared", "--encoder"]
-    given += [str(pretrained), "--max-length", "32", "--batch-size", "20", "--max-steps", "5", "--lr", "0.01"]
-    given += ["--lora-rank", "3", "--warmup-steps", "0", "--device", "cpu", "--save-dir", str(tmp_path / "run")]
-    assert main([str(raw(tmp_path / "raw")), *given]) == 0
-    before, after = (open_checkpoint(path).tensors() for path in (pretrained, tmp_path / "run" / "last"))
-    assert before.keys() == after.keys()
-    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    given = {"criterion": "translation_ranking", "warmup_steps": 0, "lr_scheduler": "constant"}
+    before = train(compose_run(data_directory, tmp_path / "start", **given, max_steps=1)).directory / "last"
+    given |= {"init": before, "lora_rank": 3, "max_steps": 5, "lr": 0.01}
+    last = train(compose_run(data_directory, tmp_path / "run", **given)).directory / "last"
+    old, new = (open_checkpoint(path).tensors() for path in (before, last))
+    assert old.keys() == new.keys()
+    changed = {name for name in old if not torch.equal(old[name], new[name])}
     assert len(changed) == 4 and all(".layers." in name and name.endswith(".weight") for name in changed)
     for name in changed:
-        assert torch.linalg.matrix_rank(after[name] - before[name], rtol=1e-4) == 3
-    vectors = SentenceEncoder.load(tmp_path / "run" / "last", device="cpu").encode(["das Haus"], "de")
-    assert vectors.shape == (1, 32)
-    state = open_checkpoint(tmp_path / "run" / "last").training_state()["optimizer"]["state"]
-    assert {tuple(own["exp_avg"].shape) for own in state.values()} <= {(3, n) for n in (16, 32)} | {
-        (n, 3) for n in (16, 32, 96)
-    }
-
-
-def test_a_run_goes_on_bit_for_bit(data_directory: Path, tmp_path: Path) -> None:
-    given = {**RUN, "criterion": "dual_moco", "save_every": 5, "validate_every": 4}
-    once = train(compose_run(data_directory, tmp_path / "once", max_steps=12, **given))
-    train(compose_run(data_directory, tmp_path / "twice", max_steps=7, **given))
-    twice = train(compose_run(data_directory, tmp_path / "twice", max_steps=12, **given))
-    one, other = (contents(each.directory / "checkpoint-00000012") for each in (once, twice))
-    assert one["model.safetensors"] == other["model.safetensors"]
-    assert one["criterion.safetensors"] == other["criterion.safetensors"]
-
-
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        ({"lora_rank": 32}, "--lora-rank is 32, and the encoder has a linear layer of width 32; choose a smaller rank"),
-        ({"lora_rank": -1}, "lora_rank must lie in [0, 2147483647], not -1"),
-        ({"lora_rank": 10**12}, "lora_rank must lie in [0, 2147483647]"),
-        ({"lora_alpha": 0}, "lora_alpha must lie in (0, 1e9], not 0.0"),
-        ({"freeze": "encoders"}, "--lora-rank: no linear layer of an encoder trains; set --lora-rank to 0"),
-    ],
-)
-def test_what_cannot_be(
-    data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture, given: dict[str, Any], problem: str
-) -> None:
-    line = options(**{**RUN, **given}, save_dir=tmp_path / "run", max_steps=1, projection_size=8)
-    assert main([str(data_directory), *line]) == 2
-    assert problem in capsys.readouterr().err and not (tmp_path / "run").exists()
+        assert torch.linalg.matrix_rank(new[name] - old[name], rtol=1e-4) == 3
+    assert SentenceEncoder.load(last, device="cpu").encode(["das Haus"], "de").shape == (1, 32)
+    state = open_checkpoint(last).training_state()["optimizer"]["state"]
+    assert all(3 in own["exp_avg"].shape for own in state.values()) and len(state) == 8
 
 
 def test_frozen_towers_keep_their_weights(text) -> None:
