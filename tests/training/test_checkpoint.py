@@ -13,7 +13,7 @@ import torch
 
 from tests.support.corpus import sentence_pairs
 from tests.support.once import made_once
-from tests.support.runs import compose_run, contents
+from tests.support.runs import compose_run, contents, make_trainer
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
 from xrep.inference.export import export_path
@@ -123,6 +123,18 @@ def test_a_run_that_began_meanwhile_is_not_overwritten(
     with pytest.raises(UserError, match="another run has begun here meanwhile"):
         train(compose_run(data_directory, directory, max_steps=1))
     assert contents(directory) == {LOCK: b"", "config.yaml": b"the other run's\n"}
+
+
+@pytest.mark.parametrize("change", [lambda s: s.pop("step"), lambda s: s["optimizer"]["param_groups"].pop()])
+def test_a_state_of_another_version_is_refused_in_one_line(
+    data_directory: Path, trained_run: Path, tmp_path: Path, change: Any
+) -> None:
+    checkpoint = open_checkpoint(trained_run / "last")
+    state = checkpoint.training_state()
+    change(state)
+    trainer = make_trainer(compose_run(data_directory, tmp_path, max_steps=12), tmp_path)
+    with pytest.raises(UserError, match="training_state.pt: not the training state of this run .*; delete its check"):
+        trainer.resume(checkpoint, state)
 
 
 # -- starts -----------------------------------------------------------------------------------------------------------

@@ -41,9 +41,9 @@ from xrep.tasks.task import Task
 from xrep.training.checkpoint import LOCK, Checkpoints, check_same_run, lock
 from xrep.training.distributed import World, alone, check_equal, explain_lost_ranks, pick_device
 from xrep.training.introduction import introduction, say_origin
-from xrep.training.launches import LAUNCHES, heard, recorded
-from xrep.training.progress import LOG, METRICS, TENSORBOARD, Progress, Quiet
-from xrep.training.state import TrainingState, reading_state, state_of
+from xrep.training.launches import heard, recorded
+from xrep.training.progress import Progress, Quiet
+from xrep.training.state import TrainingState, reading_state
 from xrep.training.trainer import Trainer
 
 SUMMARY, DATA_STATISTICS = "summary.json", "data.json"
@@ -228,11 +228,6 @@ def _check_directory(directory: Path, run: RunConfig) -> None:
         raise UserError("cannot be written to", path=existing, cure="choose another `save_dir`")
     if not directory.exists() or not any(path.name != LOCK for path in directory.iterdir()):
         return
-    names = (LOCK, CONFIG, SUMMARY, DATA_STATISTICS, METRICS, LOG, LAUNCHES, TRAINING_HASHES_FILE)
-    files = {name: Path.is_file for name in names}
-    for name, is_right in {**files, TENSORBOARD: Path.is_dir, "last": Path.is_symlink, "best": Path.is_symlink}.items():
-        if os.path.lexists(directory / name) and not is_right(directory / name):
-            raise UserError("is not what a run writes there", path=directory / name, cure="remove it")
     if not (directory / CONFIG).exists():
         raise UserError("is not empty and holds no run", path=directory, cure="choose another `save_dir`")
     saved, gone = completed(read_saved_config(directory / CONFIG))
@@ -243,8 +238,8 @@ def _check_directory(directory: Path, run: RunConfig) -> None:
 def _saved_state(latest: Checkpoint, task: Task) -> dict[str, Any]:
     saved = latest.training_state()
     with reading_state(latest.path / STATE):
-        state_of(saved, latest.step)
-    if saved["data"] != task.fingerprint():
+        is_same = saved["data"] == task.fingerprint()
+    if not is_same:
         raise UserError(
             "this run was trained on other data",
             path=latest.path,

@@ -40,8 +40,6 @@ from xrep.training.progress import Meters, Progress, Quiet, Recent, memory_megab
 from xrep.training.sharding import ShardedOptimizer, whole_state
 from xrep.training.state import (
     TrainingState,
-    check_cursor,
-    check_random,
     load_optimizer,
     load_scaler,
     reading_state,
@@ -157,10 +155,10 @@ class Trainer:
         freezing, names = Freezing(frozen), [name for name, _ in self.module.named_parameters()]
         adapted = {f"model.{name}" for name in lora.targets} if lora is not None else set()
         trained = [(name, p) for name, p in freezing.ever_trained(self.module) if name not in adapted]
-        self._make_optimizer = partial(run.classes["optimizer"].build, options)
+        make = partial(run.classes["optimizer"].build, options)
         groups, shared = parameter_groups(options, trained, names), run.configs["distributed"]
         sharded = shared.shard == "optimizer" and world.size > 1
-        optimizer = ShardedOptimizer(groups, self._make_optimizer) if sharded else self._make_optimizer(groups)
+        optimizer = ShardedOptimizer(groups, make) if sharded else make(groups)
         rules = self.config.precision, self.config.clip_norm
         self.engine = Engine(self.module, optimizer, freezing, world, *rules, lora, shared.gradient_compression)
         schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
@@ -389,12 +387,10 @@ class Trainer:
         check_state(self.module.criterion, tensors, path)
         load_weights(self.module.criterion, tensors, path)
         with reading_state(checkpoint.path / STATE):
-            self.state = state_of(saved, checkpoint.step)
-            check_cursor(self.state.cursor, next(iter(self.task.plan())).cursor)
-            load_optimizer(self.engine.optimizer, saved["optimizer"], self._make_optimizer)
+            self.state = state_of(saved)
+            load_optimizer(self.engine.optimizer, saved["optimizer"])
             load_scaler(self.engine.scaler, saved["scaler"])
-            check_random(saved["random"])
-        if len(saved["random"]) == self.world.size:
-            restore_random_state(saved["random"][self.world.rank], self.world.device)
-        else:
-            torch.manual_seed(hash((self.run.seed, self.world.rank, self.state.step)) % 2**63)
+            if len(saved["random"]) == self.world.size:
+                restore_random_state(saved["random"][self.world.rank], self.world.device)
+            else:
+                torch.manual_seed(hash((self.run.seed, self.world.rank, self.state.step)) % 2**63)
