@@ -1,10 +1,8 @@
-"""Steps that encode batches in pieces, and the same gradient from one graph of all pieces."""
+"""Steps of criteria that encode batches in pieces."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +28,7 @@ from xrep.tasks.mixture import MixedBatch
 from xrep.training.distributed import World, alone
 from xrep.training.freezing import Freezing
 from xrep.training.outcome import Outcome
-from xrep.training.step import Engine, TrainingModule, type_on
+from xrep.training.step import Engine, TrainingModule
 
 SMALL = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48, "towers": "shared"}
 
@@ -129,10 +127,6 @@ class Setting:
             criterion.set_micro_batch(self.rows)
         return TrainingModule(model, criterion).to(self.dtype).train()
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        dtype = type_on(torch.device("cpu"), self.precision)
-        return torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16)
-
 
 def batches_of(kind: str, batches: list[Any]) -> list[Any]:
     """Return what a criterion of this kind reads: each batch, or a mixture of it with parts of the others."""
@@ -159,26 +153,25 @@ def total_sizes(module: TrainingModule, batches: list[Any]) -> dict[str, float]:
 
 @dataclass
 class Found:
-    """The results of a step: the concatenated gradients of all parameters, and the state after it."""
+    """The last of some steps: the gradients of all parameters, and the state after it."""
 
     gradient: Tensor
     outcome: Outcome
     state: dict[str, Tensor]
-    random: Tensor
-    reductions: int = 0
+    reductions: int
 
 
-def found_of(module: TrainingModule, outcome: Outcome, reductions: int = 0) -> Found:
-    parts = [p.grad.flatten() if p.grad is not None else torch.full((p.numel(),), torch.nan) for p in
-             module.parameters()]  # fmt: skip
-    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    return Found(torch.cat(parts).clone(), outcome, state, torch.get_rng_state(), reductions)
+def step(
+    setting: Setting, text: TextSpec, batches: list[Any], world: World | None = None, steps: int = 2, moved: float = 0.0
+) -> Found:
+    """Return the last of some steps of the engine.
 
-
-def step(setting: Setting, text: TextSpec, batches: list[Any], world: World | None = None, steps: int = 2) -> Found:
-    """Return the last of some steps of the engine."""
+    Args:
+        moved: how far all weights are moved before the last step, in a random direction.
+    """
     world, module = world or alone("cpu"), setting.make(text)
-    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.1)
     engine = Engine(module, optimizer, Freezing([]), world, precision=setting.precision, clip_norm=0)
     engine.prepare(0)
     reductions: list[int] = []
@@ -190,52 +183,22 @@ def step(setting: Setting, text: TextSpec, batches: list[Any], world: World | No
 
         hook.__annotations__.clear()  # torch needs the class, not a string
         engine._parallel.register_comm_hook(None, hook)
-    torch.manual_seed(7 + world.rank)
-    for _ in range(steps):
+    for number in range(steps):
+        torch.manual_seed(7 + world.rank + number)
+        if moved and number + 1 == steps:
+            for p, way in zip(trained, direction(trained), strict=True):
+                p.data.add_(way, alpha=moved)
         planned = [plan(module.criterion, batch) for batch in batches]
         outcome = engine.run(planned, total_sizes(module, batches), lambda: None).outcome
-    return found_of(module, outcome, len(reductions))
+    gradients = [torch.full((p.numel(),), torch.nan) if p.grad is None else p.grad.flatten() for p in trained]
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    return Found(torch.cat(gradients), outcome, state, len(reductions))
 
 
-def expected(setting: Setting, text: TextSpec, batches: list[Any], world: World | None = None, steps: int = 2) -> Found:
-    """Return the same from one graph for each batch with all its pieces, whose dropout is drawn in the same order."""
-    world, module = world or alone("cpu"), setting.make(text)
-    criterion, model = module.criterion, module.model
-    trained = [p for p in module.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=0.1)
-    torch.manual_seed(7 + world.rank)
-    for _ in range(steps):
-        sizes = total_sizes(module, batches)
-        optimizer.zero_grad()
-        loss = torch.zeros((), dtype=torch.float64)
-        for batch in batches:
-            terms = [term for found in losses(setting, criterion, model, batch) for term in found.terms.items()]
-            objective = sum(term.weight * term.sum / max(sizes[name], 1) for name, term in terms)
-            objective.backward()
-            loss += objective.detach()
-        if world.size > 1:
-            for each in (loss, *(p.grad for p in trained if p.grad is not None)):
-                dist.all_reduce(each)
-        optimizer.step()
-        criterion.after_step(model)
-    return found_of(module, Outcome(float(loss), 0.0, {}, skipped=False))
-
-
-def losses(setting: Setting, criterion: Any, model: nn.Module, batch: Any) -> Iterator[Loss]:
-    planned, trained, constants = plan(criterion, batch), [], []
-    for piece in planned.pieces or [planned]:
-        with setting.autocast():
-            before = torch.get_rng_state()
-            encoded = criterion.encode(model, piece)
-            yield encoded.loss
-            torch.set_rng_state(before)  # the dropout of the next piece does not depend on draws of ``encode`` alone
-            criterion.vectors(model, piece)
-            trained.append(encoded.vectors)
-            with torch.no_grad():
-                constants.append(criterion.constants(model, piece))
-    vectors = [torch.cat(column) for some in (trained, constants) for column in zip(*some, strict=True)]
-    with setting.autocast():
-        yield criterion.contrast(tuple(vectors), planned)
+def direction(parameters: list[nn.Parameter]) -> list[Tensor]:
+    """Return random numbers of the shapes of parameters."""
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype) for p in parameters]
 
 
 def assert_near(one: Tensor, other: Tensor, tolerance: float) -> None:
