@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from tests.support.annotated import write_labels
+from tests.support.commands import Commands
 from tests.support.corpus import write_corpus
+from tests.support.once import made_once
 from tests.support.runs import options
 from xrep.data.store import DataDirectory
 from xrep.models.directory import MODEL, open_checkpoint
@@ -21,47 +23,35 @@ from xrep.nn.weights import read_tensors, save_tensors
 from xrep.registry import ENCODERS
 from xrep_cli.train import main
 
-STEPS = {"max_steps": 2, "lr_scheduler": "constant", "max_length": 30, "batch_size": 8}
+STEPS = {"max_steps": 2, "lr_scheduler": "constant", "max_length": 30, "batch_size": 8, "lr": 0, "save_dir": "run"}
+SIZES = {"hidden_size": 16, "feedforward_size": 32, "max_positions": 64}
+"""Those of the fixture ``translator``."""
 
 
 @pytest.fixture(scope="module")
-def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("raw"))
+def classifier() -> Path:
+    def make(folder: Path) -> None:
+        given = {"task": "classification", "criterion": "classification", "languages": "de", "vocab_size": 50}
+        line = options(**{**STEPS, **SIZES, **given, "save_dir": folder / "run"})
+        place = line.index("--towers")
+        assert main([str(write_labels(folder / "labels")), *line[:place], *line[place + 2 :]]) == 0
 
-
-@pytest.fixture(scope="module")
-def starts(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Train a translator and a classifier for two steps."""
-    folder = tmp_path_factory.mktemp("starts")
-    translator = {"task": "translation", "criterion": "label_smoothed_cross_entropy", "decoder_layers": 1, "beam": 1}
-    classifier = {"task": "classification", "criterion": "classification", "languages": "de", "vocab_size": 50}
-    runs = {
-        "nmt": (raw, {**translator, "max_sentences": 4, "max_tokens": 300, "vocab_size": 120}, "batch_size"),
-        "classifier": (write_labels(folder / "labels"), classifier, ""),
-    }
-    for name, (data, given, refused) in runs.items():
-        every = {**given, **STEPS, "save_dir": folder / name}
-        line = options(**every)
-        for option in filter(None, ("towers", refused)):
-            place = line.index(f"--{option.replace('_', '-')}")
-            del line[place : place + 2]
-        assert main([str(data), *line]) == 0
-    return {name: folder / name / "best" for name in runs}
+    return made_once("classifier", make) / "run" / "best"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["nmt", "classifier"])
-@pytest.mark.parametrize("criterion", ["mlm", "tlm", "hictl", "cmlm"])
+@pytest.mark.parametrize(
+    ("start", "criterion"),
+    [*(("translator", name) for name in ("mlm", "tlm", "hictl", "cmlm")), ("classifier", "mlm")],
+)
 def test_language_models_start_from_any_encoder(
-    raw: Path, starts: dict[str, Path], start: str, criterion: str, tmp_path: Path, capfd: pytest.CaptureFixture
+    start: str, criterion: str, translator: Path, classifier: Path, cli: Commands
 ) -> None:
     """The encoder's tensors are those of the start, and the new run says that its head is new."""
-    run = tmp_path / "run"
-    line = options(**{**STEPS, "criterion": criterion, "encoder": starts[start], "lr": 0, "save_dir": run})
-    assert main([str(raw), *line]) == 0
-    said = capfd.readouterr().err
-    assert f"{starts[start]} has no masked language head; tower shared gets a new one" in said
-    found, given = (open_checkpoint(path).tensors(MODEL) for path in (run / "last", starts[start]))
+    path, raw = {"translator": translator, "classifier": classifier}[start], write_corpus(cli.folder / "raw", 40, 9, 9)
+    done = cli("train", raw, *options(**{**STEPS, **SIZES, "criterion": criterion, "encoder": path}))
+    assert f"{path} has no masked language head; tower shared gets a new one" in done.err
+    found, given = (open_checkpoint(x).tensors(MODEL) for x in (cli.folder / "run" / "last", path))
     encoder = {name.removeprefix("encoder."): x for name, x in given.items() if name.startswith("encoder.")}
     assert len(encoder) > 10
     assert all(torch.equal(x, found[f"encoders.shared.{name}"]) for name, x in encoder.items())
@@ -79,12 +69,12 @@ class TheirEncoder(TransformerEncoder):
         return read_tensors(directory / "model.safetensors"), []
 
 
+@pytest.mark.slow
 def test_mlm_trains_an_encoder_of_a_plugin(
-    data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+    data_directory: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ENCODERS._targets, "theirs", f"{__name__}:TheirEncoder")
-    own, run = tmp_path / "own", tmp_path / "run"
-    tokenizer = DataDirectory(data_directory).tokenizers["shared"]
+    tokenizer, own = DataDirectory(data_directory).tokenizers["shared"], cli.folder / "own"
     shape = EncoderShape(
         type="theirs", vocabulary_size=tokenizer.vocabulary_size, pad_id=tokenizer.pad_id, layers=1, hidden_size=32,
         heads=2, feedforward_size=48, max_positions=32,
@@ -93,7 +83,6 @@ def test_mlm_trains_an_encoder_of_a_plugin(
     tokenizer.save(own)
     (own / "sizes.json").write_text(json.dumps(dataclasses.asdict(shape)), encoding="utf-8")
     save_tensors(TheirEncoder(shape, dropout=0.0, attention_dropout=0.0).state_dict(), own / "model.safetensors")
-    given = {**STEPS, "criterion": "mlm", "encoder": own, "encoder_type": "theirs", "lr": 0, "save_dir": run}
-    assert main([str(data_directory), *options(**given)]) == 0
-    assert f"{own} has no masked language head" in capfd.readouterr().err
-    assert (run / "last" / MODEL).is_file()
+    given = {**STEPS, "criterion": "mlm", "encoder": "own", "encoder_type": "theirs"}
+    assert "own has no masked language head" in cli("train", data_directory, *options(**given)).err
+    assert (cli.folder / "run" / "last" / MODEL).is_file()

@@ -1,13 +1,8 @@
-"""Runs of xrep-train that learn to translate: digits, killed runs, a frozen encoder in two steps, several ranks."""
+"""Runs of xrep-train that learn to translate: digits, a frozen encoder in two steps, several ranks."""
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +10,9 @@ import pytest
 import torch
 
 from tests.cli.test_train_ranks import finish, start_ranks
-from tests.support.corpus import sentence_pairs, spanish_pairs, write_corpus
+from tests.support.corpus import spanish_pairs
 from tests.support.first_tokens import write_tokenizer_without_first_token
-from tests.support.runs import command, environment, options, refusal, xrep_train
+from tests.support.runs import contents, figures
 from xrep.config import to_yaml
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
@@ -28,9 +23,9 @@ from xrep.models.directory import MODEL, open_checkpoint
 from xrep.models.translation import Translation
 from xrep.tasks.translation import TranslationTask
 from xrep.text.readers import discover_bitext
-from xrep.text.tokenizer import train_tokenizer
 from xrep_cli.train import main
 
+pytestmark = pytest.mark.slow
 MODEL_SIZES = {"layers": 1, "hidden_size": 32, "heads": 2, "feedforward_size": 64, "max_positions": 32}
 STEADY = {
     **MODEL_SIZES, "task": "translation", "criterion": "label_smoothed_cross_entropy", "decoder_layers": 1,
@@ -56,13 +51,9 @@ def tensors(run: Path, of: str = "last") -> dict[str, torch.Tensor]:
     return open_checkpoint(run / of).tensors(MODEL)
 
 
-def records(run: Path) -> list[dict[str, Any]]:
-    timings = ("seconds", "per_second", "memory", "waiting")
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: x for name, x in line.items() if not any(part in name for part in timings)} for line in lines]
+def validations(run: Path) -> list[dict[str, Any]]:
+    return [record for record in figures(run) if record["kind"] == "valid"]
 
-
-# -- what a run learns ------------------------------------------------------------------------------------------------
 
 LETTERS = "abcdefghij"
 TARGETS = {
@@ -72,13 +63,15 @@ TARGETS = {
 }
 
 
-def write_digits(folder: Path) -> dict[str, list[tuple[str, str]]]:
-    """Return raw text de-en, de-fr, de-es of three to five digits, and the held-out pairs of each language."""
+def write_digits(folder: Path, languages: tuple[str, ...] = tuple(TARGETS)) -> dict[str, list[tuple[str, str]]]:
+    """Write raw text of three to five digits in German and the languages; return the held-out pairs of each."""
+    folder.mkdir()
     draw, lines = random.Random(1), dict[tuple[int, ...], None]()
     while len(lines) < 5000:
         lines[tuple(draw.randrange(10) for _ in range(draw.randint(3, 5)))] = None
     every, held_out = list(lines), {}
-    for language, translate in TARGETS.items():
+    for language in languages:
+        translate = TARGETS[language]
         for split, some in (("train", every[160:]), ("valid", every[:60]), ("test", every[60:160])):
             pairs = [(" ".join(map(str, digits)), " ".join(map(str, translate(digits)))) for digits in some]
             for side, column in zip(("de", language), zip(*pairs, strict=True), strict=True):
@@ -87,18 +80,17 @@ def write_digits(folder: Path) -> dict[str, list[tuple[str, str]]]:
     return held_out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_digits_are_copied_sorted_and_reversed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One model translates a line into each of its target languages."""
     monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
-    (tmp_path / "raw").mkdir()
     held_out = write_digits(tmp_path / "raw")
     run = train(
         tmp_path / "raw", tmp_path / "run", hidden_size=256, heads=16, tie_embeddings="all", norm="pre", dropout=0.0,
         attention_dropout=0.0, label_smoothing=0.05, vocab_size=46, max_tokens=1000, max_steps=260, lr=2e-3,
         warmup_steps=50, lr_scheduler="cosine", betas="0.9,0.98", clip_norm=0.5, log_every=100, max_sentences=60,
     )  # fmt: skip
-    (valid,) = [record for record in records(run) if record["kind"] == "valid"]
+    (valid,) = validations(run)
     assert min(valid[f"bleu_de-{language}"] for language in TARGETS) > 97
     translator = Translator.load(run / "best", device="cpu")
     for language, pairs in held_out.items():
@@ -107,13 +99,9 @@ def test_digits_are_copied_sorted_and_reversed(tmp_path: Path, monkeypatch: pyte
         assert bleu(found, references).value > 99, language
 
 
-@pytest.mark.slow
 def test_no_digit_is_lost_without_a_first_token(tmp_path: Path) -> None:
     """With a tokenizer like T5's, which has no [CLS], translations and references begin with the first word."""
-    (tmp_path / "raw").mkdir()
-    held_out = write_digits(tmp_path / "raw")["es"]
-    for path in [*tmp_path.glob("raw/*.de-en.*"), *tmp_path.glob("raw/*.de-fr.*")]:
-        path.unlink()
+    held_out = write_digits(tmp_path / "raw", ("es",))["es"]
     tokenizer = write_tokenizer_without_first_token(tmp_path / "tokenizer", "0123456789" + LETTERS)
     options = PreprocessOptions(tokenizers={"shared": str(tokenizer)})
     preprocess(discover_bitext(tmp_path / "raw"), tmp_path / "bin", options, progress=False)
@@ -125,7 +113,7 @@ def test_no_digit_is_lost_without_a_first_token(tmp_path: Path) -> None:
     assert translator.model.target_vocabulary.bos_id is None
     sources, references = map(list, zip(*held_out, strict=True))
     assert [best[0].text for best in translator.translate(sources, "es", SearchOptions(beam=2))] == references
-    (valid,) = [record for record in records(run) if record["kind"] == "valid"]
+    (valid,) = validations(run)
     assert valid["bleu_de-es"] == pytest.approx(100)
     task = TranslationTask(TranslationTask.Config(data=str(tmp_path / "bin"), max_length=6), seed=1)
     (pool,) = task.validation_pools(60)
@@ -133,33 +121,21 @@ def test_no_digit_is_lost_without_a_first_token(tmp_path: Path) -> None:
     assert sorted(line for batch in pool.batches() for line in task.references(batch)) == sorted(lines)
 
 
-# -- runs that stop and are resumed -----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no SIGKILL on this system")
-def test_a_killed_run_ends_as_if_it_had_not_been(data_directory: Path, tmp_path: Path) -> None:
+def test_a_run_that_stops_ends_as_if_it_had_not(data_directory: Path, tmp_path: Path) -> None:
     """Dropout, both directions and the order of batches continue where they were."""
-    given = {"max_steps": 60, "save_every": 5, "validate_every": 20, "direction": "both", "sampling_alpha": 0.5}
-    whole, killed = train(data_directory, tmp_path / "whole", **given), tmp_path / "killed"
-    line = command(*arguments(data_directory, killed, **given))
-    process = subprocess.Popen(line, env=environment(threads=1), stderr=subprocess.DEVNULL)
-    while not list(killed.glob("checkpoint-*")) and process.poll() is None:
-        time.sleep(0.002)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL and not (killed / "summary.json").exists()
-    train(data_directory, killed, **given)
-    assert (killed / "last" / MODEL).read_bytes() == (whole / "last" / MODEL).read_bytes()
-    assert os.readlink(killed / "best") == os.readlink(whole / "best")
-    assert records(killed) == records(whole)
-    valid = [record for record in records(whole) if record["kind"] == "valid"]
-    assert [record["step"] for record in valid] == [20, 40, 60]
+    given = {"save_every": 4, "validate_every": 4, "log_every": 1, "direction": "both", "sampling_alpha": 0.5}
+    whole, halves = train(data_directory, tmp_path / "whole", max_steps=12, **given), tmp_path / "halves"
+    for steps in (4, 12):
+        train(data_directory, halves, max_steps=steps, **given)
+    one, other = contents(whole / "last"), contents(halves / "last")
+    assert one[MODEL] == other[MODEL] and figures(whole) == figures(halves)
+    valid = validations(whole)
+    assert [record["step"] for record in valid] == [4, 8, 12]
     pairs = ("de-en", "en-de", "es-en", "en-es")
     assert {"loss", "perplexity", "accuracy", "bleu", *(f"bleu_{pair}" for pair in pairs)} <= set(valid[0])
     assert valid[2]["loss"] < valid[0]["loss"]
 
 
-@pytest.mark.slow
 def test_two_ranks_train_what_one_process_does(data_directory: Path, tmp_path: Path) -> None:
     """Each rank fills a budget of its own; a single process computes both parts one after the other."""
     steady = {"max_steps": 6, "dropout": 0.0, "attention_dropout": 0.0, "log_every": 1, "norm": "pre"}
@@ -172,24 +148,15 @@ def test_two_ranks_train_what_one_process_does(data_directory: Path, tmp_path: P
     for name, tensor in one.items():
         torch.testing.assert_close(ranks[name], tensor, rtol=0, atol=2e-4, msg=name)
     assert max(float((one[name] - start[name]).abs().max()) for name in one) > 0.01
-    steps = [
-        [r["loss"] for r in records(run) if r["kind"] == "train"] for run in (tmp_path / "ranks", tmp_path / "one")
-    ]
+    steps = [[x["loss"] for x in figures(tmp_path / run) if x["kind"] == "train"] for run in ("ranks", "one")]
     assert steps[0] == pytest.approx(steps[1], rel=1e-4) and len(steps[0]) == 6
 
 
-# -- two steps with a pretrained encoder ------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
-def encoder(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train a sentence encoder for a few steps."""
-    run = tmp_path_factory.mktemp("encoder") / "run1"
-    assert main([str(data_directory), *options(criterion="translation_ranking", max_steps=3, save_dir=run)]) == 0
-    return run / "best"
+def encoder(trained_run: Path) -> Path:
+    return trained_run / "best"
 
 
-@pytest.mark.slow
 def test_two_steps_are_two_commands_or_two_stages(data_directory: Path, tmp_path: Path, encoder: Path, capfd) -> None:
     """A frozen encoder stays equal to the last bit; then everything is trained."""
     first, second = {"max_steps": 4, "freeze": "encoder"}, {"max_steps": 3, "lr": 1e-3}
@@ -253,13 +220,9 @@ def test_a_frozen_encoder_has_no_dropout(data_directory: Path, tmp_path: Path, e
         seen.clear()
 
 
-# -- languages --------------------------------------------------------------------------------------------------------
-
-
 def test_from_english(data_directory: Path, tmp_path: Path) -> None:
     run = train(data_directory, tmp_path / "run", direction="reverse", max_steps=2)
-    valid = [record for record in records(run) if record["kind"] == "valid"]
-    assert {name for name in valid[0] if name.startswith("bleu_")} == {"bleu_en-de", "bleu_en-es"}
+    assert {name for name in validations(run)[0] if name.startswith("bleu_")} == {"bleu_en-de", "bleu_en-es"}
     translator = Translator.load(run / "best", device="cpu")
     assert translator.model.target_languages == ["de", "es"]
     assert translator.text.source_languages == ["en"]
@@ -268,26 +231,3 @@ def test_from_english(data_directory: Path, tmp_path: Path) -> None:
     assert [len(best) for best in translator.translate(english, "es", options)] == [1, 1, 1]
     with pytest.raises(UserError, match="several target languages; name one: de, es"):
         translator.translate(english, options=options)
-
-
-def test_what_it_refuses(data_directory: Path, tmp_path: Path, capfd) -> None:
-    """The error is one line, and nothing is written."""
-    refusals = {
-        "630 training pairs do not fill a batch of 1000000 tokens; lower --max-tokens": {"max_tokens": 1_000_000},
-        "task.batch_size must be given where max_tokens is none": {"max_tokens": "none"},
-        "task.direction must be forward, reverse or both, not 'backward'": {"direction": "backward"},
-        "sentences may have": {"max_length": 90},
-        "unknown option --towers": {"towers": "shared"},
-        "lower --batch-size and raise --update-freq": {"micro_batch": 3},
-    }
-    for message, given in refusals.items():
-        assert main(arguments(data_directory, tmp_path / "run", max_steps=1, **given)) == 2
-        (line,) = capfd.readouterr().err.splitlines()
-        assert message in line and not (tmp_path / "run").exists()
-    for name in ("source", "target"):  # there are two vocabularies, but both directions need a single one
-        train_tokenizer([pair[name == "target"] for pair in sentence_pairs(200)], 70, tmp_path / name)
-    given = PreprocessOptions(tokenizers={name: str(tmp_path / name) for name in ("source", "target")})
-    raw = discover_bitext(write_corpus(tmp_path / "raw", train=200))
-    preprocess(raw, tmp_path / "bin", given, lambda line: None, progress=False)
-    line = refusal(xrep_train(*arguments(tmp_path / "bin", tmp_path / "run", max_steps=1, direction="both")))
-    assert "vocabularies of their own, so a pair cannot be read both ways; set --direction" in line
