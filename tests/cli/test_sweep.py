@@ -10,7 +10,6 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -21,77 +20,63 @@ from xrep.errors import UserError
 from xrep.interrupts import Interrupted
 from xrep.models.directory import open_checkpoint
 from xrep.training import sweep
-from xrep.training.sweep import ranking, run_trials, trials_of
-from xrep_cli.sweep import main
-
-RUN = {"criterion": "translation_ranking", "max_steps": 2, "warmup_steps": 0, "validate_every": 1}
+from xrep.training.sweep import Trial, ranking, run_trials, trials_of
 
 
-def write_recipe(folder: Path, data: Path, **values: Any) -> Path:
-    """Write the recipe of a tiny run as YAML, through --print-config."""
-    path = folder / "recipe.yaml"
-    line = [str(data), *options(**{**RUN, **values}), "--print-config"]
-    from xrep_cli import train
-
-    with pytest.MonkeyPatch.context() as patch:
-        printed = list[str]()
-        patch.setattr("builtins.print", lambda *text, **_: printed.extend(map(str, text)))
-        assert train.main(line) == 0
-    path.write_text("".join(printed), encoding="utf-8")
+@pytest.fixture
+def recipe(data_directory: Path, cli: Commands) -> Path:
+    """A tiny run as YAML."""
+    given = {"criterion": "translation_ranking", "max_steps": 2, "warmup_steps": 0, "validate_every": 1}
+    path = cli.folder / "recipe.yaml"
+    path.write_text(cli("train", data_directory, *options(**given), "--print-config").out, encoding="utf-8")
     return path
 
 
-def finish(directory: Path, value: float, maximize: bool = True) -> None:
+def trials_in(folder: Path, *rates: str) -> list[Trial]:
+    return trials_of({"optimizer.lr": list(rates)}, [], folder, [])
+
+
+def finish(directory: Path, value: float | None, maximize: bool | None = True, metric: str | None = "accuracy") -> None:
     directory.mkdir(parents=True)
-    best = {"metric": "accuracy", "value": value, "maximize": maximize}
+    best = {"metric": metric, "value": value, "maximize": maximize}
     (directory / "summary.json").write_text(json.dumps({"best": best}))
 
 
 @pytest.mark.slow
-def test_a_grid_is_trained_ranked_and_not_trained_again(
-    data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    recipe = write_recipe(tmp_path, data_directory)
-    given = [str(recipe), "--grid", "optimizer.lr=1e-9,1e-2", "--seeds", "3", "--parallel", "2"]
-    given += ["--save-dir", str(tmp_path / "search"), "--max-steps", "3"]
-    assert main(given) == 0
-    printed = capsys.readouterr()
-    header, best, other = (tmp_path / "search" / "sweep.tsv").read_text().splitlines()
+def test_a_grid_is_trained_ranked_and_not_trained_again(recipe: Path, cli: Commands) -> None:
+    line = "recipe.yaml --grid optimizer.lr=1e-9,1e-2 --seeds 3 --parallel 2 --save-dir search --max-steps 3".split()
+    done = cli("sweep", *line)
+    assert done.code == 0
+    header, best, other = (cli.folder / "search" / "sweep.tsv").read_text().splitlines()
     assert header.split("\t") == ["optimizer.lr", "accuracy", "deviation", "runs", "directories"]
     for row in (best, other):
         lr, accuracy, _, count, directory = row.split("\t")
-        summary = json.loads((Path(directory) / "summary.json").read_text())
+        summary = json.loads((cli.folder / directory / "summary.json").read_text())
         assert summary["steps"] == 3 and f"{summary['best']['value']:.4f}" == accuracy and count == "1"
         assert Path(directory).name == f"lr{lr}-seed3"
     assert float(best.split("\t")[1]) >= float(other.split("\t")[1])
-    assert f"the best: {best.split(chr(9))[-1]}/best" in printed.out and "2 of 2: " in printed.err
-    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "search").glob("*/summary.json")}
-    assert main(given) == 0 and "2 of 2 runs are finished already" in capsys.readouterr().err
-    assert {path: path.stat().st_mtime_ns for path in written} == written
+    assert f"the best: {best.split(chr(9))[-1]}/best" in done.out and "2 of 2: " in done.err
+    again = cli("sweep", *line)
+    assert again.code == 0 and "2 of 2 runs are finished already" in again.err
+    assert not any(name.endswith("summary.json") for name in again.wrote)
 
 
 @pytest.mark.slow
-def test_courses_are_ranked_by_their_last_stage(
-    data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    recipe = write_recipe(tmp_path, data_directory)
+def test_courses_are_ranked_by_their_last_stage(recipe: Path, cli: Commands) -> None:
     stages = "stages: [{name: one}, {name: two, criterion: {name: translation_ranking, temperature: 0.1}}]\n"
     recipe.write_text(recipe.read_text(encoding="utf-8") + stages, encoding="utf-8")
-    grid = ["--grid", "stages.two.optimizer.lr=1e-9,1e-2", "--grid", "task.batch_size=20"]
-    given = [str(recipe), *grid, "--save-dir", str(tmp_path / "search")]
-    assert main(given) == 0
-    header, *rows = (row.split("\t") for row in (tmp_path / "search" / "sweep.tsv").read_text().splitlines())
+    grid = "--grid stages.two.optimizer.lr=1e-9,1e-2 --grid task.batch_size=20"
+    assert cli("sweep", "recipe.yaml", *grid.split(), "--save-dir", "search").code == 0
+    header, *rows = (row.split("\t") for row in (cli.folder / "search" / "sweep.tsv").read_text().splitlines())
     assert header[:3] == ["stages.two.optimizer.lr", "task.batch_size", "accuracy"] and len(rows) == 2
     for row in rows:
-        run = Path(row[-1])
+        run = cli.folder / row[-1]
         assert run.name == f"two.lr{row[0]}-batch_size20" and (run / "best").resolve().parent == run / "two"
         best = json.loads((run / "two" / "summary.json").read_text())["best"]["value"]
         assert row[2] == f"{best:.4f}"
         rates = [load_yaml(run / stage / "config.yaml")["optimizer"]["lr"] for stage in ("one", "two")]
         assert rates == [0.003, float(row[0])]
     assert float(rows[0][2]) >= float(rows[1][2])
-    capsys.readouterr()
-    assert main(given) == 0 and "2 of 2 runs are finished already" in capsys.readouterr().err
 
 
 def test_combinations_are_ranked_by_the_mean_over_their_seeds(tmp_path: Path) -> None:
@@ -110,17 +95,21 @@ def test_combinations_are_ranked_by_the_mean_over_their_seeds(tmp_path: Path) ->
     assert ranked[0].deviation == pytest.approx(200**0.5) and ranked[1].deviation == 0
 
 
-def test_a_loss_is_ranked_downward(tmp_path: Path) -> None:
-    trials = trials_of({"optimizer.lr": ["1", "2"]}, [], tmp_path, [])
+def test_a_loss_is_ranked_downward_and_nothing_not_at_all(tmp_path: Path) -> None:
+    trials = trials_in(tmp_path, "1", "2")
     for trial, value in zip(trials, (2.0, 1.0), strict=True):
         finish(trial.directory, value, maximize=False)
     assert [each.mean for each in ranking(trials)] == [1.0, 2.0]
+    (trial,) = trials_in(tmp_path / "other", "1")
+    finish(trial.directory, None, None, None)
+    with pytest.raises(UserError, match="has no validation by which it could be ranked"):
+        ranking([trial])
 
 
 def stub(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """Let runs be a script, which gets the options of xrep-train, in place of training."""
     path = folder / "stub"
-    path.write_text(f"#!{sys.executable}\nimport os, signal, sys, time\n{script}\n")
+    path.write_text(f"#!{sys.executable}\nimport os, signal, sys, time\nfrom pathlib import Path\n{script}\n")
     path.chmod(0o755)
     monkeypatch.setattr(sweep, "sys", SimpleNamespace(executable=str(path)))
     monkeypatch.setattr(sweep, "is_finished", lambda run: False)
@@ -128,20 +117,19 @@ def stub(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub(tmp_path, monkeypatch, "print('so it is'); sys.exit(2 if 'optimizer.lr=2' in sys.argv else 0)")
-    trials = trials_of({"optimizer.lr": ["1", "2", "3"]}, [], tmp_path, [])
-    said = list[str]()
+    trials, said = trials_in(tmp_path, "1", "2", "3"), list[str]()
     failed = run_trials(trials, [[None]] * 3, 2, said.append)  # type: ignore[list-item]
     assert failed == {trials[1]: "so it is"} and sorted(said)[-1][:8] == "3 of 3: " and len(said) == 3
     assert trials[0].log.read_text() == "so it is\n"
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_is_not_taken_for_a_finished_one(
-    data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_run_that_was_stopped_is_not_taken_for_a_finished_one(recipe: Path, cli: Commands) -> None:
     """Somebody sends SIGTERM to a run alone, which saves and ends; its last line is told."""
-    recipe, run = write_recipe(tmp_path, data_directory, save_every=5, validate_every=0), tmp_path / "search" / "lr1e-2"
-    given = [str(recipe), "--grid", "optimizer.lr=1e-2", "--save-dir", str(tmp_path / "search")]
+    run = cli.folder / "search" / "lr1e-2"
+    line = (
+        "recipe.yaml --grid optimizer.lr=1e-2 --save-dir search --validate-every 0 --save-every 5 --max-steps".split()
+    )
 
     def stop() -> None:
         while not (run / "last").exists():
@@ -149,11 +137,10 @@ def test_a_run_that_was_stopped_is_not_taken_for_a_finished_one(
         os.kill(int((run / ".lock").read_text().split()[1]), signal.SIGTERM)
 
     threading.Thread(target=stop, daemon=True).start()
-    assert main([*given, "--max-steps", "100000"]) == 2
-    said = capsys.readouterr().err
-    assert "1 of 1: lr1e-2: failed" in said
-    assert "1 of 1 runs failed; the first: stopped by SIGTERM after step" in said
-    assert main([*given, "--max-steps", str(open_checkpoint(run / "last").step + 1)]) == 0
+    done = cli("sweep", *line, 100_000)
+    assert done.code == 2 and "1 of 1: lr1e-2: failed" in done.err
+    assert "1 of 1 runs failed; the first: stopped by SIGTERM after step" in done.err
+    assert cli("sweep", *line, open_checkpoint(run / "last").step + 1).code == 0
 
 
 @pytest.mark.parametrize(
@@ -174,7 +161,6 @@ def test_runs_that_train_at_a_time_have_gpus_of_their_own(
     """There is no GPU here, so their number is given. Each run waits until as many have started as may train at once,
     so that the first ones train at the same time."""
     stub(tmp_path, monkeypatch, (
-        "from pathlib import Path\n"
         "place = Path(sys.argv[-1].split('=')[1])\n"
         "place.touch()\n"
         f"while len(list(place.parent.glob('*-ready'))) < {parallel}: time.sleep(0.01)\n"
@@ -184,7 +170,7 @@ def test_runs_that_train_at_a_time_have_gpus_of_their_own(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    trials = trials_of({"optimizer.lr": ["1", "2", "3"]}, [], tmp_path, [])
+    trials = trials_in(tmp_path, "1", "2", "3")
     trials = [replace(trial, options=[f"out={trial.directory}-ready"]) for trial in trials]
     assert run_trials(trials, [[None]] * 3, parallel, lambda text: None) == {}  # type: ignore[list-item]
     seen = [trial.log.read_text()[:-1] for trial in trials]
@@ -200,7 +186,7 @@ def test_a_signal_stops_all_runs_and_starts_no_other(
         "print('ready', flush=True)\n"
         "while True: time.sleep(0.1)"
     ))  # fmt: skip
-    trials = trials_of({"optimizer.lr": ["1", "2", "3"]}, [], tmp_path, [])
+    trials = trials_in(tmp_path, "1", "2", "3")
 
     def interrupt() -> None:
         while not all(trial.log.exists() and "ready" in trial.log.read_text() for trial in trials[:2]):
@@ -217,48 +203,3 @@ def test_a_signal_stops_all_runs_and_starts_no_other(
         signal.signal(signal.SIGINT, before)
     assert [trial.log.exists() for trial in trials] == [True, True, False]
     assert all(trial.log.read_text() == "ready\nsaved\n" for trial in trials[:2])
-
-
-SWEEP = "recipe.yaml --save-dir out"
-CASES = [
-    (f"{SWEEP} --grid lr=1,2", "--grid 'lr=1,2'; write --grid SECTION.OPTION=A,B, such as"),
-    (f"{SWEEP} --grid optimizer.lr=", "--grid 'optimizer.lr='; write"),
-    (f"{SWEEP} --grid optimizer.lr=1 --grid optimizer.lr=2", "--grid 'optimizer.lr=2'; write"),
-    (f"{SWEEP} --grid optimizer.lr=1,1", "two runs would have the directory lr1; name each value"),
-    (f"{SWEEP} --grid optimizer.lr=1 --parallel 0", "--parallel 0; give at least 1"),
-    (f"{SWEEP} --grid optimizer.lr={','.join(map(str, range(10_001)))}", "a grid of 10,001 runs"),
-    (f"{SWEEP} --grid optimizer.lr=-1", "lr must"),
-    (f"{SWEEP} --grid optimizer.rate=1", "unknown key"),
-    (f"{SWEEP} --grid optimizer.lr=1 --colour red", "unknown option --colour"),
-    ("absent.yaml --save-dir out --grid optimizer.lr=1", "absent.yaml: no such file"),
-    ("recipe.yaml --grid optimizer.lr=1", "--save-dir"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("line", "message"), CASES)
-def test_refusals(line: str, message: str, data_directory: Path, tmp_path: Path, cli: Commands) -> None:
-    (tmp_path / "recipe.yaml").write_text(
-        f"task: {{name: bitext, data: {data_directory}}}\ncriterion: translation_ranking\n", encoding="utf-8"
-    )
-    result = cli("sweep", *line.split())
-    assert result.code == 2 and message in result.err and result.err.count("\n") == 1 and not result.wrote
-
-
-def test_runs_without_validation_cannot_be_ranked(tmp_path: Path) -> None:
-    trials = trials_of({"optimizer.lr": ["1"]}, [], tmp_path, [])
-    trials[0].directory.mkdir()
-    nothing = {"metric": None, "value": None, "maximize": None}
-    (trials[0].directory / "summary.json").write_text(json.dumps({"best": nothing}))
-    with pytest.raises(UserError, match="has no validation by which it could be ranked"):
-        ranking(trials)
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"best": 3}', '{"best": {"metric": "x", "value": 1}}', "[" * 9999]
-)
-def test_a_damaged_summary_is_named(tmp_path: Path, content: str) -> None:
-    trials = trials_of({"optimizer.lr": ["1"]}, [], tmp_path, [])
-    trials[0].directory.mkdir()
-    (trials[0].directory / "summary.json").write_text(content)
-    with pytest.raises(UserError, match=r"lr1/summary\.json: not the summary of a run; remove that directory"):
-        ranking(trials)
