@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.support.corpus import sentence_pairs
 from xrep.config import Part
-from xrep.criteria.criterion import Criterion, Planned
+from xrep.criteria.criterion import Criterion
 from xrep.criteria.dap import DAP
 from xrep.criteria.mlm import MLM
 from xrep.criteria.multitask import Multitask
@@ -40,19 +40,36 @@ def make(tmp_path: Path, data_directory: Path):
 
 
 @pytest.fixture
-def undivided(tmp_path_factory: pytest.TempPathFactory, data_directory: Path) -> MonolingualTask:
+def undivided(tmp_path: Path, data_directory: Path) -> MonolingualTask:
     """Text that has no dev split."""
-    folder = tmp_path_factory.mktemp("undivided")
+    (tmp_path / "undivided").mkdir()
     lines = "".join(f"{german}\n" for german, _ in sentence_pairs(100, seed=1))
-    (folder / "train.de").write_text(lines, encoding="utf-8")
-    given = {"data": str(folder), "tokenizer": str(data_directory), "max_length": 64}
+    (tmp_path / "undivided" / "train.de").write_text(lines, encoding="utf-8")
+    given = {"data": str(tmp_path / "undivided"), "tokenizer": str(data_directory), "max_length": 64}
     return MonolingualTask(MonolingualTask.Config(**given), 1)
 
 
-def planned(criterion: Criterion, batches: list[Any]) -> list[Planned]:
-    """The plans of the batches, their random numbers drawn one after the other, as the validator draws them."""
+def assert_sums(task: Any, model: Any, criterion: Criterion, weights: dict[str, float], rel: float = 1e-6) -> dict:
+    """Check the validation against sums over the batches: each term has a weight and is divided by its own size over
+    all batches, and a metric is the mean over its rows. Return what the validator found."""
+    found = LossValidator(LossValidator.Config(), task)(model, criterion)
     generator = torch.Generator().manual_seed(SEED)
-    return [criterion.plan(batch, generator) for batch in batches]
+    plans = [criterion.plan(batch, generator) for batch in task.validation_batches()]
+    with evaluating(model, criterion):
+        losses = [criterion(model, plan) for plan in plans]
+    means = {}
+    for name, weight in weights.items():
+        total = sum(float(loss.terms[name].sum) for loss in losses if name in loss.terms)
+        means[name] = weight * total / sum(plan.sizes.get(name, 0) for plan in plans)
+    expected = {"loss": sum(means.values())} | ({f"loss_{n}": x for n, x in means.items()} if len(means) > 1 else {})
+    for name in {name for loss in losses for name in loss.metrics if "accuracy" in name}:
+        own = [(float(loss.metrics[name]), loss.rows[name]) for loss in losses if name in loss.metrics]
+        assert len(own) > 1
+        expected[name] = sum(value * rows for value, rows in own) / sum(rows for _, rows in own)
+    assert {name: value for name, value in found.items() if "perplexity" not in name} == pytest.approx(
+        expected, rel=rel
+    )
+    return found
 
 
 def test_a_mean_over_masked_tokens(make) -> None:
@@ -66,15 +83,8 @@ def test_a_mean_over_masked_tokens(make) -> None:
     found = validate(model, criterion)
     assert torch.equal(torch.get_rng_state(), before) and model.training and not criterion.training
     assert validate(model, criterion) == found and set(found) == {"loss", "accuracy", "perplexity"}
-    batches = list(task.validation_batches())
-    assert [len(batch) for batch in batches] == [128, 128, 14]
-    plans = planned(criterion, batches)
-    with evaluating(model, criterion):
-        losses = [criterion(model, plan) for plan in plans]
-    size = sum(plan.sizes["mlm"] for plan in plans)
-    assert found["loss"] == pytest.approx(sum(float(loss.terms["mlm"].sum) for loss in losses) / size, rel=1e-6)
-    right = sum(float(loss.metrics["accuracy"]) * loss.rows["accuracy"] for loss in losses)
-    assert found["accuracy"] == pytest.approx(right / size, rel=1e-6)
+    assert [len(batch) for batch in task.validation_batches()] == [128, 128, 14]
+    assert assert_sums(task, model, criterion, {"mlm": 1.0}) == found
     nn.init.constant_(criterion.language.heads["shared"].bias, 0.0)
     criterion.language.heads["shared"].bias.data[7] = 5.0
     assert validate(model, criterion)["loss"] > found["loss"] + 0.3
@@ -92,25 +102,10 @@ def mixed(
     return task, model, Multitask(Multitask.Config(parts=criteria, mixing="weight"), model, task.text)
 
 
-@pytest.mark.parametrize("weights", [(1.0, 1.0), (3.0, 0.25)])
-def test_several_parts_are_the_weighted_objective(make, weights: tuple[float, float]) -> None:
-    """Each term is divided by its own size, over all batches, and the weights of the parts count, as in training."""
-    task, model, criterion = mixed({"a": make(), "b": make(units="adjacent")}, weights)
-    found = LossValidator(LossValidator.Config(), task)(model, criterion)
-    plans = planned(criterion, list(task.validation_batches()))
-    with evaluating(model, criterion):
-        losses = [criterion(model, plan) for plan in plans]
-    for part, weight in zip("ab", weights, strict=True):
-        name = f"{part}/mlm"
-        own = [loss for loss in losses if name in loss.terms]
-        size = sum(plan.sizes.get(name, 0) for plan in plans)
-        total = sum(float(loss.terms[name].sum) for loss in own)
-        assert len(own) > 1 and found[f"loss_{name}"] == pytest.approx(weight * total / size, rel=1e-6)
-        right = sum(float(loss.metrics[f"{part}/accuracy"]) * loss.rows[f"{part}/accuracy"] for loss in own)
-        assert found[f"{part}/accuracy"] == pytest.approx(right / size, rel=1e-6)
-    assert found["loss"] == pytest.approx(found["loss_a/mlm"] + found["loss_b/mlm"])
-    metrics = {f"{part}/{name}" for part in "ab" for name in ("accuracy", "perplexity")}
-    assert set(found) == {"loss", "loss_a/mlm", "loss_b/mlm", *metrics}
+def test_several_parts_are_the_weighted_objective(make) -> None:
+    task, model, criterion = mixed({"a": make(), "b": make(units="adjacent")}, (3.0, 0.25))
+    found = assert_sums(task, model, criterion, {"a/mlm": 3.0, "b/mlm": 0.25})
+    assert {"a/accuracy", "a/perplexity", "b/accuracy", "b/perplexity"} < set(found) and len(found) == 7
 
 
 def test_parts_without_a_dev_split_are_left_out(make, undivided) -> None:
@@ -128,18 +123,10 @@ def test_the_whole_criterion_of_any_task(data_directory: Path) -> None:
     torch.manual_seed(0)
     model = DualEncoder(DualEncoder.Config(**SIZES), task.text)
     criterion = DAP(DAP.Config(rtl_layers=1, rtl_direction="both"), model, task.text)
-    found = LossValidator(LossValidator.Config(), task)(model, criterion)
-    batches = list(task.validation_batches())
-    plans = planned(criterion, batches)
-    with evaluating(model, criterion):
-        losses = [criterion(model, plan) for plan in plans]
-    terms = {"translation_ranking": 1.0, "rtl_to_pivot": 0.5, "rtl_from_pivot": 0.5}
-    assert set(found) == {"loss", "accuracy", "rtl_accuracy", *(f"loss_{name}" for name in terms)}
-    for name, weight in terms.items():
-        mean = sum(float(loss.terms[name].sum) for loss in losses) / sum(plan.sizes[name] for plan in plans)
-        assert found[f"loss_{name}"] == pytest.approx(weight * mean, rel=1e-5)
-    assert found["loss"] == pytest.approx(sum(found[f"loss_{name}"] for name in terms))
-    assert sum(map(len, batches)) == 66
+    weights = {"translation_ranking": 1.0, "rtl_to_pivot": 0.5, "rtl_from_pivot": 0.5}
+    found = assert_sums(task, model, criterion, weights, rel=1e-5)
+    assert set(found) == {"loss", "accuracy", "rtl_accuracy", *(f"loss_{name}" for name in weights)}
+    assert sum(map(len, task.validation_batches())) == 66
 
 
 def test_no_dev_split(undivided: MonolingualTask) -> None:

@@ -25,7 +25,6 @@ from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.search import search
 from xrep.models.translation import Translation
 from xrep.tasks.mixture import MixtureTask
-from xrep.tasks.monolingual import MonolingualTask
 from xrep.tasks.translation import TranslationTask
 from xrep.training.validator import evaluating
 from xrep.validation.translation import TranslationValidator
@@ -49,7 +48,7 @@ def make_model(task: Any, **options: Any) -> tuple[Translation, LabelSmoothedCro
 
 def learn(model: Translation, criterion: LabelSmoothedCrossEntropy, batches: Sequence[PairBatch]) -> None:
     """Each part makes one step, and the rate falls to 0."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, len(batches))
     for batch in batches:
         loss = loss_of(criterion, model, batch).terms["translation"].sum / sizes_of(criterion, batch)["translation"]
@@ -68,7 +67,7 @@ def task(data_directory: Path) -> TranslationTask:
 def trained(task: TranslationTask) -> tuple[Translation, LabelSmoothedCrossEntropy]:
     """Train until some words are right and some are wrong."""
     model, criterion = make_model(task, dropout=0.1)
-    learn(model, criterion, [task.make(plan.what) for plan in islice(task.plan(), 160)])
+    learn(model, criterion, [task.make(plan.what) for plan in islice(task.plan(), 70)])
     return model, criterion
 
 
@@ -100,30 +99,27 @@ def test_bleu_of_each_pair(task: TranslationTask, trained: tuple[Translation, La
     model, criterion = trained
     model.train(), criterion.eval()
     before = torch.get_rng_state()
-    validate = make_validator(task, beam=2, max_sentences=20, lenpen=4.0)
+    validate = make_validator(task, beam=2, max_sentences=10, lenpen=4.0)
     found = validate(model, criterion)
     assert torch.equal(torch.get_rng_state(), before) and model.training and not criterion.training
     expected = {}
     for language, pairs in VALID.items():
-        foreign, english = zip(*pairs[:20], strict=True)
+        foreign, english = zip(*pairs[:10], strict=True)
         hypotheses = one_by_one(model, task, list(foreign), "en", beam=2, length_penalty=4.0)
         expected[f"bleu_{language}-en"] = score(hypotheses, list(english))
     assert 0.3 < min(expected.values()) < max(expected.values()) < 99
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     assert found["bleu"] == pytest.approx(sum(expected.values()) / 2)
-    assert validate.metric == "bleu" and validate.maximize and validate(model, criterion) == found
+    assert validate.metric == "bleu" and validate.maximize
     assert list(found)[:5] == ["loss", "nll", "perplexity", "accuracy", "bleu"] and len(found) == 7
-    assert make_validator(task, beam=2, lenpen=4.0)(model, criterion)["bleu_de-en"] != found["bleu_de-en"]  # of 60
+    more = make_validator(task, beam=2, max_sentences=15, lenpen=4.0)
+    assert more(model, criterion)["bleu_de-en"] != found["bleu_de-en"]
 
-
-def test_losses_of_the_whole_split(
-    task: TranslationTask, trained: tuple[Translation, LabelSmoothedCrossEntropy]
-) -> None:
-    model, criterion = trained
+    # The losses are those of the whole split.
     validate = make_validator(task, metric="loss", max_sentences=0)
     assert validate.metric == "loss" and not validate.maximize
-    found = validate(model, criterion)
-    assert set(found) == {"loss", "nll", "perplexity", "accuracy"}
+    losses = validate(model, criterion)
+    assert losses == {name: found[name] for name in ("loss", "nll", "perplexity", "accuracy")}
     total = nll = tokens = 0.0
     with evaluating(model, criterion):
         for batch in task.validation_batches():
@@ -136,30 +132,23 @@ def test_losses_of_the_whole_split(
     assert found["perplexity"] == pytest.approx(math.exp(nll / tokens), rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_was_learnt_by_heart(data_directory: Path) -> None:
     """Both directions are trained, so that the language decides."""
     task = make_task(data_directory, direction="both")
     model, criterion = make_model(task, dropout=0.0, attention_dropout=0.0, norm="pre")
     pools = [pool for pool in task.validation_pools(4) if "de" in (pool.source_language, pool.target_language)]
-    batches = [batch for pool in pools for batch in pool.batches()]
-    assert len(batches) == 2
-    learn(model, criterion, batches * 90)
+    learn(model, criterion, [batch for pool in pools for batch in pool.batches()] * 90)
     found = make_validator(task, max_sentences=4)(model, criterion)
     assert [found["bleu_de-en"], found["bleu_en-de"]] == pytest.approx([100, 100]) and found["bleu_es-en"] < 50
     assert make_validator(task, max_sentences=20)(model, criterion)["bleu_de-en"] < 90
 
 
-def test_of_several_parts(data_directory: Path, tmp_path: Path) -> None:
-    (tmp_path / "train.de").write_text("".join(f"{german}\n" for german, _ in sentence_pairs(50)), encoding="utf-8")
-    german = MonolingualTask.Config(data=str(tmp_path), tokenizer=str(data_directory), max_length=64)
+@pytest.mark.slow
+def test_of_several_parts(data_directory: Path) -> None:
     given = {"data": str(data_directory), "max_length": 64}
-    configs = {
-        "out": (TranslationTask, TranslationTask.Config(**given, direction="reverse")),
-        "mlm": (MonolingualTask, german),
-        "in": (TranslationTask, TranslationTask.Config(**given)),
-    }
-    parts = [Part(name, kind, config, 1.0, 1.0) for name, (kind, config) in configs.items()]
+    configs = {"out": TranslationTask.Config(**given, direction="reverse"), "in": TranslationTask.Config(**given)}
+    parts = [Part(name, TranslationTask, config, 1.0, 1.0) for name, config in configs.items()]
     task = MixtureTask(MixtureTask.Config(parts=parts, mixing="weight"), 1)
     model, _ = make_model(task)
     smoothing = {"out": 0.0, "in": 0.3}
@@ -175,8 +164,7 @@ def test_of_several_parts(data_directory: Path, tmp_path: Path) -> None:
     # The loss is that of training: each part has its weight.
     losses = {part: found[f"loss_{part}/translation"] for part in smoothing}
     assert found["loss"] == pytest.approx(losses["out"] + losses["in"])
-    assert losses["out"] == pytest.approx(3 * found["out/nll"])
-    assert abs(losses["in"] - 0.5 * found["in/nll"]) > 1e-4
+    assert losses["out"] == pytest.approx(3 * found["out/nll"]) and abs(losses["in"] - 0.5 * found["in/nll"]) > 1e-4
     assert found["out/perplexity"] == pytest.approx(math.exp(found["out/nll"]))
     spanish = one_by_one(model, task.parts["out"], [english for _, english in VALID["es"][:5]], "es", beam=1)
     assert found["out/bleu_en-es"] == pytest.approx(score(spanish, [es for es, _ in VALID["es"][:5]]))
