@@ -5,24 +5,22 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from tests.evaluation.conftest import write
+
 GOOD = "gripping moving lovely brilliant tender joyful"
 BAD = "tedious clumsy dreary hollow stale shrill"
 OTHER = "the a this film story plot cast ending scene script seems feels remains is and but with"
 QUESTIONS = {
-    "NUM:count": "how many",
-    "LOC:city": "what city",
-    "HUM:ind": "who",
-    "DESC:def": "why does",
-    "ABBR:exp": "short",
-}
-QUESTIONS["ENTY:animal"] = "which animal"
+    "NUM:count": "how many", "LOC:city": "what city", "HUM:ind": "who", "DESC:def": "why does", "ABBR:exp": "short",
+    "ENTY:animal": "which animal",
+}  # fmt: skip
 
 
 def sentence(generator: random.Random, cues: str, noise: float = 0.1) -> str:
-    """Return eight words, two of which indicate the class, or with probability ``noise`` the other class."""
+    """Return four to ten words, two of which indicate the class, or with probability ``noise`` the other class."""
     if generator.random() < noise and cues in (GOOD, BAD):
         cues = BAD if cues == GOOD else GOOD
-    words = generator.choices(OTHER.split(), k=6) + generator.choices(cues.split(), k=2)
+    words = generator.choices(OTHER.split(), k=generator.randint(2, 8)) + generator.choices(cues.split(), k=2)
     generator.shuffle(words)
     return " ".join(words)
 
@@ -30,29 +28,26 @@ def sentence(generator: random.Random, cues: str, noise: float = 0.1) -> str:
 def write_sets(folder: Path, size: int = 60, seed: int = 0) -> Path:
     """Write all ten sets in the folders of SentEval's download, with ``size`` sentences for each class and split."""
     generator = random.Random(seed)
-    for name, negative, positive in (
-        ("MR", "rt-polarity.neg", "rt-polarity.pos"),
-        ("CR", "custrev.neg", "custrev.pos"),
-        ("SUBJ", "subj.subjective", "subj.objective"),
-        ("MPQA", "mpqa.neg", "mpqa.pos"),
-    ):
-        for file, cues in ((negative, BAD), (positive, GOOD)):
-            _write(folder / name / file, [sentence(generator, cues) for _ in range(size)])
+    names = {"MR": "rt-polarity.neg/pos", "CR": "custrev.neg/pos", "SUBJ": "subj.subjective/objective"}
+    for name, files in {**names, "MPQA": "mpqa.neg/pos"}.items():
+        stem, _, endings = files.partition(".")
+        for ending, cues in zip(endings.split("/"), (BAD, GOOD), strict=True):
+            write(folder / name / f"{stem}.{ending}", [sentence(generator, cues) for _ in range(size)])
     for part in ("train", "dev", "test"):
         labelled = [(label, sentence(generator, (BAD, GOOD)[label])) for label in (0, 1) for _ in range(size)]
-        _write(folder / "SST" / "binary" / f"sentiment-{part}", [f"{text}\t{label}" for label, text in labelled])
+        write(folder / "SST" / "binary" / f"sentiment-{part}", [f"{text}\t{label}" for label, text in labelled])
         stars = [(label, sentence(generator, f"{label}stars")) for label in range(5) for _ in range(size // 5)]
-        _write(folder / "SST" / "fine" / f"sentiment-{part}", [f"{text}\t{label}" for label, text in stars])
+        write(folder / "SST" / "fine" / f"sentiment-{part}", [f"{text}\t{label}" for label, text in stars])
     for file in ("train_5500.label", "TREC_10.label"):
         lines = [f"{label} {cue} {sentence(generator, OTHER)} ?" for label, cue in QUESTIONS.items() for _ in range(25)]
-        _write(folder / "TREC" / file, lines)
+        write(folder / "TREC" / file, lines)
     for part in ("train", "test"):
         rows = ["\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
         for number in range(2 * size):
             first = sentence(generator, GOOD)
-            second = first if number % 2 else sentence(generator, BAD)
+            second = first if number % 2 or generator.random() < 0.2 else sentence(generator, BAD)
             rows.append(f'{number % 2}\t{number}\t{number}\t"{first}, he said.\t{second}')
-        _write(folder / "MRPC" / f"msr_paraphrase_{part}.txt", rows)
+        write(folder / "MRPC" / f"msr_paraphrase_{part}.txt", rows)
     for file, ending in (("SICK_train", "\n"), ("SICK_trial", "\n"), ("SICK_test_annotated", "\r\n")):
         rows = ["pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment"]
         for number in range(size):
@@ -61,10 +56,5 @@ def write_sets(folder: Path, size: int = 60, seed: int = 0) -> Path:
             second = first[:same] + sentence(generator, BAD).split()[same:]
             label = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")[min(2, same // 3)]
             rows.append(f"{number}\t{' '.join(first)}\t{' '.join(second)}\t{1 + same / 2}\t{label}")
-        _write(folder / "SICK" / f"{file}.txt", rows, ending)
+        write(folder / "SICK" / f"{file}.txt", rows, ending)
     return folder
-
-
-def _write(path: Path, lines: list[str], ending: str = "\n") -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes("".join(line + ending for line in lines).encode("utf-8"))

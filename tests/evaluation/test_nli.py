@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.conftest import NgramEncoder, measured, save_hashes
+from tests.evaluation.conftest import NgramEncoder, measured
 from tests.support.nli_data import Row, nli_rows, write, write_columns
 from xrep.criteria.nli import Nli
 from xrep.errors import UserError
@@ -98,14 +98,3 @@ def test_rows_that_name_their_language_and_files_that_were_read(folder: Path, tm
         evaluation.read()
         assert sorted(file.name for file in evaluation.files) == names
     assert [test.name for test in read(folder, "deu")] == ["de"]
-
-
-def test_each_language_loses_its_own_pairs(folder: Path, classifier: Nli) -> None:
-    """The premise of three pairs was seen, in other letters, and an English hypothesis."""
-    known = [row for row in GERMAN if row[0] == GERMAN[0][0]]
-    encoder = NgramEncoder(training_hashes=save_hashes(folder, [GERMAN[0][0].upper(), ENGLISH[3][1]]))
-    german, english = nli.accuracies(encoder, classifier, read(folder), drop_overlap=True)[0].values()
-    assert (german.overlap.found, german.overlap.total, german.pairs) == (3, 30, 27) and len(known) == 3
-    assert english.overlap.found == 30 - english.pairs >= 1
-    rest = [row for row in GERMAN if row not in known]
-    assert german.accuracy == pytest.approx(by_hand(classifier, encoder, rest, ("de", "de")))

@@ -26,17 +26,10 @@ def points(count: int, classes: int, width: int = 12, seed: int = 0) -> tuple[np
 
 
 def alone(
-    x: np.ndarray,
-    y: np.ndarray,
-    classes: int,
-    rows: np.ndarray,
-    dev: np.ndarray,
-    decay: float,
-    seed: int,
-    stop: Stopping,
+    x: np.ndarray, y: np.ndarray, classes: int, fold: Fold, decay: float, seed: int, stop: Stopping
 ) -> tuple[np.ndarray, float, int]:
     """Train SentEval's classifier for one fold and strength, with torch's layer, loss and Adam."""
-    order = np.random.RandomState(seed)
+    order, (rows, dev) = np.random.RandomState(seed), fold
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         layer = torch.nn.Linear(x.shape[1], classes)
@@ -71,9 +64,9 @@ def test_many_at_once_are_what_each_is_alone(classes: int) -> None:
     grid = np.array([[1e-5, 1e-1], [1e-3, 1.0], [1e-2, 1e-4]])
     fitted = TorchClassifier(stopping=Stopping(2, 2, 40)).fit(x, y, classes, folds, grid, seed=5)
     epochs = set()
-    for fold, (train, dev) in enumerate(folds):
+    for fold, own in enumerate(folds):
         for place, decay in enumerate(grid[fold]):
-            weights, score, ran = alone(x, y, classes, train, dev, decay, 5, Stopping(2, 2, 40))
+            weights, score, ran = alone(x, y, classes, own, decay, 5, Stopping(2, 2, 40))
             np.testing.assert_allclose(fitted.weights[fold, place], weights, atol=2e-5)
             assert fitted.scores[fold, place] == pytest.approx(score)
             epochs.add(ran)

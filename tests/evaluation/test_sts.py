@@ -142,21 +142,14 @@ def test_what_is_no_result(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "lines", "message"),
     [
-        ("STS16-en-test/STS.gs.qa.txt", ["1", "2"], r"STS.gs.qa.txt:3: 2 lines, but STS.input.qa.txt has 4"),
-        ("STS16-en-test/STS.gs.qa.txt", ["1", "2", "nan", "3"], r"STS.gs.qa.txt:3: 'nan' is not a score"),
-        (
-            "STSBenchmark/sts-test.csv",
-            ["main-news\tMSRvid\t2012test\t0001\t4.0\tone"],
-            r"sts-test.csv:1: 6 columns whe",
-        ),
-        ("multi/stsb-de-test.csv", ["a,b,1.0", "a,b,c,2.0"], r"stsb-de-test.csv:2: 4 columns, not 3"),
-        ("copy/stsb-de-test.csv", ["a,b,1.0", "b,c,2.0"], r"STS-B de is in .*, too"),
+        ("STS16-en-test/STS.gs.qa.txt", "1 2", r"STS.gs.qa.txt:3: 2 lines, but STS.input.qa.txt has 4"),
+        ("STS16-en-test/STS.gs.qa.txt", "1 2 nan 3", r"STS.gs.qa.txt:3: 'nan' is not a score"),
+        ("multi/stsb-de-test.csv", "a,b,1.0 a,b,c,2.0", r"stsb-de-test.csv:2: 4 columns, not 3"),
+        ("copy/stsb-de-test.csv", "a,b,1.0 b,c,2.0", r"STS-B de is in .*, too"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_named_with_its_line(
-    folder: Path, file: str, lines: list[str], message: str
-) -> None:
-    write(folder / file, lines)
+def test_what_is_wrong_in_a_file_is_named(folder: Path, file: str, lines: str, message: str) -> None:
+    write(folder / file, lines.split())
     with pytest.raises(UserError, match=message):
         find_sets(folder)
 

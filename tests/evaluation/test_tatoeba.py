@@ -81,19 +81,15 @@ def test_accuracy_is_that_of_the_protocol_by_hand(
 @pytest.mark.slow
 def test_the_published_files_are_read_and_measured() -> None:
     folder = published("tatoeba")
-    pools = pools_of(folder)
-    assert len(pools) == 112 and sum(map(len, pools)) == 88877
+    pools = {pool.language: pool for pool in pools_of(folder)}
+    assert len(pools) == 112 and sum(map(len, pools.values())) == 88877
     for group, languages in tatoeba.GROUPS.items():
-        assert tatoeba.select(group, folder) == [pools_by_language(pools)[language].code for language in languages]
-    assert {len(pools_by_language(pools)[language]) for language in tatoeba.GROUPS["28"]} == {1000}
+        assert tatoeba.select(group, folder) == [pools[language].code for language in languages]
+    assert {len(pools[language]) for language in tatoeba.GROUPS["28"]} == {1000}
     figures = measured(Tatoeba, NgramEncoder(), data=str(folder), langs="deu,fr,cmn")
     for code, language in (("deu", "de"), ("fra", "fr"), ("cmn", "zh")):
         assert accuracy(figures, language) == by_hand(folder, code)
     assert accuracy(figures, "de").mean > 10 > accuracy(figures, "zh").mean
-
-
-def pools_by_language(pools: list[tatoeba.Pool]) -> dict[str, tatoeba.Pool]:
-    return {pool.language: pool for pool in pools}
 
 
 def test_languages_are_chosen_by_either_code(tatoeba_folder: Path, tmp_path: Path) -> None:
@@ -126,18 +122,6 @@ def test_one_direction_is_quoted(tmp_path: Path) -> None:
         assert found.headline == {name: found.values["averages"]["mean"][direction]}
         assert found.resamples[name].mean() == pytest.approx(found.headline[name], abs=2)
         assert not np.array_equal(found.resamples[name], both.resamples["mean of 1"])
-
-
-def test_an_average_is_given_only_when_all_its_languages_were_measured() -> None:
-    every = {language: Accuracy(80.0 + i, 60.0 + i) for i, language in enumerate(tatoeba.GROUPS["36"])}
-    found, missing = tatoeba.averages(every)
-    assert list(found) == ["11", "14", "28", "36"] and not missing
-    assert found["36"].forward == pytest.approx(80 + 35 / 2)
-    eleven = [every[language].backward for language in "fr zh es de ru it tr pt hu ja nl".split()]
-    assert found["11"].backward == pytest.approx(np.mean(eleven))
-    without = {language: accuracy for language, accuracy in every.items() if language not in ("sw", "fr")}
-    found, missing = tatoeba.averages(without)
-    assert found == {} and (missing["14"], missing["28"]) == (["fr", "sw"], ["fr"])
 
 
 def test_an_encoder_without_a_tower_says_so_before_the_work(tatoeba_folder: Path) -> None:
@@ -184,14 +168,10 @@ def test_whitened_vectors_are_compared(tatoeba_folder: Path) -> None:
     (pool,) = pools_of(tatoeba_folder, "de")
     x, y = (normalize_rows(whiten(NgramEncoder().encode(side), 2)) for side in (pool.sentences, pool.english))
     assert accuracy(figures, "de") == accuracy_by(x @ y.T) and figures.settings["whiten"] == 2
-    with pytest.raises(UserError, match="`whiten` 900: whitening to 900 directions of vectors of shape"):
-        measured(Tatoeba, NgramEncoder(), **given, whiten=900)
-
-
-def test_numbers_fit_the_smallest_pool(tatoeba_folder: Path) -> None:
     for options, message in (
-        ({"margin": "ratio", "neighbours": 4}, "`neighbours` 4, but 3 pairs of swh; give a smaller number"),
-        ({"remove_components": 3}, "`remove_components` 3, but 3 pairs of swh"),
+        ({"whiten": 900}, "`whiten` 900: whitening to 900 directions of vectors of shape"),
+        ({"margin": "ratio", "neighbours": 7}, "`neighbours` 7, but 6 pairs of deu; give a smaller number"),
+        ({"remove_components": 6}, "`remove_components` 6, but 6 pairs of deu"),
     ):
         with pytest.raises(UserError, match=message):
-            Tatoeba(Tatoeba.Config(data=str(tatoeba_folder), **options)).read()
+            measured(Tatoeba, NgramEncoder(), **given, **options)

@@ -72,21 +72,15 @@ def plain_bucc(folder: Path, split: str, encoder: SentenceEncoder) -> tuple[dict
         ids.append({name: distinct.index(sentence) for name, sentence in rows})
         once.append([sum(sentence == other for _, other in rows) == 1 for sentence in distinct])
     x, y = vectors
-    cosine, score = x @ y.T, plain_margins.scores(x, y, 4, "ratio")
-    candidates = set()
-    for i in range(len(x)):
-        near = np.argsort(-cosine[i])[:4]
-        candidates.add((i, int(near[score[i, near].argmax()])))
-    for j in range(len(y)):
-        near = np.argsort(-cosine[:, j])[:4]
-        candidates.add((int(near[score[near, j].argmax()]), j))
+    score = plain_margins.pairs(x, y, 4, "ratio", "forward")
+    score |= {(i, j): value for (j, i), value in plain_margins.pairs(y, x, 4, "ratio", "forward").items()}
     found, sources, targets = {}, set(), set()
-    for i, j in sorted(candidates, key=lambda pair: -score[pair]):
+    for i, j in sorted(score, key=lambda pair: -score[pair]):
         if i not in sources and j not in targets:
             sources.add(i)
             targets.add(j)
             if once[0][i] and once[1][j]:
-                found[i, j] = float(score[i, j])
+                found[i, j] = score[i, j]
     lines = read_columns(folder / f"de-en.{split}.gold")
     return found, {(ids[0][a], ids[1][b]) for a, b in lines}, len(lines)
 
