@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from xrep.data.batching import PairBatch, TokenBatch, Vocabulary, collate
+from xrep.data.batching import Vocabulary, collate
 
 VOCABULARY = Vocabulary(size=20, pad_id=9, unk_id=0, bos_id=1, eos_id=2, mask_id=None)
 
@@ -38,19 +38,3 @@ def test_followed_by() -> None:
     for both, rows in ((short.followed_by(long, 9), [0, 1]), (long.followed_by(short, 9), [1, 0])):
         expected = [[[1, 10, 2, 9, 9], [1, 10, 11, 12, 2]][row] for row in rows]
         assert both.tokens.tolist() == expected and both.lengths.tolist() == [[3, 5][row] for row in rows]
-
-
-def test_pairs() -> None:
-    source, target = (
-        collate([np.array([5]), np.array([5, 6])], VOCABULARY, 6),
-        collate([np.array([7])] * 2, VOCABULARY, 6),
-    )
-    batch = PairBatch(source, target, torch.zeros(2, 2, dtype=torch.int64), torch.arange(2), torch.ones(2, 2).long())
-    assert len(batch) == 2 and batch.token_count == 3 + 4 + 3 + 3
-    moved = batch.to("meta")
-    assert moved.source.tokens.device.type == moved.target.lengths.device.type == moved.ids.device.type == "meta"
-    assert isinstance(moved.source, TokenBatch)
-    some = batch.rows(0, 1)
-    assert some.source.tokens.tolist() == [[1, 5, 2]] and some.source.lengths.tolist() == [3] and some.token_count == 6
-    assert [len(x) for x in (some, some.ids, some.indices, some.languages)] == [1] * 4
-    assert batch.rows(1, 2).indices.tolist() == [1] and len(batch.rows(2, 2)) == 0

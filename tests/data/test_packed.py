@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from tests.support.corpus import sentence_pairs
-from xrep.data.batching import PairBatch
 from xrep.data.store import Corpus, TokenColumn
 from xrep.data.text_store import packed
-from xrep.tasks.monolingual import MonolingualTask
 from xrep.text.cleaning import NO_KEY
 
 
@@ -57,10 +52,7 @@ def test_passages_are_those_of_a_plain_loop(most: int) -> None:
         assert found.hashes.tolist() == corpus_of(documents).hashes.tolist()
     with pytest.raises(IndexError):
         found.source[len(found)]
-
-
-def test_no_text() -> None:
-    assert len(packed(corpus_of([]), 5)) == 0
+    assert len(packed(corpus_of([]), most)) == 0
 
 
 def test_only_equal_passages_have_equal_hashes() -> None:
@@ -77,20 +69,3 @@ def test_only_equal_passages_have_equal_hashes() -> None:
     for one, mine in zip(words, hashes, strict=True):
         assert [own for own, other in zip(words, hashes, strict=True) if other == mine] == [one] * words.count(one)
     assert hashes[words.index((b,))] == b and hashes[words.index(())] == NO_KEY
-
-
-def test_a_task_reads_passages_as_neighbours(data_directory: Path, tmp_path: Path) -> None:
-    sentences = [german for german, _ in sentence_pairs(24)]
-    text = "\n".join(sentences[:8]) + "\n\n" + "\n".join(sentences[8:]) + "\n"
-    (tmp_path / "de.txt").write_text(text, encoding="utf-8")
-    given = {"data": f"de={tmp_path / 'de.txt'}", "tokenizer": str(data_directory), "units": "adjacent"}
-    task = MonolingualTask(MonolingualTask.Config(**given, pack=True, max_length=70, swap_order=False), seed=1)
-    tokenizer = task.tokenizers["shared"]
-    sizes = [[len(ids) for ids in tokenizer.encode(some)] for some in (sentences[:8], sentences[8:])]
-    lengths, followed = plainly(sizes, 68)
-    batch = task.make(np.array([[0, row, row] for row in range(len(followed))]))
-    assert len(followed) > 2 and isinstance(batch, PairBatch)
-    for side, ahead in ((batch.source, 0), (batch.target, 1)):
-        assert side.lengths.tolist() == [lengths[row + ahead] + 2 for row in followed]
-    first = tokenizer.decode(batch.source.tokens[0, 1 : int(batch.source.lengths[0]) - 1].tolist())
-    assert first.startswith(sentences[0]) and sentences[1].split()[0] in first

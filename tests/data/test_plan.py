@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xrep.data.order import WINDOW_SIZE, ExampleOrder
-from xrep.data.plan import MOST_PADDING, TokenBudget, check_size, plan_batches
+from xrep.data.plan import MOST_PADDING, TokenBudget, plan_batches
 from xrep.data.stream import Plan
-from xrep.errors import UserError
 
-SIZES = [3000, 1700]
+SIZES = [1500, 850]
 EPOCH = sum(SIZES)
 
 
@@ -57,9 +55,9 @@ def rows(plan: Plan) -> list[tuple[int, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("max_tokens", [50, 700, 6000])
-@pytest.mark.parametrize("lengths", [one_side, lengths_of])
-@pytest.mark.parametrize("max_examples", [None, 60])
+@pytest.mark.parametrize(("max_tokens", "lengths", "max_examples"), [
+    (50, one_side, None), (700, lengths_of, None), (6000, lengths_of, 60), (6000, one_side, None),
+])  # fmt: skip
 def test_a_batch_is_as_many_of_the_next_examples_as_fit(max_tokens: int, lengths, max_examples: int | None) -> None:
     """Batches are the same for any number of ranks, and an epoch neither loses nor repeats examples."""
     budget = TokenBudget(max_tokens, lengths, max_examples)
@@ -80,10 +78,10 @@ def test_a_batch_is_as_many_of_the_next_examples_as_fit(max_tokens: int, lengths
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     st.integers(0, 2 * EPOCH),
-    st.lists(st.tuples(st.integers(30, 9000), st.integers(1, 4), st.integers(1, 4)), min_size=2, max_size=4),
+    st.lists(st.tuples(st.integers(30, 9000), st.integers(1, 4), st.integers(1, 4)), min_size=2, max_size=3),
 )
 def test_a_run_goes_on_at_any_example_with_another_budget(start: int, legs: list[tuple[int, int, int]]) -> None:
     """This also holds when a budget is replaced by a fixed number of examples, and back."""
@@ -107,49 +105,22 @@ def test_it_ends_where_it_is_told_to() -> None:
     budget = TokenBudget(3000, one_side)
     *_, last = plan_batches(order(), budget, None, 0, 1, EPOCH + 11)
     assert last.examples == EPOCH + 11
-    assert list(plan_batches(order(), budget, EPOCH, 0, 2, EPOCH)) == []
-    assert list(plan_batches(order(), budget, EPOCH + 5, 0, 2, EPOCH)) == []
+    for start in (EPOCH, EPOCH + 5):
+        assert list(plan_batches(order(), budget, start, 0, 2, EPOCH)) == []
     (only,) = plan_batches(order(), budget, EPOCH - 3, 2, 3, EPOCH)
     assert only.what.shape == (0, 2) and only.examples == EPOCH
 
 
-@pytest.mark.parametrize("max_tokens", [300, 4000, 900_000])
-def test_lengths_are_looked_up_once(max_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For any budget, work and memory grow linearly with the examples, not with their square."""
-    looked_up, filled = [], []
-    fill = TokenBudget.fill
+@pytest.mark.parametrize("max_tokens", [4000, 900_000])
+def test_lengths_are_looked_up_once(max_tokens: int) -> None:
+    """For any budget, work grows linearly with the examples, not with their square."""
+    looked_up = []
 
     def counted(corpus: int, some: np.ndarray) -> np.ndarray:
         looked_up.append(len(some))
         return one_side(corpus, some)
 
-    monkeypatch.setattr(TokenBudget, "fill", lambda self, some: filled.append(len(some)) or fill(self, some))
-    size = 4 * WINDOW_SIZE
+    size = 2 * WINDOW_SIZE
     large = ExampleOrder([size], 1.0, 1, lambda corpus, some: one_side(corpus, some)[:, 0])
     plans = list(plan_batches(large, TokenBudget(max_tokens, counted), None, 0, 1, size))
-    assert sum(looked_up) == size and len(looked_up) < size / 1000
-    longest = max(len(plan.what) for plan in plans)
-    assert max(filled) <= 2 * longest + 2 * 2048
-    assert len(filled) <= len(plans) + len(looked_up) + 1
-
-
-def test_an_epoch_fills_the_batches_of_all_ranks(tmp_path: Path) -> None:
-    def check(max_tokens: int, world: int, max_examples: int | None = None) -> None:
-        check_size(order(), TokenBudget(max_tokens, one_side, max_examples), "sentences", world, tmp_path)
-
-    tokens = sum(int(one_side(corpus, np.arange(size)).sum()) for corpus, size in enumerate(SIZES))
-    check(tokens // 3, 1)
-    check(1000, 7)
-    check(10**12, 4, max_examples=1000)
-    for max_tokens, world, max_examples, said in [
-        (
-            10**12,
-            1,
-            None,
-            f"{EPOCH} training sentences do not fill a batch of {10**12} tokens; lower `max_tokens` or give",
-        ),
-        (tokens // 2, 3, None, f"a batch of {tokens // 2} tokens on each of 3 ranks; lower `max_tokens`, start fewer"),
-        (10**12, 5, 1000, "on each of 5 ranks"),
-    ]:
-        with pytest.raises(UserError, match=said):
-            check(max_tokens, world, max_examples)
+    assert sum(looked_up) == size and len(looked_up) < size / 1000 and len(plans) > 3

@@ -47,17 +47,6 @@ class Squares:
         return torch.from_numpy(what**2)
 
 
-def contents(batch: Any) -> list[torch.Tensor]:
-    return [
-        batch.source.tokens,
-        batch.source.lengths,
-        batch.target.tokens,
-        batch.target.lengths,
-        batch.ids,
-        batch.indices,
-    ]
-
-
 def worker_ids() -> list[int]:
     return [process.pid or 0 for process in multiprocessing.active_children()]
 
@@ -73,24 +62,6 @@ def held_open(process: int) -> tuple[int, int]:
     """Return the numbers of this process's open descriptors and maps of shared memory."""
     maps = Path(f"/proc/{process}/maps").read_text().splitlines()
     return len(os.listdir(f"/proc/{process}/fd")), sum("/dev/shm/" in line for line in maps)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size, workers", [(1, 1), (1, 3), (4, 2)])
-def test_workers_make_the_same_batches(data_directory: Path, world_size: int, workers: int) -> None:
-    config = BitextTask.Config(data=str(data_directory), batch_size=32, sampling_alpha=0.5)
-    for rank in range(world_size):
-        place = {"cursor": 90, "rank": rank, "world_size": world_size, "stop": 90 + 5 * 32 * world_size + 2}
-        alone = list(stream(BitextTask(config, 1), **place))
-        made = list(stream(BitextTask(config, 1), **place, workers=workers))
-        assert len(alone) == len(made) == 6
-        for (expected, expected_plan), (batch, plan) in zip(alone, made, strict=True):
-            for one, other in zip(contents(expected), contents(batch), strict=True):
-                assert one.dtype == other.dtype and torch.equal(one, other)
-            assert (plan.cursor, plan.examples) == (expected_plan.cursor, expected_plan.examples)
-            assert np.array_equal(plan.what, expected_plan.what)
-            batch.source.tokens.fill_(0)  # its memory is not shared
-    assert worker_ids() == []
 
 
 class Pinnable:
@@ -118,6 +89,7 @@ def test_no_more_is_planned_than_workers_may_hold() -> None:
     assert worker_ids() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_plan_a_little_ahead_in_a_thread(workers: int) -> None:
     task, before = Squares(), threading.active_count()
@@ -132,24 +104,12 @@ def test_ranks_plan_a_little_ahead_in_a_thread(workers: int) -> None:
     assert threading.active_count() == before and worker_ids() == []
 
 
-def test_damage_found_while_planning_ahead_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def plan(self, *arguments: Any) -> Iterator[Plan]:
-        yield Plan(np.ones(1), 1, 1)
-        raise UserError("damaged", path="train.de-en.de")
-
-    monkeypatch.setattr(Squares, "plan", plan)
-    batches = stream(Squares(), world_size=2)
-    assert next(batches)[0].tolist() == [1]
-    with pytest.raises(UserError, match="train.de-en.de: damaged"):
-        next(batches)
-
-
 def test_plans_and_batches_larger_than_a_pipe() -> None:
     totals = [int(batch.sum()) for batch, _ in stream(Squares(500_000), stop=20, workers=2)]
     assert totals == [500_000 * number**2 for number in range(20)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_thousands_of_batches_leave_nothing_open(data_directory: Path) -> None:
     task = BitextTask(BitextTask.Config(data=str(data_directory), batch_size=8), 1)
     kept, opened = [], set()
@@ -164,19 +124,6 @@ def test_thousands_of_batches_leave_nothing_open(data_directory: Path) -> None:
 
 
 def test_a_killed_worker_is_named() -> None:
-    batches = stream(Squares(), workers=2)
-    next(batches)
-    workers = worker_ids()
-    for process in multiprocessing.active_children():
-        if process.name == "worker 2 of 2":
-            os.kill(process.pid or 0, signal.SIGKILL)
-            pid = process.pid
-    with pytest.raises(TrainingError, match=rf"data worker 2 of 2 \(process {pid}\) was killed by SIGKILL.*`data_w"):
-        list(itertools.islice(batches, 100))
-    assert len(workers) == 2 and not any(map(is_running, workers))
-
-
-def test_a_worker_killed_within_a_batch_is_named() -> None:
     def die(number: int) -> None:
         if number == 5:
             faulthandler.disable()
@@ -184,13 +131,16 @@ def test_a_worker_killed_within_a_batch_is_named() -> None:
 
     batches = stream(Squares(first=die), workers=3)
     assert [next(batches)[0].item() for _ in range(5)] == [0, 1, 4, 9, 16]
-    with pytest.raises(TrainingError, match=r"data worker 3 of 3 .* was killed by SIGBUS"):
+    message = r"data worker 3 of 3 \(process \d+\) was killed by SIGBUS.*`data_w"
+    with pytest.raises(TrainingError, match=message):
         next(batches)
     assert worker_ids() == []
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_damaged_data_is_the_error_that_it_is(workers: int) -> None:
+def test_damaged_data_is_the_error_that_it_is(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is found while a batch is made, or while batches are planned ahead."""
+
     def refuse(number: int) -> None:
         if number == 4:
             raise UserError("a damaged row", path="x.tokens", line=4, cure="copy it again")
@@ -203,6 +153,16 @@ def test_damaged_data_is_the_error_that_it_is(workers: int) -> None:
     assert str(error) == "x.tokens:4: a damaged row; copy it again"
     assert (error.problem, error.path, error.line, error.cure) == ("a damaged row", "x.tokens", 4, "copy it again")
     assert worker_ids() == []
+
+    def plan(self, *arguments: Any) -> Iterator[Plan]:
+        yield Plan(np.ones(1), 1, 1)
+        raise UserError("damaged", path="train.de-en.de")
+
+    monkeypatch.setattr(Squares, "plan", plan)
+    batches = stream(Squares(), world_size=2)
+    assert next(batches)[0].tolist() == [1]
+    with pytest.raises(UserError, match="train.de-en.de: damaged"):
+        next(batches)
 
 
 def test_any_other_error_keeps_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
@@ -237,7 +197,9 @@ if sys.argv[1] == "wait":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "exit"])
+@pytest.mark.parametrize(
+    "end", ["SIGKILL", *(pytest.param(end, marks=pytest.mark.nightly) for end in ("SIGTERM", "exit"))]
+)
 def test_no_worker_outlives_the_main_process(end: str) -> None:
     command = [sys.executable, "-c", LEFT_RUNNING, "exit" if end == "exit" else "wait"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as main:
