@@ -113,9 +113,12 @@ def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> N
     """Even if they are killed at their end."""
     script = (
         "import os, signal, sys, numpy as np\n"
-        "from tests.data.test_vector_cache import *\n"
-        "cache, first = VectorCache(sys.argv[1], WIDTH, 'x'), int(sys.argv[2])\n"
-        "for start in range(first, first + 1000, 50): add(cache, np.arange(start, start + 50))\n"
+        "from xrep.data.vector_cache import VectorCache\n"
+        "cache, first = VectorCache(sys.argv[1], 5, 'x'), int(sys.argv[2])\n"
+        "for start in range(first, first + 1000, 50):\n"
+        "    keys = np.arange(start, start + 50)\n"
+        "    vectors = [np.random.default_rng(key).normal(size=5) for key in keys]\n"
+        "    cache.add(keys, np.stack(vectors).astype(np.float32))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     commands = [[sys.executable, "-c", script, str(tmp_path), str(first)] for first in (0, 1000)]
