@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from xrep.data.hash_runs import HashRuns
 from xrep.errors import UserError
 from xrep.files import digests_of, sha256_of, write_json
 from xrep.hashing import hash_bytes
-from xrep.text.sides import SIDES, Tokenizers, open_tokenizers, tokenizer_of
+from xrep.text.sides import SIDES, Tokenizers, open_tokenizers
 
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_DIRECTORY = "tokenizer"
@@ -64,16 +64,10 @@ class TokenColumn:
     Args:
         tokens: Ids of all sentences, concatenated: uint16 or uint32 [total].
         offsets: Start of each sentence in ``tokens``, followed by the total: int64 [n + 1].
-        size: Size of the vocabulary.
-        path, cure: For messages: the files without their suffixes, and what the user can do if they are damaged.
     """
 
-    def __init__(
-        self, tokens: np.ndarray, offsets: np.ndarray, size: int = 1 << 32, path: Path | None = None, cure: str = ""
-    ) -> None:
-        self.tokens, self.offsets, self._size, self._path, self._cure = tokens, offsets, size, path, cure
-        if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(tokens):
-            raise self._damaged("the offsets do not fit the tokens")
+    def __init__(self, tokens: np.ndarray, offsets: np.ndarray) -> None:
+        self.tokens, self.offsets = tokens, offsets
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -84,43 +78,22 @@ class TokenColumn:
         return self.gather(np.array([index]), len(self.tokens))[0]
 
     def lengths(self, indices: np.ndarray) -> np.ndarray:
-        """Return the number of tokens of each of the sentences ``indices``: int64 [N] -> int64 [N]. Raises UserError if
-        the files are damaged."""
-        return self._spans(indices)[1]
+        """Return the number of tokens of each of the sentences ``indices``: int64 [N] -> int64 [N]."""
+        return self.offsets[indices + 1] - self.offsets[indices]
 
     def gather(self, indices: np.ndarray, maximum_length: int) -> tuple[np.ndarray, np.ndarray]:
         """Concatenate the sentences ``indices`` (int64 [N]), each cut to ``maximum_length`` tokens.
 
         Returns:
             The ids, [sum of lengths], and the lengths, int64 [N].
-
-        Raises:
-            UserError: The files are damaged.
         """
-        starts, lengths = self._spans(indices)
-        lengths = np.minimum(lengths, maximum_length)
-        shifts = starts - (np.cumsum(lengths) - lengths)
-        ids = self.tokens[np.arange(lengths.sum()) + np.repeat(shifts, lengths)]
-        if ids.max(initial=0) >= self._size:
-            raise self._damaged(f"has token {ids.max()}, but the vocabulary has {self._size:,}")
-        return ids, lengths
+        lengths = np.minimum(self.lengths(indices), maximum_length)
+        shifts = self.offsets[indices] - (np.cumsum(lengths) - lengths)
+        return self.tokens[np.arange(lengths.sum()) + np.repeat(shifts, lengths)], lengths
 
     def runs(self, starts: np.ndarray) -> TokenColumn:
         """Return a column whose row i has the sentences from ``starts[i]`` to ``starts[i + 1]`` (int64 [M], from 0)."""
-        offsets = np.append(self.offsets[starts], self.offsets[-1])
-        return TokenColumn(self.tokens, offsets, self._size, self._path, self._cure)
-
-    def _spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the starts and lengths of sentences, after checking that they lie within the tokens."""
-        if indices.min(initial=0) < 0 or indices.max(initial=-1) >= len(self):
-            raise self._damaged(f"has {len(self)} sentences, and others are asked for")
-        starts, stops = self.offsets[indices], self.offsets[indices + 1]
-        if (starts > stops).any() or starts.min(initial=0) < 0 or stops.max(initial=0) > len(self.tokens):
-            raise self._damaged("the offsets do not fit the tokens")
-        return starts, stops - starts
-
-    def _damaged(self, problem: str) -> UserError:
-        return UserError(problem, path=self._path, cure=self._cure)
+        return TokenColumn(self.tokens, np.append(self.offsets[starts], self.offsets[-1]))
 
 
 def gather_rows(
@@ -182,7 +155,7 @@ class Corpus:
 class DataDirectory:
     """A directory of tokenised text, opened for reading. ``splits`` is ``{"train": [Corpus, ...], ...}``.
 
-    The manifest and the size of every file are checked. Each part of the tokens is checked when it is read.
+    The manifest and the size of every file are checked.
 
     Raises:
         UserError: This is not a directory of this kind or has another schema, a file is missing or has another size
@@ -225,10 +198,9 @@ class DataDirectory:
 
     def _corpus(self, split: str, names: tuple[str, ...], rows: int) -> Corpus:
         stem = f"{split}.{'-'.join(names)}"
-        sides = SIDES if self.kind == PAIRS else ("",) * len(names)
-        if not names or len(names) != len(sides):
+        if not names or self.kind == PAIRS and len(names) != len(SIDES):
             raise self._damaged(f"the manifest has {len(names)} columns in {stem!r}")
-        columns = tuple(self._column(f"{stem}.{name}", side) for name, side in zip(names, sides, strict=True))
+        columns = tuple(self._column(f"{stem}.{name}") for name in names)
         arrays = {
             name: self._array(f"{stem}.{name}", _ARRAYS[name], len(names) if name in _WIDE else 0)
             for name in self.kind.arrays
@@ -238,10 +210,11 @@ class DataDirectory:
             raise self._damaged(f"the files of {stem!r} do not have {rows} rows")
         return Corpus(names, columns, arrays, hash_bytes(f"{self.fingerprint} {stem}".encode()))
 
-    def _column(self, stem: str, side: str) -> TokenColumn:
-        one = tokenizer_of(self.tokenizers, side).vocabulary_size if side else vocabulary_size(self.tokenizers)
+    def _column(self, stem: str) -> TokenColumn:
         tokens, offsets = self._array(f"{stem}.tokens", self.manifest["dtype"]), self._array(f"{stem}.offsets", "<i8")
-        return TokenColumn(tokens, offsets, one, self.path / stem, self.kind.cure)
+        if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(tokens):
+            raise self._damaged("the offsets do not fit the tokens", stem)
+        return TokenColumn(tokens, offsets)
 
     def _array(self, name: str, dtype: str, width: int = 0) -> np.ndarray:
         """Map a file: an array [n] or, with ``width``, [n, width]."""
@@ -256,16 +229,9 @@ class DataDirectory:
         return array.reshape(-1, width) if width else array
 
     def _check_file(self, name: str, expected: int, digest: str) -> None:
-        if not name.isprintable() or name.startswith("/") or ".." in PurePosixPath(name).parts:
-            raise self._damaged(f"the manifest names {name!r:.80}, which cannot be a file of it")
-        try:
-            size = (self.path / name).stat().st_size if (self.path / name).is_file() else None
-        except PermissionError:
-            raise
-        except OSError:  # for example a name that is too long
-            size = None
-        if size is None:
+        if not (self.path / name).is_file():
             raise self._damaged("missing file of a data directory", name)
+        size = (self.path / name).stat().st_size
         if size != expected:
             cure = f"copy it again or {self.kind.cure}"
             raise UserError(f"{size} bytes, but the manifest says {expected}", path=self.path / name, cure=cure)

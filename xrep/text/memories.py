@@ -18,8 +18,6 @@ _CODES = frozenset(("bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sub", "not
 _UNITS = frozenset(("tu", "trans-unit", "segment"))
 _OTHERS = frozenset(("alt-trans", "seg-source", "ignorable"))
 """Elements of XLIFF that repeat or propose texts."""
-_MOST_SILENT = 1 << 23
-"""Bytes without an element or a text, which are those of a huge tag."""
 
 
 def read_memory(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
@@ -46,7 +44,7 @@ class _Reader:
         self._languages = {"source": "", "target": ""}
         self._pieces: list[str] | None = None
         self._language, self._skipped, self._characters = "", 0, 0
-        self._begin, self._silent = 1, 0
+        self._begin = 1
         self._parser = expat.ParserCreate()
         self._parser.buffer_text = True
         self._parser.StartElementHandler, self._parser.EndElementHandler = self._start, self._end
@@ -58,7 +56,6 @@ class _Reader:
         return self._parser.CurrentLineNumber
 
     def feed(self, block: bytes, last: bool = False) -> None:
-        self._silent += len(block)
         try:
             self._parser.Parse(block, last)
         except expat.ExpatError as error:
@@ -66,8 +63,6 @@ class _Reader:
             raise UserError(problem, path=self._path, line=error.lineno, cure="export it again") from None
         except (ValueError, LookupError):
             raise UserError("XML of an unknown encoding", path=self._path, line=1, cure="convert it to UTF-8") from None
-        if self._silent > _MOST_SILENT:
-            raise self._wrong("a tag of several megabytes")
 
     def take(self) -> list[tuple[int, dict[str, str]]]:
         units, self._units = self._units, []
@@ -80,7 +75,7 @@ class _Reader:
         raise self._wrong(f"declares the entity {name[:40]!r}, which a translation memory does not need")
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
-        name, self._silent = tag.rpartition(":")[2], 0
+        name = tag.rpartition(":")[2]
         if self._skipped or name in _OTHERS or (self._pieces is not None and name in _CODES):
             self._skipped += 1
         elif name in ("tmx", "xliff", "file"):
@@ -98,7 +93,7 @@ class _Reader:
             self._pieces, self._characters = [], 0
 
     def _end(self, tag: str) -> None:
-        name, self._silent = tag.rpartition(":")[2], 0
+        name = tag.rpartition(":")[2]
         if self._skipped:
             self._skipped -= 1
         elif name in _UNITS and self._texts is not None:
@@ -111,7 +106,6 @@ class _Reader:
             self._pieces = None
 
     def _text(self, text: str) -> None:
-        self._silent = 0
         if self._pieces is not None and not self._skipped:
             self._characters += len(text)
             if self._characters > MAXIMUM_CHARACTERS:

@@ -18,7 +18,6 @@ In 63,300 sentences of 100 languages only the last occurred, in at most two sent
 from __future__ import annotations
 
 import json
-import math
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +41,6 @@ UNIGRAM = 1
 _TONES = "\u0300\u0301\u0303\u0309\u0323"
 HIDDEN = {mark: re.escape(mark) for mark in "\u0651\u05bc\u05bd\u05bf\u05c1\u05c2\u1037"}
 HIDDEN |= {tone: f"(?<=[ÂâĂăÊêÔôƠơƯư]){tone}" for tone in _TONES}
-_MAXIMUM_GROWTH = 1_000_000
 _UNHEARD_OF = "\U00013000"  # A hieroglyph, for which no model has a piece.
 _FIRST_DISGUISE = 0xFDD0  # The first of 32 noncharacters, code points that Unicode never assigns to a character.
 
@@ -64,12 +62,9 @@ def explaining(problem: str, origin: Path | str) -> Iterator[None]:
 
 def read_tokenizer_json(text: str, origin: Path | str) -> Tokenizer:
     """Return the tokenizer in the text of a ``tokenizer.json``, with truncation, padding and dropout turned off. Raises
-    UserError if the text is not valid, an id is beyond any vocabulary, or a text could grow without bound."""
+    UserError if the text is not valid, or an id is beyond any vocabulary."""
     with explaining("not a tokenizer.json, or a damaged one", origin):
         tokenizer = Tokenizer.from_str(text)
-        if _growth(json.loads(text).get("normalizer")) > _MAXIMUM_GROWTH:
-            problem = f"its normalizer may make a text more than {_MAXIMUM_GROWTH:,} times as long"
-            raise UserError(problem, path=origin, cure=AGAIN)
         largest = max(tokenizer.get_vocab().values(), default=0)
         if largest >= MAXIMUM_VOCABULARY:
             raise UserError(f"ids up to {largest:,}, more than any vocabulary has", path=origin, cure=AGAIN)
@@ -80,17 +75,6 @@ def read_tokenizer_json(text: str, origin: Path | str) -> Tokenizer:
     if getattr(tokenizer.model, "dropout", None):
         tokenizer.model.dropout = None  # Dropout is for training: it gives a sentence different ids each time.
     return tokenizer
-
-
-def _growth(step: Any) -> float:
-    """Return a bound for how many times as long a normalizer, as in ``tokenizer.json``, can make a text."""
-    if not isinstance(step, dict):
-        return 1.0
-    growth = 100.0 if step.get("type") == "Precompiled" else 1.0
-    if step.get("type") == "Replace":
-        # An expression may match between any two characters.
-        growth = max(1.0, len(step.get("content", "")) + ("Regex" in step.get("pattern", {})))
-    return math.prod(map(_growth, step.get("normalizers", [])), start=growth)
 
 
 def write_tokenizer_json(tokenizer: Tokenizer, original: str | None = None) -> str:
