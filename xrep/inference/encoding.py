@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import check_regular, naming, try_lock, write_json
+from xrep.files import naming, try_lock, write_json
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interrupts import Interrupted, StopRequest
 from xrep.nn.encoder import counting_sentences
@@ -172,8 +172,6 @@ class _Writer:
     def __enter__(self) -> _Writer:
         cure = "rename it, or write elsewhere"
         foreign = UserError("not the unfinished output of an earlier run", path=self.partial, cure=cure)
-        if self.partial.is_symlink() or (self.partial.exists() and not self.partial.is_file()):
-            raise foreign
         with naming(self.partial):
             self._file: BufferedRandom = open(os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         try:
@@ -247,19 +245,15 @@ class _Writer:
         size = os.fstat(self._file.fileno()).st_size
         if not size:
             return None  # The file is new. A journal without a file is from a run killed just before it deleted it.
-        check_regular(self.journal)
         try:
             saved = json.loads(self.journal.read_text(encoding="utf-8"))
-            facts, lines, _ = dict(saved["facts"]), saved["lines"], str(saved["sha256"])
-            if not isinstance(lines, int) or lines < 0:
-                raise ValueError
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except ValueError:
             raise self._other("its journal is damaged") from None
-        if differing := differing_names(facts, self.facts):
+        if differing := differing_names(saved["facts"], self.facts):
             raise self._other(f"it was made with another {', '.join(differing).replace('_', ' ')}")
-        return saved if size >= HEADER_BYTES + lines * self._row_bytes else None
+        return saved if size >= HEADER_BYTES + saved["lines"] * self._row_bytes else None
 
     def _other(self, why: str) -> UserError:
         return UserError(

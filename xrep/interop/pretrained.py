@@ -16,7 +16,7 @@ from xrep.interop.sentence_modules import DenseSpec, Prompts, read_modules, read
 from xrep.nn import bert
 from xrep.nn.heads import MaskedLanguageHead
 from xrep.nn.pooling import Pooling
-from xrep.nn.shape import EncoderShape, EncoderSizes
+from xrep.nn.shape import EncoderSizes
 from xrep.nn.weights import Weights, read_json
 from xrep.registry import ENCODERS, one_line
 from xrep.text.languages import canonical
@@ -48,16 +48,6 @@ class Pretrained:
     projection: DenseSpec | None = None
     prompts: Prompts = field(default_factory=Prompts)
     languages: list[str] = field(default_factory=list)
-
-    def check_size(self) -> None:
-        """Compare the sizes in the configuration with those of the weights' files, before an encoder is built. Raises
-        UserError if the weights cannot hold so many parameters, or there are none."""
-        weights = Weights(self.path)
-        most = sum(path.stat().st_size for path in weights.files) // 2  # a number has at least two bytes
-        # Other encoders may use the weights of one layer in all layers.
-        if isinstance(self.shape, EncoderShape) and self.shape.parameters > most:
-            problem = f"{bert.CONFIG} describes {self.shape.parameters:,} parameters, and these are at most {most:,}"
-            raise UserError(problem, path=weights.path, cure=bert.TOGETHER)
 
     def state(self, layers: int | None = None) -> tuple[dict[str, Tensor], list[str]]:
         """Return the float32 state of the encoder's first ``layers`` layers (None: all).

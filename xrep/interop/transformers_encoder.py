@@ -24,7 +24,7 @@ from xrep.errors import UserError
 from xrep.nn.bert import ACTIVATIONS, CONFIG, FAMILIES, INERT, TOGETHER, check_inert
 from xrep.nn.containers import ModuleList
 from xrep.nn.encoder import Encoder
-from xrep.nn.shape import MAXIMUM_LAYERS, UNLIMITED, EncoderSizes
+from xrep.nn.shape import UNLIMITED, EncoderSizes
 from xrep.nn.weights import Weights, read_json, some
 from xrep.registry import one_line
 
@@ -169,9 +169,6 @@ class TransformersEncoder(Encoder):
         check_inert(content, path, INERT if family else list(INERT)[2:])
         content = _without_code(content)
         config = _library_config(content, path)
-        large = [key for key, value in content.items() if isinstance(value, int) and value > MAXIMUM_LAYERS]
-        if wrong := [key for key in large if "layer" in key or "expert" in key or "block" in key]:
-            raise UserError(f"{wrong[0]} is {content[wrong[0]]}", path=path, cure="use an encoder of text")
         with _refusing("transformers cannot build this model", path, "use an encoder of text"):
             with torch.device("meta"):
                 model = _model_class(config, path)(config)

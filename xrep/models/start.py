@@ -88,11 +88,6 @@ class TrainedTower(Pretrained):
 
     tensors: dict[str, Tensor]
 
-    def check_size(self) -> None:
-        if self.shape.parameters > (present := sum(tensor.numel() for tensor in self.tensors.values())):
-            problem = f"the manifest describes {self.shape.parameters:,} parameters, and the weights have {present:,}"
-            raise UserError(problem, path=self.path, cure="use another checkpoint")
-
     def state(self, layers: int | None = None) -> tuple[dict[str, Tensor], list[str]]:
         numbers = {name: re.match(r"layers\.(\d+)\.", name) for name in self.tensors}
         above = [name for name, number in numbers.items() if number and layers is not None and int(number[1]) >= layers]
@@ -132,9 +127,8 @@ def check_sizes(shapes: dict[str, StackSizes], other_parameters: int = 0) -> Non
 
 def encoder_shape(config: EncoderOptions, vocabulary: Vocabulary, start: Pretrained | None) -> EncoderSizes:
     """Return the shape of an encoder that begins at ``start``, or of a new one with the sizes in a model's options.
-    Raises UserError if the weights of ``start`` cannot be those of its shape, or it has too few layers."""
+    Raises UserError if ``start`` has too few layers."""
     if start is not None:
-        start.check_size()
         return start.shape.first_layers(config.pretrained_layers, start.path)
     encoder_class = ENCODERS.load("transformer" if config.encoder_type == AUTO else config.encoder_type)
     return encoder_class.new_shape(

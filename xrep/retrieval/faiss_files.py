@@ -1,9 +1,8 @@
-"""Files of faiss indexes of any size: written block by block, and checked before faiss reads them.
+"""Files of faiss indexes of any size, written block by block.
 
 faiss itself writes an index that it holds in memory. A file here is what faiss writes for a trained index without
 vectors, with the number of vectors changed and their codes behind it, so ``faiss.read_index`` (for binary codes
-``faiss.read_index_binary``) reads it. On damaged bytes faiss may end the process, so ``open_index`` compares all of a
-file but its numbers and codes with what faiss writes for such an index.
+``faiss.read_index_binary``) reads it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import numpy as np
 from xrep.errors import UserError
 from xrep.files import naming
 from xrep.memory import check_memory
-from xrep.retrieval.ivf import MOST_CELLS, cells_of, drawn
+from xrep.retrieval.ivf import cells_of, drawn
 from xrep.retrieval.vectors import VectorFile
 
 Quantize = Literal["none", "int8", "binary"]
@@ -209,28 +208,14 @@ def open_index(path: Path, shape: Shape) -> Any:
     """Open the index of a file whose checksum was compared: inverted lists stay on disk, others are read into memory.
 
     Raises:
-        UserError: The file has not the structure that ``write_index`` gives it, or needs more memory than there is.
+        UserError: It needs more memory than there is.
     """
-    expected, numbers = _expected(path, shape)
-    damaged = UserError("not the index that its manifest describes", path=path, cure="build it again")
-    with open(path, "rb") as file:
-        head = file.read(len(expected))
-        held = bytearray(head)
-        for place, size in numbers:
-            if shape.quantize != "binary" and not np.isfinite(np.frombuffer(head, np.float32, size // 4, place)).all():
-                raise damaged
-            held[place : place + size] = bytes(size)
-        if held != expected:
-            raise damaged
-        if shape.cells:
-            lengths = _lengths(path, shape, len(expected))
-            if lengths.min() < 0 or lengths.max() > shape.rows or lengths.sum() != shape.rows:
-                raise damaged
-        import faiss
+    import faiss
 
-        # Through its number, the file that was checked is read, whatever characters its name has.
-        read = faiss.read_index_binary if shape.quantize == "binary" else faiss.read_index
-        return read(f"/proc/self/fd/{file.fileno()}", faiss.IO_FLAG_MMAP if shape.cells else 0)
+    if not shape.cells:
+        check_memory(path.stat().st_size, f"the index {path}", cure="build it with inverted files")
+    read = faiss.read_index_binary if shape.quantize == "binary" else faiss.read_index
+    return read(str(path), faiss.IO_FLAG_MMAP if shape.cells else 0)
 
 
 def let_go(index: Any, shape: Shape) -> None:
@@ -240,44 +225,6 @@ def let_go(index: Any, shape: Shape) -> None:
 
         lists: Any = faiss.downcast_InvertedLists(index.invlists)
         ctypes.CDLL(None).madvise(ctypes.c_void_p(int(lists.ptr)), ctypes.c_size_t(lists.totsize), mmap.MADV_DONTNEED)
-
-
-def _expected(path: Path, shape: Shape) -> tuple[bytes, list[tuple[int, int]]]:
-    """Return the beginning of the file with zeros in the places (start, bytes) of what was trained, and these places.
-
-    Raises:
-        UserError: The file has another size than a file of this shape.
-    """
-    import faiss
-
-    problem = UserError("not the index that its manifest describes", path=path, cure="build it again")
-    held = path.stat().st_size
-    centroid_bytes = shape.size // 8 if shape.quantize == "binary" else 4 * shape.size
-    least = shape.cells * (centroid_bytes + 8) + shape.rows * (shape.code_bytes + 8 * bool(shape.cells))
-    if not (0 < shape.size <= 1 << 16 and shape.rows > 0 and 0 <= shape.cells <= MOST_CELLS and least <= held):
-        raise problem
-    if not shape.cells:
-        check_memory(held, f"the index {path}", cure="build it with inverted files")
-    index, draw, places = shape.new(), np.random.default_rng(0), list[bytes]()
-    if shape.cells:
-        if shape.quantize == "binary":
-            centroids = draw.integers(0, 256, (shape.cells, shape.size // 8), dtype=np.uint8)
-        else:
-            centroids = draw.standard_normal((shape.cells, shape.size)).astype(np.float32)
-        index.quantizer.add(centroids)
-        places.append(centroids.tobytes())
-        index.is_trained = True
-    if shape.quantize == "int8":
-        index.sq.train(draw.standard_normal((9, shape.size)).astype(np.float32))
-        places.append(faiss.vector_to_array(index.sq.trained).tobytes())
-        index.is_trained = True
-    head = shape.head(index)
-    if held != len(head) + 8 * shape.cells + shape.rows * (shape.code_bytes + 8 * bool(shape.cells)):
-        raise problem
-    numbers = [(head.index(content), len(content)) for content in places]
-    for content in places:
-        head = head.replace(content, bytes(len(content)), 1)
-    return head, numbers
 
 
 def shape_for(vectors: VectorFile, rows: int, kind: Literal["flat", "ivf"], quantize: Quantize) -> Shape:

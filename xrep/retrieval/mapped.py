@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,10 +32,7 @@ def allocate(folder: Path | None, rows: int, *width: int, dtype: DTypeLike) -> n
     shape = (max(1, rows), *width)  # an empty file cannot be mapped
     size = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
     with naming(folder), tempfile.TemporaryFile(dir=folder) as file:
-        if sys.platform == "darwin":  # has no such call
-            file.truncate(size)
-        else:
-            os.posix_fallocate(file.fileno(), 0, size)
+        os.posix_fallocate(file.fileno(), 0, size)
         return np.memmap(file, dtype, "r+", shape=shape)[:rows]
 
 
