@@ -100,9 +100,7 @@ def test_float16_and_vectors_as_the_model_gives_them(encode: Encode, tmp_path: P
     np.testing.assert_allclose(half, expected, atol=1e-2)
 
 
-def test_towers_are_chosen_by_any_spelling_of_the_language(
-    encode: Encode, two_towers: SentenceEncoder, tmp_path: Path
-) -> None:
+def test_towers_are_chosen_by_any_spelling_of_the_language(encode, two_towers, tmp_path):
     encode(tmp_path / "en.npy", two_towers, lang="eng")
     np.testing.assert_allclose(np.load(tmp_path / "en.npy"), two_towers.encode(LINES, "en"), atol=1e-6)
     for lang, message in ((None, "no language was named; known: de, en"), ("fra", "no tower for the language 'fr'")):
@@ -112,9 +110,7 @@ def test_towers_are_chosen_by_any_spelling_of_the_language(
 
 
 @pytest.mark.parametrize("chunk_lines", [1, 4, 28])
-def test_a_run_that_stopped_goes_on_and_writes_the_same_file(
-    encode: Encode, interrupted: Stop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_lines: int
-) -> None:
+def test_a_run_that_stopped_goes_on_and_writes_the_same_file(encode, interrupted, tmp_path, monkeypatch, chunk_lines):
     monkeypatch.setattr(encoding, "CHUNK_LINES", chunk_lines)
     encode(tmp_path / "whole.npy")
     output, resumed = interrupted(), 17 - 17 % chunk_lines
@@ -126,9 +122,7 @@ def test_a_run_that_stopped_goes_on_and_writes_the_same_file(
     assert left_in(tmp_path) == ["lines.txt", "vectors.npy", "whole.npy"]
 
 
-def test_more_than_the_journal_says_is_cut_off_and_less_begins_anew(
-    encode: Encode, interrupted: Stop, tmp_path: Path
-) -> None:
+def test_more_than_the_journal_says_is_cut_off_and_less_begins_anew(encode, interrupted, tmp_path):
     encode(tmp_path / "whole.npy")
     for change, resumed in ((lambda data: data + b"x" * 77, 15), (lambda data: data[:-1], 0), (lambda data: b"", 0)):
         output, partial = interrupted(), tmp_path / "vectors.npy.partial"
@@ -151,9 +145,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_what_another_run_began_is_refused(
-    encode: Encode, interrupted: Stop, source: Path, tmp_path: Path, what: str
-) -> None:
+def test_what_another_run_began_is_refused(encode, interrupted, source, tmp_path, what):
     output, journal, options = interrupted(), tmp_path / "vectors.npy.partial.json", {**OTHERS[what]}
     partial = (tmp_path / "vectors.npy.partial").read_bytes()
     why = f"it was made with another {what}"
@@ -174,9 +166,7 @@ def test_what_another_run_began_is_refused(
     assert encode(output, **options).resumed == 0
 
 
-def test_other_lines_after_those_encoded_are_welcome(
-    encode: Encode, interrupted: Stop, encoder: SentenceEncoder, source: Path
-) -> None:
+def test_other_lines_after_those_encoded_are_welcome(encode, interrupted, encoder, source):
     output, lines = interrupted(), [*LINES[:15], "Vogel"]
     write(source, lines)
     done = encode(output)
@@ -195,9 +185,7 @@ def test_two_processes_do_not_write_one_file(encode: Encode, interrupted: Stop, 
     assert encode(output).resumed == 15
 
 
-def test_long_lines_make_chunks_of_fewer_lines(
-    encode: Encode, interrupted: Stop, encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_lines_make_chunks_of_fewer_lines(encode, interrupted, encoder, monkeypatch):
     monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 100)
     monkeypatch.setattr(encoding, "CHUNK_LINES", 1000)
     output = interrupted()
@@ -222,9 +210,7 @@ def test_a_write_that_fails_names_the_file(encode: Encode, encoder: SentenceEnco
 
 
 @pytest.mark.parametrize(("count", "world_size"), [(28, 3), (2, 3)])
-def test_shards_are_the_whole(
-    encode: Encode, encoder: SentenceEncoder, source: Path, tmp_path: Path, count: int, world_size: int
-) -> None:
+def test_shards_are_the_whole(encode, encoder, source, tmp_path, count, world_size):
     write(source, LINES[:count])
     shards = [encode(tmp_path / "v.npy", rank=rank, world_size=world_size) for rank in range(world_size)]
     assert [shard.path.name for shard in shards] == [f"v.{i:05d}-of-{world_size:05d}.npy" for i in range(world_size)]

@@ -113,16 +113,6 @@ def test_an_index_remembers_int8(path, tmp_path):
     assert hits[0].score == pytest.approx(1.0, abs=1e-4)
 
 
-def test_a_pretrained_encoder_is_saved_too(tmp_path):
-    foreign = tmp_path / "foreign"
-    SentenceEncoder.load(write_encoder(tmp_path / "run", towers="shared"), device="cpu").save(foreign)
-    (foreign / "config_sentence_transformers.json").write_text('{"prompts": {"query": "q: "}}')
-    export_path(foreign, tmp_path / "saved", "int8")
-    original = SentenceEncoder.load(foreign, device="cpu", dtype="int8")
-    saved = SentenceEncoder.load(tmp_path / "saved")
-    assert np.array_equal(saved.encode(LINES, prompt_name="query"), original.encode(LINES, prompt_name="query"))
-
-
 def test_a_translator_is_loaded_and_saved_in_int8(tmp_path):
     path = write_translator(tmp_path / "nmt")
     found = Translator.load(path, "cpu", "int8")

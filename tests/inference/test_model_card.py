@@ -69,15 +69,6 @@ def test_languages_data_results_and_licence(folder: Path, tmp_path: Path) -> Non
     assert f"| tatoeba, {label} | accuracy | {value:.2f} |" in text and digests[0] in text
 
 
-def test_the_hub_s_own_library_reads_it(folder: Path, tmp_path: Path) -> None:
-    hub = pytest.importorskip("huggingface_hub", reason="it is in the extra 'hub'")
-    results = measure(folder, "all")
-    SentenceEncoder.load(folder / "run" / "best").save(tmp_path / "out", license="cc-by-4.0", results=[results])
-    card = hub.ModelCard.load(tmp_path / "out" / "README.md")
-    assert card.data.language == ["de", "en"] and card.data.license == "cc-by-4.0"
-    assert {result.dataset_type for result in card.data.eval_results} == {"language-bias", "tatoeba"}
-
-
 @pytest.mark.parametrize("format", ["hf", "xrep"])
 def test_every_format_has_one(folder: Path, tmp_path: Path, format: Any) -> None:
     export_path(folder / "run" / "best", tmp_path / "out", format)

@@ -93,9 +93,7 @@ def test_what_is_added_is_found_beside_the_rest(encoder: SentenceEncoder, tmp_pa
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".work")] == []
 
 
-def test_an_index_that_grows_gets_inverted_files(
-    encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_that_grows_gets_inverted_files(encoder, tmp_path, monkeypatch):
     monkeypatch.setattr(index_files, "FLAT_ROWS", 500)
     index = SearchIndex.build(encoder, SENTENCES[:500], tmp_path / "index")
     assert index.manifest.cells == 0
@@ -141,9 +139,7 @@ def test_the_encoder_of_an_index(shared_encoder: Path, encoder: SentenceEncoder,
 
 
 @pytest.mark.slow
-def test_an_interrupted_build_goes_on(
-    encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_build_goes_on(encoder, tmp_path, monkeypatch):
     """It stops at each of its steps; what was encoded is not encoded again, and the bytes are the same."""
     monkeypatch.setattr(encoding, "CHUNK_LINES", 100)
     (tmp_path / "a.txt").write_text("".join(f"{line}\n" for line in SENTENCES))

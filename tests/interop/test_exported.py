@@ -165,9 +165,7 @@ def test_nothing_stays_half_written(tmp_path: Path) -> None:
         ("mean", 12, "none", True, False),
     ],
 )
-def test_the_vectors_of_sentence_transformers(
-    tmp_path: Path, pooling: Any, size: int | None, activation: Any, bias: bool, normalize: bool
-) -> None:
+def test_the_vectors_of_sentence_transformers(tmp_path, pooling, size, activation, bias, normalize):
     encoder = make_encoder(BERT if pooling == "mean" else replace(BERT, position_offset=1, type_vocabulary_size=1))
     projection = None if size is None else Linear(32, size, bias=bias)
     options: dict[str, Any] = {"projection": projection, "activation": activation, "normalize": normalize}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -73,9 +71,7 @@ def test_one_to_one_takes_the_best_pair_that_is_free(retrieval: str) -> None:
 
 @pytest.mark.parametrize("one_to_one", [False, True])
 @pytest.mark.parametrize("retrieval", RETRIEVALS)
-def test_blocks_in_files_are_those_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retrieval: str, one_to_one: bool
-) -> None:
+def test_blocks_in_files_are_those_in_memory(tmp_path, monkeypatch, retrieval, one_to_one):
     """Rows occur several times, so that many scores are equal."""
     near = neighbours(np.tile(X, (4, 1)), np.tile(Y, (5, 1)), 4)
     whole = choose(near, "ratio", retrieval, one_to_one=one_to_one)

@@ -61,18 +61,14 @@ def run(x: Side, y: Side, path: Path, way: str, stop_after: int | None = None, k
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("way", ["flat", "ivf"])
-def test_neighbours_in_files_are_those_in_memory(
-    make_side: Callable[..., Side], tmp_path: Path, way: str, dtype: str
-) -> None:
+def test_neighbours_in_files_are_those_in_memory(make_side, tmp_path, way, dtype):
     """Search every cell of the inverted files. Only some of the rows are compared."""
     chosen = np.flatnonzero(np.random.default_rng(0).random(230) < 0.7)
     x, y = make_side(230, 1, chosen, dtype), make_side(310, 2, dtype=dtype)
     assert_same(run(x, y, tmp_path / "found.npz", way), plain(x.read(0, len(x)), y.read(0, len(y)), 4))
 
 
-def test_quantized_neighbours_have_exact_similarities(
-    make_side: Callable[..., Side], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quantized_neighbours_have_exact_similarities(make_side, tmp_path, monkeypatch):
     x, y = make_side(300, 1), make_side(900, 2)
     monkeypatch.setattr(ivf, "_PART_BYTES", 1 << 20)
     found, expected = run(x, y, tmp_path / "found.npz", "ivf-pq"), plain(x.read(0, 300), y.read(0, 900), 4)
@@ -83,9 +79,7 @@ def test_quantized_neighbours_have_exact_similarities(
 
 @pytest.mark.parametrize("way", ["flat", "ivf"])
 @pytest.mark.parametrize("stop_after", [1, 3])
-def test_a_search_goes_on_where_it_stopped(
-    make_side: Callable[..., Side], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, stop_after: int
-) -> None:
+def test_a_search_goes_on_where_it_stopped(make_side, tmp_path, monkeypatch, way, stop_after):
     x, y, path = make_side(230, 1), make_side(310, 2), tmp_path / "found.npz"
     whole = run(x, y, tmp_path / "whole.npz", way)
     with pytest.raises(Stopped):
@@ -146,9 +140,7 @@ def test_files_that_are_no_vectors(tmp_path: Path) -> None:
         VectorFile(tmp_path / "text.npy")
 
 
-def test_a_survey_names_the_row_that_is_not_finite_and_tells_zeros(
-    make_side: Callable[..., Side], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_survey_names_the_row_that_is_not_finite_and_tells_zeros(make_side, monkeypatch):
     monkeypatch.setattr("xrep.retrieval.vectors._SURVEY_BYTES", 3 * 16 * 4)
     rows = vectors(50, 16, seed=1)
     rows[20] = 0
@@ -163,18 +155,14 @@ def test_a_survey_names_the_row_that_is_not_finite_and_tells_zeros(
 
 @pytest.mark.parametrize("way", ["flat", "ivf", "ivf-pq"])
 @pytest.mark.parametrize("empty", [0, 1])
-def test_a_side_without_sentences_has_no_neighbours(
-    make_side: Callable[..., Side], tmp_path: Path, way: str, empty: int
-) -> None:
+def test_a_side_without_sentences_has_no_neighbours(make_side, tmp_path, way, empty):
     sides = [make_side(50, seed, np.arange(0) if seed == empty else None) for seed in (0, 1)]
     nearest = run(*sides, tmp_path / "state.npz", way)
     assert (nearest.xy == -1).all() and (nearest.yx == -1).all()
 
 
 @pytest.mark.parametrize("way", ["flat", "ivf"])
-def test_progress_moves_within_a_block(
-    make_side: Callable[..., Side], tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_progress_moves_within_a_block(make_side, tmp_path, way, monkeypatch, capsys):
     """A single block of a very large search takes longer than a person waits."""
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)  # every line is printed
     x, y = make_side(110, 1), make_side(90, 2)

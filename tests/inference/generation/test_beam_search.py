@@ -154,9 +154,7 @@ def test_numbers_that_are_not_finite_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("semantic_bias", [False, True])
-def test_steps_with_a_cache_score_as_the_whole_model_does(
-    make_model: Callable[..., Translation], lines: PairBatch, semantic_bias: bool
-) -> None:
+def test_steps_with_a_cache_score_as_the_whole_model_does(make_model, lines, semantic_bias):
     """Incremental decoding of a padded batch equals teacher forcing, in float64 except for the logits."""
     model = make_model(semantic_bias=semantic_bias).double()
     options = SearchOptions(beam=4, nbest=3, max_length_a=1.0, max_length_b=4, length_penalty=0.6)
