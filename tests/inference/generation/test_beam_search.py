@@ -7,7 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.inference.generation.toys import ToyModel, best_of_all, plain_search, source_key, sources_of
+from tests.inference.generation.toys import (
+    ToyModel,
+    assert_model_scores,
+    best_of_all,
+    plain_search,
+    source_key,
+    sources_of,
+)
 from tests.support.planning import token_batch
 from xrep.data.batching import PairBatch, TokenBatch
 from xrep.errors import UserError
@@ -67,12 +74,10 @@ def test_scores_are_those_of_the_tokens() -> None:
         for row, best in enumerate(search(model, source, first(10), options)):
             assert [h.score for h in best] == sorted((h.score for h in best), reverse=True)
             assert len({tuple(h.tokens) for h in best}) == len(best) == 4
+            assert_model_scores(model, source_key(source, row), best)
             for hypothesis in best:
-                words = (*hypothesis.tokens, 3)
-                key = source_key(source, row)
-                follow = [model.log_probabilities(key, words[:place])[word] for place, word in enumerate(words)]
-                assert hypothesis.token_scores == pytest.approx(follow, rel=1e-5, abs=1e-5)
-                assert sum(follow) / options.penalty(len(words)) == pytest.approx(hypothesis.score, rel=1e-5, abs=1e-5)
+                total = sum(hypothesis.token_scores) / options.penalty(len(hypothesis.tokens) + 1)
+                assert total == pytest.approx(hypothesis.score, rel=1e-5, abs=1e-5)
 
 
 def test_the_language_reaches_the_model() -> None:
@@ -100,22 +105,18 @@ def test_finished_sentences_leave_the_batch() -> None:
     assert sum(sizes) == alone
 
 
-def test_no_ngram_is_repeated() -> None:
-    source = sources_of(10)
-    for size in (1, 2, 3):
-        model = ToyModel(2, max_target_length=16, eos=-4)
-        free, bound = (found_by(model, source, beam=3, nbest=3, no_repeat_ngram_size=n) for n in (0, size))
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_no_ngram_is_repeated(size: int) -> None:
+    source, model = sources_of(10), ToyModel(2, max_target_length=16, eos=-4)
+    free, bound = (found_by(model, source, beam=3, nbest=3, no_repeat_ngram_size=n) for n in (0, size))
 
-        def repeats(best: list[Hypothesis], size: int = size) -> int:
-            grams = [[tuple(h.tokens[i : i + size]) for i in range(len(h.tokens) - size + 1)] for h in best]
-            return sum(len(some) - len(set(some)) for some in grams)
+    def repeats(best: list[Hypothesis]) -> int:
+        grams = [[tuple(h.tokens[i : i + size]) for i in range(len(h.tokens) - size + 1)] for h in best]
+        return sum(len(some) - len(set(some)) for some in grams)
 
-        assert sum(map(repeats, free)) > 20 and sum(map(repeats, bound)) == 0
-        # Banned tokens keep their share of the probability.
-        for row, best in enumerate(bound):
-            words = (*best[0].tokens, 3)
-            follow = [model.log_probabilities(source_key(source, row), words[:n])[word] for n, word in enumerate(words)]
-            assert best[0].token_scores == pytest.approx(follow, rel=1e-5, abs=1e-5)
+    assert sum(map(repeats, free)) > 20 and sum(map(repeats, bound)) == 0
+    for row, best in enumerate(bound):  # banned tokens keep their share of the probability
+        assert_model_scores(model, source_key(source, row), best)
 
 
 def test_no_translation_is_shorter_or_longer_than_asked() -> None:
@@ -132,21 +133,18 @@ def test_no_translation_is_shorter_or_longer_than_asked() -> None:
         assert {len(best[0].tokens) for best in capped} == {5}
 
 
-def test_special_tokens_are_never_generated() -> None:
+def test_logits_of_special_tokens_and_of_no_number() -> None:
     class Loud(ToyModel):
         def logits(self, source, prefix):
             logits = super().logits(source, prefix)
             return [logit + 20 * (word in (0, 2, 4)) for word, logit in enumerate(logits)]
 
-    for best in found_by(Loud(0, max_target_length=8), sources_of(8), beam=4, nbest=4):
-        assert all(token in (1, 5, 6) for h in best for token in h.tokens)
-
-
-def test_numbers_that_are_not_finite_are_an_error() -> None:
     class Broken(ToyModel):
         def logits(self, source, prefix):
             return [float("nan")] * 7
 
+    for best in found_by(Loud(0, max_target_length=8), sources_of(8), beam=4, nbest=4):
+        assert all(token in (1, 5, 6) for h in best for token in h.tokens)
     for options in ({}, {"beam": 1}, {"sampling": True}):
         with pytest.raises(UserError, match="probabilities that are not finite; check its training"):
             found_by(Broken(0), sources_of(3), **options)
@@ -163,9 +161,8 @@ def test_steps_with_a_cache_score_as_the_whole_model_does(make_model, lines, sem
     bos, eos = model.target_vocabulary.bos_id, model.target_vocabulary.eos_id
     for row, best in enumerate(found):
         for hypothesis in best:
-            target = token_batch(
-                torch.tensor([[bos, *hypothesis.tokens, eos]]), torch.tensor([len(hypothesis.tokens) + 2])
-            )
+            words = torch.tensor([[bos, *hypothesis.tokens, eos]])
+            target = token_batch(words, torch.tensor([words.numel()]))
             with torch.no_grad():
                 whole = model.predict(lines.source.rows(row, row + 1), target, first(1))
                 logits = whole.vectors @ whole.matrix.t()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.inference.generation.toys import WORDS, ToyModel, source_key, sources_of
+from tests.inference.generation.toys import WORDS, ToyModel, assert_model_scores, source_key, sources_of
 from xrep.data.batching import PairBatch, TokenBatch
 from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import SearchOptions
@@ -47,17 +47,16 @@ def test_translations_come_as_often_as_the_model_says() -> None:
     assert squares < 32.9  # 0.1% quantile of chi-square with 12 degrees of freedom
 
 
-def test_scores_are_the_models_own(make_model: Callable[..., Translation]) -> None:
+def test_scores_are_the_models_own() -> None:
     """Scores are not those of the narrower distribution of the draws."""
     model, source = ToyModel(1, max_target_length=8), sources_of(6)
     options = {"nbest": 5, "temperature": 0.7, "top_k": 3, "top_p": 0.9, "length_penalty": 0.5}
     for row, drawn in enumerate(drawn_by(model, source, **options)):
         assert [h.score for h in drawn] == sorted((h.score for h in drawn), reverse=True) and len(drawn) == 5
+        assert_model_scores(model, source_key(source, row), drawn)
         for hypothesis in drawn:
-            words = (*hypothesis.tokens, 3)
-            follow = [model.log_probabilities(source_key(source, row), words[:n])[word] for n, word in enumerate(words)]
-            assert hypothesis.token_scores == pytest.approx(follow, rel=1e-5, abs=1e-5)
-            assert hypothesis.score == pytest.approx(sum(follow) / len(words) ** 0.5, rel=1e-5, abs=1e-5)
+            expected = sum(hypothesis.token_scores) / (len(hypothesis.tokens) + 1) ** 0.5
+            assert hypothesis.score == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 def test_one_candidate_is_greedy_search() -> None:

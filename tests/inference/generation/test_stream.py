@@ -6,8 +6,6 @@ import gzip
 import json
 import os
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,6 @@ from xrep.inference.generation import stream
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.stream import Chunks, translate_stream
 from xrep.inference.generation.translator import Translator
-from xrep.text.readers import read_text
 
 GERMAN = [source for source, _ in sentence_pairs(20)]
 OPTIONS = SearchOptions(beam=2, max_length_b=6)
@@ -40,14 +37,6 @@ def test_a_file_comes_in_full_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "lines.gz").write_bytes(gzip.compress(path.read_bytes()))
     assert list(Chunks(tmp_path / "lines.gz", 64)) == list(Chunks(path, 64))
     assert list(Chunks(written(tmp_path, []))) == []
-
-    def slow(*arguments: object, **options: object) -> Iterator[tuple[int, str]]:
-        for line in read_text(*arguments, **options):
-            time.sleep(0.002)
-            yield line
-
-    monkeypatch.setattr(stream, "read_text", slow)
-    assert [len(chunk) for chunk in Chunks(written(tmp_path, ["x"] * 20), 8)] == [8, 8, 4]
 
 
 def test_what_stands_in_a_pipe_is_not_kept_waiting() -> None:
@@ -97,10 +86,10 @@ def test_forms(loaded: Translator, tmp_path: Path) -> None:
         assert summary.best == [best[0].text for best in expected]
         texts[form] = "".join(parts)
     assert texts["plain"] == "".join(best[0].text + "\n" for best in expected)
-    rows = [line.split("\t") for line in texts["nbest"].splitlines()]
-    assert [row[0] for row in rows] == ["1", "1", "2", "3", "3"]
-    assert [row[2] for row in rows] == [one.text for best in expected for one in best]
-    assert [float(row[1]) for row in rows] == pytest.approx([one.score for best in expected for one in best], abs=1e-4)
+    numbers, scores, written_texts = zip(*(line.split("\t") for line in texts["nbest"].splitlines()), strict=True)
+    every = [one for best in expected for one in best]
+    assert numbers == ("1", "1", "2", "3", "3") and list(written_texts) == [one.text for one in every]
+    assert list(map(float, scores)) == pytest.approx([one.score for one in every], abs=1e-4)
     values = [json.loads(line) for line in texts["jsonl"].splitlines()]
     assert [(value["line"], value["source"]) for value in values] == [(1, lines[0]), (2, ""), (3, lines[2])]
     for value, best in zip(values, expected, strict=True):
@@ -108,14 +97,6 @@ def test_forms(loaded: Translator, tmp_path: Path) -> None:
         assert [one["tokens"] for one in value["translations"]] == [len(one.tokens) for one in best]
         for one in value["translations"][: len(lines[value["line"] - 1])]:
             assert sum(one["token_scores"]) / len(one["token_scores"]) == pytest.approx(one["score"], abs=1e-3)
-
-
-def test_a_line_feed_in_a_translation_is_a_space(loaded: Translator, tmp_path: Path, monkeypatch) -> None:
-    tokenizer = loaded.tokenizers["shared"]
-    monkeypatch.setattr(type(tokenizer), "decode", lambda self, ids: "a\nb\r\nc")
-    parts: list[str] = []
-    translate_stream(loaded, written(tmp_path, ["Haus"]), parts.append, options=OPTIONS)
-    assert parts == ["a b  c\n"]
 
 
 def test_warnings_name_lines(loaded: Translator, tmp_path: Path) -> None:

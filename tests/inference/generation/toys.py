@@ -8,10 +8,12 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from xrep.data.batching import TokenBatch, Vocabulary, collate
+from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import SearchOptions
 
 VOCABULARY = Vocabulary(size=7, pad_id=0, unk_id=1, bos_id=2, eos_id=3, mask_id=4)
@@ -105,3 +107,11 @@ def plain_search(model: ToyModel, source: tuple[int, ...], options: SearchOption
             break
         going = [(score, (*prefix, word)) for score, prefix, word in candidates if word != 3][: options.beam]
     return sorted(finished, key=lambda found: -found[0])[: options.nbest]
+
+
+def assert_model_scores(model: ToyModel, source: tuple[int, ...], found: Sequence[Hypothesis]) -> None:
+    """Assert that the scores of the tokens are the model's."""
+    for hypothesis in found:
+        words = (*hypothesis.tokens, 3)
+        follow = [model.log_probabilities(source, words[:place])[word] for place, word in enumerate(words)]
+        assert hypothesis.token_scores == pytest.approx(follow, rel=1e-5, abs=1e-5)
