@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from tests.interop.sentence_models import (
     MAXIMUM,
@@ -23,19 +21,14 @@ from tests.interop.sentence_models import (
 )
 from tests.nn.small_models import load
 from tests.support.closeness import assert_near
-from tests.support.planning import token_batch
 from xrep.interop.pretrained import read_pretrained
 
+TANH = {"out_features": 12, "activation_function": torch.nn.Tanh()}
+IDENTITY = {"out_features": 40, "activation_function": torch.nn.Identity(), "bias": False}
+CHAINS = [("mean", None, False), ("max", None, True), ("cls", TANH, True), ("mean", IDENTITY, False)]
 
-@pytest.mark.parametrize(
-    "pooling, dense, normalize",
-    [
-        ("mean", None, False),
-        ("max", None, True),
-        ("cls", {"out_features": 12, "activation_function": torch.nn.Tanh()}, True),
-        ("mean", {"out_features": 40, "activation_function": torch.nn.Identity(), "bias": False}, False),
-    ],
-)
+
+@pytest.mark.parametrize("pooling, dense, normalize", CHAINS)
 def test_the_same_vectors(source: Path, tmp_path: Path, pooling: str, dense: Any, normalize: bool) -> None:
     theirs = modules_of(source, pooling=pooling, dense=dense, normalize=normalize)
     theirs.save(str(tmp_path / "new"))
@@ -71,31 +64,3 @@ def test_the_old_layout(whole: Path, tmp_path: Path) -> None:
     theirs = torch.from_numpy(library.SentenceTransformer(str(tmp_path)).encode(SENTENCES))
     batch = as_batch(write_tokenizer(tmp_path / "tokenizer"), SENTENCES)
     assert_near(our_vectors(pretrained, encoder, batch), theirs)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "name, pooling, normalize, layers", [("minilm", "mean", True, 6), ("m3e-small", None, None, 4)]
-)
-def test_real_models(name: str, pooling: str | None, normalize: bool | None, layers: int) -> None:
-    directory = Path(os.environ["XREP_HOME"]) / "models" / name
-    if not (directory / "config.json").is_file():
-        pytest.skip(f"no {directory}: xrep-data get {name} fetches it")
-    from transformers import AutoModel, AutoTokenizer
-
-    pretrained, encoder, unused = load(directory)
-    assert (pretrained.family, pretrained.pooling, pretrained.normalize) == ("bert", pooling, normalize)
-    assert unused == ["embeddings.position_ids", "pooler.dense.bias", "pooler.dense.weight"]
-    sentences = [*SENTENCES, "我喜欢读书和音乐。", "Ein längerer Satz, der nicht aufhört. " * 5]
-    encoded = AutoTokenizer.from_pretrained(directory)(sentences, padding=True, return_tensors="pt")
-    batch = token_batch(encoded["input_ids"], encoded["attention_mask"].sum(1))
-    model = AutoModel.from_pretrained(directory).eval()
-    with torch.no_grad():
-        states = model(**encoded, output_hidden_states=True).hidden_states
-        for number, expected in enumerate(states):
-            expected = expected * batch.mask.unsqueeze(-1)
-            assert_near(encoder(batch, number), expected)  # some of the token vectors have lengths of several tens
-    assert len(states) == layers + 1
-    if pooling is not None:
-        theirs = torch.from_numpy(library.SentenceTransformer(str(directory)).encode(sentences))
-        assert F.cosine_similarity(our_vectors(pretrained, encoder, batch), theirs).min() > 0.99999

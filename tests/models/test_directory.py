@@ -106,16 +106,9 @@ def test_a_snapshot_stays_as_it_was(text, tokenizer):
 def test_an_encoder_alone_has_no_files_of_training(write, tmp_path, text, tokenizer):
     whole = open_checkpoint(write(tmp_path / "c"))
     (tmp_path / "notes.txt").write_text("from elsewhere")
-    snapshot = Snapshot(
-        step=7,
-        config_yaml=to_yaml(CONFIG),
-        text=text,
-        save_tokenizers=tokenizer.save,
-        architecture=whole.manifest["architecture"],
-        model=whole.tensors(),
-        files={"further.txt": tmp_path / "notes.txt"},
-    )
-    write_checkpoint(tmp_path / "alone", snapshot)
+    facts = {"step": 7, "config_yaml": to_yaml(CONFIG), "text": text, "save_tokenizers": tokenizer.save}
+    own = {"architecture": whole.manifest["architecture"], "model": whole.tensors()}
+    write_checkpoint(tmp_path / "alone", Snapshot(**facts, **own, files={"further.txt": tmp_path / "notes.txt"}))
     alone = open_checkpoint(tmp_path / "alone")
     assert {*whole.manifest["files"]} - {*alone.manifest["files"]} == {CRITERION, STATE}
     assert (alone.path / "further.txt").read_text() == "from elsewhere"

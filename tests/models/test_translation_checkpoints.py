@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from xrep.config import to_yaml
 from xrep.data.batching import TextSpec, Vocabulary, collate
 from xrep.errors import UserError
 from xrep.inference.export import export_path
-from xrep.models.directory import CRITERION, STATE, Snapshot, load_model, open_checkpoint, write_checkpoint
+from xrep.models.directory import Snapshot, load_model, open_checkpoint, write_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.start import find_start
 from xrep.models.translation import Translation
@@ -108,20 +107,6 @@ def test_it_gives_no_sentence_vectors(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         export_path(run / "best", tmp_path / "out", "sentence-transformers")
     assert not (tmp_path / "out").exists()
-
-
-def test_the_mean_of_checkpoints(run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "mean"
-    export_path(run, out, "xrep", average=2)
-    files = json.loads((out / "manifest.json").read_text())["files"]
-    assert {CRITERION, STATE}.isdisjoint(files) and "training_hashes.npy" in files
-    mean = open_checkpoint(out)
-    two, three = (open_checkpoint(run / f"checkpoint-0000000{step}").tensors() for step in (2, 3))
-    assert mean.tensors().keys() == three.keys() and mean.translates and mean.training_hashes.parent == out
-    for name, tensor in load_model(mean).state_dict().items():
-        assert torch.equal(tensor, ((two[name].double() + three[name].double()) / 2).float()), name
-    changed = [name for name, tensor in mean.tensors().items() if not torch.equal(tensor, three[name])]
-    assert any(n.startswith("decoder.") for n in changed) and any(n.startswith("encoder.") for n in changed)
 
 
 @pytest.mark.parametrize("average", [None, 2])
