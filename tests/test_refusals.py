@@ -74,7 +74,7 @@ train ... --criterion frozen_source          | a frozen source needs a tower of 
 train ... --batch-size 900                   | 630 training pairs do not fill a batch of 900; lower --batch-size
 train ... --max-length 99                    | sentences may have 99 subwords, the model has 32 positions; lower --ma
 train ... --validation sts                   | validation.sts_path has no default; give it
-train ... --config broken.yaml               | broken.yaml:2: not a valid configuration: expected the node content
+train ... --config broken.yaml               | broken.yaml:2: not a valid configuration: did not find expected node
 train ... --config twice.yaml                | twice.yaml:3: not a valid configuration: found duplicate key seed
 train ... --config list.yaml                 | list.yaml: is not a mapping of sections; write for example 'task: bitext'
 train --config parts.yaml                    | parts must be a list of {task: ..., criterion: ...}

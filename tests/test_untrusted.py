@@ -89,6 +89,15 @@ def test_pickles_in_a_checkpoint(name: str, trained_run: Path, tmp_path: Path) -
     assert not canary.exists()
 
 
+def test_a_checkpoint_of_links(shared_encoder: Path, tmp_path: Path) -> None:
+    """Hugging Face's cache, DVC and git-annex keep files elsewhere and link to them."""
+    for path in shared_encoder.rglob("*"):
+        place = tmp_path / path.relative_to(shared_encoder)
+        place.parent.mkdir(exist_ok=True)
+        place.mkdir() if path.is_dir() else place.symlink_to(path)
+    assert open_checkpoint(tmp_path).manifest == open_checkpoint(shared_encoder).manifest
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "modules.json", "pytorch_model.bin"])
 def test_code_in_a_directory(file: str, shared_encoder: Path, tmp_path: Path, cli: Commands) -> None:

@@ -31,10 +31,7 @@ class UserError(Exception):
 
 def shown(value: object) -> str:
     """Return a value as a message shows it."""
-    try:
-        return shortened(repr(value))
-    except ValueError:  # Python prints no integer of more than 4,300 digits
-        return "a number of thousands of digits"
+    return shortened(repr(value))
 
 
 def shortened(text: str) -> str:

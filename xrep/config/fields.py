@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import re
 import types
 import typing
 from dataclasses import dataclass
@@ -88,7 +87,7 @@ def convert(value: Any, annotation: Any) -> Any:
             return _convert_one(value, member)
         except _OutOfRange as error:
             limit = str(error)
-        except (ValueError, TypeError, OverflowError):
+        except (ValueError, TypeError):
             continue
     raise ValueError(f"must be {limit or describe(annotation)}, not {shown(value)}")
 
@@ -144,7 +143,7 @@ def _convert_one(value: Any, kind: Any) -> Any:
     elif kind is float and not isinstance(value, bool) and math.isfinite(float(value)):
         return float(value)
     elif kind is str and isinstance(value, str | int | float):
-        if not str(value) or re.search("[\0\ud800-\udfff]", str(value)):
-            raise _OutOfRange("a string of at least one character, without NUL and bytes that are not UTF-8")
+        if not str(value):
+            raise _OutOfRange("a string of at least one character")
         return str(value)
     raise ValueError(kind)

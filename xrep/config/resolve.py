@@ -12,7 +12,7 @@ from typing import Any
 from xrep.config.fields import convert, fields_of_class
 from xrep.config.sections import DEFAULT_NAMES, OF_A_PART, SECTIONS, TOP_LEVEL, Section, parts_of, sections_of
 from xrep.config.yaml_files import to_yaml
-from xrep.errors import UserError, shortened, shown
+from xrep.errors import UserError, shown
 from xrep.registry import REGISTRIES, described, load_target, suggestion
 
 MIXTURE = {"task": "xrep.tasks.mixture:MixtureTask", "criterion": "xrep.criteria.multitask:Multitask"}
@@ -181,7 +181,7 @@ def _resolve(section: Section, problems: list[str]) -> dict[str, Any]:
     above = f"{section.key}." if section.key else ""
     for name in section.values:
         if name not in specs:
-            problems.append(f"unknown key {shortened(f'{above}{name}')}; {suggestion(str(name), list(specs))}")
+            problems.append(f"unknown key {above}{name}; {suggestion(str(name), list(specs))}")
     values, doubtful = {}, []
     for name, spec in specs.items():
         values[name] = spec.default

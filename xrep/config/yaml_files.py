@@ -13,25 +13,16 @@ from omegaconf import OmegaConf
 from xrep.errors import UserError
 from xrep.registry import one_line
 
-MOST_BYTES, MOST_VALUES, MOST_LEVELS, MOST_INTERPOLATIONS = 100_000, 10_000, 50, 20
-"""What a configuration file may have; a file that is made for it needs seconds and gigabytes beyond."""
-
 
 def load_yaml(path: str | Path) -> Mapping[Any, Any]:
     """Read a YAML file, whose interpolations (``${trainer.max_steps}``) are resolved. Raises UserError if the file is
-    missing, is not a YAML mapping, or has more than the MOST... of something."""
+    missing or is not a YAML mapping."""
     try:
-        with open(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
+        content = Path(path).read_bytes()
     except FileNotFoundError:
         raise UserError("no such file", path=path, cure="name an existing YAML file") from None
     try:
-        text = content.decode("utf-8")
-        if excess := excess_of(text):
-            raise UserError(f"not a valid configuration: {excess}", path=path, cure="write a smaller one")
-        values = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=True)
-    except UserError:
-        raise
+        values = OmegaConf.to_container(OmegaConf.load(io.StringIO(content.decode("utf-8"))), resolve=True)
     except yaml.MarkedYAMLError as error:
         line = None if error.problem_mark is None else error.problem_mark.line + 1
         problem = " ".join((error.problem or error.context or "").split())
@@ -41,36 +32,6 @@ def load_yaml(path: str | Path) -> Mapping[Any, Any]:
     if not isinstance(values, Mapping):
         raise UserError("is not a mapping of sections", path=path, cure="write for example 'task: bitext'")
     return values
-
-
-def excess_of(text: str) -> str:
-    """Return what a file has too much of; empty if nothing. It is counted event by event, so that nothing is built."""
-    if len(text.encode()) > MOST_BYTES:
-        return f"it is larger than {MOST_BYTES:,} bytes"
-    if text.replace("${oc.env:", "").count("${") > MOST_INTERPOLATIONS:
-        return f"it has more than {MOST_INTERPOLATIONS} interpolations"
-    sizes: dict[str | None, int] = {}
-    levels: list[tuple[str | None, int]] = []  # the anchor of each open list or mapping, and the values before it
-    count = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        if isinstance(event, yaml.AliasEvent):
-            count += sizes.get(event.anchor, 1)
-            if any(event.anchor == anchor for anchor, _ in levels):
-                return f"the alias {event.anchor!r} stands inside of its own value"
-        elif isinstance(event, yaml.CollectionStartEvent):
-            levels.append((event.anchor, count))
-            count += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = levels.pop()
-            sizes[anchor] = count - before
-        elif isinstance(event, yaml.ScalarEvent):
-            count += 1
-            sizes[event.anchor] = 1
-        if len(levels) > MOST_LEVELS:
-            return f"it has more than {MOST_LEVELS} levels"
-        if count > MOST_VALUES:
-            return f"it has more than {MOST_VALUES:,} values"
-    return ""
 
 
 class _Dumper(yaml.SafeDumper):
