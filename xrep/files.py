@@ -95,13 +95,12 @@ def write_json(path: str | Path, content: Any) -> None:
 
 
 def json_text(content: Any) -> str:
-    """Return JSON that ends with a newline. The bytes of file names that are not UTF-8 become escapes.
+    """Return JSON that ends with a newline.
 
     Raises:
         ValueError: A number is not finite, which JSON cannot represent.
     """
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def point_link(link: Path, target: str | Path) -> None:

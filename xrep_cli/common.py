@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import codecs
 import dataclasses
 import errno
 import functools
@@ -40,11 +39,11 @@ def console_script(function: Callable[[Sequence[str]], None]) -> ConsoleScript:
 
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> int:
-        _prepare_streams()
+        if isinstance(sys.stdout, io.TextIOWrapper):  # what the terminal cannot show becomes an escape
+            sys.stdout.reconfigure(errors="backslashreplace")
         program = _command(function.__module__.rpartition(".")[2]) if argv is not None else _program()
         message, code = "", 0
         try:
-            os.getcwd()  # torch ends the process if the current folder was deleted
             try:
                 function(sys.argv[1:] if argv is None else list(argv))
             except SystemExit:  # after --help
@@ -70,33 +69,6 @@ def console_script(function: Callable[[Sequence[str]], None]) -> ConsoleScript:
         return code
 
     return main
-
-
-def _prepare_streams() -> None:
-    """Replace closed standard streams, and let those that are open print any text.
-
-    Otherwise the next file to be opened would get the number of a closed stream, and what is printed there. Reading or
-    writing a replaced stream fails, except that messages on a closed stderr are dropped.
-    """
-    if sys.stdin is None:
-        sys.stdin = open(os.open(os.devnull, os.O_WRONLY), encoding="utf-8")
-    if sys.stdout is None:
-        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")
-    if sys.stderr is None:
-        sys.stderr = open(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="xrep_print")
-
-
-def _printable(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Error handler of encodings: the bytes of file names stay as they are, other characters become escapes."""
-    try:
-        return codecs.lookup_error("surrogateescape")(error)
-    except UnicodeError:
-        return codecs.lookup_error("backslashreplace")(error)
-
-
-codecs.register_error("xrep_print", _printable)
 
 
 def _discard_output() -> None:
@@ -354,16 +326,10 @@ class Parser(argparse.ArgumentParser):
         own = [name for action in self._actions for name in action.option_strings]
         return list(dict.fromkeys([*own, *(name for parser in below for name in parser.options())]))
 
-    def _print_message(self, message: str, file: Any = None) -> None:
-        print(message, end="", file=file)  # argparse would ignore that a disk is full
-
 
 def _convert(text: str, annotation: type) -> Any:
     try:
-        if annotation is not str:
-            return convert(text, annotation)
-        convert(text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), str)
-        return text  # the name of a file need not be UTF-8
+        return convert(text, annotation)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -391,8 +357,5 @@ def _describe(error: OSError) -> str:
     cures = {
         errno.ENOSPC: "; free some space and run the command again",
         errno.EDQUOT: "; your quota is used up",
-        errno.EBADF: "; standard input or output is closed",
     }
-    if error.errno == errno.ENOENT and not where:
-        return "the current folder was deleted; change to another one"
     return f"{where}{error.strerror or error}{cures.get(error.errno or 0, '')}"

@@ -45,7 +45,7 @@ def _main(options: argparse.Namespace) -> None:
 
         measured, failed = measure(runs, options.data, options.batch_tokens)
         results = {test: {**results.get(test, {}), **measured.get(test, {})} for test in {**results, **measured}}
-    page = render(runs, results, failed).encode("utf-8", "backslashreplace")
+    page = render(runs, results, failed).encode("utf-8")
     if options.output == "-":
         sys.stdout.flush()
         sys.stdout.buffer.write(page)
