@@ -20,7 +20,6 @@ import functools
 import importlib
 import importlib.metadata
 import operator
-import re
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -45,23 +44,18 @@ class Registry:
         """Add a part, either as a decorator of its class or by a call with ``target="module:Class"``.
 
         Raises:
-            UserError: If another class has the name; the message names both. Or if the name or the target is none.
+            UserError: If another class has the name; the message names both.
         """
-        if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
-            raise UserError(f"{shown(name)} cannot be the name of a part", cure="use letters, digits, - and _")
         if target is not None:
             self._add(name, target)
 
         def decorate(cls: type) -> type:
-            self._add(name, f"{cls.__module__}:{cls.__qualname__}" if isinstance(cls, type) else shown(cls))
+            self._add(name, f"{cls.__module__}:{cls.__qualname__}")
             return cls
 
         return decorate
 
     def _add(self, name: str, target: str) -> None:
-        if not isinstance(target, str) or not re.fullmatch(r"[\w.]+:[\w.<>]+", target):
-            problem = f"the {self.kind} {name!r} is registered as {shown(target)}, which is no class"
-            raise UserError(problem, cure="register a class, or 'module:Class'")
         known = self._targets.get(name)
         if known is not None and known != target:
             raise UserError(
@@ -136,21 +130,6 @@ def import_plugin(module: str) -> None:
     except (Exception, SystemExit) as error:
         cure = "install it, add its folder to PYTHONPATH, or mend it"
         raise UserError(f"the plugin {module!r} cannot be imported: {described(error)}", cure=cure) from error
-
-
-def check_returned(part: object, method: str, value: Any, kind: type, contract: type) -> Any:
-    """Return what a method of a part returned.
-
-    Raises:
-        UserError: It is not of the type that the contract of the part says.
-    """
-    if not isinstance(value, kind):
-        name = f"{type(part).__module__}.{type(part).__qualname__}.{method}"
-        problem = f"{name} returned a value of the type {type(value).__name__}, not {kind.__name__}"
-        raise UserError(
-            problem, cure=f"the docstring of {contract.__module__}.{contract.__qualname__} has the contract"
-        )
-    return value
 
 
 def described(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from xrep.config.fields import read_fields
 from xrep.config.source import docstring
 from xrep.errors import UserError
 from xrep.files import check_output, is_stream, write_json
-from xrep.registry import EVALUATIONS, check_returned, import_plugin
+from xrep.registry import EVALUATIONS, import_plugin
 from xrep_cli.common import (
     HelpFormatter,
     Parser,
@@ -167,17 +167,14 @@ def _measure(
     options: dict[str, Any],
 ) -> None:
     from xrep.evaluation.encoders import SentenceList, shortened, with_random_weights
-    from xrep.evaluation.evaluation import Evaluation, Figures, comparison, differences, random_record
+    from xrep.evaluation.evaluation import comparison, differences, random_record
     from xrep.evaluation.plots import Picture
-
-    def measured(model: Any) -> Figures:
-        return check_returned(evaluation, "measure", evaluation.measure(model), Figures, Evaluation)
 
     evaluation.read()
     seeds = options.get("random_baseline", 0)
     if list_file := options.get("list_sentences"):
         sentences = SentenceList()
-        failed = measured(sentences).failed
+        failed = evaluation.measure(sentences).failed
         sentences.write(list_file)
         print(f"{len(sentences)} sentences: {list_file}")
     else:
@@ -194,8 +191,8 @@ def _measure(
             opened = (shortened(evaluation.open(path), dimensions) for path in paths or [""])
             for model in itertools.chain.from_iterable(opened):
                 # Random weights come first: what a measurement writes, such as embeddings, is then that of the model.
-                random = [measured(with_random_weights(model, seed)) for seed in range(seeds)]
-                figures = measured(model)
+                random = [evaluation.measure(with_random_weights(model, seed)) for seed in range(seeds)]
+                figures = evaluation.measure(model)
                 first = first or figures
                 draw = figures.plot if options.get("plot") and figures is first else None
                 notes = draw(Picture(options["plot"], str(model.path))) if draw else ()

@@ -14,7 +14,7 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.evaluation import DimensionsOption, EncoderOptions, Evaluation, Figures, OverlapOption, table
 from xrep.evaluation.reading import NothingThere, existing_folder
-from xrep.registry import EVALUATIONS, check_returned
+from xrep.registry import EVALUATIONS
 
 
 class All(Evaluation):
@@ -113,7 +113,7 @@ class All(Evaluation):
         config = replace(config, **{option: value for option, value in shared.items() if option in own})
         evaluation = EVALUATIONS.load(name)(config)
         evaluation.read()
-        return check_returned(evaluation, "measure", evaluation.measure(encoder), Figures, Evaluation)
+        return evaluation.measure(encoder)
 
 
 def find_tests(root: Path) -> dict[str, tuple[str, Any]]:

@@ -12,9 +12,7 @@ from typing import Any
 import torch
 
 from xrep.criteria.criterion import Criterion, Planned
-from xrep.data.batching import Batch
 from xrep.data.stream import Plan, stream
-from xrep.registry import check_returned
 from xrep.tasks.task import Task
 from xrep.training.distributed import World
 
@@ -40,8 +38,7 @@ class PlannedBatches:
     def make(self, what: tuple[Any, int]) -> Planned:
         examples, number = what
         generator = torch.Generator().manual_seed(hash((self.seed, self.rank, number)) % 2**63)
-        batch = check_returned(self.task, "make", self.task.make(examples), Batch, Task)
-        return check_returned(self.criterion, "plan", self.criterion.plan(batch, generator), Planned, Criterion)
+        return self.criterion.plan(self.task.make(examples), generator)
 
 
 def groups_of(

@@ -14,14 +14,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from xrep.criteria.contrastive import ContrastiveCriterion
-from xrep.criteria.criterion import Criterion, Loss, Planned, Term
-from xrep.errors import UserError
+from xrep.criteria.criterion import Criterion, Loss, Planned
 from xrep.kernels.processor import multiplies_bfloat16
 from xrep.memory import check_move
 from xrep.models.model import Model
 from xrep.nn.half import weights_cast_once
 from xrep.precision import TrainingPrecision, type_of
-from xrep.registry import check_returned
 from xrep.training.distributed import World
 from xrep.training.freezing import Freezing
 from xrep.training.gradient_cache import GradientCache
@@ -224,21 +222,7 @@ class Engine:
     def _whole(self, planned: Planned, tally: Tally, last: bool) -> None:
         """Add the gradient of a batch, computed all at once."""
         with self._averaging(last):
-            loss = self._checked("forward", self.forward(planned), tally)
-            self._scaled(tally.add(loss, len(planned))).backward()
-
-    def _checked(self, method: str, loss: Any, tally: Tally) -> Loss:
-        """Return what a method of the criterion returned, or raise a UserError that names the contract."""
-        criterion = self.module.criterion
-        check_returned(criterion, method, loss, Loss, Criterion)
-        for name, term in check_returned(criterion, method, loss.terms, dict, Criterion).items():
-            check_returned(criterion, method, term, Term, Criterion)
-            if name not in tally.sizes:
-                problem = (
-                    f"{type(criterion).__qualname__}.{method} returned the term {name!r}, of which plan gave no size"
-                )
-                raise UserError(problem, cure=f"plan gives the sizes of {', '.join(map(repr, tally.sizes)) or 'none'}")
-        return loss
+            self._scaled(tally.add(self.forward(planned), len(planned))).backward()
 
     def _in_pieces(self, planned: Planned, tally: Tally, last: bool) -> None:
         """Add the gradient of a batch, computed in pieces so that not all activations are in memory together."""
@@ -248,9 +232,7 @@ class Engine:
         whole = planned.to(device)
         pieces = whole.pieces or [whole]
         cache = GradientCache(criterion, self.module.model, pieces, device, self.autocast)
-        cache.differentiate(
-            self._scaled(tally.add(self._checked("contrast", cache.contrast(whole), tally), len(whole)))
-        )
+        cache.differentiate(self._scaled(tally.add(cache.contrast(whole), len(whole))))
         for number, piece in enumerate(pieces):
             with self._averaging(last and number + 1 == len(pieces)):
                 with self.autocast():
