@@ -33,7 +33,9 @@ RUNS: dict[str, tuple[dict[str, Any], set[str], str]] = {
 def test_going_on_is_the_same_as_never_stopping(data_directory: Path, tmp_path: Path, name: str) -> None:
     """Masks, drawn tokens and words, dropout, queues and histories continue exactly."""
     given, saved, terms = RUNS[name]
-    run = going_on_is_never_stopping(data_directory, tmp_path, criterion=name, warmup_steps=1, validate_every=3, **given)
+    run = going_on_is_never_stopping(
+        data_directory, tmp_path, criterion=name, warmup_steps=1, validate_every=3, **given
+    )
     found = open_checkpoint(run / "last").tensors("criterion.safetensors")
     assert {tensor for tensor in found if ".layers." not in tensor} == saved
     assert all(found[tensor].any() for tensor in saved)

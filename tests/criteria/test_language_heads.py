@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ import yaml
 from torch import Tensor, nn
 
 from tests.support.corpus import sentence_pairs
+from tests.support.once import made_once
 from tests.support.planning import loss_of
 from tests.support.programs import run_on_ranks
 from tests.support.runs import SMALL_MODEL, contents, environment
 from xrep.config import Part, compose
-from xrep.criteria.criterion import Criterion
 from xrep.criteria.hictl import HiCTL
 from xrep.criteria.mlm import MLM
 from xrep.criteria.multitask import Multitask
@@ -28,14 +27,14 @@ from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batching import TextSpec
 from xrep.models.directory import load_matching, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
-from xrep.nn.weights import save_tensors
 from xrep.tasks.mixture import MixedBatch
 from xrep.tasks.monolingual import SentenceBatch
-from xrep.training.run import Summary, train
+from xrep.training.run import train
 
 HEAD = ["bias", "dense.bias", "dense.weight", "norm.bias", "norm.weight"]
 RANK = ("rank", TranslationRanking, {})
 BOTH = [("mono", MLM, {}), ("bi", TLM, {})]
+NEW, QUIET = {"language_head": "new"}, {"language_model": False}
 
 
 def make_model(text: TextSpec) -> DualEncoder:
@@ -50,30 +49,28 @@ def make(model: DualEncoder, text: TextSpec, kinds: list[tuple[str, type, dict]]
     return Multitask(Multitask.Config(parts=parts, mixing=mixing), model, text).double()
 
 
-def heads_in(names: Iterator[str] | dict[str, Tensor]) -> list[str]:
+def heads_in(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if ".heads." in name)
 
 
 @pytest.fixture(scope="module")
 def batch(make_batch) -> MixedBatch:
     pairs = make_batch(sentence_pairs(9))
-    return MixedBatch({"rank": pairs, "mono": SentenceBatch(pairs.source, pairs.indices, pairs.languages[:, 0]),
-                       "bi": pairs.rows(2, 7)})  # fmt: skip
+    sentences = SentenceBatch(pairs.source, pairs.indices, pairs.languages[:, 0])
+    return MixedBatch({"rank": pairs, "mono": sentences, "bi": pairs.rows(2, 7)})
 
 
 @pytest.mark.parametrize("mixing", ["weight", "proportion"])
-def test_parts_share_a_head_that_has_one_name(text: TextSpec, batch: MixedBatch, mixing: str, tmp_path: Path) -> None:
+def test_parts_share_a_head_that_has_one_name(text: TextSpec, mixing: str) -> None:
     model = make_model(text)
-    criterion = make(model, text, [RANK, *BOTH], mixing)
+    criterion, fresh = (make(model, text, [RANK, *BOTH], mixing) for _ in range(2))
     names = [f"parts.mono.language.heads.shared.{name}" for name in HEAD]
     assert heads_in(dict(criterion.named_parameters())) == heads_in(criterion.state_dict()) == names
     copied = copy.deepcopy(criterion)
     for each in (criterion, copied):
         assert each.parts["mono"].language.heads is each.parts["bi"].language.heads
     assert copied.parts["bi"].language.heads is not criterion.parts["bi"].language.heads
-    fresh = make(model, text, [RANK, *BOTH], mixing)
     nn.init.constant_(criterion.parts["bi"].language.heads["shared"].bias, 0.5)
-    save_tensors(criterion.state_dict(), tmp_path / "criterion.safetensors")
     assert load_matching(fresh, criterion.state_dict()) == []
     assert (fresh.parts["bi"].language.heads["shared"].bias == 0.5).all()
 
@@ -82,7 +79,7 @@ def test_the_gradient_of_a_shared_head_is_that_of_all_parts(text: TextSpec, batc
     model = make_model(text)
     together = make(model, text, BOTH)
     given = MixedBatch({name: batch.parts[name] for name in ("mono", "bi")})
-    separate: list[Criterion] = [kind(kind.Config(), model, text).double() for _, kind, _ in BOTH]
+    separate = [kind(kind.Config(), model, text).double() for _, kind, _ in BOTH]
     state = together.parts["mono"].language.heads.state_dict()
     sum(term.sum for term in loss_of(together, model, given, seed=5).terms.values()).backward()
     losses, generator = [], torch.Generator().manual_seed(5)
@@ -100,8 +97,7 @@ def test_a_step_of_one_part_trains_the_head_of_all(text: TextSpec, batch: MixedB
     """This also holds if the part that owns the head has no batch."""
     model = make_model(text)
     criterion = make(model, text, BOTH, "proportion")
-    loss = loss_of(criterion, model, MixedBatch({"bi": batch.parts["bi"]}))
-    loss.terms["bi/tlm"].sum.backward()
+    loss_of(criterion, model, MixedBatch({"bi": batch.parts["bi"]})).terms["bi/tlm"].sum.backward()
     assert criterion.idle_parameters
     assert all(p.grad is not None and p.grad.any() for p in criterion.parts["mono"].parameters())
 
@@ -109,36 +105,28 @@ def test_a_step_of_one_part_trains_the_head_of_all(text: TextSpec, batch: MixedB
 @pytest.mark.parametrize(
     ("kinds", "owners"),
     [
-        ([("a", MLM, {"language_head": "new"}), ("b", TLM, {"language_head": "new"})], "a"),
-        ([("a", MLM, {}), ("b", TLM, {"language_head": "new"}), ("c", TLM, {}), ("d", MLM, {})], "ab"),
-        ([("a", HiCTL, {"language_model": False}), ("b", HiCTL, {}), ("c", HiCTL, {"monolingual": True}),
-          ("d", MLM, {})], "b"),
+        ([("a", MLM, NEW), ("b", TLM, NEW)], "a"),
+        ([("a", MLM, {}), ("b", TLM, NEW), ("c", TLM, {}), ("d", MLM, {})], "ab"),
+        ([("a", HiCTL, QUIET), ("b", HiCTL, {}), ("c", HiCTL, {"monolingual": True}), ("d", MLM, {})], "b"),
     ],
-)  # fmt: skip
+)
 def test_who_shares_with_whom(text: TextSpec, kinds: list, owners: str) -> None:
     criterion = make(make_model(text), text, kinds)
     names = [f"parts.{owner}.language.heads.shared.{name}" for owner in owners for name in HEAD]
     assert heads_in(criterion.state_dict()) == names
 
 
-@pytest.fixture(scope="module")
-def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sentences")
-    for language, side in zip(("de", "en"), zip(*sentence_pairs(300), strict=True), strict=True):
-        (folder / f"{language}.txt").write_text("\n".join(side), encoding="utf-8")
-    return folder
-
-
 def layout(sentences: Path, pairs: Path, save_dir: Path, steps: int, **sections: Any) -> dict[str, Any]:
     """Train mlm on text of two languages, then tlm on pairs."""
     own = {"batch_size": 12, "max_length": 24}
     mono = {"name": "monolingual", "data": str(sentences), "tokenizer": str(pairs), **own}
+    bitext = {"name": "bitext", "data": str(pairs), **own}
     parts = [
         {"name": "mono", "task": mono, "criterion": {"name": "mlm"}},
-        {"name": "bi", "task": {"name": "bitext", "data": str(pairs), **own}, "criterion": {"name": "tlm"}},
+        {"name": "bi", "task": bitext, "criterion": {"name": "tlm", **sections.pop("bi", {})}},
     ]
-    for part in parts:
-        part["criterion"] |= sections.pop(part["name"], {})
+    if sections.pop("ranking", False):
+        parts = [{"name": "rank", "task": bitext, "criterion": {"name": "translation_ranking"}}]
     return {
         "mixing": "proportion", "parts": parts,
         "model": {"name": "dual_encoder", **SMALL_MODEL, "max_positions": 48},
@@ -147,8 +135,21 @@ def layout(sentences: Path, pairs: Path, save_dir: Path, steps: int, **sections:
     }  # fmt: skip
 
 
-def run(*given: Any, **sections: Any) -> Summary:
-    return train(compose([("", layout(*given, **sections))]))
+@pytest.fixture(scope="module")
+def sentences() -> Path:
+    def write(folder: Path) -> None:
+        for language, side in zip(("de", "en"), zip(*sentence_pairs(300), strict=True), strict=True):
+            (folder / f"{language}.txt").write_text("\n".join(side), encoding="utf-8")
+
+    return made_once("sentences-of-heads", write)
+
+
+@pytest.fixture(scope="module")
+def run(sentences: Path, data_directory: Path):
+    """Trains a run in a directory, which it returns."""
+    return lambda *given, **sections: (
+        train(compose([("", layout(sentences, data_directory, *given, **sections))])).directory
+    )
 
 
 def saved_heads(directory: Path) -> dict[str, Tensor]:
@@ -156,25 +157,22 @@ def saved_heads(directory: Path) -> dict[str, Tensor]:
     return {name: tensors[name] for name in heads_in(tensors)}
 
 
-def test_going_on_is_the_same_as_never_stopping(sentences: Path, data_directory: Path, tmp_path: Path, capfd) -> None:
-    given = (sentences, data_directory)
-    once = run(*given, tmp_path / "once", 7)
-    run(*given, tmp_path / "twice", 3)
-    twice = run(*given, tmp_path / "twice", 7)
-    one, other = (contents(summary.directory / "checkpoint-00000007") for summary in (once, twice))
-    assert all(one[name] == other[name] for name in ("model.safetensors", "criterion.safetensors"))
-    names = list(saved_heads(once.directory / "last"))
-    assert names == [f"parts.mono.language.heads.shared.{name}" for name in HEAD]
-    lines = [json.loads(line) for line in (once.directory / "metrics.jsonl").read_text().splitlines()]
-    assert {name for line in lines for name in line if "perplexity" in name} == {"mono/perplexity", "bi/perplexity"}
-    capfd.readouterr()
-    run(*given, tmp_path / "third", 1, init=str(once.directory / "last"), optimizer={"name": "sgd", "lr": 0.0})
-    assert "init: 5 of 5 criterion tensors" in capfd.readouterr().err
-    for name, tensor in saved_heads(tmp_path / "third" / "last").items():
-        assert torch.equal(tensor, saved_heads(once.directory / "last")[name])
-
-
 @pytest.mark.slow
+def test_going_on_is_the_same_as_never_stopping(run, tmp_path: Path, capfd) -> None:
+    once = run(tmp_path / "once", 5)
+    run(tmp_path / "twice", 2)
+    twice = run(tmp_path / "twice", 5)
+    one, other = (contents(directory / "checkpoint-00000005") for directory in (once, twice))
+    assert all(one[name] == other[name] for name in ("model.safetensors", "criterion.safetensors"))
+    heads = saved_heads(once / "last")
+    assert list(heads) == [f"parts.mono.language.heads.shared.{name}" for name in HEAD]
+    capfd.readouterr()
+    run(tmp_path / "third", 1, init=str(once / "last"), optimizer={"name": "sgd", "lr": 0.0})
+    assert "init: 5 of 5 criterion tensors" in capfd.readouterr().err
+    assert all(torch.equal(tensor, heads[name]) for name, tensor in saved_heads(tmp_path / "third" / "last").items())
+
+
+@pytest.mark.nightly
 def test_two_ranks_share_it_too(sentences: Path, data_directory: Path, tmp_path: Path) -> None:
     """Ranks that differ, or that wait for a missing gradient, would end the run."""
     stages = [{"name": "weight", "mixing": "weight"}, {"name": "proportion", "init": "previous/last"}]
@@ -190,51 +188,40 @@ def test_two_ranks_share_it_too(sentences: Path, data_directory: Path, tmp_path:
 
 
 @pytest.fixture(scope="module")
-def trained(sentences: Path, data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(sentences, data_directory, tmp_path_factory.mktemp("runs") / "shared", 2).directory / "best"
+def trained(run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tmp_path_factory.mktemp("runs") / "shared", 2) / "best"
 
 
 def start(encoder: Path, text: TextSpec, **options: Any) -> tuple[DualEncoder, MLM]:
-    model = DualEncoder(DualEncoder.Config(towers="shared", encoder=str(encoder)), text)
-    return model, MLM(MLM.Config(**options), model, text)
+    short = dataclasses.replace(text, max_length=24)
+    model = DualEncoder(DualEncoder.Config(towers="shared", encoder=str(encoder)), short)
+    return model, MLM(MLM.Config(**options), model, short)
 
 
-@pytest.fixture(scope="module")
-def short(text: TextSpec) -> TextSpec:
-    return dataclasses.replace(text, max_length=24)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [".", "shared"])
-def test_the_head_of_the_run_that_is_started_from(trained: Path, short: TextSpec, place: str) -> None:
-    _, criterion = start(trained / place, short)
+def test_the_head_of_the_run_that_is_started_from(trained: Path, text: TextSpec, place: str) -> None:
+    _, criterion = start(trained / place, text)
     assert criterion.warnings(None) == []
     saved = saved_heads(trained)
     assert len(saved) == 5
     for name, tensor in criterion.language.heads.state_dict().items():
         assert torch.equal(tensor, saved[f"parts.mono.language.heads.{name}"]) and tensor.any()
-    _, fresh = start(trained / place, short, language_head="new")
+    _, fresh = start(trained / place, text, language_head="new")
     assert not fresh.language.heads["shared"].bias.any() and fresh.warnings(None) == []
 
 
-def test_heads_that_are_not_taken(
-    trained: Path, short: TextSpec, sentences: Path, data_directory: Path, tmp_path: Path, make_batch
-) -> None:
-    two = run(sentences, data_directory, tmp_path / "two", 1, bi={"language_head": "new"}).directory / "best"
-    (note,) = start(two, short)[1].warnings(None)
-    assert note == f"{two}/shared has 2 masked language heads; tower shared gets a new one"
-    model, _ = start(trained, short)
+@pytest.mark.slow
+def test_heads_that_are_not_taken(trained: Path, text: TextSpec, run, tmp_path: Path) -> None:
+    two, none = run(tmp_path / "two", 1, bi=NEW) / "best", run(tmp_path / "none", 1, ranking=True) / "best"
+    for directory, problem in ((two, "2 masked language heads"), (none, "no masked language head")):
+        (note,) = start(directory, text)[1].warnings(None)
+        assert note == f"{directory}/shared has {problem}; tower shared gets a new one"
+    model, _ = start(trained, text)
     encoder = model.encoders["shared"]
     encoder.shape = dataclasses.replace(encoder.shape, activation="relu")
-    (note,) = MLM(MLM.Config(), model, short).warnings(None)
+    (note,) = MLM(MLM.Config(), model, text).warnings(None)
     assert note.endswith("has a masked language head whose activation is not known; tower shared gets a new one")
-    criterion = make(model.double(), short, BOTH)
+    criterion = make(model.double(), text, BOTH)
     parts = {"mono": None, "bi": None}
     assert len(criterion.warnings(type("Tasks", (), {"parts": parts}))) == 1, "of the part that has the head"
-    none = run(sentences, data_directory, tmp_path / "none", 1, parts=[ranking(data_directory)]).directory / "best"
-    (note,) = start(none, short)[1].warnings(None)
-    assert note == f"{none}/shared has no masked language head; tower shared gets a new one"
-
-
-def ranking(pairs: Path) -> dict[str, Any]:
-    task = {"name": "bitext", "data": str(pairs), "batch_size": 12, "max_length": 24}
-    return {"name": "rank", "task": task, "criterion": {"name": "translation_ranking"}}
