@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import io
-import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.corpus import sentence_pairs
-from tests.support.planning import loss_of
-from xrep.criteria.translation_ranking import TranslationRanking
-from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
 from xrep.registry import OPTIMIZERS
 from xrep.training.parameter_groups import layer_exponents, matching, parameter_groups
@@ -139,17 +134,13 @@ def test_a_saved_state_goes_on_bit_for_bit(name: str) -> None:
 # -- groups -----------------------------------------------------------------------------------------------------------
 
 
-def make_model(text: Any, **options: Any) -> DualEncoder:
-    torch.manual_seed(0)
-    small = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}
-    return DualEncoder(DualEncoder.Config(**{**small, "projection_size": 8, "towers": "shared", **options}), text)
-
-
 @pytest.fixture
 def named(text: Any) -> Named:
     """The parameters of an encoder of two layers, and a temperature and a head of the criterion."""
+    small = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}
+    model = DualEncoder(DualEncoder.Config(**small, projection_size=8, towers="shared"), text)
     own = {"temperature": torch.zeros(()), "head.layers.0.weight": torch.zeros(3, 3)}
-    found = [(f"model.{name}", p) for name, p in make_model(text).named_parameters()]
+    found = [(f"model.{name}", p) for name, p in model.named_parameters()]
     return found + [(f"criterion.{name}", nn.Parameter(value)) for name, value in own.items()]
 
 
@@ -220,37 +211,3 @@ def test_what_patterns_match() -> None:
         "*.norm": names[:2], "encoders": names[:2], "*encoders*": names, "criterion": names[2:],
     }  # fmt: skip
     assert {pattern: matching(pattern, names, "x") for pattern in expected} == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lr_multipliers": ["encoder.*=2"]}, "lr_multipliers: 'encoder.*' matches no parameter that trains; did you "
-         "mean 'encoders'"),
-        ({"no_decay": ["zzz"]}, "'zzz' matches no parameter that trains; known: model.encoders.shared, "
-         "model.projections.shared, criterion.temperature, criterion.head.layers"),
-    ],
-)  # fmt: skip
-def test_a_pattern_that_matches_nothing(named: Named, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError) as error:
-        build("lamb", named, **options)
-    assert message in str(error.value)
-    with pytest.raises(UserError, match="layer_decay: no layer of the model trains; leave it at 1"):
-        build("adamw", make_parameters(), layer_decay=0.9)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "lr"), [("adamw", 3e-3), ("lamb", 3e-2)])
-def test_adaptive_optimizers_learn(text: Any, make_batch: Any, name: str, lr: float) -> None:
-    """With translations among 32 in both directions, the loss falls below half of that of guessing. Plain SGD is left
-    out because it hardly trains a post-norm transformer."""
-    model = make_model(text, dropout=0.0, attention_dropout=0.0)
-    criterion = TranslationRanking(TranslationRanking.Config(), model, text)
-    batch = make_batch(sentence_pairs(32))
-    optimizer = build(name, [(f"model.{label}", p) for label, p in model.named_parameters()], lr=lr)
-    for _ in range(40):
-        optimizer.zero_grad(set_to_none=True)
-        loss = sum(term.sum for term in loss_of(criterion, model, batch).terms.values()) / len(batch)
-        loss.backward()
-        optimizer.step()
-    assert float(loss.detach()) < 0.5 * 2 * math.log(32)

@@ -13,8 +13,7 @@ import yaml
 
 from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
-from tests.support.nli_data import nli_rows, write_columns
-from tests.support.runs import compose_run, options
+from tests.support.runs import compose_run
 from xrep.config import completed, compose
 from xrep.errors import UserError
 from xrep.models.directory import CRITERION, MANIFEST, describe, digest_of
@@ -166,17 +165,3 @@ def test_encoders_indexes_and_translators_of_another_version(
     assert f"{best / 'config.yaml'}: {charm}" in said[0] and f"{translating / 'config.yaml'}: {charm}" in said[2]
     assert [text.count("has no such options: model.charm") for text in said] == [1, 1, 1]
     assert "has no such options: options.graph 32" in said[1]
-
-
-def test_the_classifier_of_a_criterion(tmp_path: Path, cli: Commands) -> None:
-    for split in ("train", "dev", "test"):
-        write_columns(tmp_path / "nli" / f"{split}-en.tsv", nli_rows(30, seed=1))
-    given = {"task": "nli", "criterion": "nli", "vocab_size": 70, "max_steps": 2, "save_dir": tmp_path / "run"}
-    assert cli("train", "nli", *options(**given)).code == 0
-    line = ["nli", "--path", tmp_path / "run" / "best", "--data", "nli", "--langs", "en", "--json", "-"]
-    expected = json.loads(cli("eval", *line).out)
-    change_config(tmp_path / "run" / "best", lambda values: values["criterion"].update(sharpness=3))
-    change_config(tmp_path / "run" / "best", lambda values: values["criterion"].pop("head"))
-    said = cli("eval", *line)
-    assert json.loads(said.out)["values"] == expected["values"]
-    assert "has no such options: criterion.sharpness 3" in said.err

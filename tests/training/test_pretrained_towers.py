@@ -141,17 +141,6 @@ def test_training_starts_from_the_weights_changes_them_and_goes_on_without_the_f
     assert SentenceEncoder.load(tmp_path / "r" / "last").encode(["hallo"], "de").shape == (1, 32)
 
 
-def test_a_teacher_that_names_no_languages_is_mentioned(
-    raw: Path, pretrained: dict[str, Path], tmp_path: Path, cli: Commands
-) -> None:
-    nameless = Path(shutil.copytree(pretrained["de"], tmp_path / "de", ignore=shutil.ignore_patterns("README.md")))
-    for encoder in (pretrained["de"], nameless):
-        given = {"criterion": "frozen_source", "encoder": encoder, "queue_size": 0, "max_steps": 1}
-        done = cli("train", *arguments(raw, tmp_path / encoder.parent.name, **given))
-        told = "names no languages; make sure that it is an encoder for de, which the frozen source tower reads"
-        assert done.code == 0 and (f"warning: {nameless} {told}\n" in done.err) == (encoder == nameless)
-
-
 def test_first_layers_and_the_pooled_layer(raw: Path, pretrained: dict[str, Path], tmp_path: Path) -> None:
     vectors = []
     for name in ("pretrained_layers", "pooled_layer"):
@@ -340,15 +329,6 @@ def test_pieces_of_a_tower_of_transformers_give_the_same_run(raw: Path, tmp_path
     for name in ("cached", "recomputed"):
         for key, tensor in tensors(tmp_path / name).items():
             torch.testing.assert_close(tensor, tensors(tmp_path / "whole")[key], atol=2e-4, rtol=0, msg=key)
-
-
-def test_a_tower_of_transformers_reads_the_source_of_a_translator(raw: Path, tmp_path: Path) -> None:
-    encoder = write_model(tmp_path / "modernbert", "modernbert")
-    line = ["--task", "translation", "--criterion", "label_smoothed_cross_entropy", "--encoder", encoder]
-    line += ["--max-tokens", 256, "--max-length", 32, "--max-steps", 2, "--decoder-layers", 1, "--max-positions", 32]
-    line += ["--device", "cpu", "--no-tensorboard", "--save-dir", tmp_path / "nmt"]
-    assert main([str(word) for word in (raw, *line)]) == 0
-    assert shapes_of(tmp_path / "nmt" / "last")["encoder"]["type"] == "transformers"
 
 
 def test_a_tower_of_transformers_learns_to_fill_masks(raw: Path, tmp_path: Path) -> None:
