@@ -135,15 +135,17 @@ def test_masks_depend_on_seed_rank_and_place(data_directory: Path) -> None:
 class TwoRanks:
     """The second of two ranks, whose other rank says one more of everything."""
 
-    def __init__(self, size: int = 2) -> None:
-        self.size, self.rank, self.log = size, size - 1, list[str]()
+    size, rank = 2, 1
+
+    def __init__(self) -> None:
+        self.log = list[str]()
 
     def sums_later(self, values: list[float]) -> Callable[[], list[float]]:
         self.log.append(f"tell {values[1]:g}")
 
         def wait() -> list[float]:
             self.log.append(f"wait {values[1]:g}")
-            return [value * 2 + 1 for value in values] if self.size > 1 else values
+            return [value * 2 + 1 for value in values]
 
         return wait
 
@@ -172,15 +174,6 @@ def test_ranks_agree_on_a_step_while_they_compute_the_one_before() -> None:
         assert group[0][0].rank_rows == [1, 2 * 10 * number + 1]
     before = "make 1, tell 1, make 2, tell 2, wait 1, compute 1, make 3, tell 3, wait 2, compute 2, wait 3, compute 3"
     assert ", ".join(world.log) == before
-
-
-def test_one_rank_makes_a_batch_when_it_is_needed() -> None:
-    world = TwoRanks(size=1)
-    for number, (group, wait) in enumerate(steps_of(world), 1):
-        assert wait() == Agreement({"pairs": 3.0, "words": 5.0}, number, 7.0, False)
-        assert group[0][0].rank_rows is None
-        world.log.append(f"compute {number}")
-    assert world.log[:5] == ["make 1", "tell 1", "wait 1", "compute 1", "make 2"]
 
 
 @pytest.mark.parametrize("count, steps", [(3, 1), (2, 2), (1, 1)])
