@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.commands import Commands
+from tests.support.programs import command_server
 from tests.support.runs import options
 from xrep.config.yaml_files import load_yaml
 from xrep.errors import UserError
@@ -32,6 +34,17 @@ def recipe(data_directory: Path, cli: Commands) -> Path:
     return path
 
 
+@pytest.fixture
+def warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let runs be forked from a process that has imported torch, one at a time."""
+    with command_server() as command:
+        path = tmp_path / "python"
+        path.write_text(command("xrep_cli.train", "main", []).replace("*sys.argv,", "sys.argv[0], *sys.argv[3:],"))
+        path.chmod(0o755)
+        monkeypatch.setattr(sweep, "sys", SimpleNamespace(executable=str(path)))
+        yield
+
+
 def trials_in(folder: Path, *rates: str) -> list[Trial]:
     return trials_of({"optimizer.lr": list(rates)}, [], folder, [])
 
@@ -43,6 +56,7 @@ def finish(directory: Path, value: float | None, maximize: bool | None = True, m
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_grid_is_trained_ranked_and_not_trained_again(recipe: Path, cli: Commands) -> None:
     line = "recipe.yaml --grid optimizer.lr=1e-9,1e-2 --seeds 3 --parallel 2 --save-dir search --max-steps 3".split()
     done = cli("sweep", *line)
@@ -62,6 +76,7 @@ def test_a_grid_is_trained_ranked_and_not_trained_again(recipe: Path, cli: Comma
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_courses_are_ranked_by_their_last_stage(recipe: Path, cli: Commands) -> None:
     stages = "stages: [{name: one}, {name: two, criterion: {name: translation_ranking, temperature: 0.1}}]\n"
     recipe.write_text(recipe.read_text(encoding="utf-8") + stages, encoding="utf-8")
@@ -124,6 +139,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_run_that_was_stopped_is_not_taken_for_a_finished_one(recipe: Path, cli: Commands) -> None:
     """Somebody sends SIGTERM to a run alone, which saves and ends; its last line is told."""
     run = cli.folder / "search" / "lr1e-2"
