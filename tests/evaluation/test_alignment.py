@@ -53,9 +53,8 @@ def expected_losses(first: np.ndarray, second: np.ndarray, positive: list[int]) 
 
 def test_scored_pairs_above_four_are_positive_and_all_sentences_count(scored: str, tmp_path: Path) -> None:
     pairs, encoder = read(scored), NgramEncoder()
-    assert (pairs.name, pairs.languages, pairs.positive.tolist()) == (
-        "STS-B dev", ("en", "en"), [True, False, False, True, False],
-    )  # fmt: skip
+    assert (pairs.name, pairs.languages) == ("STS-B dev", ("en", "en"))
+    assert pairs.positive.tolist() == [True, False, False, True, False]
     found, overlap = losses(encoder, pairs)
     vectors = [encoder.encode([row[side] for row in SCORED]) for side in (0, 1)]
     assert (found["alignment"], found["uniformity"]) == pytest.approx(expected_losses(*vectors, [0, 3]), rel=1e-5)
@@ -96,18 +95,16 @@ def test_each_checkpoint_of_a_run_is_measured_in_order(tmp_path: Path, cli: Comm
         write_encoder(tmp_path / "run" / f"checkpoint-{step:08d}", seed=step)
     data, _ = write_parallel(tmp_path, 60)
     options = ["alignment", "--path", "run", "--every-checkpoint", "--data", data, "--pairs", 20, "--true-pairs", 5]
-    result = cli("eval", *options, "--json", "out.json", "--plot", "out.png")
+    table = cli("eval", *options, "--json", "out.json", "--plot", "out.png").out
     record = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
-    found = record["values"]["checkpoints"]
-    assert result.code == 0 and [checkpoint["step"] for checkpoint in found] == [3, 20, 100]
-    assert len({checkpoint["fingerprint"] for checkpoint in found}) == 3
-    pairs = read(data, pairs=20, true_pairs=5)
+    found, pairs = record["values"]["checkpoints"], read(data, pairs=20, true_pairs=5)
+    assert [checkpoint["step"] for checkpoint in found] == [3, 20, 100]
     for checkpoint in found:
         encoder = SentenceEncoder.load(tmp_path / "run" / f"checkpoint-{checkpoint['step']:08d}")
         vectors = encoder.encode(pairs.first, "de"), encoder.encode(pairs.second, "en")
         expected = expected_losses(*vectors, list(range(5)))
         assert (checkpoint["alignment"], checkpoint["uniformity"]) == pytest.approx(expected, rel=1e-4)
-        assert f"{checkpoint['alignment']:.4f}" in result.out
+        assert checkpoint["fingerprint"] == encoder.fingerprint() and f"{checkpoint['alignment']:.4f}" in table
     assert record["model"]["fingerprint"] == found[-1]["fingerprint"]
     assert record["values"]["alignment"] == found[-1]["alignment"] == record["headline"]["de-en, alignment"]
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")

@@ -20,14 +20,9 @@ def test_a_record_says_what_made_the_figures(tmp_path: Path) -> None:
     file = tmp_path / "data.txt"
     file.write_text("a\n")
     figures = Figures(
-        text="a table",
-        values={"mean": 1.5},
-        headline={"mean": 1.5},
-        resamples={"mean": np.repeat([1.0, 2.25], 500)},
-        files=[file],
-        settings={"k": 4},
-        overlap=Overlap(1, 9),
-    )
+        text="a table", values={"mean": 1.5}, headline={"mean": 1.5}, resamples={"mean": np.repeat([1.0, 2.25], 500)},
+        files=[file], settings={"k": 4}, overlap=Overlap(1, 9),
+    )  # fmt: skip
     lines = ["a table", "mean: 95% interval 1.00 to 2.25", "overlap: 1 of 9 test examples were in the training text"]
     assert figures.printed().splitlines() == lines
     assert json.loads(

@@ -75,6 +75,12 @@ def test_components_are_those_of_each_language_and_the_table_shows_the_values(tm
     assert "4 nearest neighbours" in lines[0] and "40 sentences of each of 3 languages" in lines[0]
     assert lines[3].split() == ["German", "(de)", f"{before[0, 0]:.1f}", f"{after[0, 0]:.1f}"]
     assert list(figures.headline) == ["own language of 3", "own language of 3, without 3 components"]
+    for options, message in (
+        ({"neighbours": 120}, "`neighbours` 120, but 40 sentences of each of 3 languages; give 1 to 119"),
+        ({"remove_components": 40}, "`remove_components` 40, but 40 sentences .*; give at most 39"),
+    ):
+        with pytest.raises(UserError, match=message):
+            measured(LanguageBias, encoder, data=data, **options)
 
 
 def test_every_language_gives_as_many_sentences_and_english_comes_in_turn(tmp_path: Path) -> None:
@@ -104,17 +110,6 @@ def test_what_is_dropped_is_replaced_by_later_sentences(tmp_path: Path) -> None:
     figures = measured(LanguageBias, encoder, data=str(folder), drop_overlap=True)
     assert figures.settings["sentences"] == 38  # German lost 2, Chinese 1
     assert figures.overlap == Overlap(3, 120, dropped=True)
-
-
-def test_numbers_that_the_data_does_not_have(tmp_path: Path) -> None:
-    data = write_numbers(tmp_path, "de", "zh")
-    for options, message in (
-        ({"neighbours": 80}, "`neighbours` 80, but 40 sentences of each of 2 languages; give 1 to 79"),
-        ({"remove_components": 40}, "`remove_components` 40, but 40 sentences .*; give at most 39"),
-    ):
-        with pytest.raises(UserError, match=message):
-            measured(LanguageBias, Biased(1.0), data=data, **options)
-        measured(LanguageBias, Biased(1.0), data=data, **{name: number - 1 for name, number in options.items()})
 
 
 def read(data: object, langs: str | None = None, column: int = 1) -> Texts:
