@@ -142,7 +142,7 @@ class Loaded:
                 digest.update(hashlib.sha256(sentence.encode()).digest())
             path = self.cache / f"{digest.hexdigest()[:32]}.npy"
             if path.exists():
-                return _read_kept(path, (len(sentences), self.encoder.output_size))
+                return np.array(open_array(path, "kept vectors", "delete it"))
         options = {"batch_tokens": self.batch_tokens, "normalize": normalize, "show_progress": show_progress}
         vectors = _finite(self.encoder.encode(sentences, lang, **options), self.path, "take an earlier checkpoint")
         if path is not None:
@@ -199,13 +199,6 @@ def with_random_weights(encoder: Any, seed: int) -> Any:
     drawn = replace(encoder, encoder=random)
     drawn.training_hashes = encoder.training_hashes  # so that both are measured on the same examples
     return drawn
-
-
-def _read_kept(path: Path, shape: tuple[int, int]) -> np.ndarray:
-    vectors = open_array(path, "kept vectors", "delete it")
-    if vectors.shape != shape or vectors.dtype != np.float32:
-        raise UserError("kept vectors of another shape or type", path=path, cure="delete it")
-    return _finite(np.array(vectors), str(path), "delete it")
 
 
 def _finite(vectors: np.ndarray, path: str, cure: str) -> np.ndarray:

@@ -22,8 +22,6 @@ from xrep.training.launches import LAUNCHES
 from xrep.training.progress import METRICS
 from xrep.training.run import DATA_STATISTICS, SUMMARY
 
-MOST_BYTES = 100_000_000
-"""Largest JSON file or metrics.jsonl that is read."""
 MOST_POINTS = 300
 """Number of points of a curve; of a longer one, neighbouring records are averaged."""
 PARTS = ("task", "model", "criterion", "validation", "optimizer", "lr_scheduler")
@@ -91,24 +89,21 @@ def _defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file holds; None if there is no file. Raises UserError if the file is not JSON, or too
-    large."""
+    """Return what a JSON file holds; None if there is no file. Raises UserError if the file is not JSON."""
     if not path.is_file():
         return None
-    if path.stat().st_size > MOST_BYTES:
-        raise UserError(f"larger than {MOST_BYTES:,} bytes", path=path, cure="name what xrep-eval --json wrote")
     try:
         return json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
+    except ValueError:
         raise UserError("not JSON", path=path, cure="remove it, or write it again") from None
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the mappings in the lines of a file; a run that was killed may leave half a line."""
-    if not path.is_file() or path.stat().st_size > MOST_BYTES:
+    if not path.is_file():
         return
     for line in path.read_bytes().split(b"\n"):
-        with suppress(ValueError, RecursionError):
+        with suppress(ValueError):
             yield _mapping(json.loads(line)) if line else {}
 
 
@@ -177,7 +172,7 @@ def records_in(content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         for label, record in several.items():
             record = _mapping(record)
             test, path = record.get("test"), _mapping(record.get("model")).get("path")
-            if isinstance(test, str) and isinstance(path, str) and "\0" not in path:
+            if isinstance(test, str) and isinstance(path, str):
                 yield label or test, {**record, **{key: _mapping(record.get(key)) for key in _MAPPINGS}}
 
 
