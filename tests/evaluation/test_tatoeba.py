@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from tests.evaluation.conftest import PAIRS, NgramEncoder, measured, published, write_tatoeba
+from tests.retrieval import plain_margins
 from xrep.errors import UserError
 from xrep.evaluation import tatoeba
 from xrep.evaluation.evaluation import Figures
 from xrep.evaluation.tatoeba import Tatoeba
-from xrep.metrics.components import whiten
+from xrep.metrics.components import remove_components, whiten
 from xrep.metrics.retrieval import Accuracy
 from xrep.retrieval.neighbours import normalize_rows
 
@@ -114,10 +115,8 @@ def test_one_direction_is_quoted(tmp_path: Path) -> None:
     both = measured(Tatoeba, NgramEncoder(), data=str(folder))
     assert accuracy(both, "de") == pytest.approx((200 / 3, 100))
     for direction in ("xx-en", "en-xx"):
-        found, name = (
-            measured(Tatoeba, NgramEncoder(), data=str(folder), direction=direction),
-            f"{direction}, mean of 1",
-        )
+        found = measured(Tatoeba, NgramEncoder(), data=str(folder), direction=direction)
+        name = f"{direction}, mean of 1"
         assert found.values == both.values
         assert found.headline == {name: found.values["averages"]["mean"][direction]}
         assert found.resamples[name].mean() == pytest.approx(found.headline[name], abs=2)
@@ -138,40 +137,26 @@ def test_an_encoder_without_a_tower_says_so_before_the_work(tatoeba_folder: Path
     assert np.load(vectors / "deu.deu.npy", allow_pickle=False).dtype == np.float32
 
 
-def published_formula(x: np.ndarray, count: int) -> np.ndarray:
-    """Return v - (v.c)c for the first right singular vectors c of the uncentred matrix, in float64."""
-    x = x.astype(np.float64)
-    for component in np.linalg.svd(x, full_matrices=False)[2][:count]:
-        x = x - np.outer(x @ component, component)
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
-
-
 @pytest.mark.parametrize("margin", ["absolute", "distance", "ratio"])
-def test_components_and_margins_are_those_of_the_formulas(tatoeba_folder: Path, margin: str) -> None:
+@pytest.mark.parametrize(("change", "count"), [("remove_components", 1), ("whiten", 2)])
+def test_changed_vectors_are_compared_by_a_margin(tatoeba_folder: Path, margin: str, change: str, count: int) -> None:
     vectors, encoder = tatoeba_folder / "vectors", NgramEncoder(width=96)
-    options = {"margin": margin, "neighbours": 2, "remove_components": 1, "save_embeddings": str(vectors)}
+    options = {"margin": margin, "neighbours": 2, change: count, "save_embeddings": str(vectors)}
     figures = measured(Tatoeba, encoder, data=str(tatoeba_folder), **options)
+    changed = {"remove_components": remove_components, "whiten": whiten}[change]
     for pool in pools_of(tatoeba_folder):
-        x, y = (published_formula(encoder.encode(side), 1) for side in (pool.sentences, pool.english))
+        x, y = (normalize_rows(changed(encoder.encode(side), count)) for side in (pool.sentences, pool.english))
         kept = [np.load(vectors / f"{pool.code}.{side}.npy") for side in (pool.code, "eng")]
         np.testing.assert_allclose(kept, [x, y], atol=1e-5)
-        cosine = x @ y.T
-        near = [np.sort(cosine, axis=axis).take([-1, -2], axis=axis).mean(axis=axis) for axis in (1, 0)]
-        around = (near[0][:, None] + near[1]) / 2
-        scores = {"absolute": cosine, "distance": cosine - around, "ratio": cosine / around}[margin]
-        assert accuracy(figures, pool.language) == accuracy_by(scores)
+        assert accuracy(figures, pool.language) == accuracy_by(plain_margins.scores(x, y, 2, margin))
+    assert figures.settings[change] == count
 
 
-def test_whitened_vectors_are_compared(tatoeba_folder: Path) -> None:
-    given = {"data": str(tatoeba_folder), "langs": "de"}
-    figures = measured(Tatoeba, NgramEncoder(), **given, whiten=2)
-    (pool,) = pools_of(tatoeba_folder, "de")
-    x, y = (normalize_rows(whiten(NgramEncoder().encode(side), 2)) for side in (pool.sentences, pool.english))
-    assert accuracy(figures, "de") == accuracy_by(x @ y.T) and figures.settings["whiten"] == 2
+def test_numbers_that_the_data_does_not_have(tatoeba_folder: Path) -> None:
     for options, message in (
         ({"whiten": 900}, "`whiten` 900: whitening to 900 directions of vectors of shape"),
-        ({"margin": "ratio", "neighbours": 7}, "`neighbours` 7, but 6 pairs of deu; give a smaller number"),
-        ({"remove_components": 6}, "`remove_components` 6, but 6 pairs of deu"),
+        ({"margin": "ratio", "neighbours": 4}, "`neighbours` 4, but 3 pairs of swh; give a smaller number"),
+        ({"remove_components": 3}, "`remove_components` 3, but 3 pairs of swh"),
     ):
         with pytest.raises(UserError, match=message):
-            measured(Tatoeba, NgramEncoder(), **given, **options)
+            measured(Tatoeba, NgramEncoder(), data=str(tatoeba_folder), **options)
