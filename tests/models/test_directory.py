@@ -1,6 +1,5 @@
 """Checkpoint directories are complete or absent, are refused if damaged, and cannot run code."""
 
-import copy
 import hashlib
 import json
 import os
@@ -76,30 +75,28 @@ def test_a_snapshot_stays_as_it_was(text, tokenizer):
             parameter.grad = torch.rand_like(parameter)
         optimizer.step()
 
+    def flat(model, criterion, state):
+        """Return copies of all numbers, of which a step of training changes some."""
+        moments = {f"{n}.{name}": value for n, own in state["state"].items() for name, value in own.items()}
+        return {name: tensor.tolist() for own in (model, criterion, moments) for name, tensor in own.items()}
+
     def live():
-        return {"model": model.state_dict(), "criterion": criterion.state_dict(), "optimizer": optimizer.state_dict()}
+        return flat(model.state_dict(), criterion.state_dict(), optimizer.state_dict())
 
-    def flat(state, name=""):
-        """Return the numbers of a nested state by their names."""
-        if isinstance(state, dict):
-            return {n: value for key, own in state.items() for n, value in flat(own, f"{name}/{key}").items()}
-        return {name: state.tolist() if isinstance(state, torch.Tensor) else copy.deepcopy(state)}
-
-    def taken(snapshot):
-        return flat({"model": snapshot.model, "criterion": snapshot.criterion, **snapshot.training_state})
+    def snapshot(**given):
+        taken = Snapshot.of(step=1, **facts, training_state={"optimizer": optimizer.state_dict()}, **given)
+        return taken, lambda: flat(taken.model, taken.criterion, taken.training_state["optimizer"])
 
     train_a_step()
-    first = Snapshot.of(step=1, **facts, training_state={"optimizer": optimizer.state_dict()})
-    then = flat(live())
+    (first, taken), then = snapshot(), live()
+    assert taken() == then
     train_a_step()
-    now = flat(live())
-    assert taken(first) == then and all(then[name] != now[name] for name in then if name.endswith(("step", "exp_avg")))
+    assert taken() == then and all(then[name] != number for name, number in live().items() if ".exp_avg" in name)
     # The next one reuses its memory if the tensors have the same shapes and types.
     memory = {tensor.data_ptr() for tensor in first.model.values()}
     criterion.weight = nn.Parameter(torch.rand(3, 2))
-    second = Snapshot.of(step=2, **facts, training_state={"optimizer": optimizer.state_dict()}, spare=first)
-    assert taken(second) == flat(live())
-    assert {tensor.data_ptr() for tensor in second.model.values()} == memory
+    second, taken = snapshot(spare=first)
+    assert taken() == live() and {tensor.data_ptr() for tensor in second.model.values()} == memory
     assert second.criterion["weight"] is not first.criterion["weight"]
 
 

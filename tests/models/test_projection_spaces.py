@@ -1,4 +1,4 @@
-"""Sentence vectors that are means of projection spaces (CMLM's 'proj'): training, checkpoints, starts and export."""
+"""Sentence vectors that are means of projection spaces (CMLM's 'proj'): checkpoints, starts and export."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
-from tests.support.runs import compose_run
 from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -20,7 +19,6 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.models.projection import ProjectionSpaces
 from xrep.models.start import find_start
 from xrep.nn.pooling import pool
-from xrep.training.run import train
 
 SMALL = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}
 SPACES = {"projection": "spaces", "projection_spaces": 4}
@@ -28,9 +26,8 @@ ENGLISH = [english for _, english in sentence_pairs(12)]
 
 
 @pytest.fixture(scope="module")
-def run(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    given = {"criterion": "cmlm", "projections": 4, "max_steps": 1, **SPACES}
-    return train(compose_run(data_directory, tmp_path_factory.mktemp("runs") / "proj", **given)).directory
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_encoder(tmp_path_factory.mktemp("run") / "last", model_options={"pooling": "mean", **SPACES})
 
 
 @pytest.mark.parametrize("towers", ["shared", "separate"])
@@ -62,41 +59,25 @@ def test_projections_begin_as_large_as_the_vector(width: int) -> None:
     assert 0.4 < sizes.min() and sizes.max() < 2.5, sizes
 
 
-@pytest.mark.slow
-def test_a_run_keeps_them(run: Path, tmp_path: Path) -> None:
-    tensors = open_checkpoint(run / "last").tensors()
-    assert "projections.shared.spaces.perceptrons.2.4.weight" in tensors
-    assert not [name for name in open_checkpoint(run / "last").tensors("criterion.safetensors") if "spaces" in name]
-    encoder = SentenceEncoder.load(run / "last", device="cpu")
+def test_checkpoints_and_exports_keep_them(checkpoint: Path, tmp_path: Path) -> None:
+    assert "projections.shared.spaces.perceptrons.2.4.weight" in open_checkpoint(checkpoint).tensors()
+    encoder = SentenceEncoder.load(checkpoint, device="cpu")
     vectors = encoder.encode(ENGLISH)
     assert len(encoder.model.projections["shared"].spaces) == 4 and not encoder.model.training
-    (copy,) = export_path(run / "last", tmp_path / "copy", "xrep")
+    (copy,) = export_path(checkpoint, tmp_path / "copy", "xrep")
     np.testing.assert_array_equal(SentenceEncoder.load(copy, device="cpu").encode(ENGLISH), vectors)
-    half = SentenceEncoder.load(run / "last", device="cpu", dtype="bfloat16").encode(ENGLISH)
+    half = SentenceEncoder.load(checkpoint, device="cpu", dtype="bfloat16").encode(ENGLISH)
     np.testing.assert_allclose(half, vectors, atol=0.05)
-
-
-@pytest.mark.slow
-def test_what_other_libraries_do_not_have(run: Path, tmp_path: Path) -> None:
+    # Other libraries do not have them.
     with pytest.raises(UserError, match="means of projection spaces.*set `no_projection` to leave them out"):
-        export_path(run / "last", tmp_path / "st", "sentence-transformers")
-    assert not (tmp_path / "st").exists()
-    (plain,) = export_path(run / "last", tmp_path / "plain", "sentence-transformers", no_projection=True)
-    encoder = SentenceEncoder.load(run / "last", device="cpu")
+        export_path(checkpoint, tmp_path / "st", "sentence-transformers")
+    (plain,) = export_path(checkpoint, tmp_path / "plain", "sentence-transformers", no_projection=True)
     with torch.no_grad():
         encoder.model.projections.clear()
     found = SentenceEncoder.load(plain, device="cpu").encode(ENGLISH)
     np.testing.assert_allclose(found, encoder.encode(ENGLISH), atol=1e-5)
     with pytest.raises(UserError, match="start from it as a whole, by `init`"):
-        find_start(str(run / "last"))
-
-
-@pytest.mark.slow
-def test_a_stage_goes_on_with_them(run: Path, data_directory: Path, tmp_path: Path) -> None:
-    given = {"criterion": "translation_ranking", "max_steps": 1, "lr": 0, "weight_decay": 0, **SPACES}
-    second = train(compose_run(data_directory, tmp_path / "second", init=run / "last", **given)).directory
-    one, other = (open_checkpoint(path / "last").tensors() for path in (run, second))
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+        find_start(str(checkpoint))
 
 
 def test_a_pretrained_projection_is_not_dropped(tmp_path: Path) -> None:
