@@ -42,16 +42,9 @@ def test_the_nearest_sentences_are_found(encoder: SentenceEncoder, tmp_path: Pat
     if recall is not None:
         assert recall.queries == 100 and recall.k == 10 and recall.not_rescored <= recall.recall + 0.01
         assert recall.recall >= (0.6 if quantize == "binary" else 0.9)
-
-
-def test_the_sizes_of_codes(tmp_path: Path) -> None:
-    path = write_encoder(tmp_path / "best", size=64)
-    sizes = {}
-    for quantize in ("none", "int8", "binary"):
-        index = SearchIndex.build(path, SENTENCES, tmp_path / quantize, quantize=quantize, device="cpu")
-        sizes[quantize] = index.manifest.files["index.faiss"].bytes
-    plain = 4 * 64 * len(SENTENCES)
-    assert sizes["none"] < plain + 100 and sizes["int8"] < plain / 4 + 700 and sizes["binary"] < plain / 32 + 100
+    if kind == "flat":  # a number has 32 bits, 8 bits, or one
+        least = 16 * len(SENTENCES) * {"none": 32, "int8": 8, "binary": 1}[quantize] // 8
+        assert least < index.manifest.files["index.faiss"].bytes < least + 300
 
 
 @pytest.mark.parametrize(("kind", "quantize"), [("flat", "none"), ("ivf", "int8"), ("flat", "binary")])
@@ -80,27 +73,22 @@ def test_the_files_can_be_read_without_xrep(encoder: SentenceEncoder, tmp_path: 
         assert [[(Path(hit.file).name, hit.line) for hit in some] for some in hits] == places
 
 
-def test_what_is_added_is_found_beside_the_rest(encoder: SentenceEncoder, tmp_path: Path) -> None:
+def test_what_is_added_is_found_beside_the_rest(encoder, tmp_path, monkeypatch):
     whole = SearchIndex.build(encoder, SENTENCES, tmp_path / "whole", index="ivf")
-    parts = SearchIndex.build(encoder, SENTENCES[:500], tmp_path / "parts", index="ivf")
-    cells = parts.manifest.cells
-    parts.add(SENTENCES[500:], lang="en")
-    assert len(parts) == 600 and parts.manifest.cells == cells  # the cells stay
-    assert [source.lines for source in parts.manifest.sources] == [500, 100]
+    monkeypatch.setattr(index_files, "FLAT_ROWS", 500)
+    parts = SearchIndex.build(encoder, SENTENCES[:500], tmp_path / "parts")
+    assert parts.manifest.cells == 0
+    parts.add(SENTENCES[500:520])  # an index that grows gets inverted files
+    assert parts.manifest.cells == 10 and isinstance(parts._files.index, faiss.IndexIVF)
+    parts.add(SENTENCES[520:], lang="en")
+    assert len(parts) == 600 and parts.manifest.cells == 10  # the cells stay
+    assert [source.lines for source in parts.manifest.sources] == [500, 20, 80]
     for index in (parts, SearchIndex(tmp_path / "parts", encoder)):
         expected, found = (each.search(QUERIES, k=5, probes=1000) for each in (whole, index))
         assert [[hit.text for hit in hits] for hits in found] == [[hit.text for hit in hits] for hits in expected]
+    parts.add([f"{line} {word}" for line in SENTENCES for word in "now soon here there never always".split()])
+    assert parts.manifest.cells == 87  # for four times as many rows they are chosen anew
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".work")] == []
-
-
-def test_an_index_that_grows_gets_inverted_files(encoder, tmp_path, monkeypatch):
-    monkeypatch.setattr(index_files, "FLAT_ROWS", 500)
-    index = SearchIndex.build(encoder, SENTENCES[:500], tmp_path / "index")
-    assert index.manifest.cells == 0
-    index.add(SENTENCES[500:520])
-    assert index.manifest.cells == 10 and isinstance(index._files.index, faiss.IndexIVF)
-    index.add([f"{line} {word}" for line in SENTENCES for word in "now soon here there never always".split()])
-    assert index.manifest.cells == 85  # for four times as many rows they are chosen anew
 
 
 def test_odd_sentences(encoder: SentenceEncoder, tmp_path: Path) -> None:
