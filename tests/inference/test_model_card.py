@@ -41,15 +41,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def measure(folder: Path, *arguments: str) -> Path:
-    out = folder / f"{arguments[0]}.json"
-    data = str(folder / ("tatoeba" if arguments[0] == "tatoeba" else ""))
-    assert xrep_eval([*arguments, "--data", data, "--path", str(folder / "run" / "best"), "--json", str(out)]) == 0
-    return out
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Path:
+    given = {
+        "data": folder / "tatoeba",
+        "langs": "deu",
+        "path": folder / "run" / "best",
+        "json": folder / "tatoeba.json",
+    }
+    assert xrep_eval(["tatoeba", *(word for name, value in given.items() for word in (f"--{name}", str(value)))]) == 0
+    return folder / "tatoeba.json"
 
 
-def test_languages_data_results_and_licence(folder: Path, tmp_path: Path) -> None:
-    results, run = measure(folder, "tatoeba", "--langs", "deu"), folder / "run" / "best"
+def test_languages_data_results_and_licence(folder: Path, results: Path, tmp_path: Path) -> None:
+    run = folder / "run" / "best"
     line = ["--path", str(run), "--output", str(tmp_path / "out"), "--license", "apache-2.0", "--results", str(results)]
     assert xrep_export(line) == 0
     found = metadata(tmp_path / "out")
@@ -77,9 +82,7 @@ def test_every_format_has_one(folder: Path, tmp_path: Path, format: Any) -> None
     assert found["language"] == ["de", "en"] and "license" not in found and "model-index" not in found
 
 
-def test_results_of_another_model_are_refused(folder: Path, tmp_path: Path) -> None:
-    results = measure(folder, "tatoeba", "--langs", "deu")
-    encoder = SentenceEncoder.load(write_encoder(tmp_path / "other" / "best", seed=3))
+def test_results_of_another_model_are_refused(results: Path, encoder: SentenceEncoder, tmp_path: Path) -> None:
     message = "`results` were measured on another model, .*run/best; measure the model that is"
     with pytest.raises(UserError, match=message):
         encoder.save(tmp_path / "out", results=[results])
@@ -89,9 +92,6 @@ def test_results_of_another_model_are_refused(folder: Path, tmp_path: Path) -> N
 
 
 def test_the_data_of_every_part() -> None:
-    parts = [
-        {"name": "a", "task": {"data": "one"}},
-        {"name": "b", "task": {"data": "two"}, "criterion": {"data": "no"}},
-    ]
+    parts = [{"task": {"data": "one"}}, {"name": "b", "task": {"data": "two"}, "criterion": {"data": "no"}}]
     assert _data_of({"task": {"data": "zero"}, "parts": parts}) == ["zero", "one", "two"]
     assert _data_of({"task": {"data": None}, "stages": 3}) == []

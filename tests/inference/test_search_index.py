@@ -129,8 +129,8 @@ def test_the_encoder_of_an_index(shared_encoder: Path, encoder: SentenceEncoder,
 @pytest.mark.slow
 def test_an_interrupted_build_goes_on(encoder, tmp_path, monkeypatch):
     """It stops at each of its steps; what was encoded is not encoded again, and the bytes are the same."""
-    monkeypatch.setattr(encoding, "CHUNK_LINES", 100)
-    (tmp_path / "a.txt").write_text("".join(f"{line}\n" for line in SENTENCES))
+    monkeypatch.setattr(encoding, "CHUNK_LINES", 50)
+    (tmp_path / "a.txt").write_text("".join(f"{line}\n" for line in SENTENCES[:200]))
 
     def build(name: str) -> SearchIndex:
         return SearchIndex.build(encoder, tmp_path / "a.txt", tmp_path / name, index="ivf")

@@ -28,6 +28,7 @@ ENTRIES: list[tuple[str, dict[str, Any], str]] = [
     ("config.json", {"num_attention_heads": 5}, "hidden_size 32, num_attention_heads 5"),
     ("config.json", {"layer_norm_eps": 0}, "layer_norm_eps 0"),
     ("config.json", {"pad_token_id": 60}, "vocab_size is 60, not a whole number of at least 61"),
+    ("config.json", {"model_type": "roberta", "max_position_embeddings": 1}, "max_position_embeddings is 1"),
     ("config.json", {"hidden_size": 64}, "the module Dense takes vectors of 32 numbers, the transformer gives 64"),
     (POOLING, {"pooling_mode": ["cls", "mean"]}, "Pooling has the mode cls + mean, xrep has mean, max"),
     (POOLING, {"pooling_mode": ..., "pooling_mode_lasttoken": True}, "Pooling has the mode lasttoken"),
