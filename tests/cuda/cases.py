@@ -67,11 +67,13 @@ def command_line(name: str, data: Path, folder: Path, **given: Any) -> list[str]
     if options["task"] == "translation":
         del options["batch_size"]
         options["max_tokens"] = 150
-    line = [str(data / options.pop("data"))]
-    for option, value in options.items():
-        value = folder / "cache" if value == "CACHE" else value
-        line += [f"--{option.replace('_', '-')}", *([] if value is None else [str(value)])]
-    return line
+    place = str(data / options.pop("data"))
+    return [place, *option_line(**{name: folder / "cache" if v == "CACHE" else v for name, v in options.items()})]
+
+
+def option_line(**options: Any) -> list[str]:
+    parts = [[f"--{name.replace('_', '-')}", *([] if v is None else [str(v)])] for name, v in options.items()]
+    return [part for option in parts for part in option]
 
 
 def write_data(folder: Path) -> Path:

@@ -71,9 +71,9 @@ def run(lines: list[list[str]], folder: Path, ranks: int = 1) -> None:
         assert process.returncode == 0, out + err
 
 
-def job(ranks: int, data: Path, output: Path) -> list[str]:
-    """Return a line that runs the cases of a number of ranks; rank 0 writes what it found to ``output``."""
-    return ["tests.cuda.job", str(data), str(output), *JOBS[ranks]]
+def job(ranks: int, data: Path, output: Path, cases: list[str] | None = None) -> list[str]:
+    """Return a line that runs cases, by default all of a number of ranks; rank 0 writes what it found to ``output``."""
+    return ["tests.cuda.job", str(data), str(output), *(JOBS[ranks] if cases is None else cases)]
 
 
 def totals(found: dict[str, Any]) -> dict[str, float]:

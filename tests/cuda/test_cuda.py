@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cuda.cases import CASES, RUN, write_data
-from tests.cuda.table import absence, job, read_table, run, totals
+from tests.cuda.cases import CASES, command_line, option_line, write_data
+from tests.cuda.table import SHARDED, absence, job, read_table, run, totals
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from tests.support.programs import PATIENCE
@@ -29,12 +29,16 @@ from xrep_cli.eval import main as evaluate
 from xrep_cli.train import main
 
 REAL = os.path.exists("/dev/nvidiactl")
+TRITON = importlib.util.find_spec("triton") is not None
 APART = {"float32": 1e-2 if REAL else 2e-5, "bf16": 0.03, "fp16": 0.2}
 """How far losses and weights of five steps may be from those of the CPU in float32: losses as a share, weights as they
 are. In float16 the first steps are skipped, until the loss is scaled by less."""
 CLOSE = APART["float32"]
-OPTIONS = {**RUN, **CASES["dual_moco"], "criterion": "dual_moco", "max_steps": 6, "validate_every": 3,
-           "lr_scheduler": "constant", "kernels": "chunked", "precision": "float32"}  # fmt: skip
+SOME = {
+    1: ["float32/" + case for case in CASES] + ["bf16/dual_moco", "bf16/hictl", "bf16/label_smoothed_cross_entropy"],
+    2: ["float32/dual_moco", "float32/hictl", f"fp16/{SHARDED}"],
+}
+"""The cases of the usual run, by number of ranks; at night all of the table are run."""
 Lines = list[list[str]]
 
 
@@ -45,21 +49,28 @@ def test_every_criterion_has_a_case() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(absence() is not None, reason=absence() or "")
 @pytest.mark.timeout(4 * PATIENCE)
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["some", "every case"])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_cuda_computes_what_the_cpu_does(ranks: int, tmp_path: Path) -> None:
+def test_cuda_computes_what_the_cpu_does(ranks: int, every: bool, tmp_path: Path) -> None:
     data = write_data(tmp_path)
-    lines = [job(ranks, data, tmp_path / "steps.json"), *resumed_lines(ranks, data, tmp_path)]
+    lines = [job(ranks, data, tmp_path / "steps.json", None if every else SOME[ranks])]
+    lines += resumed_lines(ranks, data, tmp_path)
     if ranks == 1:
         lines += [["tests.cuda.not_finite", str(data / "pairs"), str(tmp_path / "not_finite.json")]]
-        lines += [*using_lines(tmp_path), *measuring_lines(data, tmp_path), *fused_lines(data, tmp_path)]
+        lines += [
+            *using_lines(tmp_path),
+            *fused_lines(data, tmp_path),
+            *(measuring_lines(data, tmp_path) if every else []),
+        ]
     run(lines, tmp_path, ranks)
     check_steps(ranks, tmp_path)
     check_resumed(data, tmp_path)
     if ranks == 1:
         check_not_finite(tmp_path)
         check_use(tmp_path)
-        check_measured(data, tmp_path)
         check_fused(tmp_path)
+        if every:
+            check_measured(data, tmp_path)
 
 
 def check_steps(ranks: int, folder: Path) -> None:
@@ -89,7 +100,7 @@ def check_not_finite(folder: Path) -> None:
 
 
 def resumed_lines(ranks: int, data: Path, folder: Path) -> Lines:
-    cuda: dict[str, Any] = {"device": "cuda", "batch_size": OPTIONS["batch_size"] // ranks}
+    cuda: dict[str, Any] = {"device": "cuda", "batch_size": 12 // ranks}
     if ranks > 1:
         cuda["distributed.backend"] = "gloo"
     return [train(data, folder / "resumed", **cuda, max_steps=steps) for steps in (3, 6)]
@@ -131,8 +142,7 @@ def check_use(folder: Path) -> None:
 
 def measuring_lines(data: Path, folder: Path) -> Lines:
     """Return lines that measure a model of each class that loads models. Commands that measure have no ``--device``."""
-    given = {**RUN, **CASES["classification"], "criterion": "classification", "device": "cuda"}
-    trained = ["xrep_cli.train", str(data / given.pop("data")), *option_line(**given, save_dir=folder / "c")]
+    trained = ["xrep_cli.train", *command_line("classification", data, folder, device="cuda", save_dir=folder / "c")]
     for language, side in (("de", 0), ("en", 1), ("deu", 0), ("eng", 1)):
         name = f"tatoeba.deu-eng.{language}" if len(language) == 3 else f"test.{language}"
         text = "".join(f"{pair[side]}\n" for pair in sentence_pairs(40))
@@ -165,15 +175,13 @@ def check_measured(data: Path, folder: Path) -> None:
 
 
 def fused_lines(data: Path, folder: Path) -> Lines:
-    if importlib.util.find_spec("triton") is None:
-        return []
     given = {"max_steps": 2, "validate_every": 0, "kernels": "auto"}
-    return [train(data, folder / f"on-{device}", **{**given, "device": device}) for device in ("cuda", "cpu")]
+    return [train(data, folder / f"on-{d}", **given, device=d) for d in ("cuda", "cpu")] if TRITON else []
 
 
 def check_fused(folder: Path) -> None:
     """Check that the fused kernels were used, which are compared with the reference at their first use."""
-    if importlib.util.find_spec("triton") is not None:
+    if TRITON:
         assert "kernels: triton\n" in (folder / "on-cuda" / "log.txt").read_text(encoding="utf-8")
         check_weights(folder / "on-cuda", folder / "on-cpu")
 
@@ -185,15 +193,11 @@ def check_weights(cuda: Path, cpu: Path) -> None:
         torch.testing.assert_close(tensor, exact[name], rtol=0, atol=CLOSE, msg=lambda text, n=name: f"{n}: {text}")
 
 
-def option_line(**options: Any) -> list[str]:
-    parts = [[f"--{name.replace('_', '-')}", *([] if v is None else [str(v)])] for name, v in options.items()]
-    return [part for option in parts for part in option]
-
-
 def train(data: Path, save_dir: Path, **given: Any) -> list[str]:
     """Return a line for ``tests.cuda.commands``."""
-    options = {**OPTIONS, **given, "save_dir": save_dir}
-    return ["xrep_cli.train", str(data / options.pop("data")), *option_line(**options)]
+    usual = {"max_steps": 6, "validate_every": 3, "lr_scheduler": "constant", "kernels": "chunked"}
+    options = {**usual, "precision": "float32", **given, "save_dir": save_dir}
+    return ["xrep_cli.train", *command_line("dual_moco", data, save_dir, **options)]
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:
