@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,9 +29,9 @@ from xrep.kernels.word_infonce import word_infonce
 WORDS = importlib.import_module("xrep.kernels.word_infonce")  # the package has the function by this name
 HALF = (torch.float16, torch.bfloat16)
 Results = dict[str, Tensor]
-Found = tuple[Tensor, ...]
-"""Losses, correctness (in a formula: the lead of the positive over the best negative), and what else there is."""
-
+Found = tuple[
+    Tensor, ...
+]  # losses, correctness (in a formula: the lead over the best negative), and what else there is
 NAMES = "TILE", "KEPT_PAIRS", "QUEUE_ROWS", "VOCABULARY_LOGITS", "CHUNK_LOGITS", "CACHED_KEYS"
 BLOCKS: dict[str, tuple[Any, ...]] = {
     "small": ((7, 5), 0, 7, 1, 1, 130),
@@ -55,10 +56,9 @@ class Draw:
 
     Attributes:
         batch, size, many: number of queries, size of vectors, and rows of the queue or words of the vocabulary.
-        reach: the largest logit.
+        reach, near: the largest logit, and how near a positive is to its query.
         share: margin, exponent or smoothing, as a share of the largest that makes sense.
         columns, sentences: number of columns of ids (0: none), and of different ids.
-        near: how near a positive is to its query.
         flag: a variant of the kernel.
         dtype, other: types of the first input, and of the others if they differ.
     """
@@ -78,11 +78,9 @@ class Draw:
     seed: int = 0
     device: torch.device | str = "cpu"
 
-    def generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self.seed)
-
-    def sides(self, generator: torch.Generator, *more: int) -> list[Tensor]:
+    def sides(self, *more: int) -> list[Tensor]:
         """Return x and y [B, D], and further vectors [N, D], in float64; no two have a larger logit than ``reach``."""
+        generator = torch.Generator().manual_seed(self.seed)
         x, noise, *others = (
             F.normalize(torch.randn(rows, self.size, generator=generator, dtype=torch.float64), dim=1)
             for rows in (self.batch, self.batch, *more)
@@ -90,9 +88,9 @@ class Draw:
         y = F.normalize(self.near * x + (1 - self.near) * noise, dim=1)
         return [side.to(self.device) * math.sqrt(self.reach * self.tau) for side in (x, y, *others)]
 
-    def ids(self, generator: torch.Generator, rows: int, columns: int | None = None) -> Tensor | None:
-        count = self.columns if columns is None else columns
-        ids = torch.randint(self.sentences, (rows, count), generator=generator)
+    def ids(self, rows: int, columns: int = 0) -> Tensor | None:
+        generator = torch.Generator().manual_seed(self.seed + rows)
+        ids = torch.randint(self.sentences, (rows, columns or self.columns), generator=generator)
         return ids.to(self.device) if self.columns else None
 
     @property
@@ -180,16 +178,14 @@ def typed(draw: Draw, **inputs: Tensor) -> Results:
 
 
 def units_of(draw: Draw, inputs: Results, losses: int) -> dict[str, float]:
-    """Return the sizes of terms: a loss is a sum of logits, and its gradient one of vectors over the temperature."""
-    pull = 2 * math.sqrt(draw.reach / draw.tau)
-    return dict.fromkeys(inputs, pull) | {"tau": 2 * losses * draw.reach / draw.tau, "loss": 1.0}
+    """Return the sizes of terms: the gradient of a loss is a sum of vectors over the temperature."""
+    return dict.fromkeys(inputs, 2 * math.sqrt(draw.reach / draw.tau)) | {"tau": 2 * losses * draw.reach / draw.tau}
 
 
 def queue(draw: Draw, both: bool = False) -> Problem:
     """Dual momentum contrast, equation 2. ``flag``: the count of filled rows is a tensor; the rest is not a number."""
-    generator = draw.generator()
-    query, positive, keys = draw.sides(generator, draw.many)
-    ids = draw.ids(generator, draw.batch), draw.ids(generator, draw.many)
+    query, positive, keys = draw.sides(draw.many)
+    ids = draw.ids(draw.batch), draw.ids(draw.many)
     given = {} if ids[0] is None else {"query_ids": ids[0], "queue_ids": ids[1]}
     filled = draw.many - draw.many // 3 if draw.flag else draw.many
     keys = keys.to(draw.other or torch.float32)
@@ -208,9 +204,8 @@ def queue(draw: Draw, both: bool = False) -> Problem:
         own = exact[:46] if both else exact
         known = (None, None) if both or ids[1] is None else (ids[0], ids[1][:filled])
         same = equal(*known, (draw.batch, len(own))).to(own.device)
-        return infonce(
-            ((query * positive).sum(1) - draw.margin) / tau, (query @ own.T / tau).masked_fill(same, -math.inf)
-        )
+        negatives = (query @ own.T / tau).masked_fill(same, -math.inf)
+        return infonce(((query * positive).sum(1) - draw.margin) / tau, negatives)
 
     inputs = typed(replace(draw, other=None), query=query, positive=positive, tau=torch.tensor(draw.tau))
     return Problem(inputs, in_two if both else kernel, formula, units_of(draw, inputs, draw.batch))
@@ -218,9 +213,8 @@ def queue(draw: Draw, both: bool = False) -> Problem:
 
 def inbatch(draw: Draw) -> Problem:
     """Translation ranking with an additive margin, in both directions."""
-    generator = draw.generator()
-    x, y = draw.sides(generator)
-    ids = draw.ids(generator, draw.batch)
+    x, y = draw.sides()
+    ids = draw.ids(draw.batch)
 
     def kernel(x: Tensor, y: Tensor, tau: Tensor, rows: Any = slice(None), **group: Any) -> Found:
         own = None if ids is None else ids[rows]
@@ -236,17 +230,13 @@ def inbatch(draw: Draw) -> Problem:
     return Problem(inputs, kernel, formula, units_of(draw, inputs, 2 * draw.batch))
 
 
-def cosine(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1))
-
-
 def hard(draw: Draw) -> Problem:
     """HiCTL's equations 2, 3, 5 and 6, with every harder negative built. ``flag``: vectors are normalised first."""
-    generator = draw.generator()
-    x, y = draw.sides(generator)
+    generator = torch.Generator().manual_seed(draw.seed)
+    x, y = draw.sides()
     lengths = 10 ** (torch.rand(2, draw.batch, 1, generator=generator).to(x) - 0.5)
     x, y = (F.normalize(side, dim=1) * length for side, length in zip((x, y), lengths, strict=True))
-    ids, exponent = draw.ids(generator, draw.batch), min(1.0, 3 * draw.share)
+    ids, exponent = draw.ids(draw.batch), min(1.0, 3 * draw.share)
 
     def kernel(x: Tensor, y: Tensor, tau: Tensor, rows: Any = slice(None), **group: Any) -> Found:
         own = None if ids is None else ids[rows]
@@ -265,23 +255,22 @@ def hard(draw: Draw) -> Problem:
         mixing = torch.where(far > near, (near / far) ** exponent, 1.0)
         harder = keys[:, None] + mixing[..., None] * (keys - keys[:, None])
         same = same_pairs(draw, ids).repeat(2, 2)
+        cosine = partial(F.cosine_similarity, dim=-1)
         positive, logits = cosine(keys, partners) / tau, cosine(keys[:, None], harder) / tau
         plain = (cosine(keys[:, None], keys[None]) / tau).masked_fill(same, -math.inf)
         losses, _ = infonce(positive, logits.masked_fill(same, -math.inf))
-        mean = mixing.masked_fill(same, 0).sum(1) / (~same).sum(1)
-        mean = mean.masked_fill(same.all(1), 1.0)
+        mean = torch.where(same.all(1), 1.0, mixing.masked_fill(same, 0).sum(1) / (~same).sum(1))
         return tuple(each.view(2, -1) for each in (losses, infonce(positive, plain)[1], mean))
 
     inputs = typed(draw, x=x, y=y, tau=torch.tensor(draw.tau))
-    steep = {"x": 8 / draw.tau, "y": 8 / draw.tau}
-    return Problem(inputs, kernel, formula, units_of(draw, inputs, 2 * draw.batch) | steep, slack=20.0)
+    units = units_of(draw, inputs, 2 * draw.batch) | dict.fromkeys("xy", 8 / draw.tau)
+    return Problem(inputs, kernel, formula, units, slack=20.0)
 
 
 def triplet(draw: Draw) -> Problem:
     """Supervised SimCSE, with the weight of the own hard negative. ``flag``: this weight is not 1."""
-    generator = draw.generator()
-    anchor, positive, negative = draw.sides(generator, draw.batch)
-    ids, weight = draw.ids(generator, draw.batch, 3), 3.0 * draw.share + 0.2 if draw.flag else 1.0
+    anchor, positive, negative = draw.sides(draw.batch)
+    ids, weight = draw.ids(draw.batch, 3), 3.0 * draw.share + 0.2 if draw.flag else 1.0
 
     def kernel(anchor, positive, negative, tau, rows: Any = slice(None), **group: Any) -> Found:
         own = None if ids is None else ids[rows]
@@ -305,8 +294,8 @@ def triplet(draw: Draw) -> Problem:
 
 def own_negatives(draw: Draw) -> Problem:
     """Negatives that belong to single queries, beside those of the batch."""
-    generator = draw.generator()
-    x, y, negative = draw.sides(generator, draw.many)
+    generator = torch.Generator().manual_seed(draw.seed)
+    x, y, negative = draw.sides(draw.many)
     rows = torch.randint(max(1, draw.batch), (draw.many if draw.batch else 0,), generator=generator)
     negative = negative[: len(rows)]
 
@@ -327,8 +316,8 @@ def own_negatives(draw: Draw) -> Problem:
 
 def words(draw: Draw) -> Problem:
     """HiCTL's equation 7, with the words that the kernel sampled."""
-    generator = draw.generator()
-    query, _, embedding = draw.sides(generator, draw.many)
+    generator = torch.Generator().manual_seed(draw.seed)
+    query, _, embedding = draw.sides(draw.many)
     embedding = embedding * 10 ** torch.rand(draw.many, 1, generator=generator, dtype=torch.float64)
     special = torch.tensor([0, draw.many - 1])
     embedding[0] = 0
@@ -364,7 +353,7 @@ def words(draw: Draw) -> Problem:
 
 def vocabulary(draw: Draw) -> Problem:
     """Cross-entropy of a linear layer with smoothed labels. ``flag``: biases of groups, and weights of tokens."""
-    generator = draw.generator()
+    generator = torch.Generator().manual_seed(draw.seed)
     tokens = 20 * draw.batch
     hidden, weight = (
         F.normalize(torch.randn(n, draw.size, generator=generator).double(), dim=1) * math.sqrt(draw.reach)

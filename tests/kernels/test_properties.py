@@ -28,6 +28,7 @@ PAIRS = ("queue", "in-batch", "hard", "triplets")
 every_kernel = pytest.mark.parametrize("name", KERNELS)
 
 
+@pytest.mark.slow
 @every_kernel
 @settings(max_examples=30)
 @given(

@@ -59,7 +59,7 @@ def make_batches(count: int, layouts: list[str]) -> Iterator[TokenBatch]:
         yield token_batch(tokens, torch.tensor(lengths))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training_goes_on_as_without_it() -> None:
     """The test uses the real compiler on the layout of nearly all batches."""
     encoder, compiled = make_pair()
