@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -53,67 +54,44 @@ class Objective:
     batch: str = "pairs"
 
 
-def rank(batch: str = "pairs", towers: str = "shared", **options: Any) -> Objective:
-    given = {"temperature": 0.3, **options}
-    return Objective("translation_ranking", of_vectors.translation_ranking, given, {"towers": towers}, batch)
+KINDS: dict[str, Objective] = {
+    "translation_ranking": Objective("translation_ranking", of_vectors.translation_ranking, {"temperature": 0.3}),
+    "simcse": Objective("simcse", of_vectors.simcse, {"temperature": 0.3}, {"dropout": 0.2, "attention_dropout": 0.2}),
+    "dual_moco": Objective(
+        "dual_moco", of_vectors.dual_moco, {"queue_size": 0, "temperature": 0.3}, {"towers": "separate"}
+    ),
+    "frozen_source": Objective("frozen_source", of_vectors.frozen_source, {"temperature": 0.3}, {"towers": "separate"}),
+    "hictl": Objective("hictl", of_vectors.hictl, {"word_samples": EVERYTHING}, {"normalize": False, "pooling": "cls"}),
+    "dap": Objective("dap", dap, {"temperature": 0.3}, {"layers": 3, "pooling": "cls"}, "languages"),
+    "cmlm": Objective("cmlm", of_words.cmlm, {"projections": 3}),
+    "mlm": Objective("mlm", of_words.mlm),
+    "tlm": Objective("tlm", of_words.tlm),
+    "nli": Objective("nli", of_vectors.nli, {"head_size": 12, "head_dropout": 0.0}, {"normalize": False}, "labelled"),
+    "nli_triplet": Objective(
+        "nli_triplet", of_vectors.nli_triplet, {"temperature": 0.3, "hard_negative_weight": 2.0}, batch="triplets"
+    ),
+    "label_smoothed_cross_entropy": Objective("label_smoothed_cross_entropy", of_words.translation),
+}
+"""The defaults of each kind."""
+OF_MODELS = {
+    option.name for config in (DualEncoder.Config, Translation.Config) for option in dataclasses.fields(config)
+}
 
 
-def simcse(towers: str = "shared", **options: Any) -> Objective:
-    model = {"towers": towers, "dropout": 0.2, "attention_dropout": 0.2}
-    return Objective("simcse", of_vectors.simcse, {"temperature": 0.3, **options}, model)
+def of(kind: str, batch: str = "", **options: Any) -> Objective:
+    """Return an objective of a kind with other options, of the criterion or of the model."""
+    own = KINDS[kind]
+    of_model = {name: value for name, value in options.items() if name in OF_MODELS}
+    rest = {name: value for name, value in options.items() if name not in OF_MODELS}
+    return dataclasses.replace(
+        own, options={**own.options, **rest}, model={**own.model, **of_model}, batch=batch or own.batch
+    )
 
 
-def moco(batch: str = "pairs", **options: Any) -> Objective:
-    given = {"queue_size": 0, "temperature": 0.3, **options}
-    return Objective("dual_moco", of_vectors.dual_moco, given, {"towers": "separate"}, batch)
-
-
-def frozen(batch: str = "pairs", towers: str = "separate", size: int | None = None, **options: Any) -> Objective:
-    model = {"towers": towers, "projection_size": size}
-    return Objective("frozen_source", of_vectors.frozen_source, {"temperature": 0.3, **options}, model, batch)
-
-
-def hictl(batch: str = "pairs", **options: Any) -> Objective:
-    of_model = {name: options.pop(name) for name in ("norm", "normalize", "pooling", "projection_size")
-                if name in options}  # fmt: skip
-    given = {"word_samples": EVERYTHING, **options}
-    return Objective("hictl", of_vectors.hictl, given, {"normalize": False, "pooling": "cls", **of_model}, batch)
-
-
-def align(**options: Any) -> Objective:
-    of_model = {name: options.pop(name) for name in ("norm", "pooled_layer", "pooling") if name in options}
-    batch = options.pop("batch", "languages")
-    given = {"temperature": 0.3, "rtl_layers": 2, **options}
-    return Objective("dap", dap, given, {"layers": 3, "pooling": "cls", **of_model}, batch)
-
-
-def cmlm(model: dict[str, Any] | None = None, **options: Any) -> Objective:
-    return Objective("cmlm", of_words.cmlm, {"projections": 3, **options}, model or {})
-
-
-def mlm(batch: str = "pairs", towers: str = "shared", **options: Any) -> Objective:
-    return Objective("mlm", of_words.mlm, options, {"towers": towers}, batch)
-
-
-def tlm(**options: Any) -> Objective:
-    return Objective("tlm", of_words.tlm, options)
-
-
-def nli(towers: str = "shared", **options: Any) -> Objective:
-    model = {"towers": towers, "normalize": False}
-    return Objective("nli", of_vectors.nli, {"head_size": 12, "head_dropout": 0.0, **options}, model, "labelled")
-
-
-def triplet(towers: str = "shared", **options: Any) -> Objective:
-    given = {"temperature": 0.3, "hard_negative_weight": 2.0, **options}
-    return Objective("nli_triplet", of_vectors.nli_triplet, given, {"towers": towers}, "triplets")
-
-
-def translation(semantic_bias: bool = False, **options: Any) -> Objective:
-    model = {"semantic_bias": semantic_bias}
-    return Objective("label_smoothed_cross_entropy", of_words.translation, options, model)
-
-
+rank = partial(of, "translation_ranking")
+simcse, moco, frozen = partial(of, "simcse"), partial(of, "dual_moco"), partial(of, "frozen_source")
+hictl, align, cmlm, mlm, tlm = (partial(of, kind) for kind in ("hictl", "dap", "cmlm", "mlm", "tlm"))
+nli, triplet, translation = partial(of, "nli"), partial(of, "nli_triplet"), partial(of, "label_smoothed_cross_entropy")
 ALONE = {"language_model": False, "word_contrast": False}
 OWN = {"rtl_vocabulary": "target-language"}
 OBJECTIVES = {
@@ -127,12 +105,12 @@ OBJECTIVES = {
     "translation_ranking, matryoshka": rank(towers="separate", matryoshka=[15, 8, 2]),
     "simcse": simcse(),
     "simcse, source": simcse(side="source", mask_equal_sentences=True),
-    "simcse, target alone": simcse("separate", side="target"),
-    "simcse, masked": simcse("separate", mask_equal_sentences=True, matryoshka=[7]),
+    "simcse, target alone": simcse(towers="separate", side="target"),
+    "simcse, masked": simcse(towers="separate", mask_equal_sentences=True, matryoshka=[7]),
     "dual_moco": moco(),
     "dual_moco, masked": moco(mask_equal_sentences=True, matryoshka=[7]),
     "dual_moco, negatives": moco("negatives"),
-    "frozen_source": frozen(size=20),
+    "frozen_source": frozen(projection_size=20),
     "frozen_source, masked": frozen(mask_equal_sentences=True, matryoshka=[7]),
     "frozen_source, negatives": frozen("negatives", source_side="target", learnable_temperature=False),
     "frozen_source, mse": frozen(loss="mse", source_side="target"),
@@ -151,7 +129,7 @@ OBJECTIVES = {
     "hictl, words": hictl(language_model=False, sentence_contrast=False),
     "hictl, language model": hictl(sentence_contrast=False, word_contrast=False),
     "dap": align(),
-    "dap, one layer": align(rtl_layers=1, matryoshka=[7], batch="negatives"),
+    "dap, one layer": align("negatives", rtl_layers=1, matryoshka=[7]),
     "dap, from the pivot": align(rtl_direction="from_pivot", directions="both"),
     "dap, both": align(rtl_direction="both"),
     "dap, own subwords": align(**OWN, norm="pre", rtl_layers=3),
@@ -165,14 +143,14 @@ OBJECTIVES = {
     "cmlm, one vector": cmlm(projections=1),
     "cmlm, positioned": cmlm(vector_embedding="positioned"),
     "cmlm, raw": cmlm(vector_embedding="raw", projections=2),
-    "cmlm, pre-norm": cmlm({"norm": "pre"}, projections=5),
-    "cmlm, pre-norm, raw": cmlm({"norm": "pre"}, vector_embedding="raw"),
+    "cmlm, pre-norm": cmlm(norm="pre", projections=5),
+    "cmlm, pre-norm, raw": cmlm(norm="pre", vector_embedding="raw"),
     "cmlm, skip": cmlm(skip=True),
-    "cmlm, proj": cmlm({"projection": "spaces", "projection_spaces": 3}),
-    "cmlm, all": cmlm({"projection": "spaces", "projection_spaces": 3}, skip=True, vector_embedding="positioned"),
-    "cmlm, cls": cmlm({"pooling": "cls"}, mask_rate=0.5),
-    "cmlm, max of the first layer": cmlm({"pooling": "max", "pooled_layer": 1}),
-    "cmlm, linear projection": cmlm({"projection_size": 16}, projections=2),
+    "cmlm, proj": cmlm(projection="spaces", projection_spaces=3),
+    "cmlm, all": cmlm(projection="spaces", projection_spaces=3, skip=True, vector_embedding="positioned"),
+    "cmlm, cls": cmlm(pooling="cls", mask_rate=0.5),
+    "cmlm, max of the first layer": cmlm(pooling="max", pooled_layer=1),
+    "cmlm, linear projection": cmlm(projection_size=16, projections=2),
     "mlm": mlm(),
     "mlm, two towers": mlm(towers="separate", mask_rate=0.3),
     "mlm, sentences": mlm("sentences"),
@@ -182,12 +160,12 @@ OBJECTIVES = {
     "tlm, both": tlm(language_embeddings=True, position_reset=True),
     "tlm, next sentence": tlm(next_sentence=True),
     "nli": nli(),
-    "nli, mlp": nli("separate", head="mlp"),
+    "nli, mlp": nli(towers="separate", head="mlp"),
     "nli, not scaled": nli(scale_vectors=False, features=["product", "premise"]),
-    "nli_triplet": triplet("separate"),
+    "nli_triplet": triplet(towers="separate"),
     "nli_triplet, masked": triplet(mask_equal_sentences=True, matryoshka=[7]),
     "translation": translation(),
-    "translation, bias": translation(True, label_smoothing=0.6),
+    "translation, bias": translation(semantic_bias=True, label_smoothing=0.6),
     "translation, no smoothing": translation(label_smoothing=0.0),
 }
 FIRST = [name for name in OBJECTIVES if "," not in name]
@@ -197,7 +175,7 @@ FIRST = [name for name in OBJECTIVES if "," not in name]
 class Maker:
     """Makes model, criterion and batch of an objective; their weights are large and all different."""
 
-    def __init__(self, text: TextSpec, make_batch: Callable[[Any], PairBatch]) -> None:
+    def __init__(self, text: TextSpec, make_batch: Callable[[Any], PairBatch] | None = None) -> None:
         self.text, self.make_batch = text, make_batch
         self.languages = dataclasses.replace(text, source_languages=["de", "en"], target_languages=["en", "es"])
 
@@ -238,6 +216,7 @@ class Maker:
 
     def batch(self, kind: str) -> Any:
         """Nine ragged examples; one sentence of each side is repeated with another translation."""
+        assert self.make_batch is not None
         some = sentence_pairs(12)
         given = [*some[:7], (some[0][0], some[7][1]), (some[8][0], some[1][1])]
         pairs = self.make_batch([(german * (1 + n % 2), english) for n, (german, english) in enumerate(given)])

@@ -48,6 +48,6 @@ def test_another_first_subword_of_y_is_another_loss(bare: Maker, batch: PairBatc
 def test_all_tokens_can_be_masked_or_reconstructed(bare: Maker, batch: PairBatch) -> None:
     _, criterion = bare.build(tlm(mask_rate=0.999))
     assert sizes_of(criterion, batch)["tlm"] == batch.token_count - 2 * len(batch)  # all but [SEP]
-    model, criterion = bare.build(dataclasses.replace(align(), batch="pairs"))
+    model, criterion = bare.build(align("pairs"))
     assert sizes_of(criterion, batch)["rtl"] == batch.target.real_tokens
     assert loss_of(criterion, model, batch).terms["rtl"].sum.isfinite()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.criteria.objectives import OBJECTIVES, Maker, Objective, align, cmlm, hictl, mlm, nli, rank, tlm
+from tests.criteria.objectives import OBJECTIVES, Maker, Objective, align, cmlm, frozen, hictl, mlm, nli, rank, tlm
 from tests.support.planning import loss_of, plan
 from xrep.config import Part
 from xrep.criteria.contrastive import ContrastiveCriterion
@@ -77,18 +77,20 @@ def test_who_has_use_for_hard_negatives(make: Maker, name: str) -> None:
         criterion.check_task(task)
 
 
-ROOM = {"vector_embedding": "positioned", "projections": 13}
 UNUSABLE: dict[str, tuple[Objective, str]] = {
     "as wide as the vectors": (rank(matryoshka=[8, 16]), "`matryoshka` has 16, and the model's vectors have 16"),
     "deeper than the encoder": (align(rtl_layers=4), "the encoder has 3 layers; lower `rtl_layers` from 4"),
     "deeper than the pooled layer": (align(pooled_layer=1), "the encoder has 1 layers; lower `rtl_layers` from 2"),
     "pivot": (align(pivot_language="fr"), "pivot_language 'fr' is none of the text's; choose one of: de, en, es"),
-    "narrow": (cmlm({"projection_size": 8}), "the width 8, token vectors 16; leave out `projection_size`"),
-    "spaces": (cmlm({"projection": "spaces"}), "3 projections, but the model has 15 spaces; give `projections` and"),
-    "positions": (cmlm({"max_positions": 60}, **ROOM), "13 vectors and 48 subwords, but 60 positions"),
-    "towers of hictl": (dataclasses.replace(hictl(), model={"towers": "separate"}), "set `towers` to shared"),
-    "towers of tlm": (dataclasses.replace(tlm(), model={"towers": "separate"}), "set `towers` to shared"),
-    "frozen": (dataclasses.replace(OBJECTIVES["frozen_source"], model={"towers": "shared"}), "set `towers` to separ"),
+    "narrow": (cmlm(projection_size=8), "the width 8, token vectors 16; leave out `projection_size`"),
+    "spaces": (cmlm(projection="spaces"), "3 projections, but the model has 15 spaces; give `projections` and"),
+    "positions": (
+        cmlm(max_positions=60, vector_embedding="positioned", projections=13),
+        "13 vectors and 48 subwords, but 60 positions",
+    ),
+    "towers of hictl": (hictl(towers="separate"), "set `towers` to shared"),
+    "towers of tlm": (tlm(towers="separate"), "set `towers` to shared"),
+    "frozen": (frozen(towers="shared"), "set `towers` to separ"),
 }
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import pickle
 import random
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +27,7 @@ from xrep.tasks.task import Examples
 PARTS: dict[str, Objective] = {
     "hictl": hictl(),
     "mlm": mlm("sentences"),
-    "dap": align(batch="pairs"),
+    "dap": align("pairs"),
     "ranking": rank(),
 }
 WHOLE_WORDS = mlm("sentences", whole_word=True, mask_rate=0.4)
@@ -116,31 +114,18 @@ def test_a_plan_depends_only_on_the_batch_and_the_generator(make: Maker, name: s
     assert first == contents(planned) and (second != first) is draws(name), "later batches have other masks"
 
 
-def send_plans(criteria: dict[str, tuple[Criterion, Any]], pipe: Connection) -> None:
-    torch.set_num_threads(1)
-    pipe.send_bytes(pickle.dumps({name: plan(criterion, batch, 3) for name, (criterion, batch) in criteria.items()}))
-
-
-@pytest.mark.slow
-def test_a_plan_is_the_same_wherever_it_is_made(make: Maker) -> None:
-    """As in a worker process, from which plans come pickled: contents and loss are the same."""
-    every = {name: made(make, name) for name in CASES}
-    context = multiprocessing.get_context("fork")  # as for the trainer's workers
-    mine, their_end = context.Pipe(duplex=False)
-    given = {name: (criterion, batch) for name, (_, criterion, batch) in every.items()}
-    worker = context.Process(target=send_plans, args=(given, their_end), daemon=True)
-    worker.start()
-    assert mine.poll(120), "the worker sent nothing"
-    found = pickle.loads(mine.recv_bytes())
-    worker.join(60)
-    for name, (model, criterion, batch) in every.items():
-        nn.ModuleList([model, criterion]).eval()
-        own, losses = plan(criterion, batch, 3), []
-        assert contents(own) == contents(found[name]), name
-        for planned in (own, found[name]):
-            torch.manual_seed(0)  # words are sampled
-            losses.append({term: float(each.sum.detach()) for term, each in criterion(model, planned).terms.items()})
-        assert losses[0] == losses[1] and losses[0].keys() == own.sizes.keys(), name
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_from_another_process_gives_the_same_loss(make: Maker, name: str) -> None:
+    """Plans come pickled from a worker process."""
+    model, criterion, batch = made(make, name)
+    nn.ModuleList([model, criterion]).eval()
+    own, losses = plan(criterion, batch, 3), []
+    theirs = pickle.loads(pickle.dumps(own))
+    assert contents(own) == contents(theirs)
+    for planned in (own, theirs):
+        torch.manual_seed(0)  # words are sampled
+        losses.append({term: float(each.sum.detach()) for term, each in criterion(model, planned).terms.items()})
+    assert losses[0] == losses[1] and losses[0].keys() == own.sizes.keys()
 
 
 @pytest.mark.parametrize("pinned", [False, True])
