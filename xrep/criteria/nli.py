@@ -13,7 +13,6 @@ from xrep.config.ranges import out_of_range
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
 from xrep.data.batching import TextSpec
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
-from xrep.memory import check_memory
 from xrep.models.model import SentenceModel
 from xrep.nn.layers import Linear
 from xrep.tasks.nli import NliBatch
@@ -59,8 +58,6 @@ class Nli(Criterion):
         width = len(config.features) * model.output_size
         self.hidden: nn.Module = nn.Identity()
         if config.head == "mlp":
-            what = f"an mlp of {config.head_size:,} hidden units"
-            check_memory(4 * config.head_size * (width + len(LABELS) + 1), what, cure="lower `head_size`")
             self.hidden = nn.Sequential(Linear(width, config.head_size), nn.ReLU(), nn.Dropout(config.head_dropout))
             width = config.head_size
         self.output = Linear(width, len(LABELS))
