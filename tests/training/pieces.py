@@ -19,6 +19,7 @@ from xrep.criteria.dap import DAP
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.multitask import Multitask
 from xrep.criteria.simcse import SimCSE
+from xrep.criteria.tlm import TLM
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batching import TextSpec
 from xrep.kernels.gather import current_group
@@ -64,27 +65,10 @@ class Everything(ContrastiveCriterion):
         return Loss({"pairs": Term(loss)}, {"shown": loss.detach() / max(len(planned), 1)})
 
 
-class Lengths(Criterion):
-    """A criterion that does not compare rows, with a head of its own."""
-
-    def __init__(self, config: Any, model: nn.Module, text: TextSpec) -> None:
-        super().__init__()
-        self.head = nn.Linear(model.output_size, 1)
-
-    def plan(self, batch: Any, generator: torch.Generator) -> Planned:
-        return Planned(batch, {"lengths": len(batch)})
-
-    def forward(self, model: nn.Module, planned: Planned) -> Loss:
-        batch = planned.batch
-        guess = self.head(model.encode_pair(batch.source, batch.target)[0]).squeeze(1)
-        loss = (guess - batch.source.lengths / 10).square().sum()
-        return Loss({"lengths": Term(loss)}, {"mean": loss.detach().float() / max(len(batch), 1)})
-
-
 MOCO = DualMoco.Config(queue_size=20, temperature=0.1)
 PARTS = [
     Part("first", Everything, None, 1.0, 1.0),
-    Part("plain", Lengths, None, 0.2, 1.0),
+    Part("plain", TLM, TLM.Config(), 0.2, 1.0),
     Part("queue", DualMoco, MOCO, 0.5, 1.0),
 ]
 KINDS: dict[str, tuple[type[Criterion], Any]] = {

@@ -97,19 +97,3 @@ def test_activations_of_one_piece_are_held(text: Any, make_batch: Any) -> None:
             step(Setting("dual_moco", dropout=0.1, rows=rows), text, [batch], steps=1)
         assert now == 0
     assert peaks[1] < 0.3 * peaks[0]
-
-
-def test_keys_are_encoded_once_and_in_pieces(text: Any, batches: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: dict[str, list[int]] = {"queries": [], "keys": []}
-    make = Setting.make
-
-    def watched(setting: Setting, text: Any) -> Any:
-        module = make(setting, text)
-        for name, model in (("queries", module.model), ("keys", module.criterion.momentum_encoder.model)):
-            note = lambda _, given, __, name=name: rows[name].append(len(given[0]))  # noqa: E731
-            model.encoders["shared"].register_forward_hook(note)
-        return module
-
-    monkeypatch.setattr(Setting, "make", watched)
-    step(Setting("dual_moco"), text, [replace(batches[0], negatives=None)], steps=1)
-    assert rows == {"queries": [6, 6, 4] * 2, "keys": [6, 6, 4]}, "both sides, 3, 3 and 2 pairs"

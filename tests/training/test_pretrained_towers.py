@@ -170,23 +170,6 @@ def test_export_of_two_towers_and_back(run: Path, tmp_path: Path) -> None:
     assert json.loads((out / "source" / "config.json").read_text())["model_type"] == "bert"
 
 
-def test_exported_directories_give_the_same_vectors_in_sentence_transformers(run: Path, tmp_path: Path) -> None:
-    library = pytest.importorskip("sentence_transformers", reason="it is in the extra 'bench'")
-    encoder, out = SentenceEncoder.load(run / "best"), tmp_path / "out"
-    (line,) = encoder.save(out).values()
-    assert line.endswith('.encode(["..."], task="de")  # or en')
-    whole = library.SentenceTransformer(str(out), device="cpu")
-    for kind, language in (("source", "de"), ("target", "en")):
-        sentences = [pair[kind == "target"] for pair in sentence_pairs(400)[:40]] + ["", "ein", "X" * 300]
-        theirs = library.SentenceTransformer(str(out / kind), device="cpu").encode(sentences)
-        np.testing.assert_allclose(whole.encode(sentences, task=language), theirs, atol=1e-6)
-        cosines = (theirs * encoder.encode(sentences, language)).sum(1) / np.linalg.norm(theirs, axis=1)
-        assert cosines.min() > 0.9999
-    for refused in ({}, {"task": "fr"}):  # no tower is chosen without a word
-        with pytest.raises(ValueError, match="de.*en"):
-            whole.encode(["ein Haus"], **refused)
-
-
 # -- towers of earlier runs -------------------------------------------------------------------------------------------
 
 
