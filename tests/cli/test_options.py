@@ -1,19 +1,13 @@
 """The command line of xrep-train."""
 
-import importlib
-import subprocess
-import sys
-
 import pytest
 import yaml
 
-from tests.support.runs import environment
 from xrep.config import compose, compose_course
 from xrep.errors import ConfigError, UserError
 from xrep.registry import CRITERIA, TASKS
 from xrep_cli.common import naming_options
 from xrep_cli.options import help_text, parse
-from xrep_cli.train import main
 
 TASK_NAMES = ", ".join(TASKS.names())
 CHOSEN = ["--task", "bitext", "--criterion", "dual_moco"]
@@ -142,13 +136,11 @@ def test_a_name_of_two_parts(tmp_path, monkeypatch):
     assert "criterion.layers= INT" in help_text(parse(given)) and "--depth {low,high}" in help_text(parse(given))
 
 
-def test_printed_configuration_gives_itself_again(tmp_path, capsys):
+def test_printed_configuration_gives_itself_again(tmp_path, cli):
     given = [*CHOSEN, "--lr", "1e-5", "--save-dir", "1e3", "--exclude", "a,b", "--init", "x y", "--queue-size", "7"]
-    assert main([*given, "--print-config"]) == 0
-    printed = capsys.readouterr().out
+    printed = cli("train", *given, "--print-config").out
     (tmp_path / "c.yaml").write_text(printed)
-    assert main(["--config", str(tmp_path / "c.yaml"), "--print-config"]) == 0
-    assert capsys.readouterr().out == printed
+    assert cli("train", "--config", "c.yaml", "--print-config").out == printed
     read = yaml.safe_load(printed)
     assert (read["optimizer"]["lr"], read["checkpoint"]["save_dir"], read["init"]) == (1e-5, "1e3", "x y")
 
@@ -222,15 +214,6 @@ def test_help_shows_the_parts_of_each_stage(tmp_path):
     assert shown.count("\n  --temperature FLOAT") == 1
 
 
-@pytest.mark.parametrize("text", [PARTS, "task: bitext\ncriterion: dual_moco\nstages: [{}, {}]\n"])
-def test_help_waits_for_no_torch(tmp_path, text):
-    (tmp_path / "c.yaml").write_text(text)
-    code = "import sys; from xrep_cli.train import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
-    line = [sys.executable, "-c", code, "--config", str(tmp_path / "c.yaml"), "--help"]
-    finished = subprocess.run(line, env=environment(), capture_output=True, text=True)
-    assert finished.returncode == 0 and "--queue-size" in finished.stdout, finished.stderr
-
-
 def test_errors_name_the_options_of_the_command(tmp_path):
     """The library names the field; xrep-train adds the option, but not if several parts have one of this name."""
 
@@ -244,28 +227,18 @@ def test_errors_name_the_options_of_the_command(tmp_path):
     assert "lower --queue-size or `temperature`, or" in printed("--config", str(tmp_path / "c.yaml"))
 
 
-def test_xrep_train_names_its_options(capsys):
-    assert main(["--criterion", "dual_moco"]) == 2
-    assert capsys.readouterr().err == f"xrep-train: error: no task is chosen; set --task to one of {TASK_NAMES}\n"
-
-
-@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e400"])
-def test_numbers_are_finite(number: str, tmp_path, capsys):
-    for program, line in (
-        ("train", ["--task", "bitext", "--criterion", "dual_moco", "--max-epochs", number]),
-        ("train", ["--task", "bitext", "--criterion", "dual_moco", "--temperature", number]),
-        ("mine", ["--source", "a", "--target", "b", "--output", "c", f"--threshold={number}"]),
-        ("preprocess", ["--bitext", "de-en=a,b", "--destdir", "d", f"--max-length-ratio={number}"]),
-        ("generate", ["--path", "x", f"--lenpen={number}"]),
-        ("eval", ["bucc", "--path", "x", "--data", "y", f"--threshold={number}"]),
-    ):
-        assert importlib.import_module(f"xrep_cli.{program}").main(line) == 2
-        error = capsys.readouterr().err.splitlines()
-        assert len(error) == 1 and ("must be a finite number" in error[0] or "must be finite" in error[0]), error
-
-
-def test_a_configuration_of_a_thousand_levels_is_one_line(tmp_path, capsys):
-    (tmp_path / "deep.yaml").write_text("task: " + "[" * 1000 + "]" * 1000, encoding="utf-8")
-    assert main(["--config", str(tmp_path / "deep.yaml")]) == 2
-    error = capsys.readouterr().err
-    assert "deep.yaml: not a valid configuration" in error and error.count("\n") == 1
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ("--output-dir", "--save-dir is the option for that"),
+        ("--num-train-epochs", "--max-epochs is the option for that"),
+        ("--early-stopping", "--patience is the option for that"),
+        ("--gradient-accumulation-steps", "--update-freq is the option for that"),
+        ("--bf16", "--precision is the option for that"),
+        ("--banana", "--help lists the options of the chosen parts"),
+    ],
+)
+def test_advice_on_options_of_other_programs(given, advice):
+    (problem,) = problems("data/", *CHOSEN, given, "1")
+    assert problem.startswith(f"unknown option {given}") and problem.endswith(advice)
+    assert values("data/", *CHOSEN, "--patience", "3")["trainer"]["patience"] == 3

@@ -1,67 +1,102 @@
-"""The command ``xrep``: it lists the others, runs them, and completes what is typed."""
+"""The command ``xrep``: it lists the others, runs them, and completes what is typed. Help needs no torch."""
 
 from __future__ import annotations
 
+import json
 import runpy
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import xrep
+from tests.support.commands import Commands
 from tests.support.programs import ROOT
 from tests.support.runs import environment
-from xrep.registry import CRITERIA, EVALUATIONS
+from xrep.registry import CRITERIA, EVALUATIONS, TASKS
 from xrep_cli.completion import script
-from xrep_cli.xrep import COMMANDS, main, summary
+from xrep_cli.eval import build_parser
+from xrep_cli.xrep import COMMANDS, summary
 
 
-def test_it_lists_every_command(capsys: pytest.CaptureFixture[str], setup_arguments: dict) -> None:
-    assert main([]) == main(["--help"]) == 0
+def test_it_lists_every_command(cli: Commands, setup_arguments: dict[str, Any]) -> None:
+    shown = cli("xrep")
     scripts = [line.partition("=")[0] for line in setup_arguments["entry_points"]["console_scripts"]]
     assert sorted(scripts) == sorted(["xrep", *(f"xrep-{name}" for name in COMMANDS)])
-    shown = capsys.readouterr().out
     for name in COMMANDS:
-        assert f"  {name:<12}{summary(name)}\n" in shown and summary(name).endswith(".")
+        assert f"  {name:<12}{summary(name)}\n" in shown.out and summary(name).endswith(".")
+    assert (shown.code, shown.out) == (0, cli("xrep", "--help").out)
+    assert cli("xrep", "--version").out == f"xrep {xrep.__version__}\n"
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"xrep {xrep.__version__}\n"
+@pytest.fixture
+def setup_arguments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the arguments that setup.py gives to setuptools."""
+    arguments: dict[str, Any] = {}
+    monkeypatch.setattr("setuptools.setup", lambda **given: arguments.update(given))
+    runpy.run_path(str(ROOT / "setup.py"))
+    return arguments
+
+
+HELP = """
+import contextlib, importlib, io, json, sys
+shown = []
+for name, *words in json.load(sys.stdin):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            code = importlib.import_module(f"xrep_cli.{name}").main([*words, "--help"])
+        except SystemExit as end:
+            code = end.code
+    shown.append([code, out.getvalue(), sorted({"torch", "numpy"} & {*sys.modules})])
+print(json.dumps(shown))
+"""
+PARTS = "parts: [{task: bitext, criterion: dual_moco}, {name: rank, task: bitext, criterion: translation_ranking}]\n"
+STAGES = "task: bitext\ncriterion: dual_moco\nstages: [{}, {}]\n"
 
 
 @pytest.mark.slow
-def test_as_a_module_that_waits_for_no_torch() -> None:
+def test_help_teaches_and_waits_for_no_torch(tmp_path: Path) -> None:
+    """All of it in one new process: a command that imported torch would have done so for those after it."""
+    (tmp_path / "parts.yaml").write_text(PARTS)
+    (tmp_path / "stages.yaml").write_text(STAGES)
+    light = [["eval"], ["eval", "all"], ["eval", "sts"], ["eval", "tatoeba"]]
+    lines = [*light, ["xrep"], *([name] for name in COMMANDS)]
+    lines += [["train", "--task", "bitext", "--criterion", name] for name in CRITERIA.names()]
+    lines += [["train", "--task", name, "--criterion", "dual_moco"] for name in TASKS.names()]
+    lines += [["train", "--config", f"{name}.yaml"] for name in ("parts", "stages")]
+    lines += [["mine", "negatives"], *(["search", verb] for verb in ("build", "add", "query"))]
+    given = {"input": json.dumps(lines), "cwd": tmp_path, "env": environment(), "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", HELP], **given)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert [imported for _, _, imported in shown[: len(light)]] == [[]] * len(light)
+    for (name, *words), (code, text, imported) in zip(lines, shown, strict=True):
+        assert code == 0 and "torch" not in imported, (name, words)
+        verb = " ".join(words[:1]) if name in ("eval", "mine", "search") else ""
+        assert name == "xrep" or f"xrep-{name} {verb}" in text.partition("\n")[2], f"no example: {name} {words}"
+        if "--criterion" in words:
+            assert f"(chosen: {words[-1]})" in " ".join(text.split())
     done = subprocess.run(
         [sys.executable, "-m", "xrep", "--version"], env=environment(), capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, f"xrep {xrep.__version__}\n")
-    code = "import sys; from xrep_cli.xrep import main; main([]); sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.startswith("usage: xrep COMMAND"), done.stderr
 
 
-def test_it_runs_a_command_and_passes_its_code_on(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["encode", "--path", "a", "--input", "b", "--output", "c.txt"])
-    assert end.value.code == 2
-    assert capsys.readouterr().err.startswith("xrep-encode: error: c.txt: the output is a .npy file;")
+@pytest.mark.slow
+def test_every_evaluation_has_a_summary_and_an_example() -> None:
+    summaries = build_parser().format_help()
+    for name in EVALUATIONS.names():
+        text = EVALUATIONS.load(name).__doc__
+        assert f"xrep-eval {name} --" in text and " ".join(text.split("\n")[0].split())[:20] in summaries
+        build_parser(name)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("trian", "xrep: error: there is no command 'trian'; did you mean 'train'?"),
-        ("banana", "xrep: error: there is no command 'banana'; known: train, eval, "),
-        ("completion tcsh", "xrep: error: no completion for 'tcsh'; write xrep completion bash, or zsh or fish"),
-        ("completion", "no completion for ''; write xrep completion bash"),
-    ],
-)
-def test_what_there_is_not(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(line.split()) == 2
-    (printed,) = capsys.readouterr().err.splitlines()
-    assert message in printed
+def test_it_runs_a_command_and_passes_its_code_on(cli: Commands) -> None:
+    done = cli("xrep", "encode", "--path", "a", "--input", "b", "--output", "c.txt")
+    assert done.code == 2 and done.err.startswith("xrep-encode: error: c.txt: the output is a .npy file;")
 
 
 COMPLETED = {
@@ -81,27 +116,17 @@ COMPLETED = {
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
 def test_bash_completes() -> None:
-    shell = shutil.which("bash")
-    if shell is None:
-        pytest.skip("there is no bash")
     text = script("bash", COMMANDS)
     for line in COMPLETED:
         text += f'COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); _xrep; echo "${{COMPREPLY[@]}}"\n'
-    done = subprocess.run([shell, "-s"], input=text, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-s"], input=text, capture_output=True, text=True, timeout=60)
     assert done.stderr == "" and [line.split() for line in done.stdout.splitlines()] == list(COMPLETED.values())
 
 
+@pytest.mark.slow
 def test_every_shell_has_every_part() -> None:
     for shell in ("bash", "zsh", "fish"):
         text = script(shell, COMMANDS)
         assert all(name in text for name in (*CRITERIA.names(), *EVALUATIONS.names(), "queue-size", "drop-overlap"))
-
-
-@pytest.fixture
-def setup_arguments(monkeypatch: pytest.MonkeyPatch) -> dict:
-    """Return the arguments that setup.py gives to setuptools."""
-    arguments: dict = {}
-    monkeypatch.setattr("setuptools.setup", lambda **given: arguments.update(given))
-    runpy.run_path(str(ROOT / "setup.py"))
-    return arguments
