@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.cli.conftest import write_lines
 from tests.support.corpus import sentence_pairs
-from tests.support.encoders import write_encoder
 from tests.support.runs import environment, options
-from tests.support.translators import write_translator
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.translator import Translator
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -36,14 +35,14 @@ print(torch.backends.cpu.get_cpu_capability())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="AVX2 is an extension of x86")
-def test_commands_in_float32_and_bfloat16(data_directory: Path, tmp_path: Path) -> None:
-    encoder, translator = write_encoder(tmp_path / "encoder" / "best"), write_translator(tmp_path / "nmt" / "best")
-    source = tmp_path / "lines.txt"
-    source.write_text("".join(f"{line}\n" for line in GERMAN), encoding="utf-8")
-    steps = options(max_steps=3)
-    (tmp_path / "bitext.tsv").write_text("".join(f"{line}\tline {n}\n" for n, line in enumerate(GERMAN)), "utf-8")
-    lines: list[tuple[str, list[object]]] = []
+def test_commands_in_float32_and_bfloat16(
+    data_directory: Path, shared_encoder: Path, translator: Path, tmp_path: Path
+) -> None:
+    encoder, source = shared_encoder, write_lines(tmp_path / "lines.txt", GERMAN)
+    write_lines(tmp_path / "bitext.tsv", [f"{line}\tline {n}" for n, line in enumerate(GERMAN)])
+    steps, lines = options(max_steps=3), list[tuple[str, list[object]]]()
     for precision in ("float32", "bfloat16"):
         given = ["--input", source, "--device", "cpu", "--precision", precision]
         lines.append(("encode", ["--path", encoder, *given, "--output", tmp_path / f"{precision}.npy"]))
