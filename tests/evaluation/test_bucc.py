@@ -141,18 +141,3 @@ def test_the_sample_of_the_shared_task() -> None:
     threshold, f1 = plain_margins.best_f1(*plain_result(split, options, encoder))
     assert 40 < f1 < 95 and result["f1"] == pytest.approx(f1)
     assert result["threshold"] == pytest.approx(threshold, abs=2e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("margin", MARGINS)
-def test_sentences_of_news(margin: str) -> None:
-    sides = []
-    for language in ("de", "en"):
-        lines = (published("mt/newstest") / f"newstest2012.{language}").read_text(encoding="utf-8").splitlines()[:700]
-        sides.append(bucc.Side(language, lines, {}))
-    split = bucc.Split("de-en", "test", *sides, np.stack([np.arange(700)] * 2, axis=1), ())
-    options = Bucc.Config(data="", margin=margin, oracle=True)
-    result, _ = bucc.measure(TRIGRAMS, split, None, options)
-    threshold, f1 = plain_margins.best_f1(*plain_result(split, options))
-    assert f1 > 10 and result["f1"] == pytest.approx(f1)
-    assert result["threshold"] == pytest.approx(threshold, abs=2e-6)

@@ -44,33 +44,21 @@ def matrices(figures: Figures) -> list[np.ndarray]:
     return [np.array([[*row.values()] for row in figures.values[when].values()]) for when in ("before", "after")]
 
 
-def test_removal_takes_the_bias_of_an_encoder_that_has_one(tmp_path: Path) -> None:
-    options = {"data": write_numbers(tmp_path, "de", "fr", "zh", "en"), "neighbours": 3}
-    figures = measured(LanguageBias, Biased(2.0), **options)
-    before, after = matrices(figures)
-    assert (figures.settings["languages"], figures.settings["sentences"]) == (["de", "en", "fr", "zh"], 40)
-    assert before.diagonal().min() > 99  # every neighbour is of the own language
-    assert after.diagonal().max() < 2  # the three neighbours are the three translations
-    np.testing.assert_allclose(before.sum(axis=1), 100)
-    np.testing.assert_allclose(after[~np.eye(4, dtype=bool)], 100 / 3, atol=1)
-    assert figures.values["unbiased"] == pytest.approx(100 * 39 / 159)
-    fair, _ = matrices(measured(LanguageBias, Biased(0.0), **options))
-    assert fair.diagonal().max() < 2
-
-
-def test_components_are_those_of_each_language_and_the_table_shows_the_values(tmp_path: Path) -> None:
-    encoder, data = Biased(0.4), write_numbers(tmp_path, "de", "fr", "zh")
+def test_shares_are_those_of_the_formula_and_the_table_shows_them(tmp_path: Path) -> None:
+    """Before the components of each language are removed, and after."""
+    encoder, data, sides = Biased(0.4), write_numbers(tmp_path, "de", "fr", "zh"), []
     figures = measured(LanguageBias, encoder, data=data, neighbours=4, remove_components=3)
     before, after = matrices(figures)
-    sides = []
-    for language in ("de", "fr", "zh"):
-        vectors = encoder.encode([f"{language} {number}" for number in NUMBERS], language).astype(np.float64)
-        components = np.linalg.svd(vectors, full_matrices=False)[2][:3]
-        sides.append(normalize_rows(vectors - vectors @ components.T @ components))
+    vectors = [encoder.encode([f"{lang} {number}" for number in NUMBERS], lang) for lang in ("de", "fr", "zh")]
+    for own in map(np.float64, vectors):
+        components = np.linalg.svd(own, full_matrices=False)[2][:3]
+        sides.append(normalize_rows(own - own @ components.T @ components))
+    np.testing.assert_allclose(before, 100 * language_shares(vectors, 4), atol=1e-9)
     np.testing.assert_allclose(after, 100 * language_shares(sides, 4), atol=0.5)
-    assert np.abs(after - before).max() > 5
+    assert before.diagonal().min() > after.diagonal().max() + 5
     assert figures.values["before"]["de"] == dict(zip(("de", "fr", "zh"), before[0], strict=True))
     assert figures.values["own"]["after"] == pytest.approx(after.diagonal().mean())
+    assert figures.values["unbiased"] == pytest.approx(100 * 39 / 119)
     lines = figures.printed().splitlines()
     assert "4 nearest neighbours" in lines[0] and "40 sentences of each of 3 languages" in lines[0]
     assert lines[3].split() == ["German", "(de)", f"{before[0, 0]:.1f}", f"{after[0, 0]:.1f}"]

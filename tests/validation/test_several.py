@@ -81,16 +81,13 @@ stages: [{{name: one, validation: {GIVEN}}}, {{name: two}}]
     ("file", "words"),
     [
         ("validation: loss", "--validate-with sts,loss --best-by loss"),
-        ("validation: loss", "validation.validate_with=[sts,loss] validation.best_by=loss"),
         (f"validation: {GIVEN}", ""),
         (STAGES, ""),
-        (
-            STAGES.replace(f", validation: {GIVEN}", ""),
-            "--stages.one.validation.validate-with sts,loss stages.one.validation.best_by=loss",
-        ),
+        (STAGES.replace(f", validation: {GIVEN}", ""), "--stages.one.validation.validate-with sts,loss "
+         "stages.one.validation.best_by=loss"),
     ],
-    ids=["option", "assignment", "file", "stages", "stage on the command line"],
-)
+    ids=["option", "file", "stages", "stage on the command line"],
+)  # fmt: skip
 def test_each_way_of_giving_validate_with_chooses_it(tmp_path: Path, file: str, words: str) -> None:
     """As for every option: --validate-with, validation.validate_with=, or a YAML file, also over a named validation."""
     (tmp_path / "file.yaml").write_text(file)
