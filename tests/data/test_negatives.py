@@ -57,6 +57,7 @@ def test_negatives_are_found_by_their_pairs(tokenizer: Tokenizer, text: TextSpec
     assert len(store.of(hashes(PAIRS[10:]), text).tokens) == 0
     for rows in ((0, 2), (1, 4), (3, 3), (4, 5)):
         part = found.of_rows(*rows)
+        assert part.rows.tolist() == part.host_rows.tolist()
         assert texts(part, tokenizer) == [(r - rows[0], own) for r, own in texts(found, tokenizer) if r in range(*rows)]
     again, said = prepare(tokenizer, str(tmp_path / "one.tsv"), str(tmp_path / "two.tsv"))
     assert again.fingerprint == store.fingerprint and said == []

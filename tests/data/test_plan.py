@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xrep.data.order import WINDOW_SIZE, ExampleOrder
+from xrep.data.order import ExampleOrder
 from xrep.data.plan import MOST_PADDING, TokenBudget, plan_batches
 from xrep.data.stream import Plan
 
@@ -109,18 +109,3 @@ def test_it_ends_where_it_is_told_to() -> None:
         assert list(plan_batches(order(), budget, start, 0, 2, EPOCH)) == []
     (only,) = plan_batches(order(), budget, EPOCH - 3, 2, 3, EPOCH)
     assert only.what.shape == (0, 2) and only.examples == EPOCH
-
-
-@pytest.mark.parametrize("max_tokens", [4000, 900_000])
-def test_lengths_are_looked_up_once(max_tokens: int) -> None:
-    """For any budget, work grows linearly with the examples, not with their square."""
-    looked_up = []
-
-    def counted(corpus: int, some: np.ndarray) -> np.ndarray:
-        looked_up.append(len(some))
-        return one_side(corpus, some)
-
-    size = 2 * WINDOW_SIZE
-    large = ExampleOrder([size], 1.0, 1, lambda corpus, some: one_side(corpus, some)[:, 0])
-    plans = list(plan_batches(large, TokenBudget(max_tokens, counted), None, 0, 1, size))
-    assert sum(looked_up) == size and len(looked_up) < size / 1000 and len(plans) > 3

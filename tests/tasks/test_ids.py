@@ -11,11 +11,6 @@ import torch
 
 from tests.support.corpus import sentence_pairs
 from tests.support.nli_data import write, write_simcse
-from tests.support.planning import loss_of
-from xrep.criteria.dual_moco import DualMoco
-from xrep.criteria.translation_ranking import TranslationRanking
-from xrep.data.batching import PairBatch
-from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.monolingual import MonolingualTask
 from xrep.tasks.nli import NliTask
@@ -85,39 +80,3 @@ def test_only_sentences_with_words_are_equal(make: Any, tmp_path: Path) -> None:
     if make is not text:  # where a sentence is the second of one pair and the first of the next
         assert len(set(wordless)) == len(wordless), "nor in another column"
     assert torch.equal(whole(task).ids, ids)
-
-
-def test_different_passages_are_not_equal(tmp_path: Path) -> None:
-    task = text(tmp_path, units="reordered", pack=True)
-    found = whole(task).ids[:, 0].tolist()
-    assert len(set(found)) == len(found) == 19 + 4 + 6 + 4
-
-
-def test_masks_leave_sentences_without_words_among_the_negatives(tmp_path: Path) -> None:
-    """In a batch, and in a queue, in which the mask finds a sentence again that was enqueued before."""
-    task = bitext(tmp_path)
-    torch.manual_seed(0)
-    small = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 128}
-    model = DualEncoder(DualEncoder.Config(**small, dropout=0.0, attention_dropout=0.0), task.text)
-    bare = [[0, row] for row in range(task.examples - len(BARE), task.examples)]
-    one, other = task.make(np.array(bare[:3])), task.make(np.array(bare[3:]))
-    (valid,) = task.validation_batches()
-
-    def losses(kind: Any, *queued: PairBatch, batch: PairBatch, **options: Any) -> list[float]:
-        found = []
-        for mask in (False, True):
-            criterion = kind(kind.Config(mask_equal_sentences=mask, **options), model, task.text)
-            for each in queued:
-                loss_of(criterion.train(), model, each)
-                criterion.after_step(model)
-            loss = loss_of(criterion.eval(), model, batch)
-            found.append(sum(float(term.sum.detach()) for term in loss.terms.values()))
-        return found
-
-    plain, masked = losses(TranslationRanking, batch=one)
-    assert plain == masked
-    for batch in (other, valid):
-        plain, masked = losses(DualMoco, one, batch=batch, queue_size=3)
-        assert plain == masked
-    plain, masked = losses(DualMoco, one, other, batch=one, queue_size=6)
-    assert plain > masked

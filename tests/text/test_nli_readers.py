@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from xrep.errors import UserError
 from xrep.text.nli_readers import LABELS, Example, discover_nli, discover_nli_test, read_nli
 
 ROWS = nli_rows(4)
-REAL = Path(os.environ.get("XREP_DATA") or Path(__file__).parents[3] / "shared" / "data") / "nli"
 
 
 def expected(rows: list[tuple[str, str, str]], language: str = "en") -> list[Example]:
@@ -183,18 +181,3 @@ def test_malformed_files(tmp_path: Path, name: str) -> None:
     write(tmp_path / "parallel" / "s2.train", ["b"])
     with pytest.raises(UserError, match="s1.train:2: 12 lines, but .*s2.train has 1; align the files line by line"):
         read(tmp_path / "parallel")
-
-
-def test_published_files(tmp_path: Path) -> None:
-    if not REAL.is_dir():
-        pytest.skip(f"{REAL} is not there")
-    for name in ("s1", "s2", "labels"):
-        (tmp_path / f"{name}.train").symlink_to(REAL / "snli_dev" / f"{name}.dev")
-    counts: Counter[str] = Counter()
-    assert len(read(tmp_path, counts=counts)) == counts["read"] == 9842
-    for code in ("de", "en", "zh"):
-        (tmp_path / "xnli" / f"train-{code}.tsv").parent.mkdir(exist_ok=True)
-        (tmp_path / "xnli" / f"train-{code}.tsv").symlink_to(REAL / "xnli" / f"dev-{code}.tsv")
-    found = read(tmp_path / "xnli", cross_lingual=True)
-    assert len(found) == 3 * 2490 and len({example.languages for example in found}) == 6
-    assert Counter(example.label for example in found) == {0: 2490, 1: 2490, 2: 2490}

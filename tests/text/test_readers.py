@@ -185,11 +185,15 @@ def test_lines_and_cells_are_excluded(tmp_path):
     write(tmp_path / "deep" / "pairs.tsv", "Links\tOn the left\n")
     write(tmp_path / "test.sh", "Na srpskohrvatskom.\n")  # sh is a language, too
     write(tmp_path / "README", "What this is\n")
+    columns = "\tX" * 8
+    write(tmp_path / "x.conllu", f"# text = Ja gut\n1\tJa{columns}\n2\tgut{columns}\n\n")
+    write(tmp_path / "panx.tsv", "de:Kiel\tB-LOC\nde:ist\tO\n\n")
     write(tmp_path / "test.csv", 'label,sentence\n1,"Ein Hund, der bellt"\n2,"Zwei ""große""\nKatzen"\n')
     excluded = load_exclusion([tmp_path])
     texts = ["DAS IST EIN TEST", "links", "On the left!", "mit Tab", "Na srpskohrvatskom", "Ein Hund, der bellt",
-             "Zwei große Katzen", "Links\tOn the left", "...", "What this is", "der bellt", "1", "label"]  # fmt: skip
-    assert excluded.contains(sentence_hashes(texts)).tolist() == [True] * 7 + [False] * 6
+             "Zwei große Katzen", "Ja gut", "Kiel ist"]  # fmt: skip
+    texts += ["Links\tOn the left", "...", "What this is", "der bellt", "1", "label"]
+    assert excluded.contains(sentence_hashes(texts)).tolist() == [True] * 9 + [False] * 6
 
 
 @pytest.mark.parametrize(("name", "content", "problem"), [

@@ -248,6 +248,7 @@ def test_what_the_file_puts_around_a_sentence_counts(tmp_path: Path) -> None:
     ("bert", "tokenizer.json", '{"version": "1.0"', r"tokenizer.json: not a tokenizer.json"),
     ("bert", "tokenizer_config.json", '{"tokenizer_class": "BertJapaneseTokenizer"}', r"BertJapaneseTokenizer"),
     ("bert", "added_tokens.json", '{"<en>": 7}', r"added_tokens.json: added token '<en>' has the id 7, but"),
+    ("bert", "tokenizer_config.json", '{"added_tokens_decoder": {"9": 5}}', r"config.json: not an added token"),
     ("bert", "tokenizer_config.json", '{"do_lower_case": "no"}', r"do_lower_case is 'no'; true or false"),
     ("roberta", "merges.txt", "#version: 0.2\na b\nc\n", r"merges.txt:3: not a pair of pieces"),
     ("roberta", "tokenizer_config.json", '{"tokenizer_class": "GPT2Tokenizer"}', r"belongs to GPT2Tokenizer"),

