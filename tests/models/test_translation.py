@@ -39,8 +39,9 @@ def text_of(source: Vocabulary, target: Vocabulary | None = None, languages: lis
     return TextSpec(vocabularies=own, max_length=48, source_languages=["de"], target_languages=languages or ["en"])
 
 
-def make_pairs(make_batch) -> PairBatch:
-    """Return eight pairs of mixed lengths, padded on both sides."""
+@pytest.fixture
+def batch(make_batch) -> PairBatch:
+    """Eight pairs of mixed lengths, padded on both sides."""
     pairs = enumerate(sentence_pairs(8))
     return make_batch([(" ".join(german.split()[: 1 + n]), english * (1 + n % 2)) for n, (german, english) in pairs])
 
@@ -72,8 +73,8 @@ def stepped(model: Translation, batch: PairBatch, languages: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("norm", "tie", "bias"), EVERY)
-def test_steps_equal_the_whole(text, make_batch, norm: str, tie: str, bias: bool) -> None:
-    model, batch = make_model(text, norm=norm, tie_embeddings=tie, semantic_bias=bias), make_pairs(make_batch)
+def test_steps_equal_the_whole(text, batch, norm: str, tie: str, bias: bool) -> None:
+    model = make_model(text, norm=norm, tie_embeddings=tie, semantic_bias=bias)
     with torch.no_grad():
         logits, labels = teacher_forced(model, batch, EIGHT)
         steps = stepped(model, batch, EIGHT)
@@ -82,8 +83,8 @@ def test_steps_equal_the_whole(text, make_batch, norm: str, tie: str, bias: bool
     assert_near(steps[real], logits)
 
 
-def test_a_translation_does_not_depend_on_the_batch(text, make_batch) -> None:
-    model, batch = make_model(text, semantic_bias=True), make_pairs(make_batch)
+def test_a_translation_does_not_depend_on_the_batch(text, batch) -> None:
+    model = make_model(text, semantic_bias=True)
     with torch.no_grad():
         together, _ = teacher_forced(model, batch, EIGHT)
         ones = [teacher_forced(model, batch.rows(i, i + 1), EIGHT[:1])[0] for i in range(8)]
@@ -92,8 +93,8 @@ def test_a_translation_does_not_depend_on_the_batch(text, make_batch) -> None:
     assert found.vectors.shape == (0, 32) and found.labels.shape == (0,) and loss_of(found).loss == 0
 
 
-def test_sentences_leave(text, make_batch) -> None:
-    model, batch = make_model(text, semantic_bias=True), make_pairs(make_batch)
+def test_sentences_leave(text, batch) -> None:
+    model = make_model(text, semantic_bias=True)
     rows = torch.tensor([1, 4, 6])
     tokens, parents = torch.full((8, 3), 7), torch.zeros(8, 3, dtype=torch.int64)
     every, some = (model.begin(batch.source, EIGHT) for _ in range(2))
@@ -104,29 +105,27 @@ def test_sentences_leave(text, make_batch) -> None:
     assert_near(found, expected, 2e-6)
 
 
-def test_the_semantic_bias_is_a_scaled_cosine(text, make_batch) -> None:
+def test_the_semantic_bias_is_a_scaled_cosine(text, batch) -> None:
     """The logits are z + s cos([CLS], E); with s = 0 they are those of the plain model."""
-    batch, languages = make_pairs(make_batch), EIGHT
     model = make_model(text, semantic_bias=True).double()
     assert model.semantic_scale == 20 and make_model(text, semantic_bias=True, semantic_scale=1.0).semantic_scale == 1
     plain = make_model(text).double()
     model.load_state_dict(plain.state_dict(), strict=False)
     with torch.no_grad():
-        without, _ = teacher_forced(plain, batch, languages)
+        without, _ = teacher_forced(plain, batch, EIGHT)
         for scale in (0.0, -2.5):
             model.semantic_scale.fill_(scale)
             cls, table = model.encoder(batch.source)[:, 0], model.encoder.token_embedding.weight
             cosine = (cls @ table.t()) / cls.norm(dim=1, keepdim=True) / table.norm(dim=1).clamp_min(1e-12)
             of_token = cosine.repeat_interleave(batch.target.lengths - 1, dim=0)
-            found, _ = teacher_forced(model, batch, languages)
+            found, _ = teacher_forced(model, batch, EIGHT)
             torch.testing.assert_close(found, without + scale * of_token, rtol=0, atol=1e-9)
-            first = model.begin(batch.source, languages).next()[:, 0]
+            first = model.begin(batch.source, EIGHT).next()[:, 0]
             ahead = (batch.target.lengths - 1).cumsum(0) - (batch.target.lengths - 1)
             assert_near(first, found[ahead])
 
 
-def test_gradients_reach_every_parameter(text, make_batch) -> None:
-    batch = make_pairs(make_batch)
+def test_gradients_reach_every_parameter(text, batch) -> None:
     for tie in ("all", "decoder", "none"):
         model = make_model(text, semantic_bias=True, tie_embeddings=tie).train()
         found = model.predict(batch.source, batch.target, EIGHT)
@@ -137,8 +136,8 @@ def test_gradients_reach_every_parameter(text, make_batch) -> None:
         assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
 
 
-def test_a_frozen_encoder_leaves_no_graph(text, make_batch) -> None:
-    model, batch = make_model(text), make_pairs(make_batch)
+def test_a_frozen_encoder_leaves_no_graph(text, batch) -> None:
+    model = make_model(text)
     model.encoder.requires_grad_(False)
     seen: list[bool] = []
     model.encoder.register_forward_hook(lambda *_: seen.append(torch.is_grad_enabled()))
@@ -146,9 +145,9 @@ def test_a_frozen_encoder_leaves_no_graph(text, make_batch) -> None:
     assert found.vectors.requires_grad and seen == [False]
 
 
-def test_the_language_vector_is_the_first_input(tokenizer, make_batch) -> None:
+def test_the_language_vector_is_the_first_input(tokenizer, batch) -> None:
     text = text_of(Vocabulary.of(tokenizer), languages=["en", "es", "fr"])
-    model, batch = make_model(text), make_pairs(make_batch)
+    model = make_model(text)
     assert model.target_languages == ["en", "es", "fr"]
     with torch.no_grad():
         given = (EIGHT, EIGHT + 1, torch.tensor([0, 1] * 4))
@@ -180,8 +179,8 @@ def test_tied_tables_are_one(text) -> None:
     assert sizes["none"] - sizes["decoder"] == table and sizes["decoder"] - sizes["all"] == table
 
 
-def test_vocabularies_and_widths_of_their_own(text, tokenizer, make_batch) -> None:
-    source, batch = Vocabulary.of(tokenizer), make_pairs(make_batch)
+def test_vocabularies_and_widths_of_their_own(text, tokenizer, batch) -> None:
+    source = Vocabulary.of(tokenizer)
     target = dataclasses.replace(source, size=source.size + 9)
     separate = text_of(source, target)
     assert make_model(separate).begin(batch.source, EIGHT).next().size(2) == target.size
@@ -214,16 +213,15 @@ def test_starts_from_the_encoder_of_a_run(tmp_path: Path) -> None:
         Translation(Translation.Config(encoder=str(path), pretrained_layers=5), text)
 
 
-def test_a_checkpoint_holds_all_of_it(make_batch, tmp_path: Path) -> None:
+def test_a_checkpoint_holds_all_of_it(batch, tmp_path: Path) -> None:
     for tie in ("all", "none"):
         options = {"tie_embeddings": tie, "semantic_bias": True}
         checkpoint = open_checkpoint(write_translator(tmp_path / tie / "best", **options))
         model, loaded = make_translator(checkpoint.text, **options), load_model(checkpoint)
-        batch, languages = make_pairs(make_batch), EIGHT
         batch.source.tokens %= checkpoint.text.vocabulary("source").size
         batch.target.tokens %= checkpoint.text.vocabulary("target").size
         assert fingerprint(loaded, checkpoint.text) == fingerprint(model, checkpoint.text)
-        assert torch.equal(teacher_forced(loaded, batch, languages)[0], teacher_forced(model, batch, languages)[0])
+        assert torch.equal(teacher_forced(loaded, batch, EIGHT)[0], teacher_forced(model, batch, EIGHT)[0])
 
 
 def test_problems() -> None:
