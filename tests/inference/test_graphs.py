@@ -29,11 +29,12 @@ pytestmark = pytest.mark.slow  # torch takes seconds for the graph of the smalle
 LENGTH = 20
 
 
-def written(path: Path, changes: dict[str, Any], *, normalize: bool = True, **options: Any) -> Path:
-    torch.manual_seed(0)
-    activation = "tanh" if "projection" in options else "none"
-    options |= {"activation": activation, "normalize": normalize, "save_tokenizer": write_tokenizer, **IDS}
-    write_sentence_transformers(path, make_encoder(replace(BERT, **changes)), max_length=LENGTH, **options)
+def written(path: Path, changes: dict[str, Any], *, normalize: bool = True, dense: int = 0, **options: Any) -> Path:
+    """Write an encoder with ``changes`` to BERT and, if ``dense`` is not 0, a layer with tanh behind the pooling."""
+    encoder = make_encoder(replace(BERT, **changes))
+    options |= {"projection": Linear(32, dense), "activation": "tanh"} if dense else {}
+    options |= {"normalize": normalize, "save_tokenizer": write_tokenizer, **IDS}
+    write_sentence_transformers(path, encoder, max_length=LENGTH, **options)
     return path
 
 
@@ -42,7 +43,7 @@ def written(path: Path, changes: dict[str, Any], *, normalize: bool = True, **op
 XLMR = {"position_offset": 1, "type_vocabulary_size": 1, "max_positions": LENGTH}
 SPACES = {"norm": "pre", "pooling": "mean", "projection": "spaces", "projection_spaces": 3}
 ENCODERS: dict[str, Callable[[Path], Path]] = {
-    "bert": lambda path: written(path, {"type_vocabulary_size": 2}, pooling="cls", projection=Linear(32, 12)),
+    "bert": lambda path: written(path, {"type_vocabulary_size": 2}, pooling="cls", dense=12),
     "xlm-r": lambda path: written(path, XLMR, pooling="max", normalize=False),
     "pre-norm": lambda path: write_encoder(path, model_options=SPACES),
     "modernbert": lambda path: write_model(path, "modernbert"),
