@@ -47,6 +47,7 @@ def test_the_nearest_sentences_are_found(encoder: SentenceEncoder, tmp_path: Pat
         assert least < index.manifest.files["index.faiss"].bytes < least + 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "quantize"), [("flat", "none"), ("ivf", "int8"), ("flat", "binary")])
 def test_the_files_can_be_read_without_xrep(encoder: SentenceEncoder, tmp_path: Path, kind: str, quantize: str) -> None:
     """Only faiss, json and numpy read the files."""
@@ -73,6 +74,7 @@ def test_the_files_can_be_read_without_xrep(encoder: SentenceEncoder, tmp_path: 
         assert [[(Path(hit.file).name, hit.line) for hit in some] for some in hits] == places
 
 
+@pytest.mark.slow
 def test_what_is_added_is_found_beside_the_rest(encoder, tmp_path, monkeypatch):
     whole = SearchIndex.build(encoder, SENTENCES, tmp_path / "whole", index="ivf")
     monkeypatch.setattr(index_files, "FLAT_ROWS", 500)

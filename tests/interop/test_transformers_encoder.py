@@ -24,6 +24,7 @@ from xrep.interop.pretrained import read_pretrained
 from xrep.nn.encoder import Encoder
 from xrep.nn.shape import UNLIMITED
 
+pytestmark = pytest.mark.slow  # its models take seconds to import
 STACKS = {"modernbert": "layers", "deberta-v2": "encoder.layer", "t5": "encoder.block"}
 
 
@@ -159,21 +160,15 @@ def test_without_the_library_the_extra_is_named(models: dict[str, Path], monkeyp
         read_pretrained(models["modernbert"])
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"model_type": "vit"}, "transformers has no encoder that gives token vectors"),
-        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config is "),
-        ({"auto_map": {"AutoModel": "evil.Evil"}}, "auto_map is .*which xrep's encoders cannot do"),
-        ({"hidden_size": 24}, "tensors of another size: "),
-    ],
-    ids=str,
-)
-def test_directories_that_do_not_fit(models: dict[str, Path], tmp_path: Path, change: dict, message: str) -> None:
+def test_directories_that_do_not_fit(models: dict[str, Path], tmp_path: Path) -> None:
     copied = shutil.copytree(models["modernbert"], tmp_path / "m")
-    edit_json(copied / "config.json", **change)
-    with pytest.raises(UserError, match=message):
-        load(copied)
+    for change, message in (
+        ({"hidden_size": 24}, "tensors of another size: "),
+        ({"model_type": "vit"}, "transformers has no encoder that gives token vectors"),
+    ):
+        edit_json(copied / "config.json", **change)
+        with pytest.raises(UserError, match=message):
+            load(copied)
 
 
 def test_tensors_that_do_not_fit_are_named(models: dict[str, Path], tmp_path: Path) -> None:

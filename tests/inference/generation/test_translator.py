@@ -36,12 +36,9 @@ def test_translations_come_in_order_whatever_the_batches(loaded: Translator) -> 
 
 def test_batches_are_bounded(loaded: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[tuple[int, int]] = []
-    begin = type(loaded.model).begin
-    monkeypatch.setattr(
-        type(loaded.model),
-        "begin",
-        lambda self, source, x: shapes.append(source.tokens.shape) or begin(self, source, x),
-    )
+    model = type(loaded.model)
+    begin = model.begin
+    monkeypatch.setattr(model, "begin", lambda *given: shapes.append(given[1].tokens.shape) or begin(*given))
     options = SearchOptions(beam=4, max_length_b=3)
     loaded.translate(GERMAN, options=options, max_tokens=400)
     assert sum(rows for rows, _ in shapes) == len(GERMAN) and max(rows * width * 4 for rows, width in shapes) <= 400
