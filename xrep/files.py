@@ -51,12 +51,6 @@ def is_stream(path: str | Path) -> bool:
     return os.path.exists(real) and not os.path.isfile(real) and not os.path.isdir(real)
 
 
-def check_regular(path: str | Path) -> None:
-    """Raise UserError if a pipe or device is at ``path``: opening a pipe to which nobody writes waits forever."""
-    if is_stream(path):
-        raise UserError("a pipe or a device", path=path, cure="put a regular file in its place")
-
-
 def same_file(one: str | Path, other: str | Path) -> bool:
     """Return whether two paths lead to the same file, through links as well, or will once it exists."""
     with suppress(OSError):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,26 +88,6 @@ class Planned(Movable):
 
     def __len__(self) -> int:
         return len(self.batch)
-
-
-def check_state(criterion: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Check the tensors of a checkpoint that have the name and the shape of one of a criterion.
-
-    Raises:
-        UserError: a tensor has another kind of numbers, is not finite, or is a negative count.
-    """
-    own, problems = criterion.state_dict(), list[str]()
-    for name, tensor in tensors.items():
-        fits = name in own and own[name].shape == tensor.shape
-        if fits and own[name].is_floating_point() != tensor.is_floating_point():
-            problems.append(f"{name}: it holds numbers of type {tensor.dtype}, not {own[name].dtype}")
-        elif fits and not tensor.isfinite().all():
-            problems.append(f"{name}: it has numbers that are not finite")
-        elif fits and tensor.dim() == 0 and not tensor.is_floating_point() and tensor < 0:
-            problems.append(f"{name}: it is a count, and negative")
-    if problems:
-        cure = "start from another checkpoint, or train anew"
-        raise UserError(f"tensor {problems[0]} ({len(problems)} tensors do not fit)", path=path, cure=cure)
 
 
 def only_tower(objective: str, model: DualEncoder, languages: Iterable[str] | None = None) -> str:

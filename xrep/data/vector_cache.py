@@ -28,7 +28,7 @@ from torch import Tensor
 
 from xrep.data.batching import TokenBatch
 from xrep.errors import UserError
-from xrep.files import check_regular, naming
+from xrep.files import naming
 from xrep.hashing import GOLDEN, find_sorted, mix
 
 FORMAT, SCHEMA = "xrep-vectors", 2
@@ -44,8 +44,6 @@ def check_cache(directory: str | Path) -> None:
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         cure = "name another `cache_source` directory"
         raise UserError("no directory in which files can be written", path=existing, cure=cure)
-    for name in (MANIFEST, "index", "vectors"):
-        check_regular(directory / name)
 
 
 class VectorCache:
@@ -118,8 +116,6 @@ class VectorCache:
 
     def _open(self, facts: dict[str, object]) -> None:
         path = self.directory / MANIFEST
-        for file in (path, self._index_path, self._vectors_path):
-            check_regular(file)
         if not path.exists():
             with naming(self.directory), suppress(FileExistsError):
                 self.directory.mkdir(parents=True)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import check_regular, sha256_of, write_aside
+from xrep.files import sha256_of, write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import remove_components, whiten
 from xrep.precision import Precision
@@ -223,7 +223,6 @@ class Precomputed:
         self.width = self._vectors.shape[1]
         self._rows: dict[tuple[str, str], int] = {}
         path = folder / SENTENCES
-        check_regular(path)
         for number, line in read_lines(path):
             language, tab, sentence = line.partition("\t")
             if not tab:

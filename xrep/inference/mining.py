@@ -20,7 +20,7 @@ import numpy as np
 import xrep
 from xrep.data.hash_runs import HashRuns
 from xrep.errors import UserError
-from xrep.files import check_regular, write_aside, write_json
+from xrep.files import write_aside, write_json
 from xrep.hashing import hash_bytes
 from xrep.inference.encoding import differing_names, encode_file
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -287,7 +287,6 @@ def _check(x: Side, y: Side, options: MiningOptions) -> None:
 
 
 def _read_facts(path: Path) -> dict[str, Any]:
-    check_regular(path)
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

@@ -19,7 +19,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from xrep.errors import UserError
-from xrep.files import check_regular
 
 SAFETENSORS = "model.safetensors"
 LAYOUTS = (SAFETENSORS, f"{SAFETENSORS}.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -178,9 +177,8 @@ def read_json(path: Path, kind: type[dict] | type[list] = dict) -> Any:
     """Read a JSON file that holds an object, or a list if ``kind`` is list.
 
     Raises:
-        UserError: the file does not exist, is a pipe or holds something else.
+        UserError: the file does not exist or holds something else.
     """
-    check_regular(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

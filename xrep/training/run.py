@@ -16,7 +16,7 @@ from torch import nn
 
 from xrep import __version__
 from xrep.config import RunConfig, completed, say_ignored
-from xrep.criteria.criterion import Criterion, check_state
+from xrep.criteria.criterion import Criterion
 from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
 from xrep.files import digests_of, write_aside, write_json
@@ -267,8 +267,6 @@ def _load(initial: Checkpoint, file: str, kind: str, module: nn.Module) -> tuple
     tensors = initial.tensors(file)
     if isinstance(module, Model):
         tensors = module.carried_over(tensors, initial.text)
-    else:
-        check_state(module, tensors, initial.path / file)
     new, total = load_matching(module, tensors), len(module.state_dict())
     listed = f"; new: {', '.join(new)}" if new else ""
     return new, f"init: {total - len(new)} of {total} {kind} tensors from {initial.path}{listed}"

@@ -15,7 +15,7 @@ import torch
 
 from xrep.config import RunConfig
 from xrep.config.ranges import out_of_range
-from xrep.criteria.criterion import Criterion, Planned, check_state
+from xrep.criteria.criterion import Criterion, Planned
 from xrep.errors import TrainingError
 from xrep.interrupts import NOTICE, StopRequest
 from xrep.kernels.paths import triton_problem
@@ -383,9 +383,7 @@ class Trainer:
             UserError: tensors or state are not those of this run.
         """
         load_weights(self.module.model, checkpoint.tensors(), checkpoint.path / MODEL)
-        tensors, path = checkpoint.tensors(CRITERION), checkpoint.path / CRITERION
-        check_state(self.module.criterion, tensors, path)
-        load_weights(self.module.criterion, tensors, path)
+        load_weights(self.module.criterion, checkpoint.tensors(CRITERION), checkpoint.path / CRITERION)
         with reading_state(checkpoint.path / STATE):
             self.state = state_of(saved)
             load_optimizer(self.engine.optimizer, saved["optimizer"])
