@@ -391,12 +391,6 @@ def vocabulary(draw: Draw) -> Problem:
 
 
 KERNELS: dict[str, Callable[[Draw], Problem]] = {
-    "queue": queue,
-    "two queues": lambda draw: queue(draw, both=True),
-    "in-batch": inbatch,
-    "hard": hard,
-    "triplets": triplet,
-    "own negatives": own_negatives,
-    "words": words,
-    "vocabulary": vocabulary,
-}
+    "queue": queue, "two queues": partial(queue, both=True), "in-batch": inbatch, "hard": hard, "triplets": triplet,
+    "own negatives": own_negatives, "words": words, "vocabulary": vocabulary,
+}  # fmt: skip

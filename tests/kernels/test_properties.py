@@ -238,62 +238,47 @@ def test_float64_losses_are_exact_however_large(gap: float) -> None:
         assert side.tolist() == pytest.approx(2 * [math.log1p(math.exp(gap))], rel=1e-14)
 
 
-def own(*shapes: tuple[int, ...]) -> object:
-    """Call ``add_own_negatives`` with vectors of these shapes, for five queries."""
-    x, negative, rows = (torch.ones(shape) for shape in shapes)
-    return add_own_negatives(torch.ones(5), torch.ones(5).bool(), x, x, negative, rows.long(), 0.1)
+PLAIN = {"temperature": 0.1}
+QUEUE = {"query": (4, 8), "positive": (4, 8), "queue": (50, 8), **PLAIN}
+PAIR = {"x": (3, 4), "y": (3, 4), **PLAIN}
+TRIPLET = {"anchor": (4, 6), "positive": (4, 6), "negative": (4, 6), **PLAIN}
+OWN = {"loss": (5,), "correct": torch.ones(5).bool(), "query": (5, 8), "positive": (5, 8), "negative": (6, 8), **PLAIN}
+WORDS = {"hidden": (3, 8), "weight": (5, 8), "target": (3,)}
+BAD = [
+    (queue_infonce, QUEUE, {"queue": (50, 7)}, "queue must be [K, D] with D = 8, not [50, 7]"),
+    (queue_infonce, QUEUE, {"positive": (3, 8)}, "positive must be [B, D] with B = 4, D = 8, not [3, 8]"),
+    (queue_infonce, QUEUE, {"query": (8,)}, "query must be [B, D], not [8]"),
+    (queue_infonce, QUEUE, {"temperature": (8,)}, "temperature must be one number, not [8]"),
+    (queue_infonce, QUEUE, {"query_ids": (4, 2)}, "give both or neither"),
+    (queue_infonce, QUEUE, {"query_ids": (4, 2), "queue_ids": (49, 2)}, "with K = 50, C = 2, not [49, 2]"),
+    (queue_infonce, QUEUE, {"valid": 51}, "[0, 50], not be 51"),
+    (queue_infonce, QUEUE, {"valid": torch.tensor(-1)}, "[0, 50], not be -1"),
+    (inbatch_infonce, PAIR, {"y": (3, 5)}, "y must be [B, D] with B = 3, D = 4, not [3, 5]"),
+    (inbatch_infonce, PAIR, {"ids": (2, 1)}, "ids must be [B, I] with B = 3, not [2, 1]"),
+    (hard_infonce, PAIR, {"exponent": 0.5, "y": (2, 4)}, "y must be [B, D] with B = 3, D = 4, not [2, 4]"),
+    (hard_infonce, PAIR, {"exponent": 0.5, "ids": (3,)}, "ids must be [B, I] with B = 3, not [3]"),
+    (triplet_infonce, TRIPLET, {"negative": (3, 6)}, "negative must be [B, D] with B = 4, D = 6, not [3, 6]"),
+    (triplet_infonce, TRIPLET, {"ids": (3, 3)}, "ids must be [B, 3] with B = 4, not [3, 3]"),
+    (triplet_infonce, TRIPLET, {"weight": 0}, "weight must be finite and above 0, not 0"),
+    (add_own_negatives, OWN, {"rows": (5,)}, "rows must be [N] with N = 6, not [5]"),
+    (linear_cross_entropy, WORDS, {"weight": (5, 7)}, "weight must be [V, D] with D = 8, not [5, 7]"),
+    (linear_cross_entropy, WORDS, {"hidden": (2, 3, 8)}, "hidden must be [N, D], not [2, 3, 8]"),
+    (linear_cross_entropy, WORDS, {"target": (2,)}, "target must be [N] with N = 3, not [2]"),
+    (linear_cross_entropy, WORDS, {"bias": (4,)}, "bias must be [V] with V = 5, not [4]"),
+    (linear_cross_entropy, WORDS, {"groups": (3,)}, "groups choose rows of bias"),
+    (linear_cross_entropy, WORDS, {"bias": (5,), "groups": (3,)}, "bias must be [G, V] with V = 5, not [5]"),
+    (linear_cross_entropy, WORDS, {"bias": (2, 5), "groups": (2,)}, "groups must be [N] with N = 3, not [2]"),
+    (linear_cross_entropy, WORDS, {"label_smoothing": 1.1}, "label_smoothing must lie in [0, 1], not 1.1"),
+    (linear_cross_entropy, WORDS, {"weight": (1, 8)}, "target 1 is neither in [0, 1) nor the ignore_index -100"),
+]
 
 
-def ones(function: object, *shapes: tuple[int, ...], **named: object) -> object:
-    """Call a kernel with ones: tensors of the shapes in order, and by name of int64 where tuples are given."""
-    tensors = {key: torch.ones(value).long() if isinstance(value, tuple) else value for key, value in named.items()}
-    return function(*map(torch.ones, shapes), **tensors)  # type: ignore[operator]
-
-
-HALVES = {"temperature": 0.1, "exponent": 0.5}
-BAD = {
-    "queue must be [K, D] with D = 8, not [50, 7]": lambda: ones(queue_infonce, (4, 8), (4, 8), (50, 7), ()),
-    "positive must be [B, D] with B = 4, D = 8, not [3, 8]": lambda: ones(queue_infonce, (4, 8), (3, 8), (50, 8), ()),
-    "query must be [B, D], not [8]": lambda: ones(queue_infonce, (8,), (8,), (50, 8), ()),
-    "temperature must be one number, not [8]": lambda: ones(queue_infonce, (4, 8), (4, 8), (50, 8), (8,)),
-    "give both or neither": lambda: ones(queue_infonce, (4, 8), (4, 8), (50, 8), (), query_ids=(4, 2)),
-    "queue_ids must be [K, C] with K = 50, C = 2, not [49, 2]": lambda: ones(
-        queue_infonce, (4, 8), (4, 8), (50, 8), (), query_ids=(4, 2), queue_ids=(49, 2)
-    ),
-    "[0, 50], not be 51": lambda: ones(queue_infonce, (4, 8), (4, 8), (50, 8), (), valid=51),
-    "[0, 50], not be -1": lambda: ones(queue_infonce, (4, 8), (4, 8), (50, 8), (), valid=torch.tensor(-1)),
-    "y must be [B, D] with B = 3, D = 4, not [3, 5]": lambda: ones(inbatch_infonce, (3, 4), (3, 5), ()),
-    "ids must be [B, I] with B = 3, not [2, 1]": lambda: ones(inbatch_infonce, (3, 4), (3, 4), (), ids=(2, 1)),
-    "ids must be [B, I] with B = 3, not [3]": lambda: ones(hard_infonce, (3, 4), (3, 4), ids=(3,), **HALVES),
-    "y must be [B, D] with B = 3, D = 4, not [2, 4]": lambda: ones(hard_infonce, (3, 4), (2, 4), **HALVES),
-    "negative must be [B, D] with B = 4, D = 6, not [3, 6]": lambda: ones(
-        triplet_infonce, (4, 6), (4, 6), (3, 6), temperature=0.1
-    ),
-    "ids must be [B, 3] with B = 4, not [3, 3]": lambda: ones(triplet_infonce, *3 * [(4, 6)], (), ids=(3, 3)),
-    "weight must be finite and above 0, not 0": lambda: ones(triplet_infonce, *3 * [(4, 6)], (), weight=0),
-    "rows must be [N] with N = 6, not [5]": lambda: own((5, 8), (6, 8), (5,)),
-    "weight must be [V, D] with D = 8, not [5, 7]": lambda: ones(linear_cross_entropy, (3, 8), (5, 7), target=(3,)),
-    "hidden must be [N, D], not [2, 3, 8]": lambda: ones(linear_cross_entropy, (2, 3, 8), (5, 8), target=(2, 3)),
-    "target must be [N] with N = 3, not [2]": lambda: ones(linear_cross_entropy, (3, 8), (5, 8), target=(2,)),
-    "bias must be [V] with V = 5, not [4]": lambda: ones(
-        linear_cross_entropy, (3, 8), (5, 8), target=(3,), bias=torch.ones(4)
-    ),
-    "groups choose rows of bias": lambda: ones(linear_cross_entropy, (3, 8), (5, 8), target=(3,), groups=(3,)),
-    "bias must be [G, V] with V = 5, not [5]": lambda: ones(
-        linear_cross_entropy, (3, 8), (5, 8), target=(3,), bias=torch.ones(5), groups=(3,)
-    ),
-    "label_smoothing must lie in [0, 1], not 1.1": lambda: ones(
-        linear_cross_entropy, (3, 8), (5, 8), target=(3,), label_smoothing=1.1
-    ),
-    "target 1 is neither in [0, 1) nor the ignore_index -100": lambda: ones(
-        linear_cross_entropy, (3, 8), (1, 8), target=(3,)
-    ),
-}
-
-
-@pytest.mark.parametrize("message", BAD)
+@pytest.mark.parametrize("kernel, usual, given, message", BAD)
 @pytest.mark.parametrize("path", ["chunked", "reference"])
-def test_what_does_not_fit_is_named(message: str, path: str) -> None:
+def test_what_does_not_fit_is_named(kernel: Callable, usual: dict, given: dict, message: str, path: str) -> None:
+    integers = ("ids", "query_ids", "queue_ids", "rows", "target", "groups")
+    arguments = {name: torch.ones(x) if isinstance(x, tuple) else x for name, x in {**usual, **given}.items()}
+    arguments = {name: x.long() if name in integers else x for name, x in arguments.items()}
     with use_path(path), pytest.raises(ValueError) as error:
-        BAD[message]()
+        kernel(**arguments)
     assert message in str(error.value)
