@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,15 +15,11 @@ from tests.criteria.equation_dap import DE, EN
 from tests.criteria.objectives import Maker, align
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, sizes_of
-from tests.support.runs import options
 from xrep.config import Part
 from xrep.criteria.dap import DAP
 from xrep.criteria.multitask import Multitask
 from xrep.data.batching import collate
-from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.tasks.bitext import BitextTask
-from xrep.text.readers import discover_bitext
-from xrep_cli.train import main
 
 
 @pytest.mark.parametrize(("layers", "given"), [(3, {}), (2, {"norm": "pre"}), (1, {"pooled_layer": 2})])
@@ -111,22 +105,3 @@ def test_subwords_of_a_language(data_directory) -> None:
     found = {language: task.subwords(language).tolist() for language in ("de", "en", "es")}
     assert found == {language: sorted(ids) for language, ids in seen.items()}
     assert found["en"] != found["de"] and len(found["es"]) < task.text.vocabularies["shared"].size
-
-
-@pytest.mark.slow
-def test_subwords_that_only_the_dev_split_has(data_directory: Path, tokenizer, tmp_path: Path) -> None:
-    """Among them is the largest number, which is behind all that the training text has."""
-    raw, every = tmp_path / "raw", sentence_pairs(300)
-    raw.mkdir()
-    last = [max(ids) for ids in tokenizer.encode([english for _, english in every])]
-    for split, held_out in (("train", False), ("valid", True)):
-        pairs = [pair for pair, own in zip(every, last, strict=True) if (own == max(last)) is held_out]
-        for language, side in zip(("de", "en"), zip(*pairs, strict=True), strict=True):
-            (raw / f"{split}.de-en.{language}").write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
-    given = PreprocessOptions(tokenizers={"shared": str(data_directory / "tokenizer")})
-    preprocess(discover_bitext(raw), tmp_path / "bin", given)
-    given = {"criterion": "dap", "rtl_layers": 1, "rtl_vocabulary": "target-language", "validation": "loss"}
-    assert main([str(tmp_path / "bin"), *options(**given, max_steps=1, batch_size=9, save_dir=tmp_path / "run")]) == 0
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    (valid,) = [line for line in lines if line["kind"] == "valid"]
-    assert 0 < valid["loss_rtl"] < 20

@@ -13,8 +13,7 @@ import torch
 
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, plan, with_negatives
-from tests.support.programs import run_on_ranks
-from tests.support.runs import SMALL_MODEL, compose_run, environment, make_trainer, options
+from tests.support.runs import SMALL_MODEL, compose_run, make_trainer
 from xrep.criteria.frozen_source import FrozenSource
 from xrep.data.store import DataDirectory
 from xrep.data.teacher_vectors import TeacherVectors
@@ -133,20 +132,6 @@ def test_a_run_is_killed_and_another_one_goes_on(data_directory: Path, tmp_path:
             del trainer
         else:
             assert encoded == 1
-
-
-@pytest.mark.nightly
-def test_two_ranks_share_what_they_find(data_directory: Path, tmp_path: Path) -> None:
-    given = options(
-        criterion="frozen_source", towers="separate", batch_size=16, max_steps=40, queue_size=64, micro_batch=8,
-        save_dir=tmp_path / "run", cache_source=tmp_path / "cache", check_every=10, validate_every=0,
-    )  # fmt: skip
-    finished = run_on_ranks(2, "xrep_cli.train", data_directory, *given, environment=environment(threads=1))
-    assert finished.returncode == 0, finished.stderr
-    keys = np.fromfile(tmp_path / "cache" / "index", "<i8").reshape(-1, 2)[:, 0]
-    assert len(keys) > 200
-    # Both ranks may encode a sentence in the same step. Without reading each other's rows they would store half twice.
-    assert len(keys) < 1.1 * len(np.unique(keys))
 
 
 # -- vectors of another system ----------------------------------------------------------------------------------------

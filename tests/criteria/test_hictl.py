@@ -16,7 +16,7 @@ from tests.criteria.equations_words import put_together
 from tests.criteria.objectives import EVERYTHING, Maker, hictl
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, token_batch
-from tests.support.runs import SMALL_MODEL, compose_run
+from tests.support.runs import SMALL_MODEL
 from xrep.config import compose, read_yaml
 from xrep.criteria import hictl as module
 from xrep.criteria.hictl import BATCHES, Hardness, HiCTL, bag_of_words
@@ -51,22 +51,6 @@ def test_only_training_is_noted(make: Maker) -> None:
         assert int(criterion.hardness.steps) == steps
     expected = torch.exp(-loss.terms["sentence"].sum.detach() / 18)
     assert float(criterion.hardness.history[3]) == pytest.approx(float(expected), rel=1e-9)
-
-
-@pytest.mark.nightly
-def test_negatives_become_harder_once_sentences_are_told_apart(data_directory, tmp_path: Path) -> None:
-    given = {"temperature": 0.05, "word_temperature": 0.1, "word_samples": 64, "mask_equal_sentences": None}
-    run = compose_run(
-        *(data_directory, tmp_path), criterion="hictl", lr_scheduler="constant", max_steps=110, max_positions=64,
-        lr=1e-2, log_every=10, pooling="mean", no_normalize=None, dropout=0, attention_dropout=0, **given,
-    )  # fmt: skip
-    train(run)
-    lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    lines = [line for line in lines if line["kind"] == "train"]
-    first, last = lines[0], lines[-1]
-    assert first["lambda"] > 0.9 and last["lambda"] < 0.9, (first, last)
-    assert last["sentence_accuracy"] > 90 > first["sentence_accuracy"] and last["p_positive"] > first["p_positive"]
-    assert all(last[name] < first[name] for name in ("loss_tlm", "loss_word", "loss"))
 
 
 def test_special_tokens_are_neither_in_the_bag_nor_sampled(

@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch import Tensor, nn
 
 from tests.support.corpus import sentence_pairs
 from tests.support.once import made_once
 from tests.support.planning import loss_of
-from tests.support.programs import run_on_ranks
-from tests.support.runs import SMALL_MODEL, contents, environment
+from tests.support.runs import SMALL_MODEL, contents
 from xrep.config import Part, compose
 from xrep.criteria.hictl import HiCTL
 from xrep.criteria.mlm import MLM
@@ -93,15 +91,6 @@ def test_the_gradient_of_a_shared_head_is_that_of_all_parts(text: TextSpec, batc
         assert all(grad.any() for grad in grads)
 
 
-def test_a_step_of_one_part_trains_the_head_of_all(text: TextSpec, batch: MixedBatch) -> None:
-    """This also holds if the part that owns the head has no batch."""
-    model = make_model(text)
-    criterion = make(model, text, BOTH, "proportion")
-    loss_of(criterion, model, MixedBatch({"bi": batch.parts["bi"]})).terms["bi/tlm"].sum.backward()
-    assert criterion.idle_parameters
-    assert all(p.grad is not None and p.grad.any() for p in criterion.parts["mono"].parameters())
-
-
 @pytest.mark.parametrize(
     ("kinds", "owners"),
     [
@@ -170,21 +159,6 @@ def test_going_on_is_the_same_as_never_stopping(run, tmp_path: Path, capfd) -> N
     run(tmp_path / "third", 1, init=str(once / "last"), optimizer={"name": "sgd", "lr": 0.0})
     assert "init: 5 of 5 criterion tensors" in capfd.readouterr().err
     assert all(torch.equal(tensor, heads[name]) for name, tensor in saved_heads(tmp_path / "third" / "last").items())
-
-
-@pytest.mark.nightly
-def test_two_ranks_share_it_too(sentences: Path, data_directory: Path, tmp_path: Path) -> None:
-    """Ranks that differ, or that wait for a missing gradient, would end the run."""
-    stages = [{"name": "weight", "mixing": "weight"}, {"name": "proportion", "init": "previous/last"}]
-    values = layout(sentences, data_directory, tmp_path / "run", 3, distributed={"check_every": 1}, stages=stages)
-    (tmp_path / "course.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-    line = ["--config", tmp_path / "course.yaml"]
-    done = run_on_ranks(2, "xrep_cli.train", *line, environment=environment(threads=1))
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "init: 5 of 5 criterion tensors" in done.stderr
-    heads = [saved_heads(tmp_path / "run" / stage / "last") for stage in ("weight", "proportion")]
-    assert heads[0].keys() == heads[1].keys() and len(heads[0]) == 5
-    assert not any(torch.equal(tensor, heads[1][name]) for name, tensor in heads[0].items())
 
 
 @pytest.fixture(scope="module")

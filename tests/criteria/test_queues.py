@@ -1,0 +1,273 @@
+"""dual_moco and frozen_source against a simulation of their equations in float64, in which lists are the queues."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.criteria.equations_vectors import cut
+from tests.criteria.objectives import Maker, Objective, frozen, moco
+from tests.support.corpus import sentence_pairs
+from tests.support.planning import loss_of, sizes_of, with_negatives
+from tests.support.runs import compose_run, make_trainer
+from xrep.criteria.criterion import Criterion
+from xrep.criteria.dual_moco import DualMoco
+from xrep.criteria.frozen_source import LearnableTemperature
+from xrep.data.batching import PairBatch
+from xrep.models.directory import load_matching
+
+RATE = 0.2
+Groups = list[list[PairBatch]]
+"""The batches of each step."""
+
+
+def make_groups(make_batch: Callable[[Any], PairBatch], accumulate: int) -> Groups:
+    """Return batches of 4 pairs (3 in the last of a step) in which sentences are repeated with other translations."""
+    some = sentence_pairs(20)
+    pairs = some[:8] + [(some[0][0], some[8][1]), (some[9][0], some[1][1]), *some[2:4]] + some[10:18] + some[4:12]
+    batches = [make_batch(pairs[4 * i : 4 * i + 4 - (i % accumulate)]) for i in range(7)]
+    return [batches[i : i + accumulate] for i in range(0, len(batches), accumulate)]
+
+
+def train(model: Any, criterion: Any, groups: Groups) -> list[float]:
+    """Train as the trainer does: add up the gradients of the micro-batches, then make one step. Return the losses."""
+    trained = [p for p in (*model.parameters(), *criterion.parameters()) if p.requires_grad]
+    optimizer, losses = torch.optim.SGD(trained, lr=RATE), []
+    for group in groups:
+        size = sum(sizes_of(criterion, batch)[criterion.term] for batch in group)
+        optimizer.zero_grad()
+        sums = [loss_of(criterion, model, batch).terms[criterion.term].sum for batch in group]
+        (sum(sums) / size).backward()
+        optimizer.step()
+        criterion.after_step(model)
+        losses.append(float(sum(sums).detach()) / size)
+    return losses
+
+
+def simulate(base: Any, criterion: Any, groups: Groups) -> tuple[list[float], Any, Tensor | float]:
+    """Train copies of a model and a criterion. Return the losses of the steps, the momentum encoder and tau."""
+    config, moves = criterion.config, criterion.term == "infonce"
+    size, widths, masked = config.queue_size, (None, *config.matryoshka), config.mask_equal_sentences
+    slow = criterion.momentum_encoder.model if moves else base
+    theta = None if moves or criterion.temperature is None else criterion.temperature.theta
+    queues: dict[str, list[tuple[Tensor, set]]] = {"source": [], "target": []}
+    directions = [("source", "target"), ("target", "source")] if moves else [("target", "source")]
+    losses = []
+    for group in groups:
+        objective, new = torch.zeros((), dtype=torch.float64), {"source": [], "target": []}
+        tau, share = config.temperature if theta is None else theta.exp(), 1 / sum(map(len, group))
+        for batch in group:
+            sides = {"source": ("de", batch.source), "target": ("en", batch.target)}
+            query = {side: base.encode(base.tower(of), tokens)[0] for side, (of, tokens) in sides.items()}
+            key = {side: slow.encode(slow.tower(of), tokens)[0] for side, (of, tokens) in sides.items()}
+            if moves or config.source == "frozen":
+                key = {side: vectors.detach() for side, vectors in key.items()}
+            ids = [{("source", a), ("target", b)} for a, b in batch.ids.tolist()]
+            for x, y in directions:
+                for i in range(len(batch)):
+                    if not moves and config.loss == "mse":
+                        objective = objective + share * ((query[x][i] - key[y][i]) ** 2).sum()
+                        continue
+                    beside = [(key[y][j], ids[j]) for j in range(len(batch)) if j != i]
+                    others = queues[y] + (beside if not (moves and size) else [])
+                    negatives = [vector for vector, other in others if not (masked and other & ids[i])]
+                    for width in widths:
+                        own = cut(query[x][i], width)
+                        positive = torch.exp(own @ cut(key[y][i], width) / tau)
+                        total = positive + sum(torch.exp(own @ cut(vector, width) / tau) for vector in negatives)
+                        objective = objective - share * torch.log(positive / total)
+            for side in sides:
+                new[side] += zip(key[side].detach(), ids, strict=True)
+        inputs = [p for p in base.parameters() if p.requires_grad] + ([] if theta is None else [theta])
+        for parameter, gradient in zip(inputs, torch.autograd.grad(objective, inputs), strict=True):
+            parameter.data -= RATE * gradient
+        if theta is not None:
+            theta.data.clamp_(math.log(0.01), 0)
+        for mine, theirs in zip(slow.parameters(), base.parameters(), strict=True) if moves else ():
+            mine.data = config.momentum * mine.data + (1 - config.momentum) * theirs.data
+        for side in queues:
+            queues[side] = (queues[side] + new[side])[-size:] if size else []
+        losses.append(float(objective.detach()))
+    return losses, slow, config.temperature if theta is None else theta.detach().exp()
+
+
+MASKED = {"mask_equal_sentences": True}
+RUNS: dict[str, tuple[Objective, int]] = {
+    "moco, queue wraps": (moco(queue_size=10, momentum=0.7), 1),
+    "moco, equal sentences masked": (moco(queue_size=10, momentum=0.7, **MASKED), 1),
+    "moco, accumulation": (moco(towers="shared", queue_size=9, momentum=0.5, **MASKED), 2),
+    "moco, without momentum": (moco(queue_size=50, momentum=0.0), 1),
+    "moco, queue below the batch": (moco(towers="shared", queue_size=2, momentum=0.7), 2),
+    "moco, no queue": (moco(momentum=0.7), 2),
+    "moco, matryoshka": (moco(queue_size=10, momentum=0.7, matryoshka=[9, 4], **MASKED), 2),
+    "frozen, the batch alone": (frozen(), 1),
+    "frozen, queue wraps": (frozen(queue_size=10, matryoshka=[7]), 1),
+    "frozen, equal sentences masked": (frozen(queue_size=10, **MASKED), 1),
+    "frozen, accumulation": (frozen(queue_size=9), 2),
+    "frozen, queue below the batch": (frozen(queue_size=2), 2),
+    "frozen, fixed temperature": (frozen(queue_size=50, temperature=0.1, learnable_temperature=False), 1),
+    "frozen, dual": (frozen(source="trained"), 1),
+    "frozen, mse": (frozen(loss="mse"), 1),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_steps_equal_the_simulation(make: Maker, make_batch, name: str) -> None:
+    own, accumulate = RUNS[name]
+    model, criterion = make.build(own, layers=1)
+    base, other = copy.deepcopy(model), copy.deepcopy(criterion)
+    start, groups = copy.deepcopy(model.state_dict()), make_groups(make_batch, accumulate)
+    expected, slow, tau = simulate(base, other, groups)
+
+    losses = train(model, criterion, groups)
+
+    size, error = own.options.get("queue_size", 0), 1e-9
+    if "matryoshka" in own.options:  # queued vectors are cut in float32
+        error = 1e-5
+    assert losses == pytest.approx(expected, rel=error) and expected[-1] > 0.05
+    if own.kind == "dual_moco":
+        assert (expected[0] == losses[0] == 0) == bool(size)
+    else:
+        slow = criterion.temperature
+        assert slow is None or float(slow().detach()) == pytest.approx(float(tau), rel=error)
+        assert criterion.queue is None or criterion.queue.filled == min(size, sum(map(len, sum(groups, []))))
+    pairs = [(model, base), *([(criterion.momentum_encoder.model, slow)] if own.kind == "dual_moco" else [])]
+    for mine, theirs in pairs:
+        for (parameter_name, parameter), exact in zip(mine.named_parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(parameter.data, exact.data, rtol=error, atol=error, msg=parameter_name)
+    moved = {part for part in ("source", "target", "shared") for key, tensor in model.state_dict().items()
+             if f".{part}." in key and not torch.equal(tensor, start[key])}  # fmt: skip
+    all_towers = {"source", "target"} if own.kind == "dual_moco" or "source" in own.options else {"target"}
+    assert moved == ({"shared"} if "shared" in own.model.values() else all_towers)
+
+
+def test_momentum_encoders_have_no_gradient(make: Maker) -> None:
+    model, criterion, batch = make("dual_moco")
+    loss_of(criterion, model, batch).terms["infonce"].sum.backward()
+    assert not any(p.requires_grad or p.grad is not None for p in criterion.momentum_encoder.parameters())
+
+
+def queues_of(criterion: Criterion) -> list[Any]:
+    queues = [getattr(criterion, name, None) for name in ("source_queue", "target_queue", "queue")]
+    return [queue for queue in queues if queue is not None]
+
+
+@pytest.mark.parametrize("own", [moco("negatives", queue_size=5), frozen(queue_size=5)], ids=lambda own: own.kind)
+def test_what_enters_the_queues_and_when(make: Maker, make_batch, own: Objective) -> None:
+    """Hard negatives do not, nor do batches of validation; keys enter once, after the step."""
+    (model, criterion), pairs = make.build(own), make_batch(sentence_pairs(3))
+    batch = with_negatives(pairs, make_batch(sentence_pairs(6)[3:]).target, [0, 0, 2])
+    batch = batch if own.kind == "dual_moco" else pairs
+    filled = []
+    for training in (False, True):
+        loss = loss_of(criterion.train(training), model, batch if training else pairs).terms[criterion.term].sum
+        filled.append([queue.filled for queue in queues_of(criterion)])
+        for _ in range(2):
+            criterion.after_step(model)
+            filled.append([queue.filled for queue in queues_of(criterion)])
+    assert [set(each) for each in filled] == [{0}] * 4 + [{3}] * 2
+    assert loss > 0, "the queues of moco are empty, and the negatives are there"
+    encoder = criterion.momentum_encoder.model if own.kind == "dual_moco" else model
+    if own.kind == "frozen_source":
+        keys = encoder.encode_pair(pairs.source, pairs.target)[:1]
+        for queue, vectors in zip(queues_of(criterion), keys, strict=True):
+            torch.testing.assert_close(queue.vectors[:3], vectors.detach())
+    assert all(torch.equal(queue.ids[:3], pairs.ids) for queue in queues_of(criterion))
+
+
+def test_a_queue_in_half_precision(make: Maker) -> None:
+    (model, _), batch = make.build(moco(), torch.float32), make.batch("pairs")
+    criterion = DualMoco(DualMoco.Config(queue_size=20, queue_dtype="bfloat16", momentum=1.0), model, make.text)
+    keys = criterion.momentum_encoder.model.encode_pair(batch.source, batch.target)
+    loss_of(criterion, model, batch)
+    criterion.after_step(model)
+    for queue, own in zip(queues_of(criterion), keys, strict=True):
+        assert queue.vectors.dtype == torch.bfloat16 and torch.equal(queue.vectors[:9], own.bfloat16())
+
+
+@pytest.mark.parametrize("dropout", [True, False])
+def test_dropout_of_the_keys(make: Maker, make_batch, dropout: bool) -> None:
+    own = moco(queue_size=8, momentum=1.0, momentum_dropout=dropout)
+    (model, criterion), batch = make.build(own, dropout=0.3), make_batch(sentence_pairs(4))
+    for _ in range(2):
+        loss_of(criterion, model, batch)
+        criterion.after_step(model)
+    keys, slow = criterion.target_queue.vectors, copy.deepcopy(criterion.momentum_encoder.model).eval()
+    plain = slow.encode_pair(batch.source, batch.target)[1]
+    assert torch.allclose(keys[:4], keys[4:]) is not dropout and torch.allclose(keys[:4], plain) is not dropout
+
+
+def test_starting_from_another_run(make: Maker, make_batch) -> None:
+    """A queue of another size begins empty, and the momentum encoder is taken over."""
+    (model, old), (_, same), (_, larger) = (make.build(moco(queue_size=size)) for size in (6, 6, 40))
+    train(model, old, make_groups(make_batch, 1)[:2])
+    assert load_matching(same, old.state_dict()) == [] and same.target_queue.filled == 6
+    assert torch.equal(same.target_queue.vectors, old.target_queue.vectors)
+    assert {"source_queue.vectors", "target_queue.vectors"} < set(load_matching(larger, old.state_dict()))
+    assert larger.source_queue.filled == larger.target_queue.filled == 0
+    for mine, theirs in zip(larger.momentum_encoder.parameters(), old.momentum_encoder.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", [moco, frozen])
+def test_warning_when_the_queue_exceeds_half_of_the_corpus(make: Maker, kind: Any, masked: bool) -> None:
+    _, criterion = make.build(kind(queue_size=51, mask_equal_sentences=masked))
+    assert criterion.warnings(SimpleNamespace(examples=102)) == []
+    warnings = criterion.warnings(SimpleNamespace(examples=101))
+    assert len(warnings) == (kind is moco or not masked)
+    assert all("queue_size 51 exceeds half of the 101 training pairs" in warning for warning in warnings)
+    assert all(("`mask_equal_sentences`" in warning) is not masked for warning in warnings)
+
+
+def test_frozen_source_alone_is_named_as_frozen(make: Maker) -> None:
+    assert make.build(frozen(source="trained"))[1].frozen == ()
+    assert make.build(frozen(projection_size=12))[1].frozen == ["encoders.source", "projections.source"]
+
+
+@pytest.mark.slow
+def test_the_source_is_bit_equal_after_training_and_has_no_dropout(data_directory: Path, tmp_path: Path) -> None:
+    run = compose_run(
+        data_directory, tmp_path / "run", criterion="frozen_source", towers="separate", queue_size=40, dropout=0.4,
+        max_steps=6, weight_decay=0.1, save_every=0, micro_batch=8,
+    )  # fmt: skip
+    trainer = make_trainer(run, tmp_path / "run")
+    model, criterion = trainer.module.model, trainer.module.criterion
+    before, still, seen = copy.deepcopy(model.state_dict()), copy.deepcopy(model).eval(), []
+    contrast = criterion.contrast
+
+    def look(vectors, planned):
+        with torch.no_grad():
+            exact = [still.encode(side, getattr(planned.batch, side))[0] for side in ("target", "source")]
+            seen.append([float((one - other).abs().max()) for one, other in zip(vectors, exact, strict=True)])
+        return contrast(vectors, planned)
+
+    criterion.contrast = look
+    trainer.train()
+    assert len(seen) == 6 and max(source for _, source in seen) < 1e-6
+    assert seen[0][0] > 0.05, "the target has dropout"
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert {name.split(".")[1] for name in changed} == {"target"}
+    groups = trainer.engine.optimizer.param_groups
+    theta = criterion.temperature.theta
+    assert theta != 0 and [g["weight_decay"] for g in groups if any(p is theta for p in g["params"])] == [0.0]
+    assert sum(len(g["params"]) for g in groups) == sum("target" in n for n, _ in model.named_parameters()) + 1
+
+
+def test_the_temperature_stays_within_its_bounds_and_comes_back() -> None:
+    temperature = LearnableTemperature(1.0)
+    assert float(temperature().detach()) == 1.0 and temperature.theta.ndim == 0
+    for step, bound in ((5.0, 1.0), (-50.0, 0.01)):
+        temperature.theta.data += step
+        temperature.clamp()
+        assert float(temperature().detach()) == pytest.approx(bound)
+        (gradient,) = torch.autograd.grad(temperature(), [temperature.theta])
+        assert float(gradient) == pytest.approx(bound)
