@@ -15,14 +15,12 @@ from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, plan, with_negatives
 from tests.support.runs import SMALL_MODEL, compose_run, make_trainer
 from xrep.criteria.frozen_source import FrozenSource
-from xrep.data.store import DataDirectory
 from xrep.data.teacher_vectors import TeacherVectors
 from xrep.data.vector_cache import token_keys
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.task import ParallelTask
 from xrep.text.cleaning import NO_KEY, sentence_hashes
-from xrep.training.run import train
 
 SMALL = {**SMALL_MODEL, "max_positions": 48, "dropout": 0.0, "attention_dropout": 0.0}
 
@@ -188,19 +186,3 @@ def test_lines_without_words_share_no_vector(tmp_path: Path) -> None:
     assert teacher.rows(sentence_hashes(["a dog"]).view(np.int64)).tolist() == [0]
     with pytest.raises(UserError, match="1 of 2 training pairs have a source sentence without words"):
         teacher.read(sentence_hashes(["a dog", "???"]).view(np.int64))
-
-
-@pytest.mark.slow
-def test_a_text_that_lacks_a_sentence_is_refused_before_anything_is_written(
-    data_directory: Path, tmp_path: Path
-) -> None:
-    data = DataDirectory(data_directory)
-    pairs = data.splits["train"]
-    taught = [data.tokenizers["shared"].decode(pair.target[row]) for pair in pairs for row in range(len(pair))]
-    given = {"criterion": "frozen_source", "source_side": "target", "projection_size": 20, "max_steps": 2}
-    run = compose_run(data_directory, tmp_path / "r", **given, **write_teacher(tmp_path, taught[:-1], width=20))
-    with pytest.raises(UserError, match="lacks the source sentences of 1 of 600 training pairs"):
-        train(run)
-    assert not (tmp_path / "r").exists()
-    write_teacher(tmp_path, taught, width=20)
-    assert train(run).state.step == 2

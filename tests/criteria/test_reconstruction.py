@@ -86,13 +86,6 @@ def test_tokens_are_drawn_independently(batch: PairBatch, ratio: float) -> None:
     assert np.cov(seen.T) == pytest.approx(ratio * (1 - ratio) * np.eye(6), abs=0.04)
 
 
-def test_lengths_go_where_batches_go(batch: PairBatch) -> None:
-    moved = batch.to("cpu").rows(1, 2)
-    assert moved.target.host_lengths.tolist() == [2] and moved.source.tokens.tolist() == [[2, 31, 3]]
-    meta = batch.to("meta")
-    assert meta.source.host_lengths.tolist() == [4, 3] and meta.languages.tolist() == [[DE, EN], [EN, ES]]
-
-
 def test_ranges() -> None:
     assert ranges(np.array([5, 0, 7]), np.array([2, 0, 3])).tolist() == [5, 6, 7, 8, 9]
     assert ranges(np.zeros(0, np.int64), np.zeros(0, np.int64)).tolist() == []
