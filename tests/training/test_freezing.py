@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ from torch import nn
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of
 from tests.support.runs import compose_run
-from xrep.criteria.criterion import Criterion, Loss, Planned, Term
+from tests.training.pieces import Everything
+from xrep.criteria.criterion import Criterion
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.models.dual_encoder import DualEncoder
-from xrep.nn.momentum import MomentumEncoder
 from xrep.registry import OPTIMIZERS
 from xrep.training.freezing import Freezing
 from xrep.training.parameter_groups import parameter_groups
@@ -29,32 +28,13 @@ from xrep.training.run import train
 SMALL = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48, "projection_size": 8}
 
 
-class Classifier(Criterion):
-    """A criterion that trains a head and holds a momentum encoder."""
-
-    @dataclass(kw_only=True)
-    class Config:
-        pass
-
-    def __init__(self, config: Config, model: DualEncoder, text: Any) -> None:
-        super().__init__()
-        self.head = nn.Sequential(nn.Linear(model.output_size, 2), nn.Dropout(0.5))
-        self.momentum_encoder = MomentumEncoder(model, 0.9, dropout=True)
-
-    def plan(self, batch: Any, generator: torch.Generator) -> Planned:
-        return Planned(batch, {"pairs": len(batch)})
-
-    def forward(self, model: DualEncoder, planned: Planned) -> Loss:
-        source, target = model.encode_pair(planned.batch.source, planned.batch.target)
-        return Loss({"pairs": Term(self.head(source - target).square().sum())})
-
-
 class Whole(nn.Module):
     def __init__(self, text: Any, criterion: type[Criterion], **options: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.model = DualEncoder(DualEncoder.Config(**SMALL, towers="separate", dropout=0.5), text)
-        self.criterion = criterion(criterion.Config(**options), self.model, text)
+        config = criterion.Config(**options) if hasattr(criterion, "Config") else None
+        self.criterion = criterion(config, self.model, text)
 
     def step(self, optimizer: torch.optim.Optimizer, batch: Any) -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -153,13 +133,13 @@ def test_dropout_is_off_where_all_is_frozen(make: Make, make_batch: Any) -> None
 
 
 def test_a_criterion_whose_parameters_are_frozen_still_trains(make: Make) -> None:
-    """The head is frozen; the criterion fills its queue only in training mode, and its momentum encoder has dropout."""
-    module = make(Classifier)
+    """The head is frozen; a criterion fills its queue only in training mode, and its copy of the model has dropout."""
+    module = make(Everything)
     Freezing(["criterion"]).apply(module, 0)
     assert module.criterion.training and module.training and module.model.training
     assert not any(part.training for part in module.criterion.head.modules())
-    assert all(part.training for part in module.criterion.momentum_encoder.modules())
-    module = make(Classifier)
+    assert all(part.training for part in module.criterion.fixed.modules())
+    module = make(Everything)
     Freezing(["model"]).apply(module, 0)
     assert all(part.training for part in module.criterion.modules())
     assert not any(part.training for part in module.model.modules())

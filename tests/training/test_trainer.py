@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.runs import compose_run, figures, make_trainer
+from xrep.errors import UserError
 from xrep.training.run import train
 from xrep.training.trainer import Trainer
 
@@ -124,6 +125,8 @@ def test_patience_ends_training_after_worse_validations(data_directory: Path, tm
     again = make_trainer(run, tmp_path / "again", Scripted(9))
     again.state.step, again.state.best_step, again.state.best = 10, 4, 5.0
     assert again.train().step == 10 and again.state.best == 5.0
+    with pytest.raises(UserError, match="patience needs validations"):
+        compose_run(data_directory, tmp_path, **TERMS, validate_every=0, patience=3)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
