@@ -131,32 +131,6 @@ def test_memory_that_runs_out_names_all_token_matrices() -> None:
     assert said.startswith("out of memory with " + "; ".join(["3 examples, tensors of (3, 9), (3, 5), (3, 2)"] * 2))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_preempted_run_saves_and_goes_on(
-    data_directory: Path, two_terms: type[TwoTerms], tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    once = train(compose_run(data_directory, tmp_path / "once", **STEADY, max_steps=6)).directory
-    twice = compose_run(data_directory, tmp_path / "twice", **STEADY, max_steps=6)
-    forward = two_terms.forward
-
-    def interrupted(self: TwoTerms, model: Any, planned: Planned) -> Any:
-        if len(two_terms.seen) == 3:
-            os.kill(os.getpid(), number)
-        return forward(self, model, planned)
-
-    before = signal.getsignal(number)
-    with monkeypatch.context() as patch:
-        patch.setattr(two_terms, "forward", interrupted)
-        stopped = train(twice)
-    # The step is finished; a later signal ends the process as usual.
-    assert (stopped.state.step, stopped.finished, signal.getsignal(number)) == (4, False, before)
-    assert stopped.signal == signal.Signals(number).name
-    assert open_checkpoint(tmp_path / "twice" / "last").step == 4
-    train(twice)
-    one, other = ((run / "last" / "model.safetensors").read_bytes() for run in (once, tmp_path / "twice"))
-    assert one == other
-
-
 def test_a_dead_data_worker_ends_the_run(data_directory: Path, two_terms: type[TwoTerms], tmp_path: Path) -> None:
     trainer = trainer_of(data_directory, tmp_path, max_steps=1000, data_workers=2)
     killed: list[int] = []

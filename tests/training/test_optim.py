@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
@@ -110,25 +109,6 @@ def test_steps_are_those_of_the_formula(name: str, options: dict[str, Any], by_h
             x = by_hand(x, g, t, state)
         error = (found.double() - x).norm() / x.norm()
         assert error <= (1e-12 if dtype == torch.float64 else 2e-5), label
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS.names())
-def test_a_saved_state_goes_on_bit_for_bit(name: str) -> None:
-    """The state is saved before ``small`` has one of its own."""
-    given = {"lr": 0.01, "weight_decay": 0.1, "lr_multipliers": ["large=0.5"]}
-    whole, halves = make_parameters(torch.float32), make_parameters(torch.float32)
-    run(build(name, whole, **given), whole, range(8))
-    first = build(name, halves, **given)
-    run(first, halves, range(3))
-    file = io.BytesIO()
-    torch.save(first.state_dict(), file)
-    file.seek(0)
-    again = build(name, halves, **given)
-    again.load_state_dict(torch.load(file, weights_only=True))
-    assert [group["lr_scale"] for group in again.param_groups] == [1.0, 0.5, 1.0]
-    run(again, halves, range(3, 8))
-    for (label, mine), (_, theirs) in zip(halves, whole, strict=True):
-        assert torch.equal(mine, theirs), label
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------

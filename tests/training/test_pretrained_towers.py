@@ -28,7 +28,6 @@ from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interop.exported import write_huggingface
 from xrep.interop.pretrained import read_pretrained
 from xrep.models.directory import open_checkpoint
-from xrep.models.start import find_start
 from xrep.nn.encoder import EncoderShape, TransformerEncoder
 from xrep.text.pretrained_tokenizer import save_as_huggingface
 from xrep.text.sides import open_tokenizers
@@ -201,32 +200,6 @@ def test_a_pretrained_teacher_and_a_student_from_scratch(student: Path, pretrain
     assert len(tokenizers["target"].encode([text])[0]) > len(tokenizers["source"].encode([text])[0])
 
 
-def test_a_tower_of_a_run_is_a_start(student: Path, raw: Path, pretrained: dict[str, Path], tmp_path: Path) -> None:
-    given = {"source_encoder": student / "best" / "source", "target_encoder": pretrained["de"]}
-    assert main(arguments(raw, tmp_path / "r", **FROZEN, **given, projection="tanh", target_pooling="cls")) == 0
-    assert same(of_tower(tmp_path / "r" / "last", "source"), of_tower(student / "best", "source"))
-    architecture = shapes_of(tmp_path / "r" / "last")
-    assert architecture["pooling"] == {"source": "mean", "target": "cls"}
-    shapes = {n: (p["input_size"], p["output_size"], p["activation"]) for n, p in architecture["projections"].items()}
-    assert shapes == {"source": (40, 24, "none"), "target": (32, 24, "tanh")}
-    encoders = [SentenceEncoder.load(path) for path in (student / "best", tmp_path / "r" / "last")]
-    np.testing.assert_array_equal(*(encoder.encode(SENTENCES["de"], "de") for encoder in encoders))
-
-
-def test_parts_of_a_run_that_are_starts(student: Path) -> None:
-    for path, message in (
-        ("", r"which of its towers\?; .*best/source or .*best/target"),
-        ("middle", "no tower 'middle'"),
-    ):
-        with pytest.raises(UserError, match=message):
-            find_start(str(student / "best" / path))
-    start = find_start(str(student / "best" / "target"))
-    whole, nothing = start.state(None)
-    state, above = start.state(1)
-    assert nothing == [] and above and {name.split(".")[1] for name in above} == {"1"}
-    assert state.keys() == whole.keys() - set(above) and start.shape.layers == 2
-
-
 @pytest.mark.parametrize("changes", [{}, {"pooling": "cls", "no_projection": True}, {"no_projection": True}])
 def test_export_without_the_projection(student: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     """Table 8 compares [CLS] with the MLP, without it, and the mean, from one checkpoint."""
@@ -301,22 +274,3 @@ def test_a_tower_of_transformers_is_trained_and_exported(raw: Path, tmp_path: Pa
     given = {**given, "encoder": tmp_path / "whole" / "last", "max_steps": 1, "lr": 0}
     assert main(arguments(raw, tmp_path / "next", **given)) == 0
     assert same(ours, tensors(tmp_path / "next"))
-
-
-def test_pieces_of_a_tower_of_transformers_give_the_same_run(raw: Path, tmp_path: Path) -> None:
-    given = {"criterion": "translation_ranking", "batch_size": 12, "max_steps": 3, "towers": "shared", "dropout": 0.0,
-             "encoder": write_model(tmp_path / "deberta", "deberta-v2"), "attention_dropout": 0.0}  # fmt: skip
-    runs = {"whole": {}, "cached": {"micro_batch": 4}, "recomputed": {"activation_checkpointing": None}}
-    for name, own in runs.items():
-        assert main(arguments(raw, tmp_path / name, **given, **own)) == 0
-    for name in ("cached", "recomputed"):
-        for key, tensor in tensors(tmp_path / name).items():
-            torch.testing.assert_close(tensor, tensors(tmp_path / "whole")[key], atol=2e-4, rtol=0, msg=key)
-
-
-def test_a_tower_of_transformers_learns_to_fill_masks(raw: Path, tmp_path: Path) -> None:
-    encoder = write_model(tmp_path / "modernbert", "modernbert")
-    tokenizer = json.loads((encoder / "tokenizer_config.json").read_text())
-    (encoder / "tokenizer_config.json").write_text(json.dumps({**tokenizer, "mask_token": "[MASK]"}))
-    given = {"max_steps": 2, "batch_size": 12, "task": "monolingual", "criterion": "mlm", "towers": "shared"}
-    assert main(arguments(raw, tmp_path / "mlm", **given, encoder=encoder)) == 0
