@@ -152,23 +152,6 @@ def test_first_layers_and_the_pooled_layer(raw: Path, pretrained: dict[str, Path
     assert layers == [[1, 1], [2, 2]] and not shapes_of(tmp_path / "pretrained_layers" / "last")["projections"]
 
 
-def test_export_of_two_towers_and_back(run: Path, tmp_path: Path) -> None:
-    encoder, out = SentenceEncoder.load(run / "best"), tmp_path / "out"
-    assert list(encoder.save(out)) == [out]
-    assert "- `source/` reads de\n- `target/` reads en\n" in (out / "README.md").read_text()
-    whole = SentenceEncoder.load(out)
-    assert whole.languages == ["de", "en"] and list(whole.model.encoders) == ["source", "target"]
-    for language, tower in (("de", "source"), ("en", "target")):
-        again = SentenceEncoder.load(out / tower)
-        assert again.model.pooling == {"shared": "mean"} and again.text.max_length == 32
-        assert same(encoder.model.encoders[tower].state_dict(), again.model.encoders["shared"].state_dict())
-        expected = encoder.encode(SENTENCES[language], language)
-        np.testing.assert_array_equal(again.encode(SENTENCES[language]), expected)
-        np.testing.assert_array_equal(whole.encode(SENTENCES[language], language), expected)
-    assert list(encoder.save(tmp_path / "hf", "hf")) == [tmp_path / "hf" / "source", tmp_path / "hf" / "target"]
-    assert json.loads((out / "source" / "config.json").read_text())["model_type"] == "bert"
-
-
 # -- towers of earlier runs -------------------------------------------------------------------------------------------
 
 
