@@ -14,8 +14,6 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from tests.interop.foreign_models import SENTENCES as FOREIGN
-from tests.interop.foreign_models import library_vectors, write_model
 from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs, write_corpus
 from tests.support.once import made_once
@@ -236,6 +234,9 @@ def tensors(run: Path) -> dict[str, torch.Tensor]:
 
 def test_a_tower_of_transformers_is_trained_and_exported(raw: Path, tmp_path: Path, cli: Commands) -> None:
     """Its layers are frozen by their number, and a run that stops goes on exactly."""
+    from tests.interop.foreign_models import SENTENCES as FOREIGN  # skips this test without transformers
+    from tests.interop.foreign_models import library_vectors, write_model
+
     encoder = write_model(tmp_path / "modernbert", "modernbert")
     given = {"criterion": "translation_ranking", "batch_size": 12, "max_steps": 3, "towers": "shared"}
     given |= {"encoder": encoder}
