@@ -35,17 +35,8 @@ encoder, translator, data = sys.argv[3:]
 
 @dataclass(frozen=True)
 class Row:
-    """What is measured.
-
-    Attributes:
-        script: Lines of a loop over ``count``, after which ``peak()`` is the largest memory so far in KB.
-        small: Number of lines, pairs or vectors of the first text.
-        large: That of the second text.
-        limit: KB by which the peak may grow.
-        write: Writes the text of ``count`` lines into a folder.
-        setup: Lines before the loop.
-        size: Width of the encoder's vectors.
-    """
+    """After each turn of ``script``, a loop over ``count`` behind the lines of ``setup``, ``peak()`` is the largest memory
+    so far in KB. It may grow by ``limit``. ``write`` writes the text of ``count`` lines into a folder."""
 
     script: str
     small: int

@@ -36,6 +36,7 @@ def test_a_line_says_what_was_written(shared_encoder: Path, cli: Commands, monke
     assert sorted(os.listdir(cli.folder)) == ["lines.txt", "v.npy"]
 
 
+@pytest.mark.slow
 def test_types_of_the_file_and_of_the_computation(shared_encoder: Path, cli: Commands) -> None:
     write_lines(cli.folder / "lines.txt", GERMAN)
     found = {}

@@ -25,6 +25,7 @@ from xrep.registry import EVALUATIONS
 ENGLISH = SENTENCES["en"]
 
 
+@pytest.mark.slow
 def test_everything_at_once(encoder: Path, tatoeba: Path, cli: Commands) -> None:
     pytest.importorskip("matplotlib")
     files = "--json out.json --plot out.png --save-embeddings vectors".split()
@@ -139,6 +140,7 @@ def two_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
+@pytest.mark.slow
 def test_all_measures_what_it_finds_and_names_what_fails(
     encoder: Path, two_tests: Path, cli: Commands, measure: Measure
 ) -> None:
@@ -172,6 +174,7 @@ def test_a_bug_in_one_test_costs_only_that_test(
     assert "Traceback" in done.err
 
 
+@pytest.mark.slow
 def test_all_measures_the_languages_of_the_training_text(two_tests: Path, cli: Commands, tmp_path: Path) -> None:
     german = write_encoder(tmp_path / "german" / "best")
     spanish = write_encoder(tmp_path / "spanish" / "best", languages=(["es"], ["en"]))

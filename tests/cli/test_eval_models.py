@@ -52,6 +52,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return noted
 
 
+@pytest.mark.slow
 def test_models_are_in_memory_one_after_the_other(
     tatoeba: Path, loaded: list[tuple[Path, list[Path]]], measure: Measure, tmp_path: Path
 ) -> None:

@@ -63,15 +63,6 @@ def test_it_is_what_training_found_on_the_dev_split(place: Path, measure: Measur
     assert list(found["data"]) == [str(place / "xnli" / "dev-en.tsv")]
 
 
-def test_languages_that_were_not_trained(place: Path, cli: Commands, measure: Measure) -> None:
-    given = ["--path", place / "run/best", "--data", place / "xnli"]
-    printed = cli("eval", "nli", *given).out
-    languages = measure("nli", *given)["values"]["languages"]
-    assert list(languages) == ["de", "en"] and languages["de"]["overlap"]["found"] == 0
-    assert "German (de)" in printed and "overlap: " in printed
-    assert list(measure("nli", *given, "--premise-lang", "en", "--langs", "de")["values"]["languages"]) == ["en-de"]
-
-
 def test_classifiers_of_several_parts(place: Path, data_directory: Path, cli: Commands, measure: Measure) -> None:
     (cli.folder / "parts.yaml").write_text(PARTS.format(bitext=data_directory, nli=place / "train"))
     small = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL_MODEL.items()]

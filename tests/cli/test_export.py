@@ -63,6 +63,7 @@ def test_the_printed_lines_of_transformers_and_of_a_checkpoint(two_towers: Path,
     exec(export(cli, two_towers, "checkpoint", "--format", "xrep")[1].strip())
 
 
+@pytest.mark.slow
 def test_an_export_is_an_encoder_again(two_towers: Path, cli: Commands) -> None:
     export(cli, two_towers, "a")
     export(cli, cli.folder / "a", "b")

@@ -84,6 +84,7 @@ def test_pairs_on_standard_output(here: Path, cli: Commands) -> None:
     assert (here / "m.tsv").read_text(encoding="utf-8") == printed.out
 
 
+@pytest.mark.slow
 def test_a_pipe_is_written_to_and_not_replaced(here: Path, cli: Commands) -> None:
     for name, given, output in (("encode", ["--input", "de", "--lang", "de"], "v.npy"), ("mine", TEXTS, "m.tsv")):
         line = [*ENCODER, *given, "--output"]
@@ -104,6 +105,7 @@ def test_preprocessing_and_exclusion(here: Path, data_directory: Path, cli: Comm
         assert done.code == 0 and "train: de-en 50 pairs" in done.out
 
 
+@pytest.mark.slow
 def test_search_and_translation(here: Path, cli: Commands) -> None:
     assert cli("search", "build", *ENCODER, *"--input a.zip --lang en --output index".split()).code == 0
     found = cli("search", "query", "index", PAIRS[4][1], *"-k 1 --lang en --device cpu".split())

@@ -144,6 +144,7 @@ def test_target_languages(cli: Commands) -> None:
     assert english != french
 
 
+@pytest.mark.slow
 def test_progress_of_long_work(translator: Path, source: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrep.progress.SECONDS_BETWEEN_LINES", 0.0)
     done = generate(cli, translator, "--input test.de --output hyp.en --max-tokens 1000")

@@ -54,6 +54,7 @@ def expected_rows(folder: Path, margin: str = "ratio") -> dict[tuple[str, str], 
     return {(str(i + 1), str(j + 1)): score for (i, j), score in plain_margins.pairs(x, y, 4, margin, "max").items()}
 
 
+@pytest.mark.slow
 def test_planted_pairs_are_found_with_the_scores_of_the_definition(
     planted: set[tuple[str, str]], mine: Mine, tmp_path: Path
 ) -> None:
@@ -74,6 +75,7 @@ def test_planted_pairs_are_found_with_the_scores_of_the_definition(
         assert {row[1:] for row in rows_of(tmp_path / f"{index}.tsv")[:150]} == planted
 
 
+@pytest.mark.slow
 def test_texts_are_encoded_and_empty_and_repeated_lines_take_no_part(
     shared_encoder: Path, mine: Mine, tmp_path: Path
 ) -> None:
@@ -96,6 +98,7 @@ def test_texts_are_encoded_and_empty_and_repeated_lines_take_no_part(
     assert all(abs(again[source, target] - score) < 1e-3 for score, source, target in found)
 
 
+@pytest.mark.slow
 def test_shards_of_many_machines_are_merged(planted: set[tuple[str, str]], mine: Mine, tmp_path: Path) -> None:
     line = f"{VECTORS} mined.tsv"
     missing = "mined.tsv.shard-1-of-3: no such shard; search that part first, with --shard"
@@ -119,6 +122,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, function: str, mine: Mine, *lin
         assert mine(*line).code == 130
 
 
+@pytest.mark.slow
 def test_vectors_of_an_interrupted_run_are_those_of_its_encoder_and_its_text(
     shared_encoder: Path, mine: Mine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

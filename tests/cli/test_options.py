@@ -189,7 +189,7 @@ def test_options_of_parts(tmp_path):
     ]
 
 
-def test_help_shows_each_part_under_its_own_title(tmp_path):
+def test_help_shows_each_part_and_stage_under_its_own_title(tmp_path):
     (tmp_path / "c.yaml").write_text(PARTS)
     lines = help_text(parse(["--config", str(tmp_path / "c.yaml")])).splitlines()
     titles = [line.partition(":")[0] for line in lines if line.startswith("parts.")]
@@ -203,8 +203,6 @@ def test_help_shows_each_part_under_its_own_title(tmp_path):
     assert any(line.startswith("  --mixing {weight,proportion}") for line in lines)
     assert max(map(len, lines)) <= 120
 
-
-def test_help_shows_the_parts_of_each_stage(tmp_path):
     text = "task: bitext\ncriterion: dual_moco\nstages: [{}, {name: rank, criterion: translation_ranking}]\n"
     (tmp_path / "c.yaml").write_text(text)
     shown = help_text(parse(["--config", str(tmp_path / "c.yaml")]))
@@ -227,18 +225,18 @@ def test_errors_name_the_options_of_the_command(tmp_path):
     assert "lower --queue-size or `temperature`, or" in printed("--config", str(tmp_path / "c.yaml"))
 
 
-@pytest.mark.parametrize(
-    ("given", "advice"),
-    [
-        ("--output-dir", "--save-dir is the option for that"),
-        ("--num-train-epochs", "--max-epochs is the option for that"),
-        ("--early-stopping", "--patience is the option for that"),
-        ("--gradient-accumulation-steps", "--update-freq is the option for that"),
-        ("--bf16", "--precision is the option for that"),
-        ("--banana", "--help lists the options of the chosen parts"),
-    ],
-)
-def test_advice_on_options_of_other_programs(given, advice):
-    (problem,) = problems("data/", *CHOSEN, given, "1")
-    assert problem.startswith(f"unknown option {given}") and problem.endswith(advice)
+ADVICE = {
+    "--output-dir": "--save-dir is the option for that",
+    "--num-train-epochs": "--max-epochs is the option for that",
+    "--early-stopping": "--patience is the option for that",
+    "--gradient-accumulation-steps": "--update-freq is the option for that",
+    "--bf16": "--precision is the option for that",
+    "--banana": "--help lists the options of the chosen parts",
+}
+
+
+def test_advice_on_options_of_other_programs():
+    found = problems("data/", *CHOSEN, *(word for given in ADVICE for word in (given, "1")))
+    for problem, (given, advice) in zip(found, ADVICE.items(), strict=True):
+        assert problem.startswith(f"unknown option {given}") and problem.endswith(advice)
     assert values("data/", *CHOSEN, "--patience", "3")["trainer"]["patience"] == 3

@@ -85,6 +85,7 @@ def test_lines_are_added_and_the_summary_says_so(search: Any, separate_encoder: 
     assert found.out == f"1\t1.0000\tlines.de:10\t{PAIRS[9][0]}\n"
 
 
+@pytest.mark.slow
 def test_the_size_is_that_of_all_files(search: Any, tmp_path: Path) -> None:
     """Beside the text and its places, as the help says; and with them, as the line after building says."""
     encoder = write_encoder(tmp_path / "wide" / "best", size=256)
@@ -101,6 +102,7 @@ def test_the_size_is_that_of_all_files(search: Any, tmp_path: Path) -> None:
         assert said and float(said[1]) == pytest.approx((sizes["index.faiss"] + sizes["vectors.npy"]) / plain, rel=0.02)
 
 
+@pytest.mark.slow
 def test_prompts_of_lines_and_queries(search: Any, shared_encoder: Path, tmp_path: Path) -> None:
     encoder = SentenceEncoder.load(shared_encoder, device="cpu")
     encoder.prompts = {"query": "der Hund ", "passage": "das rote Haus ", "title": "ein "}

@@ -51,6 +51,7 @@ def test_mlm_goes_on_exactly(raw: Path, tmp_path: Path) -> None:
     assert "tokenizer" in {name.split("/")[0] for name in contents(run / "best")}
 
 
+@pytest.mark.nightly
 def test_two_ranks_and_then_one(raw: Path, data_directory: Path, cli: Commands) -> None:
     """Whole words are masked, neighbours are contrasted with all others of both ranks, and rank 0 validates alone."""
     of_text = f"name: monolingual, data: {raw}, tokenizer: {data_directory}, max_length: 32, batch_size: 15"
@@ -115,6 +116,7 @@ mixing: weight
     assert list(tensors["parts.tlm.language_embedding.weight"].shape) == [3, 32]
 
 
+@pytest.mark.nightly
 def test_quick_thought(raw: Path, cli: Commands) -> None:
     """CMLM's baseline (Logeswaran and Lee 2018) finds the neighbour of a sentence in the batch."""
     given = {"task": "monolingual", "units": "adjacent", "vocab_size": 120, "criterion": "translation_ranking"}
