@@ -35,7 +35,7 @@ encoder, translator, data = sys.argv[3:]
 
 @dataclass(frozen=True)
 class Row:
-    """After each turn of ``script``, a loop over ``count`` behind the lines of ``setup``, ``peak()`` is the largest memory
+    """After each turn of ``script``, a loop over ``count`` behind the lines of ``setup``, ``peak()`` is the most memory
     so far in KB. It may grow by ``limit``. ``write`` writes the text of ``count`` lines into a folder."""
 
     script: str
