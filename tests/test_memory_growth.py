@@ -74,7 +74,7 @@ def of_format(ending: str) -> Row:
         tmx = '<tmx version="1.4"><header/><body>\n' + "".join(unit.format(*pair) for pair in pairs) + "</body></tmx>"
         text, file = "".join(f"{de}\t{en}\n" for de, en in pairs), io.BytesIO()
         if ending == "zip":
-            with zipfile.ZipFile(file, "w") as archive:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
                 archive.writestr("x.tmx", tmx)
         elif ending == "parquet":
             arrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
