@@ -173,16 +173,6 @@ def test_the_tokenizer_s_text_is_bounded_in_characters(tmp_path, monkeypatch):
     assert all(any(animal in text for text in read) for animal in ANIMALS)
 
 
-def test_a_given_tokenizer_is_used(tmp_path):
-    first = run(tmp_path, {"train": [tsv(tmp_path / "x.tsv", PAIRS)]})
-    (tmp_path / "second").mkdir()
-    splits = {"train": [tsv(tmp_path / "y.tsv", PAIRS[:60])]}
-    second = run(tmp_path / "second", splits, tokenizers={"shared": str(first.path / "tokenizer")})
-    models = [(report.path / "tokenizer" / "sentencepiece.model").read_bytes() for report in (first, second)]
-    assert models[0] == models[1]
-    assert texts(second.path, "train")["de-en"] == PAIRS[:60]
-
-
 def test_white_space_inside_sentences_is_one_space(tmp_path):
     (tmp_path / "x.de").write_text("Der\tHund \u2028 schläft\x0b im Wald\nDer Bär\n", encoding="utf-8")
     (tmp_path / "x.en").write_text("The  dog sleeps\n The bear \n", encoding="utf-8")

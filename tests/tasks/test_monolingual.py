@@ -95,18 +95,7 @@ def test_text_is_kept_and_found_again(make, monkeypatch, tmp_path: Path, capsys)
         assert "tokenising" in capsys.readouterr().out
         assert make(**options).fingerprint() == prints[-1] and capsys.readouterr().out == ""
     assert len(set(prints)) == 1
-    (folder,) = (tmp_path / "7" / "text").iterdir()
-    tokens = folder / "train.de.de.tokens"
-    tokens.write_bytes(tokens.read_bytes()[:-2])
-    with pytest.raises(UserError, match=r"train.de.de.tokens: \d+ bytes, .*; copy it again or remove its directory"):
-        make(**options)
     (tmp_path / "excluded" / "a.txt").unlink()
     with pytest.raises(UserError, match=r"a.txt: no such file; check the name"):
         make(exclude=[str(tmp_path / "excluded" / "a.txt")])
     assert capsys.readouterr().out == ""
-
-
-def test_neighbours_need_documents(make, tmp_path: Path) -> None:
-    write_documents(tmp_path / "train.de", [["eins"], ["zwei"]])
-    with pytest.raises(UserError, match="no document has two sentences; only a blank line ends one; or set `units`"):
-        make(data=str(tmp_path), units="adjacent")

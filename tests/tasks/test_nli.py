@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.nli_data import write_jsonl, write_simcse
+from tests.support.nli_data import write_simcse
 from tests.tasks.kinds import KINDS, NLI, rows_of
-from xrep.errors import UserError
 
 
 def test_triplets(texts: Path, data_directory: Path, tmp_path: Path) -> None:
@@ -49,22 +48,5 @@ def test_what_is_kept_is_found_again(texts: Path, data_directory: Path, tmp_path
     assert "train: 300 pairs of 301 examples, 1 left out (no label)" in said and "vocabulary of 70 pieces" in said
     again = make(texts, data_directory, tokenizer=None, vocab_size=70, batch_size=9)
     assert capsys.readouterr().out == "" and again.fingerprint() == task.fingerprint()
-    (cached,) = (path for path in (tmp_path / "nli").iterdir() if path.is_dir())
     assert make(texts, data_directory).fingerprint() != task.fingerprint()
-    for name, kept in (("train.premise-hypothesis.premise.tokens", 200), ("train.premise-hypothesis.labels", 0)):
-        whole = (cached / name).read_bytes()
-        (cached / name).write_bytes(whole[:kept])
-        with pytest.raises(UserError, match=f"{cached}/{name}: .* remove its directory; it is made again"):
-            make(texts, data_directory, tokenizer=None, vocab_size=70)
-        (cached / name).write_bytes(whole)
     assert not [path for path in (tmp_path / "nli").iterdir() if path.name.startswith(".")]
-
-
-def test_text_without_examples(tmp_path: Path, texts: Path, data_directory: Path) -> None:
-    neutral = write_jsonl(tmp_path / "train.jsonl", [row for row in NLI if row[2] == "neutral"])
-    problem = r"train.jsonl: no triplet \(an entailment and a contradiction of one premise\)"
-    with pytest.raises(UserError, match=problem):
-        KINDS["nli"].make(texts, data_directory, data=str(neutral), form="triplets")
-    nothing = write_jsonl(tmp_path / "empty" / "train.jsonl", [("a", "b", "-")])
-    with pytest.raises(UserError, match="no labelled pair for train; check the files"):
-        KINDS["nli"].make(texts, data_directory, data=str(nothing))

@@ -14,7 +14,6 @@ from tests.support.corpus import write_corpus
 from tests.support.once import made_once
 from tests.tasks.kinds import GERMAN_NLI, KINDS, NLI, PAIRS, rows_of, sequences, translated
 from xrep.data.preprocess import PreprocessOptions, preprocess
-from xrep.data.store import DataDirectory
 from xrep.errors import UserError
 from xrep.tasks.annotated import ClassificationTask
 from xrep.text.readers import discover_bitext
@@ -120,19 +119,6 @@ def test_a_vocabulary_of_its_own(sides: Path, texts: Path, data_directory: Path,
         make(brought={side: str(sides / side) for side in ("source", "target")})
     with pytest.raises(UserError, match="has a tokenizer for each side; all languages share"):
         make(tokenizer=str(sides / "sides"))
-
-
-def test_raw_pairs_are_preprocessed_once(sides: Path, texts: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("XREP_HOME", str(tmp_path))
-    first = KINDS["bitext"].make(texts, sides / "raw", vocab_size=130)
-    assert first.text.vocabulary("source").size == 130 and first.examples == 200
-    (cached,) = (tmp_path / "preprocessed").iterdir()
-    before = (cached / "manifest.json").stat()
-    again = KINDS["bitext"].make(texts, sides / "raw", vocab_size=130, batch_size=20)
-    assert again.fingerprint() == first.fingerprint() == DataDirectory(cached).fingerprint
-    assert (cached / "manifest.json").stat() == before
-    with pytest.raises(UserError, match="nowhere: no such folder"):
-        KINDS["bitext"].make(texts, tmp_path / "nowhere")
 
 
 def test_a_new_dev_split_gives_another_vocabulary(tmp_path: Path, monkeypatch) -> None:
