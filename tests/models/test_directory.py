@@ -177,11 +177,11 @@ def test_matching_tensors_are_copied_and_new_ones_named():
             self.register_buffer("rows", torch.zeros(rows, 2))
             self.register_buffer("count", torch.zeros(()))
 
-    small, same, large = Memory(2), Memory(2), Memory(4)
-    small.rows.fill_(5)
-    small.count.fill_(9)
+    small, same, large = (nn.Sequential(Memory(rows)) for rows in (2, 2, 4))
+    small[0].rows.fill_(5)
+    small[0].count.fill_(9)
     assert load_matching(same, {**small.state_dict(), "unknown": torch.ones(1)}) == []
-    assert load_matching(large, small.state_dict()) == ["rows", "count"]
-    assert torch.equal(large.linear.weight, small.linear.weight) and float(large.count) == 0
-    assert torch.equal(same.rows, small.rows) and float(same.count) == 9
-    assert load_matching(small, {"linear.weight": torch.ones(3, 3)}) == [*small.state_dict()]
+    assert load_matching(large, small.state_dict()) == ["0.rows", "0.count"]
+    assert torch.equal(large[0].linear.weight, small[0].linear.weight) and float(large[0].count) == 0
+    assert torch.equal(same[0].rows, small[0].rows) and float(same[0].count) == 9
+    assert load_matching(small, {"0.linear.weight": torch.ones(3, 3)}) == [*small.state_dict()]
