@@ -12,7 +12,6 @@ from torch import nn
 
 from tests.support.corpus import sentence_pairs
 from tests.support.vocabulary import small_tokenizer
-from xrep import SentenceEncoder
 from xrep.config import to_yaml
 from xrep.data.batching import TextSpec, Vocabulary, collate
 from xrep.errors import UserError
@@ -92,16 +91,6 @@ def test_what_is_no_start(run: Path, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "other", snapshot)
     with pytest.raises(UserError, match="other: its model has no encoder to start from; start from another run"):
         find_start(str(tmp_path / "other"))
-
-
-def test_it_gives_no_sentence_vectors(run: Path, tmp_path: Path) -> None:
-    message = r"best: a translation model, which gives no sentence vectors; translate by xrep-generate --path .*--enc"
-    with pytest.raises(UserError, match=message):
-        SentenceEncoder.load(run / "best")
-    message = "best: a translation model, which sentence-transformers does not have; set `format` to xrep, or"
-    with pytest.raises(UserError, match=message):
-        export_path(run / "best", tmp_path / "out", "sentence-transformers")
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("average", [None, 2])

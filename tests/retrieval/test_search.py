@@ -123,23 +123,6 @@ def test_parts_of_the_source_are_merged(make_side: Callable[..., Side], tmp_path
     assert_same(merge(parts, tmp_path, 200, len(y), 4), whole)
 
 
-OTHER_FILES = {
-    "not an array [N, D] of floats; give a .npy file of floats": (np.ones(3), np.ones((2, 2), int), np.ones((0, 4))),
-    "save it in C order": (np.asfortranarray(np.ones((3, 2))),),
-}
-
-
-def test_files_that_are_no_vectors(tmp_path: Path) -> None:
-    for message, arrays in OTHER_FILES.items():
-        for array in arrays:
-            np.save(tmp_path / "a.npy", array)
-            with pytest.raises(UserError, match=re.escape(message)):
-                VectorFile(tmp_path / "a.npy")
-    (tmp_path / "text.npy").write_text("0.1 0.2\n")
-    with pytest.raises(UserError, match="not a file of vectors"):
-        VectorFile(tmp_path / "text.npy")
-
-
 def test_a_survey_names_the_row_that_is_not_finite_and_tells_zeros(make_side, monkeypatch):
     monkeypatch.setattr("xrep.retrieval.vectors._SURVEY_BYTES", 3 * 16 * 4)
     rows = vectors(50, 16, seed=1)

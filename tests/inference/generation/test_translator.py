@@ -92,10 +92,8 @@ def test_several_target_languages(tmp_path: Path) -> None:
     assert english != french
 
 
-def test_bad_calls(loaded: Translator, shared_encoder: Path) -> None:
+def test_bad_calls(loaded: Translator) -> None:
     with pytest.raises(TypeError, match="a list of sentences"):
         loaded.translate("Haus")
     with pytest.raises(ConfigError, match="nbest 9 is more than"):
         loaded.translate(["Haus"], options=SearchOptions(nbest=9))
-    with pytest.raises(UserError, match="not a translation model: it encodes sentences; encode them by xrep-enc"):
-        Translator.load(shared_encoder)
