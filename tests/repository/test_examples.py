@@ -101,32 +101,6 @@ def test_the_recipe_of_frozen_source_has_the_values_of_table_6():
     assert b.configs["model"].source_encoder == "runs/frozen_source/zh-en/nli/best/source"
 
 
-# -- figures ----------------------------------------------------------------------------------------------------------
-
-PAPERS = sorted((ROOT / "docs" / "papers").glob("*.md"))
-DECIMAL = r"-?\b\d+\.\d+"
-
-
-def figures_missing(page: str) -> list[str]:
-    """Return the groups of figures in the tables of a paper's page that no paragraph or table of its README has."""
-    (folder,) = set(re.findall(r"`examples/(\w+)/", page))
-    readme = (ROOT / "examples" / folder / "README.md").read_text(encoding="utf-8")
-    blocks = [set(re.findall(DECIMAL, block)) for block in re.split(r"\n\s*\n", readme)]
-    results = [table for table in re.findall(r"(?:^\|.*\n?)+", page, re.MULTILINE) if "published" in table]
-    groups = [group for table in results for group in re.split(r"[|;(]", table.split("| --- |")[-1])]
-    assert results and sum(len(re.findall(DECIMAL, group)) for group in groups) > 10
-    return [group for group in groups if not any(set(re.findall(DECIMAL, group)) <= block for block in blocks)]
-
-
-@pytest.mark.parametrize("page", PAPERS, ids=lambda page: page.stem)
-def test_the_page_of_a_paper_has_the_figures_of_its_readme(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert figures_missing(text) == []
-    place = list(re.finditer(r"\b\d\d\.\d", text[: text.rindex("|")]))[-1].start()  # in the last table
-    changed = text[:place] + str(9 - int(text[place])) + text[place + 1 :]
-    assert len(figures_missing(changed)) == 1
-
-
 def test_the_recipes_of_hictl_have_the_values_of_table_9():
     for name, rate, betas, query in (("hictl", 2.5e-4, [0.9, 0.98], 768), ("hictl_large", 1e-4, [0.9, 0.999], 1024)):
         run = compose([("", read_yaml(ROOT / "examples" / "hictl" / f"{name}.yaml"))])

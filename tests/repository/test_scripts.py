@@ -99,14 +99,6 @@ def test_installs_once_and_again_when_the_pins_change(checkout: Checkout) -> Non
     assert code == 0 and installed[-1].endswith(".[test]") and "Making" not in output
 
 
-@pytest.mark.nightly
-def test_moved_checkout_is_made_anew(checkout: Checkout) -> None:
-    checkout.run()
-    checkout.root = checkout.root.rename(checkout.folder / "moved")
-    code, output, installed = checkout.run()
-    assert code == 0 and "was made for" in output and len(installed) > 2
-
-
 def test_environment_of_the_user_is_never_removed(checkout: Checkout) -> None:
     (checkout.root / ".venv").mkdir()
     (checkout.root / ".venv" / "mine").touch()
