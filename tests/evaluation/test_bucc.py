@@ -123,6 +123,9 @@ def test_equal_sentences_count_once(tmp_path: Path) -> None:
     kept, _ = bucc.leave_out_overlap(split, hashes, drop=True)
     assert (kept.source.sentences, kept.target.sentences) == (["Haus", "Hof"], ["yard", "home"])
     assert kept.gold.tolist() == [[0, 1], [1, 0]] and bucc.leave_out_overlap(split, hashes, drop=False)[0] is split
+    write(tmp_path / "de-en.dev.gold", ["", " "])
+    with pytest.raises(UserError, match="de-en.dev.gold: only empty lines"):
+        bucc.read_split(tmp_path / "de-en.dev.gold")
 
 
 @pytest.mark.slow

@@ -203,7 +203,7 @@ def test_all_nine_tasks(tmp_path: Path, shared_encoder: Path, cli: Commands) -> 
 
     line, hook = ["xtreme", "--data", root, "--retrieval", shared_encoder], register_module_forward_hook(record)
     try:
-        text = cli("eval", *line, "--paths", paths, "--json", "out.json").out
+        text = cli("eval", *line, "--paths", paths, "--json", "out.json", "--resamples", "drawn.json").out
         sizes = {model: max(size for name, size, _ in seen if name == model) for model in ("encoder", "classifier")}
         assert min(sizes.values()) > 64 and {dtype for *_, dtype in seen} == {torch.float32}
         seen.clear()
@@ -219,8 +219,8 @@ def test_all_nine_tasks(tmp_path: Path, shared_encoder: Path, cli: Commands) -> 
     assert len(scores) == 9 and values["average"] == pytest.approx(np.mean(list(scores.values())))
     assert found["headline"] == {**scores, "average": values["average"]}
     assert set(found["intervals"]) == set(found["headline"]) and "average: 95% interval" in text
-    low, high = found["intervals"]["average"]
-    assert low < values["average"] < high
+    drawn = json.loads((tmp_path / "drawn.json").read_text("utf-8"))
+    assert drawn["average"] == pytest.approx(np.mean([drawn[task] for task in scores], axis=0))
     assert values["results"]["xnli"]["overlap"]["found"] == 64 and "64 of 64" in text
     for task, data, file in (("pos", parts, "de_small-ud-test.conllu"), ("ner", entities, "test-de.tsv")):
         gold, tags = gold_and_found(data, file, runs[task])
