@@ -6,12 +6,16 @@ import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from xrep.criteria.nli import Nli
 from xrep.errors import UserError
+from xrep.evaluation import nli
 from xrep.evaluation.evaluation import Evaluation, Figures
 from xrep.retrieval.neighbours import normalize_rows
 from xrep.text.cleaning import sentence_hashes
@@ -79,6 +83,15 @@ def write_tatoeba(folder: Path, code: str, pairs: Sequence[tuple[str, str]]) -> 
     return folder
 
 
+SCORED = [
+    ("A man is playing a guitar.", "A man plays the guitar.", 4.8),
+    ("A dog runs in the snow.", "A dog is running through snow.", 4.6),
+    ("A woman slices an onion.", "A woman is cutting potatoes.", 2.2),
+    ("Two boys swim in a lake.", "Stocks fell on Monday.", 0.0),
+    ("The plane takes off.", "A plane is taking off.", 5.0),
+    ("A cat sleeps.", "A man rides a horse.", 0.4),
+]
+"""Pairs with a score of people from 0 to 5."""
 PAIRS = {
     "deu": [
         ("Maria wohnt seit 1998 in Berlin.", "Maria has lived in Berlin since 1998."),
@@ -108,6 +121,15 @@ def tatoeba_folder(tmp_path: Path) -> Path:
     for code, pairs in PAIRS.items():
         write_tatoeba(tmp_path / "tatoeba", code, pairs)
     return tmp_path / "tatoeba"
+
+
+@pytest.fixture
+def classifier(monkeypatch: pytest.MonkeyPatch) -> Nli:
+    """The classifier of inference that ``xrep-eval nli`` finds beside an ``NgramEncoder``."""
+    torch.manual_seed(1)
+    made = Nli(Nli.Config(scale_vectors=False), SimpleNamespace(output_size=1024), None).eval()
+    monkeypatch.setattr(nli, "load_classifier", lambda encoder, part: made)
+    return made
 
 
 def published(name: str) -> Path:

@@ -7,33 +7,21 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from tests.evaluation.conftest import PAIRS, NgramEncoder, measured, save_hashes, write, write_tatoeba
+from tests.evaluation.conftest import PAIRS, SCORED, NgramEncoder, measured, save_hashes, write, write_tatoeba
 from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
 from tests.support.nli_data import nli_rows
-from xrep.criteria.nli import Nli
 from xrep.errors import UserError
-from xrep.evaluation import nli
 from xrep.evaluation.encoders import open_encoder
 from xrep.evaluation.overlap import Overlap
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.registry import EVALUATIONS
 
-SCORED = [
-    ("A man is playing a guitar.", "A man plays the guitar.", 4.8),
-    ("A dog runs in the snow.", "A dog is running through snow.", 4.6),
-    ("A woman slices an onion.", "A woman is cutting potatoes.", 2.2),
-    ("Two boys swim in a lake.", "Stocks fell on Monday.", 0.0),
-    ("The plane takes off.", "A plane is taking off.", 5.0),
-    ("A cat sleeps.", "A man rides a horse.", 0.4),
-]
 NUMBERED = [(f"{german} {n}", f"{english} {n}") for n, (german, english) in enumerate(sentence_pairs(24))]
 """Trigrams find the translation by the number."""
 REVIEWS = [(f"{('a good', 'a dull')[n % 2]} film about {english}", n % 2) for n, (_, english) in enumerate(NUMBERED)]
@@ -111,17 +99,9 @@ CASES = [
     Case("neighbours", lambda folder, rows: write_texts(folder, rows).with_name("text.de"), NUMBERED,
          options={"query": [NUMBERED[0][0]], "lang": "de"}),
 ]  # fmt: skip
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("classifier")]
 EXCLUDING = pytest.mark.parametrize("case", [case for case in CASES if case.known], ids=lambda case: case.name)
 COMMANDS = pytest.mark.parametrize("case", [case for case in CASES if case.name != "nli"], ids=lambda case: case.name)
-
-
-@pytest.fixture(autouse=True)
-def _classifier(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The vectors of trigrams have a classifier of inference."""
-    torch.manual_seed(1)
-    classifier = Nli(Nli.Config(scale_vectors=False), SimpleNamespace(output_size=1024), None).eval()
-    monkeypatch.setattr(nli, "load_classifier", lambda encoder, part: classifier)
 
 
 def options_of(case: Case, data: Path) -> dict[str, Any]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from tests.evaluation.conftest import NgramEncoder, measured
 from tests.support.nli_data import Row, nli_rows, write, write_columns
@@ -24,14 +22,6 @@ def folder(tmp_path: Path) -> Path:
     write_columns(tmp_path / "test-de.tsv", GERMAN)
     write_columns(tmp_path / "test-en.tsv", ENGLISH)
     return tmp_path
-
-
-@pytest.fixture
-def classifier(monkeypatch: pytest.MonkeyPatch) -> Nli:
-    torch.manual_seed(1)
-    made = Nli(Nli.Config(scale_vectors=False), SimpleNamespace(output_size=1024), None).eval()
-    monkeypatch.setattr(nli, "load_classifier", lambda encoder, part: made)
-    return made
 
 
 def by_hand(classifier: Nli, encoder: NgramEncoder, rows: list[Row], languages: tuple[str, str]) -> float:

@@ -6,21 +6,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tests.evaluation.conftest import NgramEncoder, measured, published, write
+from tests.evaluation.conftest import SCORED, NgramEncoder, measured, published, write
 from xrep.errors import UserError
 from xrep.evaluation import sts
 from xrep.evaluation.sts import Sts, measure, select, similarities
 from xrep.evaluation.sts_sets import find_sets
 from xrep.metrics.components import whiten
-
-PAIRS = [
-    ("A man is playing a guitar.", "A man plays the guitar.", 4.8),
-    ("A dog runs in the snow.", "A dog is running through snow.", 4.6),
-    ("A woman slices an onion.", "A woman is cutting potatoes.", 2.2),
-    ("Two boys swim in a lake.", "Stocks fell on Monday.", 0.0),
-    ("The plane takes off.", "A plane is taking off.", 5.0),
-    ("A cat sleeps.", "A man rides a horse.", 0.4),
-]
 
 
 @pytest.fixture
@@ -28,18 +19,18 @@ def folder(tmp_path: Path) -> Path:
     """Write every data set in the layout of its publisher, with its known peculiarities."""
     root = tmp_path / "sts"
     year = root / "STS16-en-test"
-    write(year / "STS.input.news.txt", [f"{a}\t{b}\thttp://a\thttp://b" for a, b, _ in PAIRS[:4]])
+    write(year / "STS.input.news.txt", [f"{a}\t{b}\thttp://a\thttp://b" for a, b, _ in SCORED[:4]])
     write(year / "STS.gs.news.txt", ["5", "", "2.250", "0"])  # the second pair is not scored
-    write(year / "STS.input.qa.txt", [f"{a}\t{b}" for a, b, _ in PAIRS[2:]])
-    write(year / "STS.gs.qa.txt", [str(score) for *_, score in PAIRS[2:]])
-    write(year / "STS.input.ALL.txt", [f"{a}\t{b}" for a, b, _ in PAIRS])
-    write(year / "STS.gs.ALL.txt", [str(score) for *_, score in PAIRS])
-    rows = [f"main-news\tMSRvid\t2012test\t{i:04}\t{s}\t{a}\t{b}" for i, (a, b, s) in enumerate(PAIRS)]
+    write(year / "STS.input.qa.txt", [f"{a}\t{b}" for a, b, _ in SCORED[2:]])
+    write(year / "STS.gs.qa.txt", [str(score) for *_, score in SCORED[2:]])
+    write(year / "STS.input.ALL.txt", [f"{a}\t{b}" for a, b, _ in SCORED])
+    write(year / "STS.gs.ALL.txt", [str(score) for *_, score in SCORED])
+    rows = [f"main-news\tMSRvid\t2012test\t{i:04}\t{s}\t{a}\t{b}" for i, (a, b, s) in enumerate(SCORED)]
     rows[0] = rows[0].replace("A man", '"A man', 1) + "\tsource\tsource"  # an open quotation mark, and licences
     write(root / "STSBenchmark" / "sts-test.csv", rows)
     write(root / "STSBenchmark" / "sts-dev.csv", rows[:4])
     header = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment"
-    rows = [f"{i}\t{a}\t{b}\t{s}\tNEUTRAL" for i, (a, b, s) in enumerate(PAIRS)]
+    rows = [f"{i}\t{a}\t{b}\t{s}\tNEUTRAL" for i, (a, b, s) in enumerate(SCORED)]
     write(root / "SICK" / "SICK_test_annotated.txt", [header, *rows], end="\r\n")
     write(root / "multi" / "stsb-de-test.csv", ['"Ein ""Hund"", sagt er.",Ein Hund.,4.5', "Eine Katze.,Ein Zug,0.0"])
     return root
@@ -53,11 +44,11 @@ def test_published_layouts_are_read(folder: Path) -> None:
         ("news", [5.0, 2.25, 0.0]),
         ("qa", [2.2, 0.0, 5.0, 0.4]),
     ]
-    assert year.subsets[0].second == [PAIRS[0][1], PAIRS[2][1], PAIRS[3][1]]
+    assert year.subsets[0].second == [SCORED[0][1], SCORED[2][1], SCORED[3][1]]
     assert (year.split, year.language, len(year), len(year.files)) == ("test", "en", 7, 4)
-    for name, first in (("SICK-R", PAIRS[0][0]), ("STS-B", '"' + PAIRS[0][0])):
+    for name, first in (("SICK-R", SCORED[0][0]), ("STS-B", '"' + SCORED[0][0])):
         (subset,) = tests[name].subsets
-        assert (subset.first[0], subset.second[-1], subset.gold[-1]) == (first, PAIRS[-1][1], 0.4)
+        assert (subset.first[0], subset.second[-1], subset.gold[-1]) == (first, SCORED[-1][1], 0.4)
     german = tests["STS-B de"]
     assert german.language == "de" and german.subsets[0].first[0] == 'Ein "Hund", sagt er.'
     assert [test.name for test in find_sets(folder / "SICK")] == ["SICK-R"]
