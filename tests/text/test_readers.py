@@ -22,7 +22,6 @@ from xrep.text.readers import (
     read_sentences,
 )
 
-REAL = Path(os.environ.get("XREP_DATA") or Path(__file__).parents[3] / "shared" / "data") / "bitext"
 ENGLISH = "They are at home.\nWhat do you want?\nThis is the book of my friend.\nShe will not come with us.\n"
 GERMAN = "Sie sind zu Hause.\nWas willst du?\nDas ist das Buch meines Freundes.\nSie kommt nicht mit.\n"
 
@@ -148,15 +147,6 @@ def test_folders_without_pairs(tmp_path, files, problem):
         write(tmp_path / name, "x\n")
     with pytest.raises(UserError, match=problem):
         discover_bitext(tmp_path)
-
-
-@pytest.mark.skipif(not REAL.is_dir(), reason="no real data: set XREP_DATA")
-def test_real_folders():
-    multi30k = names(REAL / "multi30k", discover_bitext(REAL / "multi30k"))
-    assert multi30k["valid"] == [f"{x}-en=val.{x}.gz,val.en.gz" for x in ("cs", "de", "fr")]
-    manythings = discover_bitext(REAL / "manythings")
-    assert sorted(bitext.name for bitext in manythings["train"]) == ["de-en", "es-en", "fr-en", "ja-en", "zh-en"]
-    assert all(orient(bitext)[0].columns == (1, 0) for bitext in manythings["train"])
 
 
 def test_files_of_one_language(tmp_path):

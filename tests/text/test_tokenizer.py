@@ -31,11 +31,8 @@ def test_round_trip_and_special_ids(folder):
     assert [tokenizer.decode(row) for row in ids] == [SENTENCES[7], "", "老师看见了一只狗。"]
     assert tokenizer.decode(tokenizer.add_special(ids[0])) == SENTENCES[7]
     assert tokenizer.add_special([9, 8]) == [2, 9, 8, 3]
-
-
-def test_text_cannot_spell_special_ids(folder):
-    ids = Tokenizer.load(folder).encode(["<mask> <s> </s> <pad>"])[0]
-    assert not {0, 2, 3, 4} & set(ids)
+    assert not {0, 2, 3, 4} & set(tokenizer.encode(["<mask> <s> </s> <pad>"])[0])
+    assert Tokenizer.load(folder / "sentencepiece.model").encode([SENTENCES[7]]) == ids[:1]
 
 
 def test_training_is_deterministic_and_saving_keeps_the_bytes(folder, tmp_path):
@@ -45,12 +42,6 @@ def test_training_is_deterministic_and_saving_keeps_the_bytes(folder, tmp_path):
     again.save(tmp_path / "copy")
     assert (tmp_path / "copy" / "sentencepiece.model").read_bytes() == model
     assert sorted(p.name for p in (tmp_path / "copy").iterdir()) == ["sentencepiece.model", "tokenizer_config.json"]
-
-
-def test_bare_model_files_are_accepted(folder, tmp_path):
-    (tmp_path / "sentencepiece.model").write_bytes((folder / "sentencepiece.model").read_bytes())
-    for path in (tmp_path, tmp_path / "sentencepiece.model"):
-        assert Tokenizer.load(path).encode(["old dog"]) == Tokenizer.load(folder).encode(["old dog"])
 
 
 def test_vocabulary_that_does_not_fit_names_one_that_does(tmp_path):
