@@ -68,6 +68,14 @@ def test_neighbours_in_files_are_those_in_memory(make_side, tmp_path, way, dtype
     assert_same(run(x, y, tmp_path / "found.npz", way), plain(x.read(0, len(x)), y.read(0, len(y)), 4))
 
 
+def test_rows_are_read_whatever_lies_between_them(make_side: Callable[..., Side]) -> None:
+    side = make_side(9, 1, np.array([0, 1, 3, 5, 6, 7]))
+    every = side.vectors.read(np.arange(9))
+    for start in range(6):
+        for stop in range(start + 1, 7):
+            np.testing.assert_array_equal(side.read(start, stop), every[side.rows[start:stop]])
+
+
 def test_quantized_neighbours_have_exact_similarities(make_side, tmp_path, monkeypatch):
     x, y = make_side(300, 1), make_side(900, 2)
     monkeypatch.setattr(ivf, "_PART_BYTES", 1 << 20)
