@@ -39,13 +39,13 @@ class Fault:
             patch.setattr(module, name, self.counting(getattr(module, name), name))
 
     def counting(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def call(*given: Any, **options: Any) -> Any:
-            writes = name != "open" or set("wax+") & set(str(given[1] if len(given) > 1 else options.get("mode", "r")))
-            if writes and (name == "fsync" or str(given[0]).startswith(self.directory)):
+        def call(place: Any, *given: Any, **options: Any) -> Any:
+            writes = name != "open" or set("wax+") & set(str(given[0] if given else options.get("mode", "r")))
+            if writes and (name == "fsync" or str(place).startswith(self.directory)):
                 self.calls += 1
                 if self.calls > self.limit:
                     raise self.error
-            return function(*given, **options)
+            return function(place, *given, **options)
 
         return call
 
