@@ -117,9 +117,8 @@ def rows_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def weights_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Factors of a rank for all rows, exact in bfloat16; their sums are exact in float32, not in half precision."""
     generator = torch.Generator().manual_seed(100 + rank)
-    return (
-        torch.randint(64, 128, shape, generator=generator) * 2.0 ** torch.randint(-6, 7, shape, generator=generator)
-    ).to(dtype)
+    factors, powers = (torch.randint(*span, shape, generator=generator) for span in ((64, 128), (-6, 7)))
+    return (factors * 2.0**powers).to(dtype)
 
 
 def gather(rank: int) -> Results:

@@ -121,9 +121,7 @@ def broken(*arguments: object) -> None:
         (broken, "fail here: no such instruction"),
     ],
 )
-def test_kernels_that_do_not_are_left_with_a_warning(
-    function, reason: str, triton_steps: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_that_do_not_are_left_with_a_warning(function, reason, triton_steps, monkeypatch) -> None:
     monkeypatch.setattr(triton_steps, "absorb", function)
     if not torch.cuda.is_available():  # the check of the GPU that is not here is made on the CPU
         problem = kernel_problem.__wrapped__
