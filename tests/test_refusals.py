@@ -146,6 +146,7 @@ preprocess ... --json pairs.tsv              | --json is the same file as
 
 encode --path enc                            | the following arguments are required: --input, --output; xrep-encode
 encode ... --path absent                     | absent: no such directory, and no such model in the Hugging Face cache
+encode ... --path cls/best                   | cls/best: a classifier, which gives no sentence vectors; predict by
 encode ... --path dir                        | dir: not a checkpoint
 encode ... --path damaged                    | damaged/model.safetensors: damaged checkpoint: the file differs from its
 encode ... --path two                        | a tower for each side and no language was named; known: de, en

@@ -24,6 +24,7 @@ from xrep.interop.sentence_modules import MODULES, Prompts, read_prompts, read_r
 from xrep.memory import check_memory
 from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
+from xrep.models.model import ClassifyingModel
 from xrep.nn.bert import CONFIG
 from xrep.nn.layers import is_quantised
 from xrep.nn.shape import UNLIMITED
@@ -348,6 +349,9 @@ def _load_run(path: str | Path, random_weights: bool) -> SentenceEncoder:
         cure = f"translate by xrep-generate --path {path}, or train sentence vectors from its encoder: --encoder {path}"
         raise UserError("a translation model, which gives no sentence vectors", path=path, cure=cure)
     model = load_model(checkpoint, random_weights)
+    if isinstance(model, ClassifyingModel):
+        cure = f"predict by xrep-predict --path {path}, or train sentence vectors from its encoder: --encoder {path}"
+        raise UserError("a classifier, which gives no sentence vectors", path=path, cure=cure)
     tokenizers = open_tokenizers(checkpoint.path / TOKENIZER)
     hashes = None if random_weights else checkpoint.training_hashes
     return SentenceEncoder(model, tokenizers, checkpoint.text, hashes, path=path, prompts=read_prompts(Path(path)))
