@@ -47,6 +47,7 @@ def test_everything_at_once(encoder: Path, tatoeba: Path, cli: Commands) -> None
         assert measured["en-xx"] == 100 * np.mean(similarity.argmax(axis=0) == lines)
 
 
+@pytest.mark.slow
 def test_two_encoders_are_measured_and_compared(
     encoder: Path, tatoeba: Path, cli: Commands, measure: Measure, tmp_path: Path
 ) -> None:

@@ -119,6 +119,7 @@ def test_files_of_languages_that_were_not_measured_are_not_recorded(
         assert [Path(file).name for file in found["data"]] == names
 
 
+@pytest.mark.slow
 def test_random_weights_of_several_seeds_stand_beside_the_model(
     encoder: Path, tatoeba: Path, cli: Commands, measure: Measure, tmp_path: Path
 ) -> None:
@@ -142,6 +143,7 @@ def test_random_weights_of_several_seeds_stand_beside_the_model(
     assert dropped["random_weights"]["values"][0]["pairs"] == dropped["values"]["pairs"] == 12 - 3
 
 
+@pytest.mark.slow
 def test_resamples_have_the_interval_of_the_record(
     encoder: Path, tatoeba: Path, cli: Commands, measure: Measure, loaded: list[Any], tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ def test_margins_ranks_and_scores(
     assert rows_of(cli) == plain(path, MORE, **rule)
 
 
+@pytest.mark.slow
 def test_percentiles_and_random_samples(path: Path, negatives: Negatives, cli: Commands) -> None:
     free = "--candidates more.en --relative-margin -9 --json out.json"
     assert negatives(f"{free} --max-percentile 30").code == 0

@@ -76,7 +76,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(text: Path, data_directory: 
     assert sorted(os.listdir(text)) == before
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not (REAL / "bitext" / "multi30k").is_dir(), reason="no real data: set XREP_DATA")
 def test_multi30k_validation_text(cli: Commands) -> None:
     """Real gzipped files have 1,014 captions; training captions that equal one of them are dropped."""
