@@ -7,22 +7,15 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import pdist
 
-from tests.evaluation.conftest import NgramEncoder, published, save_hashes, write
+from tests.evaluation.conftest import SCORED, NgramEncoder, published, save_hashes, write
 from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.evaluation.alignment import Alignment, PairSet, losses
+from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.overlap import Overlap
 from xrep.inference.sentence_encoder import SentenceEncoder
-
-SCORED = [
-    ("A man is playing a guitar.", "A man plays the guitar.", 4.8),
-    ("A dog runs in the snow.", "A dog is running through snow.", 4.0),
-    ("A woman slices an onion.", "A woman is cutting potatoes.", 2.2),
-    ("The plane takes off.", "A plane is taking off.", 5.0),
-    ("A cat sleeps.", "A man rides a horse.", 0.4),
-]
 
 
 @pytest.fixture
@@ -44,22 +37,23 @@ def read(data: str, **options: object) -> PairSet:
     return evaluation.pairs
 
 
-def expected_losses(first: np.ndarray, second: np.ndarray, positive: list[int]) -> tuple[float, float]:
-    """Compute both by their definitions in float64, for vectors of length 1."""
-    x, y = first.astype(np.float64), second.astype(np.float64)
+def assert_losses(found: dict[str, float], encoder: Encoder, pairs: PairSet, positive: list[int], rel: float) -> None:
+    """Compare both losses with their definitions in float64."""
+    sides = zip((pairs.first, pairs.second), pairs.languages, strict=True)
+    x, y = (encoder.encode(side, language).astype(np.float64) for side, language in sides)
     align = np.mean(np.linalg.norm(x[positive] - y[positive], axis=1) ** 2)
-    return float(align), float(np.log(np.exp(-2 * pdist(np.concatenate([x, y])) ** 2).mean()))
+    uniform = np.log(np.exp(-2 * pdist(np.concatenate([x, y])) ** 2).mean())
+    assert (found["alignment"], found["uniformity"]) == pytest.approx((align, uniform), rel=rel)
 
 
 def test_scored_pairs_above_four_are_positive_and_all_sentences_count(scored: str, tmp_path: Path) -> None:
     pairs, encoder = read(scored), NgramEncoder()
     assert (pairs.name, pairs.languages) == ("STS-B dev", ("en", "en"))
-    assert pairs.positive.tolist() == [True, False, False, True, False]
+    assert pairs.positive.tolist() == [True, True, False, False, True, False]
     found, overlap = losses(encoder, pairs)
-    vectors = [encoder.encode([row[side] for row in SCORED]) for side in (0, 1)]
-    assert (found["alignment"], found["uniformity"]) == pytest.approx(expected_losses(*vectors, [0, 3]), rel=1e-5)
-    assert (found["positives"], found["sentences"], overlap) == (2, 10, Overlap(None, 5))
-    assert read(scored, positive_above=3.9).positive.sum() == 3
+    assert_losses(found, encoder, pairs, [0, 1, 4], 1e-5)
+    assert (found["positives"], found["sentences"], overlap) == (3, 12, Overlap(None, 6))
+    assert read(scored, positive_above=4.7).positive.sum() == 2
     hashes = save_hashes(tmp_path, [one for one, _, score in SCORED if score > 4])
     with pytest.raises(UserError, match="no positive pair of STS-B dev is left; measure without `drop_overlap`"):
         losses(NgramEncoder(training_hashes=hashes), pairs, drop_overlap=True)
@@ -74,12 +68,8 @@ def test_of_parallel_text_the_first_pairs_are_true_and_the_others_get_another_se
     assert set(pairs.first[5:]) < {german for german, _ in rows[20:]} and len(set(pairs.first[5:])) == 15
     assert read(data, pairs=20, true_pairs=5).first == pairs.first
     found, _ = losses(encoder, pairs)
-    vectors = encoder.encode(pairs.first, "de"), encoder.encode(pairs.second, "en")
-    expected = expected_losses(*vectors, list(range(5)))
-    assert (found["alignment"], found["uniformity"]) == pytest.approx(expected, rel=1e-5)
-
-
-def test_every_following_sentence_is_as_likely_to_be_drawn(tmp_path: Path) -> None:
+    assert_losses(found, encoder, pairs, list(range(5)), 1e-5)
+    # Every following sentence is as likely to be drawn.
     data, rows = write_parallel(tmp_path, 30)
     drawn = [read(data, pairs=10, true_pairs=5, seed=seed).first[5:] for seed in range(100)]
     counts = [sum(german in first for first in drawn) for german, _ in rows[10:]]
@@ -101,9 +91,7 @@ def test_each_checkpoint_of_a_run_is_measured_in_order(tmp_path: Path, cli: Comm
     assert [checkpoint["step"] for checkpoint in found] == [3, 20, 100]
     for checkpoint in found:
         encoder = SentenceEncoder.load(tmp_path / "run" / f"checkpoint-{checkpoint['step']:08d}")
-        vectors = encoder.encode(pairs.first, "de"), encoder.encode(pairs.second, "en")
-        expected = expected_losses(*vectors, list(range(5)))
-        assert (checkpoint["alignment"], checkpoint["uniformity"]) == pytest.approx(expected, rel=1e-4)
+        assert_losses(checkpoint, encoder, pairs, list(range(5)), 1e-4)
         assert checkpoint["fingerprint"] == encoder.fingerprint() and f"{checkpoint['alignment']:.4f}" in table
     assert record["model"]["fingerprint"] == found[-1]["fingerprint"]
     assert record["values"]["alignment"] == found[-1]["alignment"] == record["headline"]["de-en, alignment"]

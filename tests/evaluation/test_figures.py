@@ -11,7 +11,7 @@ import pytest
 import xrep
 from tests.evaluation.conftest import NgramEncoder, save_hashes
 from xrep.errors import UserError
-from xrep.evaluation.evaluation import Figures, comparison, differences, table
+from xrep.evaluation.evaluation import Figures, comparison, differences
 from xrep.evaluation.overlap import Overlap, find_overlap, load_training_hashes, seen, total
 from xrep.files import json_text
 
@@ -60,17 +60,6 @@ def test_differences_are_those_of_the_same_draws() -> None:
     assert header.split() == ["figure", "a", "b", "difference"] and row.endswith("  +0.25 [+0.25, +0.25]")
 
 
-def test_columns_stand_under_each_other() -> None:
-    text = table(["test", "score"], [["first", 1.0], ["x"], [], ["mean", 10.0]])
-    assert text.splitlines() == ["test   score", "-----  -----", "first   1.00", "x", "-----  -----", "mean   10.00"]
-
-
-def test_a_sentence_without_words_was_never_seen(tmp_path: Path) -> None:
-    hashes = load_training_hashes(save_hashes(tmp_path, ["...", "Yes."]))
-    assert seen(["?!", "YES", "no"], hashes).tolist() == [False, True, False]
-    assert seen(["?!", "YES"], np.empty(0, np.uint64)).tolist() == [False, False]
-
-
 def test_columns_are_counted_by_row_and_tests_add_up(tmp_path: Path) -> None:
     hashes = save_hashes(tmp_path, ["a b", "c d"])
     keep, overlap = find_overlap(hashes, ["A b!", "x", "y"], ["c, d", "z", "C D"], drop=True)
@@ -82,10 +71,12 @@ def test_columns_are_counted_by_row_and_tests_add_up(tmp_path: Path) -> None:
     assert total([overlap, Overlap(None, 4)]) == Overlap(None, 6)
 
 
-def test_hashes_are_mapped_not_read(tmp_path: Path) -> None:
-    hashes = load_training_hashes(save_hashes(tmp_path, [f"sentence {i}" for i in range(1000)]))
+def test_training_hashes_are_mapped_and_a_sentence_without_words_was_never_seen(tmp_path: Path) -> None:
+    hashes = load_training_hashes(save_hashes(tmp_path, ["...", *(f"sentence {i}" for i in range(1000))]))
     assert isinstance(hashes, np.memmap)
     assert seen([f"Sentence {i}!" for i in range(500, 1500)], hashes).sum() == 500
+    assert seen(["?!", "SENTENCE 5"], hashes).tolist() == [False, True]
+    assert not seen(["?!", "YES"], np.empty(0, np.uint64)).any()
     np.save(tmp_path / "hashes.npy", np.ones(5))
     with pytest.raises(UserError, match=r"hashes.npy: not a file of training hashes"):
         load_training_hashes(tmp_path / "hashes.npy")
