@@ -12,14 +12,13 @@ import pytest
 from tests.evaluation.conftest import NgramEncoder, measured, save_hashes
 from tests.evaluation.senteval_sets import write_sets
 from xrep.errors import UserError
-from xrep.evaluation.senteval import evaluate
 from xrep.evaluation.senteval.evaluate import SentEval, select
-from xrep.evaluation.senteval.protocols import Examples, relatedness, split
+from xrep.evaluation.senteval.protocols import Examples, relatedness
 from xrep.evaluation.senteval.sklearn_classifier import SklearnClassifier
 from xrep.evaluation.senteval.torch_classifier import TorchClassifier
 
 pytest.importorskip("sklearn", reason="it is in the extra 'senteval'")
-SKLEARN = SklearnClassifier(grid=(0.01, 0.3, 10.0), folded_grid=(0.01, 0.3, 10.0))
+PARTS = ("train", "dev", "test")
 
 
 class WordEncoder(NgramEncoder):
@@ -39,26 +38,10 @@ def folder(tmp_path: Path) -> Path:
     return write_sets(tmp_path / "data")
 
 
-def clusters(count: int, classes: int, seed: int) -> Examples:
-    centres = np.random.default_rng(0).normal(size=(classes, 6))
-    generator = np.random.default_rng(seed)
-    y = generator.integers(0, classes, count)
-    return Examples((centres[y] + generator.normal(scale=1.5, size=(count, 6))).astype(np.float32), y)
-
-
 def plain_fit(x: np.ndarray, y: np.ndarray, strength: float) -> Any:
     from sklearn.linear_model import LogisticRegression
 
     return LogisticRegression(C=strength, tol=1e-8, max_iter=10000).fit(x.astype(np.float64), y)
-
-
-def test_the_dev_split_chooses() -> None:
-    train, dev, test = (clusters(100, 3, seed) for seed in (1, 2, 3))
-    models = [plain_fit(*train, strength) for strength in SKLEARN.grid]
-    scores = [model.score(*dev) for model in models]
-    best = models[int(np.argmax(scores))]
-    expected = {"accuracy": 100 * best.score(*test), "dev": 100 * max(scores)}
-    assert split(train, dev, test, 3, SKLEARN, seed=1)[0] == pytest.approx(expected)
 
 
 def read_lines(path: Path) -> list[str]:
@@ -71,12 +54,13 @@ def vectors_of(sides: Sequence[str]) -> np.ndarray:
 
 @pytest.mark.slow
 def test_folds_order_and_grid_are_those_of_senteval(folder: Path) -> None:
-    """Nested folds, and folds of a training part, are plain loops. SentEval sorts by the numbers of words and the class
-    before it draws folds, and scikit-learn's C is 2^-2 to 2^3, for folds of a training part 2^-1 to 2^5."""
+    """Nested folds, folds of a training part and a dev split are plain loops. SentEval sorts by the numbers of words
+    and the class before it draws folds, and scikit-learn's C is 2^-2 to 2^3, for folds of a training part 2^-1 to
+    2^5."""
     from sklearn.metrics import f1_score
     from sklearn.model_selection import StratifiedKFold
 
-    options = {"data": str(folder), "sets": "MR,MRPC", "classifier": "sklearn", "folds": 3, "seeds": "1111"}
+    options = {"data": str(folder), "sets": "MR,MRPC,SST2", "classifier": "sklearn", "folds": 3, "seeds": "1111"}
     figures = measured(SentEval, WordEncoder(), **options)
 
     def choice(x: np.ndarray, y: np.ndarray, grid: list[float]) -> tuple[float, float]:
@@ -108,9 +92,17 @@ def test_folds_order_and_grid_are_those_of_senteval(folder: Path) -> None:
     f1 = 100 * f1_score(of_test, model.predict(test))
     expected = {"accuracy": 100 * model.score(test, of_test), "dev": dev, "f1": f1}
     assert figures.values["MRPC"]["mean"] == pytest.approx(expected)
+
+    lines = ([line.split("\t") for line in read_lines(folder / f"SST/binary/sentiment-{part}")] for part in PARTS)
+    train, dev, test = ((vectors_of([text for text, _ in own]), np.array([int(y) for _, y in own])) for own in lines)
+    models = [plain_fit(*train, 2.0**power) for power in range(-2, 4)]
+    scores = [model.score(*dev) for model in models]
+    accuracy = models[int(np.argmax(scores))].score(*test)
+    expected = {"accuracy": 100 * accuracy, "dev": 100 * max(scores)}
+    assert figures.values["SST2"]["mean"] == pytest.approx(expected)
     for name, drawn in figures.resamples.items():
         assert drawn.mean() == pytest.approx(figures.headline[name], abs=1) and 1 < drawn.std() < 7
-    assert {"MR", "MRPC"} <= set(figures.resamples)
+    assert {"MR", "MRPC", "SST2"} <= set(figures.resamples)
 
 
 @pytest.mark.slow
@@ -125,9 +117,8 @@ def test_relatedness_finds_scores_that_depend_on_the_features(classifier: Any) -
     found, drawn = relatedness(*parts, classifier, seed=1)
     assert drawn.mean() == pytest.approx(found["pearson"], abs=1)
     assert found["pearson"] > 90 and found["spearman"] > 90 and found["mse"] < 0.3
-    if isinstance(classifier, SklearnClassifier):
-        constant = Examples(np.zeros_like(parts[2].x), parts[2].y)
-        assert relatedness(parts[0], parts[1], constant, classifier, seed=1)[0]["pearson"] == 0
+    constant = Examples(np.zeros_like(parts[2].x), parts[2].y)
+    assert relatedness(parts[0], parts[1], constant, SklearnClassifier(), seed=1)[0]["pearson"] == 0
 
 
 @pytest.mark.slow
@@ -158,7 +149,7 @@ def test_every_set_is_measured(folder: Path, classifier: str, least: tuple[float
 
 
 @pytest.mark.slow
-def test_mean_and_spread_over_seeds(folder: Path) -> None:
+def test_mean_and_spread_over_seeds_and_what_is_left_out_of_the_test_alone(folder: Path, tmp_path: Path) -> None:
     options = {"data": str(folder), "classifier": "sklearn", "folds": 2}
     figures = measured(SentEval, WordEncoder(), sets="CR,SST2", seeds="1,2", **options)
     found = figures.values["CR"]
@@ -167,20 +158,14 @@ def test_mean_and_spread_over_seeds(folder: Path) -> None:
     assert found["mean"]["accuracy"] == pytest.approx(sum(by_seed) / 2)
     assert found["spread"]["accuracy"] == pytest.approx(np.std(by_seed) * 2**0.5)
     assert figures.values["SST2"]["spread"]["accuracy"] == 0
-    assert list(figures.values["SST2"]["by_seed"]) == ["1", "2"]
+    assert list(figures.values["SST2"]["by_seed"]) == ["1", "2"] and "average of 7" not in figures.headline
     one = measured(SentEval, WordEncoder(), sets="CR", seeds="2", **options).values["CR"]
-    assert one["by_seed"] == {"2": found["by_seed"]["2"]}
-    assert one["spread"] == {"accuracy": None, "dev": None}
-    assert "average of 7" not in figures.headline
+    assert one["by_seed"] == {"2": found["by_seed"]["2"]} and one["spread"] == {"accuracy": None, "dev": None}
 
-
-@pytest.mark.slow
-def test_sentences_of_the_training_text_are_left_out_of_the_test_alone(folder: Path, tmp_path: Path) -> None:
     sets = select("MR,MRPC", folder, "en")
     known = [sets[0].splits["all"].sides[0][0], sets[1].splits["test"].sides[1][0], sets[1].splits["train"].sides[0][5]]
     encoder = WordEncoder(training_hashes=save_hashes(tmp_path, known))
-    options = {"data": str(folder), "sets": "MR,MRPC", "classifier": "sklearn", "folds": 2}
-    dropped = measured(SentEval, encoder, **options, drop_overlap=True)
+    dropped = measured(SentEval, encoder, **options, sets="MR,MRPC", drop_overlap=True)
     counts = [(own["overlap"]["found"], own["overlap"]["total"]) for own in dropped.values.values()]
     assert counts == [(1, 120), (1, 120)] and "overlap: 2 of 240 test examples" in dropped.printed()
     sizes = [own["examples"] for own in dropped.values.values()]
@@ -197,17 +182,3 @@ def test_settings_that_cannot_be(folder: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             measured(SentEval, WordEncoder(), data=str(folder), **{"sets": "MR", **options})
-
-
-def test_a_table_shows_mean_and_spread() -> None:
-    own = {
-        "protocol": "dev split, regression",
-        "mean": {"pearson": 81.0, "spearman": 76.0, "mse": 0.3, "dev": 82.0},
-        "spread": {"pearson": 2**0.5, "spearman": 2**0.5, "mse": 0.1, "dev": 2**0.5},
-        "overlap": {"found": 3, "total": 12, "dropped": True},
-    }
-    lines = evaluate.text({"SICK-R (supervised)": own}, {"average of 9": 80.0}).splitlines()
-    assert lines[2].split() == (
-        "SICK-R (supervised) dev split, regression 9 pearson 81.00 1.41 82.00 spearman 76.00 mse 0.30".split()
-    )
-    assert lines[-1].split() == ["average", "of", "9", "80.00"]

@@ -51,8 +51,9 @@ def test_all_sets_of_the_download_are_found(folder: Path) -> None:
     assert all("\r" not in text for text in sets["SICK-E"].splits["test"].sides[1])
 
 
-def test_latin1_is_read_in_english_alone(folder: Path) -> None:
-    path = folder / "MR" / "rt-polarity.pos"
+def test_latin1_is_read_in_english_alone_and_other_published_names(folder: Path) -> None:
+    """TREC.train and stsa.fine.*, in which the label comes first, are read as well."""
+    sets, path = read_all(folder), folder / "MR" / "rt-polarity.pos"
     path.write_bytes("caf\xe9 one\x85 line\n\n  spaces   inside \n".encode("latin-1"))
     assert read_all(folder)["MR"].splits["all"].sides[0][:3] == ["café one line", ".", "spaces inside"]
     with pytest.raises(UserError, match=r"rt-polarity\.pos:1: invalid UTF-8"):
@@ -61,45 +62,34 @@ def test_latin1_is_read_in_english_alone(folder: Path) -> None:
     (folder / "MR" / "rt-polarity.neg").write_text("non\n" * 2)
     split = read_all(folder, "fr")["MR"].splits["all"]
     assert list(zip(split.sides[0], split.targets, strict=True)) == [("café en UTF-8", 1)] * 3 + [("non", 0)] * 2
-
-
-def test_other_published_names(folder: Path) -> None:
-    """TREC.train and stsa.fine.*, in which the label comes first, are read as well."""
-    sets = read_all(folder)
     for old, new in (("train_5500.label", "TREC.train"), ("TREC_10.label", "TREC.test")):
         (folder / "TREC" / old).rename(folder / "TREC" / new)
     for part in ("train", "dev", "test"):
         rows = [line.split("\t") for line in (folder / "SST/fine" / f"sentiment-{part}").read_text().splitlines()]
         (folder / f"stsa.fine.{part}").write_text("".join(f"{label} {text}\n" for text, label in rows))
     shutil.rmtree(folder / "SST" / "fine")
+    again = read_all(folder)
     for name in ("TREC", "SST5"):
-        again = read_all(folder)[name]
-        for split in again.splits:
-            assert again.splits[split].sides == sets[name].splits[split].sides
-            assert (again.splits[split].targets == sets[name].splits[split].targets).all()
+        for split, given in sets[name].splits.items():
+            assert again[name].splits[split].sides == given.sides
+            assert (again[name].splits[split].targets == given.targets).all()
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new", "message"),
-    [
+def test_what_is_wrong_in_a_file_and_which_files_are_missing_or_there_twice(folder: Path) -> None:
+    for file, old, new, message in (
         ("SST/binary/sentiment-dev", "\t0\n", " 0\n", "sentiment-dev:1: no tab between sentence and label"),
         ("TREC/TREC_10.label", "NUM:count", "ZAHL:count", "TREC_10.label:1: the label 'ZAHL' is none of ABBR DESC"),
         ("SICK/SICK_trial.txt", "0\t", "", "SICK_trial.txt:2: 4 columns instead of 5"),
         ("SICK/SICK_train.txt", "\t1.", "\t6.", "SICK_train.txt:.*: the relatedness score '6.* is not within 1 to 5"),
-    ],
-)
-def test_what_is_wrong_in_a_file_is_named(folder: Path, file: str, old: str, new: str, message: str) -> None:
-    text = (folder / file).read_text(encoding="utf-8")
-    (folder / file).write_text(text.replace(old, new, 1), encoding="utf-8")
-    with pytest.raises(UserError, match=message):
-        read_all(folder)
-
-
-def test_sets_that_are_incomplete_or_there_twice(folder: Path) -> None:
+    ):
+        text = (folder / file).read_text(encoding="utf-8")
+        (folder / file).write_text(text.replace(old, new, 1), encoding="utf-8")
+        with pytest.raises(UserError, match=message):
+            read_all(folder)
+        (folder / file).write_text(text, encoding="utf-8")
     shutil.copytree(folder / "MR", folder / "de" / "MR")
     with pytest.raises(UserError, match=r"two copies of MR: in .*MR and in .*de/MR"):
         find(folder)
-    assert list(find(folder / "de")) == ["MR"]
     (folder / "de" / "MR" / "rt-polarity.neg").unlink()
     with pytest.raises(UserError, match=r"rt-polarity\.neg is missing beside rt-polarity\.pos; fetch MR again"):
         find(folder / "de")
