@@ -43,20 +43,17 @@ def read(folder: Path, languages: str = "all", premises: str | None = None) -> l
 def test_every_language_is_measured(folder: Path, classifier: Nli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nli, "CHUNK", 7)
     encoder = NgramEncoder(known=["de", "en"])
-    expected = {
-        "de": by_hand(classifier, encoder, GERMAN, ("de", "de")),
-        "en": by_hand(classifier, encoder, ENGLISH, ("en", "en")),
-    }
+    german, english = (by_hand(classifier, encoder, own, (x, x)) for x, own in (("de", GERMAN), ("en", ENGLISH)))
     results = nli.accuracies(encoder, classifier, read(folder))[0]
-    assert {name: result.accuracy for name, result in results.items()} == pytest.approx(expected)
-    assert expected["de"] != expected["en"]
+    assert {name: result.accuracy for name, result in results.items()} == pytest.approx({"de": german, "en": english})
+    assert german != english
     figures = measured(nli.NliAccuracy, encoder, data=str(folder))
     mean = figures.values["mean"]
-    assert mean == pytest.approx(sum(expected.values()) / 2) and figures.headline == {"mean of 2": mean}
+    assert mean == pytest.approx((german + english) / 2) and figures.headline == {"mean of 2": mean}
     drawn = figures.resamples["mean of 2"]
     assert drawn.mean() == pytest.approx(mean, abs=1) and drawn.std() > 1
     lines = figures.text.splitlines()
-    assert lines[2].split() == ["German", "(de)", "30", f"{expected['de']:.2f}"]
+    assert lines[2].split() == ["German", "(de)", "30", f"{german:.2f}"]
     assert lines[-1].split() == ["mean", "of", "2", "60", f"{mean:.2f}"]
     with pytest.raises(UserError, match="cannot encode en"):
         nli.accuracies(NgramEncoder(known=["de"]), classifier, read(folder))

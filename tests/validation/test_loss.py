@@ -28,25 +28,18 @@ SIZES = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "ma
 
 @pytest.fixture
 def make(tmp_path: Path, data_directory: Path):
-    def made(**options: Any) -> MonolingualTask:
-        german, english = zip(*sentence_pairs(400), strict=True)
-        files = {"train.de": german[:100], "train.en": english[:100], "valid.de": german[100:370]}
-        for name, lines in files.items():
-            (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        given = {"data": str(tmp_path), "tokenizer": str(data_directory), "max_length": 64, **options}
+    german, english = zip(*sentence_pairs(400), strict=True)
+    files = {"train.de": german[:100], "train.en": english[:100], "valid.de": german[100:370]}
+    for folder, own in (("divided", files), ("undivided", {"train.de": german})):
+        (tmp_path / folder).mkdir()
+        for name, lines in own.items():
+            (tmp_path / folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+    def made(folder: str = "divided", **options: Any) -> MonolingualTask:
+        given = {"data": str(tmp_path / folder), "tokenizer": str(data_directory), "max_length": 64, **options}
         return MonolingualTask(MonolingualTask.Config(**given), 1)
 
     return made
-
-
-@pytest.fixture
-def undivided(tmp_path: Path, data_directory: Path) -> MonolingualTask:
-    """Text that has no dev split."""
-    (tmp_path / "undivided").mkdir()
-    lines = "".join(f"{german}\n" for german, _ in sentence_pairs(100, seed=1))
-    (tmp_path / "undivided" / "train.de").write_text(lines, encoding="utf-8")
-    given = {"data": str(tmp_path / "undivided"), "tokenizer": str(data_directory), "max_length": 64}
-    return MonolingualTask(MonolingualTask.Config(**given), 1)
 
 
 def assert_sums(task: Any, model: Any, criterion: Criterion, weights: dict[str, float], rel: float = 1e-6) -> dict:
@@ -77,12 +70,13 @@ def test_a_mean_over_masked_tokens(make) -> None:
     torch.manual_seed(0)
     model = DualEncoder(DualEncoder.Config(**SIZES, dropout=0.5), task.text)
     criterion = MLM(MLM.Config(), model, task.text)
-    model.train(), criterion.eval()
-    before = torch.get_rng_state()
-    validate = LossValidator(LossValidator.Config(), task)
+    before, validate = torch.get_rng_state(), LossValidator(LossValidator.Config(), task)
     found = validate(model, criterion)
-    assert torch.equal(torch.get_rng_state(), before) and model.training and not criterion.training
-    assert validate(model, criterion) == found and set(found) == {"loss", "accuracy", "perplexity"}
+    assert (
+        torch.equal(torch.get_rng_state(), before)
+        and validate(model, criterion) == found
+        and set(found) == {"loss", "accuracy", "perplexity"}
+    )
     assert [len(batch) for batch in task.validation_batches()] == [128, 128, 14]
     assert assert_sums(task, model, criterion, {"mlm": 1.0}) == found
     nn.init.constant_(criterion.language.heads["shared"].bias, 0.0)
@@ -102,19 +96,18 @@ def mixed(
     return task, model, Multitask(Multitask.Config(parts=criteria, mixing="weight"), model, task.text)
 
 
-def test_several_parts_are_the_weighted_objective(make) -> None:
-    task, model, criterion = mixed({"a": make(), "b": make(units="adjacent")}, (3.0, 0.25))
-    found = assert_sums(task, model, criterion, {"a/mlm": 3.0, "b/mlm": 0.25})
+def test_several_parts_are_the_weighted_objective_and_those_without_a_dev_split_are_left_out(make) -> None:
+    found = assert_sums(*mixed({"a": make(), "b": make(units="adjacent")}, (3.0, 0.25)), {"a/mlm": 3.0, "b/mlm": 0.25})
     assert {"a/accuracy", "a/perplexity", "b/accuracy", "b/perplexity"} < set(found) and len(found) == 7
-
-
-def test_parts_without_a_dev_split_are_left_out(make, undivided) -> None:
+    undivided = make("undivided")
     task, model, criterion = mixed({"a": make(), "b": undivided}, (2.0, 1.0))
     assert not undivided.has_validation and task.has_validation
     found = LossValidator(LossValidator.Config(), task)(model, criterion)
     assert set(found) == {"loss", "a/accuracy", "a/perplexity"}
     double, other = mixed({"a": make(), "b": undivided}, (1.0, 1.0))[1:]
     assert found["loss"] == pytest.approx(2 * LossValidator(LossValidator.Config(), task)(double, other)["loss"])
+    with pytest.raises(UserError, match="there is no dev split; give it files such as valid.de, or choose another"):
+        LossValidator(LossValidator.Config(), undivided)
 
 
 def test_the_whole_criterion_of_any_task(data_directory: Path) -> None:
@@ -127,8 +120,3 @@ def test_the_whole_criterion_of_any_task(data_directory: Path) -> None:
     found = assert_sums(task, model, criterion, weights, rel=1e-5)
     assert set(found) == {"loss", "accuracy", "rtl_accuracy", *(f"loss_{name}" for name in weights)}
     assert sum(map(len, task.validation_batches())) == 66
-
-
-def test_no_dev_split(undivided: MonolingualTask) -> None:
-    with pytest.raises(UserError, match="there is no dev split; give it files such as valid.de, or choose another"):
-        LossValidator(LossValidator.Config(), undivided)

@@ -68,35 +68,23 @@ def test_one_of_them_chooses_the_best_checkpoint(
     assert f"validation sts/spearman {valid[4]['sts/spearman']:.2f}, " in result.err
 
 
-GIVEN = "{validate_with: [sts, loss], best_by: loss}"
-STAGES = f"""
-task: {{name: bitext, data: x}}
-criterion: translation_ranking
-validation: loss
-stages: [{{name: one, validation: {GIVEN}}}, {{name: two}}]
-"""
-
-
-@pytest.mark.parametrize(
-    ("file", "words"),
-    [
-        ("validation: loss", "--validate-with sts,loss --best-by loss"),
-        (f"validation: {GIVEN}", ""),
-        (STAGES, ""),
-        (STAGES.replace(f", validation: {GIVEN}", ""), "--stages.one.validation.validate-with sts,loss "
-         "stages.one.validation.best_by=loss"),
-    ],
-    ids=["option", "file", "stages", "stage on the command line"],
-)  # fmt: skip
-def test_each_way_of_giving_validate_with_chooses_it(tmp_path: Path, file: str, words: str) -> None:
-    """As for every option: --validate-with, validation.validate_with=, or a YAML file, also over a named validation."""
-    (tmp_path / "file.yaml").write_text(file)
-    single = [] if "stages" in file else ["x", "--task", "bitext", "--criterion", "translation_ranking"]
-    line = parse([*single, "--config", str(tmp_path / "file.yaml"), *words.split()])
-    first, *others = compose_course(line.layers, line.problems)
-    options = first.values["validation"]
-    assert (options["name"], options["validate_with"], options["best_by"]) == ("several", ["sts", "loss"], "loss")
-    assert all(run.values["validation"]["name"] == "loss" for run in others)
+def test_each_way_of_giving_validate_with_chooses_it(tmp_path: Path) -> None:
+    """As for every option: on the command line, or of a stage, also over a named validation."""
+    single = "x --task bitext"
+    for file, words in (
+        ("validation: loss", f"{single} --validate-with sts,loss --best-by loss"),
+        ("validation: {validate_with: [sts, loss], best_by: loss}", single),
+        (
+            "validation: loss\ntask: {name: bitext, data: x}\nstages: [{name: one}, {name: two}]",
+            "--stages.one.validation.validate-with sts,loss stages.one.validation.best_by=loss",
+        ),
+    ):
+        (tmp_path / "file.yaml").write_text(file)
+        line = parse([*words.split(), "--criterion", "translation_ranking", "--config", str(tmp_path / "file.yaml")])
+        first, *others = compose_course(line.layers, line.problems)
+        options = first.values["validation"]
+        assert (options["name"], options["validate_with"], options["best_by"]) == ("several", ["sts", "loss"], "loss")
+        assert all(run.values["validation"]["name"] == "loss" for run in others)
 
 
 def test_what_cannot_be_chosen() -> None:
