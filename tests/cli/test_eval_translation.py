@@ -7,20 +7,17 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from sacrebleu.metrics import BLEU, CHRF
 
 from tests.cli.conftest import Measure, write_lines
 from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs, spanish_pairs, write_corpus
 from tests.support.once import made_once
-from xrep import SentenceEncoder
 from xrep.evaluation.translation import TranslationQuality
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.translator import Translator
 from xrep.kernels.processor import multiplies_int8
 from xrep.metrics.translation import multi_bleu
-from xrep.models.directory import open_checkpoint
 from xrep_cli.train import main as train
 
 pytestmark = pytest.mark.slow
@@ -118,10 +115,9 @@ def test_averaged_checkpoints_and_all_languages(
     data: Path, given: list[object], cli: Commands, measure: Measure
 ) -> None:
     assert cli("export", "--path", data / "run", *"--average 2 --format xrep --output mean".split()).code == 0
-    found, one = measure("translation", "--path", "mean", *given[2:]), measure("translation", *given, "--beam", "1")
+    found = measure("translation", "--path", "mean", *given[2:])
     assert list(found["values"]["languages"]) == ["de", "es"]  # the target is not a source
-    assert found["model"]["fingerprint"] != one["model"]["fingerprint"]
-    assert found["overlap"]["found"] == one["overlap"]["found"] == 20  # the hashes were copied
+    assert found["overlap"]["found"] == 20  # the hashes were copied
 
 
 def test_long_sentences_are_told_and_known_ones_need_others(given: list[object], cli: Commands) -> None:
@@ -132,24 +128,3 @@ def test_long_sentences_are_told_and_known_ones_need_others(given: list[object],
     assert "longer than the model reads, and cut: 1 of de\n" in cli("eval", *line).out
     done = cli("eval", *line, "--drop-overlap")
     assert done.code == 2 and "3 of 3 examples of de-en were in the training text, too few are left" in done.err
-
-
-def test_its_encoder_starts_others(data: Path, cli: Commands) -> None:
-    theirs = open_checkpoint(data / "run" / "best").tensors()
-    for options, begin in (
-        ("--task bitext --criterion translation_ranking --towers shared", "encoders.shared."),
-        (
-            "--task translation --criterion label_smoothed_cross_entropy --decoder-layers 1 --max-sentences 1",
-            "encoder.",
-        ),
-    ):
-        line = (
-            f"--encoder {data}/run/best --max-length 64 --batch-size 20 --max-steps 1 --lr 1e-9 --device cpu {options}"
-        )
-        assert cli("train", data / "corpus", *line.split(), "--no-tensorboard", "--save-dir", begin).code == 0
-        own = open_checkpoint(cli.folder / begin / "best").tensors()
-        compared = [name for name in own if name.startswith(begin)]
-        assert compared
-        for name in compared:
-            torch.testing.assert_close(own[name], theirs["encoder." + name.removeprefix(begin)], rtol=0, atol=1e-6)
-    assert SentenceEncoder.load(cli.folder / "encoders.shared." / "best", device="cpu").encode(GERMAN).shape == (40, 32)
