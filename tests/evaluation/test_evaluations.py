@@ -19,7 +19,6 @@ from tests.support.nli_data import nli_rows
 from xrep.errors import UserError
 from xrep.evaluation.encoders import open_encoder
 from xrep.evaluation.overlap import Overlap
-from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.registry import EVALUATIONS
 
 NUMBERED = [(f"{german} {n}", f"{english} {n}") for n, (german, english) in enumerate(sentence_pairs(24))]
@@ -100,8 +99,6 @@ CASES = [
          options={"query": [NUMBERED[0][0]], "lang": "de"}),
 ]  # fmt: skip
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("classifier")]
-EXCLUDING = pytest.mark.parametrize("case", [case for case in CASES if case.known], ids=lambda case: case.name)
-COMMANDS = pytest.mark.parametrize("case", [case for case in CASES if case.name != "nli"], ids=lambda case: case.name)
 
 
 def options_of(case: Case, data: Path) -> dict[str, Any]:
@@ -116,7 +113,7 @@ def numbers(values: Any, name: str = "") -> dict[str, float]:
     return {name: values} if isinstance(values, (int, float)) else {}
 
 
-@EXCLUDING
+@pytest.mark.parametrize("case", [case for case in CASES if case.known], ids=lambda case: case.name)
 def test_what_was_trained_on_is_counted_and_left_out(case: Case, tmp_path: Path) -> None:
     """An example counts once, whichever side was seen in whatever spelling; without it, the figures are those of data
     that never had it."""
@@ -143,51 +140,39 @@ def test_what_was_trained_on_is_counted_and_left_out(case: Case, tmp_path: Path)
         measured(kind, encoder, **given, drop_overlap=True)
 
 
-@COMMANDS
+@pytest.mark.parametrize("case", [case for case in CASES if case.name != "nli"], ids=lambda case: case.name)
 def test_the_command_prints_and_writes_what_was_measured(
     case: Case, cli: Commands, shared_encoder: Path, tmp_path: Path
 ) -> None:
-    data = case.write(tmp_path / "data", case.rows)
-    expected = measured(EVALUATIONS.load(case.name), open_encoder(shared_encoder), **options_of(case, data))
-    line = command(case, data)
-    result = cli("eval", *line, "--path", shared_encoder, "--json", tmp_path / "out.json")
+    """``--list-sentences`` names each sentence once, and their vectors give the figures of the encoder itself."""
+    data, folder, kind = case.write(tmp_path / "data", case.rows), tmp_path / "vectors", EVALUATIONS.load(case.name)
+    given, encoder = options_of(case, data), open_encoder(shared_encoder)
+    expected = measured(kind, encoder, **given)
+    line = [case.name, "--data", data]
+    for name, value in case.options.items():
+        for one in value if isinstance(value, list) else [value]:
+            line += [f"--{name}"] if one is True else [f"--{name}", one] if name != "plot" else []
+    drawing = ["--plot", "out.png"] if "plot" in case.options else []
+    result = cli("eval", *line, *drawing, "--path", shared_encoder, "--json", tmp_path / "out.json")
     assert result.code == 0 and result.out.startswith(expected.printed())
     record = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert record["test"] == case.name and record["values"] == json.loads(json.dumps(expected.values))
     assert record["headline"] == expected.headline
-    assert record["model"] == {"path": str(shared_encoder), "fingerprint": open_encoder(shared_encoder).fingerprint()}
+    assert record["model"] == {"path": str(shared_encoder), "fingerprint": encoder.fingerprint()}
     shared = {"layer": None, "precision": "float32"} | ({"drop_overlap": False} if case.known else {})
     assert record["settings"] == {**json.loads(json.dumps(expected.settings)), **shared}
     written = {str(file) for file in (tmp_path / "data").rglob("*.*")}
     assert set(record["data"]) == (written if case.name != "neighbours" else {str(data)})
     assert (tmp_path / "out.png").exists() == (case.name == "scatter")
 
-
-@COMMANDS
-def test_another_system_is_measured_by_its_vectors(
-    case: Case, cli: Commands, shared_encoder: Path, tmp_path: Path
-) -> None:
-    """``--list-sentences`` names each sentence once, and their vectors give the figures of the encoder itself."""
-    data = case.write(tmp_path / "data", case.rows)
-    folder, encoder = tmp_path / "vectors", SentenceEncoder.load(shared_encoder)
     folder.mkdir()
-    line = [word for word in command(case, data) if word not in ("--plot", "out.png")]
     listed = cli("eval", *line, "--list-sentences", folder / "sentences.tsv")
     rows = [line.split("\t") for line in (folder / "sentences.tsv").read_text("utf-8").splitlines()]
     assert listed.code == 0 and listed.out == f"{len(rows)} sentences: {folder / 'sentences.tsv'}\n"
     assert len(set(map(tuple, rows))) == len(rows)
     vectors = [encoder.encode([text], lang or None, normalize=False) for lang, text in rows]
     np.save(folder / "vectors.npy", np.concatenate(vectors))
-    given = options_of(case, data)
-    ours, theirs = (measured(EVALUATIONS.load(case.name), open_encoder(p), **given) for p in (shared_encoder, folder))
-    assert theirs.headline == pytest.approx(ours.headline, rel=1e-4)
-    assert numbers(theirs.values) == pytest.approx(numbers(ours.values), rel=1e-3, abs=1e-5)
-    assert theirs.settings == ours.settings and theirs.files == ours.files
-
-
-def command(case: Case, data: Path) -> list[str]:
-    words = [case.name, "--data", str(data)]
-    for name, value in case.options.items():
-        given = value if isinstance(value, list) else [value]
-        words += [word for one in given for word in (f"--{name}", *([] if one is True else [str(one)]))]
-    return words
+    theirs = measured(kind, open_encoder(folder), **given)
+    assert theirs.headline == pytest.approx(expected.headline, rel=1e-4)
+    assert numbers(theirs.values) == pytest.approx(numbers(expected.values), rel=1e-3, abs=1e-5)
+    assert theirs.settings == expected.settings and theirs.files == expected.files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,6 +92,12 @@ def test_the_gradient_of_the_squared_error_is_autograd() -> None:
     torch.testing.assert_close(found, values.grad)
 
 
+def assert_shares(x: np.ndarray, weights: np.ndarray, plain: Any) -> None:
+    """Compare the probabilities by weights [D + 1, C] with those of scikit-learn's classifier."""
+    odds = np.exp(logits(x, weights).astype(np.float64))
+    np.testing.assert_allclose(odds / odds.sum(1, keepdims=True), plain.predict_proba(x), atol=2e-3)
+
+
 @pytest.mark.parametrize("classes", [2, 4])
 def test_sklearn_from_a_warm_start_is_sklearn_from_nothing(classes: int) -> None:
     from sklearn.linear_model import LogisticRegression
@@ -102,21 +109,16 @@ def test_sklearn_from_a_warm_start_is_sklearn_from_nothing(classes: int) -> None
     for fold, (train, dev) in enumerate(folds):
         for place, strength in enumerate(grid[fold]):
             plain = LogisticRegression(C=strength, tol=1e-8, max_iter=10000).fit(x[train].astype(np.float64), y[train])
-            odds = logits(x, fitted.weights[fold, place]).astype(np.float64)
-            shares = np.exp(odds) / np.exp(odds).sum(1, keepdims=True)
-            np.testing.assert_allclose(shares, plain.predict_proba(x), atol=2e-3)
+            assert_shares(x, fitted.weights[fold, place], plain)
             if dev is not None:
-                assert fitted.scores[fold, place] == pytest.approx((odds[dev].argmax(1) == y[dev]).mean())
+                right = logits(x[dev], fitted.weights[fold, place]).argmax(1) == y[dev]
+                assert fitted.scores[fold, place] == pytest.approx(right.mean())
     assert np.isnan(fitted.scores[3]).all()
-
-
-def test_a_class_that_a_fold_lacks_is_never_found() -> None:
-    x, y = points(200, 4)
-    folds = [Fold(np.flatnonzero(y != 1), np.arange(200)), Fold(np.arange(200), np.arange(200))]
-    folds.append(Fold(np.flatnonzero(y >= 2), np.arange(200)))
-    fitted = SklearnClassifier().fit(x, y, 4, folds, np.ones((3, 1)), seed=0)
-    found = [set(logits(x, weights[0]).argmax(1)) for weights in fitted.weights]
-    assert found == [{0, 2, 3}, {0, 1, 2, 3}, {2, 3}]
+    # A class that a fold lacks is never found.
+    folds = [Fold(np.flatnonzero(y != 1), np.arange(300)), Fold(np.flatnonzero(y >= 2), np.arange(300))]
+    for fold, found in zip(folds, ({0, 2, 3}, {2, 3}), strict=True) if classes == 4 else ():
+        (weights,) = SklearnClassifier().fit(x, y, 4, [fold], np.ones((1, 1)), seed=0).weights
+        assert set(logits(x, weights[0]).argmax(1)) == found
 
 
 def test_scores_as_distributions() -> None:
@@ -142,6 +144,5 @@ def test_a_regression_on_distributions_is_one_on_their_draws() -> None:
     drawn = np.concatenate([np.repeat(y, 2), np.repeat((y + 1) % 5, 3)])
     inputs = np.concatenate([np.repeat(x, 2, axis=0), np.repeat(x, 3, axis=0)]).astype(np.float64)
     plain = LogisticRegression(C=0.2 / 5, tol=1e-8, max_iter=10000).fit(inputs, drawn)
-    odds = logits(x, weights).astype(np.float64)
-    np.testing.assert_allclose(np.exp(odds) / np.exp(odds).sum(1, keepdims=True), plain.predict_proba(x), atol=2e-3)
+    assert_shares(x, weights, plain)
     assert best == -1 and len(seen) == 2 and weights is seen[0]

@@ -34,13 +34,6 @@ def test_runs_are_named_by_task() -> None:
             parse_runs(wrong)
 
 
-def test_the_table_of_what_is_there(tmp_path: Path, shared_encoder: Path, cli: Commands) -> None:
-    write_tatoeba(tmp_path / "xtreme" / "tatoeba", "deu", alike(2, 0))
-    table = cli("eval", "xtreme", "--data", "xtreme", "--retrieval", shared_encoder, "--layer", 0).out
-    assert "tatoeba" in table and "average" not in table
-    assert "not measured, without data or a run: xnli, pawsx, pos, ner, xquad, mlqa, tydiqa, bucc" in table
-
-
 def alike(count: int, seed: int) -> list[tuple[str, str]]:
     """Return sentences, and their first halves with words behind them, of which random weights find some."""
     return [(a, f"{a[: len(a) // 2]} {b[: len(b) // 2]}") for a, b in sentence_pairs(count, seed)]
@@ -103,6 +96,8 @@ def test_retrieval_is_scored_as_by_xtreme(tmp_path: Path, cli: Commands) -> None
         write_bucc(data / "bucc2018", split, seed)
     line = ["--data", data, "--retrieval", path, "--json", "out.json", "--resamples", "drawn.json"]
     table = cli("eval", "xtreme", *line).out
+    missing = "not measured, without data or a run: xnli, pawsx, pos, ner, xquad, mlqa, tydiqa"
+    assert missing in table and "average" not in table
     found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     results, tasks = found["values"]["results"], found["values"]["tasks"]
     assert tasks["tatoeba"] == pytest.approx(np.mean(right)) != pytest.approx(np.mean(both))
@@ -123,44 +118,38 @@ def test_retrieval_is_scored_as_by_xtreme(tmp_path: Path, cli: Commands) -> None
 # -- classifiers ------------------------------------------------------------------------------------------------------
 
 
-def run_training(data: Path, task: str, criterion: str, save_dir: Path, *more: str) -> Path:
+def run_training(data: Path, task: str, criterion: str, *more: str) -> Path:
     options = (
         "--layers 1 --hidden-size 48 --heads 4 --feedforward-size 96 --max-positions 64 --vocab-size 50 --languages de "
         "--max-length 48 --batch-size 32 --lr 5e-3 --warmup-steps 5 --dropout 0 --attention-dropout 0 --device cpu "
         "--no-tensorboard --max-steps 15 --validate-every 15"
     ).split()
-    line = [str(data), "--task", task, "--criterion", criterion, "--save-dir", str(save_dir), *options, *more]
+    run = data.parent.parent / f"run_{data.name}"
+    line = [str(data), "--task", task, "--criterion", criterion, "--save-dir", str(run), *options, *more]
     assert train.main(line) == 0
-    return save_dir / "best"
+    return run / "best"
 
 
-def write_parts_of_speech(folder: Path) -> Path:
-    """Write German words with their parts of speech as CoNLL-U."""
-    kinds = {"der": "DET", "die": "DET", "ein": "DET", "dem": "DET", "mein": "PRON", "auf": "ADP", "im": "ADP"}
-    kinds |= {"bei": "ADP", "am": "ADP"}
+KINDS = dict.fromkeys(("der", "die", "ein", "dem"), "DET") | dict.fromkeys(("auf", "im", "bei", "am"), "ADP")
+
+
+def write_tagged(folder: Path, task: str) -> Path:
+    """Write German words with their parts of speech as CoNLL-U, or, for ``ner``, with two-word entities as table."""
     texts = []
     for sentence, verb, city in sentences():
-        given = {**kinds, verb: "VERB", city: "PROPN"}
-        words = (f"{n}\t{word}\t_\t{given.get(word, 'NOUN')}" for n, word in enumerate(sentence.split(), start=1))
-        texts.append("".join(f"{word}{chr(9)}{chr(9).join('_' * 6)}\n" for word in words))
-    return write_splits(folder, "de_small-ud-{split}.conllu", texts)
-
-
-def write_entities(folder: Path) -> Path:
-    """Write German words, of which each name and the word behind it are an entity."""
-    texts = []
-    for sentence, _, city in sentences():
         words = sentence.split()
-        tags = ["O"] * len(words)
-        place = words.index(city)
-        tags[place : place + 2] = f"B-{CITIES[city]}", f"I-{CITIES[city]}"
-        texts.append("".join(f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)))
-    return write_splits(folder, "{split}-de.tsv", texts)
-
-
-def write_splits(folder: Path, name: str, texts: list[str]) -> Path:
+        place, lines = words.index(city), []
+        for n, word in enumerate(words):
+            if task == "pos":
+                tag = {**KINDS, "mein": "PRON", verb: "VERB", city: "PROPN"}.get(word, "NOUN")
+                lines.append("\t".join((str(n + 1), word, "_", tag, *"______")))
+            else:
+                tag = f"{'BI'[n - place]}-{CITIES[city]}" if n - place in (0, 1) else "O"
+                lines.append(f"{word}\t{tag}")
+        texts.append("".join(f"{line}\n" for line in lines))
+    name = "de_small-ud-{}.conllu" if task == "pos" else "{}-de.tsv"
     for split, some in {"train": texts[::2], "dev": texts[1::4], "test": texts[3::4]}.items():
-        write(folder / name.format(split=split), some)
+        write(folder / name.format(split), some)
     return folder
 
 
@@ -175,44 +164,37 @@ def gold_and_found(data: Path, file: str, run: Path) -> tuple[list[list[str]], l
 def test_all_nine_tasks(tmp_path: Path, shared_encoder: Path, cli: Commands) -> None:
     """Taggers are scored by seqeval's default, which ``xrep-eval pos`` and ``ner`` print beside their own figures.
     ``--batch-tokens`` and ``--precision`` are those of the encoder and of the classifiers."""
-    root, seen = tmp_path / "xtreme", set[tuple[str, int, torch.dtype]]()
+    root, seen = tmp_path / "xtreme", list[tuple[int, int, torch.dtype]]()
     for code in ("deu", "fra"):
         write_tatoeba(root / "tatoeba", code, alike(60, len(code)))
     for seed, split in enumerate(("dev", "test"), start=1):
         write_bucc(root / "bucc2018", split, seed)
-    parts, entities = write_parts_of_speech(root / "udpos"), write_entities(root / "panx")
+    parts, entities = write_tagged(root / "udpos", "pos"), write_tagged(root / "panx", "ner")
     for task in ("xnli", "pawsx"):
         write_pairs(root / task)
     for task in ("xquad", "mlqa", "tydiqa"):
         write_questions(root / task)
     for split in ("train", "dev", "test"):  # German is not a language of TyDiQA
         (root / "tydiqa" / f"{split}-de.json").rename(root / "tydiqa" / f"{split}-fi.json")
-    pairs = ["--vocab-size", "35"]
     runs = {
-        "xnli": run_training(root / "xnli", "classification", "classification", tmp_path / "xnli", *pairs),
-        "pos": run_training(parts, "tagging", "tagging", tmp_path / "pos", "--max-steps", "3"),
-        "ner": run_training(entities, "tagging", "tagging", tmp_path / "ner", "--max-steps", "14"),
-        "qa": run_training(root / "xquad", "question_answering", "span", tmp_path / "qa"),
+        "xnli": run_training(root / "xnli", "classification", "classification", "--vocab-size", "35"),
+        "pos": run_training(parts, "tagging", "tagging", "--max-steps", "3"),
+        "ner": run_training(entities, "tagging", "tagging", "--max-steps", "14"),
+        "qa": run_training(root / "xquad", "question_answering", "span"),
     }
     paths = ",".join([*(f"{task}={run}" for task, run in runs.items()), f"pawsx={runs['xnli']}"])
+    line = ["xtreme", "--data", root, "--retrieval", shared_encoder]
+    text = cli("eval", *line, "--paths", paths, "--json", "out.json", "--resamples", "drawn.json").out
 
     def record(module: torch.nn.Module, given: tuple, result: object) -> None:
         if type(module).__name__ == "TransformerEncoder":
-            model = "encoder" if module.shape.hidden_size == 16 else "classifier"
-            seen.add((model, given[0].tokens.numel(), next(module.parameters()).dtype))
+            seen.append((module.shape.hidden_size, given[0].tokens.numel(), next(module.parameters()).dtype))
 
-    line, hook = ["xtreme", "--data", root, "--retrieval", shared_encoder], register_module_forward_hook(record)
-    try:
-        text = cli("eval", *line, "--paths", paths, "--json", "out.json", "--resamples", "drawn.json").out
-        sizes = {model: max(size for name, size, _ in seen if name == model) for model in ("encoder", "classifier")}
-        assert min(sizes.values()) > 64 and {dtype for *_, dtype in seen} == {torch.float32}
-        seen.clear()
+    with register_module_forward_hook(record):
         more = ["--paths", f"xnli={runs['xnli']}", "--batch-tokens", 64, "--precision", "bf16"]
         assert cli("eval", *line, *more).code == 0
-    finally:
-        hook.remove()
-    assert {name for name, *_ in seen} == {"encoder", "classifier"}
-    assert max(size for _, size, _ in seen) <= 64 and {dtype for *_, dtype in seen} == {torch.bfloat16}
+    widths, sizes, types = map(set, zip(*seen, strict=True))
+    assert widths == {16, 48} and max(sizes) <= 64 and types == {torch.bfloat16}
 
     found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     values, scores = found["values"], found["values"]["tasks"]
