@@ -11,53 +11,31 @@ import pytest
 import xrep
 from tests.evaluation.conftest import NgramEncoder, save_hashes
 from xrep.errors import UserError
-from xrep.evaluation.evaluation import Figures, comparison, differences
+from xrep.evaluation.evaluation import Figures, differences
 from xrep.evaluation.overlap import Overlap, find_overlap, load_training_hashes, seen, total
 from xrep.files import json_text
 
 
 def test_a_record_says_what_made_the_figures(tmp_path: Path) -> None:
-    file = tmp_path / "data.txt"
-    file.write_text("a\n")
-    figures = Figures(
-        text="a table", values={"mean": 1.5}, headline={"mean": 1.5}, resamples={"mean": np.repeat([1.0, 2.25], 500)},
-        files=[file], settings={"k": 4}, overlap=Overlap(1, 9),
+    (tmp_path / "data.txt").write_text("a\n")
+    overlaps = Overlap(1, 9), None, Overlap(1, 9, dropped=True)
+    first, other, dropped = (
+        Figures(
+            text="a table", values={}, headline={"mean": 1.5 + by}, files=[tmp_path / "data.txt"], settings={"k": 4},
+            resamples={"mean": by + np.repeat([1.0, 2.25], 500)}, overlap=overlap,
+        )
+        for by, overlap in zip((0, 0.25, 1), overlaps, strict=True)
     )  # fmt: skip
     lines = ["a table", "mean: 95% interval 1.00 to 2.25", "overlap: 1 of 9 test examples were in the training text"]
-    assert figures.printed().splitlines() == lines
-    assert json.loads(
-        json_text(figures.record("sts", NgramEncoder(), SimpleNamespace(data="a", precision="bf16")))
-    ) == {
-        "test": "sts",
-        "values": {"mean": 1.5},
-        "headline": {"mean": 1.5},
-        "intervals": {"mean": [1.0, 2.25]},
-        "model": {"path": "trigrams", "fingerprint": "trigrams None"},
-        "data": {str(file): hashlib.sha256(b"a\n").hexdigest()},
-        "settings": {"k": 4, "precision": "bf16"},
-        "version": xrep.__version__,
-        "overlap": {"found": 1, "total": 9, "dropped": False},
-    }
+    assert first.printed().splitlines() == lines
+    record = json.loads(json_text(first.record("sts", NgramEncoder(), SimpleNamespace(data="a", precision="bf16"))))
+    assert record["intervals"] == {"mean": [1.0, 2.25]} and record["settings"] == {"k": 4, "precision": "bf16"}
+    assert record["data"] == {str(tmp_path / "data.txt"): hashlib.sha256(b"a\n").hexdigest()}
+    assert record["overlap"] == {"found": 1, "total": 9, "dropped": False} and record["version"] == xrep.__version__
     with pytest.raises(ValueError, match="not JSON compliant"):
         json_text({"mean": float("nan")})
-
-
-def test_differences_are_those_of_the_same_draws() -> None:
-    noise = np.random.default_rng(0).normal(size=1000)
-    overlaps = ((0, None), (0.25, Overlap(1, 9)), (1, Overlap(1, 9, dropped=True)))
-    several = [
-        Figures(text="", values={}, settings={}, headline={"mean": 5.0 + by}, resamples={"mean": 5 + noise + by},
-                overlap=overlap)
-        for by, overlap in overlaps
-    ]  # fmt: skip
-    assert differences(*several[:2])["mean"] == pytest.approx((0.25, 0.25, 0.25))
-    assert differences(several[0], several[2]) == {}
-    records = {
-        name: figures.record("sts", SimpleNamespace(path=name, fingerprint=str), None)
-        for name, figures in zip("ab", several[:2], strict=True)
-    }
-    header, _, row = comparison(records, {"b": differences(*several[:2])}).splitlines()
-    assert header.split() == ["figure", "a", "b", "difference"] and row.endswith("  +0.25 [+0.25, +0.25]")
+    # Differences are those of the same draws.
+    assert differences(first, other)["mean"] == pytest.approx((0.25, 0.25, 0.25)) and differences(first, dropped) == {}
 
 
 def test_columns_are_counted_by_row_and_tests_add_up(tmp_path: Path) -> None:

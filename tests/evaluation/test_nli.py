@@ -65,23 +65,19 @@ def test_premises_of_another_language(folder: Path, classifier: Nli) -> None:
     crossed = [(one[0], *other[1:]) for one, other in zip(ENGLISH, GERMAN, strict=True)]
     assert list(results) == ["en-de", "en"]
     assert results["en-de"].accuracy == pytest.approx(by_hand(classifier, encoder, crossed, ("en", "de")))
-    printed = measured(nli.NliAccuracy, encoder, data=str(folder), premise_lang="en").printed()
-    assert "English, German (en-de)" in printed and "English (en) " in printed
+    for premise_lang, names in ((None, ["test-de.tsv"]), ("en", ["test-de.tsv", "test-en.tsv"])):
+        figures = measured(nli.NliAccuracy, encoder, data=str(folder), langs="deu", premise_lang=premise_lang)
+        assert sorted(file.name for file in figures.files) == names
     write_columns(folder / "test-en.tsv", ENGLISH[::-1])
     with pytest.raises(UserError, match="the examples in de do not translate those in en one by one; measure without"):
         read(folder, "de", "en")
 
 
-def test_rows_that_name_their_language_and_files_that_were_read(folder: Path, tmp_path: Path) -> None:
+def test_rows_that_name_their_language(tmp_path: Path) -> None:
     texts = (("sw", ENGLISH), ("de", GERMAN))
     rows = [f"{label}\t{lang}\t{one}\t{two}" for lang, own in texts for one, two, label in own]
-    file = write(tmp_path / "xnli" / "xnli.test.tsv", ["gold_label\tlanguage\tsentence1\tsentence2", *rows])
+    file = write(tmp_path / "xnli.test.tsv", ["gold_label\tlanguage\tsentence1\tsentence2", *rows])
     crossed, _ = read(file, "all", "sw")
     assert crossed.name == "sw-de" and crossed.premises == [row[0] for row in ENGLISH]
     assert crossed.hypotheses == [row[1] for row in GERMAN]
     assert [LABELS[label] for label in crossed.labels] == [row[2] for row in GERMAN]
-    for premise_lang, names in ((None, ["test-de.tsv"]), ("en", ["test-de.tsv", "test-en.tsv"])):
-        evaluation = nli.NliAccuracy(nli.NliAccuracy.Config(data=str(folder), langs="deu", premise_lang=premise_lang))
-        evaluation.read()
-        assert sorted(file.name for file in evaluation.files) == names
-    assert [test.name for test in read(folder, "deu")] == ["de"]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
-from tests.support.runs import compose_run, tiny
+from tests.support.runs import compose_run
 from xrep.config import compose, compose_course
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.errors import ConfigError
@@ -48,24 +46,10 @@ def test_the_metrics_are_those_of_each_alone(data_directory: Path, sets: Path, t
         found = kind(kind.Config(**values), task)(model, criterion)
         expected |= {f"{name}/{metric}": value for metric, value in found.items()}
     assert several(model, criterion) == expected and len(expected) > 5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("best_by", "metric", "better"), [(None, "sts/spearman", max), ("loss", "loss/loss", min)])
-def test_one_of_them_chooses_the_best_checkpoint(
-    data_directory: Path, sets: Path, tmp_path: Path, cli: Commands, best_by: str | None, metric: str, better: Any
-) -> None:
-    given = {"validate_with": "sts,loss", "sts_path": sets} | ({"best_by": best_by} if best_by else {})
-    result = cli("train", *tiny(data_directory, **RUN, **given, save_dir=tmp_path / "run"))
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    valid = {record["step"]: record for record in records if record["kind"] == "valid"}
-    values = {step: record[metric] for step, record in valid.items()}
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert len(values) == 4 and summary["best"]["metric"] == metric
-    assert summary["best"]["value"] == better(values.values())
-    step = int((tmp_path / "run" / "best").resolve().name.removeprefix("checkpoint-"))
-    assert values[step] == better(values.values())
-    assert f"validation sts/spearman {valid[4]['sts/spearman']:.2f}, " in result.err
+    for best_by, metric in ((None, "sts/spearman"), ("loss", "loss/loss")):
+        run.configs["validation"].best_by = best_by
+        several = SeveralValidator(run.configs["validation"], task)
+        assert (several.metric, several.maximize) == (metric, best_by is None)
 
 
 def test_each_way_of_giving_validate_with_chooses_it(tmp_path: Path) -> None:
