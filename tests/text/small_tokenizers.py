@@ -15,34 +15,32 @@ import tokenizers
 from tests.support.once import made_once
 from tests.text.sentences import LANGUAGES, TEXT
 
-BYTE_LEVEL_SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-
 
 def write_json(path: Path, content: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
-def write_wordpiece(directory: Path, **config: Any) -> Path:
-    """Write ``vocab.txt`` of 1500 cased pieces, and ``tokenizer_config.json`` if there are options."""
+def write_trained(directory: Path, trainer: Any, text: list[str], config: dict[str, Any], **options: Any) -> Path:
+    """Write the files of a trained tokenizer, and ``tokenizer_config.json`` if there are options."""
     directory.mkdir(parents=True, exist_ok=True)
-    trainer = tokenizers.BertWordPieceTokenizer(lowercase=False, strip_accents=False)
-    trainer.train_from_iterator([*TEXT, *map(str.lower, LANGUAGES * 2)], vocab_size=1500)
+    trainer.train_from_iterator(text, **options)
     trainer.save_model(str(directory))
     if config:
         write_json(directory / "tokenizer_config.json", config)
     return directory
+
+
+def write_wordpiece(directory: Path, **config: Any) -> Path:
+    """Write ``vocab.txt`` of 1500 cased pieces."""
+    trainer = tokenizers.BertWordPieceTokenizer(lowercase=False, strip_accents=False)
+    return write_trained(directory, trainer, [*TEXT, *map(str.lower, LANGUAGES * 2)], config, vocab_size=1500)
 
 
 def write_byte_level(directory: Path, **config: Any) -> Path:
     """Write ``vocab.json`` and ``merges.txt`` of 1200 pieces."""
-    directory.mkdir(parents=True, exist_ok=True)
-    trainer = tokenizers.ByteLevelBPETokenizer()
-    trainer.train_from_iterator(TEXT, vocab_size=1200, special_tokens=BYTE_LEVEL_SPECIAL)
-    trainer.save_model(str(directory))
-    if config:
-        write_json(directory / "tokenizer_config.json", config)
-    return directory
+    options = {"vocab_size": 1200, "special_tokens": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]}
+    return write_trained(directory, tokenizers.ByteLevelBPETokenizer(), TEXT, config, **options)
 
 
 def sentencepiece_model(**options: Any) -> bytes:
