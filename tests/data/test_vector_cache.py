@@ -31,29 +31,21 @@ def add(cache: VectorCache, keys: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("step", [45, 150])
-def test_what_was_added_is_found(tmp_path: Path, step: int) -> None:
+def test_what_one_added_is_found_by_all(tmp_path: Path, step: int) -> None:
     random = np.random.default_rng(0)
     keys = random.choice(np.iinfo(np.int64).max, 500, replace=False) * random.choice([-1, 1], 500)
-    cache = VectorCache(tmp_path / "c", WIDTH, "x")
+    cache, other = VectorCache(tmp_path / "c", WIDTH, "x"), VectorCache(tmp_path / "c", WIDTH, "x")
     assert (cache.find(keys) == -1).all() and len(cache) == 0
     for start in range(0, 450, step):
         add(cache, keys[start : start + step])
-        check(cache, random.permutation(keys[: start + step]))
-        assert (cache.find(keys[start + step :]) == -1).all()
+        for each in (cache, other):
+            check(each, random.permutation(keys[: start + step]))
+            assert (each.find(keys[start + step :]) == -1).all()
+        cache, other = other, cache
     again = VectorCache(tmp_path / "c", WIDTH, "x")
     assert len(again) == 450
     check(again, keys[:450])
     assert cache.read(np.zeros(0, np.int64)).shape == (0, WIDTH)
-
-
-def test_processes_write_beside_each_other_and_read_each_other(tmp_path: Path) -> None:
-    one, two = VectorCache(tmp_path, WIDTH, "x"), VectorCache(tmp_path, WIDTH, "x")
-    add(one, np.arange(10))
-    add(two, np.arange(10, 30))
-    check(one, np.arange(30))
-    add(one, np.arange(40, 45))
-    check(two, np.r_[:30, 40:45])
-    assert len(two) == 35
 
 
 @pytest.mark.parametrize("ending", ["index", "vectors"])
@@ -90,22 +82,6 @@ def test_directories_that_are_not_its_own(tmp_path: Path) -> None:
             VectorCache(tmp_path / "c", width, fingerprint)
     with pytest.raises(UserError, match="holds something else than cached vectors"):
         VectorCache(tmp_path, WIDTH, "x")
-
-
-def test_ranks_that_open_it_at_the_same_time_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The manifest of another rank appears after the look whether there is one."""
-    VectorCache(tmp_path / "c", WIDTH, "x")
-    looks, exists = [], Path.exists
-
-    def stale(path: Path) -> bool:
-        looks.append(path)
-        return exists(path) and len(looks) % 2 == 0
-
-    monkeypatch.setattr(Path, "exists", stale)
-    cache = VectorCache(tmp_path / "c", WIDTH, "x")
-    monkeypatch.undo()
-    add(cache, np.arange(5))
-    check(VectorCache(tmp_path / "c", WIDTH, "x"), np.arange(5))
 
 
 @pytest.mark.slow

@@ -18,65 +18,40 @@ from xrep.text.cleaning import sentence_key
 
 WORDLESS = ["!!!", "???", "!!!", "...", "!!!", "???"]
 PAIRS = sentence_pairs(20)
-GERMAN = [german for german, _ in PAIRS]
+GERMAN, ENGLISH = zip(*PAIRS, strict=True)
 BARE = list(zip(WORDLESS, reversed(WORDLESS), strict=True))
-"""Pairs without words on either side."""
+ROWS = [*PAIRS, *zip(WORDLESS, ENGLISH, strict=False), *zip(GERMAN, WORDLESS, strict=False), *BARE]
+"""Pairs of which some lack words on one side or on both, and whose sentences occur more than once."""
 
 
-def mixed_pairs() -> list[tuple[str, str]]:
-    """Return pairs of which some lack words on one side or on both."""
-    pairs = [(german, english) for german, (_, english) in zip(WORDLESS, PAIRS, strict=False)]
-    return [*PAIRS[6:], *pairs, *zip(GERMAN, WORDLESS, strict=False), *BARE]
+def make(kind: str, folder: Path) -> Any:
+    options = {"data": str(folder), "vocab_size": 60}
+    if kind == "bitext":
+        for split, pairs in (("train", ROWS), ("valid", BARE)):
+            write(folder / f"{split}.de-en.tsv", ["\t".join(pair) for pair in pairs])
+        return BitextTask(BitextTask.Config(**options), seed=1)
+    if kind == "nli":
+        rows = [(*pair, GERMAN[-1]) for pair in ROWS] + [(line, line, line) for line in WORDLESS]
+        write_simcse(folder / "nli_for_simcse.csv", rows)
+        return NliTask(NliTask.Config(form="triplets", **options), seed=1)
+    write(folder / "de.txt", ["\n".join(document) + "\n" for document in ROWS])
+    return MonolingualTask(MonolingualTask.Config(units="adjacent", swap_order=False, **options), seed=1)
 
 
-def bitext(folder: Path) -> BitextTask:
-    for split, pairs in (("train", mixed_pairs()), ("valid", BARE)):
-        for language, side in zip(("de", "en"), zip(*pairs, strict=True), strict=True):
-            write(folder / f"{split}.de-en.{language}", list(side))
-    return BitextTask(BitextTask.Config(data=str(folder), vocab_size=60), seed=1)
-
-
-def text(folder: Path, **options: Any) -> MonolingualTask:
-    """Return a task with different documents, of which some have lines without words, or nothing else."""
-    documents = [[one, other] for one, other in zip(GERMAN, GERMAN[1:], strict=False)]
-    first, second, *_ = GERMAN
-    documents += [[first, second, first], [second], [second, first], [first, first]]
-    documents += [[line, line] for line in WORDLESS] + [[german, "!!!"] for german in GERMAN[2:6]]
-    write(folder / "de.txt", ["\n".join(document) + "\n" for document in documents])
-    return MonolingualTask(MonolingualTask.Config(data=str(folder), vocab_size=60, **options), seed=1)
-
-
-def triplets(folder: Path) -> NliTask:
-    rows = [(*pair, GERMAN[-1]) for pair in mixed_pairs()] + [(line, line, line) for line in WORDLESS]
-    write_simcse(folder / "nli_for_simcse.csv", rows)
-    return NliTask(NliTask.Config(data=str(folder), form="triplets", vocab_size=60), seed=1)
-
-
-def whole(task: Any) -> Any:
-    """Return all training examples as one batch, in their order."""
-    extra = [0] if isinstance(task, MonolingualTask) else []
-    rows = [[0, row, *extra] for row in range(task.examples)]
-    return task.make(np.arange(task.examples) if isinstance(task, NliTask) else np.array(rows))
-
-
-def columns_of(task: Any) -> list[list[str]]:
-    """Return the keys of the sentences in each column of the ids, from what the task says of each example."""
-    batch = whole(task)
+@pytest.mark.parametrize("kind", ["bitext", "nli", "neighbours"])
+def test_only_sentences_with_words_are_equal(kind: str, tmp_path: Path) -> None:
+    task = make(kind, tmp_path)
+    extra = [0] if kind == "neighbours" else []
+    every = np.arange(task.examples) if kind == "nli" else np.array([[0, row, *extra] for row in range(task.examples)])
+    batch, wordless = task.make(every), []
     described = task.describe(batch, limit=len(batch)).split("; ")
     texts = [text[text.index("'") if "'" in text else 0 :].split(" ||| ") for text in described]
-    return [[sentence_key(text) for text in column] for column in zip(*texts, strict=True)]
-
-
-@pytest.mark.parametrize("make", [bitext, triplets, text], ids=["bitext", "nli", "neighbours"])
-def test_only_sentences_with_words_are_equal(make: Any, tmp_path: Path) -> None:
-    task = text(tmp_path, units="adjacent", swap_order=False) if make is text else make(tmp_path)
-    ids, wordless = whole(task).ids, []
-    for column, keys in zip(ids.T.tolist(), columns_of(task), strict=True):
-        assert keys.count("") > 5
+    for column, sentences in zip(batch.ids.T.tolist(), zip(*texts, strict=True), strict=True):
+        keys = [sentence_key(sentence) for sentence in sentences]
+        assert keys.count("") > 5 and len(set(filter(None, keys))) < len(keys) - keys.count("")
         for row, key in enumerate(keys):
             same = [number for number, other in enumerate(keys) if number == row or key == other != ""]
             assert [number for number, other in enumerate(column) if other == column[row]] == same
         wordless += [one for one, key in zip(column, keys, strict=True) if not key]
-    if make is not text:  # where a sentence is the second of one pair and the first of the next
-        assert len(set(wordless)) == len(wordless), "nor in another column"
-    assert torch.equal(whole(task).ids, ids)
+    assert len(set(wordless)) == len(wordless), "nor in another column"
+    assert torch.equal(task.make(every).ids, batch.ids)
