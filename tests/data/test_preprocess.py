@@ -38,11 +38,9 @@ def run(tmp_path, splits, workers=1, **options):
 
 def texts(path, split):
     data = DataDirectory(path)
+    decode = data.tokenizers["shared"].decode
     return {
-        pair.name: [
-            (data.tokenizers["shared"].decode(pair.source[i]), data.tokenizers["shared"].decode(pair.target[i]))
-            for i in range(len(pair))
-        ]
+        pair.name: [(decode(pair.source[i]), decode(pair.target[i])) for i in range(len(pair))]
         for pair in data.splits[split]
     }
 
@@ -70,20 +68,9 @@ def test_every_step_is_counted(tmp_path):
     cleaning = CleaningOptions(minimum_length=2, maximum_length=12, maximum_length_ratio=2, sample=100)
     report = run(tmp_path, splits, exclude=[str(evaluation)], cleaning=cleaning)
     assert report.cleaning.counts["de-en x.tsv"] == {
-        "read": 188,
-        "empty": 2,
-        "identical": 1,
-        "too short": 1,
-        "too long": 1,
-        "length ratio": 1,
-        "excluded": 2,
-        "in valid/test": 1,
-        "duplicate": 1,
-        "held out": 0,
-        "near held out": 0,
-        "sampled away": 78,
-        "kept": 100,
-    }
+        "read": 188, "empty": 2, "identical": 1, "too short": 1, "too long": 1, "length ratio": 1, "excluded": 2,
+        "in valid/test": 1, "duplicate": 1, "held out": 0, "near held out": 0, "sampled away": 78, "kept": 100,
+    }  # fmt: skip
     assert report.cleaning.counts["valid de-en v.tsv"]["empty"] == 1
     kept = texts(report.path, "train")["de-en"]
     assert len(set(kept)) == len(kept) == 100 and set(kept) <= set(rows)
@@ -96,8 +83,6 @@ def test_a_corpus_may_have_a_sample_of_its_own(tmp_path):
     few = replace(first, sample=20)
     report = run(tmp_path, {"train": [few, second]}, cleaning=CleaningOptions(sample=50))
     assert [row["kept"] for row in report.cleaning.counts.values()] == [20, 50]
-    with pytest.raises(UserError, match=r"x\.tsv: only training text is sampled; leave out @20"):
-        run(tmp_path / "other", {"train": [second], "valid": [few]})
 
 
 def test_without_cleaning_everything_is_kept(tmp_path):
@@ -185,25 +170,21 @@ def test_white_space_inside_sentences_is_one_space(tmp_path):
 ROWS = b"".join(f"{a}\t{b}\n".encode() for a, b in PAIRS * 60)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize(
-    ("content", "options", "problem"),
-    [
-        (ROWS + b"one column\n", {}, r"x\.tsv:10801: 1 column where two"),
-        (b"a\ta\n", {}, r"no training pair is left \(1 read, 1 identical\)"),
-        (ROWS, {"vocabulary_size": 6200}, "too large for this text"),
-    ],
-)
-def test_bad_input_leaves_nothing_behind(tmp_path, content, options, problem, workers):
+@pytest.mark.parametrize(("workers", "content", "options", "problem"), [
+    (1, ROWS + b"one column\n", {}, r"x\.tsv:10801: 1 column where two"),
+    (2, ROWS + b"one column\n", {}, r"x\.tsv:10801: 1 column where two"),
+    (1, b"a\ta\n", {}, r"no training pair is left \(1 read, 1 identical\)"),
+    (2, ROWS, {"vocabulary_size": 6200}, "too large for this text"),
+])  # fmt: skip
+def test_bad_input_leaves_nothing_behind(tmp_path, workers, content, options, problem):
     (tmp_path / "x.tsv").write_bytes(content)
     splits = {"train": [Bitext(("de", "en"), (str(tmp_path / "x.tsv"),), (0, 1))]}
-    with pytest.raises(UserError, match=problem) as error:
+    with pytest.raises(UserError, match=problem):
         run(tmp_path, splits, workers=workers, **options)
-    assert "\n" not in str(error.value)
     assert os.listdir(tmp_path) == ["x.tsv"] and multiprocessing.active_children() == []
 
 
-def test_a_destination_in_use_is_refused(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
     splits = {"train": [tsv(tmp_path / "x.tsv", PAIRS)]}
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
         patch.setattr(SentencePieceTokenizer, "encode", full_disk)
@@ -211,8 +192,6 @@ def test_a_destination_in_use_is_refused(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["x.tsv"]
     (tmp_path / "bin").mkdir()
     run(tmp_path, splits)  # an empty one is fine
-    with pytest.raises(UserError, match="exists and is not empty; remove it, or choose another name"):
-        run(tmp_path, splits)
 
 
 def full_disk(*arguments):
@@ -235,22 +214,5 @@ def test_prepare_caches_raw_text_until_it_changes(tmp_path, monkeypatch):
     changed = prepare(raw, options, lines.append)
     assert changed != first
     assert sum(len(rows) for split in ("train", "valid") for rows in texts(changed, split).values()) == 179
-    with pytest.raises(UserError, match="no such folder"):
-        prepare(tmp_path / "none", options)
-
-
-def test_prepare_when_another_process_finishes_first(tmp_path, monkeypatch):
-    monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
-    (tmp_path / "raw").mkdir()
-    tsv(tmp_path / "raw" / "deu-eng.tsv", PAIRS)
-    options, finished = PreprocessOptions(vocabulary_size=62), []
-
-    def log(line):
-        if not finished:
-            finished.append(None)
-            finished[0] = prepare(tmp_path / "raw", options, lambda line: None)
-
-    assert prepare(tmp_path / "raw", options, log) == finished[0]
-    assert DataDirectory(finished[0]).splits["train"] and len(os.listdir(finished[0].parent)) == 1
-    (finished[0] / "manifest.json").unlink()  # what is incomplete is built again
-    assert DataDirectory(prepare(tmp_path / "raw", options, log)).splits["train"]
+    (changed / "manifest.json").unlink()  # what is incomplete is built again
+    assert prepare(raw, options) == changed and DataDirectory(changed).splits["train"]

@@ -41,10 +41,9 @@ def splits(tmp_path, monkeypatch) -> dict[str, list[Bitext]]:
     return {"train": [*train, Bitext(("de", "en"), (str(tmp_path / "d.tsv"),), (0, 1), sample=40)]}
 
 
-@pytest.mark.parametrize("workers", [3])
-def test_the_same_bytes_with_workers(tmp_path, splits, workers):
+def test_the_same_bytes_with_workers(tmp_path, splits):
     alone = preprocess(splits, tmp_path / "alone", OPTIONS, silent, False)
-    several = preprocess(splits, tmp_path / "several", OPTIONS, silent, False, workers=workers)
+    several = preprocess(splits, tmp_path / "several", OPTIONS, silent, False, workers=3)
     assert contents(alone.path) == contents(several.path) and multiprocessing.active_children() == []
     assert alone.cleaning.counts == several.cleaning.counts
     assert alone.cleaning.total("duplicate") and alone.cleaning.total("sampled away")
@@ -95,16 +94,11 @@ def test_what_cannot_be_merged(tmp_path, splits):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["_clean", "_tokenise"])
-def test_a_killed_worker_is_named_and_leaves_nothing_behind(tmp_path, splits, monkeypatch, step):
-    def die(*arguments):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    monkeypatch.setattr(module, step, die)
+def test_a_killed_worker_is_named_and_leaves_nothing_behind(tmp_path, splits, monkeypatch):
+    monkeypatch.setattr(module, "_tokenise", lambda *arguments: os.kill(os.getpid(), signal.SIGKILL))
     before = sorted(os.listdir(tmp_path))
-    with pytest.raises(
-        UserError, match=r"worker 1 of 2 \(process \d+\) was killed by SIGKILL; if memory ran out, lower"
-    ):
+    message = r"worker 1 of 2 \(process \d+\) was killed by SIGKILL; if memory ran out, lower"
+    with pytest.raises(UserError, match=message):
         preprocess(splits, tmp_path / "out", OPTIONS, silent, False, workers=2)
     assert sorted(os.listdir(tmp_path)) == before and multiprocessing.active_children() == []
 
