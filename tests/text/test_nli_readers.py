@@ -8,16 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nli_data import (
-    nli_rows,
-    write,
-    write_columns,
-    write_glue_table,
-    write_jsonl,
-    write_parallel,
-    write_simcse,
-    write_snli_table,
-)
+from tests.support import nli_data
+from tests.support.nli_data import nli_rows, write, write_columns, write_jsonl, write_parallel, write_simcse
 from xrep.errors import UserError
 from xrep.text.nli_readers import LABELS, Example, discover_nli, discover_nli_test, read_nli
 
@@ -34,8 +26,8 @@ def read(path: Path, split: str = "train", language: str = "en", **options) -> l
 
 def test_snli_and_mnli(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "snli_1.0" / "snli_1.0_train.jsonl", ROWS[:6])
-    write_snli_table(tmp_path / "snli_1.0" / "snli_1.0_train.txt", ROWS[6:])  # the same row again
-    write_snli_table(tmp_path / "snli_1.0" / "snli_1.0_dev.txt", ROWS[:2])
+    nli_data.write_snli_table(tmp_path / "snli_1.0" / "snli_1.0_train.txt", ROWS[6:])  # the same row again
+    nli_data.write_snli_table(tmp_path / "snli_1.0" / "snli_1.0_dev.txt", ROWS[:2])
     write_jsonl(tmp_path / "snli_1.0" / "snli_1.0_test.jsonl", [("a", "b", "hidden")])
     write(tmp_path / "snli_1.0" / "README.txt", ["This is text."])
     write_jsonl(tmp_path / "multinli_1.0" / "multinli_1.0_train.jsonl", ROWS[6:])
@@ -48,9 +40,9 @@ def test_snli_and_mnli(tmp_path: Path) -> None:
 
 
 def test_quotes_in_glue_are_text(tmp_path: Path) -> None:
-    write_glue_table(tmp_path / "train.tsv", ROWS)
-    write_glue_table(tmp_path / "dev_matched.tsv", ROWS[:1])
-    write_snli_table(tmp_path / "original" / "multinli_1.0_train.txt", ROWS)  # as in GLUE's folder
+    nli_data.write_glue_table(tmp_path / "train.tsv", ROWS)
+    nli_data.write_glue_table(tmp_path / "dev_matched.tsv", ROWS[:1])
+    nli_data.write_snli_table(tmp_path / "original" / "multinli_1.0_train.txt", ROWS)  # as in GLUE's folder
     assert read(tmp_path) == expected([(one, f'"{two}', label) for one, two, label in ROWS])
     assert len(read(tmp_path, "valid")) == 1
 
@@ -60,11 +52,8 @@ def test_languages_of_cnsd_xnli_and_others(tmp_path: Path) -> None:
     plain = write_columns(tmp_path / "train-de.tsv", ROWS[2:4])
     (tmp_path / "train-de.tsv.gz").write_bytes(gzip.compress(plain.read_bytes()))
     plain.unlink()
-    write_columns(
-        tmp_path / "multinli.train.fr.tsv",
-        [(one, two, label.replace("contradiction", "contradictory")) for one, two, label in ROWS],
-        "premise\thypo\tlabel",
-    )
+    french = [(one, two, label.replace("contradiction", "contradictory")) for one, two, label in ROWS]
+    write_columns(tmp_path / "multinli.train.fr.tsv", french, "premise\thypo\tlabel")
     write_jsonl(tmp_path / "xnli.dev.jsonl", ROWS[4:6], language="sw")
     header = "language\tgold_label\tsentence1_binary_parse\tsentence1\tsentence2\tmatch"
     rows = [f"bg\t{label}\t\t{one}\t{two}\tTrue" for one, two, label in ROWS[:3]]
@@ -90,9 +79,8 @@ def test_files_to_measure_on(tmp_path: Path) -> None:
     assert measured(tmp_path / "xnli", "test") == [*expected(ROWS[2:], "de"), *expected(ROWS, "sw")]
     assert measured(tmp_path, "test")[:3] == expected(ROWS[:3], "it")
     assert measured(tmp_path / "xnli" / "test-de.tsv", "test") == expected(ROWS[2:], "de")
-    for path, split in ((tmp_path / "snli", "dev"), (tmp_path / "xnli" / "test-de.tsv", "dev")):
-        with pytest.raises(UserError, match="no dev split for natural language inference; name XNLI.*`split`"):
-            measured(path, split)
+    with pytest.raises(UserError, match="no dev split for natural language inference; name XNLI.*`split`"):
+        measured(tmp_path / "xnli" / "test-de.tsv", "dev")
     with pytest.raises(UserError, match="no training text"):
         discover_nli(tmp_path / "xnli", "it")
     write_columns(tmp_path / "xnli" / "deeper" / "train.tsv", ROWS)
@@ -125,17 +113,15 @@ def test_triplets_of_pairs_and_of_simcse(tmp_path: Path) -> None:
 
 
 def test_premise_and_hypothesis_in_different_languages(tmp_path: Path) -> None:
-    texts = {
-        code: [(f"{one} {code}", f"{two} {code}", label) for one, two, label in ROWS] for code in ("de", "fr", "sw")
-    }
-    for code, rows in texts.items():
+    for code in ("de", "fr", "sw"):
+        rows = [(f"{one} {code}", f"{two} {code}", label) for one, two, label in ROWS]
         write_columns(tmp_path / f"train-{code}.tsv", rows)
     found = read(tmp_path, cross_lingual=True)
     assert len(found) == 3 * len(ROWS)
     pairs = Counter(example.languages for example in found)
     assert len(pairs) == 6 and set(pairs.values()) == {len(ROWS) // 2} and all(one != two for one, two in pairs)
-    premises = [(example.sentences[0], example.label) for example in found]
-    assert premises == [(texts[code][n][0], expected(ROWS)[n].label) for n in range(len(ROWS)) for code in texts]
+    premises = [example.sentences[0] for example in found]
+    assert premises == [f"{one} {code}" for one, _, _ in ROWS for code in ("de", "fr", "sw")]
     for example in found:
         one, two = (sentence.rpartition(" ") for sentence in example.sentences)
         assert (one[2], two[2]) == example.languages and (one[0], two[0], LABELS[example.label]) in ROWS
@@ -145,39 +131,32 @@ def test_premise_and_hypothesis_in_different_languages(tmp_path: Path) -> None:
     write_columns(tmp_path / "train-sw.tsv", [*ROWS[:5], (*ROWS[5][:2], other), *ROWS[6:]])
     with pytest.raises(UserError, match=r"example 6 is not the same in train-de.tsv, train-fr.tsv, train-sw.tsv; give"):
         read(tmp_path, cross_lingual=True)
-    for name, problem in (
-        ("train-it.tsv", "has no translation beside it"),
-        ("train.tsv", "has no language in its name"),
-    ):
+    alone = {"train-it.tsv": "has no translation beside it", "train.tsv": "has no language in its name"}
+    for name, problem in alone.items():
         write_columns(tmp_path / name / name, ROWS)
         with pytest.raises(UserError, match=f"{name}: {problem}; leave out `cross_lingual`"):
             read(tmp_path / name, cross_lingual=True)
 
 
-MALFORMED = {
-    "train.jsonl": ('{"sentence1": "a"}', "train.jsonl:1: no keys of a label and a text; name them gold_label, "),
-    "b_train.jsonl": ("sentence1", "b_train.jsonl:1: not a line of JSON; fetch the file again"),
-    "train.tsv": ("a\tb\t-\na\tb", "train.tsv:2: 2 columns where 3 are needed; separate the columns"),
-    "train-de.tsv": (
-        "a\tb\t1",
-        "train-de.tsv:1: unknown label '1'; labels are entailment, neutral, contradiction, and",
-    ),
-    "x.csv": ("a,b,c", "x.csv:1: columns a, b, c, not sent0, sent1, hard_neg"),
-    "y.csv": ("sent0,sent1,hard_neg\na,b", "y.csv:2: 2 columns, not 3; fetch the file again"),
-    "z.csv": ('sent0,sent1,hard_neg\na,"b', "z.csv:2: unexpected end of data; fetch the file again"),
-    "dev.tsv": ("a\tb\tneutral", "no training text for natural language inference; name SNLI, MNLI"),
-    "s1.train": ("a", "s1.train: no s2.train and labels.train beside it; put them there"),
-}
-
-
-@pytest.mark.parametrize("name", MALFORMED)
-def test_malformed_files(tmp_path: Path, name: str) -> None:
-    text, problem = MALFORMED[name]
+@pytest.mark.parametrize(("name", "text", "problem"), [
+    ("train.jsonl", '{"sentence1": "a"}', "train.jsonl:1: no keys of a label and a text; name them gold_label, "),
+    ("train.jsonl", "sentence1", "train.jsonl:1: not a line of JSON; fetch the file again"),
+    ("train.tsv", "a\tb\t-\na\tb", "train.tsv:2: 2 columns where 3 are needed; separate the columns"),
+    ("train-de.tsv", "a\tb\t1", "train-de.tsv:1: unknown label '1'; labels are entailment, neutral, contr"),
+    ("x.csv", "a,b,c", "x.csv:1: columns a, b, c, not sent0, sent1, hard_neg"),
+    ("y.csv", "sent0,sent1,hard_neg\na,b", "y.csv:2: 2 columns, not 3; fetch the file again"),
+    ("z.csv", 'sent0,sent1,hard_neg\na,"b', "z.csv:2: unexpected end of data; fetch the file again"),
+    ("dev.tsv", "a\tb\tneutral", "no training text for natural language inference; name SNLI, MNLI"),
+    ("s1.train", "a", "s1.train: no s2.train and labels.train beside it; put them there"),
+])  # fmt: skip
+def test_malformed_files(tmp_path: Path, name: str, text: str, problem: str) -> None:
     write(tmp_path / name, [text])
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=problem):
         read(tmp_path, triplets=name.endswith("csv"))
-    assert problem in str(caught.value)
-    write_parallel(tmp_path / "parallel", "train", ROWS)
-    write(tmp_path / "parallel" / "s2.train", ["b"])
+
+
+def test_parallel_files_of_different_lengths(tmp_path: Path) -> None:
+    write_parallel(tmp_path, "train", ROWS)
+    write(tmp_path / "s2.train", ["b"])
     with pytest.raises(UserError, match="s1.train:2: 12 lines, but .*s2.train has 1; align the files line by line"):
-        read(tmp_path / "parallel")
+        read(tmp_path)

@@ -50,37 +50,23 @@ def test_compressed_files_are_known_by_content(tmp_path, module):
     ]  # fmt: skip
 
 
-def test_lines_are_bounded_and_files_are_there(tmp_path):
-    for content, problem in ((b"fine\n" + b"word " * 100_000, "bad:2: .*100,000 words"),
-                             (b"fine\n" + b"x" * 1_000_001, "bad:2: .*1,000,001 characters")):  # fmt: skip
-        with pytest.raises(UserError, match=problem):
-            list(read_lines(write(tmp_path / "bad", content)))
-    for name, problem in (("none.txt", "no such file"), (".", "a folder")):
-        with pytest.raises(UserError, match=problem):
-            list(read_lines(tmp_path / name))
-
-
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        ("de-en=deu-eng.tsv", Bitext(("de", "en"), ("deu-eng.tsv",), (0, 1))),
-        ("en-de=x.tsv.gz", Bitext(("de", "en"), ("x.tsv.gz",), (1, 0))),
-        ("fr-en=train.fr,train.en", Bitext(("fr", "en"), ("train.fr", "train.en"))),
-        ("eng-fra=train.en,train.fr", Bitext(("fr", "en"), ("train.fr", "train.en"))),
-        ("deu-eng=x.tsv:2,1", Bitext(("de", "en"), ("x.tsv",), (1, 0), True)),
-        ("en-zh-Hans=x.tsv:1,4", Bitext(("zh", "en"), ("x.tsv",), (3, 0), True)),
-        ("de-fr=a.de,b.fr@70", Bitext(("de", "fr"), ("a.de", "b.fr"), sample=70)),
-        ("en-de=x.tsv:1,2@9", Bitext(("de", "en"), ("x.tsv",), (1, 0), True, 9)),
-        *((spec, None) for spec in ("x.tsv", "de=x.tsv", "de-en=", "de-en=a,b,c", "de-deu=x.tsv", "de-en=x:1,1",
-                                    "d-e=x")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("spec", "expected"), [
+    ("de-en=deu-eng.tsv", Bitext(("de", "en"), ("deu-eng.tsv",), (0, 1))),
+    ("en-de=x.tsv.gz", Bitext(("de", "en"), ("x.tsv.gz",), (1, 0))),
+    ("eng-fra=train.en,train.fr", Bitext(("fr", "en"), ("train.fr", "train.en"))),
+    ("deu-eng=x.tsv:2,1", Bitext(("de", "en"), ("x.tsv",), (1, 0), True)),
+    ("en-zh-Hans=x.tsv:1,4", Bitext(("zh", "en"), ("x.tsv",), (3, 0), True)),
+    ("de-fr=a.de,b.fr@70", Bitext(("de", "fr"), ("a.de", "b.fr"), sample=70)),
+    ("en-de=x.tsv:1,2@9", Bitext(("de", "en"), ("x.tsv",), (1, 0), True, 9)),
+])  # fmt: skip
 def test_notation_of_parallel_text(spec, expected):
-    if expected is None:
-        with pytest.raises(UserError, match="write de-en=FILE.tsv"):
-            parse_bitext(spec)
-    else:
-        assert parse_bitext(spec) == expected
+    assert parse_bitext(spec) == expected
+
+
+@pytest.mark.parametrize("spec", ["x.tsv", "de=x.tsv", "de-en=", "de-en=a,b,c", "d-e=x"])
+def test_what_is_no_notation(spec):
+    with pytest.raises(UserError, match="write de-en=FILE.tsv"):
+        parse_bitext(spec)
 
 
 @pytest.mark.parametrize("name", ["de-en", "en-de"])
@@ -101,7 +87,7 @@ def test_an_empty_line_is_no_pair(tmp_path):
     assert list(read_pairs(parse_bitext(f"de-en={file}"))) == [(1, "eins", "one"), (2, "", ""), (3, "zwei", "two")]
 
 
-@pytest.mark.parametrize(("german", "english"), [(5, 9), (9, 5), (3, 4)])
+@pytest.mark.parametrize(("german", "english"), [(5, 9), (9, 5)])
 def test_both_line_counts_are_named(tmp_path, german, english):
     files = write(tmp_path / "x.de", "ja\n" * german), write(tmp_path / "x.en", "yes\n" * english)
     first = min(german, english) + 1
@@ -109,19 +95,18 @@ def test_both_line_counts_are_named(tmp_path, german, english):
         list(read_pairs(Bitext(("de", "en"), tuple(map(str, files)))))
 
 
-def names(directory: Path, found: dict[str, list[Bitext]]) -> dict[str, list[str]]:
-    return {
-        split: sorted(f"{b.name}={','.join(os.path.relpath(p, directory) for p in b.paths)}" for b in bitexts)
-        for split, bitexts in found.items()
-    }
-
-
 def test_layouts_of_a_folder(tmp_path):
     files = "train.de-en.de train.de-en.en.gz dev.en-fra.fra dev.en-fra.eng val.tr-en.tsv.xz news.spa-eng.v2.tsv "
     files += "wmt_test2016.de-en.tsv train.ja train.zh train.en README.md train.log notes.tsv"
     for name in files.split():
         write(tmp_path / name, "x\n")
-    assert names(tmp_path, discover_bitext(tmp_path)) == {
+    found = {
+        split: sorted(
+            f"{bitext.name}={','.join(os.path.relpath(path, tmp_path) for path in bitext.paths)}" for bitext in bitexts
+        )
+        for split, bitexts in discover_bitext(tmp_path).items()
+    }
+    assert found == {
         "train": [
             "de-en=train.de-en.de,train.de-en.en.gz",
             "es-en=news.spa-eng.v2.tsv",
@@ -133,15 +118,11 @@ def test_layouts_of_a_folder(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
-    ("files", "problem"),
-    [
-        ("notes.txt valid.de-en.tsv", "no parallel training text found; expected train.de-en.de"),
-        ("train.de-en.de", "train has de, which makes no pairs"),
-        ("train.de train.fr train.es", "train has de, es, fr, which makes no pairs"),
-        ("train.de train.deu.gz train.en", "a second de side"),
-    ],
-)
+@pytest.mark.parametrize(("files", "problem"), [
+    ("notes.txt valid.de-en.tsv", "no parallel training text found; expected train.de-en.de"),
+    ("train.de train.fr train.es", "train has de, es, fr, which makes no pairs"),
+    ("train.de train.deu.gz train.en", "a second de side"),
+])  # fmt: skip
 def test_folders_without_pairs(tmp_path, files, problem):
     for name in files.split():
         write(tmp_path / name, "x\n")
@@ -187,7 +168,6 @@ def test_lines_and_cells_are_excluded(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "content", "problem"), [
-    ("bad.txt", b"ok\n\xff\n", r"bad\.txt:2: invalid UTF-8"),
     ("a.csv", b'a,b\n"c,d\n', r"a\.csv:\d: not CSV"),
     ("a.sgm", b"<seg>caf\xe9</seg>\n", r"a\.sgm: invalid UTF-8"),
     ("a.jsonl", b'{"a": "b"}\n{\n', r"a\.jsonl:2: not JSON"),
