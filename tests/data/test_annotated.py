@@ -27,9 +27,8 @@ def text(*sentences: str) -> LabelledText:
 
 def test_a_pair_is_one_sequence(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     one, two = tokenizer.encode(["der Koch", "the cook"])
-    (single, pair) = label_rows(
-        [text("der Koch"), text("der Koch", "the cook")], tokenizer, vocabulary, lambda e: 7, 64
-    )
+    both = [text("der Koch"), text("der Koch", "the cook")]
+    (single, pair) = label_rows(both, tokenizer, vocabulary, lambda e: 7, 64)
     assert single.ids == [vocabulary.bos_id, *one, vocabulary.eos_id] and single.first == len(single.ids)
     assert pair.ids == [*single.ids, vocabulary.eos_id, *two, vocabulary.eos_id] and pair.first == len(single.ids) + 1
     assert single.labels == pair.labels == [7] and (single.example, pair.example) == (0, 1)
@@ -78,13 +77,9 @@ def test_a_space_does_not_stand_for_a_word(tmp_path: Path) -> None:
     assert [token for token, tag in zip(row.ids, row.labels, strict=True) if tag != IGNORED] == first
 
 
-def ask(context: str, answer: str, **options: int) -> Question:
-    return Question("1", "wo?", context, (Answer(answer, context.index(answer)),), "de")
-
-
 def test_every_window_knows_its_answer(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     context = "der Koch singt im Haus. " * 8 + "die Ärztin wohnt in Köln. " + "der Maler lacht laut. " * 8
-    question = ask(context, "Köln")
+    question = Question("1", "wo?", context, (Answer("Köln", context.index("Köln")),), "de")
     options = {"max_length": 40, "stride": 9, "max_question": 5}
     rows = list(question_rows([question], tokenizer, vocabulary, **options))
     with_answer = [row for row in rows if row.labels != [0, 0]]
@@ -107,7 +102,6 @@ def test_a_question_without_room_is_refused(tokenizer: Tokenizer, vocabulary: Vo
 
 
 def test_a_context_of_spaces_has_no_answer(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
-    (row,) = question_rows(
-        [Question("1", "wo?", "   ", (), "de")], tokenizer, vocabulary, max_length=20, stride=5, max_question=9
-    )
+    question = Question("1", "wo?", "   ", (), "de")
+    (row,) = question_rows([question], tokenizer, vocabulary, max_length=20, stride=5, max_question=9)
     assert row.labels == [0, 0] and row.spans == []

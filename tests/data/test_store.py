@@ -6,20 +6,18 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.data.test_preprocess import PAIRS
+from tests.data.test_preprocess import PAIRS, tsv
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.data.store import DataDirectory, DirectoryWriter, TokenColumn, joined
 from xrep.errors import UserError
 from xrep.text.cleaning import sentence_hashes
-from xrep.text.readers import parse_bitext
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
     folder = tmp_path_factory.mktemp("store")
-    (folder / "x.tsv").write_text("".join(f"{de}\t{en}\n" for de, en in PAIRS), encoding="utf-8")
     options = PreprocessOptions(vocabulary_size=62, valid_size=10)
-    train = {"train": [parse_bitext(f"de-en={folder / 'x.tsv'}")]}
+    train = {"train": [tsv(folder / "x.tsv", PAIRS)]}
     return preprocess(train, folder / "bin", options, lambda line: None, False).path
 
 
@@ -27,20 +25,16 @@ def test_sentences_come_back_with_their_hashes(original):
     data = DataDirectory(original)
     with pytest.raises(ValueError, match="read-only"):
         data.splits["train"][0].source.tokens[0] = 1
-    decoded = {}
+    decoded, decode = {}, data.tokenizers["shared"].decode
     for split, (pair,) in data.splits.items():
-        sides = [
-            [data.tokenizers["shared"].decode(column[i]) for i in range(len(pair))]
-            for column in (pair.source, pair.target)
-        ]
+        sides = [[decode(column[i]) for i in range(len(pair))] for column in (pair.source, pair.target)]
         decoded[split] = list(zip(*sides, strict=True))
         assert pair.name == "de-en" and len(pair.hashes) == len(pair)
         for side in (0, 1):
             assert np.array_equal(pair.hashes[:, side], sentence_hashes(sides[side]))
     assert sorted(decoded["train"] + decoded["valid"]) == sorted(PAIRS) and len(decoded["valid"]) == 9
     hashes = np.load(data.path / "training_hashes.npy", mmap_mode="r", allow_pickle=False)
-    assert set(hashes.tolist()) == set(sentence_hashes(text for pair in decoded["train"] for text in pair).tolist())
-    assert (np.diff(hashes.astype(object)) > 0).all()
+    assert np.array_equal(hashes, np.unique(sentence_hashes(text for pair in decoded["train"] for text in pair)))
 
 
 @pytest.mark.parametrize("vocabulary_size", [65536, 65537])
@@ -72,8 +66,7 @@ def truncate(folder, name):
     (folder / name).write_bytes(content[: len(content) // 2])
 
 
-def swap_tokenizer(folder):
-    file = folder / "tokenizer" / "sentencepiece.model"
+def reverse(file):
     file.write_bytes(file.read_bytes()[::-1])
 
 
@@ -82,21 +75,16 @@ def edit_manifest(folder, **changes):
     (folder / "manifest.json").write_text(json.dumps({**manifest, **changes}))
 
 
-@pytest.mark.parametrize(
-    ("damage", "problem"),
-    [
-        (lambda f: truncate(f, "train.de-en.de.tokens"), r"train\.de-en\.de\.tokens: \d+ bytes, but the manifest says"),
-        (lambda f: (f / "valid.de-en.hashes").unlink(), r"valid\.de-en\.hashes: missing file"),
-        (swap_tokenizer, "not the tokenizer that made these tokens"),
-        (lambda f: truncate(f, "manifest.json"), "the manifest is no JSON"),
-        (lambda f: edit_manifest(f, format="other"), "is not of an xrep data directory"),
-        (lambda f: edit_manifest(f, schema=99), "data schema 99, but this xrep reads 3; run xrep-preprocess again"),
-        (lambda f: (f / "manifest.json").unlink(), "not a data directory"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "problem"), [
+    (lambda f: truncate(f, "train.de-en.de.tokens"), r"train\.de-en\.de\.tokens: \d+ bytes, but the manifest says"),
+    (lambda f: (f / "valid.de-en.hashes").unlink(), r"valid\.de-en\.hashes: missing file"),
+    (lambda f: reverse(f / "tokenizer" / "sentencepiece.model"), "not the tokenizer that made these tokens"),
+    (lambda f: truncate(f, "manifest.json"), "the manifest is no JSON"),
+    (lambda f: edit_manifest(f, format="other"), "is not of an xrep data directory"),
+    (lambda f: edit_manifest(f, schema=99), "data schema 99, but this xrep reads 3; run xrep-preprocess again"),
+])  # fmt: skip
 def test_damaged_directories_are_refused(original, tmp_path, damage, problem):
     folder = shutil.copytree(original, tmp_path / "bin")
     damage(folder)
-    with pytest.raises(UserError, match=problem) as error:
+    with pytest.raises(UserError, match=problem):
         DataDirectory(folder)
-    assert error.value.cure and "\n" not in str(error.value)

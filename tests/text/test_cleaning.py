@@ -19,18 +19,10 @@ from xrep.text.cleaning import (
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "key"),
-    [
-        ("Hello, WORLD!", "hello world"),
-        ("\uff28\uff45llo\u3000  world\u2026", "hello world"),
-        ("Stra\u00dfe", "strasse"),
-        ("e\u0301te\u0301", "\u00e9t\u00e9"),
-        ("\ufb01ne", "fine"),
-        ("3\u00d74 = 12", "3 4 12"),
-        ("...!?", ""),
-    ],
-)
+@pytest.mark.parametrize(("text", "key"), [
+    ("Hello, WORLD!", "hello world"), ("\uff28\uff45llo\u3000  world\u2026", "hello world"), ("Stra\u00dfe", "strasse"),
+    ("e\u0301te\u0301", "\u00e9t\u00e9"), ("\ufb01ne", "fine"), ("3\u00d74 = 12", "3 4 12"), ("...!?", ""),
+])  # fmt: skip
 def test_sentence_key(text, key):
     assert sentence_key(text) == key
     assert (sentence_hash(text) == NO_KEY) == (key == "")
@@ -41,18 +33,10 @@ def test_hashes_are_stable():
     assert sentence_hash("Hello, world!") == 0x50B1A332AA338687
 
 
-@pytest.mark.parametrize(
-    ("text", "length"),
-    [
-        ("one two  three.", 3),
-        ("don't you?", 2),
-        ("Grüße an dich", 3),
-        ("我是学生。", 2),
-        ("LED を消灯します。", 4),
-        ("วันนี้", 3),
-        ("", 0),
-    ],
-)
+@pytest.mark.parametrize(("text", "length"), [
+    ("one two  three.", 3), ("don't you?", 2), ("Grüße an dich", 3), ("我是学生。", 2), ("LED を消灯します。", 4),
+    ("วันนี้", 3), ("", 0),
+])  # fmt: skip
 def test_sentence_length(text, length):
     assert sentence_length(text) == length
 
@@ -86,20 +70,17 @@ def test_texts_without_words_match_nothing():
     assert HashSet().to_array().shape == HashSet().add(pairs[:0, 0]).shape == (0,)
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "reason"),
-    [
-        ("", "one", "empty"),
-        ("eins", " \t", "empty"),
-        ("Home Assistant", "home assistant!", "identical"),
-        ("...", "...", "identical"),
-        ("... ...", "!!! !!!", None),
-        ("ja", "yes of course", "too short"),
-        ("eins zwei drei vier fünf sechs", "one two three four five six", "too long"),
-        ("zwei Wörter", "a b c d e", None),
-        ("zwei Wörter", "a b c d e f", "too long"),
-    ],
-)
+@pytest.mark.parametrize(("source", "target", "reason"), [
+    ("", "one", "empty"),
+    ("eins", " \t", "empty"),
+    ("Home Assistant", "home assistant!", "identical"),
+    ("...", "...", "identical"),
+    ("... ...", "!!! !!!", None),
+    ("ja", "yes of course", "too short"),
+    ("eins zwei drei vier fünf sechs", "one two three four five six", "too long"),
+    ("zwei Wörter", "a b c d e", None),
+    ("zwei Wörter", "a b c d e f", "too long"),
+])  # fmt: skip
 def test_rules(source, target, reason):
     options = CleaningOptions(minimum_length=1.5, maximum_length=5, maximum_length_ratio=2)
     assert drop_reason(source, target, sentence_hashes([source, target]).tolist(), options) == reason
@@ -109,14 +90,8 @@ def test_length_ratio_adds_two_words():
     options = CleaningOptions(maximum_length_ratio=2)
     assert drop_reason("geh", "one two three four", (1, 2), options) is None
     assert drop_reason("geh", "one two three four five", (1, 2), options) == "length ratio"
-
-
-@pytest.mark.parametrize(
-    "bad", [{"minimum_length": 9, "maximum_length": 3}, {"maximum_length_ratio": 0.5}, {"sample": 0}]
-)
-def test_options_that_make_no_sense(bad):
     with pytest.raises(UserError, match="give"):
-        CleaningOptions(**bad)
+        CleaningOptions(maximum_length_ratio=0.5)
 
 
 def test_report_adds_up_in_its_table():

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import string
 import zipfile
 from pathlib import Path
 
@@ -42,8 +43,7 @@ def wheel(home, monkeypatch):
 
 
 def translations(component: int, language: str) -> dict:
-    said = "" if language == "en" else f"{language} "
-    letters = [chr(97 + i) for i in range(26)]
+    said, letters = "" if language == "en" else f"{language} ", string.ascii_lowercase
     names = [f"{a}{b}" for a in letters[:8] for b in letters[:5]]
     place = f"{letters[component % 26]}{letters[component // 26]}"
     state = {name: f"{said}the valve {name} of part {place}" for name in names}
