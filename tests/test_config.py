@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -96,16 +95,9 @@ def test_any_dataclass_has_options(tmp_path, monkeypatch):
     assert "their_options" not in sys.modules
 
 
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        ("xrep.config.resolve:RunConfig2", "RunConfig2 cannot be loaded"),
-        ("xrep.config.nowhere:Options", "Options cannot be loaded: No module named 'xrep.config.nowhere'"),
-        ("fractions:Fraction", "fractions:Fraction is not a dataclass; declare"),
-    ],
-)
-def test_what_has_no_options(target, message):
-    with pytest.raises(UserError, match=message):
+@pytest.mark.parametrize("target", ["xrep.config.resolve:RunConfig2", "xrep.config.nowhere:A", "fractions:Fraction"])
+def test_what_has_no_options(target):
+    with pytest.raises(UserError, match=f"{target} (cannot be loaded|is not a dataclass)"):
         read_fields("", target)
 
 
@@ -151,9 +143,7 @@ def test_a_part_of_another_name_forgets_the_options_of_the_old_one():
         "criterion": {"name": "translation_ranking"}, "seed": 1,
     }  # fmt: skip
     assert lower["criterion"] == {"name": "dual_moco", "queue_size": 8}
-
-
-def test_a_part_that_is_named_later_keeps_the_options_given_before():
+    # One that is named later keeps the options given before.
     assert merge({"criterion": {"queue_size": 9}}, {"criterion": {"name": "dual_moco"}}) == {
         "criterion": {"name": "dual_moco", "queue_size": 9}
     }
@@ -205,15 +195,6 @@ def test_all_problems_are_told_together():
     assert error.value.problems[10].startswith("unknown key trainer.log_every; known: max_steps, ")
 
 
-def test_a_part_that_is_not_chosen():
-    with pytest.raises(ConfigError) as error:
-        compose([("file", {"criterion": {"queue_size": 5}})])
-    assert error.value.problems == [
-        f"no {kind} is chosen; set `{kind}` to one of {', '.join(REGISTRIES[kind].names())}"
-        for kind in ("task", "criterion")
-    ]
-
-
 @pytest.mark.parametrize(
     "text",
     ["1e3", ".5", "0x1f", "1_000", "yes", "null", "~", "-", "2024-01-01", "a: b", "ü #x", "${x", "'", "+3", ".inf"],
@@ -234,24 +215,15 @@ def test_numbers_stay_numbers_in_saved_yaml(number, tmp_path):
     assert read == number and type(read) is type(number)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"task: [", "not a valid configuration"), (b"- a\n- b\n", "is not a mapping of sections"),
-        (b"seed: 1\nseed: 2\n", "not a valid configuration"), (b"\xff\xfe\xff", "not a valid configuration"),
-        (b"a: ${nowhere}", "not a valid configuration"), (b"x: !!python/object/apply:os.getcwd []", "not a valid"),
-    ],
-)  # fmt: skip
-def test_a_file_that_is_no_configuration(content, message, tmp_path):
+@pytest.mark.parametrize("content", [b"\xff\xfe\xff", b"a: ${nowhere}", b"x: !!python/object/apply:os.getcwd []"])
+def test_a_file_that_is_no_configuration(content, tmp_path):
     (tmp_path / "c.yaml").write_bytes(content)
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(UserError, match="not a valid configuration") as error:
         read_yaml(tmp_path / "c.yaml")
     assert str(error.value).startswith(f"{tmp_path / 'c.yaml'}:") and "\n" not in str(error.value)
 
 
-def test_a_missing_file_and_a_short_one(tmp_path):
-    with pytest.raises(UserError, match="no such file"):
-        read_yaml(Path("nowhere.yaml"))
+def test_a_short_file(tmp_path):
     (tmp_path / "c.yaml").write_text("task: bitext\ntrainer: {max_steps: 1e4}\n")
     assert read_yaml(tmp_path / "c.yaml") == {"task": {"name": "bitext"}, "trainer": {"max_steps": 1e4}}
     (tmp_path / "c.yaml").write_text("")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.runs import environment
+from tests.support.runs import contents, environment
 from xrep.errors import UserError
 from xrep.files import (
     build_once,
@@ -23,10 +23,6 @@ from xrep.files import (
     write_aside,
     write_json,
 )
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.encoders import write_encoder
-from xrep.errors import UserError
+from tests.support.commands import Commands
 from xrep.files import check_output, is_stream, same_file, write_aside
-from xrep_cli import encode, eval, generate, mine, preprocess
 
 
 def test_a_link_is_followed(tmp_path: Path) -> None:
@@ -45,8 +43,6 @@ def test_what_is_a_stream(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert is_stream("/dev/null") and is_stream("/dev/stdout")
     assert not any(map(is_stream, (tmp_path, tmp_path / "file", tmp_path / "absent")))
-    with pytest.raises(UserError, match="is a folder already"):
-        check_output(tmp_path)
 
 
 def test_one_file_by_two_names(tmp_path: Path) -> None:
@@ -58,64 +54,20 @@ def test_one_file_by_two_names(tmp_path: Path) -> None:
     assert same_file(tmp_path / "later", tmp_path / "." / "later") and not same_file(tmp_path / "a", tmp_path / "d")
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name, text in {
-        "s.txt": "eins\nzwei\n",
-        "t.txt": "one\ntwo\n",
-        "t[1].txt": "one\n",
-        "p.de-en.tsv": "eins\tone\n",
-    }.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    (tmp_path / "also-s.txt").symlink_to("s.txt")
-    (tmp_path / "null.npy").symlink_to("/dev/null")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-MAINS = {
-    "mine": (mine.main, "--path encoder --source s.txt --target t.txt"),
-    "generate": (generate.main, "--path model --input s.txt"),
-    "preprocess": (preprocess.main, "--bitext de-en=p.de-en.tsv --destdir bin"),
-    "encode": (encode.main, "--path encoder"),
-    "eval": (eval.main, "sts --path encoder"),
-}
-SAME = "is the same file as"
-
-
 @pytest.mark.parametrize(
-    ("command", "arguments", "message"),
+    ("command", "output", "other"),
     [
-        ("mine", "--output s.txt", f"--output {SAME} --source"),
-        ("mine", "--output also-s.txt", f"--output {SAME} --source"),
-        ("mine", "--output m --json t.txt", f"--json {SAME} --target"),
-        ("mine", "--output m --json m", f"--json {SAME} --output"),
-        ("mine", "--output m --json .", "is a folder already"),
-        ("generate", "--output s.txt", f"--output {SAME} --input"),
-        ("generate", "--reference t.txt --output t.txt", f"--output {SAME} --reference"),
-        ("preprocess", "--json p.de-en.tsv", f"--json {SAME} a training, validation or test text"),
-        ("encode", "--input s.npy --output s.npy", f"--output {SAME} --input"),
-        ("eval", "--data . --list-sentences s.txt", f"--list-sentences {SAME} --data"),
-        ("eval", "--data s.txt --json s.txt", f"--json {SAME} --data"),
-        ("eval", "--data t[1].txt --json t[1].txt", f"--json {SAME} --data"),
+        ("mine --path encoder --source s.txt --target t.txt --output also-s.txt", "output", "--source"),
+        ("mine --path encoder --source s.txt --target t.txt --output m --json t.txt", "json", "--target"),
+        ("generate --path model --input s.txt --reference t.txt --output t.txt", "output", "--reference"),
+        ("encode --path encoder --input s.npy --output s.npy", "output", "--input"),
+        ("eval sts --path encoder --data . --list-sentences s.txt", "list-sentences", "--data"),
+        ("eval sts --path encoder --data t[1].txt --json t[1].txt", "json", "--data"),
     ],
 )
-def test_an_output_is_not_an_input(
-    command: str, arguments: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main, usual = MAINS[command]
-    if "--data ." in arguments:
-        (folder / "null.npy").unlink()  # evaluations refuse a device among their data first
-    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    assert main([*usual.split(), *arguments.split()]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1 and "Traceback" not in error
-    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
-
-
-def test_vectors_are_written_where_a_link_leads(folder: Path) -> None:
-    write_encoder(folder / "encoder")
-    (folder / "store").mkdir()
-    (folder / "v.npy").symlink_to(folder / "store" / "real.npy")
-    assert encode.main(["--path", "encoder", "--input", "s.txt", "--lang", "de", "--output", "v.npy"]) == 0
-    assert (folder / "v.npy").is_symlink() and (folder / "store" / "real.npy").stat().st_size > 128
+def test_an_output_is_not_an_input(command: str, output: str, other: str, tmp_path: Path, cli: Commands) -> None:
+    for name in ("s.txt", "t.txt", "t[1].txt"):
+        (tmp_path / name).write_text("eins\n", encoding="utf-8")
+    (tmp_path / "also-s.txt").symlink_to("s.txt")
+    result = cli(*command.split())
+    assert result.code == 2 and f"--{output} is the same file as {other}" in result.err and not result.wrote

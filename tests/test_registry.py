@@ -96,6 +96,7 @@ def test_every_builtin_loads():
             assert hasattr(registry.load(name), "Shape" if registry.kind == "encoder" else "Config")
 
 
+@pytest.mark.slow
 def test_a_plugin_trains(place, cli, data_directory):
     words = options(criterion="pull", strength=2, plugin="their_losses", max_steps=2, save_dir="run")
     trained = cli("train", data_directory, *words)

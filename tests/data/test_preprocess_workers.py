@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.test_preprocess import PAIRS, TURKISH, tsv
+from tests.support.runs import contents
 from xrep.data import preprocess as module
 from xrep.data import spool
 from xrep.data.preprocess import PreprocessOptions, merge, preprocess
@@ -24,10 +25,6 @@ OPTIONS = PreprocessOptions(vocabulary_size=75, valid_size=8, cleaning=CleaningO
 
 def silent(line: str) -> None:
     pass
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture

@@ -32,10 +32,3 @@ def test_gold_is_the_parallel_text(make, tmp_path: Path, capsys: pytest.CaptureF
     assert found <= set(pairs) and len(split.gold) == kept
     rows = [pairs.index(pair) for pair in sorted(found, key=lambda pair: split.target.sentences.index(pair[1]))]
     assert rows != sorted(rows)
-
-
-@pytest.mark.parametrize("given", ["test", "test=missing.de,missing.en", "=a,b"])
-def test_bad_input(make, given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert make(["--pair", "de-en", "--output", str(tmp_path / "out"), given]) == 2
-    printed = capsys.readouterr()
-    assert printed.err.count("\n") == 1 and not printed.out and not (tmp_path / "out").exists()

@@ -33,10 +33,3 @@ def test_documents_of_all_forms(gather, tmp_path: Path, capsys: pytest.CaptureFi
         "It rains.\nI go.",
         "Stop!\n",
     ]
-
-
-def test_a_file_of_another_form_is_one_line(gather, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "questions.json").write_text("[]", encoding="utf-8")
-    assert gather([str(tmp_path / "questions.json"), "--output", str(tmp_path / "train.en")]) == 2
-    assert "questions.json: not questions in SQuAD's form" in capsys.readouterr().err
-    assert not (tmp_path / "train.en").exists()
