@@ -17,6 +17,7 @@ from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.multitask import Multitask
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batching import PairBatch
+from xrep.errors import UserError
 from xrep.models.directory import load_matching
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.mixture import MixedBatch
@@ -84,6 +85,12 @@ def test_ranks_tell_their_rows_of_the_parts_that_compare_them(model, text, batch
         assert all(one is other for one, other in zip(told, planned.batch.parts.values(), strict=True))
     single = together.parts["rank"].plan(batches[0], generator)
     assert list(together.parts["rank"].exchanged(single)) == [single]
+
+
+def test_parts_that_compare_no_rows_are_not_cut_into_pieces(model, text, two_terms) -> None:
+    parts = [Part("plain", two_terms, two_terms.Config(), 1.0, 1.0)]
+    with pytest.raises(UserError, match=r"micro_batch is for objectives that compare.*`update_freq`"):
+        Multitask(Multitask.Config(parts=parts, mixing="weight"), model, text).set_micro_batch(8)
 
 
 def test_a_part_without_a_batch_is_left_alone(model, text, batches) -> None:
