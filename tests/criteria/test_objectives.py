@@ -43,6 +43,7 @@ def may_be_idle(name: str, criterion: Criterion) -> bool:
     return criterion.idle_parameters or "pooled_layer" in OBJECTIVES[name].model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_loss_gradient_and_metrics_are_those_of_the_equation(make: Maker, name: str) -> None:
     model, criterion, batch = make(name)
@@ -70,6 +71,7 @@ def test_loss_gradient_and_metrics_are_those_of_the_equation(make: Maker, name: 
         assert None in mine.values()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"), [*((name, "float32") for name in OBJECTIVES), *((name, "bf16 autocast") for name in FIRST)]
 )
@@ -93,6 +95,7 @@ def test_a_batch_of_no_rows_is_worth_nothing(make: Maker, name: str, kind: str) 
         criterion.after_step(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_step_does_not_wait_for_the_device(make: Maker, name: str) -> None:
     model, criterion, batch = make(name, torch.float32, dropout=0.1, **fewest_layers(name))
@@ -138,6 +141,7 @@ def parts_of(batch: Any) -> list[Any]:
     return [batch.rows(*bounds) for bounds in ((0, 4), (4, 4), (4, 5), (5, 9))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_sizes_of_parts_add_up_to_that_of_the_batch(make: Maker, name: str) -> None:
     """The ranks have parts of a batch, some of them empty."""
@@ -160,6 +164,7 @@ def drawn(name: str) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CONTRASTIVE if not drawn(name)])
 def test_pieces_give_the_loss_and_gradient_of_the_whole(make: Maker, name: str) -> None:
     model, criterion, batch = make(name, dropout=0.0, attention_dropout=0.0, **fewest_layers(name))
@@ -179,6 +184,7 @@ def test_pieces_give_the_loss_and_gradient_of_the_whole(make: Maker, name: str) 
             assert_near(found[parameter], gradient, 1e-10, parameter)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONTRASTIVE)
 def test_both_passes_over_a_piece_draw_alike(make: Maker, name: str) -> None:
     """The vectors are computed twice, the second time with the loss of the rows."""

@@ -93,6 +93,7 @@ def global_state() -> list[Any]:
     return [torch.get_rng_state().tolist(), random.getstate(), [str(part) for part in np.random.get_state()]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_plan_depends_only_on_the_batch_and_the_generator(make: Maker, name: str) -> None:
     """It does not touch the weights: where it is made there may be no GPU. On meta nothing can be read."""
@@ -114,6 +115,7 @@ def test_a_plan_depends_only_on_the_batch_and_the_generator(make: Maker, name: s
     assert first == contents(planned) and (second != first) is draws(name), "later batches have other masks"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_plan_from_another_process_gives_the_same_loss(make: Maker, name: str) -> None:
     """Plans come pickled from a worker process."""

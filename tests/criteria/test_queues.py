@@ -119,6 +119,7 @@ RUNS: dict[str, tuple[Objective, int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_steps_equal_the_simulation(make: Maker, make_batch, name: str) -> None:
     own, accumulate = RUNS[name]

@@ -72,6 +72,7 @@ def test_both_directions(batch: PairBatch) -> None:
     assert sizes == [{False: 0, True: 3}, {False: 0, True: 0}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [0.5, 0.1])
 def test_tokens_are_drawn_independently(batch: PairBatch, ratio: float) -> None:
     """Each of the six tokens of the two y is predicted with this probability, whatever becomes of the others."""

@@ -37,6 +37,7 @@ def sentence_vectors() -> Any:
 class TestSentenceVectors:
     """xrep.inference.adapters.SentenceVectors."""
 
+    @pytest.mark.slow
     def test_rows_are_the_encoder_s(self, sentence_vectors: Any, raw: Path, two_towers: SentenceEncoder) -> None:
         encoder = SentenceEncoder.load(raw, device="cpu")
         vectors = sentence_vectors(raw, device="cpu").fit_transform(GERMAN)

@@ -81,6 +81,7 @@ def test_rows_are_the_vectors_of_the_lines(encode: Encode, encoder: SentenceEnco
     assert left_in(tmp_path) == ["lines.txt", "vectors.npy"]
 
 
+@pytest.mark.slow
 def test_files_of_every_kind_give_the_same_file(encode: Encode, source: Path, tmp_path: Path) -> None:
     encode(tmp_path / "plain.npy")
     plain = source.read_bytes()
@@ -105,6 +106,7 @@ def test_towers_are_chosen_by_any_spelling_of_the_language(encode, two_towers, t
     np.testing.assert_allclose(np.load(tmp_path / "en.npy"), two_towers.encode(LINES, "en"), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_lines", [1, 4, 28])
 def test_a_run_that_stopped_goes_on_and_writes_the_same_file(encode, interrupted, tmp_path, monkeypatch, chunk_lines):
     monkeypatch.setattr(encoding, "CHUNK_LINES", chunk_lines)
@@ -118,6 +120,7 @@ def test_a_run_that_stopped_goes_on_and_writes_the_same_file(encode, interrupted
     assert left_in(tmp_path) == ["lines.txt", "vectors.npy", "whole.npy"]
 
 
+@pytest.mark.slow
 def test_more_than_the_journal_says_is_cut_off_and_less_begins_anew(encode, interrupted, tmp_path):
     encode(tmp_path / "whole.npy")
     for change, resumed in ((lambda data: data + b"x" * 77, 15), (lambda data: data[:-1], 0), (lambda data: b"", 0)):

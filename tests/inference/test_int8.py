@@ -113,6 +113,7 @@ def test_an_index_remembers_int8(path, tmp_path):
     assert hits[0].score == pytest.approx(1.0, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_translator_is_loaded_and_saved_in_int8(tmp_path):
     path = write_translator(tmp_path / "nmt")
     found = Translator.load(path, "cpu", "int8")

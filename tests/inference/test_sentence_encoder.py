@@ -112,6 +112,7 @@ def test_separate_towers_need_the_language(tmp_path):
         encoder.encode(["Haus"])
 
 
+@pytest.mark.slow
 def test_the_fingerprint_is_of_the_vectors_and_not_of_the_place(tmp_path):
     one, other = (write_encoder(tmp_path / name / "best", seed=seed) for name, seed in (("a", 1), ("b", 2)))
     shutil.copytree(tmp_path / "a", tmp_path / "moved")

@@ -44,6 +44,7 @@ def gradients(normed: Tensor, total: Tensor | None, leaves: list[Tensor]) -> lis
     return [gradient.double() for gradient in torch.autograd.grad(objective, leaves)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape, kinds, dropout, summed",
     [
@@ -76,6 +77,7 @@ def test_equals_the_formula(shape: tuple[int, ...], kinds: str, dropout: float, 
     assert all(error(mine, truth.detach(), 1.0) <= share for mine, truth in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [4, 96, 700])
 def test_dropout_keeps_its_share_of_independent_elements(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residual_norm, "TILE", 1 << 20)  # all rows in one program, which the interpreter is quick with
@@ -118,6 +120,7 @@ def test_layers_are_those_of_torch(norm: Norm, decodes: bool) -> None:
         assert plain is None or error(fused, plain.double(), 1.0) <= 2e-5
 
 
+@pytest.mark.slow
 def test_activation_checkpointing_draws_the_same() -> None:
     layer, x = EncoderLayer(SHAPE, 0.4, 0.0).to(DEVICE), torch.randn(2, 7, 24, device=DEVICE)
     found = []

@@ -140,6 +140,7 @@ def test_mean_cosine_is_the_mean_off_the_diagonal() -> None:
 # -- correlation ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(strategies.integers(2, 60), strategies.integers(0, 2**32 - 1), strategies.booleans())
 def test_correlations_are_those_of_scipy_ties_included(count: int, seed: int, ties: bool) -> None:

@@ -79,6 +79,7 @@ def plain_lenient(sentences: list[list[str]]) -> set[tuple[int, int, str]]:
     return {(begin, end, kind) for end, begin, kind in ends}
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(sentences_of(*IOB2) | sentences_of(*UPOS) | sentences_of("B-A", "E-A", "S-A", "I-B", "O"))
 def test_the_default_of_seqeval_as_two_tables(sentences: Sentences) -> None:

@@ -75,6 +75,7 @@ def test_it_is_bleu_of_sacrebleu_without_smoothing(tokenize: str) -> None:
     assert tokenize == "none" or alone.value != pytest.approx(multi_bleu(hypotheses, references).value)
 
 
+@pytest.mark.slow
 def test_scores_of_sacrebleu_with_their_signatures() -> None:
     hypotheses = noisy(ENGLISH, 1, 0.3)
     found = bleu(hypotheses, ENGLISH)

@@ -72,6 +72,7 @@ def stepped(model: Translation, batch: PairBatch, languages: Tensor) -> Tensor:
     return torch.stack(steps, dim=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("norm", "tie", "bias"), EVERY)
 def test_steps_equal_the_whole(text, batch, norm: str, tie: str, bias: bool) -> None:
     model = make_model(text, norm=norm, tie_embeddings=tie, semantic_bias=bias)
@@ -214,6 +215,7 @@ def test_starts_from_the_encoder_of_a_run(tmp_path: Path) -> None:
         Translation(Translation.Config(encoder=str(path), pretrained_layers=5), text)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_all_of_it(batch, tmp_path: Path) -> None:
     for tie in ("all", "none"):
         options = {"tie_embeddings": tie, "semantic_bias": True}

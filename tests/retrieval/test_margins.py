@@ -69,6 +69,7 @@ def test_one_to_one_takes_the_best_pair_that_is_free(retrieval: str) -> None:
     assert list(zip(found.source.tolist(), found.target.tolist(), strict=True)) == taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one_to_one", [False, True])
 @pytest.mark.parametrize("retrieval", RETRIEVALS)
 def test_blocks_in_files_are_those_in_memory(tmp_path, monkeypatch, retrieval, one_to_one):

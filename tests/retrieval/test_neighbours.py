@@ -32,6 +32,7 @@ def assert_same(found: Neighbours, expected: Neighbours) -> None:
     assert_near(found.yx_similarity, expected.yx_similarity, 2e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.data())
 def test_neighbours_are_those_of_one_product_whatever_the_tiles(data: st.DataObject) -> None:

@@ -85,6 +85,7 @@ def test_quantized_neighbours_have_exact_similarities(make_side, tmp_path, monke
     assert np.mean([len({*a} & {*b}) / 4 for a, b in zip(found.xy, expected.xy, strict=True)]) > 0.85
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["flat", "ivf"])
 @pytest.mark.parametrize("stop_after", [1, 3])
 def test_a_search_goes_on_where_it_stopped(make_side, tmp_path, monkeypatch, way, stop_after):

@@ -75,6 +75,7 @@ def test_forward_in_pieces_is_forward(text: Any, batches: list[Any], kind: str) 
         torch.testing.assert_close(metric.double(), pieces.metrics[name].double(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_activations_of_one_piece_are_held(text: Any, make_batch: Any) -> None:
     now, peaks = 0, list[int]()
 

@@ -113,6 +113,7 @@ def test_warnings_name_lines(loaded: Translator, tmp_path: Path) -> None:
         assert len(said) == 12 and (summary.cut, summary.unknown, summary.first_unknown) == (13, 2, 3)
 
 
+@pytest.mark.slow
 def test_chunks_do_not_change_what_is_drawn(loaded: Translator, tmp_path: Path) -> None:
     path, found = written(tmp_path, GERMAN), []
     options = SearchOptions(sampling=True, nbest=2, max_length_b=8, seed=9)

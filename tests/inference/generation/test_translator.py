@@ -17,6 +17,7 @@ from xrep.text.sides import tokenizer_of
 GERMAN = [" ".join(source.split()[: 1 + i % 8]) for i, (source, _) in enumerate(sentence_pairs(30))]
 
 
+@pytest.mark.slow
 def test_translations_come_in_order_whatever_the_batches(loaded: Translator) -> None:
     sentences = [*GERMAN[:12], "", "  \t ", *GERMAN[12:16], GERMAN[3]]
     options = SearchOptions(beam=3, nbest=2, max_length_b=15)
