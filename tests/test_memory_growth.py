@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import shutil
 import subprocess
 import sys
 import textwrap
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.cli.conftest import write_lines
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from tests.support.runs import environment
+from tests.text.test_formats import FORMATS
 from xrep.data.store import MANIFEST_FILE
 
 WORDS = " ".join(german for german, _ in sentence_pairs(60)).split()
@@ -51,51 +51,22 @@ def write_words(folder: Path, count: int, width: int = 0) -> None:
     """Write lines of one to four words, so that batches have many sizes."""
     draw = random.Random(0)
     chosen = (draw.choices(WORDS, k=draw.randint(1, 4)) for _ in range(count))
-    lines = (" ".join(f"{word:<{width}}" for word in words) + "\n" for words in chosen)
-    (folder / f"{count}.txt").write_text("".join(lines))
+    write_lines(folder / f"{count}.txt", [" ".join(f"{word:<{width}}" for word in words) for words in chosen])
 
 
 def write_numbers(folder: Path, count: int) -> None:
     """Write lines of which three quarters differ."""
-    (folder / f"{count}.txt").write_text("".join(f"{n % (count * 3 // 4) or ''}\n" for n in range(count)))
+    write_lines(folder / f"{count}.txt", [f"{n % (count * 3 // 4) or ''}" for n in range(count)])
 
 
 def write_pairs(folder: Path, count: int) -> None:
-    lines = (f"Hund {n} im Wald\tdog {n} in the forest {n * n}\n" for n in range(count))
-    (folder / f"{count}.tsv").write_text("".join(lines))
+    write_lines(folder / f"{count}.tsv", [f"Hund {n} im Wald\tdog {n} in the forest {n * n}" for n in range(count)])
 
 
-def of_format(ending: str) -> Row:
-    """Return the row of a format of parallel text; 100,000 pairs are 20 MB."""
-
-    def write(folder: Path, count: int) -> None:
-        pairs = [(f"das Haus mit der Nummer {n} " * 3, f"the house number {n} " * 3) for n in range(count)]
-        unit = '<tu><tuv xml:lang="de"><seg>{}</seg></tuv><tuv xml:lang="en"><seg>{}</seg></tuv></tu>\n'
-        tmx = '<tmx version="1.4"><header/><body>\n' + "".join(unit.format(*pair) for pair in pairs) + "</body></tmx>"
-        text, file = "".join(f"{de}\t{en}\n" for de, en in pairs), io.BytesIO()
-        if ending == "zip":
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-                archive.writestr("x.tmx", tmx)
-        elif ending == "parquet":
-            arrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
-            table = arrow.table(dict(zip(("de", "en"), zip(*pairs, strict=True), strict=True)))
-            parquet.write_table(table, file, row_group_size=5_000)
-        elif ending == "zst":
-            file.write(pytest.importorskip("zstandard").compress(text.encode()))
-        elif ending == "jsonl":
-            file.write("".join(json.dumps({"de": de, "en": en}) + "\n" for de, en in pairs).encode())
-        else:
-            file.write((tmx if ending == "tmx" else "de,en\n" + text.replace("\t", ",")).encode())
-        (folder / f"{count}.{ending}").write_bytes(file.getvalue())
-
-    script = (
-        f"path = f'{{count}}.{ending}'\n"
-        "rows = read_text(path) if path.endswith('zst') else read_pairs(parse_bitext(f'de-en={path}'))\n"
-        "assert sum(1 for _ in rows) == count"
-    )
-    return Row(
-        script, 5_000, 100_000, 8_000, write, "from xrep.text.readers import parse_bitext, read_pairs, read_text"
-    )
+def write_format(name: str, folder: Path, count: int) -> None:
+    """Write pairs, of which 100,000 are 20 MB, in a format of parallel text."""
+    pairs = [(f"das Haus mit der Nummer {n} " * 3, f"the house number {n} " * 3) for n in range(count)]
+    (folder / f"{count}.{name}").write_bytes(FORMATS[name](pairs))
 
 
 ENCODE = """
@@ -214,6 +185,8 @@ def of_mining(*options: str) -> Row:
     return Row(MINE.replace("OPTIONS", repr(options)), 100_000, 300_000, 4_000, write_numbers, INVENTED)
 
 
+READING = "from xrep.text.readers import parse_bitext, read_pairs"
+COUNT = "assert sum(1 for _ in read_pairs(parse_bitext(f'de-en={count}.NAME'))) == count"
 PREPARE = (
     'preprocess({"train": [parse_bitext(f"de-en={count}.tsv:1,2")]}, f"{count}", options, print, False, workers=2)'
 )
@@ -231,7 +204,10 @@ ROWS = {
     "preprocess": Row(PREPARE, 20_000, 170_000, 5_000, write_pairs, PREPROCESS),
     "task": Row(READ, 70_000, 2_000_000, 10_000, write_data, TASK),
     "order": Row(ORDER, 10**6, 10**9, 1_000, setup="from xrep.data.order import ExampleOrder"),
-    **{ending: of_format(ending) for ending in ("tmx", "jsonl", "csv", "zip", "parquet", "zst")},
+    **{
+        name: Row(COUNT.replace("NAME", name), 5_000, 100_000, 8_000, partial(write_format, name), READING)
+        for name in ("a.tmx", "a.jsonl", "a.csv", "tmx.zip", "a.parquet", "a.jsonl.zst")
+    },
 }
 
 

@@ -87,7 +87,7 @@ def parquet(pairs: Pairs) -> bytes:
     from pyarrow import parquet as files
 
     table = arrow.table({"de": [de for de, _ in pairs], "n": list(range(len(pairs))), "en": [en for _, en in pairs]})
-    files.write_table(table, file := io.BytesIO())
+    files.write_table(table, file := io.BytesIO(), row_group_size=5_000)
     return file.getvalue()
 
 
