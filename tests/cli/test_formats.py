@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import subprocess
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,13 @@ import pytest
 from tests.cli.conftest import write_lines
 from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
+from tests.text.test_formats import FORMATS
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep_cli import encode
 
 PAIRS = sentence_pairs(60)
 ENCODER = ["--path", "encoder", "--device", "cpu"]
 TEXTS = "--source de --source-lang de --target en --target-lang en".split()
-TMX = '<tu><tuv xml:lang="EN-us"><seg>{1}</seg></tuv><tuv xml:lang="de"><seg>{0}</seg></tuv></tu>'
-XLIFF = "<trans-unit id='1'><source>{0}</source><target>{1}</target></trans-unit>"
 
 
 @pytest.fixture
@@ -31,15 +28,10 @@ def here(tmp_path: Path, separate_encoder: Path, translator: Path, monkeypatch: 
     """A folder with texts in which ``-`` stands for the German one."""
     (tmp_path / "encoder").symlink_to(separate_encoder)
     (tmp_path / "translator").symlink_to(translator)
-    write_tmx(tmp_path / "a.tmx", PAIRS)
-    units = [XLIFF.format(*pair) for pair in PAIRS]
-    xliff = '<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2"><file source-language="de-DE" '
-    begin = f'{xliff}target-language="en" original="a"><body>'
-    write_lines(tmp_path / "a.xlf", [begin, *units, "</body></file></xliff>"])
-    write_lines(tmp_path / "a.jsonl", [json.dumps({"de": de, "en": en, "score": 1}) for de, en in PAIRS])
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        for side, code in enumerate(("de", "en")):
-            archive.write(write_lines(tmp_path / code, [pair[side] for pair in PAIRS]), f"x.de-en.{code}")
+    for name in ("a.tmx", "a.xlf", "a.jsonl", "de-en.txt.zip"):
+        (tmp_path / name).write_bytes(FORMATS[name](PAIRS))
+    for side, code in enumerate(("de", "en")):
+        write_lines(tmp_path / code, [pair[side] for pair in PAIRS])
     real = open
 
     def opened(file: Any, *arguments: Any, **options: Any) -> object:
@@ -49,12 +41,7 @@ def here(tmp_path: Path, separate_encoder: Path, translator: Path, monkeypatch: 
     return tmp_path
 
 
-def write_tmx(path: Path, pairs: list[tuple[str, str]]) -> None:
-    begin = '<tmx version="1.4"><header srclang="en-US" datatype="plaintext"/><body>'
-    write_lines(path, [begin, *(TMX.format(*pair) for pair in pairs), "</body></tmx>"])
-
-
-@pytest.mark.parametrize("file", ["a.tmx", "a.jsonl", "a.xlf", "a.zip", "a.jsonl:de", "-"])
+@pytest.mark.parametrize("file", ["a.tmx", "a.jsonl", "a.xlf", "de-en.txt.zip", "a.jsonl:de", "-"])
 def test_encoding(here: Path, cli: Commands, file: str) -> None:
     assert cli("encode", *ENCODER, "--lang", "de", "--input", file, "--output", "v.npy").code == 0
     expected = SentenceEncoder.load(here / "encoder", device="cpu").encode([de for de, _ in PAIRS], lang="de")
@@ -97,19 +84,11 @@ def test_a_pipe_is_written_to_and_not_replaced(here: Path, cli: Commands) -> Non
         assert cli(name, *line, os.devnull).code == 0 and Path(os.devnull).is_char_device()
 
 
-def test_preprocessing_and_exclusion(here: Path, data_directory: Path, cli: Commands) -> None:
-    write_tmx(here / "test.tmx", PAIRS[:10])
-    options = ["--tokenizer", data_directory, "--valid-size", "0", "--exclude", "test.tmx"]
-    for name in ("a.tmx", "a.jsonl", "a.zip", "a.xlf"):
-        done = cli("preprocess", "--bitext", f"de-en={name}", *options, "--destdir", f"bin-{name}")
-        assert done.code == 0 and "train: de-en 50 pairs" in done.out
-
-
 @pytest.mark.slow
 def test_search_and_translation(here: Path, cli: Commands) -> None:
-    assert cli("search", "build", *ENCODER, *"--input a.zip --lang en --output index".split()).code == 0
+    assert cli("search", "build", *ENCODER, *"--input de-en.txt.zip --lang en --output index".split()).code == 0
     found = cli("search", "query", "index", PAIRS[4][1], *"-k 1 --lang en --device cpu".split())
-    assert found.out == f"1\t1.0000\ta.zip:5\t{PAIRS[4][1]}\n"
+    assert found.out == f"1\t1.0000\tde-en.txt.zip:5\t{PAIRS[4][1]}\n"
     options = "--path translator --device cpu --max-length-b 5 --source-lang de --reference a.xlf:en --input"
     for file in ("a.tmx", "de"):
         assert cli("generate", *options.split(), file, "--output", f"{file}.out").code == 0

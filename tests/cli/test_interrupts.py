@@ -7,7 +7,6 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +78,9 @@ def test_training_saves_and_goes_on(data_directory: Path, cli: Commands, monkeyp
 def test_a_second_ctrl_c_stops_training_at_once(
     data_directory: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    press(monkeypatch, DualMoco, "forward", 5, 5)
-    stopped = train(cli, data_directory, "run")
+    with monkeypatch.context() as patch:
+        press(patch, DualMoco, "forward", 5, 5)
+        stopped = train(cli, data_directory, "run")
     assert stopped.code == 130 and stopped.err.endswith("xrep-train: error: interrupted\n")
     assert open_checkpoint(cli.folder / "run" / "last").step == 3
     # Ranks under torchrun ignore Ctrl-C, which it passes on with its own SIGTERM.
@@ -90,31 +90,21 @@ def test_a_second_ctrl_c_stops_training_at_once(
     assert open_checkpoint(cli.folder / "ranks" / "last").step == 5
 
 
-@dataclass(frozen=True)
-class Pressed:
-    """A command on ``lines.txt``, the calls at which Ctrl-C is pressed, and what it says is saved."""
-
-    command: str
-    words: str
-    owner: Any
-    name: str
-    calls: tuple[int, ...]
-    saved: str
-
-
-ENCODE = ("encode", "--input lines.txt --output", SentenceEncoder, "encode")
-MINE = ("mine", "--source lines.txt --target lines.txt --output", SentenceEncoder, "encode")
+ENCODE = ("encode --input lines.txt", SentenceEncoder, "encode")
+MINE = "mine --source lines.txt --target lines.txt"
 NOTHING = "nothing is saved yet"
 SIXTEEN = "16 lines are saved, and the same command goes on after them"
 WORK = "what is done is in cut.npy.work, and the same command goes on from there"
 PRESSED = {
-    "encode, the third chunk": Pressed(*ENCODE, (2,), SIXTEEN),
-    "encode, twice": Pressed(*ENCODE, (3, 3), SIXTEEN),
-    "encode, twice in the first chunk": Pressed(*ENCODE, (1, 1), NOTHING),
-    "mine, after the last chunk of the source": Pressed(*MINE, (4,), WORK),
-    "mine, before the first chunk": Pressed(*MINE, (1, 1), NOTHING),
-    "mine, the search": Pressed(*MINE[:2], search, "search_block", (2,), WORK),
+    "encode, the third chunk": (*ENCODE, (2,), SIXTEEN),
+    "encode, twice": (*ENCODE, (3, 3), SIXTEEN),
+    "encode, twice in the first chunk": (*ENCODE, (1, 1), NOTHING),
+    "mine, after the last chunk of the source": (MINE, SentenceEncoder, "encode", (4,), WORK),
+    "mine, before the first chunk": (MINE, SentenceEncoder, "encode", (1, 1), NOTHING),
+    "mine, the search": (MINE, search, "search_block", (2,), WORK),
+    "mine negatives": ("mine negatives --bitext de-en=lines.txt,lines.txt", SentenceEncoder, "encode", (4,), WORK),
 }
+"""A command on ``lines.txt``, a function and its calls at which Ctrl-C is pressed, and what it says."""
 
 
 @pytest.fixture
@@ -129,19 +119,20 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_commands_save_and_go_on(
     name: str, lines: Path, shared_encoder: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row, work = PRESSED[name], cli.folder / "cut.npy.work"
-    line = ["--device", "cpu", "--path", shared_encoder, *row.words.split()]
-    assert cli(row.command, *line, "whole.npy").code == 0
+    words, owner, function, calls, saved = PRESSED[name]
+    work = cli.folder / "cut.npy.work"
+    command, *line = [*words.split(), "--device", "cpu", "--path", shared_encoder, "--output"]
+    assert cli(command, *line, "whole.npy").code == 0
     with monkeypatch.context() as patch:
-        press(patch, row.owner, row.name, *row.calls)
-        done = cli(row.command, *line, "cut.npy")
-    assert done.code == 130 and done.err.endswith(f"xrep-{row.command}: error: interrupted; {row.saved}\n")
+        press(patch, owner, function, *calls)
+        done = cli(command, *line, "cut.npy")
+    assert done.code == 130 and done.err.endswith(f"xrep-{command}: error: interrupted; {saved}\n")
     assert done.err.count(NOTICE) == 1 and not (cli.folder / "cut.npy").exists()
-    assert work.exists() == (row.saved == WORK)
-    if row.owner is search:
+    assert work.exists() == (saved == WORK)
+    if owner is search:
         (done_rows,) = np.load(work / "neighbours.npz")["done"]
         assert 0 < done_rows < 30
-    assert cli(row.command, *line, "cut.npy").code == 0
+    assert cli(command, *line, "cut.npy").code == 0
     assert (cli.folder / "cut.npy").read_bytes() == (cli.folder / "whole.npy").read_bytes()
     assert sorted(os.listdir(cli.folder)) == ["cut.npy", "lines.txt", "whole.npy"]
 
@@ -170,86 +161,80 @@ def test_translations_have_no_output_before_all_are_there(
     lines: Path, translator: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     press(monkeypatch, Translator, "translate", 2)
-    done = cli(
-        "generate", "--path", translator, *"--device cpu --input lines.txt --output out --buffer-lines 8".split()
-    )
+    words = "--device cpu --input lines.txt --output out --buffer-lines 8".split()
+    done = cli("generate", "--path", translator, *words)
     assert (done.code, done.err.splitlines()[-1]) == (130, "xrep-generate: error: interrupted") and not done.wrote
 
 
-def write_sides(folder: Path) -> None:
+BITEXT = "--bitext de-en=de,en --vocab-size 60".split()
+
+
+@pytest.fixture
+def sides(cli: Commands) -> str:
+    """Write parallel text; return what an interrupted command says that trains its vocabulary."""
     for side, code in enumerate(("de", "en")):
-        write_lines(folder / code, [pair[side] for pair in sentence_pairs(170)])
-
-
-def saved_work(folder: Path) -> str:
-    said = f"what is done is in {folder / 'bin.work'}, and the same command goes on from there"
+        write_lines(cli.folder / code, [pair[side] for pair in sentence_pairs(170)])
+    said = f"what is done is in {cli.folder / 'bin.work'}, and the same command goes on from there"
     return f"xrep-preprocess: error: interrupted; {said}\n"
 
 
 @pytest.mark.slow
 def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
-    cli: Commands, monkeypatch: pytest.MonkeyPatch
+    sides: str, cli: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SentencePiece itself would go on for as long as it takes."""
-    write_sides(cli.folder)
-    line = "--bitext de-en=de,en --vocab-size 60 --destdir".split()
-    assert cli("preprocess", *line, "whole").code == 0
+    line = ["preprocess", *BITEXT, "--destdir"]
+    assert cli(*line, "whole").code == 0
     with monkeypatch.context() as patch:
         # It presses when its parent waits: a signal just before that is only seen when the wait is over.
         wait = "import os, signal, time; time.sleep(0.5); os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
         patch.setattr(tokenizer, "_TRAIN", wait)
-        done = cli("preprocess", *line, "bin")
-    assert done.code == 130 and done.err.endswith(saved_work(cli.folder)) and not (cli.folder / "bin").exists()
+        done = cli(*line, "bin")
+    assert done.code == 130 and done.err.endswith(sides) and not (cli.folder / "bin").exists()
     monkeypatch.setattr(preprocessing, "clean", None)  # now the text is clean
     with monkeypatch.context() as patch:
         press(patch, store.DirectoryWriter, "append", 1)
-        assert cli("preprocess", *line, "bin").err.endswith(saved_work(cli.folder))
+        assert cli(*line, "bin").err.endswith(sides)
     monkeypatch.setattr(tokenizer, "_TRAIN", "import sys; sys.exit(1)")  # and the vocabulary is trained
-    assert cli("preprocess", *line, "bin").code == 0
+    assert cli(*line, "bin").code == 0
     assert contents(cli.folder / "bin") == contents(cli.folder / "whole")
     assert sorted(os.listdir(cli.folder)) == ["bin", "de", "en", "whole"]
 
 
 @pytest.mark.slow
-def test_preprocessing_begins_anew_with_another_text_or_options(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_sides(cli.folder)
-    line = "--bitext de-en=de,en --destdir".split()
+@pytest.mark.usefixtures("sides")
+def test_preprocessing_begins_anew_with_other_options(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, more = ["preprocess", *BITEXT, "--destdir"], "--vocab-size 62 --valid-size 0".split()
     with monkeypatch.context() as patch:
         press(patch, store.DirectoryWriter, "append", 1)
-        assert cli("preprocess", *line, "bin", "--vocab-size", "60").code == 130
-    more = "--vocab-size 62 --valid-size 0".split()
+        assert cli(*line, "bin").code == 130
     for name in ("whole", "bin"):
-        assert cli("preprocess", *line, name, *more).code == 0
+        assert cli(*line, name, *more).code == 0
     assert contents(cli.folder / "bin") == contents(cli.folder / "whole")
     press(monkeypatch, spool, "read_pairs", 1)
-    done = cli("preprocess", *line, "other", *more)
-    assert done.err.endswith("interrupted; nothing is saved yet\n")
+    assert cli(*line, "other", *more).err.endswith("interrupted; nothing is saved yet\n")
     assert sorted(os.listdir(cli.folder)) == ["bin", "de", "en", "whole"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "owner", "name"),
-    [("preprocess", store.DirectoryWriter, "append"), ("train", DualMoco, "forward")],
-)
+@pytest.mark.usefixtures("sides")
+@pytest.mark.parametrize(("command", "owner"), [("preprocess", store.DirectoryWriter), ("train", DualMoco)])
 def test_commands_with_workers_go_on_in_the_same_process(
-    command: str, owner: Any, name: str, data_directory: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+    command: str, owner: Any, data_directory: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers hold the lock of the unfinished work as well. They end with the command, not with its traceback, which
     is kept here with all that the command was working with."""
-    write_sides(cli.folder)
-    line = "--bitext de-en=de,en --vocab-size 60 --workers 2 --destdir bin".split()
+    line: list[object] = [*BITEXT, *"--workers 2 --destdir bin".split()]
     if command == "train":
         line = [data_directory, *options(save_dir="bin", max_steps=8), "--data-workers", "1"]
-    kept: list[KeyboardInterrupt] = []
+    kept = KeyboardInterrupt()
 
     def interrupted(*arguments: Any, **named: Any) -> Any:
-        kept.append(KeyboardInterrupt())
-        raise kept[0]
+        raise kept
 
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, interrupted)
+        patch.setattr(owner, "append" if command == "preprocess" else "forward", interrupted)
         done = cli(command, *line)
     assert done.code == 130 and f"xrep-{command}: error: interrupted" in done.err
     assert multiprocessing.active_children() == []
-    assert cli(command, *line).code == 0 and len(kept) == 1
+    assert cli(command, *line).code == 0 and kept.__traceback__

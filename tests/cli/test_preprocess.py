@@ -13,7 +13,6 @@ from tests.cli.conftest import write_lines
 from tests.support.commands import Commands
 from xrep.data.store import DataDirectory
 
-REAL = Path(os.environ.get("XREP_DATA") or Path(__file__).parents[3] / "shared" / "data")
 ANIMALS = {"Hund": "dog", "Vogel": "bird", "Fisch": "fish", "Wolf": "wolf", "Bär": "bear", "Affe": "monkey"}
 PLACES = {"Wald": "forest", "Fluss": "river", "Garten": "garden", "Park": "park", "Berg": "mountain", "See": "lake"}
 ACTS = {"schläft": "sleeps", "spielt": "plays", "wartet": "waits", "singt": "sings", "sitzt": "sits"}
@@ -76,19 +75,6 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(text: Path, data_directory: 
     assert sorted(os.listdir(text)) == before
 
 
-@pytest.mark.nightly
-@pytest.mark.skipif(not (REAL / "bitext" / "multi30k").is_dir(), reason="no real data: set XREP_DATA")
-def test_multi30k_validation_text(cli: Commands) -> None:
-    """Real gzipped files have 1,014 captions; training captions that equal one of them are dropped."""
-    folder = REAL / "bitext" / "multi30k"
-    command = ["--bitext", f"de-en={folder}/val.de.gz,{folder}/val.en.gz", "--destdir", "out", "--vocab-size"]
-    done = cli("preprocess", *command, "500", "--test", f"cs-en={folder}/val.cs.gz,{folder}/val.en.gz")
-    assert done.code == 2 and "1,014 in valid/test" in done.err
-    assert cli("preprocess", *command, "2000", "--valid-size", "40").code == 0
-    (pair,) = DataDirectory(cli.folder / "out").splits["valid"]
-    assert len(pair) == 40 and pair.languages == ("de", "en")
-
-
 @pytest.mark.slow
 def test_the_vocabulary_of_other_data(text: Path, data_directory: Path, cli: Commands) -> None:
     """Text is prepared for an existing encoder."""
@@ -105,16 +91,3 @@ def test_the_vocabulary_of_other_data(text: Path, data_directory: Path, cli: Com
     first, second, third, fourth = (DataDirectory(text / name).tokenizers for name in names)
     assert first["shared"].model == second["shared"].model == third["source"].model == fourth["shared"].model
     assert third["target"].model == DataDirectory(data_directory).tokenizers["shared"].model != third["source"].model
-
-
-@pytest.mark.slow
-def test_parts_of_the_text_and_their_union(text: Path, cli: Commands) -> None:
-    command = "--bitext de-en=deu-eng.tsv --bitext fr-en=train.fr,train.en --vocab-size 75 --destdir".split()
-    assert cli("preprocess", *command, "whole").code == 0
-    for part in ("1", "2"):
-        done = cli("preprocess", *command, part, "--shard", f"{part}/2", "--workers", "1")
-        assert "next: xrep-preprocess --merge DIR... with the directories of all 2 parts" in done.out
-    assert cli("preprocess", *"--merge 1 2 --destdir merged --json merged.json".split()).code == 0
-    whole, merged = ({file.name: file.read_bytes() for file in (text / name).iterdir() if file.is_file()}
-                     for name in ("whole", "merged"))  # fmt: skip
-    assert whole == merged and json.loads((text / "merged.json").read_text())["languages"] == ["de", "en", "fr"]

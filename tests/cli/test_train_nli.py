@@ -54,20 +54,12 @@ def test_the_recipe_with_nli_beside_bitext(nli: Path, data_directory: Path, cli:
     assert SentenceEncoder.load(run / "last").encode(["the old man"]).shape == (1, 32)
 
 
-def test_the_classifier_learns_and_starts_another_run(nli: Path, cli: Commands) -> None:
-    given = {"task": "nli", "criterion": "nli", "validation": "nli", "vocab_size": 70, "lr": 1e-2}
-    whole = cli.folder / "whole"
-    assert cli("train", nli, *options(**given, save_dir=whole, max_steps=60)).code == 0
-    losses = [record["loss"] for record in records(whole, "train")]
-    assert losses[0] > 1.05 > 1.0 > losses[-1]  # ln 3 is the loss of guessing
-    (valid,) = records(whole, "valid")
-    assert 0 <= valid["accuracy"] <= 100
-    linear = open_checkpoint(whole / "last").tensors(CRITERION)
+def test_the_classifier_starts_another_run(nli: Path, cli: Commands) -> None:
+    given = {"task": "nli", "criterion": "nli", "validation": "nli", "vocab_size": 70, "max_steps": 1}
+    assert cli("train", nli, *options(**given, save_dir="whole")).code == 0
+    assert cli("train", nli, *options(**given, save_dir="next", init="whole/last", lr=0.0)).code == 0
+    linear, again = (open_checkpoint(cli.folder / run / "last").tensors(CRITERION) for run in ("whole", "next"))
     assert {name: list(x.shape) for name, x in linear.items()} == {"output.weight": [3, 128], "output.bias": [3]}
-    # The next stage also starts from the classifier.
-    given |= {"init": whole / "last", "max_steps": 1, "lr": 0.0}
-    assert cli("train", nli, *options(**given, save_dir="next")).code == 0
-    again = open_checkpoint(cli.folder / "next" / "last").tensors(CRITERION)
     assert all(torch.equal(again[name], tensor) for name, tensor in linear.items())
 
 
