@@ -26,10 +26,14 @@ def test_what_fits_is_allowed_and_what_does_not_is_one_line() -> None:
 
 
 def test_sizes_are_readable() -> None:
-    assert [size_of(count) for count in (12, 2_500_000, 12_500_000_000, 10**13)] == [
-        "12 bytes", "2.5 MB", "12.5 GB", "10.0 TB"
-    ]  # fmt: skip
-    assert size_of(10**40) == "over 1,000,000 PB"
+    sizes = {
+        12: "12 bytes",
+        2_500_000: "2.5 MB",
+        12_500_000_000: "12.5 GB",
+        10**13: "10.0 TB",
+        10**40: "over 1,000,000 PB",
+    }
+    assert {count: size_of(count) for count in sizes} == sizes
 
 
 def on_gpu(monkeypatch: pytest.MonkeyPatch, free: int, reserved: int) -> None:

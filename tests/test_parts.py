@@ -125,9 +125,7 @@ def test_all_problems_of_all_parts_are_told_together(tmp_path):
     ("text", "message"),
     [
         (TEXT + "task: bitext\n", "a run has either parts or one task and criterion, but task is given beside parts"),
-        ("parts: []", "parts must be a list of {task: ..., criterion: ...}"),
         ("parts: [bitext]", "parts must be a list of {task: ..., criterion: ...}"),
-        ("parts: bitext", "parts must be a list of {task: ..., criterion: ...}"),
         ("{task: bitext, criterion: dual_moco, mixing: weight}",
          "mixing is for a run with several parts; name several parts, or remove it"),
         ("parts: [{name: a.b, task: bitext, criterion: dual_moco}]",

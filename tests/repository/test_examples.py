@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.repository.test_docs import check_command
-from xrep.config import compose, compose_course, read_yaml
+from xrep.config import compose_course, read_yaml
 from xrep.config.sections import merge
 from xrep.training.run import run_directory
 
@@ -16,14 +16,12 @@ FILES = sorted([*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("xrep/recipes/*.yam
 RECIPES = [path for path in FILES if path.parent.name != "effects"]  # those are of scripts/replicate
 
 
-def test_there_are_recipes():
-    assert {"en-zh.yaml", "de-en_small.yaml", "demo.yaml"} <= {path.name for path in RECIPES}
-
-
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_recipe_composes(path):
     given = read_yaml(path)
     runs = compose_course([(str(path), given)])
+    # What a recipe learns does not depend on the clock: a slow or busy machine must not stop earlier.
+    assert [run.configs["trainer"].max_minutes for run in runs] == [None] * len(runs)
     if "stages" not in given:
         assert holds(runs[0].values, given)
         return
@@ -33,13 +31,6 @@ def test_a_recipe_composes(path):
         assert holds(run.values, merge(common, own))
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_what_a_recipe_learns_does_not_depend_on_the_clock(path):
-    """A slow or busy machine needs more minutes for the same steps and must not stop earlier."""
-    runs = compose_course([(str(path), read_yaml(path))])
-    assert [run.configs["trainer"].max_minutes for run in runs] == [None] * len(runs)
-
-
 def holds(values, given):
     """Return whether the values contain everything that is given."""
     if isinstance(given, dict):
@@ -47,15 +38,6 @@ def holds(values, given):
     if isinstance(given, list):
         return len(values) == len(given) and all(map(holds, values, given))
     return values == given
-
-
-def test_the_paper_recipe_has_the_values_of_table_9():
-    run = compose([("", read_yaml(ROOT / "examples" / "moco_bert" / "en-zh.yaml"))])
-    criterion, optimizer, trainer = (run.configs[name] for name in ("criterion", "optimizer", "trainer"))
-    assert (criterion.queue_size, criterion.temperature, criterion.momentum) == (409600, 0.04, 0.999)
-    assert (optimizer.lr, optimizer.weight_decay, run.configs["lr_scheduler"].warmup_steps) == (4e-5, 1e-4, 400)
-    assert (trainer.max_epochs, trainer.clip_norm, 4 * run.configs["task"].batch_size) == (15, 10, 1024)
-    assert (run.configs["model"].dropout, run.configs["model"].pooling) == (0.1, "mean")
 
 
 @pytest.mark.parametrize(
@@ -84,28 +66,45 @@ def test_the_recipe_with_nli_has_the_values_of_appendix_b():
     assert holds(parts["nli"]["criterion"], {"head": "mlp", "head_size": 256, "scale_vectors": False})
 
 
-def test_the_recipe_of_frozen_source_has_the_values_of_table_6():
-    a, nli, b, english = compose_course([("", read_yaml(ROOT / "examples" / "frozen_source" / "zh-en.yaml"))])
-    alone = compose([("", read_yaml(ROOT / "examples" / "frozen_source" / "nli.yaml"))])
-    for run in (english, alone):  # section 4.2.3
-        facts = run.configs["optimizer"].lr, run.configs["criterion"].temperature, run.configs["task"].batch_size
-        assert facts == (1e-5, 0.05, 128)
-    for run, batch_size, rate, queue_size in ((a, 200, 5e-5, 200_000), (b, 400, 2e-4, 10_000)):
-        assert (run.configs["task"].batch_size, run.configs["optimizer"].lr) == (batch_size, rate)
-        assert (run.configs["criterion"].queue_size, run.configs["criterion"].learnable_temperature) == (
-            queue_size,
-            True,
-        )
-    assert (nli.configs["criterion"].temperature, nli.configs["optimizer"].lr) == (0.05, 1e-5)
-    assert b.init is None and nli.init == "runs/frozen_source/zh-en/A/best"
-    assert b.configs["model"].source_encoder == "runs/frozen_source/zh-en/nli/best/source"
+FROZEN = {"criterion.learnable_temperature": True, "task.batch_size": 200, "optimizer.lr": 5e-5}
+NLI = {"optimizer.lr": 1e-5, "criterion.temperature": 0.05}
+PUBLISHED = [
+    ("moco_bert/en-zh", 0, {
+        "criterion.queue_size": 409600, "criterion.temperature": 0.04, "criterion.momentum": 0.999,
+        "optimizer.lr": 4e-5, "optimizer.weight_decay": 1e-4, "lr_scheduler.warmup_steps": 400,
+        "trainer.max_epochs": 15, "trainer.clip_norm": 10, "task.batch_size": 256,
+        "model.dropout": 0.1, "model.pooling": "mean",
+    }),
+    ("frozen_source/zh-en", 0, {**FROZEN, "criterion.queue_size": 200_000}),
+    ("frozen_source/zh-en", 1, NLI),
+    ("frozen_source/zh-en", 2, {
+        **FROZEN, "task.batch_size": 400, "optimizer.lr": 2e-4, "criterion.queue_size": 10_000,
+        "model.source_encoder": "runs/frozen_source/zh-en/nli/best/source",
+    }),
+    ("frozen_source/zh-en", 3, {**NLI, "task.batch_size": 128}),
+    ("frozen_source/nli", 0, {**NLI, "task.batch_size": 128}),
+    ("hictl/hictl", 0, {
+        "optimizer.lr": 2.5e-4, "optimizer.betas": [0.9, 0.98], "model.projection_size": 768,
+        "trainer.max_steps": 200_000,
+    }),
+    ("hictl/hictl_large", 0, {
+        "optimizer.lr": 1e-4, "optimizer.betas": [0.9, 0.999], "model.projection_size": 1024,
+        "trainer.max_steps": 200_000,
+    }),
+]  # fmt: skip
+"""Recipe, number of its stage, and its values in table 9, table 6 (and section 4.2.3), and table 9 of the papers."""
 
 
-def test_the_recipes_of_hictl_have_the_values_of_table_9():
-    for name, rate, betas, query in (("hictl", 2.5e-4, [0.9, 0.98], 768), ("hictl_large", 1e-4, [0.9, 0.999], 1024)):
-        run = compose([("", read_yaml(ROOT / "examples" / "hictl" / f"{name}.yaml"))])
-        assert (run.configs["optimizer"].lr, run.configs["optimizer"].betas) == (rate, betas)
-        assert run.configs["model"].projection_size == query and run.configs["trainer"].max_steps == 200_000
+@pytest.mark.parametrize(("recipe", "stage", "published"), PUBLISHED)
+def test_recipes_have_the_values_of_their_papers(recipe, stage, published):
+    run = compose_course([("", read_yaml(ROOT / "examples" / f"{recipe}.yaml"))])[stage]
+    parts = {name: name.split(".") for name in published}
+    assert {name: getattr(run.configs[part], option) for name, (part, option) in parts.items()} == published
+
+
+def test_the_source_of_a_frozen_source_starts_from_the_first_stage():
+    _, nli, last, _ = compose_course([("", read_yaml(ROOT / "examples" / "frozen_source" / "zh-en.yaml"))])
+    assert last.init is None and nli.init == "runs/frozen_source/zh-en/A/best"
 
 
 def test_an_encoder_under_a_fresh_decoder_has_the_papers_rate():

@@ -16,11 +16,6 @@ from packaging.utils import canonicalize_name
 
 import xrep
 
-COMMANDS = (
-    "xrep", "xrep-train", "xrep-eval", "xrep-encode", "xrep-mine", "xrep-generate", "xrep-predict", "xrep-export",
-    "xrep-preprocess", "xrep-report", "xrep-search", "xrep-sweep", "xrep-data",
-)  # fmt: skip
-
 
 def pins(repository: Path) -> dict[str, str]:
     lines = (repository / "constraints.txt").read_text(encoding="utf-8").splitlines()
@@ -56,21 +51,14 @@ def test_every_installed_requirement_is_pinned(repository: Path, setup_arguments
     assert len(seen) > len(setup_arguments["install_requires"])
 
 
-@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
-def test_supported_pythons(setup_arguments: dict, version: str) -> None:
-    assert version in SpecifierSet(setup_arguments["python_requires"])
-
-
 def test_the_oldest_python_is_the_one_that_types_are_checked_for(repository: Path, setup_arguments: dict) -> None:
-    text = (repository / "pyproject.toml").read_text(encoding="utf-8")
-    (line,) = [line for line in text.splitlines() if line.startswith("pythonVersion = ")]
-    major, minor = map(int, line.split('"')[1].split("."))
     promised = SpecifierSet(setup_arguments["python_requires"])
-    assert f"{major}.{minor}" in promised and f"{major}.{minor - 1}" not in promised
+    assert [f"3.{minor}" in promised for minor in range(9, 14)] == [False, True, True, True, True]
+    assert 'pythonVersion = "3.10"\n' in (repository / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_commands(console_scripts: dict[str, tuple[str, str]]) -> None:
-    assert sorted(console_scripts) == sorted(COMMANDS)
+    assert {"xrep", "xrep-train", "xrep-sweep", "xrep-data"} < set(console_scripts)
     for module, function in console_scripts.values():
         assert callable(getattr(importlib.import_module(module), function))
 

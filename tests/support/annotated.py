@@ -31,34 +31,29 @@ def write_pairs(folder: Path) -> Path:
     return _write_splits(folder, lines, lines, lines)
 
 
-def _write_splits(folder: Path, *splits: list[str]) -> Path:
+def _write_splits(folder: Path, *splits: list[str] | str, ending: str = "tsv") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, lines in zip(("train", "dev", "test"), splits, strict=True):
-        (folder / f"{name}-de.tsv").write_text("".join(lines), encoding="utf-8")
+        (folder / f"{name}-de.{ending}").write_text("".join(lines), encoding="utf-8")
     return folder
 
 
 def write_tags(folder: Path) -> Path:
     """Write German words with the tags of places and persons."""
-    folder.mkdir(parents=True, exist_ok=True)
     texts = []
     for sentence, _, city in sentences():
         words = sentence.split()
         texts.append("".join(f"{word}\t{f'B-{CITIES[city]}' if word == city else 'O'}\n" for word in words) + "\n")
-    for name, some in {"train": texts[::2], "dev": texts[1::4], "test": texts[3::4]}.items():
-        (folder / f"{name}-de.tsv").write_text("".join(some), encoding="utf-8")
-    return folder
+    return _write_splits(folder, texts[::2], texts[1::4], texts[3::4])
 
 
 def write_questions(folder: Path) -> Path:
     """Write questions for the name in a German sentence, as SQuAD's JSON."""
-    folder.mkdir(parents=True, exist_ok=True)
     paragraphs = []
     for number, (sentence, _, city) in enumerate(sentences()):
         answer = {"text": city, "answer_start": sentence.index(city)}
         asked = {"id": str(number), "question": "bei wem?", "answers": [answer]}
         paragraphs.append({"context": f"{sentence}.", "qas": [asked]})
-    for name, some in {"train": paragraphs[::2], "dev": paragraphs[1::4], "test": paragraphs[3::4]}.items():
-        content = json.dumps({"data": [{"paragraphs": some}]}, ensure_ascii=False)
-        (folder / f"{name}-de.json").write_text(content, encoding="utf-8")
-    return folder
+    splits = paragraphs[::2], paragraphs[1::4], paragraphs[3::4]
+    texts = [json.dumps({"data": [{"paragraphs": some}]}, ensure_ascii=False) for some in splits]
+    return _write_splits(folder, *texts, ending="json")

@@ -12,6 +12,8 @@ from xrep.config import to_yaml
 from xrep.data.batching import TextSpec, Vocabulary
 from xrep.models.directory import Snapshot, write_checkpoint
 from xrep.models.dual_encoder import DualEncoder
+from xrep.models.model import Model
+from xrep.text.tokenizer import Tokenizer
 
 
 def write_encoder(
@@ -40,9 +42,14 @@ def write_encoder(
     with random.fork_rng():
         random.manual_seed(seed)
         model = DualEncoder(DualEncoder.Config(**own), text)
+    return write_model(path, model, text, tokenizer, {"model": {"name": "dual_encoder", **own}, **(options or {})})
+
+
+def write_model(path: Path, model: Model, text: TextSpec, tokenizer: Tokenizer, options: dict[str, Any]) -> Path:
+    """Write a checkpoint of step 1 of a run with these options."""
     snapshot = Snapshot.of(
         step=1,
-        config_yaml=to_yaml({"model": {"name": "dual_encoder", **own}, **(options or {})}),
+        config_yaml=to_yaml(options),
         text=text,
         save_tokenizers=tokenizer.save,
         model=model,

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from tests.support.programs import run_program
 from xrep.config import RunConfig, compose
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term
 from xrep.training.checkpoint import Checkpoints
@@ -76,14 +75,14 @@ def going_on_is_never_stopping(data: Path, folder: Path, *, stop: int = 3, steps
     return twice
 
 
-def figures(run: Path) -> list[dict[str, Any]]:
-    """Return the records of training and validation in ``metrics.jsonl``, without those that depend on the clock."""
+def figures(run: Path, *kinds: str) -> list[dict[str, Any]]:
+    """Return the records of training and validation (or of ``kinds``), without figures that depend on the clock."""
     records = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     clock = ("seconds", "per_second", "memory", "time", "waiting")
     return [
         {name: value for name, value in record.items() if not any(word in name for word in clock)}
         for record in records
-        if record["kind"] in ("train", "valid")
+        if record["kind"] in (kinds or ("train", "valid"))
     ]
 
 
@@ -103,11 +102,6 @@ def make_trainer(
     checkpoints = Checkpoints(run.configs["checkpoint"], directory)
     progress = Progress(run.configs["logging"], directory, 0)
     return Trainer(run, task, model, criterion, checkpoints, progress, validate, world or alone("cpu"))
-
-
-def xrep_train(*arguments: object, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run ``xrep-train`` in a process of its own, with ``path`` on the module search path."""
-    return run_program("xrep_cli.train", *arguments, environment=environment(path))
 
 
 def command(*arguments: object) -> list[str]:

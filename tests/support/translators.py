@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
+from tests.support.encoders import write_model
 from tests.support.vocabulary import small_tokenizer
-from xrep.config import to_yaml
 from xrep.data.batching import TextSpec, Vocabulary
-from xrep.models.directory import Snapshot, write_checkpoint
 from xrep.models.translation import Translation
 
 SMALL: dict[str, Any] = {
@@ -46,14 +44,5 @@ def write_translator(
         source_languages=source,
         target_languages=target,
     )
-    snapshot = Snapshot.of(
-        step=1,
-        config_yaml=to_yaml({"model": {"name": "translation", **SMALL, **options}}),
-        text=text,
-        save_tokenizers=tokenizer.save,
-        model=make_translator(text, **options),
-        criterion=nn.Linear(1, 1),
-        training_state={},
-    )
-    write_checkpoint(path, snapshot)
-    return path
+    options_of_run = {"model": {"name": "translation", **SMALL, **options}}
+    return write_model(path, make_translator(text, **options), text, tokenizer, options_of_run)
