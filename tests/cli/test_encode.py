@@ -39,23 +39,20 @@ def test_a_line_says_what_was_written(shared_encoder: Path, cli: Commands, monke
 @pytest.mark.slow
 def test_types_of_the_file_and_of_the_computation(shared_encoder: Path, cli: Commands) -> None:
     write_lines(cli.folder / "lines.txt", GERMAN)
-    found = {}
-    for name, options in (
-        ("single", ""),
-        ("half", "--dtype float16"),
-        ("brain", "--precision bfloat16"),
-        ("raw", "--batch-tokens 100 --lang deu --no-normalize"),
-    ):
-        line = f"--path {shared_encoder} --input lines.txt --output {name}.npy --device cpu {options}"
+
+    def encoded(options: str) -> np.ndarray:
+        line = f"--path {shared_encoder} --input lines.txt --output {len(options)}.npy --device cpu {options}"
         assert cli("encode", *line.split()).code == 0
-        found[name] = np.load(cli.folder / f"{name}.npy")
+        return np.load(cli.folder / f"{len(options)}.npy")
+
     encoder = SentenceEncoder.load(shared_encoder, device="cpu")
-    expected = encoder.encode(GERMAN)
-    np.testing.assert_allclose(found["single"], expected, atol=1e-6)
-    np.testing.assert_allclose(found["raw"], encoder.encode(GERMAN, normalize=False), atol=1e-5)
-    assert found["half"].dtype == np.float16
-    np.testing.assert_allclose(found["half"], expected, atol=1e-3)
-    cosines = (found["brain"] * expected).sum(axis=1)
+    expected, half = encoder.encode(GERMAN), encoded("--dtype float16")
+    np.testing.assert_allclose(encoded(""), expected, atol=1e-6)
+    raw = encoded("--batch-tokens 100 --lang deu --no-normalize")
+    np.testing.assert_allclose(raw, encoder.encode(GERMAN, normalize=False), atol=1e-5)
+    assert half.dtype == np.float16
+    np.testing.assert_allclose(half, expected, atol=1e-3)
+    cosines = (encoded("--precision bfloat16") * expected).sum(axis=1)
     assert 0.99 < cosines.min() < 1 - 1e-6
 
 

@@ -14,7 +14,6 @@ from tests.support.commands import Commands
 from tests.support.encoders import write_encoder
 from xrep.evaluation.all import find_tests
 from xrep.evaluation.tatoeba import PROTOCOL
-from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.registry import EVALUATIONS
 
 ENGLISH = SENTENCES["en"]
@@ -73,13 +72,6 @@ def test_margin_and_components_reach_the_measurement(encoder: Path, tatoeba: Pat
     assert record["settings"] == {"languages": ["de"], "direction": "both", **scoring, **general}
     assert record["overlap"] == {"found": 2, "total": 6, "dropped": True}
     assert record["values"]["languages"]["de"]["pairs"] == 4
-
-
-def test_kept_vectors_give_the_same_result(encoder: Path, tatoeba: Path, cli: Commands) -> None:
-    line = ["tatoeba", "--path", encoder, "--data", tatoeba]
-    printed = [cli("eval", *line, *cache).out for cache in ([], ["--cache", "kept"], ["--cache", "kept"])]
-    assert printed[0] == printed[1] == printed[2] != ""
-    assert len(list((cli.folder / "kept").iterdir())) == 3  # both languages have the same English sentences
 
 
 def write_sts(folder: Path) -> None:
@@ -170,18 +162,6 @@ def test_all_knows_the_published_files_by_their_names(tmp_path: Path) -> None:
     }
     assert all(name == label.split()[0] for label, (name, _) in tests.items())
     assert tests["bucc b/one"][1].oracle and not tests["bucc b/two"][1].oracle  # one split alone
-
-
-def test_separate_towers_know_their_languages_only(tatoeba: Path, cli: Commands, tmp_path: Path) -> None:
-    separate = write_vectors_of_text(tmp_path / "best", towers="separate")
-    line = ["tatoeba", "--path", separate, "--data", tatoeba]
-    refused = cli("eval", *line)
-    assert refused.code == 2 and "cannot encode fr" in refused.err and not refused.wrote
-    assert "overlap: unknown" in cli("eval", *line, "--langs", "de", "--save-embeddings", "vectors").out
-    model = SentenceEncoder.load(separate)
-    for name, language in (("deu.deu", "de"), ("deu.eng", "en")):
-        expected = model.encode(SENTENCES[language], language)
-        np.testing.assert_allclose(np.load(tmp_path / "vectors" / f"{name}.npy"), expected, atol=1e-5)
 
 
 def test_kept_products_are_limited_before_the_first_one(

@@ -16,7 +16,6 @@ from tests.support.once import made_once
 from xrep.evaluation.translation import TranslationQuality
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.translator import Translator
-from xrep.kernels.processor import multiplies_int8
 from xrep.metrics.translation import multi_bleu
 from xrep_cli.train import main as train
 
@@ -79,15 +78,6 @@ def test_scores_of_each_language(data: Path, given: list[object], cli: Commands)
     assert "German (de)" in printed and "Spanish (es), zero-shot" in printed and "mean of 2" in printed
     assert "overlap: 20 of 80 test examples" in printed and "into English (en)" in printed
     assert "multi-bleu" not in printed and "cut" not in printed
-
-
-@pytest.mark.skipif(not multiplies_int8(), reason="torch has no exact int8 product for this processor")
-def test_a_translator_is_measured_in_int8(given: list[object], measure: Measure) -> None:
-    line = ["translation", *given, "--langs", "de", "--beam", "1"]
-    exact, found = measure(*line), measure(*line, "--precision", "int8")
-    assert (exact["settings"]["precision"], found["settings"]["precision"]) == ("float32", "int8")
-    assert found["model"]["fingerprint"] != exact["model"]["fingerprint"]
-    assert found["headline"]["BLEU de-en"] == pytest.approx(exact["headline"]["BLEU de-en"], abs=3)
 
 
 def test_the_defaults_of_the_search_are_those_of_generation() -> None:

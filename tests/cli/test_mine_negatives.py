@@ -113,25 +113,3 @@ def test_percentiles_and_random_samples(path: Path, negatives: Negatives, cli: C
         places = [all_of_them[2:].index(own) for own in row[2:]]
         assert row[:2] == all_of_them[:2] and len(row) == 7 and places == sorted(places)
     assert sum(row[2:] == own[2:7] for row, own in zip(drawn[0], every, strict=True)) < 3
-
-
-def test_standard_output_and_an_interrupted_search(
-    negatives: Negatives, cli: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    assert negatives().code == 0
-    whole = (cli.folder / "out.tsv").read_text(encoding="utf-8")
-    done = negatives(output="-")
-    assert done.out == whole and "negatives of" in done.err
-    with monkeypatch.context() as patch:
-        patch.setattr("xrep.inference.hard_negatives._write", stop)
-        done = negatives(output="again.tsv")
-    assert done.code == 130 and "the same command goes on from there" in done.err
-    assert (cli.folder / "again.tsv.work").is_dir() and not (cli.folder / "again.tsv").exists()
-    with monkeypatch.context() as patch:  # nothing is encoded again
-        patch.setattr(SentenceEncoder, "encode", stop)
-        assert negatives(output="again.tsv").code == 0
-    assert (cli.folder / "again.tsv").read_text(encoding="utf-8") == whole
-    assert not (cli.folder / "again.tsv.work").exists()
