@@ -119,9 +119,6 @@ def encode(self, lines, *_, **__):
 SentenceEncoder.encode, SentenceEncoder.fingerprint = encode, lambda self: "x"
 model = SentenceEncoder.load(encoder, device="cpu")
 """
-BUILD = """
-SearchIndex.build(model, f"{count}.txt", f"{count}", index=INDEX, quantize=QUANTIZE)
-"""
 PREPROCESS = """
 import resource
 from xrep.data import hash_runs, spool
@@ -177,7 +174,7 @@ def write_data(folder: Path, rows: int) -> None:
 
 
 def of_index(index: str, quantize: str) -> Row:
-    build = BUILD.replace("INDEX", repr(index)).replace("QUANTIZE", repr(quantize))
+    build = f"SearchIndex.build(model, f'{{count}}.txt', f'{{count}}', index={index!r}, quantize={quantize!r})"
     return Row(build, 20_000, 80_000, 40_000, write_words, INDEX, size=512)
 
 

@@ -71,8 +71,6 @@ def test_an_export_is_an_encoder_again(two_towers: Path, cli: Commands) -> None:
     assert (again.text.source_languages, again.text.target_languages) == LANGUAGES
     for language in ("es", "en"):
         np.testing.assert_array_equal(first.encode(["Haus"], language), again.encode(["Haus"], language))
-    with pytest.raises(UserError, match="no language was named; known: de, en, es"):
-        again.encode(["Haus"])
     random = SentenceEncoder.load(cli.folder / "b", random_weights=0)
     assert np.abs(random.encode(["Haus"], "de") - again.encode(["Haus"], "de")).max() > 0.1
     with pytest.raises(UserError, match="a: has a tower for each side; name one of its towers, such as .*a/source"):

@@ -1,7 +1,6 @@
 """The command line of xrep-train."""
 
 import pytest
-import yaml
 
 from xrep.config import compose, compose_course
 from xrep.errors import ConfigError, UserError
@@ -128,15 +127,6 @@ def test_a_name_of_two_parts(tmp_path, monkeypatch):
     merged = values(*given, "--model.layers", "4", "criterion.layers=5")
     assert (merged["model"]["layers"], merged["criterion"]["layers"]) == (4, 5)
     assert "criterion.layers= INT" in help_text(parse(given))
-
-
-def test_printed_configuration_gives_itself_again(tmp_path, cli):
-    given = [*CHOSEN, "--lr", "1e-5", "--save-dir", "1e3", "--exclude", "a,b", "--init", "x y", "--queue-size", "7"]
-    printed = cli("train", *given, "--print-config").out
-    (tmp_path / "c.yaml").write_text(printed)
-    assert cli("train", "--config", "c.yaml", "--print-config").out == printed
-    read = yaml.safe_load(printed)
-    assert (read["optimizer"]["lr"], read["checkpoint"]["save_dir"], read["init"]) == (1e-5, "1e3", "x y")
 
 
 def test_help_shows_every_option_with_type_default_and_help():
