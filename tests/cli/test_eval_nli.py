@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Measure
+from tests.evaluation.conftest import published
 from tests.support.commands import Commands
 from tests.support.nli_data import nli_rows, write_columns, write_jsonl
 from tests.support.once import made_once
@@ -71,3 +72,11 @@ def test_classifiers_of_several_parts(place: Path, data_directory: Path, cli: Co
     found = [measure("nli", *given, "--part", part)["values"]["mean"] for part in ("nli", "other")]
     best = json.loads((cli.folder / "run" / "summary.json").read_text())["best"]
     assert sum(found) / 2 == pytest.approx(best["value"]) and found[0] != found[1]
+
+
+@pytest.mark.nightly
+def test_published_xnli(place: Path, measure: Measure) -> None:
+    given = ["--path", place / "run/best", "--data", published("nli") / "xnli", "--langs", "de,sw"]
+    values = measure("nli", *given)["values"]
+    assert [values["languages"][code]["pairs"] for code in ("de", "sw")] == [5010, 5010]
+    assert 20 < values["mean"] < 60
