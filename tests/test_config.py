@@ -47,6 +47,7 @@ sys.exit("torch" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_options_read_from_source_text_are_those_of_the_classes():
     """Every part's options are the same with torch (here) and without it (in a process that has not imported it)."""
     finished = subprocess.run([sys.executable, "-c", READ, *TARGETS], env=environment(), capture_output=True, text=True)

@@ -82,6 +82,7 @@ def test_the_command_line_goes_over_every_stage_that_has_the_option(course):
     assert names == ["translation_ranking"] * 3
 
 
+@pytest.mark.slow
 def test_a_printed_course_gives_itself_again(course, tmp_path):
     runs = course("--save-dir", "1e3/x", "--max-steps", "5", "criterion.queue_size=32")
     printed = course_to_yaml(runs)

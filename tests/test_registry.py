@@ -110,6 +110,7 @@ def test_a_plugin_trains(place, cli, data_directory):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("place")
 def test_a_part_may_inherit_its_options(cli):
     words = ["--task", "bitext", "--criterion", "warm_ranking", "--plugin", "their_losses"]
@@ -135,6 +136,7 @@ def test_a_broken_plugin_is_one_line(place, source, message):
     assert message.format(path=place / "their_losses.py") in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_entry_points(place, cli, monkeypatch):
     """Of three parts of an installed package two do not work. Nothing is imported before it is used."""
     broken = "criterion.gone = their_package.gone:Gone\nmodel.bad = bad_module:Bad"

@@ -29,6 +29,7 @@ def test_list(cli: Commands) -> None:
         assert resource["what"] and all(text and text in told for text in texts)
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_list_parse() -> None:
     """Each is written as it is typed, but for the names of the files."""
     commands = 0

@@ -135,6 +135,7 @@ def cleaned(cli: Commands, vocabulary: Path, *options: str) -> tuple[dict[str, i
     return report["cleaning"]["de-en text.tsv"], result.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_each_layout_that_is_evaluated(
     here: Path, cli: Commands, data_directory: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -60,6 +60,7 @@ def test_vectors_on_standard_output(
     assert printed.err.startswith(b"60 lines, ") and printed.err.count(b"\n") == 1
 
 
+@pytest.mark.slow
 def test_pairs_on_standard_output(here: Path, cli: Commands) -> None:
     texts = "--source - --source-lang de --target a.tmx --target-lang en --output -"
     printed = cli("mine", *ENCODER, *texts.split())

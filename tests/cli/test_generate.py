@@ -42,6 +42,7 @@ def expected_of(path: Path, lines: list[str], **options: object) -> list[str]:
     return [best[0].text for best in found]
 
 
+@pytest.mark.slow
 def test_file_to_file_with_scores(translator: Path, source: Path, cli: Commands) -> None:
     write_lines(cli.folder / "test.en", ENGLISH)
     options = "--beam 3 --lenpen 0.6 --lenpen-form gnmt --no-repeat-ngram-size 2 --min-length 2"
@@ -60,6 +61,7 @@ def test_file_to_file_with_scores(translator: Path, source: Path, cli: Commands)
     assert done.wrote == {"hyp.en", "scores.json"}
 
 
+@pytest.mark.slow
 def test_stdout_forms(translator: Path, cli: Commands) -> None:
     lines = [GERMAN[0], "", GERMAN[1]]
     (cli.folder / "lines.gz").write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode()))

@@ -115,6 +115,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_lines(tmp_path / "lines.txt", [german for german, _ in sentence_pairs(30)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESSED)
 def test_commands_save_and_go_on(
     name: str, lines: Path, shared_encoder: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch

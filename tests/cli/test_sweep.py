@@ -127,6 +127,7 @@ def stub(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setattr(sweep, "is_finished", lambda run: False)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub(tmp_path, monkeypatch, "print('so it is'); sys.exit(2 if 'optimizer.lr=2' in sys.argv else 0)")
     trials, said = trials_in(tmp_path, "1", "2", "3"), list[str]()
@@ -159,6 +160,7 @@ def test_a_run_that_was_stopped_is_not_taken_for_a_finished_one(recipe: Path, cl
     assert cli("sweep", *line.split(), open_checkpoint(run / "last").step + 1).code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "visible", "parallel", "expected"),
     [

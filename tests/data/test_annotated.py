@@ -40,6 +40,7 @@ def test_a_pair_is_one_sequence(tokenizer: Tokenizer, vocabulary: Vocabulary) ->
     assert Rows([single]).batch(np.array([0]), vocabulary, "label").tokens.types is None
 
 
+@pytest.mark.slow
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 50))
 def test_the_longer_sentence_is_cut_first(first: int, second: int, room: int) -> None:
     """Tokens are taken one at a time from the longer sentence, and from the second if both are equally long."""

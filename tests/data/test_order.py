@@ -50,6 +50,7 @@ def test_an_epoch_holds_every_example_once(size: int) -> None:
         assert np.array_equal(make([size], seed=-3).take(0, size), make([size], seed=2**64 - 3).take(0, size))
 
 
+@pytest.mark.slow
 def test_it_depends_neither_on_the_batch_size_nor_on_where_reading_starts() -> None:
     sizes = [WINDOW_SIZE, 900]
     stop = 2 * sum(sizes) + 100

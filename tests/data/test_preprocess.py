@@ -128,6 +128,7 @@ def test_training_pairs_that_occur_in_valid_or_test_on_either_side_are_dropped(t
     assert texts(report.path, "valid") == {"de-en": PAIRS[:5]} and len(texts(report.path, "test")["tr-en"]) == 5
 
 
+@pytest.mark.slow
 def test_sampling_is_uniform_and_follows_the_seed(tmp_path):
     bitext, drawn = tsv(tmp_path / "x.tsv", [(f"{de} {n}", f"{en} {n}") for n in range(5) for de, en in PAIRS]), []
     for number, seed in enumerate((1, 1, 2)):
@@ -176,6 +177,7 @@ ROWS = b"".join(f"{a}\t{b}\n".encode() for a, b in PAIRS * 60)
     (1, b"a\ta\n", {}, r"no training pair is left \(1 read, 1 identical\)"),
     (2, ROWS, {"vocabulary_size": 6200}, "too large for this text"),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_bad_input_leaves_nothing_behind(tmp_path, workers, content, options, problem):
     (tmp_path / "x.tsv").write_bytes(content)
     splits = {"train": [Bitext(("de", "en"), (str(tmp_path / "x.tsv"),), (0, 1))]}
@@ -198,6 +200,7 @@ def full_disk(*arguments):
     raise OSError(28, "No space left on device")
 
 
+@pytest.mark.slow
 def test_prepare_caches_raw_text_until_it_changes(tmp_path, monkeypatch):
     monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
     raw = tmp_path / "raw"

@@ -38,6 +38,7 @@ def splits(tmp_path, monkeypatch) -> dict[str, list[Bitext]]:
     return {"train": [*train, Bitext(("de", "en"), (str(tmp_path / "d.tsv"),), (0, 1), sample=40)]}
 
 
+@pytest.mark.slow
 def test_the_same_bytes_with_workers(tmp_path, splits):
     alone = preprocess(splits, tmp_path / "alone", OPTIONS, silent, False)
     several = preprocess(splits, tmp_path / "several", OPTIONS, silent, False, workers=3)

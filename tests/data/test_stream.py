@@ -64,6 +64,7 @@ class Pinnable:
         return self
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_pinned_when_that_is_asked(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Squares, "make", lambda self, what: Pinnable())

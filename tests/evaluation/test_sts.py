@@ -61,6 +61,7 @@ def test_published_layouts_are_read(folder: Path) -> None:
         select(list(tests.values()), "de,fr")
 
 
+@pytest.mark.slow
 def test_the_averages_are_each_what_their_name_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sts, "SEVEN", ("STS16", "STS-B", "SICK-R"))
     figures, tests = measured(Sts, NgramEncoder(), data=str(folder)), {test.name: test for test in find_sets(folder)}
@@ -131,6 +132,7 @@ def test_what_is_no_result_or_wrong_in_a_file(folder: Path) -> None:
             find_sets(folder)
 
 
+@pytest.mark.slow
 def test_the_published_files_are_read() -> None:
     folder = published("sts")
     tests = {test.name: test for test in find_sets(folder)}

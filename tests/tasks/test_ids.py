@@ -38,6 +38,7 @@ def make(kind: str, folder: Path) -> Any:
     return MonolingualTask(MonolingualTask.Config(units="adjacent", swap_order=False, **options), seed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bitext", "nli", "neighbours"])
 def test_only_sentences_with_words_are_equal(kind: str, tmp_path: Path) -> None:
     task = make(kind, tmp_path)

@@ -96,6 +96,7 @@ def test_the_part_that_takes_longest_ends_exactly(mix, large, small, epochs, mix
         assert list(task.plan(last.cursor, stop=stop, world_size=world_size)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixing", ["weight", "proportion"])
 def test_a_run_goes_on_with_other_batch_sizes_and_ranks(mix, mixing) -> None:
     """Each example of each part occurs once per epoch of its part, while the cursor passes through four topologies."""

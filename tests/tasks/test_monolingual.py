@@ -83,6 +83,7 @@ def test_evaluation_sets_are_dropped(make, texts: Path, tmp_path: Path) -> None:
         make(data=str(tmp_path), exclude=[str(tmp_path / "train.de")])
 
 
+@pytest.mark.slow
 def test_text_is_kept_and_found_again(make, monkeypatch, tmp_path: Path, capsys) -> None:
     """It is written in chunks whose borders cross documents, where sentences are dropped."""
     inner = [document[1] for document in GERMAN if len(document) > 3]

@@ -159,6 +159,7 @@ def test_long_sentences_are_cut(kind: Kind, make) -> None:
             assert after == wanted
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_puts_no_token_first(
     name: str, kind: Kind, texts: Path, data_directory: Path, tmp_path: Path
 ) -> None:

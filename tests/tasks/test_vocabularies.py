@@ -103,6 +103,7 @@ def test_inference_of_two_sides(sides: Path, texts: Path, data_directory: Path) 
         make(brought=brought)
 
 
+@pytest.mark.slow
 def test_a_vocabulary_of_its_own(sides: Path, texts: Path, data_directory: Path, tmp_path: Path) -> None:
     def make(**options):
         return KINDS["sentences"].make(texts, data_directory, **{"tokenizer": None, **options})
@@ -121,6 +122,7 @@ def test_a_vocabulary_of_its_own(sides: Path, texts: Path, data_directory: Path,
         make(tokenizer=str(sides / "sides"))
 
 
+@pytest.mark.slow
 def test_a_new_dev_split_gives_another_vocabulary(tmp_path: Path, monkeypatch) -> None:
     """With a dev split nothing is held out, so that the vocabulary is trained on all of the training text."""
 

@@ -87,6 +87,7 @@ def check(folder: Path) -> dict:
     return description
 
 
+@pytest.mark.slow
 def test_small_wheel(wheel, home):
     folder = get_demo()
     assert folder == home / "demo" == xrep_home() / "demo"

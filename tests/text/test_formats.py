@@ -132,6 +132,7 @@ def test_pairs_and_texts_of_every_format(tmp_path: Path, name: str) -> None:
     assert excluded.contains(sentence_hashes([text for pair in PAIRS for text in pair])).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(pairs=st.lists(st.tuples(SENTENCE.map(" ".join), SENTENCE.map(" ".join)), min_size=1, max_size=4))
 def test_what_was_written_is_read(pairs: Pairs, tmp_path_factory: pytest.TempPathFactory) -> None:

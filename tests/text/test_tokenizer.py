@@ -44,6 +44,7 @@ def test_training_is_deterministic_and_saving_keeps_the_bytes(folder, tmp_path):
     assert sorted(p.name for p in (tmp_path / "copy").iterdir()) == ["sentencepiece.model", "tokenizer_config.json"]
 
 
+@pytest.mark.slow
 def test_vocabulary_that_does_not_fit_names_one_that_does(tmp_path):
     with pytest.raises(UserError, match="too large for this text; ask for at most") as error:
         train_tokenizer(iter(SENTENCES), 16000, tmp_path / "t")

@@ -80,6 +80,7 @@ def make_validator(task: Any) -> NliValidator:
     return NliValidator(NliValidator.Config(), task)
 
 
+@pytest.mark.slow
 def test_the_classifier_is_measured_in_each_language(make) -> None:
     german, english = nli_rows(20, "de", seed=1), nli_rows(40, seed=2)
     task = make("both", {"dev-de.tsv": german, "dev-en.tsv": english})
@@ -107,6 +108,7 @@ def test_premise_and_hypothesis_of_two_languages(make) -> None:
     assert set(found) == {"accuracy", "accuracy-de-en", "accuracy-en-de"}
 
 
+@pytest.mark.slow
 def test_each_part_is_measured_by_its_own_criterion(make) -> None:
     rows = nli_rows(40, seed=1)
     triplets = [(row[0], row[1], other[1]) for row, other in zip(TRAIN[::2], TRAIN[1::2], strict=True)]
