@@ -12,6 +12,7 @@ from torch import Tensor
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import plan
 from tests.training.pieces import KINDS, Setting, assert_near, batches_of, direction, step
+from xrep.kernels.processor import multiplies_bfloat16
 
 
 @pytest.mark.slow
@@ -49,7 +50,8 @@ def test_pieces_in_bf16(text: Any, batches: list[Any], kind: str) -> None:
     mine, whole = (step(each, text, batches_of(kind, batches)) for each in (half, replace(half, rows=None)))
     assert_near(mine.gradient, whole.gradient, 0.05)
     full = step(Setting(kind, dtype=torch.float32), text, batches_of(kind, batches))
-    assert not torch.allclose(mine.gradient.nan_to_num(), full.gradient.nan_to_num(), rtol=1e-5)
+    if multiplies_bfloat16():  # other processors compute the products in float32
+        assert not torch.allclose(mine.gradient.nan_to_num(), full.gradient.nan_to_num(), rtol=1e-5)
 
 
 def test_random_numbers_go_on_behind_those_of_the_batch(text: Any, batches: list[Any]) -> None:
