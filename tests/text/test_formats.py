@@ -222,6 +222,7 @@ MALFORMED: dict[str, tuple[str, bytes, str]] = {
     "two files": ("a.zip", zipped({"a.de": b"", "a.en": b"", "x.de": b"x\n"}), "name the file in it: "),
     "a damaged member": ("a.zip", OPUS.replace(OPUS[60:70], b"0123456789"),
                          "a.zip/Books.de-en.de:1: damaged or truncated zip file; fetch it again"),
+    "a short line": ("a.tsv", b"a\tb\nzwei\n", "a.tsv:2: 1 column where two columns are needed"),
     "gzip": ("a.tsv", gzip.compress(b"x\ty\n" * 9000)[:-20], "damaged or truncated gzip file; fetch it again"),
     "zstd": ("a.zst", b"(\xb5/\xfd" + b"123456789", "damaged or truncated zstd file; fetch it again"),
 }  # fmt: skip
