@@ -42,17 +42,8 @@ COMPARISONS = {"Lt": "<=", "LtE": "<", "Gt": ">=", "GtE": ">", "Eq": "!=", "NotE
 COMPARISONS |= {"In": "not in", "NotIn": "in"}
 OPERATORS = {"Add": "-", "Sub": "+", "Mult": "/", "Div": "*", "FloorDiv": "*", "Pow": "*", "BitAnd": "|", "BitOr": "&"}
 SYMBOLS = {"Lt": "<", "LtE": "<=", "Gt": ">", "GtE": ">=", "Eq": "==", "NotEq": "!=", "Is": "is", "IsNot": "is not"}
-SYMBOLS |= {
-    "In": "in",
-    "NotIn": "not in",
-    "Add": "+",
-    "Sub": "-",
-    "Mult": "*",
-    "Div": "/",
-    "FloorDiv": "//",
-    "Pow": "**",
-}
-SYMBOLS |= {"BitAnd": "&", "BitOr": "|"}
+SYMBOLS |= {"In": "in", "NotIn": "not in", "BitAnd": "&", "BitOr": "|"}
+SYMBOLS |= {"Add": "+", "Sub": "-", "Mult": "*", "Div": "/", "FloorDiv": "//", "Pow": "**"}
 
 
 def changes_of(path: Path) -> Iterator[tuple[int, int, int, str]]:
@@ -67,20 +58,13 @@ def changes_of(path: Path) -> Iterator[tuple[int, int, int, str]]:
     skipped: set[int] = set()
     for node in ast.walk(tree):
         fixed: list[ast.AST | None] = []
-        if isinstance(node, (ast.Raise, ast.JoinedStr, ast.Assert)):
+        if isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert):
             fixed = [node]
         elif isinstance(node, ast.AnnAssign):
-            fixed = (
-                [node.annotation, node.value]
-                if isinstance(getattr(node, "value", None), ast.Constant)
-                else [node.annotation]
-            )
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            fixed = [
-                *node.decorator_list,
-                node.returns,
-                *(own.annotation for own in ast.walk(node.args) if isinstance(own, ast.arg)),
-            ]
+            fixed = [node.annotation, node.value if isinstance(node.value, ast.Constant) else None]
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            annotations = [own.annotation for own in ast.walk(node.args) if isinstance(own, ast.arg)]
+            fixed = [*node.decorator_list, node.returns, *annotations]
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             fixed = [node]
         for own in fixed:
@@ -112,7 +96,7 @@ def changes_of(path: Path) -> Iterator[tuple[int, int, int, str]]:
             old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
             found = between(node.values[0], node.values[1], f" {old} ", f" {new} ")
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            found = (node.lineno, node.col_offset, node.operand.col_offset, "")
+            found = (node.lineno, node.col_offset, node.col_offset + len("not "), "")
         elif isinstance(node, ast.Constant) and type(node.value) in (int, float, bool):
             new = str(not node.value) if isinstance(node.value, bool) else repr(node.value + 1)
             found = (node.lineno, node.col_offset, node.end_col_offset or 0, new)
@@ -199,17 +183,14 @@ def run_one(mutant: dict, tests: list[str], copy: Path, limit: float) -> dict:
     if not ended:
         return mutant | {"result": "killed", "by": f"no end after {limit:.0f} s", "tests": len(tests)}
     failed = [line for line in said if line.startswith(("FAILED", "ERROR"))]
-    if process.exitcode in (4, 5):
+    if process.exitcode in (4, 5) and not failed:  # a test that is named is no longer there
         return mutant | {"result": "broken", "by": "; ".join(said[-3:])[:300], "tests": len(tests)}
-    killed = process.exitcode != 0
-    return mutant | {
-        "result": "killed" if killed else "survived",
-        "by": failed[0][:200] if failed else "",
-        "tests": len(tests),
-    }
+    result, by = "killed" if process.exitcode else "survived", failed[0][:200] if failed else ""
+    return mutant | {"result": result, "by": by, "tests": len(tests)}
 
 
 def _test(copy: Path, tests: list[str], folder: Path, printed: Path) -> None:
+    """Run the tests of the copy in this process, and end it with the exit code of pytest."""
     os.setsid()
     code = 3
     try:
@@ -227,19 +208,8 @@ def _test(copy: Path, tests: list[str], folder: Path, printed: Path) -> None:
         import pytest
 
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
-        quiet = [
-            "-n",
-            "0",
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--no-header",
-            "--tb=line",
-            "--basetemp",
-            str(folder / "base"),
-        ]
-        code = int(pytest.main([*quiet, *tests]))
+        quiet = "-n 0 -x -q -p no:cacheprovider --no-header --tb=line".split()
+        code = int(pytest.main([*quiet, f"--basetemp={folder / 'base'}", *tests]))
         sys.stdout.flush()
     finally:
         os._exit(code)

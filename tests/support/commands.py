@@ -19,7 +19,7 @@ class Result:
         code: Its exit code.
         out: What it printed on stdout.
         err: What it printed on stderr.
-        wrote: Files below the current folder that are new or have another content, relative to it.
+        wrote: Files below the current folder that are new, changed or removed, relative to it.
     """
 
     code: int

@@ -48,11 +48,6 @@ def compose_run(data: Path, save_dir: Path, **given: Any) -> RunConfig:
     return compose(line.layers, line.problems)
 
 
-def tiny(*words: object, **given: Any) -> list[str]:
-    """Return a command line of ``xrep-train``: words such as the data directory, then ``options(**given)``."""
-    return [*map(str, words), *options(**given)]
-
-
 def going_on_is_never_stopping(data: Path, folder: Path, *, stop: int = 3, steps: int = 6, **given: Any) -> Path:
     """Train a run at once, and another one that stops and goes on. Assert that both have the same weights, state of the
     criterion and logged figures, bit by bit. Return the directory of the second run.

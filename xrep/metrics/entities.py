@@ -69,6 +69,9 @@ def entity_score(
 
     Args:
         lenient: Whether entities are those of ``lenient_entities``, and not those of ``entities_of``.
+
+    Raises:
+        ValueError: A sentence has another number of tags.
     """
     counts = entity_counts(gold, predicted, lenient=lenient)
     right, expected, given = (sum(column) for column in zip((0, 0, 0), *counts, strict=True))
@@ -81,6 +84,9 @@ def entity_counts(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], *, lenient: bool = False
 ) -> list[tuple[int, int, int]]:
     """Return the numbers of right, of expected and of given entities of each sentence; see ``entity_score``."""
+    for wanted, tags in zip(gold, predicted, strict=True):
+        if len(wanted) != len(tags):
+            raise ValueError(f"{len(tags)} tags for {len(wanted)} words")
     if lenient:
         sides = lenient_entities(gold), lenient_entities(predicted)
     else:

@@ -21,8 +21,13 @@ def alignment_loss(x: np.ndarray, y: np.ndarray) -> float:
     Args:
         x, y: [N, D] float; row i of ``x`` and row i of ``y`` are a pair. Rows are first normalised to length 1, in
             float64.
+
+    Raises:
+        ValueError: The shapes differ, there is no pair, or a number is not finite.
     """
-    return float(np.mean(np.sum((_unit(x) - _unit(y)) ** 2, axis=1)))
+    if x.shape != y.shape:
+        raise ValueError(f"pairs need two arrays of one shape, got {x.shape} and {y.shape}")
+    return float(np.mean(np.sum((_unit(x, 1) - _unit(y, 1)) ** 2, axis=1)))
 
 
 def uniformity_loss(vectors: np.ndarray) -> float:
@@ -32,9 +37,12 @@ def uniformity_loss(vectors: np.ndarray) -> float:
     vectors are equal, and about -4 (for large D) if they are spread evenly.
 
     Args:
-        vectors: [N, D] float, N at least 2. Rows are first normalised to length 1, in float64.
+        vectors: [N, D] float. Rows are first normalised to length 1, in float64.
+
+    Raises:
+        ValueError: There are fewer than 2 vectors, or a number that is not finite.
     """
-    unit = _unit(vectors)
+    unit = _unit(vectors, 2)
     squares, total = np.sum(unit**2, axis=1), 0.0
     for i in range(0, len(unit), _BLOCK):
         rows = slice(i, i + _BLOCK)
@@ -58,9 +66,18 @@ def language_shares(vectors: Sequence[np.ndarray], k: int) -> np.ndarray:
 
     Returns:
         float64 [L, L]: row i belongs to the queries in language i and sums to 1.
+
+    Raises:
+        ValueError: A language has no vectors, a number is not finite, or k is out of range.
     """
+    if not vectors or not all(len(own) for own in vectors):
+        raise ValueError("a language without vectors")
     pool = np.concatenate(list(vectors))
     language = np.repeat(np.arange(len(vectors)), [len(own) for own in vectors])
+    if not 1 <= k < len(pool):
+        raise ValueError(f"{k} neighbours of {len(pool)} vectors")
+    if not np.isfinite(pool).all():
+        raise ValueError("vectors that are not finite")
     index = neighbours(pool, pool, k + 1).xy
     others = index != np.arange(len(pool))[:, None]
     # If k + 1 others are as near as the sentence itself, the sentence may be missing. Then the last one is left out.
@@ -70,6 +87,10 @@ def language_shares(vectors: Sequence[np.ndarray], k: int) -> np.ndarray:
     return np.array([count / count.sum() for count in counts])
 
 
-def _unit(x: np.ndarray) -> np.ndarray:
+def _unit(x: np.ndarray, least: int) -> np.ndarray:
     """Return the rows normalised to length 1, float64 [N, D]."""
+    if x.ndim != 2 or len(x) < least:
+        raise ValueError(f"at least {least} vectors are needed, got shape {x.shape}")
+    if not np.isfinite(x).all():
+        raise ValueError("vectors that are not finite")
     return normalize_rows(x.astype(np.float64))

@@ -24,7 +24,13 @@ class MiningScores:
 
 
 def mining_scores(correct: int, extracted: int, gold: int) -> MiningScores:
-    """Return precision, recall and F1 of extracted pairs; there is at least one gold pair."""
+    """Return precision, recall and F1.
+
+    Raises:
+        ValueError: There are no gold pairs, or more correct pairs than were extracted or are gold.
+    """
+    if gold < 1 or not 0 <= correct <= min(extracted, gold):
+        raise ValueError(f"{correct} correct pairs of {extracted}, {gold} gold")
     precision = 100.0 * correct / extracted if extracted else 0.0
     f1 = 200.0 * correct / (extracted + gold)
     return MiningScores(precision, 100.0 * correct / gold, f1, extracted, correct, gold)
@@ -38,10 +44,15 @@ def best_threshold(scores: np.ndarray, correct: np.ndarray, gold: int) -> tuple[
     B). If several have the same F1, the highest threshold is returned.
 
     Args:
-        scores: [P] float, in any order; P is at least 1.
+        scores: [P] float, in any order.
         correct: bool [P], whether each pair is gold.
-        gold: Number of gold pairs, extracted or not; at least 1.
+        gold: Number of gold pairs, extracted or not.
+
+    Raises:
+        ValueError: There are no scores, a score is not finite, or there are no gold pairs.
     """
+    if not len(scores) or scores.shape != correct.shape or not np.isfinite(scores).all() or gold < 1:
+        raise ValueError(f"{len(scores)} finite scores of shape {correct.shape} and {gold} gold pairs")
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order].astype(np.float64)  # in float64 there is a number between any two float32 scores
     hits = np.cumsum(correct[order])

@@ -52,12 +52,17 @@ def right_answers(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def mean_cosine(x: np.ndarray) -> float:
-    """Return the mean cosine over all pairs of different rows of ``x`` [N, D], N at least 2.
+    """Return the mean cosine over all pairs of different rows of ``x`` [N, D].
 
     A value near 1 means that every sentence has the same vector: the encoder has collapsed. The computation is exact in
     O(N D), because the cosines of all pairs, including each row with itself, add up to the squared norm of the sum of
     the unit vectors.
+
+    Raises:
+        ValueError: N is below 2.
     """
+    if len(x) < 2:
+        raise ValueError("a mean over pairs needs at least 2 rows")
     unit_ND, count = normalize_rows(x.astype(np.float64)), len(x)
     total = unit_ND.sum(axis=0)
     return float((total @ total - np.square(unit_ND).sum()) / (count * (count - 1)))

@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from xrep.errors import UserError
 
-MAXIMUM_LAYERS = 10_000
-"""More layers would take minutes to build, even if they were so narrow that the memory holds them."""
 Activation = Literal["gelu", "gelu_tanh", "relu"]
 Norm = Literal["post", "pre"]
 UNLIMITED = 1 << 20
@@ -51,8 +49,6 @@ class StackSizes:
         wrong = [f"{name} {size}" for name, size in sizes.items() if size < least[name]]
         if not wrong and self.hidden_size % self.heads:
             wrong = [f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}"]
-        if self.layers > MAXIMUM_LAYERS:
-            wrong.append(f"{self.layers} layers")
         if not 0 < self.norm_epsilon < 1:
             wrong.append(f"norm_epsilon {self.norm_epsilon}")
         if not sizes.get("pad_id", 0) < sizes.get("vocabulary_size", 1):
