@@ -97,7 +97,7 @@ train ... --save-dir de.txt                  | de.txt: is a file, not a director
 train ... --save-dir de.txt/run              | de.txt: is a file, not a directory
 train ... --save-dir dangling                | dangling: is a link that leads nowhere
 train ... --save-dir dir                     | dir: is not empty and holds no run; choose another --save-dir
-train ... --save-dir /proc/run               | /proc/run
+train ... --save-dir /proc/run               | error: /proc
 train absent ... --task bitext               | absent: no such folder
 train dir ... --task bitext                  | dir: no parallel training text
 train one_side ... --task bitext             | one_side: train has de, which makes no pairs; expected train.de-en.de
