@@ -32,6 +32,7 @@ FLOORS = {
     "xrep.registry": 2,
     "xrep.kernels": 1,
     "xrep.retrieval": 1,
+    "xrep.store": 1,
     "xrep.metrics": 1,
     "xrep.files": 1,
     "xrep.errors": -1,  # this and the next ones are below the first floor: any room may use them
@@ -47,6 +48,8 @@ FLOORS = {
 NEIGHBOURS = {
     ("xrep.retrieval", "xrep.kernels"),  # the precision of products
     ("xrep.retrieval", "xrep.files"),  # what a search that may stop has found
+    ("xrep.retrieval", "xrep.store"),  # vectors on disk
+    ("xrep.store", "xrep.files"),  # a manifest replaces the one before at once
     ("xrep.metrics", "xrep.retrieval"),  # retrieval accuracy counts nearest neighbours
     ("xrep.nn", "xrep.data"),  # the type of a batch
     ("xrep.interop", "xrep.data"),  # the type of a batch

@@ -8,11 +8,13 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.hashing import find_sorted
-from xrep.retrieval.vectors import open_vectors
+from xrep.store.vectors import Vectors
 from xrep.text.cleaning import NO_KEY, sentence_hashes
 from xrep.text.readers import read_lines
 
-_LAYOUT = "`teacher_vectors` must be an array [N, D] of floats (.npy), with a row for each line of `teacher_text`"
+_LAYOUT = (
+    "`teacher_vectors` must be floats [N, D] (.npy, or a folder of xrep-encode), a row for each line of `teacher_text`"
+)
 
 
 class TeacherVectors:
@@ -23,7 +25,7 @@ class TeacherVectors:
     such hash, and so no vector.
 
     Args:
-        vectors: Path of a ``.npy`` file of floats [N, D], which is mapped into memory.
+        vectors: Path of vectors [N, D] as xrep-encode writes them: a ``.npy`` file or a folder.
         text: Path of a UTF-8 file with one sentence per line, optionally compressed.
 
     Raises:
@@ -32,11 +34,11 @@ class TeacherVectors:
 
     def __init__(self, vectors: str | Path, text: str | Path) -> None:
         self.path, self.text = Path(vectors), Path(text)
-        self._rows = open_vectors(self.path, cure=_LAYOUT)
-        self.width: int = self._rows.shape[1]
+        self._vectors = Vectors(self.path, cure=_LAYOUT)
+        self.width = self._vectors.size
         hashes = sentence_hashes(line for _, line in read_lines(self.text))
-        if len(hashes) != len(self._rows):
-            problem = f"{len(self._rows)} vectors, but {self.text} has {len(hashes)} lines"
+        if len(hashes) != len(self._vectors):
+            problem = f"{len(self._vectors)} vectors, but {self.text} has {len(hashes)} lines"
             raise UserError(problem, path=self.path, cure=_LAYOUT)
         self._hashes, self._first = np.unique(hashes.view(np.int64), return_index=True)
 
@@ -56,7 +58,7 @@ class TeacherVectors:
         """Return the vectors of the sentences with these hashes (int64 [N]), float32 [N, D]. Raises UserError if a
         sentence has no vector, or its vector is not finite."""
         rows = self.rows(hashes)
-        vectors = self._rows[rows].astype(np.float32)
+        vectors = self._vectors.stored(rows).astype(np.float32)
         finite = np.isfinite(vectors).all(axis=1)
         if not finite.all():
             problem = f"the vector of line {int(rows[~finite][0]) + 1} is not finite"

@@ -12,6 +12,7 @@ from torch import Tensor
 from xrep.kernels.precision import accumulation_dtype, multiply, operand_dtype
 from xrep.retrieval.best import Best, padded
 from xrep.retrieval.screening import Rounded, screens, update_screened
+from xrep.store.vectors import normalize_rows as normalize_rows
 
 TILE = 2000
 """Rows and columns of a tile of similarities on a CPU: 16 MB of float32 stay in cache while rows and columns are
@@ -73,18 +74,6 @@ def search_block(
             row_best.update(whole[: len(rows_BD)], first_y + column)
             column_best.update(whole[:, : len(columns_CD)].t(), first_x + row)
         advance(len(rows_BD) * len(y_CD))
-
-
-def normalize_rows(x: np.ndarray) -> np.ndarray:
-    """Return ``x`` [N, D] with each row divided by its L2 norm, so that inner products are cosines; zero rows stay."""
-    with np.errstate(over="ignore", under="ignore"):
-        norms = np.linalg.norm(x, axis=1, keepdims=True)
-    extreme = ~((norms[:, 0] > 1e-15) & (norms[:, 0] < np.inf))
-    if extreme.any():  # squares of such numbers are too small or too large for float32
-        x, largest = x.copy(), np.abs(x[extreme]).max(axis=1, initial=0, keepdims=True)
-        x[extreme] /= np.where(largest > 0, largest, 1)
-        norms[extreme] = np.linalg.norm(x[extreme], axis=1, keepdims=True)
-    return x / np.maximum(norms, np.finfo(x.dtype).tiny)
 
 
 def neighbours(x: np.ndarray, y: np.ndarray, k: int) -> Neighbours:

@@ -1,0 +1,145 @@
+"""The store: arrays in files, lines of a text, and vectors in one file or in parts."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xrep.errors import UserError
+from xrep.store.arrays import ArrayFile, npy_header
+from xrep.store.lines import Lines
+from xrep.store.vectors import Manifest, Origin, Part, Vectors, normalize_rows
+
+LINES = ["ein Satz", "", "zwei\tWörter", "\u2028 und \x85", "x" * 1000]
+ORIGIN = Origin(encoder="e", language="de", prompt=None, normalize=True, batch_tokens=64, size=3, dtype="float16")
+
+
+def write_parts(folder: Path, parts: list[np.ndarray], lines: list[str]) -> Path:
+    """Write vectors [n, 3] as the parts of a folder, with the checksums of their lines."""
+    folder.mkdir()
+    described, first = [], 0
+    for number, rows in enumerate(parts):
+        name = f"part-{number:05d}.npy"
+        np.save(folder / name, rows.astype(np.float16))
+        text = "".join(f"{line.strip()}\n" for line in lines[first : first + len(rows)])
+        digests = (hashlib.sha256(content).hexdigest() for content in ((folder / name).read_bytes(), text.encode()))
+        described.append(Part(file=name, rows=len(rows), sha256=next(digests), text=next(digests), empty=0))
+        first += len(rows)
+    Manifest(origin=ORIGIN, parts=described).write(folder)
+    return folder
+
+
+def test_an_array_file_is_what_numpy_reads_and_reads_what_numpy_writes(tmp_path: Path) -> None:
+    written = ArrayFile.create(tmp_path / "a.npy", np.float32, (2,))
+    for rows in np.split(np.arange(20, dtype=np.float32).reshape(10, 2), [3, 3, 8]):
+        written.append(rows)
+    written.write(1, np.full((2, 2), -1))
+    written.close()
+    expected = np.load(tmp_path / "a.npy")
+    assert expected[:4].tolist() == [[0, 1], [-1, -1], [-1, -1], [6, 7]] and expected.shape == (10, 2)
+    read = ArrayFile.open(tmp_path / "a.npy", "numbers", "")
+    assert (read.read(slice(2, 99)) == expected[2:]).all()
+    assert [start for start, _ in read.blocks(24)] == [0, 3, 6, 9]
+    order = np.array([9, 3, 4, 5, 3, 0])
+    assert (read.read(order) == expected[order]).all()
+    assert read.read(order[:0]).shape == (0, 2)
+
+
+def test_a_temporary_array_is_filled_and_can_be_changed(tmp_path: Path) -> None:
+    array = ArrayFile.temporary(tmp_path, np.float32, (3,), rows=5, fill=-np.inf)
+    array.write(4, np.ones((1, 3)))
+    assert np.isneginf(array.read(slice(0, 4))).all() and (array.read(slice(4, 5)) == 1).all()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_header_has_one_length_for_any_number_of_rows() -> None:
+    assert len({len(npy_header(np.dtype(np.float16), (rows, 1024))) for rows in (0, 10**5, 10**12)}) == 1
+
+
+def test_lines_come_back_by_place_and_with_their_numbers(tmp_path: Path) -> None:
+    lines = Lines.write(tmp_path, zip([1, 2, 4, 7, 9], LINES, strict=True))
+    assert len(lines) == 5 and lines.read(0, 5) == LINES and lines.read(2, 2) == []
+    assert lines.take([4, 0, 2]) == [LINES[4], LINES[0], LINES[2]]
+    assert lines.numbers(np.array([4, 1])).tolist() == [9, 2]
+    assert lines.filled(0, 5).tolist() == [True, False, True, True, True]
+    digest = hashlib.sha256("".join(f"{line}\n" for line in LINES[1:3]).encode()).hexdigest()
+    assert lines.digest(1, 3) == digest
+    assert Lines(tmp_path).digest() == lines.digest(0, 5) != digest
+
+
+def test_no_lines(tmp_path: Path) -> None:
+    lines = Lines.write(tmp_path, [])
+    assert len(lines) == 0 and lines.read(0, 0) == [] and lines.digest() == hashlib.sha256().hexdigest()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    cuts=st.lists(st.integers(0, 12), max_size=3),
+    rows=st.lists(st.integers(0, 11), max_size=9),
+    start=st.integers(0, 12),
+)
+def test_parts_read_as_one_file(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int], rows: list[int], start: int
+) -> None:
+    folder = tmp_path_factory.mktemp("parts")
+    vectors = np.random.default_rng(0).standard_normal((12, 3)).astype(np.float16)
+    np.save(folder / "one.npy", vectors)
+    parts = Vectors(write_parts(folder / "many", np.split(vectors, sorted(cuts)), [""] * 12))
+    one = Vectors(folder / "one.npy")
+    for some in (slice(start, None), slice(0, start), np.array(rows, np.int64)):
+        assert parts.stored(some).tolist() == one.stored(some).tolist() == vectors[some].tolist()
+        assert (parts.read(some) == normalize_rows(vectors[some].astype(np.float32))).all()
+    assert np.concatenate([block for _, block in parts.blocks()]).tolist() == vectors.tolist()
+    assert [len(each) for each in (parts, one)] == [12, 12] and parts.dtype == one.dtype == np.float16
+
+
+def test_parts_belong_to_their_lines(tmp_path: Path) -> None:
+    folder = write_parts(tmp_path / "vectors", [np.ones((2, 3)), np.ones((3, 3))], LINES)
+    for name in ("same", "other"):
+        (tmp_path / name).mkdir()
+    stripped = [line.strip() for line in LINES]
+    Vectors(folder).check_text(Lines.write(tmp_path / "same", enumerate(stripped, 1)), Path("de.txt"))
+    other = Lines.write(tmp_path / "other", enumerate([*stripped[:3], "anders", stripped[4]], 1))
+    with pytest.raises(UserError, match=r"de.txt:3: .*part-00001.npy has the vectors of other lines"):
+        Vectors(folder).check_text(other, Path("de.txt"))
+    np.save(tmp_path / "few.npy", np.ones((4, 3)))
+    with pytest.raises(UserError, match=r"de.txt:5: 5 lines, but .*few.npy has 4 vectors"):
+        Vectors(tmp_path / "few.npy").check_text(other, Path("de.txt"))
+
+
+def test_what_holds_no_vectors_is_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "whole.npy", np.ones((2, 3), int))
+    np.save(tmp_path / "columns.npy", np.ones((3, 4)).T)
+    folder = write_parts(tmp_path / "parts", [np.ones((2, 3)), np.ones((2, 3))], [""] * 4)
+    np.save(folder / "part-00001.npy", np.ones((1, 3), np.float16))
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished/part-00000.npy.partial").touch()
+    for name, problem in {
+        "whole.npy": "not an array .N, D. of floats",
+        "columns.npy": "do not lie one after the other",
+        "missing.npy": "no such file",
+        "parts": "part-00001.npy.*not the part",
+        "unfinished": "run the same xrep-encode again",
+    }.items():
+        with pytest.raises(UserError, match=problem):
+            Vectors(tmp_path / name)
+
+
+def test_a_vector_that_is_not_finite_is_named_by_its_part_and_row(tmp_path: Path) -> None:
+    rows = np.ones((2, 3))
+    vectors = Vectors(write_parts(tmp_path / "parts", [rows, np.array([[0, 0, 0], [1, np.inf, 1]])], [""] * 4))
+    stored = vectors.stored(slice(0, 4))
+    assert vectors.check_finite(stored[:3], 0).tolist() == [False, False, True]
+    with pytest.raises(UserError, match=r"part-00001.npy:2: .* is not finite"):
+        vectors.check_finite(stored, 0)
+
+
+def test_rows_of_extreme_numbers_are_normalised() -> None:
+    rows = np.array([[3e-30, 4e-30], [3e30, 4e30], [0, 0], [3, 4]], np.float32)
+    expected = [[0.6, 0.8], [0.6, 0.8], [0, 0], [0.6, 0.8]]
+    assert np.allclose(normalize_rows(rows), expected)

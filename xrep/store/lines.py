@@ -1,0 +1,92 @@
+"""The lines of a text in a folder, any of which can be read without the others."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from xrep.files import naming
+from xrep.store.arrays import BLOCK_BYTES, ArrayFile
+
+LINES, OFFSETS, NUMBERS = "lines.txt", "offsets.npy", "numbers.npy"
+FILES = (LINES, OFFSETS, NUMBERS)
+_BLOCK = 1 << 14
+"""Number of lines that are written at a time."""
+
+
+class Lines:
+    """The lines of a text that ``write`` has copied to a folder.
+
+    Layout::
+
+        lines.txt      the lines, each with a line end
+        offsets.npy    int64 [N + 1]: where in lines.txt each line begins, and the end of the last one
+        numbers.npy    int64 [N]: the number of each line in the text that it was copied from, from 1
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, cure = folder, "make it again"
+        self._text = open(folder / LINES, "rb", buffering=0)
+        self._offsets = ArrayFile.open(folder / OFFSETS, "offsets of lines", cure)
+        self._numbers = ArrayFile.open(folder / NUMBERS, "numbers of lines", cure)
+
+    @classmethod
+    def write(cls, folder: Path, numbered: Iterable[tuple[int, str]]) -> Lines:
+        """Copy lines without line ends, of which each comes with its number, into a folder that exists."""
+        numbered, place = iter(numbered), 0
+        offsets = ArrayFile.create(folder / OFFSETS, np.int64)
+        numbers = ArrayFile.create(folder / NUMBERS, np.int64)
+        offsets.append(np.zeros(1, np.int64))
+        with naming(folder / LINES), open(folder / LINES, "wb") as file:
+            while some := list(islice(numbered, _BLOCK)):
+                lines = [line.encode("utf-8", "replace") + b"\n" for _, line in some]
+                file.write(b"".join(lines))
+                ends = place + np.cumsum([len(line) for line in lines], dtype=np.int64)
+                offsets.append(ends)
+                numbers.append(np.array([number for number, _ in some], np.int64))
+                place = int(ends[-1])
+        offsets.close()
+        numbers.close()
+        return cls(folder)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def read(self, start: int, stop: int) -> list[str]:
+        """Return the lines ``start`` to ``stop`` - 1."""
+        offsets = self._offsets.read(slice(start, stop + 1))
+        return self._bytes(int(offsets[0]), int(offsets[-1])).decode().split("\n")[:-1] if len(offsets) > 1 else []
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> list[str]:
+        """Return some lines, in the order of ``rows``."""
+        lines = []
+        for row in rows:
+            start, end = self._offsets.read(slice(int(row), int(row) + 2)).tolist()
+            lines.append(self._bytes(start, end - 1).decode())
+        return lines
+
+    def numbers(self, rows: slice | np.ndarray) -> np.ndarray:
+        """Return the numbers that some lines had, int64 [n], from 1."""
+        return self._numbers.read(rows)
+
+    def filled(self, start: int, stop: int) -> np.ndarray:
+        """Return which of the lines ``start`` to ``stop`` - 1 are not empty, bool [n]."""
+        return np.diff(self._offsets.read(slice(start, stop + 1))) > 1
+
+    def digest(self, start: int = 0, stop: int | None = None) -> str:
+        """Return the sha256 of the lines ``start`` to ``stop`` - 1 with their line ends, in hexadecimal digits."""
+        digest, stop = hashlib.sha256(), len(self) if stop is None else stop
+        place, end = (int(self._offsets.read(slice(row, row + 1))[0]) for row in (start, stop))
+        while place < end:
+            content = self._bytes(place, min(end, place + BLOCK_BYTES))
+            digest.update(content)
+            place += len(content)
+        return digest.hexdigest()
+
+    def _bytes(self, start: int, stop: int) -> bytes:
+        return os.pread(self._text.fileno(), stop - start, start)

@@ -1,0 +1,203 @@
+"""The vectors of the lines of a text: a folder of parts with a manifest, or one .npy file, which is a single part.
+
+Layout of a folder::
+
+    manifest.json      what made the vectors, and rows, sha256 and text of each part, in the order of their rows
+    part-00000.npy     the vectors of the first lines, floats [n, D]
+    part-00001.npy     those of the next ones, and so on
+
+While a folder is being written, it has the entry of each finished part in a file of its own (``part-00000.json``).
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from xrep.errors import UserError
+from xrep.files import write_json
+from xrep.store.arrays import ArrayFile
+from xrep.store.lines import Lines
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+_CURE = "give a .npy file of floats [sentences, size] or a folder of such parts, as xrep-encode writes them"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What vectors depend on, apart from the text: the fingerprint of the encoder, and how it was used."""
+
+    encoder: str
+    language: str | None
+    prompt: str | None
+    normalize: bool
+    batch_tokens: int
+    size: int
+    dtype: str
+
+    def differing(self, other: Origin) -> list[str]:
+        """Return the names of the entries that are not the same in both, for a message."""
+        return [name.replace("_", " ") for name, value in vars(self).items() if value != vars(other)[name]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A file of vectors: its number of rows, the sha256 of its bytes, that of the lines that it encodes, each stripped
+    and with a line end, and how many of them are empty."""
+
+    file: str
+    rows: int
+    sha256: str
+    text: str
+    empty: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The manifest of a folder of vectors."""
+
+    origin: Origin
+    parts: list[Part] = field(default_factory=list)
+
+    def write(self, folder: Path) -> None:
+        write_json(folder / MANIFEST, {"schema": SCHEMA, **asdict(self)})
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read the manifest of a folder; a UserError says that it has none that this version reads."""
+        try:
+            values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            if values["schema"] == SCHEMA:
+                return cls(origin=Origin(**values["origin"]), parts=[Part(**part) for part in values["parts"]])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        unfinished = any(folder.glob("part-*.npy*"))
+        cure = "run the same xrep-encode again, which completes it" if unfinished else _CURE
+        raise UserError(f"no vectors: it has no {MANIFEST} of them", path=folder, cure=cure)
+
+
+class Vectors:
+    """The vectors [N, D] of a folder of parts or of a .npy file, which are read some rows at a time.
+
+    Args:
+        path: The folder or the file.
+        cure: What a message about a file that holds no vectors tells to do.
+
+    Raises:
+        UserError: There are no vectors, a part is missing or of another size, or they are no floats in C order.
+    """
+
+    def __init__(self, path: str | Path, cure: str = _CURE) -> None:
+        self.path, self._cure = Path(path), cure
+        self.manifest = Manifest.read(self.path) if self.path.is_dir() else None
+        parts = self.manifest.parts if self.manifest else []
+        self._files = [self.path / part.file for part in parts] if self.manifest else [self.path]
+        self._open = lru_cache(maxsize=64)(self._open_part)
+        counts = [part.rows for part in parts] if self.manifest else [len(self._open(0))]
+        self._starts = [0, *accumulate(counts)]
+        if self.manifest:
+            self.size, self.dtype = self.manifest.origin.size, np.dtype(self.manifest.origin.dtype)
+        else:
+            (self.size,), self.dtype = self._open(0).width, self._open(0).dtype
+        for number in range(len(parts)):
+            part = self._open(number)
+            if (len(part), part.width, part.dtype) != (counts[number], (self.size,), self.dtype):
+                problem = f"not the part of the vectors that {MANIFEST} describes"
+                raise UserError(problem, path=self._files[number], cure="encode the text again")
+
+    def _open_part(self, number: int) -> ArrayFile:
+        part = ArrayFile.open(self._files[number], "vectors", self._cure)
+        if len(part.width) != 1 or part.dtype.kind != "f" or not part.width[0]:
+            raise UserError("not an array [N, D] of floats", path=self._files[number], cure=self._cure)
+        return part
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def stored(self, rows: slice | np.ndarray) -> np.ndarray:
+        """Return some rows as they are in the file, [rows, D]: a slice without a step, or their numbers."""
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(len(self))
+            first, last = (self._part_of(row) for row in (start, max(start, stop - 1)))
+            pieces = [
+                self._open(part).read(slice(max(0, start - self._starts[part]), stop - self._starts[part]))
+                for part in range(first, min(last + 1, len(self._files)))
+            ]
+            return pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, np.empty((0, self.size), self.dtype)])
+        if len(self._files) == 1:
+            return self._open(0).read(rows)
+        found, part_of = np.empty((len(rows), self.size), self.dtype), np.searchsorted(self._starts, rows, "right") - 1
+        for part in np.unique(part_of).tolist():
+            some = part_of == part
+            found[some] = self._open(part).read(rows[some] - self._starts[part])
+        return found
+
+    def read(self, rows: slice | np.ndarray) -> np.ndarray:
+        """Return some rows, L2-normalised: float32 [rows, D]."""
+        with np.errstate(over="ignore", under="ignore"):  # of float64, which ``check_finite`` refuses
+            return normalize_rows(self.stored(rows).astype(np.float32, copy=False))
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield all rows as they are in the file, some at a time: the number of the first one, and the rows [n, D]."""
+        for part, first in enumerate(self._starts[:-1]):
+            for start, rows in self._open(part).blocks():
+                yield first + start, rows
+
+    def check_finite(self, rows: np.ndarray, first: int) -> np.ndarray:
+        """Return which of some stored rows are zero in float32, bool [n]; a UserError names one that is not finite.
+
+        Args:
+            first: Number of the first one.
+        """
+        with np.errstate(over="ignore", under="ignore"):
+            values = rows.astype(np.float32, copy=False)
+        finite = np.isfinite(values).all(axis=1)
+        if not finite.all():
+            raise self.unusable("is not finite", first + int(np.argmin(finite)))
+        return np.logical_not(values.any(axis=1))
+
+    def check_text(self, lines: Lines, path: Path) -> None:
+        """Raise a UserError unless row i can be the vector of line i: there are as many of both and, if the vectors
+        have a manifest, it has the checksums of the lines, which must be stripped.
+
+        Args:
+            path: What the text is called in the message.
+        """
+        if len(lines) != len(self):
+            problem = f"{len(lines):,} lines, but {self.path} has {len(self):,} vectors"
+            line = min(len(lines), len(self)) + 1
+            raise UserError(problem, path=path, line=line, cure="row i must be the vector of line i")
+        for start, part in zip(self._starts, self.manifest.parts if self.manifest else (), strict=False):
+            if lines.digest(start, start + part.rows) != part.text:
+                problem = f"{self.path / part.file} has the vectors of other lines than these {part.rows:,}"
+                raise UserError(problem, path=path, line=start + 1, cure="encode this text, or name the one encoded")
+
+    def unusable(self, problem: str, row: int) -> UserError:
+        """Return an error that names a row."""
+        part = self._part_of(row)
+        cure = "encode that sentence again, or leave it out here and in the text"
+        path, line = self._files[part], row - self._starts[part] + 1
+        return UserError(f"the vector of this row {problem}", path=path, line=line, cure=cure)
+
+    def _part_of(self, row: int) -> int:
+        return max(0, min(bisect_right(self._starts, row) - 1, len(self._files) - 1))
+
+
+def normalize_rows(x: np.ndarray) -> np.ndarray:
+    """Return ``x`` [N, D] with each row divided by its L2 norm, so that inner products are cosines; zero rows stay."""
+    with np.errstate(over="ignore", under="ignore"):
+        norms = np.linalg.norm(x, axis=1, keepdims=True)
+    extreme = ~((norms[:, 0] > 1e-15) & (norms[:, 0] < np.inf))
+    if extreme.any():  # squares of such numbers are too small or too large for float32
+        x, largest = x.copy(), np.abs(x[extreme]).max(axis=1, initial=0, keepdims=True)
+        x[extreme] /= np.where(largest > 0, largest, 1)
+        norms[extreme] = np.linalg.norm(x[extreme], axis=1, keepdims=True)
+    return x / np.maximum(norms, np.finfo(x.dtype).tiny)
