@@ -156,9 +156,8 @@ encode ... --input absent                    | absent: no such file; check the n
 encode ... --input dir                       | dir: a folder, not a file; name a file in it
 encode ... --input empty.txt                 | empty.txt: the file is empty; give a file with text
 encode ... --input long.txt                  | long.txt:1: a line of 1,000,005 characters, too long for a sentence
-encode ... --output v.txt                    | v.txt: the output is a .npy file; give a name that ends in .npy
+encode ... --output v.txt                    | v.txt: the output is a .npy file or a folder; give a name
 encode ... --output absent/v.npy             | absent: no such folder; make it first, or write elsewhere
-encode ... --output mine.npy                 | mine.npy.partial: not the unfinished output
 encode ... --output - --json                 | --json and the vectors both go to standard output; name
 encode ... --batch-tokens 0                  | --batch-tokens 0; give at least 1
 encode ... --batch-size 3                    | --batch-tokens is the option for that
@@ -313,7 +312,7 @@ def _inputs(folder: Path) -> None:
         "ragged.tsv": ["a\tb", "c\td", "e"], "wide.tsv": ["a\tb\tc"], "long.txt": ["Haus " * 200_001],
         "broken.yaml": ["task: ["], "twice.yaml": ["task: bitext", "seed: 1", "seed: 2"], "list.yaml": ["[1]"],
         "parts.yaml": ["parts:"], "stages.yaml": ["stages:"],
-        "dir/notes.md": ["mine"], "mined.tsv.work/notes.txt": ["mine"], "mine.npy.partial": ["mine"],
+        "dir/notes.md": ["mine"], "mined.tsv.work/notes.txt": ["mine"],
         "one_side/train.de-en.de": ["Guten Tag"], "strange/test-de.tsv": ["awake\tdas Haus", "hungry\tdas Kind"],
         "tat/tatoeba.deu-eng.deu": german, "tat/tatoeba.deu-eng.eng": english,
         "blank/tatoeba.deu-eng.deu": ["a", " "], "blank/tatoeba.deu-eng.eng": ["b", "c"],

@@ -87,6 +87,10 @@ class Counter:
         title = f"{self._title}: " if self._title else ""
         self._line.show(f"{title}{self._done:,}{of} {self._unit}, {speed:,.0f} per second{left}")
 
+    def skip(self, count: int) -> None:
+        """Add ``count`` that an earlier run did, which do not count for the speed."""
+        self._done, self._first = self._done + count, self._first + count
+
     def __enter__(self) -> Counter:
         return self
 

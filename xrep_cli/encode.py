@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from xrep.errors import UserError
+from xrep.files import check_output
 from xrep_cli.common import (
     TEXT_HELP,
     add_shared_options,
@@ -28,10 +29,13 @@ Encode each line of a text file: row i of the output is the vector of line i.
 
   xrep-encode --path run1/best --lang de --input lines.txt.gz --output vectors.npy
   xrep-encode --path all-MiniLM-L6-v2/ --input lines.txt --output vectors.npy --precision bfloat16 --dtype float16
-  torchrun --nproc-per-node 4 -m xrep_cli.encode ...      one file per process: vectors.00000-of-00004.npy
+  xrep-encode --path run1/best --lang de --input lines.txt.gz --output vectors/
+  torchrun --nproc-per-node 4 -m xrep_cli.encode ... --output vectors/        four processes share the text
 
-The text may have any number of lines; memory does not grow with it. If the command is interrupted, repeat it: it
-continues where it stopped and writes the same file. Read the file with numpy.load("vectors.npy", mmap_mode="r")."""
+An output that ends in .npy is one file: read it with numpy.load("vectors.npy", mmap_mode="r"). Any other name is a
+folder of parts and a manifest, which names the encoder, the language and a checksum of the text. xrep-mine,
+--teacher-vectors and xrep-search read both. The text may have any number of lines; memory does not grow with it. If the
+command is interrupted, repeat it: it continues where it stopped and writes the same vectors."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -40,8 +44,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--path", required=True, metavar="ENCODER", help="a checkpoint, a directory of Hugging Face or "
         "sentence-transformers, or a name in the local Hugging Face cache")  # fmt: skip
     add("--input", required=True, metavar="FILE", help=TEXT_HELP)
-    add("--output", required=True, metavar="FILE.npy", help="the file to write the vectors to, [lines, size]; - is "
-        "standard output")  # fmt: skip
+    add("--output", required=True, metavar="FILE.npy", help="the file to write the vectors to, [lines, size], or a "
+        "folder; - is standard output")  # fmt: skip
     add("--lang", metavar="CODE", help="language of the lines; needed if the encoder has a tower for each side")
     add("--dtype", choices=("float32", "float16"), default="float32", help="type of the vectors in the file")
     add("--no-normalize", action="store_true", help="write the vectors as the model gives them, not scaled to length 1")
@@ -58,11 +62,16 @@ def _main(options: argparse.Namespace) -> None:
     from xrep.text.readers import read_text
 
     streamed = is_streamed(options.output)
-    if output.suffix != ".npy" and not streamed:
-        raise UserError("the output is a .npy file", path=output, cure="give a name that ends in .npy")
+    parts = output.suffix != ".npy" and not streamed
+    if parts and output.suffix and not output.is_dir():
+        cure = "give a name that ends in .npy, or that of a folder, which has no dot"
+        raise UserError("the output is a .npy file or a folder", path=output, cure=cure)
     if options.output == "-" and options.json:
         raise UserError("`json` and the vectors both go to standard output", cure="name an `output` file")
-    check_outputs({"`output`": options.output}, {"`input`": options.input})
+    if parts:
+        check_output(output, folder=True)
+    else:
+        check_outputs({"`output`": options.output}, {"`input`": options.input})
     source = Path(options.input)
     if options.input != "-" and (source.is_file() or not source.exists()):
         next(read_text(source, options.lang))  # to report errors in the file before the encoder is loaded
@@ -71,8 +80,6 @@ def _main(options: argparse.Namespace) -> None:
     encoder = SentenceEncoder.load(options.path, device=device, dtype=options.precision)
     if rank == 0:
         say_if_slow("xrep-encode", options.precision, device)
-    if world_size > 1 and streamed:
-        raise UserError("several processes cannot share a stream", path=output, cure="name an `output` file")
     with output_file(options.output) as path:
         done = encode_file(
             encoder,
@@ -82,6 +89,7 @@ def _main(options: argparse.Namespace) -> None:
             dtype=options.dtype,
             batch_tokens=options.batch_tokens,
             normalize=not options.no_normalize,
+            parts=parts,
             rank=rank,
             world_size=world_size,
         )

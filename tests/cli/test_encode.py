@@ -16,6 +16,7 @@ from tests.support.programs import run_on_ranks
 from tests.support.runs import environment
 from xrep.inference import encoding
 from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.store.vectors import Vectors
 
 GERMAN = [pair[0] for pair in sentence_pairs(1000)]
 
@@ -28,7 +29,7 @@ def test_a_line_says_what_was_written(shared_encoder: Path, cli: Commands, monke
     done = cli("encode", *line)
     error = "lines.txt:4: invalid UTF-8 (byte 3 of the line); convert the file, for example: iconv -f latin1 -t utf-8"
     assert (done.code, done.out, done.err) == (2, "", f"xrep-encode: error: {error}\n")
-    assert done.wrote == {"v.npy.partial", "v.npy.partial.json"}
+    assert len(os.listdir(cli.folder / "v.npy.work")) == 1
     write_lines(cli.folder / "lines.txt", ["der Fluss", "", "ein Haus", "brücke"])
     done = cli("encode", *line)
     assert done.out.startswith("4 lines, 2 of them before, ") and done.err == ""
@@ -57,14 +58,15 @@ def test_types_of_the_file_and_of_the_computation(shared_encoder: Path, cli: Com
 
 
 @pytest.mark.slow
-def test_ranks_write_shards(shared_encoder: Path, tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "lines.txt", GERMAN)
-    given = ["--path", shared_encoder, "--input", source, "--output", tmp_path / "v.npy", "--device", "cpu", "--json"]
+def test_ranks_share_a_folder_of_parts(shared_encoder: Path, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "lines.txt", GERMAN * 70)
+    given = ["--path", shared_encoder, "--input", source, "--output", tmp_path / "v", "--device", "cpu", "--json"]
     finished = run_on_ranks(2, "xrep_cli.encode", *given, environment=environment())
     assert finished.returncode == 0, finished.stderr
-    written = sorted(map(json.loads, finished.stdout.splitlines()), key=lambda done: done["path"])
-    assert [done["path"] for done in written] == [str(tmp_path / f"v.0000{rank}-of-00002.npy") for rank in range(2)]
-    assert [done["lines"] for done in written] == [500, 500]
-    shards = np.concatenate([np.load(done["path"]) for done in written])
-    np.testing.assert_allclose(shards, SentenceEncoder.load(shared_encoder, device="cpu").encode(GERMAN), atol=1e-6)
-    assert sorted(os.listdir(tmp_path)) == ["lines.txt", "v.00000-of-00002.npy", "v.00001-of-00002.npy"]
+    written = list(map(json.loads, finished.stdout.splitlines()))
+    assert [done["path"] for done in written] == [str(tmp_path / "v")] * 2
+    assert sorted(done["lines"] for done in written) == [70_000 - (1 << 16), 1 << 16]
+    vectors = Vectors(tmp_path / "v")
+    expected = SentenceEncoder.load(shared_encoder, device="cpu").encode(GERMAN)
+    np.testing.assert_allclose(vectors.read(slice(-1000, None)), expected, atol=1e-6)
+    assert len(vectors) == 70_000 and len(os.listdir(tmp_path / "v")) == 3

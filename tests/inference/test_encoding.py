@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import gzip
-import json
+import itertools
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +21,8 @@ from xrep.errors import UserError
 from xrep.inference import encoding
 from xrep.inference.encoding import Encoded, encode_file
 from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.store.lines import Lines
+from xrep.store.vectors import Vectors
 
 Encode, Stop = Callable[..., Encoded], Callable[[], Path]
 LINES = [german for german, _ in sentence_pairs(23)]
@@ -112,7 +114,7 @@ def test_a_run_that_stopped_goes_on_and_writes_the_same_file(encode, interrupted
     monkeypatch.setattr(encoding, "CHUNK_LINES", chunk_lines)
     encode(tmp_path / "whole.npy")
     output, resumed = interrupted(), 17 - 17 % chunk_lines
-    kept = ["vectors.npy.partial", "vectors.npy.partial.json"] if resumed else []
+    kept = ["vectors.npy.work"] if resumed else []
     assert left_in(tmp_path) == ["lines.txt", *kept, "whole.npy"]
     done = encode(output)
     assert (done.resumed, done.lines, done.empty_lines) == (resumed, 28, 2)
@@ -120,67 +122,43 @@ def test_a_run_that_stopped_goes_on_and_writes_the_same_file(encode, interrupted
     assert left_in(tmp_path) == ["lines.txt", "vectors.npy", "whole.npy"]
 
 
-@pytest.mark.slow
-def test_more_than_the_journal_says_is_cut_off_and_less_begins_anew(encode, interrupted, tmp_path):
-    encode(tmp_path / "whole.npy")
-    for change, resumed in ((lambda data: data + b"x" * 77, 15), (lambda data: data[:-1], 0), (lambda data: b"", 0)):
-        output, partial = interrupted(), tmp_path / "vectors.npy.partial"
-        partial.write_bytes(change(partial.read_bytes()))
-        assert encode(output).resumed == resumed
-        assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
-        assert not list(tmp_path.glob("*partial*"))
-        output.unlink()
-    interrupted()
-    partial.unlink()  # a run that was killed just before it deleted its journal
-    (tmp_path / ".vectors.npy.partial.json.123.tmp").write_text("{")
-    assert encode(output, dtype="float16").resumed == 0
-    assert left_in(tmp_path) == ["lines.txt", "vectors.npy", "whole.npy"]
-
-
-OTHERS: dict[str, dict[str, Any]] = {
-    "dtype": {"dtype": "float16"}, "batch tokens": {"batch_tokens": 64}, "normalize": {"normalize": False},
-    "language": {"lang": "en"}, "encoder": {}, "input": {}, "short input": {}, "journal": {},
+OTHERS: dict[str, tuple[dict[str, Any], int]] = {
+    "the same": ({}, 15), "dtype": ({"dtype": "float16"}, 0), "batch tokens": ({"batch_tokens": 64}, 0),
+    "normalize": ({"normalize": False}, 0), "language": ({"lang": "en"}, 0), "encoder": ({}, 0), "input": ({}, 10),
+    "short input": ({}, 10),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_what_another_run_began_is_refused(encode, interrupted, source, tmp_path, what):
-    output, journal, options = interrupted(), tmp_path / "vectors.npy.partial.json", {**OTHERS[what]}
-    partial = (tmp_path / "vectors.npy.partial").read_bytes()
-    why = f"it was made with another {what}"
+def test_chunks_of_another_run_are_used_only_if_they_are_the_same(encode, interrupted, source, tmp_path, what):
+    output, (options, resumed) = interrupted(), OTHERS[what]
+    (tmp_path / "vectors.npy.work/.chunk-000003-0.npy.123.tmp").write_text("{")  # of a run that was killed
     if what == "encoder":
-        options["encoder"] = SentenceEncoder.load(write_encoder(tmp_path / "other", seed=8), device="cpu")
+        options = {"encoder": SentenceEncoder.load(write_encoder(tmp_path / "other", seed=8), device="cpu")}
     elif "input" in what:
         write(source, LINES[:14] if "short" in what else [*LINES[:14], "Vogel", *LINES[15:]])
-        why = "its 15 lines are not the first ones of this input"
-    elif what == "journal":
-        journal.write_text("{")
-        why = "its journal is damaged"
-    with pytest.raises(UserError) as error:
-        encode(output, **options)
-    expected = f"{output}.partial: an unfinished output is there, and {why}; remove {journal} to begin anew"
-    assert str(error.value) == expected
-    assert (tmp_path / "vectors.npy.partial").read_bytes() == partial and not output.exists()
-    journal.unlink()
-    assert encode(output, **options).resumed == 0
+    done = encode(output, **options)
+    assert done.resumed == resumed
+    encode(tmp_path / "whole.npy", **options)
+    assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+    assert not (tmp_path / "vectors.npy.work").exists()
 
 
-def test_other_lines_after_those_encoded_are_welcome(encode, interrupted, encoder, source):
-    output, lines = interrupted(), [*LINES[:15], "Vogel"]
-    write(source, lines)
-    done = encode(output)
-    assert (done.resumed, done.lines) == (15, 16)
-    np.testing.assert_allclose(np.load(output), encoder.encode(lines), atol=1e-6)
+def test_files_of_others_beside_the_chunks_stay(encode: Encode, interrupted: Stop, tmp_path: Path) -> None:
+    output = interrupted()
+    (tmp_path / "vectors.npy.work/notes.txt").touch()
+    encode(output)
+    assert left_in(tmp_path / "vectors.npy.work") == ["notes.txt"]
 
 
 def test_two_processes_do_not_write_one_file(encode: Encode, interrupted: Stop, tmp_path: Path) -> None:
-    output, partial = interrupted(), tmp_path / "vectors.npy.partial"
-    before = partial.read_bytes()
-    with partial.open("rb") as file:
+    output, work = interrupted(), tmp_path / "vectors.npy.work"
+    with (work / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the lock of another open file, as of another process
-        with pytest.raises(UserError, match=r"vectors.npy.partial: another process is writing this file; wait for it"):
+        before = left_in(work)
+        with pytest.raises(UserError, match=r"vectors.npy: another process is writing it; wait for it"):
             encode(output)
-        assert partial.read_bytes() == before
+        assert left_in(work) == before
     assert encode(output).resumed == 15
 
 
@@ -188,36 +166,59 @@ def test_long_lines_make_chunks_of_fewer_lines(encode, interrupted, encoder, mon
     monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 100)
     monkeypatch.setattr(encoding, "CHUNK_LINES", 1000)
     output = interrupted()
-    lines = json.loads(output.with_name("vectors.npy.partial.json").read_text())["lines"]
-    lengths = np.cumsum([len(line) for line in LINES[:17]])
-    assert lengths[lines - 1] >= 100 and lengths[16] - lengths[lines - 1] < 100
+    sizes = [len(np.load(path)) for path in sorted(output.with_name("vectors.npy.work").glob("chunk-*"))]
+    lengths = np.array([len(line) for line in LINES])
+    for start, stop in itertools.pairwise([0, *np.cumsum(sizes)]):
+        assert lengths[start : stop - 1].sum() < 100 <= lengths[start:stop].sum()
     encode(output)
     np.testing.assert_allclose(np.load(output), encoder.encode(LINES), atol=1e-6)
 
 
 def test_a_write_that_fails_names_the_file(encode: Encode, encoder: SentenceEncoder, tmp_path: Path) -> None:
     output, limits = tmp_path / "vectors.npy", resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (900, limits[1]))  # a header, two chunks and some bytes
+    resource.setrlimit(resource.RLIMIT_FSIZE, (900, limits[1]))  # two chunks and some bytes
     try:
         with pytest.raises(OSError) as error:
             encode(output)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert (error.value.errno, error.value.filename) == (errno.EFBIG, f"{output}.partial")
-    assert encode(output).resumed == 10
+    assert error.value.errno == errno.EFBIG and str(error.value.filename).startswith(str(output))
+    assert encode(output).resumed == 28
     np.testing.assert_allclose(np.load(output), encoder.encode(LINES), atol=1e-6)
 
 
-@pytest.mark.parametrize(("count", "world_size"), [(28, 3), (2, 3)])
-def test_shards_are_the_whole(encode, encoder, source, tmp_path, count, world_size):
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "world_size"), [(28, 3), (2, 3), (1, 1)])
+def test_processes_share_the_parts_of_a_folder(encode, encoder, source, tmp_path, monkeypatch, count, world_size):
+    monkeypatch.setattr(encoding, "PART_CHUNKS", 2)
     write(source, LINES[:count])
-    shards = [encode(tmp_path / "v.npy", rank=rank, world_size=world_size) for rank in range(world_size)]
-    assert [shard.path.name for shard in shards] == [f"v.{i:05d}-of-{world_size:05d}.npy" for i in range(world_size)]
-    assert max(shard.lines for shard in shards) - min(shard.lines for shard in shards) <= 1
-    together = np.concatenate([np.load(shard.path) for shard in shards])
-    np.testing.assert_allclose(together, encoder.encode(LINES[:count]), atol=1e-6)
-    with pytest.raises(UserError, match="several processes cannot share what can be read once only; name a file"):
-        encode(tmp_path / "v.npy", path="-", rank=0, world_size=2)
+    folder = tmp_path / "vectors"
+    shared = {"parts": True, "world_size": world_size}
+    done = [encode(folder, rank=rank, **shared) for rank in range(world_size)]
+    assert sum(each.lines for each in done) == count
+    vectors = Vectors(folder)
+    assert len(vectors.manifest.parts) == -(-count // 10) and vectors.manifest.origin.encoder == encoder.fingerprint()
+    np.testing.assert_allclose(vectors.read(slice(None)), encoder.encode(LINES[:count]), atol=1e-6)
+    (tmp_path / "lines").mkdir()
+    lines = Lines.write(tmp_path / "lines", enumerate([line.strip() for line in LINES[:count]], 1))
+    vectors.check_text(lines, source)
+    files = {path: path.stat().st_mtime_ns for path in folder.glob("*.npy")}
+    (folder / "notes.txt").touch()
+    again = [encode(folder, rank=rank, **shared) for rank in range(world_size)]
+    assert sum(each.resumed for each in again) == count
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*.npy")} == files
+    encode(folder, parts=True, dtype="float16")  # replaces them
+    assert Vectors(folder).dtype == np.float16
+    assert len(left_in(folder)) == len(vectors.manifest.parts) + 2 and (folder / "notes.txt").exists()
+
+
+def test_what_several_processes_cannot_share(encode: Encode, tmp_path: Path) -> None:
+    for options, problem in (
+        ({"path": "-", "parts": True}, "several processes cannot share what can be read once only; name a file"),
+        ({}, "v.npy: several processes cannot write one file; name a folder"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            encode(tmp_path / "v.npy", rank=0, world_size=2, **options)
 
 
 def test_vectors_that_are_not_finite_name_their_line(encode: Encode, tmp_path: Path) -> None:
@@ -234,4 +235,4 @@ def test_vectors_that_are_not_finite_name_their_line(encode: Encode, tmp_path: P
         norm.weight.fill_(torch.nan)
     with pytest.raises(UserError, match=r"lines.txt:1: its vector is not finite in float32; check the encoder"):
         encode(output, encoder, normalize=False)
-    assert not list(tmp_path.glob("*partial*"))
+    assert left_in(tmp_path) == ["lines.txt", "raw", "vectors.npy"]

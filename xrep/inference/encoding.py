@@ -1,29 +1,25 @@
-"""Encode the lines of a file into one .npy file of vectors, in constant memory and resumable after an interruption."""
+"""Encode the lines of a file into vectors on disk, in constant memory; a command that was interrupted goes on."""
 
 from __future__ import annotations
 
-import glob
-import hashlib
-import itertools
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from io import BufferedRandom
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import naming, try_lock, write_json
+from xrep.files import naming, try_lock, write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interrupts import Interrupted, StopRequest
 from xrep.nn.encoder import counting_sentences
 from xrep.progress import Counter
-from xrep.retrieval.vectors import HEADER_BYTES, npy_header
+from xrep.store.arrays import ArrayFile
+from xrep.store.vectors import Manifest, Origin, Part, text_digest
 from xrep.text.languages import canonical, refuse_pair
 from xrep.text.readers import read_text
 
@@ -32,11 +28,14 @@ CHUNK_LINES = 4096
 every run, so that a resumed run writes the same bytes as an uninterrupted one."""
 CHUNK_CHARACTERS = 8_000_000
 """Number of characters after which a chunk ends early, so that memory does not grow with the length of the lines."""
+PART_CHUNKS = 16
+"""Number of such chunks in each part of a folder of vectors."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """The result of ``encode_file``: ``path`` holds [lines, size], of which an earlier run wrote ``resumed`` lines."""
+    """The result of ``encode_file``: this process wrote the vectors of ``lines`` lines, [lines, size], to ``path``, and
+    found those of ``resumed`` of them there."""
 
     path: Path
     lines: int
@@ -44,13 +43,6 @@ class Encoded:
     empty_lines: int
     resumed: int
     seconds: float
-
-
-def shard_path(output: Path, rank: int, world_size: int) -> Path:
-    """Return ``vectors.npy``, or ``vectors.00001-of-00004.npy`` if several processes share the work."""
-    if world_size == 1:
-        return output
-    return output.with_name(f"{output.stem}.{rank:05d}-of-{world_size:05d}{output.suffix}")
 
 
 def encode_file(
@@ -63,204 +55,191 @@ def encode_file(
     batch_tokens: int = 4096,
     normalize: bool = True,
     prompt: str | None = None,
+    parts: bool = False,
     rank: int = 0,
     world_size: int = 1,
     show_progress: bool = True,
 ) -> Encoded:
-    """Encode each line of a UTF-8 file into a row of a .npy file.
+    """Encode each line of a UTF-8 file into a row of a .npy file, or of the parts of a folder of ``Vectors``.
 
-    Until it is complete, the output is ``{output}.partial`` with a journal ``{output}.partial.json``. A second call
-    with the same arguments continues after the last chunk in the journal, if the lines up to there are the same.
+    The vectors of each finished chunk of lines are a file in ``{file}.work``, whose name has a digest of the lines and
+    of what made the vectors. So a second call finds what it would compute again; so it does for the parts of a folder.
 
     Args:
         path: The input file, as ``read_text`` reads it; ``-`` is standard input.
-        dtype: Type of the numbers in the file.
+        output: The file or, with ``parts``, the folder, in which parts of other vectors are replaced.
+        dtype: Type of the numbers.
         lang, batch_tokens, normalize, prompt: As in ``SentenceEncoder.encode``.
-        rank, world_size: Number of this process, from 0, and number of processes. Each process encodes a range of
-            consecutive lines into its own shard, ``shard_path(output, rank, world_size)``.
+        rank, world_size: Number of this process, from 0, and number of processes. They share the parts of a folder.
 
     Raises:
-        UserError: If a line is invalid, a vector is not finite in ``dtype``, there is an unfinished output of another
-            encoder, other options or other lines, or another process is writing the output.
+        UserError: A line is invalid, a vector is not finite in ``dtype``, another process is writing the file, or
+            several processes cannot share the work.
         Interrupted: Ctrl-C was pressed, and the chunk that was being encoded is saved.
     """
-    started = time.monotonic()
-    if not 0 <= rank < world_size:
-        cure = "the environment variable RANK must count from 0 and be below WORLD_SIZE"
-        raise UserError(f"this is process {rank} of {world_size}", cure=cure)
+    started, file = time.monotonic(), "/dev/stdin" if path == "-" else path
+    if world_size > 1:
+        _check_ranks(rank, world_size, path, output if not parts else None)
     refuse_pair(lang or "", "lang")
     lang = lang and canonical(lang)
     encoder.model.tower(lang)
-    target, file = shard_path(output, rank, world_size), "/dev/stdin" if path == "-" else path
-    if target.is_symlink():
-        target = target.resolve()
-    first, last, count = 0, None, None
-    if world_size > 1:
-        if not Path(file).is_file() or path == "-":
-            raise UserError("several processes cannot share what can be read once only", path=path, cure="name a file")
-        total = sum(1 for _ in read_text(file, lang))
-        first, last = total * rank // world_size, total * (rank + 1) // world_size
-        count = last - first
-    facts = {
-        "encoder": encoder.fingerprint(),
-        "language": lang,
-        "dtype": dtype,
-        "batch_tokens": batch_tokens,
-        "normalize": normalize,
-        "size": encoder.output_size,
-        "first_line": first,
-        "prompt": prompt,
-    }
-    options: dict[str, Any] = {"batch_tokens": batch_tokens, "normalize": normalize, "prompt": prompt}
-    lines = itertools.islice((text for _, text in read_text(file, lang)), first, last)
-    with _Writer(target, facts, np.dtype(dtype)) as writer:
-        writer.resume(lines)
-        resumed = writer.lines
+    origin = Origin(
+        encoder=encoder.fingerprint(),
+        language=lang,
+        prompt=prompt,
+        normalize=normalize,
+        batch_tokens=batch_tokens,
+        size=encoder.output_size,
+        dtype=dtype,
+    )
+    lines = (text for _, text in read_text(file, lang))
+    with Counter("lines", shown=show_progress) as progress:
+        work = _Encoding(encoder, origin, file, progress)
         try:
-            with Counter("lines", done=resumed, total=count, shown=show_progress) as progress:
-                for chunk in _chunks(lines):
-                    with StopRequest().watching() as stop, counting_sentences(encoder.model, progress.update):
-                        vectors = encoder.encode(chunk, lang, **options)
-                        writer.append(chunk, _converted(vectors, writer.dtype, file, first + writer.lines))
-                    if stop.signal:
-                        raise KeyboardInterrupt
-            writer.finish()
+            if parts:
+                output.mkdir(exist_ok=True)
+                _write_parts(work, output, lines, rank, world_size)
+            else:
+                work.write(Path(os.path.realpath(output)), lines)
         except KeyboardInterrupt:
-            saved = f"{writer.lines:,} lines are saved, and the same command goes on after them"
-            raise Interrupted(saved if writer.lines else "nothing is saved yet") from None
-    return Encoded(target, writer.lines, encoder.output_size, writer.empty, resumed, time.monotonic() - started)
+            saved = f"{work.lines:,} lines are saved, and the same command goes on after them"
+            raise Interrupted(saved if work.lines else "nothing is saved yet") from None
+    seconds = time.monotonic() - started
+    return Encoded(output, work.lines, encoder.output_size, work.empty, work.resumed, seconds)
 
 
-def _chunks(lines: Iterator[str]) -> Iterator[list[str]]:
-    """Yield lists of consecutive lines that end after CHUNK_LINES or after the line that reaches CHUNK_CHARACTERS."""
+def _check_ranks(rank: int, world_size: int, path: str | Path, single: Path | None) -> None:
+    if not 0 <= rank < world_size:
+        cure = "the environment variable RANK must count from 0 and be below WORLD_SIZE"
+        raise UserError(f"this is process {rank} of {world_size}", cure=cure)
+    if path == "-" or not Path(path).is_file():
+        raise UserError("several processes cannot share what can be read once only", path=path, cure="name a file")
+    if single is not None:
+        raise UserError("several processes cannot write one file", path=single, cure="name a folder as `output`")
+
+
+def _chunks(lines: Iterable[str], chunks: int = 1) -> Iterator[list[str]]:
+    """Yield lists of consecutive lines that end after CHUNK_LINES or after the line that reaches CHUNK_CHARACTERS, or
+    after this multiple of both."""
     chunk: list[str] = []
     characters = 0
     for line in lines:
         chunk.append(line)
         characters += len(line)
-        if len(chunk) >= CHUNK_LINES or characters >= CHUNK_CHARACTERS:
+        if len(chunk) >= chunks * CHUNK_LINES or characters >= chunks * CHUNK_CHARACTERS:
             yield chunk
             chunk, characters = [], 0
     if chunk:
         yield chunk
 
 
-def _converted(vectors: np.ndarray, dtype: np.dtype, path: str | Path, before: int) -> np.ndarray:
-    """Return the vectors as rows of the file; ``before`` is the number of lines before them, for error messages."""
-    with np.errstate(over="ignore"):
-        rows = np.ascontiguousarray(vectors, dtype=dtype)
-    finite = np.isfinite(rows).all(axis=1)
-    if not finite.all():
-        row = int(np.argmin(finite))
-        too_large = np.isfinite(vectors[row]).all()
-        cure = "use float32 or vectors of length 1" if too_large else "check the encoder, or compute in float32"
-        raise UserError(f"its vector is not finite in {dtype}", path=path, line=before + row + 1, cure=cure)
-    return rows
-
-
-class _Writer:
-    """Writer of the partial file and its journal. A chunk goes to the file first, so all rows in the journal are on
-    disk."""
-
-    def __init__(self, target: Path, facts: dict[str, Any], dtype: np.dtype) -> None:
-        self.target, self.facts, self.dtype = target, facts, dtype
-        self.partial = target.with_name(f"{target.name}.partial")
-        self.journal = target.with_name(f"{target.name}.partial.json")
-        self.lines = self.empty = 0
-        self._digest, self._row_bytes = hashlib.sha256(), facts["size"] * dtype.itemsize
-
-    def __enter__(self) -> _Writer:
-        cure = "rename it, or write elsewhere"
-        foreign = UserError("not the unfinished output of an earlier run", path=self.partial, cure=cure)
-        with naming(self.partial):
-            self._file: BufferedRandom = open(os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
-        try:
-            if self._file.peek(6)[:6] not in (b"", np.lib.format.MAGIC_PREFIX):
-                raise foreign
-            with suppress(OSError):  # Some network file systems do not support locks.
-                if not try_lock(self._file):
-                    cure = "wait for it, or write elsewhere"
-                    raise UserError("another process is writing this file", path=self.partial, cure=cure)
-            self._saved = self._read_journal()
-        except BaseException:
-            self._file.close()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        try:
-            self._file.close()
-        except OSError:  # If the block failed, the cause (a full disk, for example) has been reported already.
-            if kind is None:
-                raise
-        if kind is not None and self._saved is None and not self.journal.exists():
-            self.partial.unlink(missing_ok=True)  # There is nothing to resume from.
-
-    def resume(self, lines: Iterator[str]) -> None:
-        """Skip the lines that are encoded already, check that they are the same, and cut the file after them."""
-        if self._saved is None:
-            self.journal.unlink(missing_ok=True)
+def _write_parts(work: _Encoding, folder: Path, lines: Iterator[str], rank: int, world_size: int) -> None:
+    """Write this process's share of the parts of a folder. The last process that ends writes the manifest, and removes
+    the parts of earlier vectors."""
+    parts = list[Part]()
+    for number, some in enumerate(_chunks(lines, PART_CHUNKS)):
+        name = f"part-{number:05d}-{work.origin.digest(some)}.npy"
+        parts.append(Part(file=name, rows=len(some), text=text_digest(some)))
+        if number % world_size != rank:
+            work.line += len(some)
+        elif (folder / name).exists():
+            work.count(some, found=True)
         else:
-            self._count(itertools.islice(lines, self._saved["lines"]))
-            if (self.lines, self._digest.hexdigest()) != (self._saved["lines"], self._saved["sha256"]):
-                raise self._other(f"its {self._saved['lines']:,} lines are not the first ones of this input")
-        with naming(self.partial):
-            self._file.truncate(HEADER_BYTES + self.lines * self._row_bytes)
-            self._write_header()
-            self._file.seek(0, os.SEEK_END)
+            work.write(folder / name, some)
+    if all((folder / part.file).exists() for part in parts):
+        Manifest(origin=work.origin, parts=parts).write(folder)
+        for path in {*folder.glob("part-?????-*.npy")} - {folder / part.file for part in parts}:
+            path.unlink(missing_ok=True)
 
-    def append(self, chunk: list[str], rows: np.ndarray) -> None:
-        with naming(self.partial):
-            self._file.write(rows.data)
-            self._flush()
-        self._count(chunk)
-        write_json(self.journal, {"facts": self.facts, "lines": self.lines, "sha256": self._digest.hexdigest()})
 
-    def finish(self) -> None:
-        """Write the header with the final number of lines, and rename the file to its final name."""
-        with naming(self.target):
-            self._write_header()
-            self._flush()
-            os.replace(self.partial, self.target)
-        self.journal.unlink(missing_ok=True)
-        for aside in self.target.parent.glob(f".{glob.escape(self.journal.name)}.*.tmp"):
-            aside.unlink(missing_ok=True)  # A run that was killed while it wrote its journal left this file.
+class _Encoding:
+    """Encodes lines chunk by chunk.
 
-    def _write_header(self) -> None:
-        self._file.seek(0)
-        self._file.write(npy_header(self.dtype, (self.lines, self.facts["size"])))
+    Attributes:
+        line: Number of the lines of the text before the next chunk.
+        lines, empty, resumed: Number of lines of which there are vectors now, of those that are empty, and of those
+            whose vectors were there already.
+    """
 
-    def _flush(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
+    def __init__(self, encoder: SentenceEncoder, origin: Origin, source: str | Path, progress: Counter) -> None:
+        self._encoder, self.origin, self._source, self._progress = encoder, origin, source, progress
+        self.line = self.lines = self.empty = self.resumed = 0
 
-    def _count(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.lines += 1
-            self.empty += not line.strip()
-            self._digest.update(line.encode() + b"\n")
+    def count(self, lines: list[str], found: bool) -> None:
+        """Count lines of which there are vectors now, or were before."""
+        self.line += len(lines)
+        self.lines += len(lines)
+        self.empty += sum(not line.strip() for line in lines)
+        if found:
+            self.resumed += len(lines)
+            self._progress.skip(len(lines))
 
-    def _read_journal(self) -> dict[str, Any] | None:
-        """Return the journal of an earlier run; None if there is nothing to resume from."""
-        size = os.fstat(self._file.fileno()).st_size
-        if not size:
-            return None  # The file is new. A journal without a file is from a run killed just before it deleted it.
+    def write(self, target: Path, lines: Iterable[str]) -> None:
+        """Write the vectors of lines to a .npy file."""
+        with _work_folder(target) as folder:
+            chunks = [self._chunk(folder, number, chunk) for number, chunk in enumerate(_chunks(lines))]
+            with write_aside(target) as aside:
+                vectors = ArrayFile.create(aside, self.origin.dtype, (self.origin.size,))
+                for path in chunks:
+                    vectors.append(np.load(path, allow_pickle=False))
+                vectors.close()
+            for path in folder.glob("chunk-*.npy"):
+                path.unlink()
+
+    def _chunk(self, folder: Path, number: int, lines: list[str]) -> Path:
+        """Return the file of the vectors of some lines, after computing them unless it is there."""
+        path = folder / f"chunk-{number:06d}-{self.origin.digest(lines)}.npy"
+        if path.exists():
+            self.count(lines, found=True)
+            return path
+        origin = self.origin
+        options = {name: vars(origin)[name] for name in ("batch_tokens", "normalize", "prompt")}
+        with StopRequest().watching() as stop, counting_sentences(self._encoder.model, self._progress.update):
+            rows = self._converted(self._encoder.encode(lines, origin.language, **options))
+            with write_aside(path) as aside, aside.open("wb") as file:
+                np.save(file, rows, allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+        self.count(lines, found=False)
+        if stop.signal:
+            raise KeyboardInterrupt
+        return path
+
+    def _converted(self, vectors: np.ndarray) -> np.ndarray:
+        """Return the vectors of the next lines as rows of the file."""
+        with np.errstate(over="ignore"):
+            rows = vectors.astype(self.origin.dtype)
+        finite = np.isfinite(rows).all(axis=1)
+        if not finite.all():
+            row = int(np.argmin(finite))
+            too_large = np.isfinite(vectors[row]).all()
+            cure = "use float32 or vectors of length 1" if too_large else "check the encoder, or compute in float32"
+            problem = f"its vector is not finite in {rows.dtype}"
+            raise UserError(problem, path=self._source, line=self.line + row + 1, cure=cure)
+        return rows
+
+
+@contextmanager
+def _work_folder(target: Path) -> Iterator[Path]:
+    """Context manager that yields the folder of unfinished work on a file, which is this process's alone. It is removed
+    if there is nothing in it to go on from."""
+    folder = target.with_name(f"{target.name}.work")
+    with naming(folder):
+        folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("a") as lock:
+        with suppress(OSError):  # Some network file systems do not support locks.
+            if not try_lock(lock):
+                raise UserError("another process is writing it", path=target, cure="wait for it, or write elsewhere")
         try:
-            saved = json.loads(self.journal.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except ValueError:
-            raise self._other("its journal is damaged") from None
-        if differing := differing_names(saved["facts"], self.facts):
-            raise self._other(f"it was made with another {', '.join(differing).replace('_', ' ')}")
-        return saved if size >= HEADER_BYTES + saved["lines"] * self._row_bytes else None
-
-    def _other(self, why: str) -> UserError:
-        return UserError(
-            f"an unfinished output is there, and {why}", path=self.partial, cure=f"remove {self.journal} to begin anew"
-        )
+            yield folder
+        finally:
+            for aside in folder.glob(".chunk-*.tmp"):  # A run that was killed while it wrote a chunk left this file.
+                aside.unlink()
+            with suppress(OSError):
+                (folder / "lock").unlink()
+                folder.rmdir()
 
 
-def differing_names(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+def differing_names(a: dict[str, object], b: dict[str, object]) -> list[str]:
     """Return the sorted keys that do not have the same value in both."""
     return sorted(name for name in {*a, *b} if a.get(name) != b.get(name))

@@ -35,7 +35,7 @@ from xrep.text.readers import read_text
 
 Index = Literal["flat", "ivf", "ivf-pq"]
 OWN_FILE = re.compile(
-    r"lock|facts\.json|neighbours\.npz|(source|target)(\.txt|\.lines|-[0-9a-f]{16}\.npy(\.partial(\.json)?)?)|\..*\.tmp"
+    r"lock|facts\.json|neighbours\.npz|(source|target)(\.txt|\.lines|-[0-9a-f]{16}\.npy(\.work)?)|\..*\.tmp"
 )
 """Names of files in the folder of a search, which may be removed."""
 _BLOCK = 1 << 14

@@ -2,18 +2,17 @@
 
 Layout of a folder::
 
-    manifest.json      what made the vectors, and rows, sha256 and text of each part, in the order of their rows
-    part-00000.npy     the vectors of the first lines, floats [n, D]
-    part-00001.npy     those of the next ones, and so on
-
-While a folder is being written, it has the entry of each finished part in a file of its own (``part-00000.json``).
+    manifest.json             what made the vectors, and the parts in the order of their rows
+    part-00000-{digest}.npy   the vectors of the first lines, floats [n, D]
+    part-00001-{digest}.npy   those of the next ones, and so on
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -43,21 +42,28 @@ class Origin:
     size: int
     dtype: str
 
-    def differing(self, other: Origin) -> list[str]:
-        """Return the names of the entries that are not the same in both, for a message."""
-        return [name.replace("_", " ") for name, value in vars(self).items() if value != vars(other)[name]]
+    def digest(self, lines: Iterable[str]) -> str:
+        """Return a short digest of lines and of what makes vectors of them."""
+        content = json.dumps([vars(self), *lines]).encode()
+        return hashlib.sha256(content).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A file of vectors: its number of rows, the sha256 of its bytes, that of the lines that it encodes, each stripped
-    and with a line end, and how many of them are empty."""
+    """A file of vectors, its number of rows, and the sha256 of the lines that it encodes, as ``text_digest`` returns
+    it."""
 
     file: str
     rows: int
-    sha256: str
     text: str
-    empty: int
+
+
+def text_digest(lines: Iterable[str]) -> str:
+    """Return the sha256 of lines, each of them stripped and with a line end, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(line.strip().encode("utf-8", "replace") + b"\n")
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +85,7 @@ class Manifest:
                 return cls(origin=Origin(**values["origin"]), parts=[Part(**part) for part in values["parts"]])
         except (OSError, ValueError, KeyError, TypeError):
             pass
-        unfinished = any(folder.glob("part-*.npy*"))
+        unfinished = any(folder.glob("part-*"))
         cure = "run the same xrep-encode again, which completes it" if unfinished else _CURE
         raise UserError(f"no vectors: it has no {MANIFEST} of them", path=folder, cure=cure)
 
