@@ -35,9 +35,9 @@ from harness import make_parser, progress, say_absent, take_turns, write_json
 from torch import Tensor, nn
 
 from xrep.data.batching import TextSpec, TokenBatch, Vocabulary, collate
+from xrep.inference.device import to_device
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.search import search
-from xrep.inference.placing import place
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.kernels.precision import fast_products, float32_precision
 from xrep.models.translation import Translation
@@ -89,7 +89,7 @@ def pack(model: Translation) -> None:
 def copy_in(precision: Precision, model: Translation, options: argparse.Namespace) -> Translation:
     copy = make_model(options)
     copy.load_state_dict(model.state_dict())
-    place(copy, "cpu", precision).pack_scores()
+    to_device(copy, "cpu", precision).pack_scores()
     return copy
 
 

@@ -11,7 +11,7 @@ import torch
 
 from tests.support.runs import compose_run, make_trainer
 from xrep.errors import UserError
-from xrep.inference.placing import place
+from xrep.inference.device import to_device
 from xrep.memory import check_memory, check_move, machine_memory, size_of
 from xrep.nn.queue import Queue
 from xrep.training.distributed import alone
@@ -50,7 +50,7 @@ def test_a_gpu_has_what_is_free_and_what_the_process_holds(monkeypatch: pytest.M
 
 
 def test_a_module_is_measured_with_its_buffers_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``place`` and the trainer measure what they move."""
+    """``to_device`` and the trainer measure what they move."""
     module = torch.nn.ModuleList([torch.nn.Linear(10, 10, bias=False), Queue(5, 4)])
     weights, buffers = 400, 5 * 4 * 4 + 5 * 2 * 8 + 8
     for gradients, needed in ((False, weights + buffers), (True, 2 * weights + buffers)):
@@ -68,7 +68,7 @@ def test_models_and_queues_that_a_gpu_cannot_hold_are_not_moved_there(
 ) -> None:
     on_gpu(monkeypatch, 1000, 0)
     with pytest.raises(UserError, match=r"parameters needs .* of memory, and cuda has 1,000 bytes; use another"):
-        place(torch.nn.Linear(100, 100), "cuda", "float32")
+        to_device(torch.nn.Linear(100, 100), "cuda", "float32")
     run = compose_run(data_directory, tmp_path / "run")
     world = replace(alone("cpu"), device=torch.device("cuda", 0))
     with pytest.raises(UserError, match=r"parameters needs .* of memory, and cuda:0 has 1,000 bytes; choose a smaller"):

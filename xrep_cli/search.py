@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,15 +164,15 @@ def _summary(index: SearchIndex, as_json: bool) -> str:
 
 
 def _query(options: argparse.Namespace) -> None:
-    from xrep.inference.generation.stream import Chunks
     from xrep.inference.search_index import SearchIndex
+    from xrep.text.chunks import read_chunks
 
     if any(not query.strip() for query in options.queries):
         raise UserError("an empty query", cure="give a sentence")
     index = SearchIndex(options.index, options.path, device=choose_device(options.device))
     if not options.queries and sys.stdin.isatty():
         print("type one query per line; Ctrl-D ends", file=sys.stderr)
-    chunks: Iterator[list[str]] = iter([options.queries] if options.queries else Chunks("/dev/stdin", MOST_QUERIES))
+    chunks = iter([options.queries]) if options.queries else read_chunks("/dev/stdin", MOST_QUERIES)
     before = 0
     for queries in chunks:
         found = index.search(queries, options.k, options.lang, probes=options.probes, prompt_name=options.prompt_name)

@@ -15,7 +15,7 @@ from xrep.data.annotated import IGNORED, AnnotatedBatch, Row, Rows, label_rows, 
 from xrep.data.batching import TextSpec, batches_of
 from xrep.errors import UserError
 from xrep.inference.classifier_files import load_classifier
-from xrep.inference.placing import place
+from xrep.inference.device import to_device
 from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.model import ClassifyingModel
 from xrep.nn.bert import CONFIG
@@ -89,14 +89,14 @@ class SentenceClassifier:
         """
         if not (Path(path) / MANIFEST).is_file() and (Path(path) / CONFIG).is_file():
             model, text, tokenizers = load_classifier(Path(path))
-            return cls(place(model, device, dtype), text, tokenizers, path=str(path), batch_tokens=batch_tokens)
+            return cls(to_device(model, device, dtype), text, tokenizers, path=str(path), batch_tokens=batch_tokens)
         checkpoint = open_checkpoint(path)
         model = load_model(checkpoint)
         if not isinstance(model, ClassifyingModel):
             problem = f"its model is a {model.kind}, not a classifier"
             raise UserError(problem, path=path, cure="train one with the task classification, tagging or so")
         return cls(
-            place(model, device, dtype),
+            to_device(model, device, dtype),
             checkpoint.text,
             open_tokenizers(checkpoint.path / TOKENIZER),
             path=str(path),

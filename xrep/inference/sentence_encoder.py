@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from xrep.data.batching import TextSpec, Vocabulary, batches_of, collate
 from xrep.errors import UserError
+from xrep.inference.device import to_device
 from xrep.inference.encoder_files import Format, write_encoder
 from xrep.inference.model_card import Card
-from xrep.inference.placing import place
 from xrep.interop.pretrained import Pretrained, find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import MODULES, Prompts, read_prompts, read_router
 from xrep.memory import check_memory
@@ -125,7 +125,7 @@ class SentenceEncoder:
             encoder = load(path, is_random)
         if layer is not None:
             encoder.model.pool_layer(layer)
-        place(encoder.model, device, dtype)
+        to_device(encoder.model, device, dtype)
         return encoder
 
     @property

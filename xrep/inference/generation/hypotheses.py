@@ -9,8 +9,8 @@ from torch import Tensor
 
 from xrep.errors import UserError
 
-MIN_FINISHED_SHARE_TO_COMPACT = 1 / 8
-"""Share of the sentences that must be done before they leave the batch, because the remaining ones are copied then."""
+Banned = tuple[Tensor, Tensor] | None
+"""Rows (of B · K) and the tokens that may not follow there, int64 [M] each; None: all may follow."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,16 @@ class Step:
 
 class Hypotheses:
     """All hypotheses of a search, where each step points to the one before, and the first ``width`` finished ones of
-    each sentence. ``alive`` [B] says which sentences are still in the batch."""
+    each sentence. ``alive`` [B] says which sentences are still in the batch, ``count`` [B] how many of each finished.
 
-    def __init__(self, sentences: int, width: int, device: torch.device) -> None:
+    Args:
+        ngram: Size of the n-grams of which ``banned`` tells; 0: none.
+    """
+
+    def __init__(self, sentences: int, width: int, ngram: int, device: torch.device) -> None:
         self.alive = torch.arange(sentences, device=device)
         self.count = torch.zeros(sentences, dtype=torch.int64, device=device)
-        self._sentences, self._width = sentences, width
+        self._sentences, self._width, self._ngram = sentences, width, ngram
         self._steps: list[tuple[Tensor, ...]] = []
         # The last column receives what is not kept, so that each step writes the same shape.
         shape = sentences, width + 1
@@ -60,26 +64,44 @@ class Hypotheses:
         self._ends = torch.zeros(shape, device=device)
         self._lengths = torch.ones(shape, dtype=torch.int64, device=device)
         self._slots = torch.zeros_like(self._lengths)
+        self._prefixes = torch.zeros((sentences, 1, 0), dtype=torch.int64, device=device)
+        """Tokens of the hypotheses that go on, [B, K, T], if n-grams are counted."""
 
-    def extend(self, parents: Tensor, tokens: Tensor, log_probabilities: Tensor) -> None:
-        """Add the hypotheses after a step, [B, K] each: which one of the last step they extend, and by which token."""
-        step = parents, tokens, log_probabilities
+    def add(self, step: Step, length: int, penalty: float) -> bool:
+        """Add a step, after which hypotheses have ``length`` tokens; return whether any ends.
+
+        Args:
+            penalty: Divisor of the scores of those that end.
+        """
+        decided = step.parents, step.tokens, step.log_probabilities
         if len(self.alive) < self._sentences:
-            step = tuple(x.new_zeros(self._sentences, x.size(1)).index_copy_(0, self.alive, x) for x in step)
-        self._steps.append(step)
-
-    def finish(self, ends: Tensor, slots: Tensor, scores: Tensor, log_probabilities: Tensor, length: int) -> None:
-        """Store hypotheses that end, [B, N] each as in ``Step``, with ``length`` tokens including eos."""
-        places = self.count.unsqueeze(1) + ends.cumsum(1) - 1
-        places = places.clamp(max=self._width).masked_fill_(~ends, self._width)
+            decided = tuple(x.new_zeros(self._sentences, x.size(1)).index_copy_(0, self.alive, x) for x in decided)
+        self._steps.append(decided)
+        if self._ngram:
+            before = self._prefixes.gather(1, step.parents.unsqueeze(2).expand(-1, -1, self._prefixes.size(2)))
+            self._prefixes = torch.cat([before, step.tokens.unsqueeze(2)], dim=2)
+        if not step.ends.any():
+            return False
+        places = self.count.unsqueeze(1) + step.ends.cumsum(1) - 1
+        places = places.clamp(max=self._width).masked_fill_(~step.ends, self._width)
         rows = self.alive.unsqueeze(1)
-        self._scores[rows, places], self._ends[rows, places] = scores, log_probabilities
-        self._slots[rows, places] = slots
-        self._lengths[rows, places] = length
-        self.count = (self.count + ends.sum(1)).clamp_(max=self._width)
+        self._scores[rows, places], self._ends[rows, places] = step.end_scores / penalty, step.end_log_probabilities
+        self._slots[rows, places], self._lengths[rows, places] = step.slots, length
+        self.count = (self.count + step.ends.sum(1)).clamp_(max=self._width)
+        return True
 
     def keep(self, rows: Tensor) -> None:
-        self.alive, self.count = self.alive[rows], self.count[rows]
+        """Keep only these sentences of the batch."""
+        self.alive, self.count, self._prefixes = self.alive[rows], self.count[rows], self._prefixes[rows]
+
+    def banned(self) -> Banned:
+        """Return the tokens that would repeat an n-gram."""
+        if not self._ngram or self._prefixes.size(2) < self._ngram:
+            return None
+        prefixes = self._prefixes.flatten(0, 1)
+        windows, end = prefixes.unfold(1, self._ngram, 1), prefixes[:, prefixes.size(1) - self._ngram + 1 :]
+        rows, places = (windows[..., :-1] == end.unsqueeze(1)).all(2).nonzero(as_tuple=True)
+        return rows, windows[rows, places, -1]
 
     def best(self, count: int) -> list[list[Hypothesis]]:
         """Return at most ``count`` finished hypotheses of each sentence, best first; a UserError if one has none."""
@@ -106,41 +128,3 @@ class Hypotheses:
             ]
             for sentence in zip(*columns, strict=True)
         ]
-
-
-class Repeats:
-    """The tokens that would repeat an n-gram of a hypothesis."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._prefixes: Tensor | None = None
-
-    def extend(self, parents: Tensor, tokens: Tensor) -> None:
-        """Add the tokens of a step, [B, K] each, as in ``Hypotheses.extend``."""
-        if not self.size:
-            return
-        extended = [tokens.unsqueeze(2)]
-        if self._prefixes is not None:
-            places = parents.unsqueeze(2).expand(-1, -1, self._prefixes.size(2))
-            extended.insert(0, self._prefixes.gather(1, places))
-        self._prefixes = torch.cat(extended, dim=2)
-
-    def keep(self, rows: Tensor) -> None:
-        if self._prefixes is not None:
-            self._prefixes = self._prefixes[rows]
-
-    def banned(self) -> tuple[Tensor, Tensor] | None:
-        """Return rows (of B · K) and the tokens that may not follow them, int64 [M] each, or None if there are none."""
-        if self._prefixes is None or self._prefixes.size(2) < self.size:
-            return None
-        windows = self._prefixes.flatten(0, 1).unfold(1, self.size, 1)
-        end = self._prefixes.flatten(0, 1)[:, self._prefixes.size(2) - self.size + 1 :]
-        rows, places = (windows[..., :-1] == end.unsqueeze(1)).all(2).nonzero(as_tuple=True)
-        return rows, windows[rows, places, -1]
-
-
-def remaining(done: Tensor) -> Tensor | None:
-    """Return which sentences stay, int64 [B'], given which are done, bool [B]; None while the batch is unchanged."""
-    stay = (~done).nonzero().squeeze(1)
-    gone = len(done) - len(stay)
-    return stay if gone and (gone >= MIN_FINISHED_SHARE_TO_COMPACT * len(done)) else None

@@ -8,9 +8,6 @@ from typing import Literal
 from xrep.config.ranges import out_of_range
 from xrep.errors import ConfigError
 
-UNLIMITED = 2**31
-"""More tokens than any model can translate into."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
@@ -58,10 +55,8 @@ class SearchOptions:
             problems.append(f"length_penalty_form must be fairseq or gnmt, not {self.length_penalty_form}")
         if self.max_length_a == 0 and self.min_length > self.max_length_b >= 0:
             problems.append(f"min_length {self.min_length} is more than the greatest length {self.max_length_b}")
-        for name in ("top_k", "top_p", "temperature"):
-            if not self.sampling and vars(self)[name] != vars(DEFAULTS)[name]:
-                problems.append(f"{name} is an option of sampling, which is off")
-        return problems
+        changed = [name for name in ("top_k", "top_p", "temperature") if vars(self)[name] != vars(DEFAULTS)[name]]
+        return problems + [f"{name} is an option of sampling, which is off" for name in changed if not self.sampling]
 
     def check(self) -> None:
         """Raise a ConfigError if options make no sense."""
@@ -73,9 +68,10 @@ class SearchOptions:
         """Number of hypotheses of each sentence."""
         return self.nbest if self.sampling else self.beam
 
-    def greatest_length(self, length: int) -> int:
-        """Return the largest number of tokens, without eos, in the translation of a sentence of ``length`` tokens."""
-        return int(min(self.max_length_a * int(length) + self.max_length_b, UNLIMITED))
+    def greatest_length(self, length: int, most: int) -> int:
+        """Return the largest number of tokens, without eos and at most ``most``, in the translation of a sentence of
+        ``length`` tokens."""
+        return int(min(self.max_length_a * int(length) + self.max_length_b, most))
 
     def penalty(self, length: int) -> float:
         """Return the divisor of the log-probability of a translation of ``length`` tokens, including eos."""

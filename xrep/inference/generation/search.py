@@ -8,10 +8,13 @@ from torch import Tensor
 
 from xrep.data.batching import TokenBatch
 from xrep.hashing import scramble
-from xrep.inference.generation.hypotheses import Hypotheses, Hypothesis, Repeats, Step, remaining
+from xrep.inference.generation.hypotheses import Banned, Hypotheses, Hypothesis, Step
 from xrep.inference.generation.options import SearchOptions
 from xrep.kernels.next_tokens import best_next, log_softmax_at, sample_next
 from xrep.models.model import TranslationModel
+
+MIN_FINISHED_SHARE_TO_COMPACT = 1 / 8
+"""Share of the sentences that must be done before they leave the batch, because the remaining ones are copied then."""
 
 
 @torch.inference_mode()
@@ -45,35 +48,28 @@ def search(
     device, words = source.tokens.device, model.target_vocabulary
     # eos, which a step handles itself, and the special tokens that no translation has
     apart = [words.eos_id, *sorted({words.pad_id, words.bos_id, words.mask_id} - {words.eos_id, words.unk_id, None})]
-    special = model.source_vocabulary.special_count
+    special, most = model.source_vocabulary.special_count, model.max_target_length
     greatest = [
-        max(1, min(options.greatest_length(length - special) + 1, model.max_target_length))
-        for length in source.host_lengths
+        max(1, min(options.greatest_length(length - special, most) + 1, most)) for length in source.host_lengths
     ]
     limits, decoding = torch.tensor(greatest, device=device), model.begin(source, languages)
-    hypotheses = Hypotheses(len(source), options.width, device)
-    repeats = Repeats(options.no_repeat_ngram_size)
+    hypotheses = Hypotheses(len(source), options.width, options.no_repeat_ngram_size, device)
     scores = torch.zeros(len(source), 1, device=device)
     tokens = parents = None
     for length in range(1, max(greatest) + 1):
-        logits, last = decoding.next(tokens, parents), limits == length
-        if options.sampling:
-            step = sample_step(logits, scores, last, length, apart, repeats.banned(), options, numbers)
-        else:
-            step = beam_step(logits, scores, last, length, apart, repeats.banned(), options)
+        logits, last, banned = decoding.next(tokens, parents), limits == length, hypotheses.banned()
+        given = logits, scores, last, length, apart, banned, options
+        step = sample_step(*given, numbers) if options.sampling else beam_step(*given)
         scores, parents, tokens = step.scores, step.parents, step.tokens
-        hypotheses.extend(parents, tokens, step.log_probabilities)
-        repeats.extend(parents, tokens)
-        if not step.ends.any():
+        if not hypotheses.add(step, length, options.penalty(length)):
             continue
-        ended = step.end_scores / options.penalty(length)
-        hypotheses.finish(step.ends, step.slots, ended, step.end_log_probabilities, length)
-        stay = remaining((hypotheses.count == options.width) | (limits <= length))
-        if stay is None:
+        done = (hypotheses.count == options.width) | (limits <= length)
+        if int(done.sum()) < max(1, MIN_FINISHED_SHARE_TO_COMPACT * len(done)):
             continue
+        stay = (~done).nonzero().squeeze(1)
         if not len(stay):
             break
-        for part in (decoding, hypotheses, repeats):
+        for part in (decoding, hypotheses):
             part.keep(stay)
         limits, scores, parents, tokens = limits[stay], scores[stay], parents[stay], tokens[stay]
         numbers = numbers[stay.cpu()]
@@ -81,23 +77,16 @@ def search(
 
 
 def beam_step(
-    logits: Tensor,
-    scores: Tensor,
-    last: Tensor,
-    length: int,
-    apart: list[int],
-    banned: tuple[Tensor, Tensor] | None,
-    options: SearchOptions,
+    logits: Tensor, scores: Tensor, last: Tensor, length: int, apart: list[int], banned: Banned, options: SearchOptions
 ) -> Step:
     """Find the best candidates that go on, and those among the ``beam`` best ones that end.
 
     Args:
-        logits: of the next token, [B, K, V].
-        scores: of the K hypotheses so far, [B, K].
+        logits, scores: Of the next token, [B, K, V]; of the K hypotheses so far, [B, K].
         last: bool [B], sentences at their greatest length.
-        length: number of tokens after this step.
+        length: Number of tokens after this step.
         apart: eos and the tokens that no translation has.
-        banned: as ``Repeats.banned`` returns it.
+        banned: As ``Hypotheses.banned`` returns it.
     """
     sentences, before = scores.shape
     best = best_next(logits.flatten(0, 1), options.beam, apart=apart, banned=banned)
@@ -118,20 +107,12 @@ def beam_step(
 
 
 def sample_step(
-    logits: Tensor,
-    scores: Tensor,
-    last: Tensor,
-    length: int,
-    apart: list[int],
-    banned: tuple[Tensor, Tensor] | None,
-    options: SearchOptions,
+    logits: Tensor, scores: Tensor, last: Tensor, length: int, apart: list[int], banned: Banned, options: SearchOptions,
     numbers: Tensor,
-) -> Step:
+) -> Step:  # fmt: skip
     """Draw the next token of each sample. Samples that have ended go on with the score -inf, and end only once.
 
-    Args:
-        numbers: int64 [B], numbers of the sentences.
-        others: as in ``beam_step``.
+    The arguments are as for ``beam_step``, and int64 [B], the numbers of the sentences.
     """
     count, (eos, *special) = options.nbest, apart
     logits = logits.expand(-1, count, -1).flatten(0, 1)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,75 +12,9 @@ from typing import Literal
 
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
 from xrep.inference.generation.translator import Translation, Translator
-from xrep.text.readers import read_text
-
-CHUNK_LINES = 4096
-"""Number of lines that are read, sorted by length and translated at a time."""
-CHUNK_CHARACTERS = 2_000_000
-"""A chunk of long lines ends after so many characters, so that memory does not grow with the length of the lines."""
-NAMED = 10
-"""Number of cut lines that are named one by one. Of the others only the number is reported."""
+from xrep.text.chunks import CHUNK_LINES, read_chunks
 
 Format = Literal["plain", "nbest", "jsonl"]
-
-
-class Chunks:
-    """The lines of a file in chunks: full ones for a regular file, what has arrived so far for a pipe or a terminal.
-
-    A thread reads ahead by at most one chunk.
-
-    Args:
-        path: a file as ``read_text`` reads it; for example ``/dev/stdin``.
-        lang: the language of the text, if it is known.
-    """
-
-    def __init__(self, path: str | Path, most_lines: int = CHUNK_LINES, lang: str | None = None) -> None:
-        self._path, self._most, self._lang = path, most_lines, lang
-        self._waits = os.path.isfile(path)
-        self._lines: list[str] = []
-        self._characters = 0
-        self._ended = False
-        self._error: BaseException | None = None
-        self._changed = threading.Condition()
-
-    def __iter__(self) -> Iterator[list[str]]:
-        """Yield the chunks. If reading fails, the lines before the error are yielded first.
-
-        Raises:
-            UserError: see ``read_text``.
-        """
-        threading.Thread(target=self._read, daemon=True).start()
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._ended or self._full or (self._lines and not self._waits))
-                chunk, self._lines, self._characters = self._lines, [], 0
-                ended = self._ended
-                self._changed.notify()
-            if chunk:
-                yield chunk
-            if ended:
-                break
-        if self._error is not None:
-            raise self._error
-
-    @property
-    def _full(self) -> bool:
-        return len(self._lines) >= self._most or self._characters >= CHUNK_CHARACTERS
-
-    def _read(self) -> None:
-        try:
-            for _, line in read_text(self._path, self._lang, allow_empty=True, most_words=None):
-                with self._changed:
-                    self._changed.wait_for(lambda: not self._full)
-                    self._lines.append(line)
-                    self._characters += len(line)
-                    if self._full or not self._waits:
-                        self._changed.notify()
-        except BaseException as error:  # the iterator raises it again
-            self._error = error
-        with self._changed:
-            self._ended = True
-            self._changed.notify()
 
 
 @dataclass
@@ -90,12 +23,8 @@ class Summary:
 
     lines: int = 0
     translated: int = 0
-    """Lines with text that are translated, but perhaps not yet written."""
+    """Non-empty lines translated so far."""
     empty: int = 0
-    cut: int = 0
-    unknown: int = 0
-    first_unknown: int = 0
-    """Number (from 1) of the first line that consists mostly of unknown subwords."""
     tokens: int = 0
     """Number of tokens of the best translations, including eos."""
     seconds: float = 0.0
@@ -121,20 +50,23 @@ def translate_stream(
     """Translate each line of a file.
 
     Args:
-        source_language: language of the text, by which ``read_text`` chooses texts of records.
-        write: called with the text of a chunk of at most ``most_lines`` lines as soon as they are translated.
+        source_language: Language of the text, by which ``read_text`` chooses texts of records.
+        write: Called with the text of a chunk of at most ``most_lines`` lines as soon as they are translated.
         form: plain: one line for each line; nbest: lines ``number<TAB>score<TAB>text``, one for each translation;
             jsonl: one object for each line.
-        keep_best: fill ``Summary.best``.
-        warn: called with a sentence for the user if lines were cut, or if the model cannot read lines.
-        progress: called after each batch.
+        keep_best: Fill ``Summary.best``.
+        warn: Called at the end with a sentence for the user if lines were cut, and if the model cannot read lines.
+        progress: Called after each batch.
 
     Raises:
-        UserError: see ``read_text`` and ``Translator.translate``.
+        UserError: See ``read_text`` and ``Translator.translate``.
     """
     summary, started = Summary(), time.monotonic()
     options.check()
     translator.target(target_language)
+    cut = f"longer than {translator.longest_source} subwords, this one first, and the rest of each is cut off"
+    unknown = "mostly of unknown subwords, this one first; another script or language than the model reads?"
+    problems, first = Counter[str](), dict[str, int]()
 
     def count(sentences: int, tokens: int) -> None:
         summary.translated += sentences
@@ -142,27 +74,21 @@ def translate_stream(
         summary.seconds = time.monotonic() - started
         progress(summary)
 
-    for lines in Chunks(path, most_lines, source_language):
+    for lines in read_chunks(path, most_lines, source_language):
         source = translator.read(lines)
-        for row in source.cut[: max(0, NAMED - summary.cut)]:
-            most = translator.longest_source
-            warn(f"{path}:{summary.lines + row + 1}: longer than {most} subwords, the rest is cut off")
-        summary.cut += len(source.cut)
         translated = translator.translate(source, target_language, options, max_tokens, summary.lines, count)
         write("".join(_written(summary.lines + 1, lines, translated, form)))
-        summary.unknown += len(source.unknown)
-        if source.unknown and not summary.first_unknown:
-            summary.first_unknown = summary.lines + source.unknown[0] + 1
+        for problem, rows in ((cut, source.cut), (unknown, source.unknown)):
+            problems[problem] += len(rows)
+            if rows:
+                first.setdefault(problem, summary.lines + rows[0] + 1)
         summary.lines += len(lines)
         summary.empty += sum(not len(tokens) for tokens in source.tokens)
         if keep_best:
             summary.best += [best[0].text for best in translated]
-    if summary.cut > NAMED:
-        warn(f"{path}: {summary.cut - NAMED:,} more lines were cut")
-    if summary.unknown:
-        lines_are = "line is" if summary.unknown == 1 else "lines are"
-        warn(f"{path}:{summary.first_unknown}: {summary.unknown:,} {lines_are} mostly of unknown subwords, this one "
-             "first; another script or language than the model reads?")  # fmt: skip
+    for problem, line in first.items():
+        lines_are = "line is" if problems[problem] == 1 else "lines are"
+        warn(f"{path}:{line}: {problems[problem]:,} {lines_are} {problem}")
     return summary
 
 

@@ -11,12 +11,11 @@ import torch
 
 from xrep.data.batching import TextSpec, batches_of, collate
 from xrep.errors import UserError
+from xrep.inference.device import to_device
 from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
 from xrep.inference.generation.search import search
-from xrep.inference.placing import place
 from xrep.inference.sentence_encoder import has_foreign_encoder
-from xrep.memory import check_memory
 from xrep.models.directory import TOKENIZER, load_model, open_checkpoint
 from xrep.models.translation import Translation as TranslationModel
 from xrep.precision import Precision
@@ -77,7 +76,7 @@ class Translator:
         if not isinstance(model, TranslationModel):
             problem = "not a translation model: it encodes sentences"
             raise UserError(problem, path=path, cure=f"encode them by xrep-encode, or {cure}")
-        model = place(model, device, dtype)
+        model = to_device(model, device, dtype)
         model.pack_scores()
         return cls(model, open_tokenizers(checkpoint.path / TOKENIZER), checkpoint.text)
 
@@ -152,9 +151,6 @@ class Translator:
         lengths = [len(source.tokens[row]) + special for row in with_text]
         for places in batches_of(lengths, max_tokens // options.width, most):
             rows = [with_text[place] for place in places]
-            what = f"a batch of {len(rows) * options.width:,} hypotheses"
-            needed, cure = len(rows) * self._bytes_of_a_sentence(options), "lower `beam`, `nbest` or `max_tokens`"
-            check_memory(needed, what, device=str(device), cure=cure)
             sides = [source.tokens[row] for row in rows]
             batch = collate(sides, self.text.vocabulary("source"), self.text.max_length).to(device)
             languages, numbers = torch.full((len(rows),), target, device=device), torch.tensor(rows) + first
@@ -165,9 +161,3 @@ class Translator:
                 ]
             progress(len(rows), sum(len(best[0].token_scores) for best in hypotheses))
         return translated
-
-    def _bytes_of_a_sentence(self, options: SearchOptions) -> int:
-        """Return what the logits, keys, values and masks of 32 steps need, which is the least that a search takes."""
-        shape, width = self.model.decoder.shape, options.width
-        cache = 2 * 32 * shape.layers * shape.hidden_size
-        return 4 * width * (self.model.target_vocabulary.size + cache + 32 * width)

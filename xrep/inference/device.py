@@ -15,7 +15,7 @@ from xrep.precision import Precision, type_of
 M = TypeVar("M", bound=torch.nn.Module)
 
 
-def place(model: M, device: str | None, dtype: Precision) -> M:
+def to_device(model: M, device: str | None, dtype: Precision) -> M:
     """Move a model to a device, by default a GPU if there is one, convert it to a precision, and pack it.
 
     A model that was saved in int8 remains in int8, whose default device is the CPU.
@@ -28,7 +28,7 @@ def place(model: M, device: str | None, dtype: Precision) -> M:
         dtype = "int8"
     device = device or ("cuda" if torch.cuda.is_available() and dtype != "int8" else "cpu")
     numbers = type_of(dtype, device)
-    if is_quantised(model) and dtype != "int8":
+    if dtype != "int8" and is_quantised(model):
         raise UserError("the model was saved in int8", cure="leave out the precision, or use the original model")
     if dtype == "int8" and not multiplies_int8():
         problem = f"torch {torch.__version__} has no exact int8 product for this processor"
