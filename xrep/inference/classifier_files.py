@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from xrep.data.batching import TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming
 from xrep.inference.encoder_files import opening_line
-from xrep.inference.model_card import FROZEN_TYPES, Card, write_card
+from xrep.inference.model_card import Card, frozen_types
 from xrep.interop.classifiers import CLASSES, read_classifier, write_classifier
 from xrep.models.classifier import Classifier
 from xrep.models.directory import TOKENIZER, Checkpoint, fingerprint, load_model
 from xrep.models.start import find_start
-from xrep.nn.encoder import lacks_types
 from xrep.text.pretrained_tokenizer import maximum_length, save_as_huggingface
 from xrep.text.sides import SHARED, Tokenizers, open_tokenizers
 from xrep.text.tokenizer import Tokenizer
@@ -49,18 +49,12 @@ def export_classifier(checkpoint: Checkpoint, directory: Path, format: str, card
         save_as_huggingface(tokenizer, aside, checkpoint.text.max_length)
         labels = ", ".join(model.annotation.labels) or "answers to questions"
         loading = opening_line(f"AutoModel{CLASSES[model.annotation.kind]}", str(directory), [])
-        write_card(
-            aside,
-            directory.name,
-            f"A classifier, trained with xrep; it predicts {labels}.",
-            [loading],
-            card,
-            details=FROZEN_TYPES if lacks_types(model.encoder) else [],
-            library="transformers",
-            pipeline=PIPELINES[model.annotation.kind],
-            languages=checkpoint.text.languages,
-            fingerprint=lambda: fingerprint(model, checkpoint.text),
+        about, details = f"A classifier, trained with xrep; it predicts {labels}.", frozen_types(model.encoder)
+        kind, identity = (
+            ("transformers", PIPELINES[model.annotation.kind]),
+            partial(fingerprint, model, checkpoint.text),
         )
+        card.write(aside, directory.name, about, [loading], details, kind, checkpoint.text.languages, identity)
     return {directory: loading}
 
 

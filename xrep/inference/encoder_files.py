@@ -11,12 +11,11 @@ from xrep.data.batching import TextSpec
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming
 from xrep.inference.graphs import FILES, INPUTS, Runtime, check_runtime, write_graph
-from xrep.inference.model_card import FROZEN_TYPES, Card, write_card
+from xrep.inference.model_card import Card, frozen_types
 from xrep.interop.exported import write_huggingface, write_router, write_sentence_transformers
 from xrep.interop.sentence_modules import Prompts
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.projection import MeanOfSpaces
-from xrep.nn.encoder import lacks_types
 from xrep.text.pretrained_tokenizer import save_as_huggingface
 from xrep.text.sides import Tokenizers, tokenizer_of
 
@@ -37,60 +36,45 @@ def write_encoder(
     fingerprint: Callable[[], str],
 ) -> dict[Path, str]:
     """Write an encoder as ``SentenceEncoder.save`` describes; ``place`` is what its card names to load it."""
-    graphs: Runtime | None = format if format == "onnx" or format == "openvino" else None
-    if graphs is not None:
-        check_runtime(graphs)
+    if format == "onnx" or format == "openvino":
+        check_runtime(format)
     languages = {tower: text.languages_of(tower) for tower in model.encoders}
     folders = {tower: tower if len(languages) > 1 else "." for tower in languages}
     with naming(directory), directory_aside(directory) as aside:
-        opens = format != "hf"  # whether sentence-transformers does
+        # whether sentence-transformers opens it
+        opens = format != "hf"
         for tower, folder in folders.items():
-            about = read_by(text, tokenizers, tower)
-            if graphs is None:
-                _write_tower(model, tower, aside / folder, format, prompts, about)
-            else:
-                opens = _write_graph_tower(model, tower, aside / folder, graphs, prompts, about) and opens
+            opens &= _write_tower(model, tower, aside / folder, format, prompts, read_by(text, tokenizers, tower))
         if opens and len(languages) > 1:
-            routes = {code: folders[tower] for tower, codes in languages.items() for code in codes}
-            write_router(aside, routes, prompts)
-        if format == "sentence-transformers":
-            loaded = {directory: _encoding_line(place, languages)}
-        else:
-            classes = {tower: encoder.library_class for tower, encoder in model.encoders.items()}
+            write_router(aside, {code: folders[tower] for tower in languages for code in languages[tower]}, prompts)
+        loaded = {directory: _encoding_line(place, languages)}
+        if format != "sentence-transformers":
+            names = {tower: format if format in FILES else model.encoders[tower].library_class for tower in languages}
             loaded = {
-                directory / folder: opening_line(graphs or classes[tower], str(Path(place, folder)), languages[tower])
+                directory / folder: opening_line(names[tower], str(Path(place, folder)), languages[tower])
                 for tower, folder in folders.items()
             }
+        if format == "onnx" or format == "openvino":
+            reading = _graph_reading(format, text.max_length, prompts, place if opens else None)
+        else:
+            reading = frozen_types(*model.encoders.values())
         sizes = " or ".join(str(size) for size in dict.fromkeys(model.width(tower) for tower in languages))
-        details = _description(model, languages, format)
-        if graphs is None and any(lacks_types(encoder) for encoder in model.encoders.values()):
-            details += FROZEN_TYPES
-        if graphs is not None:
-            details += _graph_lines(graphs, text.max_length, prompts, place if opens else None)
-        write_card(
-            aside,
-            Path(place).name,
-            f"A cross-lingual sentence encoder, trained with xrep. Sentences become vectors of {sizes} numbers.",
-            list(loaded.values()),
-            card,
-            details=details,
-            library="transformers" if format == "hf" else format,
-            pipeline="feature-extraction" if format == "hf" else "sentence-similarity",
-            languages=text.languages,
-            fingerprint=fingerprint,
-        )
+        about = f"A cross-lingual sentence encoder, trained with xrep. Sentences become vectors of {sizes} numbers."
+        details = [*_description(model, languages, format), *reading]
+        kind = ("transformers", "feature-extraction") if format == "hf" else (format, "sentence-similarity")
+        lines = list(loaded.values())
+        card.write(aside, Path(place).name, about, lines, details, kind, text.languages, fingerprint)
     return loaded
 
 
 def opening_line(name: str, place: str, languages: list[str]) -> str:
     """Return the line of Python that opens a transformer of a class, or a graph of a runtime, with this ``name``."""
-    reads = f"  # reads {', '.join(languages)}" if languages else ""
-    if name not in FILES:
-        return f"import transformers; transformers.{name}.from_pretrained({json.dumps(place)}){reads}"
-    file = json.dumps(str(Path(place, FILES[name])))
-    if name == "onnx":
-        return f"import onnxruntime; onnxruntime.InferenceSession({file}){reads}"
-    return f'import openvino; openvino.compile_model({file}, "CPU", {{"INFERENCE_PRECISION_HINT": "f32"}}){reads}'
+    file = json.dumps(str(Path(place, FILES.get(name, ""))))
+    line = {
+        "onnx": f"import onnxruntime; onnxruntime.InferenceSession({file})",
+        "openvino": f'import openvino; openvino.compile_model({file}, "CPU", {{"INFERENCE_PRECISION_HINT": "f32"}})',
+    }.get(name, f"import transformers; transformers.{name}.from_pretrained({json.dumps(place)})")
+    return f"{line}  # reads {', '.join(languages)}" if languages else line
 
 
 def _encoding_line(place: str, languages: dict[str, list[str]]) -> str:
@@ -116,78 +100,74 @@ def read_by(text: TextSpec, tokenizers: Tokenizers, side: str) -> dict[str, Any]
 
 def _write_tower(
     model: DualEncoder, tower: str, path: Path, format: Format, prompts: Prompts, text: dict[str, Any]
-) -> None:
-    settings = {"layers": model.config.pooled_layer, **text}
-    if format == "hf":
-        write_huggingface(path, model.encoders[tower], **settings)
-        return
-    projection = model.projections[tower] if tower in model.projections else None
-    if isinstance(projection, MeanOfSpaces):
-        problem = "its vectors are means of projection spaces, which sentence-transformers does not have"
-        raise UserError(problem, cure="set `no_projection` to leave them out, or set `format` to xrep")
-    write_sentence_transformers(
-        path,
-        model.encoders[tower],
-        pooling=model.pooling[tower],
-        projection=projection,
-        activation="none" if projection is None else projection.shape.activation,
-        normalize=model.config.normalize,
-        prompts=prompts,
-        **settings,
-    )
-
-
-def _write_graph_tower(
-    model: DualEncoder, tower: str, path: Path, runtime: Runtime, prompts: Prompts, text: dict[str, Any]
 ) -> bool:
-    """Write the graph of a tower, with what sentence-transformers needs to open it; return whether it can."""
+    """Write a tower, and return whether sentence-transformers can open it."""
+    encoder, settings = model.encoders[tower], {"layers": model.config.pooled_layer, **text}
+    if format == "hf":
+        write_huggingface(path, encoder, **settings)
+        return False
+    projection, opens = model.projections[tower] if tower in model.projections else None, True
     try:
-        _write_tower(model, tower, path, "sentence-transformers", prompts, {**text, "weights": False})
-        opens = True
-    except UserError:  # it has no counterpart there (pre-norm, projection spaces), which does not matter to a graph
+        if isinstance(projection, MeanOfSpaces):
+            problem = "its vectors are means of projection spaces, which sentence-transformers does not have"
+            raise UserError(problem, cure="set `no_projection` to leave them out, or set `format` to xrep")
+        write_sentence_transformers(
+            path,
+            encoder,
+            pooling=model.pooling[tower],
+            projection=projection,
+            activation="none" if projection is None else projection.shape.activation,
+            normalize=model.config.normalize,
+            prompts=prompts,
+            weights=format == "sentence-transformers",
+            **settings,
+        )
+    except UserError:  # pre-norm and projection spaces do not matter to a graph
+        if format == "sentence-transformers":
+            raise
         text["save_tokenizer"](path)
         opens = False
-    write_graph(model, tower, path, runtime)
+    if format != "sentence-transformers":
+        write_graph(model, tower, path, format)
     return opens
 
 
-def _graph_lines(runtime: Runtime, max_length: int, prompts: Prompts, place: str | None) -> list[str]:
+def _graph_reading(runtime: Runtime, max_length: int, prompts: Prompts, place: str | None) -> list[str]:
     """Return what the card says of graphs; ``place`` is the directory if sentence-transformers opens it."""
-    outputs = "`sentence_embedding`, a vector for each sentence, and `last_hidden_state`, one for each token"
-    lines = [
-        "",
+    paragraphs = [
         f"The inputs of the graph are {' and '.join(f'`{name}`' for name in INPUTS)}, int64 [sentences, tokens], of"
-        f" sentences of at most {max_length} tokens, padded at the end. The outputs are {outputs}. The tokenizer is"
-        " beside the graph: `transformers.AutoTokenizer` opens the directory, and `tokenizers` its `tokenizer.json`.",
+        f" sentences of at most {max_length} tokens, padded at the end. The outputs are `sentence_embedding`, a vector"
+        " for each sentence, and `last_hidden_state`, one for each token. The tokenizer is beside the graph:"
+        " `transformers.AutoTokenizer` opens the directory, and `tokenizers` its `tokenizer.json`."
     ]
     if prompts.text:
-        lines += ["", f"The text {json.dumps(prompts.text, ensure_ascii=False)} belongs in front of each sentence."]
+        paragraphs += [f"The text {json.dumps(prompts.text, ensure_ascii=False)} belongs in front of each sentence."]
     if runtime == "openvino":
-        lines += ["", "Without the precision hint, OpenVINO computes in bfloat16 on processors that multiply it."]
+        paragraphs += ["Without the precision hint, OpenVINO computes in bfloat16 on processors that multiply it."]
     if place is not None:
         opened = f'SentenceTransformer({json.dumps(place)}, backend="{runtime}")'
-        lines += ["", f"With `pip install 'sentence-transformers[{runtime}]'`, `{opened}` opens the directory, too."]
-    return lines
+        paragraphs += [f"With `pip install 'sentence-transformers[{runtime}]'`, `{opened}` opens the directory, too."]
+    return paragraphs
 
 
 def _description(model: DualEncoder, languages: dict[str, list[str]], format: Format) -> list[str]:
-    # If a projection was left out, vectors of the two towers cannot be compared.
-    comparable = len(model.projections) == len(model.architecture()["projections"])
-    lines = [""]
+    """Return the paragraphs of the card about towers, and about what the format leaves out."""
     if len(languages) == 1:
         known = ", ".join(*languages.values())
-        lines.append(f"One encoder reads every language.{f' It was trained on: {known}.' if known else ''}")
+        paragraphs = [f"One encoder reads every language.{f' It was trained on: {known}.' if known else ''}"]
     else:
+        # If a projection was left out, vectors of the two towers cannot be compared.
+        comparable = len(model.projections) == len(model.architecture()["projections"])
         space = "; vectors of both lie in one space" if comparable else ""
-        lines.append(f"It has a tower for each side of its language pairs{space}:")
-        lines += [f"- `{tower}/` reads {', '.join(codes)}" for tower, codes in languages.items()]
+        towers = [f"- `{tower}/` reads {', '.join(codes)}" for tower, codes in languages.items()]
+        paragraphs = ["\n".join([f"It has a tower for each side of its language pairs{space}:", *towers])]
     if format == "hf":
         steps = [" or ".join(_POOLED[pooling] for pooling in dict.fromkeys(model.pooling.values())), "padding left out"]
         if len(model.projections):
             steps.append("then a projection, which this format cannot hold (sentence-transformers can)")
         if model.config.normalize:
             steps.append("brought to length 1")
-        lines += ["", f"The sentence vector is {', '.join(steps)}."]
+        paragraphs.append(f"The sentence vector is {', '.join(steps)}.")
     elif format == "sentence-transformers":
-        lines += ["", "`xrep.SentenceEncoder.load` reads it, too."]
-    return lines
+        paragraphs.append("`xrep.SentenceEncoder.load` reads it, too.")
+    return paragraphs

@@ -16,7 +16,7 @@ from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside, naming, write_json
 from xrep.inference.classifier_files import PIPELINES, export_classifier
 from xrep.inference.encoder_files import Format, opening_line, read_by
-from xrep.inference.model_card import FROZEN_TYPES, README, Card, write_card
+from xrep.inference.model_card import README, Card, frozen_types
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interop.exported import write_huggingface
 from xrep.interop.sentence_modules import PROMPTS
@@ -32,7 +32,6 @@ from xrep.models.directory import (
     open_checkpoint,
     write_checkpoint,
 )
-from xrep.nn.encoder import lacks_types
 from xrep.nn.layers import quantise_layers
 from xrep.nn.pooling import Pooling
 from xrep.text.sides import open_tokenizers, save_tokenizers
@@ -91,7 +90,7 @@ def export_path(
         check_new_directory(directory)
         with TemporaryDirectory() as folder:
             exported = _of_checkpoint(checkpoint, format) if checkpoint else _of_encoder(path, Path(folder))
-            return _write_checkpoint(exported, directory, card, Path(folder))
+            return _write_checkpoint(*exported, directory, card, Path(folder))
     if checkpoint is not None and checkpoint.translates:
         return _write_its_encoder(checkpoint, directory, format, card)
     if checkpoint is not None and checkpoint.text.annotation is not None:
@@ -107,12 +106,12 @@ def export_path(
         encoder.model.projections.clear()
     if layer is not None:
         encoder.model.pool_layer(layer)
-    return encoder.save(directory, format, license=license, results=results)
+    return encoder.write(directory, str(directory), format, card)
 
 
 def _of_checkpoint(checkpoint: Checkpoint, format: Literal["xrep", "int8"]) -> tuple[Snapshot, Callable[[], str]]:
     """Return a checkpoint without what training alone needs, and a function that returns its model's fingerprint."""
-    hashes = checkpoint.training_hashes
+    files = (checkpoint.training_hashes, checkpoint.path / PROMPTS)
     snapshot = Snapshot(
         step=checkpoint.step,
         config_yaml=(checkpoint.path / CONFIG).read_text(encoding="utf-8"),
@@ -120,7 +119,7 @@ def _of_checkpoint(checkpoint: Checkpoint, format: Literal["xrep", "int8"]) -> t
         save_tokenizers=lambda folder: shutil.copytree(checkpoint.path / TOKENIZER, folder),
         architecture=checkpoint.manifest["architecture"],
         model=checkpoint.tensors(quantised=True),
-        files={} if hashes is None else {hashes.name: hashes},
+        files={file.name: file for file in files if file is not None and file.is_file()},
         precision="int8" if checkpoint.is_quantised else "float32",
     )
     if format == "xrep":
@@ -135,8 +134,7 @@ def _of_encoder(path: str | Path, folder: Path) -> tuple[Snapshot, Callable[[], 
     """Return a pretrained encoder in int8 as a checkpoint, as ``_of_checkpoint`` does; ``folder`` is for its files."""
     encoder = SentenceEncoder.load(path, device="cpu")
     quantise_layers(encoder.model)
-    prompts = {"prompts": encoder.prompts, "default_prompt_name": encoder.default_prompt_name}
-    write_json(folder / PROMPTS, prompts)
+    write_json(folder / PROMPTS, {"prompts": encoder.prompts, "default_prompt_name": encoder.default_prompt_name})
     options = replace(encoder.model.config, encoder=None, source_encoder=None, target_encoder=None)
     snapshot = Snapshot(
         step=0,
@@ -152,29 +150,18 @@ def _of_encoder(path: str | Path, folder: Path) -> tuple[Snapshot, Callable[[], 
 
 
 def _write_checkpoint(
-    exported: tuple[Snapshot, Callable[[], str]], directory: Path, card: Card, folder: Path
+    snapshot: Snapshot, fingerprint: Callable[[], str], directory: Path, card: Card, folder: Path
 ) -> dict[Path, str]:
     """Write what ``_of_checkpoint`` or ``_of_encoder`` returns, with a model card; ``folder`` is for its files."""
-    snapshot, fingerprint_of_it = exported
-    annotation = snapshot.text.annotation
     kind, pipeline = "SentenceEncoder", "sentence-similarity"
     if "decoder" in snapshot.architecture:
         kind, pipeline = "Translator", "translation"
-    if annotation is not None:
-        kind, pipeline = "SentenceClassifier", PIPELINES[annotation.kind]
+    if snapshot.text.annotation is not None:
+        kind, pipeline = "SentenceClassifier", PIPELINES[snapshot.text.annotation.kind]
     loading = f"import xrep; xrep.{kind}.load({json.dumps(str(directory))})"
     quantised = " The weights of its transformer layers are in int8." if snapshot.precision == "int8" else ""
-    write_card(
-        folder,
-        directory.name,
-        f"A model of xrep.{quantised}",
-        [loading],
-        card,
-        library="xrep",
-        pipeline=pipeline,
-        languages=snapshot.text.languages,
-        fingerprint=fingerprint_of_it,
-    )
+    about, languages = f"A model of xrep.{quantised}", snapshot.text.languages
+    card.write(folder, directory.name, about, [loading], [], ("xrep", pipeline), languages, fingerprint)
     write_checkpoint(directory.absolute(), replace(snapshot, files={README: folder / README, **snapshot.files}))
     return {directory: loading}
 
@@ -187,20 +174,15 @@ def _write_its_encoder(checkpoint: Checkpoint, directory: Path, format: Format, 
         raise UserError(problem, path=checkpoint.path, cure=cure)
     model = load_model(checkpoint)
     text, tokenizers = checkpoint.text, open_tokenizers(checkpoint.path / TOKENIZER)
-    loading = opening_line(model.encoder.library_class, str(directory), text.source_languages)
+    languages = text.source_languages
+    loading = opening_line(model.encoder.library_class, str(directory), languages)
+    about = (
+        f"The encoder of a model trained with xrep to translate from {', '.join(languages)}; the decoder is left out."
+        " It gives a vector for each token."
+    )
+    kind, details = ("transformers", "feature-extraction"), frozen_types(model.encoder)
     with naming(directory), directory_aside(directory) as aside:
         write_huggingface(aside, model.encoder, **read_by(text, tokenizers, "source"))
-        write_card(
-            aside,
-            directory.name,
-            f"The encoder of a model trained with xrep to translate from {', '.join(text.source_languages)}; the"
-            " decoder is left out. It gives a vector for each token.",
-            [loading],
-            card,
-            details=FROZEN_TYPES if lacks_types(model.encoder) else [],
-            library="transformers",
-            pipeline="feature-extraction",
-            languages=text.source_languages,
-            fingerprint=lambda: fingerprint(model, text),
-        )
+        identity = partial(fingerprint, model, text)
+        card.write(aside, directory.name, about, [loading], details, kind, languages, identity)
     return {directory: loading}

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from huggingface_hub import EvalResult, ModelCardData
 
 from xrep.config.yaml_files import flat
 from xrep.data.store import MANIFEST_FILE
 from xrep.errors import UserError
 from xrep.files import sha256_of
 from xrep.models.directory import MANIFEST, open_checkpoint
+from xrep.nn.encoder import Encoder, lacks_types
 from xrep.nn.weights import read_json
 
 README = "README.md"
@@ -27,17 +28,14 @@ _MTEB = {
     "translation": ("Translation", "bleu"),
 }
 """The type of task and the metric that mteb, or else the Hub, names for the headline figures of an evaluation."""
-FROZEN_TYPES = [
-    "",
-    "transformers gives the model a row of token types, which xrep's encoder does not have. It is zero, and training by"
-    + " other libraries changes it; xrep adds it to the positions when it reads the model. These lines freeze it:",
-    "",
-    "```python",
-    "for name, parameter in model.named_parameters():",
-    '    parameter.requires_grad_("token_type_embeddings" not in name)',
-    "```",
-]
-"""Lines about a directory that has this row, see ``xrep.nn.bert.tensors_of``."""
+_FROZEN_TYPES = """\
+transformers gives the model a row of token types, which xrep's encoder does not have. It is zero, and training by \
+other libraries changes it; xrep adds it to the positions when it reads the model. These lines freeze it:
+
+```python
+for name, parameter in model.named_parameters():
+    parameter.requires_grad_("token_type_embeddings" not in name)
+```"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +48,9 @@ class Card:
         data: Name and sha256 of each file that the model was trained on.
     """
 
-    license: str | None = None
-    results: Sequence[dict[str, Any]] = ()
-    data: Sequence[tuple[str, str]] = ()
+    license: str | None
+    results: Sequence[dict[str, Any]]
+    data: Sequence[tuple[str, str]]
 
     @classmethod
     def of(cls, path: str | Path, license: str | None = None, results: Sequence[str | Path] = ()) -> Card:
@@ -67,60 +65,56 @@ class Card:
         records = [record for file in results for record in _records(Path(file))]
         return cls(license=license, results=records, data=list(_training_files(path)))
 
+    def write(
+        self,
+        directory: Path,
+        name: str,
+        about: str,
+        loading: Sequence[str],
+        details: Sequence[str],
+        kind: tuple[str, str],
+        languages: Sequence[str],
+        fingerprint: Callable[[], str],
+    ) -> None:
+        """Write the card of a model into ``directory``.
 
-def write_card(
-    directory: Path,
-    name: str,
-    about: str,
-    loading: Sequence[str],
-    card: Card,
-    *,
-    details: Sequence[str] = (),
-    library: str,
-    pipeline: str,
-    languages: Sequence[str],
-    fingerprint: Callable[[], str],
-) -> None:
-    """Write the card of a model into ``directory``.
+        Args:
+            name, about: Name of the model, and the paragraph below it.
+            loading, details: Lines of Python that load the model, and paragraphs below them.
+            kind: The Hub's names of the library that loads the model and of what the model does.
+            fingerprint: Function that returns the fingerprint of the model, which the results must be of.
 
-    Args:
-        name: Name of the model.
-        about: Paragraph below the title.
-        loading: Lines of Python that load the model.
-        details: Lines of text below them.
-        library, pipeline: The Hub's names of the library that loads the model and of what the model does.
-        fingerprint: Function that returns the fingerprint of the model, which the results must be of.
-
-    Raises:
-        UserError: The results are of another model.
-    """
-    own = fingerprint() if card.results else ""
-    if others := {str(record["model"]["path"]) for record in card.results if record["model"]["fingerprint"] != own}:
-        problem = f"`results` were measured on another model, {', '.join(sorted(others))}"
-        raise UserError(problem, cure="measure the model that is exported")
-    results = [entry for record in card.results for entry in _mteb_entries(record)]
-    data = [{"name": file, "sha256": digest} for file, digest in card.data]
-    metadata = {
-        "language": sorted(languages),
-        "license": card.license,
-        "library_name": library,
-        "pipeline_tag": pipeline,
-        "tags": ["xrep", library, pipeline],
-        "training_data": data,
-        "model-index": [{"name": name, "results": results}] if results else [],
-    }
-    front = yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False, width=120)
-    text = ["---", front.rstrip(), "---", "", f"# {name}", "", about, "", "```python", *loading, "```", *details]
-    if results:
-        rows = (
-            f"| {entry['dataset']['name']} | {m['type']} | {m['value']:.2f} |"
-            for entry in results
-            for m in entry["metrics"]
+        Raises:
+            UserError: The results are of another model.
+        """
+        own = fingerprint() if self.results else ""
+        if others := {str(record["model"]["path"]) for record in self.results if record["model"]["fingerprint"] != own}:
+            problem = f"`results` were measured on another model, {', '.join(sorted(others))}"
+            raise UserError(problem, cure="measure the model that is exported")
+        results = [result for record in self.results for result in _results_of(record)]
+        metadata = ModelCardData(
+            language=sorted(languages) or None,
+            license=self.license,
+            library_name=kind[0],
+            pipeline_tag=kind[1],
+            tags=["xrep", *kind],
+            training_data=[{"name": file, "sha256": digest} for file, digest in self.data] or None,
+            **{"model_name": name, "eval_results": results} if results else {},
         )
-        text += ["", "| test | figure | value |", "| --- | --- | ---: |", *rows]
-    if data:
-        text += ["", "Trained on:", "", *(f"- `{file}`, sha256 `{digest}`" for file, digest in card.data)]
-    (directory / README).write_bytes(("\n".join(text) + "\n").encode("utf-8", "backslashreplace"))
+        paragraphs = [f"---\n{metadata.to_yaml()}\n---", f"# {name}", about, "\n".join(["```python", *loading, "```"])]
+        paragraphs += details
+        if results:
+            rows = (f"| {found.dataset_name} | {found.metric_type} | {found.metric_value:.2f} |" for found in results)
+            paragraphs += ["\n".join(["| test | figure | value |", "| --- | --- | ---: |", *rows])]
+        if self.data:
+            files = (f"- `{file}`, sha256 `{digest}`" for file, digest in self.data)
+            paragraphs += ["Trained on:", "\n".join(files)]
+        (directory / README).write_bytes(("\n\n".join(paragraphs) + "\n").encode("utf-8", "backslashreplace"))
+
+
+def frozen_types(*encoders: Encoder) -> list[str]:
+    """Return the paragraph about encoders without token types in transformers, see ``xrep.nn.bert.tensors_of``."""
+    return [_FROZEN_TYPES] if any(map(lacks_types, encoders)) else []
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
@@ -136,22 +130,24 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _mteb_entries(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the headline figures of a record in the form that mteb writes into model cards."""
+def _results_of(record: dict[str, Any]) -> Iterator[EvalResult]:
+    """Yield the headline figures of a record."""
     test = str(record.get("test"))
     task, metric = _MTEB.get(test, ("Other", "score"))
     settings, data = record.get("settings"), record.get("data")
     split = settings.get("split") if isinstance(settings, dict) else None
     digests = " ".join(sorted(map(str, data.values()))) if isinstance(data, dict) else ""
     for label, value in record["headline"].items():
-        dataset = {
-            "type": test,
-            "name": f"{test}, {label}",
-            "config": label,
-            "split": str(split or "test"),
-            "revision": hashlib.sha256(digests.encode()).hexdigest(),
-        }
-        yield {"task": {"type": task}, "dataset": dataset, "metrics": [{"type": metric, "value": value}]}
+        yield EvalResult(
+            task_type=task,
+            dataset_type=test,
+            dataset_name=f"{test}, {label}",
+            dataset_config=label,
+            dataset_split=str(split or "test"),
+            dataset_revision=hashlib.sha256(digests.encode()).hexdigest(),
+            metric_type=metric,
+            metric_value=value,
+        )
 
 
 def _training_files(path: str | Path) -> Iterator[tuple[str, str]]:

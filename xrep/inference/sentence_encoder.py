@@ -239,7 +239,7 @@ class SentenceEncoder:
             UserError: If ``path`` is not empty, the encoder has no counterpart in those libraries, or the results are
                 of another encoder.
         """
-        return self._write(Path(path), str(path), format, Card.of(self.path, license, results))
+        return self.write(Path(path), str(path), format, Card.of(self.path, license, results))
 
     def push_to_hub(
         self,
@@ -267,7 +267,7 @@ class SentenceEncoder:
             raise UserError("huggingface_hub is not installed", cure="pip install 'xrep[hub]'") from None
         with tempfile.TemporaryDirectory() as folder:
             saved = Path(folder) / "model"
-            self._write(saved, name, "sentence-transformers", Card.of(self.path, license, results))
+            self.write(saved, name, "sentence-transformers", Card.of(self.path, license, results))
             api = HfApi(token=token)
             try:
                 made = api.create_repo(name, private=private, exist_ok=True)
@@ -296,7 +296,8 @@ class SentenceEncoder:
         """The device on which the encoder computes."""
         return next(self.model.parameters()).device
 
-    def _write(self, directory: Path, place: str, format: Format, card: Card) -> dict[Path, str]:
+    def write(self, directory: Path, place: str, format: Format, card: Card) -> dict[Path, str]:
+        """Write what ``save`` writes, with this card, which names ``place`` to load it."""
         if is_quantised(self.model):
             problem = "an encoder in int8 cannot be written for other libraries"
             raise UserError(problem, cure="load the original in float32, or export it in the format int8")
