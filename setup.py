@@ -11,7 +11,6 @@ assert VERSION is not None
 PLOT = ["matplotlib>=3.8", "scikit-learn>=1.4"]
 SENTEVAL = ["scikit-learn>=1.4"]
 HF = ["transformers>=5"]  # encoders of any architecture
-HUB = ["huggingface_hub>=0.24"]
 ONNX = ["onnxruntime>=1.20", "onnxscript>=0.5"]  # not among the tests' packages, because they are large
 OPENVINO = ["openvino>=2025.0", "onnxscript>=0.5"]
 WANDB = ["wandb>=0.17"]
@@ -65,12 +64,12 @@ setup(
         "tokenizers>=0.20.1",
         "protobuf>=4.25",  # tensorboard brings it
         "tqdm>=4.65",
+        "huggingface_hub>=0.24",  # tokenizers brings it
     ],
     extras_require={
         "plot": PLOT,
         "senteval": SENTEVAL,
         "hf": HF,
-        "hub": HUB,
         "parquet": PARQUET,
         "zstd": ZSTD,
         "wandb": WANDB,
@@ -79,7 +78,7 @@ setup(
         "docs": DOCS,
         "test": TEST,
         "bench": BENCH,
-        "dev": [*PLOT, *HUB, *ONNX, *TEST, "uv>=0.5"],
+        "dev": [*PLOT, *ONNX, *TEST, "uv>=0.5"],
     },
     entry_points={
         "console_scripts": [

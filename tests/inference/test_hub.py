@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import constants
 
 from xrep import SentenceEncoder
 from xrep.errors import UserError
 
-constants = pytest.importorskip("huggingface_hub.constants", reason="it is in the extra 'hub'")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -126,7 +126,6 @@ def test_a_directory_is_found_by_path(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("part", [False, True])
 def test_a_model_is_found_in_the_cache_whole_or_in_part(part: bool, tmp_path: Path, monkeypatch) -> None:
     """transformers fetches only the files that it needs."""
-    hub = pytest.importorskip("huggingface_hub", reason="its cache is searched where it is installed")
     trees = pytest.importorskip("huggingface_hub._snapshot_download", reason="see below")
     if part and not hasattr(trees, "write_tree_cache"):
         pytest.skip("this huggingface_hub does not know what a repository has")
@@ -135,13 +134,13 @@ def test_a_model_is_found_in_the_cache_whole_or_in_part(part: bool, tmp_path: Pa
     snapshot = save(model, home / "snapshots" / commit)
     (home / "refs").mkdir()
     (home / "refs" / "main").write_text(commit)
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     if part:
         (home / "trees").mkdir()
         entry = trees.TreeCacheEntry(size=3, blob_id="1", lfs_sha256=None, lfs_size=None, xet_hash=None)
         trees.write_tree_cache(str(home), commit, {"config.json": entry, "tf_model.h5": entry})
-        with pytest.raises(hub.errors.IncompleteSnapshotError):
-            hub.snapshot_download("somebody/small", local_files_only=True)
+        with pytest.raises(huggingface_hub.errors.IncompleteSnapshotError):
+            huggingface_hub.snapshot_download("somebody/small", local_files_only=True)
     found = find_pretrained("somebody/small")
     assert found.resolve() == snapshot.resolve()
     assert_same(load(found)[1], hidden_states(model, batch := make_batch(0)), batch)
@@ -149,10 +148,3 @@ def test_a_model_is_found_in_the_cache_whole_or_in_part(part: bool, tmp_path: Pa
         with pytest.raises(UserError) as error:
             find_pretrained(name)
         refusal(error, f"{name}: no such directory, and no such model in the Hugging Face cache {tmp_path}")
-
-
-def test_without_the_hub_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError) as error:
-        find_pretrained("somebody/small")
-    refusal(error, "somebody/small: no such directory", "pip install huggingface_hub")

@@ -118,32 +118,26 @@ def frozen_types(*encoders: Encoder) -> list[str]:
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of evaluations in a file, of which ``xrep-eval all`` writes several."""
+    """Yield the records of evaluations in a file, of which ``xrep-eval all`` and ``xtreme`` write several."""
     content = read_json(path)
-    values = content.get("values") if content.get("test") == "all" else None
-    several: Any = values.get("results") if isinstance(values, dict) else None
-    for record in several.values() if isinstance(several, dict) else [content]:
-        figures, model = (record.get(key) if isinstance(record, dict) else None for key in ("headline", "model"))
-        whole = isinstance(model, dict) and {"path", "fingerprint"} <= model.keys() and isinstance(figures, dict)
-        if not whole or not all(isinstance(value, (int, float)) for value in dict(figures or {}).values()):
+    values = content.get("values")
+    for record in values["results"].values() if isinstance(values, dict) and "results" in values else [content]:
+        if not isinstance(record, dict) or not {"test", "headline", "model", "settings", "data"} <= record.keys():
             raise UserError("no results of an evaluation in it", path=path, cure="name what xrep-eval wrote as JSON")
         yield record
 
 
 def _results_of(record: dict[str, Any]) -> Iterator[EvalResult]:
     """Yield the headline figures of a record."""
-    test = str(record.get("test"))
+    test, digests = record["test"], " ".join(sorted(record["data"].values()))
     task, metric = _MTEB.get(test, ("Other", "score"))
-    settings, data = record.get("settings"), record.get("data")
-    split = settings.get("split") if isinstance(settings, dict) else None
-    digests = " ".join(sorted(map(str, data.values()))) if isinstance(data, dict) else ""
     for label, value in record["headline"].items():
         yield EvalResult(
             task_type=task,
             dataset_type=test,
             dataset_name=f"{test}, {label}",
             dataset_config=label,
-            dataset_split=str(split or "test"),
+            dataset_split=record["settings"].get("split") or "test",
             dataset_revision=hashlib.sha256(digests.encode()).hexdigest(),
             metric_type=metric,
             metric_value=value,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import numpy as np
 import torch
 import torch.nn.functional as F
+from huggingface_hub import HfApi
 from torch import Tensor
 from tqdm import tqdm
 
@@ -100,7 +101,7 @@ class SentenceEncoder:
         Args:
             path: Directory of a checkpoint, of Hugging Face or of sentence-transformers (also one that ``save`` wrote),
                 or the name of a model on the Hugging Face Hub, ``organisation/name``, which is fetched if it is not in
-                the local cache (extra ``hub``). Nothing that is fetched is run.
+                the local cache. Nothing that is fetched is run.
             device: Device of the encoder. The default is a GPU if there is one, else the CPU.
             dtype: Type of weights and activations. bfloat16 changes vectors by a cosine distance of about 1e-4. It is
                 faster on GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16). Other CPUs compute products
@@ -250,28 +251,17 @@ class SentenceEncoder:
         license: str | None = None,
         results: Sequence[str | Path] = (),
     ) -> str:
-        """Upload what ``save`` writes to the Hugging Face Hub (extra ``hub``), and return its address.
+        """Upload what ``save`` writes to the Hugging Face Hub as ``name``, ``organisation/name``; return its address.
 
-        Args:
-            name: Name of the model, ``organisation/name``; it is made if it does not exist.
-            private: Whether a new model is private; None: as the organisation's settings say.
-            token: Access token; None: the one that ``hf auth login`` stored.
-            license, results: As in ``save``.
-
-        Raises:
-            UserError: If the extra is not installed, the Hub refuses the upload, or as ``save``.
+        ``private`` is for a new model (None: as the organisation's settings say), ``token`` is an access token (None:
+        the one that ``hf auth login`` stored); the rest is as in ``save``, and a UserError says why the Hub refuses.
         """
-        try:
-            from huggingface_hub import HfApi
-        except ImportError:
-            raise UserError("huggingface_hub is not installed", cure="pip install 'xrep[hub]'") from None
         with tempfile.TemporaryDirectory() as folder:
             saved = Path(folder) / "model"
             self.write(saved, name, "sentence-transformers", Card.of(self.path, license, results))
-            api = HfApi(token=token)
             try:
-                made = api.create_repo(name, private=private, exist_ok=True)
-                api.upload_folder(repo_id=made.repo_id, folder_path=saved, commit_message="Upload by xrep")
+                made = HfApi(token=token).create_repo(name, private=private, exist_ok=True)
+                HfApi(token=token).upload_folder(repo_id=made.repo_id, folder_path=saved, commit_message="by xrep")
             except Exception as error:  # of its HTTP library, which is another one in other versions
                 problem = f"{name} cannot be uploaded to the Hugging Face Hub: {one_line(error)[:200]}"
                 raise UserError(problem, cure="check the name and the network, and log in: hf auth login") from error

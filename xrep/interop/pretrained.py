@@ -82,11 +82,8 @@ def find_pretrained(name_or_path: str | Path, *, download: bool = False) -> Path
     get = "name a directory (xrep-data list shows encoders that it can fetch)"
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
         raise UserError("no such directory", path=path, cure=get)
-    try:
-        from huggingface_hub import constants, snapshot_download
-    except ImportError:
-        problem = "no such directory, and without huggingface_hub no Hugging Face cache to look in"
-        raise UserError(problem, path=path, cure=f"{get}, or pip install huggingface_hub") from None
+    from huggingface_hub import constants, snapshot_download
+
     try:
         return Path(snapshot_download(name, local_files_only=True))
     except (OSError, ValueError) as error:
