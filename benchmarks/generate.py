@@ -35,11 +35,11 @@ from harness import make_parser, progress, say_absent, take_turns, write_json
 from torch import Tensor, nn
 
 from xrep.data.batching import TextSpec, TokenBatch, Vocabulary, collate
-from xrep.inference.device import to_device
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.search import search
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.kernels.precision import fast_products, float32_precision
+from xrep.models.device import to_device
 from xrep.models.translation import Translation
 from xrep.nn.layers import pack_weights
 from xrep.precision import Precision

@@ -11,8 +11,8 @@ import torch
 
 from tests.support.runs import compose_run, make_trainer
 from xrep.errors import UserError
-from xrep.inference.device import to_device
 from xrep.memory import check_memory, check_move, machine_memory, size_of
+from xrep.models.device import to_device
 from xrep.nn.queue import Queue
 from xrep.training.distributed import alone
 

@@ -15,7 +15,7 @@ from xrep.data.annotated import IGNORED, AnnotatedBatch, Row, Rows, label_rows, 
 from xrep.data.batching import TextSpec, batches_of
 from xrep.errors import UserError
 from xrep.inference.classifier_files import load_classifier
-from xrep.inference.device import to_device
+from xrep.models.device import to_device
 from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.model import ClassifyingModel
 from xrep.nn.bert import CONFIG

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import importlib
-import logging
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,14 +64,6 @@ def write_graph(model: DualEncoder, tower: str, directory: Path, runtime: Runtim
 class _Padded(TokenBatch):
     """A batch whose lengths are not known while it is traced, so that any of its rows may have padding."""
 
-    def __init__(self, tokens: Tensor, mask: Tensor) -> None:
-        super().__init__(tokens, mask.sum(1), np.empty(0, dtype=np.int64))
-        self._mask = mask.bool()
-
-    @property
-    def mask(self) -> Tensor:
-        return self._mask
-
     @property
     def is_padded(self) -> bool:
         return True
@@ -93,7 +82,7 @@ class _SentenceVectors(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """int64 [B, T], int64 [B, T] -> [B, D], [B, T, H]."""
-        return self.model.encode(self.tower, _Padded(input_ids, attention_mask))
+        return self.model.encode(self.tower, _Padded(input_ids, attention_mask.sum(1), np.empty(0, dtype=np.int64)))
 
 
 def _traced(model: DualEncoder, tower: str) -> Any:
@@ -101,7 +90,7 @@ def _traced(model: DualEncoder, tower: str) -> Any:
     batch = _random_batch(model, tower, rows=3, length=7)
     sizes = {0: "batch", 1: "tokens"}
     try:
-        with torch.no_grad(), _quietly():
+        with torch.no_grad():
             return torch.onnx.export(
                 _SentenceVectors(model, tower).eval(),
                 (batch.tokens, batch.mask.long()),
@@ -114,20 +103,6 @@ def _traced(model: DualEncoder, tower: str) -> Any:
     except Exception as error:  # of any kind: torch runs the whole encoder with symbols for its sizes
         problem = f"torch cannot express this encoder as a graph: {one_line(error)[:200]}"
         raise UserError(problem, cure="choose the format sentence-transformers") from error
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep torch from warning about its own parts and about optional packages."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _onnx_session(path: Path) -> Callable[..., list[np.ndarray]]:

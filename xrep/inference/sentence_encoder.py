@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import numpy as np
 import torch
 import torch.nn.functional as F
-from huggingface_hub import HfApi
 from torch import Tensor
 from tqdm import tqdm
 
 from xrep.data.batching import TextSpec, Vocabulary, batches_of, collate
 from xrep.errors import UserError
-from xrep.inference.device import to_device
 from xrep.inference.encoder_files import Format, write_encoder
 from xrep.inference.model_card import Card
 from xrep.interop.pretrained import Pretrained, find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import MODULES, Prompts, read_prompts, read_router
 from xrep.memory import check_memory
+from xrep.models.device import to_device
 from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.model import ClassifyingModel
@@ -256,6 +255,8 @@ class SentenceEncoder:
         ``private`` is for a new model (None: as the organisation's settings say), ``token`` is an access token (None:
         the one that ``hf auth login`` stored); the rest is as in ``save``, and a UserError says why the Hub refuses.
         """
+        from huggingface_hub import HfApi
+
         with tempfile.TemporaryDirectory() as folder:
             saved = Path(folder) / "model"
             self.write(saved, name, "sentence-transformers", Card.of(self.path, license, results))

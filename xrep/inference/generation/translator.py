@@ -11,11 +11,11 @@ import torch
 
 from xrep.data.batching import TextSpec, batches_of, collate
 from xrep.errors import UserError
-from xrep.inference.device import to_device
 from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
 from xrep.inference.generation.search import search
 from xrep.inference.sentence_encoder import has_foreign_encoder
+from xrep.models.device import to_device
 from xrep.models.directory import TOKENIZER, load_model, open_checkpoint
 from xrep.models.translation import Translation as TranslationModel
 from xrep.precision import Precision
