@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xrep.config.fields import fields_of_class
 from xrep.errors import ConfigError, UserError
-from xrep.files import is_stream, naming, write_aside
+from xrep.files import is_stream, write_aside
 from xrep.inference.generation.options import SearchOptions
 from xrep.progress import ProgressLine
 from xrep_cli.common import (
@@ -91,16 +89,13 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError("`json` - and the translations both go to stdout", cure="give `output` FILE or `json` FILE")
     inputs = {"`input`": options.input, "`reference`": options.reference}
     check_outputs({"`output`": options.output, "`json`": options.json}, inputs)
-    source = Path(options.input)
-    if options.input != "-" and (source.is_file() or source.is_dir() or not source.exists()):
-        next(read_text(options.input, options.source_lang, allow_empty=True, most_words=None), None)
     counts = [sum(1 for _ in read_text(file, options.target_lang)) for file in options.reference or []]
-    if counts and os.path.isfile(options.input):
-        _compare(
-            options,
-            sum(1 for _ in read_text(options.input, options.source_lang, allow_empty=True, most_words=None)),
-            counts,
-        )
+    if options.input != "-" and not is_stream(options.input):
+        lines = read_text(options.input, options.source_lang, allow_empty=True, most_words=None)
+        if counts:
+            _compare(options, sum(1 for _ in lines), counts)
+        else:
+            next(lines, None)
 
 
 def _compare(options: argparse.Namespace, lines: int, counts: Sequence[int]) -> None:
@@ -131,33 +126,12 @@ def _load(options: argparse.Namespace) -> Translator:
 @contextmanager
 def _writer(output: str) -> Iterator[Callable[[str], object]]:
     """Context manager that yields a function to write text with: into a file, which appears if the block succeeds, or
-    directly to standard output or a device."""
-    if output == "-":
-        yield _print_now
-    elif is_stream(output):  # what is translated appears at once
-        with open(output, "a", encoding="utf-8", newline="\n") as file:
-            yield lambda text: (file.write(text), file.flush())
-    else:
-        with write_aside(output) as aside, open(aside, "w", encoding="utf-8", newline="\n") as file:
-
-            def write(text: str) -> None:
-                with naming(output):
-                    file.write(text)
-                    file.flush()
-
-            yield write
-
-
-def _print_now(text: str) -> None:
-    """Write UTF-8, whatever the locale says, without a buffer."""
-    sys.stdout.buffer.write(text.encode())
-    sys.stdout.buffer.flush()
-
-
-def _progress_line(options: argparse.Namespace) -> ProgressLine:
-    # Translations that appear on the same terminal would be mixed with the line.
-    terminal = sys.stderr.isatty()
-    return ProgressLine(shown=options.output != "-" or (terminal and not sys.stdout.isatty()))
+    at once to standard output, a device or a pipe; in UTF-8, whatever the locale says."""
+    appears_at_once = output == "-" or is_stream(output)
+    with nullcontext(output) if appears_at_once else write_aside(output) as path:
+        opened = nullcontext(sys.stdout.buffer) if output == "-" else open(path, "ab" if appears_at_once else "wb")
+        with opened as file:
+            yield lambda text: (file.write(text.encode()), file.flush())
 
 
 def _state(summary: Summary, lines: int, empty: str = "", seconds: str = "") -> str:
@@ -194,7 +168,8 @@ def _main(options: argparse.Namespace) -> None:
     translator = _load(options)
     if options.input == "-" and sys.stdin.isatty():
         print("type one sentence per line; Ctrl-D ends", file=sys.stderr)
-    line = _progress_line(options)
+    # Translations that appear on the same terminal would be mixed with the line.
+    line = ProgressLine(shown=options.output != "-" or (sys.stderr.isatty() and not sys.stdout.isatty()))
     with _writer(options.output) as write:
         done = translate_stream(
             translator,

@@ -49,9 +49,7 @@ def search(
     # eos, which a step handles itself, and the special tokens that no translation has
     apart = [words.eos_id, *sorted({words.pad_id, words.bos_id, words.mask_id} - {words.eos_id, words.unk_id, None})]
     special, most = model.source_vocabulary.special_count, model.max_target_length
-    greatest = [
-        max(1, min(options.greatest_length(length - special, most) + 1, most)) for length in source.host_lengths
-    ]
+    greatest = [options.greatest_length(length - special, most - 1) + 1 for length in source.host_lengths]
     limits, decoding = torch.tensor(greatest, device=device), model.begin(source, languages)
     hypotheses = Hypotheses(len(source), options.width, options.no_repeat_ngram_size, device)
     scores = torch.zeros(len(source), 1, device=device)
