@@ -41,8 +41,7 @@ def write_encoder(
     languages = {tower: text.languages_of(tower) for tower in model.encoders}
     folders = {tower: tower if len(languages) > 1 else "." for tower in languages}
     with naming(directory), directory_aside(directory) as aside:
-        # whether sentence-transformers opens it
-        opens = format != "hf"
+        opens = format != "hf"  # whether sentence-transformers does
         for tower, folder in folders.items():
             opens &= _write_tower(model, tower, aside / folder, format, prompts, read_by(text, tokenizers, tower))
         if opens and len(languages) > 1:
@@ -54,13 +53,9 @@ def write_encoder(
                 directory / folder: opening_line(names[tower], str(Path(place, folder)), languages[tower])
                 for tower, folder in folders.items()
             }
-        if format == "onnx" or format == "openvino":
-            reading = _graph_reading(format, text.max_length, prompts, place if opens else None)
-        else:
-            reading = frozen_types(*model.encoders.values())
         sizes = " or ".join(str(size) for size in dict.fromkeys(model.width(tower) for tower in languages))
         about = f"A cross-lingual sentence encoder, trained with xrep. Sentences become vectors of {sizes} numbers."
-        details = [*_description(model, languages, format), *reading]
+        details = _details(model, text, format, prompts, place if opens else None)
         kind = ("transformers", "feature-extraction") if format == "hf" else (format, "sentence-similarity")
         lines = list(loaded.values())
         card.write(aside, Path(place).name, about, lines, details, kind, text.languages, fingerprint)
@@ -79,10 +74,8 @@ def opening_line(name: str, place: str, languages: list[str]) -> str:
 
 def _encoding_line(place: str, languages: dict[str, list[str]]) -> str:
     """Return the line of Python that opens a directory of sentence-transformers and encodes."""
-    task, others = "", ""
-    if len(languages) > 1:
-        first, *rest = [code for codes in languages.values() for code in codes]
-        task, others = f', task="{first}"', f"  # or {', '.join(rest)}"
+    codes = [code for known in languages.values() for code in known] if len(languages) > 1 else []
+    task, others = (f', task="{codes[0]}"', f"  # or {', '.join(codes[1:])}") if codes else ("", "")
     opened = f"from sentence_transformers import SentenceTransformer; SentenceTransformer({json.dumps(place)})"
     return f'{opened}.encode(["..."]{task}){others}'
 
@@ -132,42 +125,36 @@ def _write_tower(
     return opens
 
 
-def _graph_reading(runtime: Runtime, max_length: int, prompts: Prompts, place: str | None) -> list[str]:
-    """Return what the card says of graphs; ``place`` is the directory if sentence-transformers opens it."""
-    paragraphs = [
+def _details(model: DualEncoder, text: TextSpec, format: Format, prompts: Prompts, place: str | None) -> list[str]:
+    """Return paragraphs of the card; ``place`` is the directory, if sentence-transformers opens it."""
+    languages = {tower: ", ".join(text.languages_of(tower)) for tower in model.encoders}
+    if len(languages) > 1:
+        # If a projection was left out, vectors of the two towers cannot be compared.
+        is_comparable = len(model.projections) == len(model.architecture()["projections"])
+        space = "; vectors of both lie in one space" if is_comparable else ""
+        towers = [f"\n- `{tower}/` reads {codes}" for tower, codes in languages.items()]
+        paragraphs = [f"It has a tower for each side of its language pairs{space}:{''.join(towers)}"]
+    else:
+        known = "".join(f" It was trained on: {codes}." for codes in languages.values() if codes)
+        paragraphs = [f"One encoder reads every language.{known}"]
+    if format == "sentence-transformers":
+        return [*paragraphs, "`xrep.SentenceEncoder.load` reads it, too.", *frozen_types(*model.encoders.values())]
+    if format == "hf":
+        steps = [" or ".join(_POOLED[pooling] for pooling in dict.fromkeys(model.pooling.values())), "padding left out"]
+        steps += ["then a projection, which only sentence-transformers can hold"] * (len(model.projections) > 0)
+        steps += ["brought to length 1"] * model.config.normalize
+        return [*paragraphs, f"The sentence vector is {', '.join(steps)}.", *frozen_types(*model.encoders.values())]
+    paragraphs += [
         f"The inputs of the graph are {' and '.join(f'`{name}`' for name in INPUTS)}, int64 [sentences, tokens], of"
-        f" sentences of at most {max_length} tokens, padded at the end. The outputs are `sentence_embedding`, a vector"
-        " for each sentence, and `last_hidden_state`, one for each token. The tokenizer is beside the graph:"
+        f" sentences of at most {text.max_length} tokens, padded at the end. The outputs are `sentence_embedding`, a"
+        " vector for each sentence, and `last_hidden_state`, one for each token. The tokenizer is beside the graph:"
         " `transformers.AutoTokenizer` opens the directory, and `tokenizers` its `tokenizer.json`."
     ]
     if prompts.text:
         paragraphs += [f"The text {json.dumps(prompts.text, ensure_ascii=False)} belongs in front of each sentence."]
-    if runtime == "openvino":
+    if format == "openvino":
         paragraphs += ["Without the precision hint, OpenVINO computes in bfloat16 on processors that multiply it."]
     if place is not None:
-        opened = f'SentenceTransformer({json.dumps(place)}, backend="{runtime}")'
-        paragraphs += [f"With `pip install 'sentence-transformers[{runtime}]'`, `{opened}` opens the directory, too."]
-    return paragraphs
-
-
-def _description(model: DualEncoder, languages: dict[str, list[str]], format: Format) -> list[str]:
-    """Return the paragraphs of the card about towers, and about what the format leaves out."""
-    if len(languages) == 1:
-        known = ", ".join(*languages.values())
-        paragraphs = [f"One encoder reads every language.{f' It was trained on: {known}.' if known else ''}"]
-    else:
-        # If a projection was left out, vectors of the two towers cannot be compared.
-        comparable = len(model.projections) == len(model.architecture()["projections"])
-        space = "; vectors of both lie in one space" if comparable else ""
-        towers = [f"- `{tower}/` reads {', '.join(codes)}" for tower, codes in languages.items()]
-        paragraphs = ["\n".join([f"It has a tower for each side of its language pairs{space}:", *towers])]
-    if format == "hf":
-        steps = [" or ".join(_POOLED[pooling] for pooling in dict.fromkeys(model.pooling.values())), "padding left out"]
-        if len(model.projections):
-            steps.append("then a projection, which this format cannot hold (sentence-transformers can)")
-        if model.config.normalize:
-            steps.append("brought to length 1")
-        paragraphs.append(f"The sentence vector is {', '.join(steps)}.")
-    elif format == "sentence-transformers":
-        paragraphs.append("`xrep.SentenceEncoder.load` reads it, too.")
+        opened = f'SentenceTransformer({json.dumps(place)}, backend="{format}")'
+        paragraphs += [f"With `pip install 'sentence-transformers[{format}]'`, `{opened}` opens the directory, too."]
     return paragraphs

@@ -50,15 +50,10 @@ def write_graph(model: DualEncoder, tower: str, directory: Path, runtime: Runtim
         model = copy.deepcopy(model).float().cpu()
     path = directory / FILES[runtime]
     path.parent.mkdir()
-    program = _traced(model, tower)
-    if runtime == "onnx":
-        program.save(path)
-        run = _onnx_session(path)
-    else:
-        with tempfile.TemporaryDirectory(dir=directory) as folder:  # on the disk that has room for the result
-            program.save(Path(folder, "model.onnx"))
-            run = _openvino_session(Path(folder, "model.onnx"), path)
-    _compare(run, model, tower)
+    with tempfile.TemporaryDirectory(dir=directory) as folder:  # on the disk that has room for the result
+        source = path if runtime == "onnx" else Path(folder, "model.onnx")
+        _traced(model, tower).save(source)
+        _compare(_onnx_session(path) if runtime == "onnx" else _openvino_session(source, path), model, tower)
 
 
 class _Padded(TokenBatch):
