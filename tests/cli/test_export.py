@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.support.once import made_once
 from tests.support.planning import token_batch
 from xrep import SentenceEncoder
 from xrep.errors import UserError
+from xrep.inference import encoder_files
 from xrep.models.start import find_start
 
 LANGUAGES = (["de", "es"], ["en"])
@@ -76,6 +78,20 @@ def test_an_export_is_an_encoder_again(two_towers: Path, cli: Commands) -> None:
     with pytest.raises(UserError, match="a: has a tower for each side; name one of its towers, such as .*a/source"):
         find_start(str(cli.folder / "a"))
     assert find_start(str(cli.folder / "a" / "target")).pooling == "mean"
+
+
+def test_nothing_stays_half_written(shared_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(tokenizer: object, directory: Path, length: int) -> None:
+        assert (directory / "model.safetensors").is_file() and directory.parent == tmp_path
+        (directory / "tokenizer.json").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(encoder_files, "save_as_huggingface", fail)
+    encoder = SentenceEncoder.load(shared_encoder, device="cpu")
+    for format in ("hf", "sentence-transformers"):
+        with pytest.raises(OSError, match="No space left") as failure:
+            encoder.save(tmp_path / "out", format)
+        assert failure.value.filename == str(tmp_path / "out") and os.listdir(tmp_path) == []
 
 
 def signs() -> torch.Tensor:

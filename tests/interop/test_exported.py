@@ -139,21 +139,6 @@ def test_what_cannot_go_out(changes: dict[str, Any], message: str, tmp_path: Pat
     assert os.listdir(tmp_path) == []
 
 
-def test_nothing_stays_half_written(tmp_path: Path) -> None:
-    def fail(directory: Path) -> None:
-        assert (directory / "model.safetensors").is_file() and directory.parent == tmp_path
-        (directory / "tokenizer.json").write_text("half")
-        raise OSError(28, "No space left on device")
-
-    encoder, options = make_encoder(BERT), {"max_length": 20, "save_tokenizer": fail, **IDS}
-    with pytest.raises(OSError, match="No space left") as failure:
-        write_huggingface(tmp_path / "out", encoder, **options)
-    assert failure.value.filename == str(tmp_path / "out")
-    with pytest.raises(OSError, match="No space left"):
-        write_sentence_transformers(tmp_path / "out", encoder, pooling="max", normalize=False, **options)
-    assert os.listdir(tmp_path) == []
-
-
 MODULES = [
     ("mean", None, "none", False, True), ("cls", 12, "tanh", True, True), ("max", 40, "none", False, False),
     ("mean", 12, "none", True, False),

@@ -15,12 +15,13 @@ Banned = tuple[Tensor, Tensor] | None
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation: ids without special tokens; their natural log-probability, divided by the length penalty; and the
-    log-probability of each token and, at the end, of eos."""
+    """A translation: ids without special tokens; their natural log-probability, divided by the length penalty; the
+    log-probability of each token and, at the end, of eos; and the text, which ``Translator`` adds."""
 
     tokens: list[int]
     score: float
     token_scores: list[float]
+    text: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
-from xrep.inference.generation.translator import Translation, Translator
+from xrep.inference.generation.translator import Translator
 from xrep.text.chunks import CHUNK_LINES, read_chunks
 
 Format = Literal["plain", "nbest", "jsonl"]
@@ -92,7 +93,7 @@ def translate_stream(
     return summary
 
 
-def _written(first: int, lines: list[str], translated: list[list[Translation]], form: Format) -> Iterator[str]:
+def _written(first: int, lines: list[str], translated: list[list[Hypothesis]], form: Format) -> Iterator[str]:
     for number, (line, translations) in enumerate(zip(lines, translated, strict=True), first):
         if form == "jsonl":
             values = [

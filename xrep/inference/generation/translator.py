@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,24 +17,13 @@ from xrep.inference.generation.search import search
 from xrep.inference.sentence_encoder import has_foreign_encoder
 from xrep.models.device import to_device
 from xrep.models.directory import TOKENIZER, load_model, open_checkpoint
-from xrep.models.translation import Translation as TranslationModel
+from xrep.models.translation import Translation
 from xrep.precision import Precision
 from xrep.text.languages import canonical
 from xrep.text.sides import Tokenizers, open_tokenizers, tokenizer_of
 
 LOGITS = 1 << 26
 """Largest number of logits in a step (256 MB in float32). It limits the batch size if the vocabulary is large."""
-
-
-@dataclass(frozen=True)
-class Translation(Hypothesis):
-    """A translation of a sentence, with its text."""
-
-    text: str
-
-
-NOTHING = Translation([], 0.0, [], "")
-"""The translation of an empty line."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +47,7 @@ class Translator:
     'good day'
     """
 
-    def __init__(self, model: TranslationModel, tokenizers: Tokenizers, text: TextSpec) -> None:
+    def __init__(self, model: Translation, tokenizers: Tokenizers, text: TextSpec) -> None:
         self.model, self.tokenizers, self.text = model.eval(), tokenizers, text
 
     @classmethod
@@ -73,7 +62,7 @@ class Translator:
             raise UserError("not a translation model: a pretrained encoder", path=path, cure=cure)
         checkpoint = open_checkpoint(path)
         model = load_model(checkpoint)
-        if not isinstance(model, TranslationModel):
+        if not isinstance(model, Translation):
             problem = "not a translation model: it encodes sentences"
             raise UserError(problem, path=path, cure=f"encode them by xrep-encode, or {cure}")
         model = to_device(model, device, dtype)
@@ -117,7 +106,7 @@ class Translator:
         max_tokens: int = 4096,
         first: int = 0,
         progress: Callable[[int, int], None] = lambda sentences, tokens: None,
-    ) -> list[list[Translation]]:
+    ) -> list[list[Hypothesis]]:
         """Return ``options.nbest`` translations of each sentence, best first; a sentence without text has an empty one.
 
         The translations of a sentence do not depend on the other sentences (except for rounding).
@@ -144,7 +133,7 @@ class Translator:
         target = self.target(target_language)
         source = sentences if isinstance(sentences, Source) else self.read(sentences)
         tokenizer, device = tokenizer_of(self.tokenizers, "target"), next(self.model.parameters()).device
-        translated: list[list[Translation]] = [[NOTHING] for _ in source.tokens]
+        translated = [[Hypothesis([], 0.0, [])] for _ in source.tokens]
         with_text = [row for row, ids in enumerate(source.tokens) if len(ids)]
         most = max(1, LOGITS // (options.width * words))
         special = self.model.source_vocabulary.special_count
@@ -156,8 +145,6 @@ class Translator:
             languages, numbers = torch.full((len(rows),), target, device=device), torch.tensor(rows) + first
             hypotheses = search(self.model, batch, languages, options, numbers)
             for row, best in zip(rows, hypotheses, strict=True):
-                translated[row] = [
-                    Translation(h.tokens, h.score, h.token_scores, tokenizer.decode(h.tokens)) for h in best
-                ]
+                translated[row] = [replace(found, text=tokenizer.decode(found.tokens)) for found in best]
             progress(len(rows), sum(len(best[0].token_scores) for best in hypotheses))
         return translated
