@@ -82,8 +82,8 @@ train ... --config stages.yaml                | stages must be a list of the val
 train ... --config absent.yaml               | absent.yaml: no such file; name an existing YAML file
 train ... --config dir                       | dir: Is a directory
 train ... --init absent                      | absent: no such checkpoint; name a directory such as RUN/best or RUN/last
-train ... --init done                        | done: not a checkpoint (no valid manifest.json); did you mean done/best?
-train ... --init hf                          | hf: not a checkpoint (no valid manifest.json); name a directory that
+train ... --init done                        | done: a directory of a run, not a checkpoint; did you mean done/best?
+train ... --init hf                          | hf: a pretrained encoder, not a checkpoint; encode sentences by
 train ... --encoder absent                   | absent: no such directory
 train ... --encoder raw                      | raw: no config.json: not the directory of a pretrained encoder; name
 train ... --encoder two --encoder-type transformer | two: which of its towers?; two/source or two/target
@@ -146,7 +146,7 @@ preprocess ... --json pairs.tsv              | --json is the same file as
 
 encode --path enc                            | the following arguments are required: --input, --output; xrep-encode
 encode ... --path absent                     | absent: no such directory, and no such model in the Hugging Face cache
-encode ... --path cls/best                   | cls/best: a classifier, which gives no sentence vectors; predict by
+encode ... --path cls/best                   | cls/best: a classifier, not a sentence encoder; predict by xrep-predict
 encode ... --path dir                        | dir: not a checkpoint
 encode ... --path damaged                    | damaged/model.safetensors: damaged checkpoint: the file differs from its
 encode ... --path two                        | a tower for each side and no language was named; known: de, en
@@ -198,11 +198,11 @@ search add index --input absent              | absent: no such file
 search build ... --input absent              | absent: no such file
 search build ... --input empty.txt           | empty.txt: the file is empty
 search build ... --output dir                | dir: exists and is not empty
-search build ... --path nmt                  | nmt: a translation model, which gives no sentence vectors
+search build ... --path nmt                  | nmt: a translation model, not a sentence encoder; translate by
 search build ... --quantize int4             | --quantize: invalid choice: 'int4'
 search build ... --device cuda:99            | cuda:99 is not a device of this machine
 
-generate ... --path enc                      | enc: not a translation model: it encodes sentences; encode them by xrep-
+generate ... --path enc                      | enc: a sentence encoder, not a translation model; encode sentences by
 generate ... --path absent                   | absent: no such checkpoint; name a directory
 generate ... --input absent                  | absent: no such file; check the name
 generate ... --input latin.txt               | latin.txt:2: invalid UTF-8
@@ -224,7 +224,7 @@ generate ... --min-length 9                  | --min-length 9 is more than the g
 generate ... --max-tokens 0                  | --max-tokens 0; give at least 1
 
 predict --input de.txt                       | the following arguments are required: --path
-predict ... --path enc                       | is a sentence encoder, not a classifier
+predict ... --path enc                       | enc: a sentence encoder, not a classifier; encode sentences by
 predict ... --path absent                    | absent: no such checkpoint
 predict ... --input latin.txt                | latin.txt:2: invalid UTF-8
 predict ... --input wide.tsv                 | wide.tsv:1: 3 columns, where a line is text
@@ -250,7 +250,7 @@ eval tatoeba ... --json absent/t.json        | absent: no such folder
 eval tatoeba ... --json tat/tatoeba.deu-eng.deu | --json is the same file as --data
 eval tatoeba ... --cache de.txt              | de.txt: is a file already
 eval tatoeba ... --random-baseline -1        | --random-baseline -1; give a number of seeds
-eval translation ... --data mt.{lang} --langs de | enc: not a translation model
+eval translation ... --data mt.{lang} --langs de | enc: a sentence encoder, not a translation model
 eval language-bias ... --data mt.{lang} --langs xx | xx; the data has
 eval language-bias ... --data mt.{lang} --sentences 1 | fewer than 2 sentences
 eval scatter ... --data mt.{lang} --plot o.png --seed -1 | --seed -1; give a number from 0 to 4294967295

@@ -256,7 +256,8 @@ def _read_manifest(path: Path, kind: Kind) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise UserError("the manifest is no JSON", path=file, cure=kind.cure) from None
     if not isinstance(manifest, dict) or manifest.get("format") != kind.format:
-        raise UserError("the manifest is not of an xrep data directory", path=file, cure=kind.cure)
+        cure = "name a folder of text, or a directory that xrep-preprocess wrote"
+        raise UserError("the manifest is not of an xrep data directory", path=file, cure=cure)
     if manifest.get("schema") != kind.schema:
         problem = f"data schema {manifest.get('schema')!r:.20}, but this xrep reads {kind.schema}"
         raise UserError(problem, path=file, cure=kind.cure)

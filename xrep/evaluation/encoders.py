@@ -17,6 +17,7 @@ from xrep.errors import UserError
 from xrep.files import sha256_of, write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import remove_components, whiten
+from xrep.models.kinds import kind_of
 from xrep.precision import Precision
 from xrep.retrieval.neighbours import normalize_rows
 from xrep.retrieval.vectors import open_array, open_vectors
@@ -65,7 +66,7 @@ def open_encoder(
         cache: Folder in which vectors are kept, by encoder, language and sentences.
         layer, precision: As ``layer`` and ``dtype`` of ``SentenceEncoder.load``.
     """
-    if (Path(path) / VECTORS).is_file():
+    if kind_of(path) == "folder of vectors":
         if layer is not None:
             raise UserError("`layer` of vectors that another system computed", path=path, cure="leave it out")
         return Precomputed(path)

@@ -16,9 +16,9 @@ from xrep.data.batching import TextSpec, batches_of
 from xrep.errors import UserError
 from xrep.inference.classifier_files import load_classifier
 from xrep.models.device import to_device
-from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
+from xrep.models.directory import TOKENIZER, fingerprint, load_model, open_checkpoint
+from xrep.models.kinds import expect
 from xrep.models.model import ClassifyingModel
-from xrep.nn.bert import CONFIG
 from xrep.precision import Precision
 from xrep.text.annotated import LabelledText, Question, TaggedSentence
 from xrep.text.sides import SHARED, Tokenizers, open_tokenizers
@@ -87,16 +87,12 @@ class SentenceClassifier:
         Raises:
             UserError: It is neither, or its model is not a classifier, or the device does not compute in ``dtype``.
         """
-        if not (Path(path) / MANIFEST).is_file() and (Path(path) / CONFIG).is_file():
+        if expect(path, "classifier", "pretrained classifier") == "pretrained classifier":
             model, text, tokenizers = load_classifier(Path(path))
             return cls(to_device(model, device, dtype), text, tokenizers, path=str(path), batch_tokens=batch_tokens)
         checkpoint = open_checkpoint(path)
-        model = load_model(checkpoint)
-        if not isinstance(model, ClassifyingModel):
-            problem = f"its model is a {model.kind}, not a classifier"
-            raise UserError(problem, path=path, cure="train one with the task classification, tagging or so")
         return cls(
-            to_device(model, device, dtype),
+            to_device(load_model(checkpoint), device, dtype),
             checkpoint.text,
             open_tokenizers(checkpoint.path / TOKENIZER),
             path=str(path),

@@ -19,13 +19,12 @@ from xrep.errors import UserError
 from xrep.inference.encoder_files import Format, write_encoder
 from xrep.inference.model_card import Card
 from xrep.interop.pretrained import Pretrained, find_pretrained, read_pretrained
-from xrep.interop.sentence_modules import MODULES, Prompts, read_prompts, read_router
+from xrep.interop.sentence_modules import Prompts, read_prompts, read_router
 from xrep.memory import check_memory
 from xrep.models.device import to_device
-from xrep.models.directory import MANIFEST, TOKENIZER, fingerprint, load_model, open_checkpoint
+from xrep.models.directory import TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
-from xrep.models.model import ClassifyingModel
-from xrep.nn.bert import CONFIG
+from xrep.models.kinds import PRETRAINED, expect
 from xrep.nn.layers import is_quantised
 from xrep.nn.shape import UNLIMITED
 from xrep.precision import Precision
@@ -119,9 +118,9 @@ class SentenceEncoder:
         with torch.random.fork_rng(devices=[], enabled=is_random):
             if random_weights is not None:
                 torch.manual_seed(random_weights)
-            directory = Path(path)
-            may_be_a_name = not directory.exists() and not directory.is_absolute()
-            load = _load_pretrained if may_be_a_name or has_foreign_encoder(directory) else _load_run
+            is_name = not Path(path).exists() and not Path(path).is_absolute()
+            kind = expect(path, "sentence encoder", *PRETRAINED)
+            load = _load_pretrained if is_name or kind in PRETRAINED else _load_run
             encoder = load(path, is_random)
         if layer is not None:
             encoder.model.pool_layer(layer)
@@ -330,20 +329,9 @@ def unit_rows(vectors: Any) -> Tensor:
     return F.normalize(torch.atleast_2d(vectors).float(), dim=1)
 
 
-def has_foreign_encoder(directory: Path) -> bool:
-    """Return whether a directory is not a checkpoint but that of an encoder of another library."""
-    return not (directory / MANIFEST).exists() and any((directory / name).exists() for name in (CONFIG, MODULES))
-
-
 def _load_run(path: str | Path, random_weights: bool) -> SentenceEncoder:
     checkpoint = open_checkpoint(path)
-    if checkpoint.translates:
-        cure = f"translate by xrep-generate --path {path}, or train sentence vectors from its encoder: --encoder {path}"
-        raise UserError("a translation model, which gives no sentence vectors", path=path, cure=cure)
     model = load_model(checkpoint, random_weights)
-    if isinstance(model, ClassifyingModel):
-        cure = f"predict by xrep-predict --path {path}, or train sentence vectors from its encoder: --encoder {path}"
-        raise UserError("a classifier, which gives no sentence vectors", path=path, cure=cure)
     tokenizers = open_tokenizers(checkpoint.path / TOKENIZER)
     hashes = None if random_weights else checkpoint.training_hashes
     return SentenceEncoder(model, tokenizers, checkpoint.text, hashes, path=path, prompts=read_prompts(Path(path)))

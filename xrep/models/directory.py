@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 from torch import Tensor, nn
 
 from xrep.config import still_known
@@ -35,12 +34,13 @@ from xrep.data.batching import TextSpec
 from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
 from xrep.files import directory_aside, flush_to_disk, naming, sha256_of
+from xrep.models.kinds import CHECKPOINTS, CONFIG, MANIFEST, expect, read_mapping
 from xrep.nn.layers import quantise_layers
 from xrep.nn.weights import load_weights, read_tensors, read_torch, save_tensors
 from xrep.registry import MODELS
 
 SCHEMA = 4
-MANIFEST, CONFIG, MODEL, TOKENIZER = "manifest.json", "config.yaml", "model.safetensors", "tokenizer"
+MODEL, TOKENIZER = "model.safetensors", "tokenizer"
 CRITERION, STATE = "criterion.safetensors", "training_state.pt"
 PREFIX = "checkpoint-"
 """Prefix of the names of checkpoints in the directory of a run; the step follows."""
@@ -130,11 +130,8 @@ class Checkpoint:
 def read_saved_config(path: Path) -> dict[str, Any]:
     """Return the configuration that a run saved, as plain data without interpolation or resolvers. Raises UserError if
     the file is damaged."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, OSError):
-        values = None
-    if not isinstance(values, dict):
+    values = read_mapping(path)
+    if values is None:
         raise UserError("not the configuration of a run", path=path, cure="choose another `save_dir`")
     return {str(key): value for key, value in values.items()}
 
@@ -195,12 +192,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     if not path.exists():
         raise UserError("no such checkpoint", path=path, cure="name a directory such as RUN/best or RUN/last")
+    expect(path, "checkpoint", *CHECKPOINTS)
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         schema, digest = manifest["schema"], manifest.pop("sha256")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        hint = [name for name in ("best", "last") if (path / name / MANIFEST).exists()]
-        cure = f"did you mean {path / hint[0]}?" if hint else "name a directory that xrep-train wrote, such as RUN/best"
+        cure = "name a directory that xrep-train wrote, such as RUN/best"
         raise UserError(f"not a checkpoint (no valid {MANIFEST})", path=path, cure=cure) from None
     if schema != SCHEMA:
         problem = f"checkpoint schema {schema}, this version reads {SCHEMA}"

@@ -15,6 +15,7 @@ from xrep.interop.pretrained import AUTO, Pretrained, find_pretrained, read_pret
 from xrep.interop.sentence_modules import DenseSpec
 from xrep.memory import check_memory
 from xrep.models.directory import MANIFEST, TOKENIZER, Checkpoint, open_checkpoint
+from xrep.models.kinds import PRETRAINED, expect
 from xrep.models.model import Origin
 from xrep.models.plain import from_plain
 from xrep.models.projection import ProjectionShape
@@ -181,6 +182,7 @@ def find_start(name_or_path: str, encoder_type: str = AUTO) -> Pretrained:
     for checkpoint, tower in ((path, None), (path.parent, path.name)):
         if (checkpoint / MANIFEST).is_file() and not path.is_file():
             return _of_checkpoint(open_checkpoint(checkpoint), tower)
+    expect(path, *PRETRAINED)
     return read_pretrained(find_pretrained(name_or_path), encoder_type)
 
 

@@ -35,6 +35,7 @@ from xrep.models.directory import (
     open_checkpoint,
     read_saved_config,
 )
+from xrep.models.kinds import expect
 from xrep.models.model import Model
 from xrep.progress import duration
 from xrep.tasks.task import Task
@@ -251,6 +252,7 @@ def _saved_state(latest: Checkpoint, task: Task) -> dict[str, Any]:
 def _init_model(initial: Checkpoint, model: Model, task: Task) -> list[str]:
     new, note = _load(initial, MODEL, "model", model)
     if len(new) == len(model.state_dict()):
+        expect(initial.path, model.kind)
         cure = "give the model the same sizes"
         raise UserError("no tensor of the model fits this configuration", path=initial.path, cure=cure)
     say_origin(model, initial.text, initial.path, "init", new)

@@ -14,9 +14,9 @@ from xrep.errors import UserError
 from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
 from xrep.inference.generation.search import search
-from xrep.inference.sentence_encoder import has_foreign_encoder
 from xrep.models.device import to_device
 from xrep.models.directory import TOKENIZER, load_model, open_checkpoint
+from xrep.models.kinds import expect
 from xrep.models.translation import Translation
 from xrep.precision import Precision
 from xrep.text.languages import canonical
@@ -57,15 +57,9 @@ class Translator:
         Raises:
             UserError: there is no checkpoint, it is damaged, or it belongs to another kind of model.
         """
-        cure = f"train a translator from it: xrep-train DATA --task translation --encoder {path}"
-        if has_foreign_encoder(Path(path)):
-            raise UserError("not a translation model: a pretrained encoder", path=path, cure=cure)
+        expect(path, "translation model")
         checkpoint = open_checkpoint(path)
-        model = load_model(checkpoint)
-        if not isinstance(model, Translation):
-            problem = "not a translation model: it encodes sentences"
-            raise UserError(problem, path=path, cure=f"encode them by xrep-encode, or {cure}")
-        model = to_device(model, device, dtype)
+        model = to_device(load_model(checkpoint), device, dtype)
         model.pack_scores()
         return cls(model, open_tokenizers(checkpoint.path / TOKENIZER), checkpoint.text)
 

@@ -1,0 +1,106 @@
+"""What a directory holds - a model of which kind, or something else - and the command that takes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from xrep.errors import UserError
+from xrep.interop.classifiers import CLASSES
+from xrep.interop.sentence_modules import MODULES
+from xrep.nn import bert
+from xrep.nn.weights import LAYOUTS
+from xrep.registry import MODELS
+
+MANIFEST, CONFIG = "manifest.json", "config.yaml"
+CHECKPOINTS = ("sentence encoder", "translation model", "classifier")
+"""Kinds of checkpoints: ``kind`` of the interfaces in ``xrep.models.model``."""
+PRETRAINED = ("pretrained encoder", "pretrained classifier")
+"""Kinds of directories of Hugging Face and sentence-transformers."""
+COMMANDS = {
+    "sentence encoder": "encode sentences by xrep-encode --path {path}",
+    "translation model": "translate by xrep-generate --path {path}",
+    "classifier": "predict by xrep-predict --path {path}",
+    "pretrained encoder": "encode sentences by xrep-encode --path {path}",
+    "pretrained classifier": "predict by xrep-predict --path {path}",
+    "graph for ONNX Runtime or OpenVINO": "name the model that it was exported from",
+    "folder of two encoders": "name one of them: {path}/source or {path}/target",
+    "folder of vectors": "measure them by xrep-eval TEST --path {path}",
+    "search index": "search it by xrep-search query {path}",
+    "data directory": "train on it by xrep-train {path}",
+    "directory of a run": "did you mean {path}/{best}?",
+}
+"""What can be done with each kind of directory."""
+STARTS = {
+    "checkpoint": "start from it: xrep-train DATA --encoder {path}",
+    "sentence encoder": "train sentence vectors from its encoder: xrep-train DATA --task bitext --encoder {path}",
+    "translation model": "train a translator from its encoder: xrep-train DATA --task translation --encoder {path}",
+    "classifier": "train one from its encoder: xrep-train DATA --task classification --encoder {path}",
+}
+"""How a checkpoint of each kind is made from another kind of model."""
+FILES = {
+    "folder of two encoders": [f"source/{bert.CONFIG}"],
+    "folder of vectors": ["vectors.npy"],
+    "directory of a run": [f"best/{MANIFEST}", f"last/{MANIFEST}"],
+}
+"""Files by which kinds of directories are known that describe themselves nowhere."""
+
+
+def kind_of(path: str | Path) -> str | None:
+    """Return what a directory holds, a key of ``COMMANDS``; None if that is not known. Files are not checked."""
+    path = Path(path)
+    manifest = _mapping(path / MANIFEST)
+    if "architecture" in manifest:
+        name = _mapping(_mapping(path / CONFIG).get("model")).get("name")
+        return MODELS.load(name).kind if name in MODELS.names() else None
+    if "sources" in manifest:
+        return "search index"
+    if str(manifest.get("format")).startswith("xrep-"):
+        return "data directory"
+    if _has(path, ("onnx", "openvino")) and not _has(path, LAYOUTS):
+        return "graph for ONNX Runtime or OpenVINO"
+    if (path / MODULES).is_file():
+        return "pretrained encoder"
+    if (path / bert.CONFIG).is_file():
+        architectures = str(_mapping(path / bert.CONFIG).get("architectures"))
+        return PRETRAINED[any(name in architectures for name in CLASSES.values())]
+    return next((kind for kind, files in FILES.items() if any((path / file).is_file() for file in files)), None)
+
+
+def expect(path: str | Path, wanted: str, *others: str) -> str | None:
+    """Return what a directory holds, as ``kind_of`` does, if this is ``wanted`` or one of the ``others``, or not known.
+    Otherwise raises a UserError that names the right command."""
+    kind = kind_of(path)
+    if kind in (None, wanted, *others):
+        return kind
+    best = next((name for name in ("best", "last") if (Path(path) / name / MANIFEST).is_file()), "")
+    cures = [COMMANDS[kind].format(path=path, best=best)]
+    if kind in (*CHECKPOINTS, *PRETRAINED) and wanted in STARTS:
+        if _mapping(Path(path) / MANIFEST).get("precision") != "int8":  # from such weights, nothing is trained
+            cures.append(STARTS[wanted].format(path=path))
+    raise UserError(f"a {kind}, not a {wanted}", path=path, cure=", or ".join(cures))
+
+
+def read_mapping(path: Path) -> dict[str, Any] | None:
+    """Return the mapping in a file of YAML or JSON as plain data, without interpolation or resolvers; None if there is
+    none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, OSError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def _has(path: Path, names: Iterable[str]) -> bool:
+    """Return whether a directory of a pretrained encoder, or that of its transformer, has one of these files."""
+    return any((path / folder / name).exists() for folder in ("", "0_Transformer", "source") for name in names)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    values = read_mapping(value) if isinstance(value, Path) else value
+    return values if isinstance(values, dict) else {}
