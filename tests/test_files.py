@@ -19,6 +19,7 @@ from xrep.files import (
     digests_of,
     directory_aside,
     point_link,
+    remove_like,
     try_lock,
     write_aside,
     write_json,
@@ -69,7 +70,9 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         with directory_aside(destination, is_current) as faster:
             (faster / "new").write_text("faster")
         (slower / "new").write_text("slower")
-    assert contents(destination) == {"new": b"faster"} and list(destination.parent.iterdir()) == [destination]
+    assert contents(destination) == {"new": b"faster", "old": b""} and list(destination.parent.iterdir()) == [
+        destination
+    ]
     assert stat.S_IMODE(destination.stat().st_mode) == 0o777 & ~_umask()
 
 
@@ -117,6 +120,13 @@ def test_an_incomplete_folder_is_built_again(tmp_path: Path) -> None:
         build_once(cache, "marker", build)
         assert contents(cache) == {"data": b"whole", "marker": b""}
     assert len(built) == 1 and os.listdir(cache.parent) == ["cache"]
+    (cache / "marker").unlink()
+    (cache / "notes").mkdir()
+    (cache / "notes" / "a.txt").write_text("of somebody else")
+    (cache / "notes" / "a.txt").chmod(0o640)
+    build_once(cache, "marker", build)
+    assert contents(cache) == {"data": b"whole", "marker": b"", "notes/a.txt": b"of somebody else"}
+    assert mode(cache / "notes" / "a.txt") == 0o640
 
     def slow(folder: Path) -> None:
         build_once(tmp_path / "raced", "marker", build)
@@ -124,6 +134,87 @@ def test_an_incomplete_folder_is_built_again(tmp_path: Path) -> None:
 
     build_once(tmp_path / "raced", "marker", slow)
     assert contents(tmp_path / "raced") == {"data": b"whole", "marker": b""}
+
+
+def test_modes_stay(tmp_path: Path) -> None:
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    write_json(file, 1)
+    assert mode(file) == 0o666 & ~_umask()
+    for wanted in (0o640, 0o400, 0o666):
+        file.chmod(wanted)
+        with write_aside(file) as aside:
+            assert not mode(aside) & ~(wanted | 0o200)
+            aside.write_text("new")
+        assert mode(file) == wanted and file.read_text() == "new"
+    folder.mkdir(0o700)
+    for wanted in (0o700, 0o755, 0o500):
+        folder.chmod(wanted)
+        with directory_aside(folder, lambda path: False) as aside:
+            assert mode(aside) == wanted | 0o700
+            (aside / "data").write_text("new")
+            (aside / "later").write_text("")
+        assert mode(folder) == wanted and mode(folder / "data") == (0o666 & ~_umask() if wanted == 0o700 else 0o600)
+        (folder / "data").chmod(0o600)
+    empty = tmp_path / "empty"
+    empty.mkdir(0o700)
+    with directory_aside(empty) as aside:
+        (aside / "data").write_text("")
+    assert mode(empty) == 0o700
+
+
+def test_owners_stay_where_the_system_permits_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root changes real owners; for others, calls of the system are recorded."""
+    changed, other, status = list[tuple[str, int, int]](), 12345, os.lstat
+
+    def chown(path: Path, user: int, group: int, *, follow_symlinks: bool) -> None:
+        changed.append((path.name.split(".")[1], user, group))
+        raise PermissionError
+
+    (tmp_path / "folder").mkdir()
+    for name in ("file", "folder/data"):
+        (tmp_path / name).write_text("old")
+    (tmp_path / "link").symlink_to("folder")
+    for name in ("file", "folder", "folder/data", "link") if os.getuid() == 0 else ():
+        os.chown(tmp_path / name, other, other, follow_symlinks=False)
+    if os.getuid():
+        monkeypatch.setattr(os, "chown", chown)
+        monkeypatch.setattr(Path, "lstat", lambda path: _owned(status(path), path.name[:1] != "."))
+    write_json(tmp_path / "file", 1)
+    point_link(tmp_path / "link", "elsewhere")
+    with directory_aside(tmp_path / "folder", lambda path: False) as aside:
+        (aside / "data").write_text("new")
+    monkeypatch.undo()
+    assert (tmp_path / "folder" / "data").read_text() == "new"
+    if os.getuid():
+        assert {name for name, *_ in changed} == {"file", "link", "folder"} and (*changed[0][1:],) == (other, -1)
+        return
+    for name in ("file", "folder", "folder/data", "link"):
+        assert ((tmp_path / name).lstat().st_uid, (tmp_path / name).lstat().st_gid) == (other, other), name
+
+
+def _owned(status: os.stat_result, changed: bool) -> os.stat_result:
+    return os.stat_result([*status[:4], 12345, 12345, *status[6:]]) if changed else status
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def test_only_own_files_are_removed(tmp_path: Path) -> None:
+    for name in ("new/a", "new/tokenizer/b", "old/a", "old/tokenizer/b", "kept/a", "kept/notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    for name in ("old", "kept"):
+        remove_like(tmp_path / name, tmp_path / "new")
+    assert set(contents(tmp_path)) == {"new/a", "new/tokenizer/b", "kept/notes.txt"}
+    assert not (tmp_path / "old").exists()
+
+
+def test_a_link_takes_the_place_of_links_only(tmp_path: Path) -> None:
+    (tmp_path / "best").write_text("mine")
+    with pytest.raises(FileExistsError, match="no link"):
+        point_link(tmp_path / "best", "checkpoint")
+    assert (tmp_path / "best").read_text() == "mine"
 
 
 def test_json_links_and_digests(tmp_path: Path) -> None:

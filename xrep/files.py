@@ -1,14 +1,20 @@
-"""Atomic writing of files, folders and links; locks; and the sha256 of a file."""
+"""Atomic writing of files, folders and links; locks; and the sha256 of a file.
+
+What replaces something takes over its mode and, where the system permits it, its owner and group. In a folder that is
+replaced, only the files that the new one has too are ours: others stay.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -63,7 +69,7 @@ def write_aside(path: str | Path) -> Iterator[Path]:
     """Context manager that yields a temporary path, whose file becomes the one at ``path`` if the block succeeds.
 
     A regular file is replaced at once, and of a link the file that it leads to. Devices and pipes are never replaced:
-    the content is written to them.
+    the content is written to them. The temporary file exists already if there is one to replace, with its mode.
     """
     if is_stream(path):
         with naming(path), tempfile.TemporaryDirectory() as folder:
@@ -75,11 +81,74 @@ def write_aside(path: str | Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with naming(path):
+            if path.is_file():  # so that nobody can read the new content before who cannot read the old one
+                mode = stat.S_IMODE(path.stat().st_mode) | stat.S_IWUSR
+                os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode))
             yield temporary
-            os.replace(temporary, path)
+            replace_file(temporary, path)
     finally:
         with suppress(OSError):  # a read-only file system refuses to remove even what is not there
             temporary.unlink()
+
+
+def replace_file(aside: Path, path: Path) -> None:
+    """Rename a file to ``path``, and give it the mode and the owner of the one that is there, if there is one."""
+    if path.is_file():
+        _take_access(aside, path)
+    os.replace(aside, path)
+
+
+def _take_access(new: Path, old: Path) -> None:
+    """Give ``new`` the mode of ``old`` (a link has none) and, where the system permits it, its owner and group."""
+    status, own = old.lstat(), new.lstat()
+    for user, group in ((status.st_uid, -1), (-1, status.st_gid)):
+        if user not in (-1, own.st_uid) or group not in (-1, own.st_gid):
+            with suppress(OSError):
+                os.chown(new, user, group, follow_symlinks=False)
+    if not new.is_symlink():
+        new.chmod(stat.S_IMODE(status.st_mode))
+
+
+def _take_over(new: Path, old: Path) -> None:
+    """Prepare a folder to replace another one: what only ``old`` has is then in both, and what both have keeps its mode
+    and owner."""
+    both = list[tuple[Path, Path]]()
+    for path in (old, *sorted(old.rglob("*"))):
+        twin = new / path.relative_to(old)
+        if os.path.lexists(twin):
+            both.append((twin, path))
+        elif path.is_dir() and not path.is_symlink():
+            twin.mkdir()
+            both.append((twin, path))
+        else:
+            try:
+                os.link(path, twin, follow_symlinks=False)
+            except OSError:  # some file systems have no hard links
+                shutil.copy2(path, twin, follow_symlinks=False)
+                both.append((twin, path))
+    for twin, path in reversed(both):  # a folder comes after what is in it, because its mode may forbid to write
+        _take_access(twin, path)
+
+
+def remove_like(folder: Path, model: Path) -> None:
+    """Remove the files of a folder that another one of its kind has too, and the folder itself if nothing else is left.
+
+    A link to a folder stays, with what is in it.
+    """
+    if folder.is_symlink():
+        return
+    for path in sorted(model.rglob("*"), reverse=True):
+        twin = folder / path.relative_to(model)
+        if twin.is_dir() and not twin.is_symlink():
+            _remove_empty(twin)
+        elif not path.is_dir() or path.is_symlink():
+            twin.unlink(missing_ok=True)
+    _remove_empty(folder)
+
+
+def _remove_empty(folder: Path) -> None:
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def write_json(path: str | Path, content: Any) -> None:
@@ -98,11 +167,19 @@ def json_text(content: Any) -> str:
 
 
 def point_link(link: Path, target: str | Path) -> None:
-    """Make ``link`` a symbolic link to the folder ``target``; an older link is replaced atomically."""
+    """Make ``link`` a symbolic link to the folder ``target``; an older link is replaced atomically.
+
+    Raises:
+        FileExistsError: Something that is no link is there.
+    """
     aside = link.with_name(f".{link.name}.new")
     with naming(link):
+        if os.path.lexists(link) and not link.is_symlink():
+            raise FileExistsError(errno.EEXIST, "something that is no link has this name", str(link))
         aside.unlink(missing_ok=True)
         aside.symlink_to(target, target_is_directory=True)
+        if link.is_symlink():
+            _take_access(aside, link)
         os.replace(aside, link)
 
 
@@ -110,8 +187,9 @@ def point_link(link: Path, target: str | Path) -> None:
 def directory_aside(path: str | Path, is_current: Callable[[Path], bool] | None = None) -> Iterator[Path]:
     """Context manager that yields an empty folder beside ``path``, which takes its place if the block succeeds.
 
-    A reader finds the complete old folder, the complete new one, or none, but never a part of one. Where nothing
-    may be replaced, a link is followed; elsewhere the link itself is replaced, because what it leads to is not ours.
+    A reader finds the complete old folder, the complete new one, or none, but never a part of one. Files of the old
+    folder that the new one lacks are somebody else's, and are in the new one as well. Where nothing may be replaced, a
+    link is followed; elsewhere the link itself is replaced, because what it leads to is not ours.
 
     Args:
         path: The folder to write. Its parents are created.
@@ -129,23 +207,30 @@ def directory_aside(path: str | Path, is_current: Callable[[Path], bool] | None 
     aside, old = (path.with_name(f".{path.name}.{secrets.token_hex(4)}.{ending}") for ending in ("partial", "old"))
     with naming(path):
         aside.mkdir(parents=True)
+        if path.is_dir() and not path.is_symlink():  # nobody can read the new folder who cannot read the old one
+            aside.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_IRWXU)
     try:
         yield aside
+        if is_current is None:
+            check_new_directory(path)
+        elif is_current(path):
+            return
+        if path.is_dir() and not path.is_symlink():
+            _take_over(aside, path)
         try:
             os.replace(aside, path)  # fails if a folder is there that is not empty
         except OSError:
             if is_current is None:
                 check_new_directory(path)
                 raise
-            if not is_current(path):
-                # The old folder is moved first: a reader would find a part of it while it is deleted in place.
-                with suppress(FileNotFoundError):
-                    os.replace(path, old)
-                try:
-                    os.replace(aside, path)
-                except OSError:
-                    if not is_current(path):
-                        raise
+            # The old folder is moved first: a reader would find a part of it while it is deleted in place.
+            with suppress(FileNotFoundError):
+                os.replace(path, old)
+            try:
+                os.replace(aside, path)
+            except OSError:
+                if not is_current(path):
+                    raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
         if old.is_dir() and not old.is_symlink():

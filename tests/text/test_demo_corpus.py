@@ -105,8 +105,8 @@ def test_small_wheel(wheel, home):
 def test_it_is_built_once_and_again_if_its_version_is_old(wheel, home, monkeypatch):
     folder = get_demo()
     (folder / "corpus.json").write_text('{"version": 0}')
-    (folder / "stale").write_text("")
-    assert get_demo() == folder and not (folder / "stale").exists()
+    (folder / "notes.txt").write_text("mine")
+    assert get_demo() == folder and (folder / "notes.txt").read_text() == "mine"
     wheel.unlink()
     assert get_demo() == folder
     (folder / "corpus.json").write_text('{"version": 0}')

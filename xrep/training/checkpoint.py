@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 from xrep.config.ranges import out_of_range
 from xrep.errors import UserError
-from xrep.files import naming, point_link, try_lock
+from xrep.files import naming, point_link, remove_like, try_lock
 from xrep.models.directory import PREFIX, Checkpoint, Snapshot, checkpoints_in, open_checkpoint, write_checkpoint
 
 LOCK = ".lock"
@@ -173,12 +172,12 @@ class Checkpoints:
         """Move the links, then delete the checkpoints that are no longer kept."""
         paths = checkpoints_in(self.directory)
         for later in paths[paths.index(self._path(step)) + 1 :]:
-            shutil.rmtree(later)  # damaged: the run was resumed from an earlier one
+            remove_like(later, self._path(step))  # damaged: the run was resumed from an earlier one
         self.point(step, step if best else None)
         paths = checkpoints_in(self.directory)
         keep = {p.resolve() for p in paths[-self.config.keep_last :]} | {(self.directory / "best").resolve()}
         for old in (p for p in paths if p.resolve() not in keep):
-            shutil.rmtree(old)
+            remove_like(old, self._path(step))
 
     def _join(self) -> None:
         if self._writing is not None:
