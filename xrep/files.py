@@ -16,7 +16,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -130,19 +130,17 @@ def _take_over(new: Path, old: Path) -> None:
         _take_access(twin, path)
 
 
-def remove_like(folder: Path, model: Path) -> None:
-    """Remove the files of a folder that another one of its kind has too, and the folder itself if nothing else is left.
+def remove_files(folder: Path, names: Iterable[str]) -> None:
+    """Remove files of a folder, and then itself and the folders in it unless something else is left in them.
 
     A link to a folder stays, with what is in it.
     """
     if folder.is_symlink():
         return
-    for path in sorted(model.rglob("*"), reverse=True):
-        twin = folder / path.relative_to(model)
-        if twin.is_dir() and not twin.is_symlink():
-            _remove_empty(twin)
-        elif not path.is_dir() or path.is_symlink():
-            twin.unlink(missing_ok=True)
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+    for path in sorted((path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink()), reverse=True):
+        _remove_empty(path)
     _remove_empty(folder)
 
 

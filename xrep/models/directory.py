@@ -227,6 +227,11 @@ def checkpoints_in(run: Path) -> list[Path]:
     return sorted(numbered, key=lambda path: int(steps[path]))
 
 
+def file_names(path: Path) -> list[str]:
+    """Return the names of all files of an intact checkpoint, which are those of the other checkpoints of its run."""
+    return [*json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"], MANIFEST]
+
+
 def _has_own_file(path: Path) -> bool:
     return any((path / name).exists() for name in (MANIFEST, CONFIG, MODEL))
 

@@ -17,8 +17,16 @@ from typing import Any
 
 from xrep.config.ranges import out_of_range
 from xrep.errors import UserError
-from xrep.files import naming, point_link, remove_like, try_lock
-from xrep.models.directory import PREFIX, Checkpoint, Snapshot, checkpoints_in, open_checkpoint, write_checkpoint
+from xrep.files import naming, point_link, remove_files, try_lock
+from xrep.models.directory import (
+    PREFIX,
+    Checkpoint,
+    Snapshot,
+    checkpoints_in,
+    file_names,
+    open_checkpoint,
+    write_checkpoint,
+)
 
 LOCK = ".lock"
 MAY_CHANGE = {
@@ -171,13 +179,14 @@ class Checkpoints:
     def _tidy(self, step: int, best: bool) -> None:
         """Move the links, then delete the checkpoints that are no longer kept."""
         paths = checkpoints_in(self.directory)
+        own = file_names(self._path(step))
         for later in paths[paths.index(self._path(step)) + 1 :]:
-            remove_like(later, self._path(step))  # damaged: the run was resumed from an earlier one
+            remove_files(later, own)  # damaged: the run was resumed from an earlier one
         self.point(step, step if best else None)
         paths = checkpoints_in(self.directory)
         keep = {p.resolve() for p in paths[-self.config.keep_last :]} | {(self.directory / "best").resolve()}
         for old in (p for p in paths if p.resolve() not in keep):
-            remove_like(old, self._path(step))
+            remove_files(old, own)
 
     def _join(self) -> None:
         if self._writing is not None:
