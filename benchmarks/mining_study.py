@@ -87,7 +87,7 @@ def ours(x: np.ndarray, y: np.ndarray, k: int, margin: Margin, retrieval: str) -
     from xrep.retrieval.neighbours import neighbours
 
     name, _, once = retrieval.partition(", ")
-    return choose(neighbours(x, y, k), margin, cast("Retrieval", name), one_to_one=bool(once))
+    return choose(*neighbours(x, y, k, k), margin, cast("Retrieval", name), one_to_one=bool(once))
 
 
 def measure(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from tests.retrieval import plain_margins
 from tests.retrieval.test_neighbours import vectors
 from xrep.errors import UserError
-from xrep.retrieval import mapped, margins
+from xrep.retrieval import margins
 from xrep.retrieval.margins import MARGINS, RETRIEVALS, apply_margin, choose, margin_scores
-from xrep.retrieval.neighbours import Neighbours, neighbours
+from xrep.retrieval.neighbours import neighbours
+from xrep.retrieval.topk import TopK
 
 X, Y = np.abs(vectors(60, 8, seed=1)), np.abs(vectors(45, 8, seed=2))
 """Vectors of positive numbers, whose cosines are all positive."""
@@ -36,7 +38,7 @@ def test_unknown_margins_and_too_many_neighbours_are_refused() -> None:
     with pytest.raises(ValueError, match="margin must be one of absolute, distance, ratio, not 'cosine'"):
         margin_scores(X, Y, 4, "cosine")
     with pytest.raises(ValueError, match="retrieval must be one of"):
-        choose(neighbours(X, Y, 4), "ratio", "both")
+        choose(*neighbours(X, Y, 4, 4), "ratio", "both")
     message = "46 neighbours, but there are 60 sentences and 45; lower `neighbours` to 45, or give more sentences"
     for k, said in ((46, message), (0, "0 neighbours; give at least 1")):
         with pytest.raises(UserError, match=said):
@@ -46,7 +48,7 @@ def test_unknown_margins_and_too_many_neighbours_are_refused() -> None:
 @pytest.mark.parametrize("margin", MARGINS)
 @pytest.mark.parametrize("retrieval", RETRIEVALS)
 def test_candidates_are_those_of_the_plain_version(margin: str, retrieval: str) -> None:
-    found = choose(neighbours(X, Y, 4), margin, retrieval)
+    found = choose(*neighbours(X, Y, 4, 4), margin, retrieval)
     expected = plain_margins.pairs(X, Y, 4, margin, retrieval)
     ordered = sorted(expected, key=expected.get, reverse=True)
     assert list(zip(found.source.tolist(), found.target.tolist(), strict=True)) == ordered
@@ -55,11 +57,11 @@ def test_candidates_are_those_of_the_plain_version(margin: str, retrieval: str) 
 
 @pytest.mark.parametrize("retrieval", RETRIEVALS)
 def test_one_to_one_takes_the_best_pair_that_is_free(retrieval: str) -> None:
-    near = neighbours(X, Y, 4)
-    found = choose(near, "ratio", retrieval, one_to_one=True)
+    near = neighbours(X, Y, 4, 4)
+    found = choose(*near, "ratio", retrieval, one_to_one=True)
     assert len(set(found.source.tolist())) == len(set(found.target.tolist())) == len(found)
     if retrieval == "intersection":  # each side is in only one pair already
-        assert len(found) == len(choose(near, "ratio", retrieval))
+        assert len(found) == len(choose(*near, "ratio", retrieval))
     sets = ("forward", "backward") if retrieval == "max" else (retrieval,)
     candidates = [pair for name in sets for pair in _all_candidates(near, name)]
     taken: list[tuple[int, int]] = []
@@ -74,35 +76,31 @@ def test_one_to_one_takes_the_best_pair_that_is_free(retrieval: str) -> None:
 @pytest.mark.parametrize("retrieval", RETRIEVALS)
 def test_blocks_in_files_are_those_in_memory(tmp_path, monkeypatch, retrieval, one_to_one):
     """Rows occur several times, so that many scores are equal."""
-    near = neighbours(np.tile(X, (4, 1)), np.tile(Y, (5, 1)), 4)
-    whole = choose(near, "ratio", retrieval, one_to_one=one_to_one)
-    monkeypatch.setattr(margins, "_HELD", 64)
-    monkeypatch.setattr(mapped, "_BLOCK_BYTES", 32)
-    blocks = list(margins.choose_in_blocks(near, "ratio", retrieval, one_to_one=one_to_one, folder=tmp_path))
-    assert len(blocks) > 5
+    near = neighbours(np.tile(X, (4, 1)), np.tile(Y, (5, 1)), 4, 4)
+    whole = choose(*near, "ratio", retrieval, one_to_one=one_to_one)
+    monkeypatch.setattr(margins, "_SCORED", 64)
+    monkeypatch.setattr(margins, "_SORTED", 8)
+    blocks = list(margins.choose_in_blocks(*near, "ratio", retrieval, one_to_one=one_to_one, folder=tmp_path))
+    assert len(blocks) > 3
     for name, column in vars(whole).items():
         assert np.concatenate([vars(block)[name] for block in blocks]).tobytes() == column.tobytes()
     assert list(tmp_path.iterdir()) == []
 
 
-def _all_candidates(near: Neighbours, retrieval: str) -> list[tuple[float, int, int]]:
+def _all_candidates(near: tuple[TopK, TopK], retrieval: str) -> list[tuple[float, int, int]]:
     """Backward first gives the best source of each target, so sources are repeated; then each source is used once."""
     if retrieval == "backward":
-        turned = choose(Neighbours(near.yx, near.yx_similarity, near.xy, near.xy_similarity), "ratio", "forward")
+        turned = choose(near[1], near[0], "ratio", "forward")
         columns = turned.score, turned.target, turned.source
     else:
-        found = choose(near, "ratio", retrieval)
+        found = choose(*near, "ratio", retrieval)
         columns = found.score, found.source, found.target
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def test_neighbours_that_an_approximate_search_missed_count_for_nothing() -> None:
     none, some = [-1, -1], [0, -1]
-    found = Neighbours(
-        np.array([some, none]),
-        np.array([[0.5, -np.inf], [-np.inf, -np.inf]], dtype=np.float32),
-        np.array([[0, -1]]),
-        np.array([[0.5, -np.inf]], dtype=np.float32),
-    )
-    pairs = choose(found, "ratio", "max")
+    x = TopK(torch.tensor([[0.5, -np.inf], [-np.inf, -np.inf]]), torch.tensor([some, none]))
+    y = TopK(torch.tensor([[0.5, -np.inf]]), torch.tensor([some]))
+    pairs = choose(x, y, "ratio", "max")
     assert (pairs.source.tolist(), pairs.target.tolist(), pairs.score.tolist()) == ([0], [0], [1.0])

@@ -1,115 +1,168 @@
-"""Exact neighbours against a plain product in float64: in tiles, screened in bfloat16, with equal similarities."""
+"""Exact neighbours against a plain product in float64: in tiles of any order, screened, with equal similarities."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.closeness import assert_near
-from xrep.retrieval import neighbours as module
-from xrep.retrieval import screening
-from xrep.retrieval.neighbours import Neighbours, neighbours, normalize_rows
+from tests.support.runs import environment
+from xrep.retrieval import tiles
+from xrep.retrieval.neighbours import neighbours, normalize_rows
+from xrep.retrieval.tiles import Operand, search_tile
+from xrep.retrieval.topk import TopK
+
+Both = tuple[TopK, TopK]
 
 
 def vectors(rows: int, width: int, seed: int) -> np.ndarray:
     return normalize_rows(np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32))
 
 
-def plain(x: np.ndarray, y: np.ndarray, k: int) -> Neighbours:
-    """Sort all similarities in float64; of equal ones the lowest index comes first."""
-    similarity = x.astype(np.float64) @ y.astype(np.float64).T
-    xy, yx = (np.argsort(-one, axis=1, kind="stable")[:, :k] for one in (similarity, similarity.T))
-    return Neighbours(xy, np.take_along_axis(similarity, xy, 1), yx, np.take_along_axis(similarity.T, yx, 1))
+def plain(x: np.ndarray, y: np.ndarray, k: int) -> Both:
+    """Sort all similarities as float32, in which they are compared; of equal ones the lowest index comes first."""
+    similarity = (x.astype(np.float64) @ y.astype(np.float64).T).astype(np.result_type(x, y, np.float32))
+    index = [np.argsort(-one, axis=1, kind="stable")[:, :k] for one in (similarity, similarity.T)]
+    values = [np.take_along_axis(*both, 1) for both in zip((similarity, similarity.T), index, strict=True)]
+    xy, yx = (TopK(torch.from_numpy(one), torch.from_numpy(other)) for one, other in zip(values, index, strict=True))
+    return xy, yx
 
 
-def assert_same(found: Neighbours, expected: Neighbours) -> None:
-    assert found.xy.dtype == found.yx.dtype == np.int64
-    np.testing.assert_array_equal(found.xy, expected.xy)
-    np.testing.assert_array_equal(found.yx, expected.yx)
-    assert_near(found.xy_similarity, expected.xy_similarity, 2e-6)
-    assert_near(found.yx_similarity, expected.yx_similarity, 2e-6)
+def assert_same(found: Both, expected: Both) -> None:
+    """Check that neighbours are the same, bit for bit."""
+    for mine, other in zip(found, expected, strict=True):
+        assert torch.equal(mine.index, other.index) and torch.equal(mine.similarity, other.similarity)
+
+
+def clusters(rows: int, width: int, seed: int, spread: float) -> np.ndarray:
+    """Return vectors in five clusters, so dense that most similarities differ by less than bfloat16 can tell."""
+    draw, centres = np.random.default_rng(seed), np.random.default_rng(9).standard_normal((5, width))
+    return normalize_rows(
+        (centres[draw.integers(5, size=rows)] + spread * draw.standard_normal((rows, width))).astype(np.float32)
+    )
+
+
+def clusters_of_lengths(rows: int, seed: int) -> np.ndarray:
+    return clusters(rows, 48, seed, 0.02) * np.random.default_rng(seed).uniform(0.2, 3, (rows, 1)).astype(np.float32)
+
+
+KINDS = {
+    "random": lambda rows, seed: vectors(rows, 48, seed),
+    "whole numbers": lambda rows, seed: np.random.default_rng(seed).integers(-1, 2, (rows, 3)).astype(np.float32),
+    "clusters": lambda rows, seed: clusters(rows, 48, seed, 0.02),
+    "clusters of many lengths": clusters_of_lengths,
+    "nearly equal": lambda rows, seed: clusters(rows, 48, seed, 3e-7),
+    "repeated": lambda rows, seed: vectors(rows, 24, seed)[np.arange(rows) % (rows // 2)],
+    "negative": lambda rows, seed: np.abs(vectors(rows, 12, seed)) * (-1 if seed % 2 else 1),
+    "equal": lambda rows, seed: np.repeat(vectors(1, 20, 1), rows, axis=0),
+    "float64": lambda rows, seed: vectors(rows, 16, seed).astype(np.float64),
+}
+
+
+@pytest.fixture(params=["screened", "in float32"])
+def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make tiles small, and all processors screen pairs in bfloat16, or none."""
+    monkeypatch.setattr(tiles, "multiplies_bfloat16", lambda: request.param == "screened")
+    monkeypatch.setattr(tiles, "FEWEST", 100)
+    monkeypatch.setattr(tiles, "TILE", 160)
+    yield
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("k", [1, 4, 40])
+@pytest.mark.parametrize("kind", KINDS)
+def test_neighbours_are_those_of_one_product(kind: str, k: int) -> None:
+    x, y = KINDS[kind](471, 1), KINDS[kind](340, 2)
+    found, expected = neighbours(x, y, k, k), plain(x, y, k)
+    if kind == "float64":  # the 16th digit decides between equal ones
+        assert_near(found[0].similarity, expected[0].similarity, 1e-14)
+        assert torch.equal(found[0].index, expected[0].index)
+    else:
+        assert_same(found, expected)
+    assert_same((neighbours(x, y, k, 0)[0], neighbours(x, y, 0, k)[1]), found)  # one direction alone
+
+
+@pytest.mark.slow
+@settings(max_examples=15)
 @given(st.data())
-def test_neighbours_are_those_of_one_product_whatever_the_tiles(data: st.DataObject) -> None:
-    """Small whole numbers have exact products, and most similarities are equal; the others differ."""
-    n, m, tile = (data.draw(st.integers(1, 70)) for _ in range(3))
-    k, seed = data.draw(st.integers(1, min(n, m, 6))), data.draw(st.integers(0, 1000))
-    draw = np.random.default_rng(seed)
-    x, y = (draw.integers(-1, 2, (rows, 3)).astype(np.float32) for rows in (n, m))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "TILE", tile)
-        assert_same(neighbours(x, y, k), plain(x, y, k))
-        x, y = vectors(n, 16, seed), vectors(m, 16, seed + 1)
-        assert_same(neighbours(x, y, k), plain(x, y, k))
+def test_the_order_of_tiles_and_merges_does_not_matter(data: st.DataObject) -> None:
+    """Tiles of any size are searched in any order, some of them twice, on several machines that are merged."""
+    n, m, edge = (data.draw(st.integers(1, 70)) for _ in range(3))
+    k_x, k_y, seed = data.draw(st.integers(0, 6)), data.draw(st.integers(1, 6)), data.draw(st.integers(0, 1000))
+    kind = data.draw(st.sampled_from(["random", "whole numbers", "nearly equal", "equal"]))
+    x, y = (torch.from_numpy(KINDS[kind](rows, seed + rows)) for rows in (n, m))
+    expected = plain(x.numpy(), y.numpy(), max(k_x, k_y))
+    parts = [(row, column) for row in range(0, n, edge) for column in range(0, m, edge)]
+    order = data.draw(st.permutations([*parts, parts[0]]))
+    machines = [(TopK.none(n, k_x), TopK.none(m, k_y)) for _ in range(3)]
+    for row, column in order:
+        best_x, best_y = data.draw(st.sampled_from(machines))
+        bests = best_x.slice(row, row + edge), best_y.slice(column, column + edge)
+        search_tile(Operand.of(x[row : row + edge]), Operand.of(y[column : column + edge]), *bests, row, column)
+    merged = TopK.none(n, k_x), TopK.none(m, k_y)
+    for machine in data.draw(st.permutations([*machines, machines[0]])):
+        for total, part in zip(merged, machine, strict=True):
+            total.merge(part)
+    for found, k, (similarity, index) in zip(merged, (k_x, k_y), (vars(e).values() for e in expected), strict=True):
+        there = min(k, index.size(1))
+        assert torch.equal(found.index[:, :there], index[:, :k]) and (found.index[:, there:] == -1).all()
+        assert torch.equal(found.similarity[:, :there], similarity[:, :k])
+        assert (found.similarity[:, there:] == -torch.inf).all()
 
 
-@pytest.fixture
-def screened(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Make all processors screen pairs in bfloat16, and return a list of whether each tile could be screened."""
-    found: list[bool] = []
-    update = screening.update_screened
-
-    def recording(*given) -> bool:
-        found.append(update(*given))
-        return found[-1]
-
-    monkeypatch.setattr(screening, "multiplies_bfloat16", lambda: True)
-    monkeypatch.setattr(screening, "FEWEST", 300)
-    monkeypatch.setattr(module, "TILE", 160)
-    monkeypatch.setattr(module, "update_screened", recording)
-    return found
+def test_near_ties_at_the_last_place_are_told_apart() -> None:
+    """Similarities differ in the last digit of float32, and bfloat16 cannot tell them."""
+    rows = np.zeros((1200, 8), np.float32)
+    rows[:, 0] = np.float32(0.5) + np.arange(1200).astype(np.float32) % 7 * np.float32(2.0**-24)
+    query = np.zeros((1000, 8), np.float32)
+    query[:, 0] = 1
+    found = neighbours(query, rows, 3, 0)[0]
+    assert found.index.tolist() == [[6, 13, 20]] * 1000
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("lengths", ["equal", "different"])
-def test_screened_neighbours_are_exact(screened: list[bool], seed: int, lengths: str) -> None:
-    """Vectors lie in a few dense clusters, so most similarities differ by less than bfloat16 can tell."""
-    draw = np.random.default_rng(seed)
-    centres = draw.standard_normal((5, 48))
-    x, y = (centres[draw.integers(5, size=n)] + 0.02 * draw.standard_normal((n, 48)) for n in (471, 340))
-    x, y = (normalize_rows(side.astype(np.float32)) for side in (x, y))
-    if lengths == "different":
-        x, y = (side * draw.uniform(0.2, 3.0, (len(side), 1)).astype(np.float32) for side in (x, y))
-    found, expected = neighbours(x, y, 4), plain(x, y, 4)
-    similarity = x.astype(np.float64) @ y.astype(np.float64).T
-    for index, mine, exact, whole in (
-        (found.xy, found.xy_similarity, expected.xy_similarity, similarity),
-        (found.yx, found.yx_similarity, expected.yx_similarity, similarity.T),
-    ):  # float32 cannot tell which of two neighbours is nearer if they differ by less than 1e-6
-        assert_near(mine, exact, 2e-6)
-        assert_near(np.take_along_axis(whole, index, 1), exact, 2e-6)
-        assert all(len(set(row)) == 4 for row in index.tolist())
-    assert screened == [True] * 9
-
-
-def test_screened_ties_go_to_the_lowest_index(screened: list[bool]) -> None:
-    x, y = vectors(330, 24, seed=5)[np.arange(660) % 330], vectors(400, 24, seed=6)[np.arange(800) // 2]
-    found = neighbours(x, y, 3)
-    assert_same(found, plain(x, y, 3))
-    assert (found.xy[:, 0] % 2 == 0).all() and (found.yx[:, 1] == found.yx[:, 0] + 330).all() and all(screened)
-    screened.clear()
-    x, y = np.abs(vectors(400, 12, seed=7)), -np.abs(vectors(400, 12, seed=8))
-    assert_same(neighbours(x, y, 2), plain(x, y, 2))
-    assert screened == [False]  # similarities below 0 are not screened
+@pytest.mark.slow
+def test_other_instructions_give_the_same_bytes() -> None:
+    """A processor with AVX2 alone multiplies tiles in float32, and this one perhaps in bfloat16."""
+    script = """
+import hashlib, numpy as np
+from tests.retrieval.test_neighbours import clusters, vectors
+from xrep.retrieval.neighbours import neighbours
+digest = hashlib.sha256()
+for x, y in ((vectors(2300, 64, 1), vectors(3100, 64, 2)), (clusters(2300, 64, 1, 0.1), clusters(3100, 64, 2, 0.1))):
+    for best in neighbours(x, y, 4, 4):
+        digest.update(best.similarity.numpy().tobytes() + best.index.numpy().tobytes())
+print(digest.hexdigest())
+"""
+    only_avx2 = {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+    digests = set()
+    for settings_of, threads in (({}, 1), ({}, 2), (only_avx2, 1)):
+        given_to = {**environment(threads=threads), **settings_of, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run([sys.executable, "-c", script], env=given_to, capture_output=True, text=True, check=True)
+        digests.add(done.stdout)
+    assert len(digests) == 1
 
 
 def test_types() -> None:
     x, y = vectors(40, 64, seed=3).astype(np.float16), vectors(50, 64, seed=4).astype(np.float16)
-    assert neighbours(x, y, 3).xy_similarity.dtype == np.float32
-    assert_same(neighbours(x, y, 3), plain(x, y, 3))
-    assert_same(neighbours(x.astype(np.float32), y, 3), plain(x, y, 3))
+    assert neighbours(x, y, 3, 3)[0].similarity.dtype == torch.float32
+    assert_same(neighbours(x, y, 3, 3), plain(x, y, 3))
+    assert_same(neighbours(x.astype(np.float32), y, 3, 3), plain(x, y, 3))
     # float32 cannot represent the difference.
     x, close = np.array([[1.0, 1e-12], [1.0, 0.0]]), np.array([[1.0, 0.0], [1.0, 1e-3]])
-    found = neighbours(x, close, 1)
-    assert found.xy_similarity.dtype == np.float64 and found.xy[:, 0].tolist() == [1, 0]
+    found, _ = neighbours(x, close, 1, 0)
+    assert found.similarity.dtype == torch.float64 and found.index[:, 0].tolist() == [1, 0]
     read_only = vectors(5, 4, seed=1)
     read_only.flags.writeable = False
-    assert neighbours(read_only, read_only, 1).xy[:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert neighbours(read_only, read_only, 1, 0)[0].index[:, 0].tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +171,7 @@ def test_types() -> None:
 )
 def test_what_has_no_answer_is_refused(x: tuple[int, int], y: tuple[int, int], k: int) -> None:
     with pytest.raises(ValueError):
-        neighbours(np.ones(x, np.float32), np.ones(y, np.float32), k)
+        neighbours(np.ones(x, np.float32), np.ones(y, np.float32), k, k)
 
 
 def test_normalized_rows_have_length_one_and_zeros_stay_zeros() -> None:

@@ -12,10 +12,9 @@ import pytest
 from tests.retrieval.test_neighbours import assert_same, plain, vectors
 from xrep import progress
 from xrep.errors import UserError
-from xrep.retrieval import ivf, neighbours, search
+from xrep.retrieval import ivf, search, tiles
 from xrep.retrieval.ivf import search_ivf
-from xrep.retrieval.neighbours import Neighbours
-from xrep.retrieval.search import SearchState, Side, load_neighbours, merge, search_flat
+from xrep.retrieval.search import Neighbours, SearchState, Side, load_neighbours, merge, search_flat
 from xrep.retrieval.vectors import VectorFile
 
 
@@ -27,7 +26,7 @@ class Stopped(Exception):
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     units, parts = 40 * 4 * 16, 100 * (2 * 16 + 8)
     for module, name, value in (
-        (neighbours, "TILE", 20), (search, "TILE", 20), (search, "_UNIT_BYTES", units), (search, "SAVE_SECONDS", 0),
+        (tiles, "TILE", 20), (search, "TILE", 20), (search, "_UNIT_BYTES", units), (search, "SAVE_SECONDS", 0),
         (search, "_PANEL_BYTES", 60 * 4 * 16), (ivf, "_QUERIES", 50), (ivf, "_BLOCK", 32), (ivf, "_PART_BYTES", parts),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
@@ -65,7 +64,7 @@ def test_neighbours_in_files_are_those_in_memory(make_side, tmp_path, way, dtype
     """Search every cell of the inverted files. Only some of the rows are compared."""
     chosen = np.flatnonzero(np.random.default_rng(0).random(230) < 0.7)
     x, y = make_side(230, 1, chosen, dtype), make_side(310, 2, dtype=dtype)
-    assert_same(run(x, y, tmp_path / "found.npz", way), plain(x.read(0, len(x)), y.read(0, len(y)), 4))
+    assert_same(run(x, y, tmp_path / "found.npz", way).both(), plain(x.read(0, len(x)), y.read(0, len(y)), 4))
 
 
 def test_rows_are_read_whatever_lies_between_them(make_side: Callable[..., Side]) -> None:
@@ -79,10 +78,10 @@ def test_rows_are_read_whatever_lies_between_them(make_side: Callable[..., Side]
 def test_quantized_neighbours_have_exact_similarities(make_side, tmp_path, monkeypatch):
     x, y = make_side(300, 1), make_side(900, 2)
     monkeypatch.setattr(ivf, "_PART_BYTES", 1 << 20)
-    found, expected = run(x, y, tmp_path / "found.npz", "ivf-pq"), plain(x.read(0, 300), y.read(0, 900), 4)
+    found, expected = run(x, y, tmp_path / "found.npz", "ivf-pq"), plain(x.read(0, 300), y.read(0, 900), 4)[0]
     exact = x.read(0, 300).astype(np.float64) @ y.read(0, 900).astype(np.float64).T
     np.testing.assert_allclose(found.xy_similarity, np.take_along_axis(exact, found.xy, 1), atol=1e-6)
-    assert np.mean([len({*a} & {*b}) / 4 for a, b in zip(found.xy, expected.xy, strict=True)]) > 0.85
+    assert np.mean([len({*a} & {*b}) / 4 for a, b in zip(found.xy, expected.index.numpy(), strict=True)]) > 0.85
 
 
 @pytest.mark.slow
@@ -129,7 +128,7 @@ def test_parts_of_the_source_are_merged(make_side: Callable[..., Side], tmp_path
         run(Side(x.vectors, doubled[a:b]), y, tmp_path / f"part{a}.npz", "flat")
         for a, b in zip(edges, edges[1:], strict=False)
     ]
-    assert_same(merge(parts, tmp_path, 200, len(y), 4), whole)
+    assert_same(merge(parts, tmp_path, 200, len(y), 4).both(), whole.both())
 
 
 def test_a_survey_names_the_row_that_is_not_finite_and_tells_zeros(make_side, monkeypatch):

@@ -269,8 +269,8 @@ def mine(encoder: Encoder, split: Split, config: Bucc.Config) -> tuple[Candidate
     if x.shape[1] != y.shape[1]:
         cure = "name an encoder of both languages"
         raise UserError(f"vectors of {x.shape[1]} and of {y.shape[1]} numbers", cure=cure)
-    nearest = neighbours(x, y, config.neighbours)
-    pairs = choose(nearest, config.margin, config.retrieval, one_to_one=config.one_to_one)
+    nearest = neighbours(x, y, config.neighbours, config.neighbours)
+    pairs = choose(*nearest, config.margin, config.retrieval, one_to_one=config.one_to_one)
     if config.drop_repeated:
         pairs = pairs.take(split.source.occurs_once[pairs.source] & split.target.occurs_once[pairs.target])
     gold = set(map(tuple, split.gold.tolist()))

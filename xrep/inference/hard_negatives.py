@@ -21,7 +21,7 @@ from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.work import work_folder
 from xrep.retrieval.mapped import release
 from xrep.retrieval.margins import first_of_each
-from xrep.retrieval.neighbours import Neighbours
+from xrep.retrieval.search import Neighbours
 from xrep.text.cleaning import NO_KEY, sentence_hash
 from xrep.text.readers import Bitext, read_pairs, read_text
 

@@ -28,8 +28,7 @@ from xrep.inference.work import work_folder
 from xrep.retrieval.ivf import search_ivf
 from xrep.retrieval.mapped import allocate, put, release, take
 from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose_in_blocks, first_of_each
-from xrep.retrieval.neighbours import Neighbours
-from xrep.retrieval.search import SearchState, Side, load_neighbours, merge, search_flat
+from xrep.retrieval.search import Neighbours, SearchState, Side, load_neighbours, merge, search_flat
 from xrep.retrieval.vectors import VectorFile
 from xrep.text.readers import read_text
 
@@ -347,7 +346,7 @@ def _write(output: Path, nearest: Neighbours, sides: list[Opened], options: Mini
     written = 0
     how = {"one_to_one": options.one_to_one, "folder": output.parent}
     with write_aside(output) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
-        for pairs in choose_in_blocks(nearest, options.margin, options.retrieval, **how):
+        for pairs in choose_in_blocks(*nearest.both(), options.margin, options.retrieval, **how):
             if options.threshold is not None:
                 with np.errstate(over="ignore"):  # a threshold that float32 cannot hold
                     pairs = pairs.take(pairs.score >= options.threshold)

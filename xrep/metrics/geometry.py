@@ -78,7 +78,7 @@ def language_shares(vectors: Sequence[np.ndarray], k: int) -> np.ndarray:
         raise ValueError(f"{k} neighbours of {len(pool)} vectors")
     if not np.isfinite(pool).all():
         raise ValueError("vectors that are not finite")
-    index = neighbours(pool, pool, k + 1).xy
+    index = neighbours(pool, pool, k + 1, 0)[0].index.numpy()
     others = index != np.arange(len(pool))[:, None]
     # If k + 1 others are as near as the sentence itself, the sentence may be missing. Then the last one is left out.
     others[others.all(axis=1), -1] = False

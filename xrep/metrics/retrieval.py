@@ -47,8 +47,8 @@ def right_answers(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """
     if x.shape != y.shape:
         raise ValueError(f"aligned vectors must have one shape, got {x.shape} and {y.shape}")
-    nearest, rows = neighbours(x, y, 1), np.arange(len(x))[:, None]
-    return np.stack([(side == rows)[:, 0] for side in (nearest.xy, nearest.yx)])
+    rows = np.arange(len(x))
+    return np.stack([side.index.numpy()[:, 0] == rows for side in neighbours(x, y, 1, 1)])
 
 
 def mean_cosine(x: np.ndarray) -> float:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from xrep.retrieval.best import Best
 from xrep.retrieval.faiss_files import PROBES, Shape, let_go, open_index
 from xrep.retrieval.ivf import refine
+from xrep.retrieval.topk import TopK
 from xrep.retrieval.vectors import VectorFile
 
 _PROPOSED = {"none": 1, "int8": 4, "binary": 32}
@@ -46,7 +46,7 @@ def nearest(
         probes: Number of inverted lists that are searched for each query.
     """
     wanted = min(shape.rows, k if _PROPOSED[shape.quantize] == 1 else max(_LEAST, _PROPOSED[shape.quantize] * k))
-    best, step = Best.none(len(x_QD), k), max(1, _MOST_PROPOSALS // wanted)
+    best, step = TopK.none(len(x_QD), k), max(1, _MOST_PROPOSALS // wanted)
     for start in range(0, len(x_QD), step):
         some = x_QD[start : start + step]
         proposed_BP = propose(index, shape, some, wanted, probes)
@@ -68,11 +68,11 @@ def recall_of(path: Path, shape: Shape, vectors: VectorFile, k: int = 10, querie
     k = min(k, shape.rows - 1)
     if not k:
         return None
-    x_QD, exact = vectors.read(rows), Best.none(len(rows), k + 1)
+    x_QD, exact = vectors.read(rows), TopK.none(len(rows), k + 1)
     for start in range(0, shape.rows, _BLOCK):
         products = torch.from_numpy(x_QD @ vectors.read(slice(start, min(start + _BLOCK, shape.rows))).T)
         top = products.topk(min(k + 1, products.size(1)))
-        exact.merge(slice(None), top.values, top.indices + start)
+        exact.merge(TopK(top.values, top.indices + start))
     answers = list[np.ndarray](), list[np.ndarray]()
     index = open_index(path, shape)
     for x_D in x_QD:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
-from xrep.retrieval.best import Best
 from xrep.retrieval.mapped import take
 from xrep.retrieval.search import SearchState, Side
+from xrep.retrieval.topk import TopK, pair_similarities
 from xrep.retrieval.vectors import VectorFile
 
 if TYPE_CHECKING:
@@ -141,13 +141,12 @@ def _search(
         advance(stop - start)
 
 
-def refine(best: Best, x_BD: np.ndarray, vectors: VectorFile, rows_BP: np.ndarray, index_BP: np.ndarray) -> None:
+def refine(best: TopK, x_BD: np.ndarray, vectors: VectorFile, rows_BP: np.ndarray, index_BP: np.ndarray) -> None:
     """Compare queries with the vectors of the rows proposed for each, and keep the best of them under the numbers
     ``index_BP``, which are -1 where there is none. Scores are exact, and of equal ones the lowest number stays."""
     number_BP = torch.from_numpy(index_BP)
     similarity_BP = _compare(torch.from_numpy(x_BD), vectors, rows_BP).masked_fill_(number_BP < 0, -torch.inf)
-    number_BP, order = number_BP.sort(dim=1)
-    best.merge(slice(None), similarity_BP.gather(1, order), number_BP)
+    best.merge(TopK(similarity_BP, number_BP))
 
 
 def _compare(x_BD: torch.Tensor, vectors: VectorFile, rows_BP: np.ndarray) -> torch.Tensor:
@@ -157,7 +156,8 @@ def _compare(x_BD: torch.Tensor, vectors: VectorFile, rows_BP: np.ndarray) -> to
     for start in range(0, len(rows_BP), step):
         some = rows_BP[start : start + step]
         distinct, place = np.unique(some, return_inverse=True)
+        columns = torch.from_numpy(place.reshape(-1))
+        rows = torch.arange(start, start + len(some)).repeat_interleave(some.shape[1])
         y_CD = torch.from_numpy(vectors.read(distinct))
-        y_BPD = y_CD[torch.from_numpy(place.reshape(some.shape))]
-        products.append((y_BPD @ x_BD[start : start + step, :, None]).squeeze(2))
+        products.append(pair_similarities(x_BD, y_CD, rows, columns).view(some.shape))
     return torch.cat(products)

@@ -17,17 +17,20 @@ scores are half of these, and the ranking is the same.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+import heapq
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.retrieval.mapped import allocate, put, release, take
-from xrep.retrieval.neighbours import Neighbours, neighbours
+from xrep.retrieval.neighbours import neighbours
+from xrep.retrieval.topk import TopK
+from xrep.store.arrays import ArrayFile
 
 Margin = Literal["absolute", "distance", "ratio"]
 MARGINS: tuple[str, ...] = get_args(Margin)
@@ -35,10 +38,21 @@ Retrieval = Literal["forward", "backward", "intersection", "max"]
 """``forward``: for each source the best target among its neighbours; ``backward``: for each target the best source;
 ``intersection``: pairs that are both; ``max``: pairs that are either (Artetxe and Schwenk, 2019, arXiv:1811.01136)."""
 RETRIEVALS: tuple[str, ...] = get_args(Retrieval)
-_HELD = 1 << 19
-"""Number of neighbours that are scored at a time, and four times that of candidates that are sorted."""
-_SORTED = np.dtype([("key", "f8"), ("source", "i8"), ("target", "i8")])
-"""A candidate in a sorted array; the key is its score, turned around so that the best comes first."""
+_SCORED = 1 << 19
+"""Number of neighbours that are scored at a time."""
+_SORTED = 1 << 17
+"""Number of candidates that are taken at a time, in the order of their scores."""
+
+
+class Found(Protocol):
+    """The neighbours of all rows of a side, in memory (``TopK``) or on disk."""
+
+    @property
+    def k(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def slice(self, start: int, stop: int) -> TopK: ...
 
 
 def apply_margin(cosine: np.ndarray, mean_x: np.ndarray, mean_y: np.ndarray, margin: Margin) -> np.ndarray:
@@ -59,25 +73,23 @@ def apply_margin(cosine: np.ndarray, mean_x: np.ndarray, mean_y: np.ndarray, mar
     return np.where(around > 0, cosine / np.where(around > 0, around, 1), -np.inf).astype(around.dtype)
 
 
-def neighbour_means(nearest: Neighbours, folder: Path | None = None) -> tuple[np.ndarray, np.ndarray]:
+def neighbour_means(found: Found) -> np.ndarray:
     """Return the mean cosine of each row with its k neighbours, or with those that an approximate search found (0 if
-    none): [N] for x, [M] for y, in files of a folder or in memory."""
-
-    def mean_of_each(index_NK: np.ndarray, similarity_NK: np.ndarray) -> np.ndarray:
-        mean_N = allocate(folder, len(index_NK), dtype=similarity_NK.dtype.type)
-        for some in _rows_of(index_NK):
-            there_NK = index_NK[some] >= 0  # others were not found
-            total_N = np.where(there_NK, similarity_NK[some], 0).sum(axis=1)
-            mean_N[some] = total_N / np.maximum(there_NK.sum(axis=1), 1)
-            release(index_NK, similarity_NK, mean_N)
-        return mean_N
-
-    return mean_of_each(nearest.xy, nearest.xy_similarity), mean_of_each(nearest.yx, nearest.yx_similarity)
+    none): [N]."""
+    means = [np.empty(0, np.float32)]
+    for _, index_BK, cosine_BK in _blocks(found):
+        there_BK = index_BK >= 0  # others were not found
+        means.append(np.where(there_BK, cosine_BK, 0).sum(axis=1) / np.maximum(there_BK.sum(axis=1), 1))
+        means[-1] = means[-1].astype(cosine_BK.dtype)
+    return np.concatenate(means[1:] or means)
 
 
-def _rows_of(index_NK: np.ndarray) -> Iterator[slice]:
-    step = max(1, _HELD // index_NK.shape[1])
-    return (slice(start, min(start + step, len(index_NK))) for start in range(0, len(index_NK), step))
+def _blocks(found: Found) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield the number of the first row, the indices and the cosines of some rows at a time, [B, k]."""
+    step = max(1, _SCORED // max(1, found.k))
+    for start in range(0, len(found), step):
+        some = found.slice(start, start + step)
+        yield start, some.index.numpy(), some.similarity.numpy()
 
 
 def margin_scores(x: np.ndarray, y: np.ndarray, k: int, margin: Margin) -> np.ndarray:
@@ -95,7 +107,7 @@ def margin_scores(x: np.ndarray, y: np.ndarray, k: int, margin: Margin) -> np.nd
     mean_x, mean_y = np.zeros(len(x), dtype), np.zeros(len(y), dtype)
     if margin != "absolute":
         check_neighbours(k, len(x), len(y))
-        mean_x, mean_y = neighbour_means(neighbours(x, y, k))
+        mean_x, mean_y = map(neighbour_means, neighbours(x, y, k, k))
     return apply_margin(x @ y.T, mean_x[:, None], mean_y[None, :], margin)
 
 
@@ -127,21 +139,25 @@ class Candidates:
         return Candidates(self.source[which], self.target[which], self.score[which])
 
 
-def choose(nearest: Neighbours, margin: Margin, retrieval: Retrieval, *, one_to_one: bool = False) -> Candidates:
+def choose(x: Found, y: Found, margin: Margin, retrieval: Retrieval, *, one_to_one: bool = False) -> Candidates:
     """Choose candidate pairs, of which each source, and with ``one_to_one`` each target, is in at most one: pairs are
     taken from the best to the worst, and those that share a side with one taken before are left out.
+
+    Args:
+        x, y: The neighbours of sources, which are targets, and those of targets.
 
     Raises:
         ValueError: the retrieval or the margin is unknown.
     """
     empty = np.empty(0, np.int64)
-    blocks = [Candidates(empty, empty, np.empty(0, nearest.xy_similarity.dtype))]
-    blocks += choose_in_blocks(nearest, margin, retrieval, one_to_one=one_to_one)
+    blocks = [Candidates(empty, empty, neighbour_means(x)[:0])]
+    blocks += choose_in_blocks(x, y, margin, retrieval, one_to_one=one_to_one)
     return Candidates(*map(np.concatenate, zip(*(vars(block).values() for block in blocks), strict=True)))
 
 
 def choose_in_blocks(
-    nearest: Neighbours,
+    x: Found,
+    y: Found,
     margin: Margin,
     retrieval: Retrieval,
     *,
@@ -151,51 +167,44 @@ def choose_in_blocks(
     """Yield the candidates that ``choose`` returns, some at a time.
 
     Args:
-        folder: Where everything that grows with the number of sentences is kept, in files without names; None: in
-            memory.
+        folder: Where candidates are kept, in files without names; None: where temporary files are. Memory holds 5 bytes
+            for each sentence, its mean and whether it is used, and with ``intersection`` 8 more for each target.
     """
     if retrieval not in RETRIEVALS:
         raise ValueError(f"retrieval must be one of {', '.join(RETRIEVALS)}, not {retrieval!r}")
-    mean_x, mean_y = neighbour_means(nearest, folder)
-    used_x, used_y = (allocate(folder, len(mean), dtype=np.bool_) for mean in (mean_x, mean_y))
-    runs = []
-    for found in _candidates(nearest, mean_x, mean_y, margin, retrieval, folder):
+    mean_x, mean_y = neighbour_means(x), neighbour_means(y)
+    used_x, used_y = np.zeros(len(x), bool), np.zeros(len(y), bool)
+    runs = list[ArrayFile]()
+    for found in _candidates(x, y, mean_x, mean_y, margin, retrieval):
         order = np.lexsort((found.target, found.source, -found.score))
-        runs.append(allocate(folder, len(found), dtype=_SORTED))
-        runs[-1]["key"] = -found.score[order]
-        runs[-1]["source"], runs[-1]["target"] = found.source[order], found.target[order]
-        release(runs[-1])
-    for rows in _merged(runs):
-        block = Candidates(rows["source"], rows["target"], -rows["key"].astype(mean_x.dtype))
-        block = block.take(~take(used_x, block.source))
+        columns = -found.score[order].astype(np.float64), found.source[order], found.target[order]
+        runs.append(ArrayFile.temporary(folder or Path(tempfile.gettempdir()), np.float64, (3,)))
+        runs[-1].append(np.stack(columns, axis=1))  # float64 holds row numbers up to 2**53
+    ordered = heapq.merge(*map(_rows, runs))
+    while rows := list(islice(ordered, _SORTED)):
+        key, source, target = np.array(rows).T
+        block = Candidates(source.astype(np.int64), target.astype(np.int64), -key.astype(mean_x.dtype))
+        block = block.take(~used_x[block.source])
         if one_to_one:
-            block = _without_repetition(block.take(~take(used_y, block.target)))
-            put(used_y, block.target, True)
+            block = _without_repetition(block.take(~used_y[block.target]))
+            used_y[block.target] = True
         else:
             block = block.take(first_of_each(block.source))
-        put(used_x, block.source, True)
+        used_x[block.source] = True
         yield block
 
 
 def _candidates(
-    nearest: Neighbours,
-    mean_x: np.ndarray,
-    mean_y: np.ndarray,
-    margin: Margin,
-    retrieval: Retrieval,
-    folder: Path | None,
+    x: Found, y: Found, mean_x: np.ndarray, mean_y: np.ndarray, margin: Margin, retrieval: Retrieval
 ) -> Iterator[Candidates]:
     """Yield the candidates in any order; in both directions, some of them twice."""
-    forward = _best(nearest.xy, nearest.xy_similarity, mean_x, mean_y, margin)
-    backward = _best(nearest.yx, nearest.yx_similarity, mean_y, mean_x, margin)
+    forward, backward = _best(x, mean_x, mean_y, margin), _best(y, mean_y, mean_x, margin)
     if retrieval == "intersection":
-        source_after = allocate(folder, len(mean_y), dtype=np.int64)  # of each target, the best source + 1
+        source_of = np.full(len(y), -1)  # the best source of each target
         for target, source, _ in backward:
-            source_after[target] = source + 1
-            release(source_after)
+            source_of[target] = source
         for source, target, score in forward:
-            both = take(source_after, target) == source + 1
-            yield Candidates(source[both], target[both], score[both])
+            yield Candidates(source, target, score).take(source_of[target] == source)
         return
     if retrieval != "backward":
         for source, target, score in forward:
@@ -206,36 +215,22 @@ def _candidates(
 
 
 def _best(
-    neighbours_NK: np.ndarray, similarity_NK: np.ndarray, mean_N: np.ndarray, mean_M: np.ndarray, margin: Margin
+    found: Found, mean_N: np.ndarray, mean_M: np.ndarray, margin: Margin
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yield the rows that have a candidate, the (nearest) neighbour with the best score for each, and that score, for
     some rows at a time."""
-    for some in _rows_of(neighbours_NK):
-        index_BK = np.asarray(neighbours_NK[some])
-        # If an approximate search found fewer than k, the index is -1 and the similarity -inf, so the score is, too.
-        scores_BK = apply_margin(similarity_NK[some], mean_N[some, None], take(mean_M, index_BK), margin)
+    for start, index_BK, cosine_BK in _blocks(found):
+        # If an approximate search found fewer than k, the index is -1 and the cosine -inf, so the score is, too.
+        scores_BK = apply_margin(cosine_BK, mean_N[start : start + len(index_BK), None], mean_M[index_BK], margin)
         best_B = scores_BK.argmax(axis=1)[:, None]
         score_B = np.take_along_axis(scores_BK, best_B, axis=1)[:, 0]
         rows = np.flatnonzero(score_B > -np.inf)
-        yield some.start + rows, np.take_along_axis(index_BK, best_B, axis=1)[rows, 0], score_B[rows]
-        release(neighbours_NK, similarity_NK, mean_N)
+        yield start + rows, np.take_along_axis(index_BK, best_B, axis=1)[rows, 0], score_B[rows]
 
 
-def _merged(runs: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """Merge sorted arrays of ``_SORTED``: yield all rows in order, some at a time."""
-    starts, step = [0] * len(runs), max(1, _HELD // max(1, 4 * len(runs)))
-    while any(start < len(run) for start, run in zip(starts, runs, strict=True)):
-        pieces, unread = list[np.ndarray](), list[tuple[float, int, int]]()
-        for run, start in zip(runs, starts, strict=True):
-            pieces.append(np.array(run[start : start + step]))
-            release(run)
-            if start + step < len(run):
-                unread.append(pieces[-1][-1].item())
-        if unread:  # what comes after the lowest of these rows may be preceded by rows that are not read yet
-            pieces = [piece[: bisect_right(piece, min(unread), key=np.void.item)] for piece in pieces]
-        starts = [start + len(piece) for start, piece in zip(starts, pieces, strict=True)]
-        rows = np.concatenate(pieces)
-        yield rows[np.lexsort((rows["target"], rows["source"], rows["key"]))]
+def _rows(run: ArrayFile) -> Iterator[list[float]]:
+    for _, rows in run.blocks(1 << 16):
+        yield from rows.tolist()
 
 
 def first_of_each(values: np.ndarray) -> np.ndarray:

@@ -17,12 +17,11 @@ import torch
 from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep.interrupts import StopRequest
-from xrep.kernels.precision import operand_dtype
 from xrep.memory import check_memory
 from xrep.progress import Counter
-from xrep.retrieval.best import Best
 from xrep.retrieval.mapped import allocate, blocks_of, release
-from xrep.retrieval.neighbours import TILE, Neighbours, search_block
+from xrep.retrieval.tiles import TILE, Operand, search_tile
+from xrep.retrieval.topk import TopK
 from xrep.retrieval.vectors import VectorFile
 
 _UNIT_BYTES = 1 << 27
@@ -35,6 +34,21 @@ SAVE_SECONDS = 60.0
 """Results are saved after a unit of work if this time has passed since the last save, and after the last unit."""
 
 _Unit = TypeVar("_Unit")
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The k nearest rows of the other side, nearest first: of x ``xy`` [N, k], of y ``yx`` [M, k]."""
+
+    xy: np.ndarray
+    xy_similarity: np.ndarray
+    yx: np.ndarray
+    yx_similarity: np.ndarray
+
+    def both(self) -> tuple[TopK, TopK]:
+        """Return the neighbours of both sides."""
+        xy, yx = ((self.xy_similarity, self.xy), (self.yx_similarity, self.yx))
+        return TopK(*map(torch.from_numpy, xy)), TopK(*map(torch.from_numpy, yx))
 
 
 @dataclass(frozen=True)
@@ -95,11 +109,11 @@ class SearchState:
         return cls(nearest, path, device, done)
 
     @contextmanager
-    def best(self, side: Literal["xy", "yx"], start: int, stop: int) -> Iterator[Best]:
+    def best(self, side: Literal["xy", "yx"], start: int, stop: int) -> Iterator[TopK]:
         """Context manager that yields the best neighbours of some rows of x (``xy``) or y (``yx``) on the device, to be
         updated."""
         arrays = vars(self.nearest)[f"{side}_similarity"], vars(self.nearest)[side]
-        best = Best(*(torch.from_numpy(array[start:stop]).to(self.device) for array in arrays))
+        best = TopK(*(torch.from_numpy(array[start:stop]).to(self.device) for array in arrays))
         yield best
         for array, tensor in zip(arrays, (best.similarity, best.index), strict=True):
             array[start:stop] = tensor.cpu().numpy()
@@ -224,12 +238,11 @@ def search_flat(x: Side, y: Side, state: SearchState, *, device: str = "cpu", sh
             for start, stop in panels:
                 y_CD = _operand(y, start, stop, device)
                 with state.best("yx", start, stop) as best_y:
-                    search_block(x_BD, y_CD, best_x, best_y, first, start, advance)
+                    search_tile(x_BD, y_CD, best_x, best_y, first, start, advance)
 
 
-def _operand(side: Side, start: int, stop: int, device: str) -> torch.Tensor:
-    vectors = torch.from_numpy(side.read(start, stop)).to(device)
-    return vectors.to(operand_dtype(vectors.half())) if side.vectors.dtype == np.float16 else vectors
+def _operand(side: Side, start: int, stop: int, device: str) -> Operand:
+    return Operand.of(torch.from_numpy(side.read(start, stop)).to(device))
 
 
 def merge(parts: Iterable[Neighbours], folder: Path, sources: int, targets: int, k: int) -> Neighbours:
@@ -244,9 +257,9 @@ def merge(parts: Iterable[Neighbours], folder: Path, sources: int, targets: int,
                 release(mine)
         for start in range(0, targets, MOST_ROWS):
             some = slice(start, start + MOST_ROWS)
-            best = Best(torch.from_numpy(merged.yx_similarity[some]), torch.from_numpy(merged.yx[some]))
+            best = TopK(torch.from_numpy(merged.yx_similarity[some]), torch.from_numpy(merged.yx[some]))
             index = np.where(part.yx[some] < 0, -1, part.yx[some] + first)
-            best.merge(slice(None), torch.from_numpy(part.yx_similarity[some]), torch.from_numpy(index))
+            best.merge(TopK(torch.from_numpy(part.yx_similarity[some]), torch.from_numpy(index)))
             release(*vars(merged).values(), *vars(part).values())
         first += len(part.xy)
     return merged
