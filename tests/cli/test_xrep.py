@@ -96,7 +96,7 @@ def test_every_evaluation_has_a_summary_and_an_example() -> None:
 
 def test_it_runs_a_command_and_passes_its_code_on(cli: Commands) -> None:
     done = cli("xrep", "encode", "--path", "a", "--input", "b", "--output", "c.txt")
-    assert done.code == 2 and done.err.startswith("xrep-encode: error: c.txt: the output is a .npy file;")
+    assert done.code == 2 and done.err.startswith("xrep-encode: error: c.txt: the output is a .npy file or a folder;")
 
 
 COMPLETED = {
