@@ -22,9 +22,9 @@ def main() -> int:
     theirs = exported.encode(lines, task=language, normalize_embeddings=True)
     cosine = float((ours * theirs).sum(axis=1).min())
     print(f"sentence-transformers gives the same vectors: smallest cosine {cosine:.6f} of {len(lines):,} sentences")
-    tatoeba = json.loads((run / "tatoeba.json").read_text(encoding="utf-8"))["values"]
+    tatoeba = json.loads((run / "tatoeba.json").read_text(encoding="utf-8"))["headline"]
     mining = json.loads((run / "mining.json").read_text(encoding="utf-8"))["headline"]
-    print(f"Tatoeba: {tatoeba['mean']:.1f}%    mining F1: {mining['mean F1']:.1f}%")
+    print(f"Tatoeba: {next(iter(tatoeba.values())):.1f}%    mining F1: {mining['mean F1']:.1f}%")
     return 0 if np.isclose(cosine, 1, atol=1e-4) else 1
 
 

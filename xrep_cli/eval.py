@@ -61,7 +61,7 @@ RESAMPLES = (
     "Write the figures on 1,000 samples of the examples, drawn with replacement, as JSON. The samples are the same for "
     "every model, so the differences between the files of two models are those of a paired bootstrap test."
 )
-WRITTEN_ONCE = ("plot", "resamples", "save_embeddings", "save_translations")
+WRITTEN_ONCE = ("plot", "resamples", "save_translations")
 """Options of evaluations that name what is written for one model."""
 READ = ("data", "query_file")
 """Options of evaluations that name files to read."""
@@ -167,14 +167,18 @@ def _measure(
     options: dict[str, Any],
 ) -> None:
     from xrep.evaluation.encoders import SentenceList, shortened, with_random_weights
-    from xrep.evaluation.evaluation import comparison, differences, random_record
     from xrep.evaluation.plots import Picture
+    from xrep.evaluation.runner import comparison, differences, random_record
 
-    evaluation.read()
+    _ = evaluation.tables  # what is wrong with the data is found before a model is opened
     seeds = options.get("random_baseline", 0)
     if list_file := options.get("list_sentences"):
-        sentences = SentenceList()
-        failed = evaluation.measure(sentences).failed
+        sentences, failed = SentenceList(), {}
+        if evaluation.tables is None:
+            failed = evaluation.measure(sentences).failed
+        for examples in evaluation.tables or ():
+            for language, column in zip(examples.languages, examples.columns, strict=True):
+                sentences.encode(column, language)
         sentences.write(list_file)
         print(f"{len(sentences)} sentences: {list_file}")
     else:

@@ -13,7 +13,7 @@ from tests.cli.conftest import SENTENCES, Measure, write_lines, write_tatoeba, w
 from tests.support.commands import Commands
 from tests.support.encoders import write_encoder
 from xrep.evaluation.all import find_tests
-from xrep.evaluation.tatoeba import PROTOCOL
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.registry import EVALUATIONS
 
 ENGLISH = SENTENCES["en"]
@@ -22,7 +22,7 @@ ENGLISH = SENTENCES["en"]
 @pytest.mark.slow
 def test_everything_at_once(encoder: Path, tatoeba: Path, cli: Commands) -> None:
     pytest.importorskip("matplotlib")
-    files = "--json out.json --plot out.png --save-embeddings vectors".split()
+    files = "--json out.json --plot out.png".split()
     result = cli("eval", "tatoeba", "--path", encoder, "--data", tatoeba, *files)
     assert (result.code, result.err) == (0, "")
     record = json.loads((cli.folder / "out.json").read_text(encoding="utf-8"))
@@ -31,12 +31,11 @@ def test_everything_at_once(encoder: Path, tatoeba: Path, cli: Commands) -> None
     assert record["overlap"]["found"] == 3 and record["model"]["path"] == str(encoder)
     assert record["settings"]["margin"] == "absolute" and len(record["data"]) == 4
     assert (cli.folder / "out.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(os.listdir(cli.folder)) == ["out.json", "out.png", "vectors"]
-    for code, language in (("deu", "de"), ("fra", "fr")):
-        x, y = (np.load(cli.folder / "vectors" / f"{code}.{side}.npy") for side in (code, "eng"))
-        np.testing.assert_allclose(np.linalg.norm(x, axis=1), 1, rtol=1e-5)
+    assert sorted(os.listdir(cli.folder)) == ["out.json", "out.png"]
+    for language in ("de", "fr"):
+        x, y = (SentenceEncoder.load(encoder).encode(SENTENCES[side], side) for side in (language, "en"))
         similarity, lines = x @ y.T, np.arange(len(x))
-        measured = record["values"]["languages"][language]
+        measured = record["values"]["tables"][language]
         assert measured["xx-en"] == 100 * np.mean(similarity.argmax(axis=1) == lines)
         assert measured["en-xx"] == 100 * np.mean(similarity.argmax(axis=0) == lines)
 
@@ -67,11 +66,10 @@ def test_two_encoders_are_measured_and_compared(
 def test_margin_and_components_reach_the_measurement(encoder: Path, tatoeba: Path, measure: Measure) -> None:
     options = "--margin ratio --neighbours 3 --remove-components 2 --langs deu --drop-overlap".split()
     record = measure("tatoeba", "--path", encoder, "--data", tatoeba, *options)
-    scoring = {"protocol": PROTOCOL, "margin": "ratio", "neighbours": 3, "remove_components": 2, "whiten": 0}
-    general = {"drop_overlap": True, "layer": None, "precision": "float32"}
-    assert record["settings"] == {"languages": ["de"], "direction": "both", **scoring, **general}
+    scoring = {"margin": "ratio", "neighbours": 3, "remove_components": 2, "direction": "both", "langs": "deu"}
+    assert record["settings"] == {**scoring, "drop_overlap": True, "layer": None, "precision": "float32"}
     assert record["overlap"] == {"found": 2, "total": 6, "dropped": True}
-    assert record["values"]["languages"]["de"]["pairs"] == 4
+    assert record["values"]["tables"]["de"]["examples"] == 4
 
 
 def write_sts(folder: Path) -> None:
@@ -105,7 +103,7 @@ def test_all_measures_what_it_finds_and_names_what_fails(
     for name, folder in (("tatoeba", two_tests / "tatoeba"), ("sts", two_tests)):
         alone = measure(name, "--path", encoder, "--data", folder, "--drop-overlap")
         assert alone["values"] == results[name]["values"]
-    assert record["headline"]["tatoeba: mean of 2"] == results["tatoeba"]["values"]["mean"]
+    assert record["headline"]["tatoeba: mean of 2"] == results["tatoeba"]["headline"]["mean of 2"]
     assert "tatoeba: overlap: 3 of 12 test examples were in the training text, left out" in done.out
 
     write_lines(two_tests / "STSBenchmark" / "sts-test.csv", ["one column"])
@@ -140,8 +138,8 @@ def test_all_measures_the_languages_of_the_training_text(two_tests: Path, cli: C
     ):
         done = cli("eval", "all", "--path", path, "--data", two_tests, "--json", "out.json", *more)
         values = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["values"]
-        languages = values["results"]["tatoeba"]["settings"]["languages"] if "tatoeba" in values["results"] else []
-        assert (languages, values["left_out"]) == (measured, left_out) and said in done.out + done.err
+        languages = values["results"]["tatoeba"]["values"]["tables"] if "tatoeba" in values["results"] else []
+        assert (list(languages), values["left_out"]) == (measured, left_out) and said in done.out + done.err
 
 
 def test_all_knows_the_published_files_by_their_names(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class NgramEncoder:
 def measured(evaluation: type[Evaluation], encoder: object, **options: Any) -> Figures:
     """What ``xrep-eval`` gets when it runs an evaluation with these options."""
     made = evaluation(evaluation.Config(**options))
-    made.read()
+    _ = made.tables
     return made.measure(encoder)
 
 

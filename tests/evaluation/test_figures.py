@@ -11,8 +11,9 @@ import pytest
 import xrep
 from tests.evaluation.conftest import NgramEncoder, save_hashes
 from xrep.errors import UserError
-from xrep.evaluation.evaluation import Figures, differences
+from xrep.evaluation.evaluation import Figures
 from xrep.evaluation.overlap import Overlap, find_overlap, load_training_hashes, seen, total
+from xrep.evaluation.runner import differences
 from xrep.files import json_text
 
 

@@ -9,9 +9,9 @@ from tests.evaluation.conftest import PAIRS, NgramEncoder, measured, published, 
 from tests.retrieval import plain_margins
 from xrep.errors import UserError
 from xrep.evaluation import tatoeba
-from xrep.evaluation.evaluation import Figures
+from xrep.evaluation.evaluation import Examples, Figures
 from xrep.evaluation.tatoeba import Tatoeba
-from xrep.metrics.components import remove_components, whiten
+from xrep.metrics.components import remove_components
 from xrep.metrics.retrieval import Accuracy
 from xrep.retrieval.neighbours import normalize_rows
 
@@ -32,12 +32,12 @@ def accuracy_by(scores: np.ndarray) -> Accuracy:
 
 
 def accuracy(figures: Figures, language: str) -> Accuracy:
-    found = figures.values["languages"][language]
+    found = figures.values["tables"][language]
     return Accuracy(found["xx-en"], found["en-xx"])
 
 
-def pools_of(folder: Path, languages: str = "all") -> list[tatoeba.Pool]:
-    return [tatoeba.read_pool(folder, code) for code in tatoeba.select(languages, folder)]
+def tables_of(folder: Path, languages: str = "all") -> list[Examples]:
+    return Tatoeba(Tatoeba.Config(data=str(folder), langs=languages)).tables
 
 
 def test_the_averages_are_over_the_published_languages() -> None:
@@ -55,16 +55,17 @@ def test_accuracy_is_that_of_the_protocol_by_hand(
 ) -> None:
     monkeypatch.setattr(tatoeba, "GROUPS", {"2": ("de", "zh"), "3": ("de", "zh", "fr")})
     figures = measured(Tatoeba, NgramEncoder(), data=str(tatoeba_folder))
-    values, found = figures.values, figures.values["languages"]
-    assert {language: own["pairs"] for language, own in found.items()} == {"zh": 4, "de": 6, "sw": 3}
+    found, averages = figures.values["tables"], figures.values["averages"]
+    assert {language: own["examples"] for language, own in found.items()} == {"zh": 4, "de": 6, "sw": 3}
     for code, language in (("cmn", "zh"), ("deu", "de"), ("swh", "sw")):
         assert accuracy(figures, language) == by_hand(tatoeba_folder, code)
     assert found["de"]["mean"] > 60 > found["zh"]["mean"]
     # The mean is over languages, however many pairs each has.
-    assert values["mean"] == pytest.approx(np.mean([own["mean"] for own in found.values()])) and values["pairs"] == 13
-    assert set(values["averages"]) == {"mean", "2"}
+    mean = averages["mean of 3"]["mean"]
+    assert mean == pytest.approx(np.mean([own["mean"] for own in found.values()]))
+    assert averages["mean of 3"]["examples"] == 13 and set(averages) == {"mean of 3", "average of 2"}
     mean_of_2 = np.mean([found[code]["mean"] for code in ("de", "zh")])
-    assert figures.headline == {"mean of 3": values["mean"], "average of 2": pytest.approx(mean_of_2)}
+    assert figures.headline == {"mean of 3": mean, "average of 2": pytest.approx(mean_of_2)}
     lines = [line.split() for line in figures.text.splitlines()]
     assert lines[0] == ["language", "pairs", "xx-en", "en-xx", "mean"]
     assert lines[2] == ["Chinese", "(zh)", "4", *(f"{found['zh'][key]:.2f}" for key in ("xx-en", "en-xx", "mean"))]
@@ -80,11 +81,11 @@ def test_accuracy_is_that_of_the_protocol_by_hand(
 @pytest.mark.slow
 def test_the_published_files_are_read_and_measured() -> None:
     folder = published("tatoeba")
-    pools = {pool.language: pool for pool in pools_of(folder)}
-    assert len(pools) == 112 and sum(map(len, pools.values())) == 88877
+    sizes = {pairs.name: len(pairs) for pairs in tables_of(folder)}
+    assert len(sizes) == 112 and sum(sizes.values()) == 88877
     for group, languages in tatoeba.GROUPS.items():
-        assert tatoeba.select(group, folder) == [pools[language].code for language in languages]
-    assert {len(pools[language]) for language in tatoeba.GROUPS["28"]} == {1000}
+        assert [pairs.name for pairs in tables_of(folder, group)] == list(languages)
+    assert {sizes[language] for language in tatoeba.GROUPS["28"]} == {1000}
     figures = measured(Tatoeba, NgramEncoder(), data=str(folder), langs="deu,fr,cmn")
     for code, language in (("deu", "de"), ("fra", "fr"), ("cmn", "zh")):
         assert accuracy(figures, language) == by_hand(folder, code)
@@ -92,14 +93,14 @@ def test_the_published_files_are_read_and_measured() -> None:
 
 
 def test_languages_are_chosen_by_either_code(tatoeba_folder: Path, tmp_path: Path) -> None:
-    chosen = {"all": "cmn deu swh", "de,zh": "deu cmn", "deu, cmn,de": "deu cmn", "SW": "swh"}
+    chosen = {"all": "zh de sw", "de,zh": "de zh", "deu, cmn,de": "de zh", "SW": "sw"}
     for languages, codes in chosen.items():
-        assert tatoeba.select(languages, tatoeba_folder) == codes.split()
+        assert [pairs.name for pairs in tables_of(tatoeba_folder, languages)] == codes.split()
     other = write_tatoeba(tmp_path / "other", "swa", PAIRS["swh"])  # another code of the language
-    assert tatoeba.select("sw", other) == tatoeba.select("swh", other) == ["swa"]
+    assert tables_of(other, "sw") == tables_of(other, "swh") == [tatoeba.read_pairs(other, "swa")]
     write_tatoeba(other, "swh", PAIRS["swh"])
     with pytest.raises(UserError, match="swa and swh are one language"):
-        tatoeba.select("sw", other)
+        tables_of(other, "sw")
 
 
 def test_one_direction_is_quoted(tmp_path: Path) -> None:
@@ -112,38 +113,27 @@ def test_one_direction_is_quoted(tmp_path: Path) -> None:
         found = measured(Tatoeba, NgramEncoder(), data=str(folder), direction=direction)
         name = f"{direction}, mean of 1"
         assert found.values == both.values
-        assert found.headline == {name: found.values["averages"]["mean"][direction]}
+        assert found.headline == {name: found.values["averages"]["mean of 1"][direction]}
         assert found.resamples[name].mean() == pytest.approx(found.headline[name], abs=2)
         assert not np.array_equal(found.resamples[name], both.resamples["mean of 1"])
 
 
 def test_an_encoder_without_a_tower_says_so_before_the_work(tatoeba_folder: Path) -> None:
-    vectors, encoder = tatoeba_folder / "vectors", NgramEncoder(known=["de", "en"])
-    options = {"data": str(tatoeba_folder), "save_embeddings": str(vectors)}
+    encoder, options = NgramEncoder(known=["de", "en"]), {"data": str(tatoeba_folder)}
     with pytest.raises(UserError, match=r"cannot encode zh sw \(.*no tower.*\); give `langs` de$"):
         measured(Tatoeba, encoder, **options)
-    assert not vectors.exists()
-    vectors.mkdir()
-    (vectors / "deu.deu.npy").write_text("old")
-    assert set(measured(Tatoeba, encoder, **options, langs="de").values["languages"]) == {"de"}
-    assert sorted(file.name for file in vectors.iterdir()) == ["deu.deu.npy", "deu.eng.npy"]
-    assert np.load(vectors / "deu.deu.npy", allow_pickle=False).dtype == np.float32
+    assert {len(sentences) for _, sentences, _ in encoder.asked} == {1}
+    assert set(measured(Tatoeba, encoder, **options, langs="de").values["tables"]) == {"de"}
 
 
-@pytest.mark.parametrize(
-    ("margin", "change", "count"),
-    [("absolute", "remove_components", 1), ("distance", "remove_components", 1), ("ratio", "whiten", 2)],
-)
-def test_changed_vectors_are_compared_by_a_margin(tatoeba_folder: Path, margin: str, change: str, count: int) -> None:
-    vectors, encoder = tatoeba_folder / "vectors", NgramEncoder(width=96)
-    options = {"margin": margin, "neighbours": 2, change: count, "save_embeddings": str(vectors)}
+@pytest.mark.parametrize("margin", ["absolute", "distance", "ratio"])
+def test_changed_vectors_are_compared_by_a_margin(tatoeba_folder: Path, margin: str) -> None:
+    encoder, options = NgramEncoder(width=96), {"margin": margin, "neighbours": 2, "remove_components": 1}
     figures = measured(Tatoeba, encoder, data=str(tatoeba_folder), **options)
-    changed = {"remove_components": remove_components, "whiten": whiten}[change]
-    for pool in pools_of(tatoeba_folder):
-        x, y = (normalize_rows(changed(encoder.encode(side), count)) for side in (pool.sentences, pool.english))
-        kept = [np.load(vectors / f"{pool.code}.{side}.npy") for side in (pool.code, "eng")]
-        np.testing.assert_allclose(kept, [x, y], atol=1e-5)
-        assert accuracy(figures, pool.language) == accuracy_by(plain_margins.scores(x, y, 2, margin))
-    assert figures.settings[change] == count
-    with pytest.raises(UserError, match=f"`{change}` 900"):
-        measured(Tatoeba, encoder, data=str(tatoeba_folder), **{change: 900})
+    for pairs in tables_of(tatoeba_folder):
+        x, y = (normalize_rows(remove_components(encoder.encode(side), 1)) for side in pairs.columns)
+        assert accuracy(figures, pairs.name) == accuracy_by(plain_margins.scores(x, y, 2, margin))
+    assert figures.settings == {"langs": "all", "direction": "both", "layer": None, "precision": "float32",
+                                "drop_overlap": False, **options}  # fmt: skip
+    with pytest.raises(UserError, match="`remove_components` 900"):
+        measured(Tatoeba, encoder, data=str(tatoeba_folder), remove_components=900)

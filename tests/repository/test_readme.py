@@ -139,7 +139,7 @@ def test_commands_of_the_readme(checkout: tuple[Path, dict[str, str]], repositor
     assert results["mean_accuracy"] == pytest.approx(np.mean(directions))
 
     scores = json.loads((root / "tatoeba.json").read_text(encoding="utf-8"))
-    assert set(scores["values"]["languages"]) == {"de", "fr"} and scores["random_weights"]["seeds"] == 3
+    assert set(scores["values"]["tables"]) == {"de", "fr"} and scores["random_weights"]["seeds"] == 3
     assert (root / "data-bin" / "manifest.json").exists()
     assert (root / "run2" / "last" / "model.safetensors").exists()
 

@@ -112,7 +112,7 @@ class All(Evaluation):
         own = {field.name for field in fields(config)}
         config = replace(config, **{option: value for option, value in shared.items() if option in own})
         evaluation = EVALUATIONS.load(name)(config)
-        evaluation.read()
+        _ = evaluation.tables
         return evaluation.measure(encoder)
 
 

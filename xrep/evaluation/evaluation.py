@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -12,14 +14,19 @@ import numpy as np
 from tqdm import tqdm
 
 import xrep
-from xrep.evaluation.encoders import open_encoder
-from xrep.evaluation.overlap import Overlap
+from xrep.evaluation.encoders import check_languages, open_encoder
+from xrep.evaluation.overlap import Overlap, find_overlap, total
 from xrep.evaluation.plots import Picture
 from xrep.files import sha256_of
-from xrep.metrics.bootstrap import interval, shown_difference
+from xrep.metrics.bootstrap import interval, resampled_share
 from xrep.precision import Precision
+from xrep.text.languages import name
 
 Item = TypeVar("Item")
+Drawing = Callable[[Picture], Sequence[str] | None]
+"""Function that draws figures into a file. It may return lines to print below the text."""
+UNRECORDED = ("batch_tokens", "cache", "list_sentences", "dimensions", "plot")
+"""Options that several evaluations share and on which the figures do not depend."""
 SHARED_SETTINGS = ("drop_overlap", "layer", "precision")
 """Options that several evaluations share and on which the figures depend."""
 
@@ -73,12 +80,75 @@ class PlotOption:
     """Draw the results as this file, which ends in .png, .svg or .pdf (needs the extra 'plot')."""
 
 
-class Evaluation(ABC):
-    """An evaluation of an encoder, or of another model.
+@dataclass(frozen=True)
+class Examples:
+    """One table of a test: row i of all columns belongs together."""
 
-    An evaluation is one class in one file and one line in ``xrep.registry.EVALUATIONS``, or in a plugin.
-    ``xrep-eval NAME`` constructs it from its options and calls ``read``, ``open`` and ``measure``, in this order. Then
-    it prints the figures, draws the plot and writes the JSON; an evaluation prints nothing itself.
+    name: str
+    """Name in the record and in messages, such as the language."""
+    languages: tuple[str, ...]
+    """Canonical language of each column; empty text if it is not known."""
+    columns: tuple[list[str], ...]
+    gold: np.ndarray | None = None
+    """What is known of each row, [N, ...]: its class, its score or the annotated example; None if nothing is."""
+    files: tuple[Path, ...] = ()
+    """Files from which the examples were read."""
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def only(self, rows: np.ndarray) -> Examples:
+        """Return the examples that the mask ``rows``, bool [N], selects."""
+        columns = tuple(list(compress(column, rows)) for column in self.columns)
+        return replace(self, columns=columns, gold=None if self.gold is None else self.gold[rows])
+
+
+def _no_resamples(seed: int) -> dict[str, np.ndarray]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Score:
+    """What ``Evaluation.score`` returns for one ``Examples``."""
+
+    figures: Mapping[str, float]
+    """Figures by name, unrounded. They are columns of the printed table and are averaged over the tables."""
+    resample: Callable[[int], Mapping[str, np.ndarray]] = _no_resamples
+    """Function that draws the examples with replacement by a seed, and returns figures on these draws, float64 [R];
+    see ``shares``."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What else is written as JSON. It is not averaged; numbers with a fraction are columns of the printed table."""
+
+
+def shares(outcomes: Mapping[str, np.ndarray]) -> Callable[[int], dict[str, np.ndarray]]:
+    """Return the ``resample`` of figures that are shares: the percentage that the sum of the first column of an
+    example's ``outcomes``, [N, 2], is of the sum of the second one."""
+    return lambda seed: {name: resampled_share(own, seed) for name, own in outcomes.items()}
+
+
+@dataclass(frozen=True)
+class Result:
+    """The examples of one table that were measured, what became of those of the training text, and the score."""
+
+    examples: Examples
+    overlap: Overlap
+    score: Score
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What is written as JSON."""
+        own = {**self.score.figures, **self.score.details}
+        return {**own, "examples": len(self.examples), "overlap": asdict(self.overlap)}
+
+
+class Evaluation(ABC):
+    """An evaluation of an encoder, or of another model: a list of ``Examples`` and a ``score``.
+
+    An evaluation is one class in one file and one line in ``xrep.registry.EVALUATIONS``, or in a plugin. It has to
+    define ``read`` and ``score``. This class does the rest: languages, overlap with the training text, averages,
+    bootstrap, the printed table and the record. An evaluation that needs another order overrides ``measure``.
+    ``xrep-eval NAME`` reads the tables, opens the model, measures it, prints the figures, draws the plot and writes the
+    JSON; an evaluation prints nothing itself.
 
     - The docstring of the class is the description in ``xrep-eval NAME --help``, and its first line is the summary in
       ``xrep-eval --help``. It has an example that begins with ``xrep-eval NAME --path run1/best``.
@@ -86,8 +156,7 @@ class Evaluation(ABC):
       from the source text without importing the module, so defaults are literals. A ``Config`` can inherit the options
       above. ``list[str]`` takes several arguments, ``Literal`` offers a choice, and a field without a default must be
       given.
-    - With ``--list-sentences``, the encoder that ``measure`` gets is a ``SentenceList``: it records the sentences and
-      returns arbitrary vectors. The figures are discarded, so ``measure`` may skip whatever comes after encoding.
+    - ``--list-sentences`` writes all columns of all tables, so a column that is only encoded is one of a table, too.
 
     Args:
         config: An instance of ``Config``.
@@ -98,6 +167,14 @@ class Evaluation(ABC):
     """Whether ``--path`` names the model; if not, the options of the evaluation name it."""
     resampled: ClassVar[bool] = True
     """Whether its figures have ``resamples``; if not, ``--resamples`` is refused before a model is loaded."""
+    heading: ClassVar[str] = "language"
+    """Heading of the first column of the printed table."""
+    unit: ClassVar[str] = "examples"
+    """What an example is, as heading of the second column."""
+    least: ClassVar[int] = 1
+    """Number of examples of each table that must be left."""
+    unrecorded: ClassVar[frozenset[str]] = frozenset({"data", *UNRECORDED})
+    """Options on which the figures do not depend."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -107,13 +184,13 @@ class Evaluation(ABC):
         """Return what this evaluation can measure in a folder and its subfolders, for ``xrep-eval all``.
 
         Returns:
-            A map from the place of the data to a ``Config`` that measures it. By default it is empty, and the
+            A map from the path of the data to a ``Config`` that measures it. By default it is empty, and the
             evaluation is not part of ``all``.
         """
         return {}
 
     @abstractmethod
-    def read(self) -> None:
+    def read(self) -> list[Examples]:
         """Check the options and read the data, before a model is loaded.
 
         Raises:
@@ -121,10 +198,20 @@ class Evaluation(ABC):
                 depends on the model.
         """
 
+    @cached_property
+    def tables(self) -> list[Examples]:
+        """What ``read`` returned. It is read once; a caller may leave tables out."""
+        return self.read()
+
+    def is_in(self, examples: Examples, languages: Collection[str]) -> bool:
+        """Return whether a table belongs to the languages that ``xrep-eval all`` measures."""
+        return set(examples.languages) <= set(languages)
+
     def open(self, path: str) -> Any:
         """Open the model that ``measure`` takes; by default it is an ``Encoder``.
 
-        It has an attribute ``path``, and a method ``fingerprint()``, whose result changes when the output changes.
+        It has an attribute ``path``, a method ``fingerprint()``, whose result changes when the output changes, and an
+        attribute ``training_hashes``, as an ``Encoder`` has.
 
         Raises:
             UserError: There is no such model at ``path``.
@@ -133,13 +220,106 @@ class Evaluation(ABC):
         more = {"cache": config.cache, "layer": config.layer, "precision": config.precision}
         return open_encoder(path, batch_tokens=config.batch_tokens, **more)
 
-    @abstractmethod
-    def measure(self, encoder: Any) -> Figures:
-        """Measure a model on the data that ``read`` has read.
+    def check(self, model: Any) -> None:
+        """Check before the work that the model fits the tables. By default it encodes a sentence of each language.
+
+        Raises:
+            UserError: It does not.
+        """
+        firsts = dict[str, str]()
+        for examples in self.tables:
+            for language, column in zip(examples.languages, examples.columns, strict=True):
+                firsts.setdefault(language, column[0])
+        check_languages(model, firsts)
+
+    def score(self, model: Any, examples: Examples) -> Score:
+        """Measure a model on one table.
+
+        Raises:
+            UserError: The model does not fit the examples or the options.
+        """
+        raise NotImplementedError
+
+    def measure(self, model: Any) -> Figures:
+        """Measure a model on all tables.
 
         Raises:
             UserError: The model does not fit the data or the options.
         """
+        self.check(model)
+        kept = [self.without_overlap(model, examples) for examples in self.tables]
+        results = [Result(*own, self.score(model, own[0])) for own in progress(kept, self.heading)]
+        return self.figures(results)
+
+    def without_overlap(self, model: Any, examples: Examples) -> tuple[Examples, Overlap]:
+        """Count the examples that were in the training text, and leave them out with ``drop_overlap``."""
+        drop, columns = getattr(self.config, "drop_overlap", False), examples.columns
+        options = {"drop": drop, "name": examples.name, "least": self.least}
+        rows, overlap = find_overlap(model.training_hashes, *columns, **options)
+        return examples if rows.all() else examples.only(rows), overlap
+
+    def figures(self, measured: Sequence[Result]) -> Figures:
+        """Return the averages, the resampled figures, the table and the record of the results of all tables."""
+        results = {result.examples.name: result for result in measured}
+        averages = {
+            label: {**self.mean([results[own].score for own in names]), "examples": _count(results, names)}
+            for label, names in self.averages(results).items()
+        }
+        drawn = {name: own.score.resample(seed) for seed, (name, own) in enumerate(results.items())}
+        headline, resamples = dict[str, float](), dict[str, np.ndarray]()
+        for label, (figure, names) in self.quoted(results).items():
+            headline[label] = self.mean([results[own].score for own in names])[figure]
+            if all(figure in drawn[own] for own in names):
+                resamples[label] = np.mean([drawn[own][figure] for own in names], axis=0)
+        return Figures(
+            text=self.text(results, averages),
+            values={"tables": {name: own.values for name, own in results.items()}, "averages": averages},
+            headline=headline,
+            resamples=resamples,
+            settings=self.settings(),
+            files=list(dict.fromkeys(file for own in measured for file in own.examples.files)),
+            overlap=total(own.overlap for own in measured),
+            plot=self.plot(results, headline),
+        )
+
+    def averages(self, results: Mapping[str, Result]) -> dict[str, list[str]]:
+        """Return the names of the tables over which all figures are averaged, by the label of the average."""
+        return {f"mean of {len(results)}": list(results)}
+
+    def mean(self, scores: Sequence[Score]) -> dict[str, float]:
+        """Return the mean of each figure over tables, all of which have the same weight."""
+        return {name: float(np.mean([score.figures[name] for score in scores])) for name in scores[0].figures}
+
+    def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
+        """Return the figures by which the test is quoted: label -> figure, and the tables over which it is averaged. By
+        default it is the first figure with each of the averages."""
+        figure = next(iter(next(iter(results.values())).score.figures))
+        return {label: (figure, names) for label, names in self.averages(results).items()}
+
+    def shown(self, examples: Examples) -> str:
+        """Return the name of a table as it is printed; by default with the language of its first column."""
+        return f"{name(examples.languages[0])} ({examples.name})"
+
+    def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
+        """Return the tables and lines for people, without intervals and overlap."""
+        lines = [(self.shown(own.examples), own.values) for own in results.values()]
+        columns = [key for key, value in lines[0][1].items() if isinstance(value, float)]
+        rows = [[label, *(own.get(key, "") for key in ("examples", *columns))] for label, own in lines]
+        means = [[label, *(own.get(key, "") for key in ("examples", *columns))] for label, own in averages.items()]
+        header = [self.heading, self.unit, *(column.replace("_", " ") for column in columns)]
+        return table(header, [*rows, *([[], *means] if means else [])])
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the figures depend on: the options of ``Config``, except those in ``unrecorded``."""
+        return {name: value for name, value in vars(self.config).items() if name not in self.unrecorded}
+
+    def plot(self, results: Mapping[str, Result], headline: Mapping[str, float]) -> Drawing | None:
+        """Return a function that draws the figures; by default there is none."""
+        return None
+
+
+def _count(results: Mapping[str, Result], names: Iterable[str]) -> int:
+    return sum(len(results[name].examples) for name in names)
 
 
 def progress(items: Sequence[Item], unit: str) -> Iterable[Item]:
@@ -171,8 +351,7 @@ class Figures:
     """Overlap with the training data; None if the data is not a test set."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Of several tests, those that could not be measured, and the reasons."""
-    plot: Callable[[Picture], Sequence[str] | None] | None = None
-    """Function that draws the figures into a file. It may return lines to print below the text."""
+    plot: Drawing | None = None
 
     def __post_init__(self) -> None:
         self.intervals = {**self.intervals, **{name: interval(values) for name, values in self.resamples.items()}}
@@ -221,64 +400,3 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     dashes = ["-" * width for width in widths]
     lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] if row else dashes for row in cells)
     return "\n".join("  ".join(line).rstrip() for line in lines)
-
-
-def random_record(seeds: Sequence[Figures]) -> dict[str, Any]:
-    """Return what is written as JSON about random weights, one ``Figures`` for each seed: the mean and the spread (the
-    sample standard deviation; null for one seed) of each headline, and all values."""
-    headline = {}
-    for figure in seeds[0].headline:
-        own = [figures.headline[figure] for figures in seeds]
-        spread = float(np.std(own, ddof=1)) if own[1:] else None
-        headline[figure] = {"mean": float(np.mean(own)), "spread": spread, "by_seed": own}
-    return {"seeds": len(seeds), "headline": headline, "values": [dict(figures.values) for figures in seeds]}
-
-
-def differences(first: Figures, other: Figures) -> dict[str, tuple[float, float, float]]:
-    """Return the difference of each figure of another model from that of the first one, and the bounds of its 95%
-    interval by a paired bootstrap: both are computed on the same draws of examples. There are none if each model was
-    measured without examples of its own training text."""
-    if not (first.has_all_examples and other.has_all_examples):
-        return {}
-    return {
-        name: (other.headline[name] - value, *interval(other.resamples[name] - first.resamples[name]))
-        for name, value in first.headline.items()
-        if name in first.resamples and name in other.resamples
-    }
-
-
-def comparison(
-    records: Mapping[str, Mapping[str, Any]], differing: Mapping[str, Mapping[str, Sequence[float]]] | None = None
-) -> str:
-    """Return a table of the headlines of several models, by name, with their intervals, and of their random weights;
-    empty if there are no headlines.
-
-    Args:
-        differing: The ``differences`` of models from the first one.
-    """
-    figures = list(dict.fromkeys(figure for record in records.values() for figure in record["headline"]))
-    columns = {}
-    for name, record in records.items():
-        columns[name] = [_quoted(record, figure) for figure in figures]
-        if random := record.get("random_weights"):
-            heading = f"{name}, random weights" if len(records) > 1 else "random weights"
-            columns[heading] = [_random(random["headline"].get(figure)) for figure in figures]
-    for name, own in (differing or {}).items():
-        if own:
-            heading = "difference" if len(records) == 2 else f"{name}, difference"
-            columns[heading] = [shown_difference(own[figure]) if figure in own else "" for figure in figures]
-    rows = zip(figures, *columns.values(), strict=True)
-    return table(["figure", *columns], list(rows)) if figures else ""
-
-
-def _quoted(record: Mapping[str, Any], figure: str) -> str:
-    if figure not in record["headline"]:
-        return ""
-    span = record["intervals"].get(figure)
-    return f"{record['headline'][figure]:.2f}" + (f" [{span[0]:.2f}, {span[1]:.2f}]" if span else "")
-
-
-def _random(own: Mapping[str, float | None] | None) -> str:
-    if own is None:
-        return ""
-    return f"{own['mean']:.2f}" + ("" if own["spread"] is None else f" ± {own['spread']:.2f}")

@@ -72,9 +72,9 @@ def read_texts(options: TextOptions) -> Texts:
     groups, files = [], []
     for language in _chosen(options, {*codes, "en"}):
         if language != "en":
-            pool, own = tatoeba.read_pool(data, codes[language]), tatoeba.files_of(data, codes[language])
-            groups.append(_clean({language: pool.sentences, "en": pool.english}, own))
-            files += own
+            pairs = tatoeba.read_pairs(data, codes[language])
+            groups.append(_clean(dict(zip(pairs.languages, pairs.columns, strict=True)), list(pairs.files)))
+            files += pairs.files
     return Texts(groups, files)
 
 

@@ -125,7 +125,7 @@ class Xtreme(Evaluation):
                 continue
             kind: Any = EVALUATIONS.load(TESTS.get(task, task))
             self.evaluations[task] = kind(kind.Config(**self._options(task, place)))
-            self.evaluations[task].read()
+            _ = self.evaluations[task].tables
         if not self.evaluations:
             raise UserError("no task has both data and a run", path=root, cure="name runs with `paths`")
 
@@ -205,7 +205,7 @@ def task_score(task: str, figures: Figures) -> tuple[float, np.ndarray]:
 
 
 def _languages(task: str, figures: Figures) -> str:
-    own = figures.values if task == "bucc" else figures.values["languages"]
+    own = figures.values.get("tables") or figures.values.get("languages") or figures.values
     return f"{len(own)} of {len(LANGUAGES[task])}"
 
 

@@ -64,11 +64,16 @@ def shown_difference(difference: Sequence[float]) -> str:
     return f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
-def resampled_shares(tests: Iterable[np.ndarray]) -> np.ndarray:
-    """Return the mean over several tests of the percentage that the sum of the first column of ``outcomes`` [N, 2] is
-    of the sum of the second one, over rows drawn with replacement: float64 [R].
+def resampled_share(outcomes: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Return the percentage that the sum of the first column of ``outcomes`` [N, 2] is of the sum of the second one,
+    over rows drawn with replacement: float64 [R].
 
     A row (1 or 0, 1) for each example gives the accuracy, (twice the right, the extracted and the gold pairs) the F1.
     """
-    drawn = (resampled_means(outcomes, seed).T for seed, outcomes in enumerate(tests))
-    return np.mean([100 * part / np.where(whole > 0, whole, 1) for part, whole in drawn], axis=0)
+    part, whole = resampled_means(outcomes, seed).T
+    return 100 * part / np.where(whole > 0, whole, 1)
+
+
+def resampled_shares(tests: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the mean of ``resampled_share`` over several tests, float64 [R]."""
+    return np.mean([resampled_share(outcomes, seed) for seed, outcomes in enumerate(tests)], axis=0)

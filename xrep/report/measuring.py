@@ -11,10 +11,11 @@ from xrep.errors import UserError
 from xrep.evaluation.alignment import Alignment
 from xrep.evaluation.all import find_tests
 from xrep.evaluation.encoders import open_encoder
-from xrep.evaluation.evaluation import Evaluation, Figures, differences
+from xrep.evaluation.evaluation import Evaluation, Figures
 from xrep.evaluation.reading import existing_folder
+from xrep.evaluation.runner import differences
 from xrep.evaluation.scatter import Scatter
-from xrep.evaluation.tatoeba import available, files_of, read_pool
+from xrep.evaluation.tatoeba import available, read_pairs
 from xrep.models.directory import open_checkpoint
 from xrep.registry import EVALUATIONS
 from xrep.report.runs import Run, records_in
@@ -68,7 +69,7 @@ def _measure(
         print(f"{run.name}: {label}", file=sys.stderr, flush=True)
         try:
             evaluation: Evaluation = EVALUATIONS.load(name)(config)
-            evaluation.read()
+            _ = evaluation.tables
             model = evaluation.open(str(run.path)) if label == CHECKPOINTS else encoder
             figures = evaluation.measure(model)
             ((_, record),) = records_in(figures.record(name, model, config))
@@ -82,13 +83,13 @@ def _pictures(folder: Path, trained: Sequence[str]) -> Iterator[tuple[str, tuple
     """Yield what draws the pictures from Tatoeba's files of the languages that were trained: label, name, config."""
     codes = available(folder)
     languages = [language for language in dict.fromkeys(trained) if language in codes][:_LANGUAGES] or list(codes)[:1]
-    pools = {language: read_pool(folder, codes[language]) for language in languages}
+    pools = {language: read_pairs(folder, codes[language]) for language in languages}
     fewest = min(map(len, pools.values()))
     shown = min(_SENTENCES, fewest)
     yield "scatter", ("scatter", Scatter.Config(data=str(folder), langs=",".join(languages), sentences=shown, plot="-"))
     first, size = languages[0], len(pools[languages[0]])
     if size >= 7:  # a seventh stay translations, three sevenths are replaced by sentences of the last three
-        files = ",".join(map(str, files_of(folder, codes[first])))
+        files = ",".join(map(str, pools[first].files))
         pairs = size * 4 // 7
         config = Alignment.Config(data=f"{first}-en={files}", pairs=pairs, true_pairs=pairs - size * 3 // 7)
         config.every_checkpoint = True
