@@ -11,7 +11,7 @@ from tests.evaluation.conftest import SCORED, NgramEncoder, measured, published,
 from xrep.errors import UserError
 from xrep.evaluation import sts
 from xrep.evaluation.sts import Sts, measure, select, similarities
-from xrep.evaluation.sts_sets import find_sets
+from xrep.evaluation.sts_sets import find_sets, subsets_of
 from xrep.metrics.components import whiten
 
 
@@ -41,17 +41,17 @@ def test_published_layouts_are_read(folder: Path) -> None:
     tests = {test.name: test for test in find_sets(folder)}
     assert list(tests) == ["SICK-R", "STS-B", "STS-B de", "STS16"]
     year = tests["STS16"]
-    assert [(subset.name, subset.gold.tolist()) for subset in year.subsets] == [
+    assert [(subset.name, subset.gold["score"].tolist()) for subset in subsets_of(year)] == [
         ("news", [5.0, 2.25, 0.0]),
         ("qa", [2.2, 0.0, 5.0, 0.4]),
     ]
-    assert year.subsets[0].second == [SCORED[0][1], SCORED[2][1], SCORED[3][1]]
-    assert (year.split, year.language, len(year), len(year.files)) == ("test", "en", 7, 4)
+    assert subsets_of(year)[0].columns[1] == [SCORED[0][1], SCORED[2][1], SCORED[3][1]]
+    assert (year.split, year.languages[0], len(year), len(year.files)) == ("test", "en", 7, 4)
     for name, first in (("SICK-R", SCORED[0][0]), ("STS-B", '"' + SCORED[0][0])):
-        (subset,) = tests[name].subsets
-        assert (subset.first[0], subset.second[-1], subset.gold[-1]) == (first, SCORED[-1][1], 0.4)
+        (one, other), gold = tests[name].columns, tests[name].gold
+        assert (one[0], other[-1], gold.tolist()[-1]) == (first, SCORED[-1][1], (0.4, name))
     german = tests["STS-B de"]
-    assert german.language == "de" and german.subsets[0].first[0] == 'Ein "Hund", sagt er.'
+    assert german.languages == ("de", "de") and german.columns[0][0] == 'Ein "Hund", sagt er.'
     assert [test.name for test in find_sets(folder / "SICK")] == ["SICK-R"]
     (dev,) = find_sets(folder, "dev")
     assert (dev.name, dev.split, len(dev)) == ("STS-B", "dev", 4)
@@ -65,19 +65,24 @@ def test_published_layouts_are_read(folder: Path) -> None:
 def test_the_averages_are_each_what_their_name_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sts, "SEVEN", ("STS16", "STS-B", "SICK-R"))
     figures, tests = measured(Sts, NgramEncoder(), data=str(folder)), {test.name: test for test in find_sets(folder)}
-    news, qa = tests["STS16"].subsets
-    sides = [[NgramEncoder().encode(side).astype(float) for side in (s.first, s.second)] for s in (news, qa)]
+    news, qa = subsets_of(tests["STS16"])
+    sides = [[NgramEncoder().encode(side).astype(float) for side in part.columns] for part in (news, qa)]
     scores = [(x * y).sum(axis=1) for x, y in sides]
     for name, function in (("spearman", stats.spearmanr), ("pearson", stats.pearsonr)):
-        one, other = (100 * function(s, part.gold).statistic for s, part in zip(scores, (news, qa), strict=True))
-        together = function(np.concatenate(scores), np.concatenate([news.gold, qa.gold])).statistic
-        found = figures.values["STS16"]["cosine"][name]
+        one, other = (
+            100 * function(s, part.gold["score"]).statistic for s, part in zip(scores, (news, qa), strict=True)
+        )
+        together = function(np.concatenate(scores), tests["STS16"].gold["score"]).statistic
+        found = figures.values["tables"]["STS16"]["cosine"][name]
         assert found["subsets"] == pytest.approx({"news": one, "qa": other}, abs=1e-4)
         averages = {"all": 100 * together, "mean": (one + other) / 2, "wmean": (3 * one + 4 * other) / 7}
         assert {average: found[average] for average in averages} == pytest.approx(averages, abs=1e-4)
     assert len({round(value, 3) for value in averages.values()}) == 3
     # The average of the seven sets of the literature, here three, is given if all were measured.
-    label, own = "average of 7, Spearman all", [figures.values[name]["cosine"]["spearman"] for name in sts.SEVEN]
+    label, own = (
+        "average of 7, Spearman all",
+        [figures.values["tables"][name]["cosine"]["spearman"] for name in sts.SEVEN],
+    )
     assert figures.headline[label] == pytest.approx(np.mean([each["all"] for each in own]))
     low, high = figures.intervals[label]
     assert low < figures.headline[label] < high
@@ -94,8 +99,7 @@ def test_the_averages_are_each_what_their_name_says(folder: Path, monkeypatch: p
 def test_each_similarity_is_by_hand_on_vectors_as_the_model_gives_them(folder: Path) -> None:
     """Whitened vectors are those of all sentences of a test."""
     encoder, test = NgramEncoder(), find_sets(folder / "STSBenchmark")[0]
-    subset = test.subsets[0]
-    x, y = (encoder.encode(side, "en", normalize=False).astype(float) for side in (subset.first, subset.second))
+    x, y = (encoder.encode(side, "en", normalize=False).astype(float) for side in test.columns)
     by_hand = {
         "dot": (x * y).sum(1),
         "euclidean": -np.sqrt(((x - y) ** 2).sum(1)),
@@ -103,14 +107,15 @@ def test_each_similarity_is_by_hand_on_vectors_as_the_model_gives_them(folder: P
     }
     found = measure(encoder, test)
     for name, scores in by_hand.items():
-        expected = 100 * stats.pearsonr(scores, subset.gold).statistic
-        assert found[name]["pearson"].all == pytest.approx(expected, abs=1e-3)
-    assert len({round(of["pearson"].all, 3) for of in found.values()}) == 4
+        expected = 100 * stats.pearsonr(scores, test.gold["score"]).statistic
+        assert found[name]["pearson"]["all"] == pytest.approx(expected, abs=1e-3)
+    assert len({round(of["pearson"]["all"], 3) for of in found.values()}) == 4
     test = find_sets(str(folder))[-1]
-    columns = [column for subset in test.subsets for column in (subset.first, subset.second)]
+    subsets = subsets_of(test)
+    columns = [column for subset in subsets for column in subset.columns]
     vectors = [encoder.encode(column, "en", normalize=False).astype(np.float64) for column in columns]
     white = np.split(whiten(np.concatenate(vectors), 3), np.cumsum([len(column) for column in columns])[:-1])
-    for first, second, own in zip(white[::2], white[1::2], similarities(encoder, test, 3)["cosine"], strict=True):
+    for first, second, own in zip(white[::2], white[1::2], similarities(encoder, subsets, 3)["cosine"], strict=True):
         expected = (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
         np.testing.assert_allclose(own, expected, atol=1e-6)
 
@@ -139,10 +144,9 @@ def test_the_published_files_are_read() -> None:
     sizes = {name: len(test) for name, test in tests.items()}
     year = {"STS12": 3108, "STS13": 1500, "STS14": 3750}
     assert sizes == {"SICK-R": 4927, "STS-B": 1379, "STS-B de": 1379, "STS-B fr": 1379, "STS-B zh": 1379, **year}
-    assert [subset.name for subset in tests["STS13"].subsets] == ["FNWN", "OnWN", "headlines"]
-    gold = tests["STS-B"].subsets[0].gold
+    assert [subset.name for subset in subsets_of(tests["STS13"])] == ["FNWN", "OnWN", "headlines"]
     for language in ("de", "fr", "zh"):
-        np.testing.assert_array_equal(tests[f"STS-B {language}"].subsets[0].gold, gold)
+        np.testing.assert_array_equal(tests[f"STS-B {language}"].gold["score"], tests["STS-B"].gold["score"])
     train = {test.name: len(test) for test in find_sets(folder, "train")}
     assert (train["STS-B"], train["SICK-R"], train["STS-B zh"]) == (5749, 4500, 5749)
     assert {len(test) for test in find_sets(folder, "dev")} == {500, 1500}

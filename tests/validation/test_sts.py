@@ -73,7 +73,7 @@ def test_the_best_checkpoint_is_the_one_that_xrep_eval_finds_best(
     found = {record["step"]: -record["loss/loss"] for record in records if record["kind"] == "valid"}
     for step in found if best_by == "sts" else ():
         encoder = open_encoder(run / f"checkpoint-{step:08d}")
-        each = [measure(encoder, test)["cosine"]["spearman"].all for test in select(find_sets(sets, "dev"), "de,en")]
+        each = [measure(encoder, test)["cosine"]["spearman"]["all"] for test in select(find_sets(sets, "dev"), "de,en")]
         found[step] = sum(each) / 2
     summary = json.loads((run / "summary.json").read_text())
     assert summary["best"]["metric"] == {"sts": "sts/spearman", "loss": "loss/loss"}[best_by]

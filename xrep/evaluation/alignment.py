@@ -177,13 +177,13 @@ def read_scored(config: Alignment.Config) -> PairSet:
         problem = "not a set of pairs that is known" if path.exists() else "no such file"
         cure = "name an STS file such as sts-dev.csv, or parallel text such as de-en=FILE.tsv or de-en=FILE.de,FILE.en"
         raise UserError(problem, path=path, cure=cure)
-    subset = test.subsets[0]
-    positive = subset.gold > config.positive_above
-    rule, languages = f"higher than {config.positive_above:g}", (test.language, test.language)
+    assert test.gold is not None
+    positive = test.gold["score"] > config.positive_above
+    rule, languages = f"higher than {config.positive_above:g}", (test.languages[0], test.languages[1])
     if not positive.any():
         raise UserError(f"no pair scores {rule}", path=path, cure="give a lower `positive_above`")
     rule = f"positives score {rule}"
-    return PairSet(f"{test.name} {test.split}", languages, subset.first, subset.second, positive, [path], rule)
+    return PairSet(f"{test.name} {test.split}", languages, *test.columns, positive, [path], rule)
 
 
 def read_parallel(config: Alignment.Config) -> PairSet:

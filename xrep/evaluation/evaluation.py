@@ -93,6 +93,8 @@ class Examples:
     """What is known of each row, [N, ...]: its class, its score or the annotated example; None if nothing is."""
     files: tuple[Path, ...] = ()
     """Files from which the examples were read."""
+    split: str = ""
+    """Split of the data set, if it has several."""
 
     def __len__(self) -> int:
         return len(self.columns[0])

@@ -9,26 +9,27 @@ set without subsets the three are equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, check_languages, encode_columns, whitened
+from xrep.evaluation.encoders import Encoder, encode_columns, whitened
 from xrep.evaluation.evaluation import (
     DimensionsOption,
     EncoderOptions,
     Evaluation,
-    Figures,
+    Examples,
     OverlapOption,
-    progress,
+    Result,
+    Score,
     table,
 )
-from xrep.evaluation.overlap import Overlap, find_overlap, total
+from xrep.evaluation.overlap import Overlap
 from xrep.evaluation.reading import choose_languages, folders_with
-from xrep.evaluation.sts_sets import Subset, TestSet, find_sets
+from xrep.evaluation.sts_sets import find_sets, subsets_of
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.bootstrap import resampled
 from xrep.metrics.correlation import pearson, spearman
@@ -42,20 +43,14 @@ SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 }
 """Functions from rows x [N, D] and y [N, D] to float [N]; higher means more similar (distances are negated)."""
 CORRELATIONS = {"spearman": spearman, "pearson": pearson}
+QUOTED = "spearman all"
+"""Figure by which a test is quoted."""
 AVERAGES = ("all", "mean", "wmean")
+Correlations = dict[str, Any]
+"""Correlations of one test, times 100: the ``AVERAGES``, and ``subsets``, one for each subset, by name."""
 SEVEN = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 """The data sets of the published average (SimCSE; CMLM, table 2), which is given if all of them were measured."""
 _FILES = r"STS\.input\..+\.txt|sts-test\.csv|SICK_test_annotated\.txt|stsb-.+-test\.csv"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Correlations of one test, times 100: the three averages, and one per subset, by name."""
-
-    all: float
-    mean: float
-    wmean: float
-    subsets: dict[str, float]
 
 
 class Sts(Evaluation):
@@ -95,81 +90,78 @@ class Sts(Evaluation):
     def find(cls, folder: Path) -> dict[Path, Any]:
         return {folder: cls.Config(data=str(folder))} if folders_with(folder, _FILES) else {}
 
-    def read(self) -> None:
+    least = 2
+
+    def read(self) -> list[Examples]:
         if self.config.whiten < 0:
             raise UserError(f"`whiten` {self.config.whiten}", cure="give 0 or more")
-        self.tests = select(find_sets(self.config.data, self.config.split), self.config.langs)
+        return select(find_sets(self.config.data, self.config.split), self.config.langs)
 
-    def measure(self, encoder: Encoder) -> Figures:
-        check_languages(encoder, {test.language: test.subsets[0].first[0] for test in self.tests})
-        values, resamples, overlaps, kept = {}, {}, [], []
-        for whole in progress(self.tests, "tests"):
-            test, overlap = _without_overlap(whole, encoder, self.config.drop_overlap)
-            scores = similarities(encoder, test, self.config.whiten)
-            correlations = correlations_of(test, scores)
-            resamples[_label(test.name, test.split)] = _resampled(test, scores["cosine"])
-            values[test.name] = {
-                "split": test.split,
-                "language": test.language,
-                "pairs": len(test),
-                "overlap": asdict(overlap),
-                **{
-                    similarity: {name: asdict(averages) for name, averages in own.items()}
-                    for similarity, own in correlations.items()
-                },
-            }
-            overlaps.append(overlap)
-            kept.append(test)
-        headline = {_label(name, own["split"]): own["cosine"]["spearman"]["all"] for name, own in values.items()}
-        text = _text(kept, values)
-        if set(SEVEN) <= values.keys():
-            own = [_label(name, values[name]["split"]) for name in SEVEN]
-            label = "average of 7, Spearman all"
-            headline[label] = float(np.mean([headline[name] for name in own]))
-            resamples[label] = np.mean([resamples[name] for name in own], axis=0)
-            wmean = float(np.mean([values[name]["cosine"]["spearman"]["wmean"] for name in SEVEN]))
-            text += f"\n\n{label}: {headline[label]:.2f} (wmean: {wmean:.2f})"
-        return Figures(
-            text=text,
-            values=values,
-            headline=headline,
-            resamples=resamples,
-            settings={"split": self.config.split, "languages": self.config.langs, "whiten": self.config.whiten},
-            files=[file for test in self.tests for file in test.files],
-            overlap=total(overlaps),
-        )
+    def without_overlap(self, model: Any, examples: Examples) -> tuple[Examples, Overlap]:
+        kept, overlap = super().without_overlap(model, examples)
+        left = {part.name: len(part) for part in subsets_of(kept)}
+        if few := [part.name for part in subsets_of(examples) if left.get(part.name, 0) < self.least]:
+            raise UserError(f"fewer than 2 pairs of {few[0]} are left", cure="measure without `drop_overlap`")
+        return kept, overlap
+
+    def score(self, model: Encoder, examples: Examples) -> Score:
+        subsets = subsets_of(examples)
+        scores = similarities(model, subsets, self.config.whiten)
+        found = correlations_of(examples.name, subsets, scores)
+        figures = {f"{name} {average}": found["cosine"][name][average] for name in CORRELATIONS for average in AVERAGES}
+        details = {"split": examples.split, "language": examples.languages[0], **found}
+        together, gold = np.concatenate(scores["cosine"]), np.concatenate([_gold(part) for part in subsets])
+        return Score(figures, lambda seed: {QUOTED: _resampled(together, gold)}, details)
+
+    def averages(self, results: Mapping[str, Result]) -> dict[str, list[str]]:
+        return {"average of 7": list(SEVEN)} if set(SEVEN) <= results.keys() else {}
+
+    def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
+        labels = {f"{name} {own.examples.split}": [name] for name, own in results.items()} | self.averages(results)
+        return {f"{label}, Spearman all": (QUOTED, names) for label, names in labels.items()}
+
+    def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
+        """Return tables of correlations times 100: of the cosine by subset and average, and of all similarities."""
+        rows, others = [], []
+        for name, result in results.items():
+            examples, own = result.examples, result.score.details
+            rows.append([name, examples.split, len(examples), *result.score.figures.values()])
+            subsets = subsets_of(examples)
+            for part in subsets if len(subsets) > 1 else []:
+                spearman_of, pearson_of = (own["cosine"][kind]["subsets"][part.name] for kind in CORRELATIONS)
+                rows.append([f"  {part.name}", "", len(part), spearman_of, "", "", pearson_of])
+            others.append([name, *(own[s][kind]["all"] for kind in CORRELATIONS for s in SIMILARITIES)])
+        header = ["test", "split", "pairs", *(f"{kind} {average}" for kind in CORRELATIONS for average in AVERAGES)]
+        names = [f"{kind} {similarity}" for kind in CORRELATIONS for similarity in SIMILARITIES]
+        lines = [
+            "correlation x 100 of the cosine with the gold scores; all: of all subsets' pairs together,",
+            f"mean: of the subsets' correlations, wmean: that mean weighted by pairs\n{table(header, rows)}\n",
+            f"by similarity, all pairs together (the distances negative)\n{table(['test', *names], others)}",
+        ]
+        for label, mean in averages.items():
+            lines.append(f"\n{label}, Spearman all: {mean[QUOTED]:.2f} (wmean: {mean['spearman wmean']:.2f})")
+        return "\n".join(lines)
 
 
-def select(tests: Sequence[TestSet], languages: str) -> list[TestSet]:
+def select(tests: Sequence[Examples], languages: str) -> list[Examples]:
     """Return the tests in the languages that ``--langs`` names; see ``choose_languages``."""
-    wanted = choose_languages(languages, sorted({test.language for test in tests}), "STS data for")
-    return [test for test in tests if test.language in wanted]
+    wanted = choose_languages(languages, sorted({test.languages[0] for test in tests}), "STS data for")
+    return [test for test in tests if test.languages[0] in wanted]
 
 
-def _without_overlap(test: TestSet, encoder: Encoder, drop: bool) -> tuple[TestSet, Overlap]:
-    subsets, overlaps = [], []
-    for subset in test.subsets:
-        columns = subset.first, subset.second
-        keep, overlap = find_overlap(encoder.training_hashes, *columns, drop=drop, name=subset.name, least=2)
-        subsets.append(subset.only(keep))
-        overlaps.append(overlap)
-    return replace(test, subsets=subsets), total(overlaps)
-
-
-def measure(encoder: Encoder | SentenceEncoder, test: TestSet) -> dict[str, dict[str, Measured]]:
+def measure(encoder: Encoder | SentenceEncoder, test: Examples) -> dict[str, dict[str, Correlations]]:
     """Return the correlations of one test as ``[similarity][correlation]``."""
-    return correlations_of(test, similarities(encoder, test))
+    subsets = subsets_of(test)
+    return correlations_of(test.name, subsets, similarities(encoder, subsets))
 
 
-def _label(name: str, split: str) -> str:
-    return f"{name} {split}, Spearman all"
-
-
-def similarities(encoder: Encoder | SentenceEncoder, test: TestSet, whiten: int = 0) -> dict[str, list[np.ndarray]]:
-    """Return the scores of the pairs of each subset, by similarity: float64 [N] each."""
+def similarities(
+    encoder: Encoder | SentenceEncoder, subsets: Sequence[Examples], whiten: int = 0
+) -> dict[str, list[np.ndarray]]:
+    """Return the scores of the pairs of each subset of a test, by similarity: float64 [N] each."""
     # Vectors are not normalised: with length 1, dot product, Euclidean distance and cosine would give the same ranking.
-    columns = [column for subset in test.subsets for column in (subset.first, subset.second)]
-    encoded = encode_columns(encoder, columns, test.language)
+    columns = [column for subset in subsets for column in subset.columns]
+    encoded = encode_columns(encoder, columns, subsets[0].languages[0])
     joined = whitened(np.concatenate(encoded).astype(np.float64), whiten)
     vectors = np.split(joined, np.cumsum([len(column) for column in encoded])[:-1])
     return {
@@ -178,54 +170,41 @@ def similarities(encoder: Encoder | SentenceEncoder, test: TestSet, whiten: int 
     }
 
 
-def correlations_of(test: TestSet, scores: Mapping[str, Sequence[np.ndarray]]) -> dict[str, dict[str, Measured]]:
+def correlations_of(
+    name: str, subsets: Sequence[Examples], scores: Mapping[str, Sequence[np.ndarray]]
+) -> dict[str, dict[str, Correlations]]:
     """Return the correlations of scores, by similarity, with the gold scores as ``[similarity][correlation]``."""
     return {
-        similarity: {name: average(test.name, test.subsets, own, function) for name, function in CORRELATIONS.items()}
+        similarity: {kind: average(name, subsets, own, function) for kind, function in CORRELATIONS.items()}
         for similarity, own in scores.items()
     }
 
 
-def _resampled(test: TestSet, scores: Sequence[np.ndarray]) -> np.ndarray:
+def _gold(subset: Examples) -> np.ndarray:
+    assert subset.gold is not None
+    return subset.gold["score"]
+
+
+def _resampled(scores: np.ndarray, gold: np.ndarray) -> np.ndarray:
     """Return Spearman's correlation on resampled pairs of all subsets together, float64 [R]."""
-    together, gold = np.concatenate(list(scores)), np.concatenate([subset.gold for subset in test.subsets])
-    return 100 * resampled(lambda rows: spearman(together[rows], gold[rows]), len(gold))
+    return 100 * resampled(lambda rows: spearman(scores[rows], gold[rows]), len(gold))
 
 
 def average(
     name: str,
-    subsets: Sequence[Subset],
+    subsets: Sequence[Examples],
     scores: Sequence[np.ndarray],
     correlation: Callable[[np.ndarray, np.ndarray], float],
-) -> Measured:
+) -> Correlations:
     """Compute the correlation of each subset's scores [N] with its gold scores, and the three averages."""
     of_each = {}
     for subset, score in zip(subsets, scores, strict=True):
-        for kind, series in (("similarities", score), ("gold scores", subset.gold)):
+        for kind, series in (("similarities", score), ("gold scores", _gold(subset))):
             if (series == series[0]).all():
                 raise UserError(f"all {kind} of {subset.name} ({name}) are equal", cure="nothing can be measured on it")
-        of_each[subset.name] = 100 * correlation(score, subset.gold)
-    together = np.concatenate(list(scores)), np.concatenate([subset.gold for subset in subsets])
+        of_each[subset.name] = 100 * correlation(score, _gold(subset))
+    together = np.concatenate(list(scores)), np.concatenate([_gold(subset) for subset in subsets])
     values = list(of_each.values())
     weighted = np.average(values, weights=[len(subset) for subset in subsets])
-    return Measured(100 * correlation(*together), float(np.mean(values)), float(weighted), of_each)
-
-
-def _text(tests: Sequence[TestSet], values: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return tables of correlations times 100: of the cosine by subset and average, and of all similarities."""
-    rows, others = [], []
-    for test in tests:
-        own = values[test.name]
-        cosine = [own["cosine"][name] for name in CORRELATIONS]
-        rows.append([test.name, test.split, len(test), *(by_average[a] for by_average in cosine for a in AVERAGES)])
-        for subset in test.subsets if len(test.subsets) > 1 else []:
-            spearman_of, pearson_of = (by_average["subsets"][subset.name] for by_average in cosine)
-            rows.append([f"  {subset.name}", "", len(subset), spearman_of, "", "", pearson_of])
-        others.append([test.name, *(own[s][name]["all"] for name in CORRELATIONS for s in SIMILARITIES)])
-    header = ["test", "split", "pairs", *(f"{name} {a}" for name in CORRELATIONS for a in AVERAGES)]
-    names = [f"{name} {similarity}" for name in CORRELATIONS for similarity in SIMILARITIES]
-    return (
-        "correlation x 100 of the cosine with the gold scores; all: of all subsets' pairs together,\n"
-        f"mean: of the subsets' correlations, wmean: that mean weighted by pairs\n{table(header, rows)}\n\n"
-        f"by similarity, all pairs together (the distances negative)\n{table(['test', *names], others)}"
-    )
+    averages = {"all": 100 * correlation(*together), "mean": float(np.mean(values)), "wmean": float(weighted)}
+    return {**averages, "subsets": of_each}

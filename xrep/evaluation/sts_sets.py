@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.overlap import chosen
+from xrep.evaluation.evaluation import Examples
 from xrep.evaluation.reading import check_parallel, existing_folder, folders_with, read_columns, read_sentences
 from xrep.text.languages import canonical
 from xrep.text.readers import read_csv
@@ -31,45 +31,22 @@ _YEAR = re.compile(r"STS[-_ ]?(?:20)?(1[2-6])(?!\d)", re.IGNORECASE)
 _LAYOUTS = "a folder with STS12-en-test and its like, STSBenchmark, SICK or stsb_multi_mt, or one of these"
 
 
-@dataclass(frozen=True)
-class Subset:
-    """Sentence pairs with scores: ``first[i]`` and ``second[i]`` have the gold score ``gold[i]``, float64 [N]."""
-
-    name: str
-    first: list[str]
-    second: list[str]
-    gold: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.gold)
-
-    def only(self, rows: np.ndarray) -> Subset:
-        """Return the pairs that the mask ``rows``, bool [N], selects."""
-        first, second = chosen(rows, self.first, self.second)
-        return Subset(self.name, first, second, self.gold[rows])
+def subsets_of(examples: Examples) -> list[Examples]:
+    """Return the pairs of each subset of a data set."""
+    assert examples.gold is not None
+    names = examples.gold["subset"]
+    return [replace(examples.only(names == name), name=name) for name in dict.fromkeys(names.tolist())]
 
 
-@dataclass(frozen=True)
-class TestSet:
-    """One published test set: ``STS12``, ``STS-B``, ``SICK-R`` or ``STS-B de`` (translated)."""
+def find_sets(folder: str | Path, split: str = "test") -> list[Examples]:
+    """Return every data set with this split in a folder and its subfolders (four levels deep), sorted by name.
 
-    __test__ = False  # pytest must not collect this class as tests
-
-    name: str
-    split: str
-    language: str
-    subsets: list[Subset]
-    files: list[Path]
-
-    def __len__(self) -> int:
-        return sum(map(len, self.subsets))
-
-
-def find_sets(folder: str | Path, split: str = "test") -> list[TestSet]:
-    """Return every data set with this split in a folder and its subfolders (four levels deep), sorted by name."""
+    The columns are the two sentences of each pair, and ``gold`` has the fields ``score``, from 0 to 5, and ``subset``,
+    the name of the subset of the data set.
+    """
     folder = existing_folder(folder, f"name {_LAYOUTS}")
-    sets: dict[str, TestSet] = {}
-    for test in (test for place in folders_with(folder) for test in _sets_in(place, split)):
+    sets: dict[str, Examples] = {}
+    for test in (test for inside in folders_with(folder) for test in _sets_in(inside, split)):
         if test.name in sets:
             problem = f"{test.name} is in {sets[test.name].files[0].parent}, too"
             raise UserError(problem, path=test.files[0].parent, cure="name one of the two folders")
@@ -79,15 +56,15 @@ def find_sets(folder: str | Path, split: str = "test") -> list[TestSet]:
     return [sets[name] for name in sorted(sets)]
 
 
-def _sets_in(place: Path, split: str) -> Iterator[TestSet]:
+def _sets_in(folder: Path, split: str) -> Iterator[Examples]:
     """Yield the data sets whose files are directly in this folder."""
-    if split == "test" and any(place.glob("STS.input.*.txt")):
-        yield read_semeval(place)
-    names = [f"sts-{split}.csv", _SICK[split], *sorted(file.name for file in place.glob(f"stsb-*-{split}.csv"))]
-    yield from (test for name in names if (place / name).is_file() and (test := read_file(place / name)))
+    if split == "test" and any(folder.glob("STS.input.*.txt")):
+        yield read_semeval(folder)
+    names = [f"sts-{split}.csv", _SICK[split], *sorted(file.name for file in folder.glob(f"stsb-*-{split}.csv"))]
+    yield from (test for name in names if (folder / name).is_file() and (test := read_file(folder / name)))
 
 
-def read_file(file: Path) -> TestSet | None:
+def read_file(file: Path) -> Examples | None:
     """Read a file of STS-B, its translations or SICK. Return None if its name is of none of them."""
     if file.name in _SICK.values():
         split = next(split for split, name in _SICK.items() if name == file.name)
@@ -99,48 +76,57 @@ def read_file(file: Path) -> TestSet | None:
         name = f"STS-B {language}"
     else:
         return None
-    return TestSet(name, split, language, [_subset(name, file, rows(file))], [file])
+    return _examples(name, split, language, {name: (file, rows(file))}, [file])
 
 
-def read_semeval(folder: Path) -> TestSet:
+def read_semeval(folder: Path) -> Examples:
     """Read one year of SemEval's STS; each of its input files becomes a subset."""
     year = _YEAR.search(folder.resolve().name)
     if not year:
         cure = "give the folder the name it was published by: STS12-en-test"
         raise UserError("the name of the folder has no year", path=folder, cure=cure)
-    subsets, files = [], []
+    subsets, files = {}, list[Path]()
     for file in sorted(folder.glob("STS.input.*.txt")):
         name = file.name.removeprefix("STS.input.").removesuffix(".txt")
         if name == "ALL":  # it repeats the pairs of the other files
             continue
         gold = file.with_name(f"STS.gs.{name}.txt")
-        subsets.append(_subset(name, gold, _semeval_rows(file, gold)))
+        subsets[name] = gold, _semeval_rows(file, gold)
         files += [file, gold]
-    return TestSet(f"STS{year[1]}", "test", "en", subsets, files)
+    return _examples(f"STS{year[1]}", "test", "en", subsets, files)
 
 
 _Row = tuple[int, str, str, str]
 """Line number, first sentence, second sentence, and the score as it is written in the file."""
 
 
-def _subset(name: str, path: Path, rows: Iterator[_Row]) -> Subset:
-    first, second, gold = [], [], []
-    for line, one, other, score in rows:
-        if not score.strip():
-            continue
-        try:
-            number = float(score)
-        except ValueError:
-            number = math.nan
-        if not 0 <= number <= 5:
-            problem = f"{score.strip()[:40]!r} is not a score of 0 to 5"
-            raise UserError(problem, path=path, line=line, cure="fetch the file again")
-        first.append(one)
-        second.append(other)
-        gold.append(number)
-    if len(gold) < 2:
-        raise UserError(f"{len(gold)} scored pairs, a correlation needs 2", path=path, cure="fetch the file again")
-    return Subset(name, first, second, np.array(gold))
+def _examples(
+    name: str, split: str, language: str, subsets: Mapping[str, tuple[Path, Iterator[_Row]]], files: list[Path]
+) -> Examples:
+    """Return the scored pairs of the subsets, of each of which the file with the scores and the rows are given."""
+    pairs, gold = list[tuple[str, str]](), list[tuple[float, str]]()
+    for subset, (path, rows) in subsets.items():
+        before = len(gold)
+        for line, one, other, score in rows:
+            if score.strip():
+                pairs.append((one, other))
+                gold.append((_number(score, path, line), subset))
+        if (count := len(gold) - before) < 2:
+            raise UserError(f"{count} scored pairs, a correlation needs 2", path=path, cure="fetch the file again")
+    first, second = map(list, zip(*pairs, strict=True))
+    scores = np.array(gold, dtype=[("score", np.float64), ("subset", object)])
+    return Examples(name, (language, language), (first, second), scores, tuple(files), split)
+
+
+def _number(score: str, path: Path, line: int) -> float:
+    try:
+        number = float(score)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= 5:
+        problem = f"{score.strip()[:40]!r} is not a score of 0 to 5"
+        raise UserError(problem, path=path, line=line, cure="fetch the file again")
+    return number
 
 
 def _semeval_rows(file: Path, gold: Path) -> Iterator[_Row]:

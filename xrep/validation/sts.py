@@ -42,7 +42,7 @@ class StsValidator(Validator):
     def __init__(self, config: Config, task: Task) -> None:
         self.config, self.task = config, task
         sets = find_sets(config.sts_path, config.sts_split)
-        present = sorted({test.language for test in sets})
+        present = sorted({test.languages[0] for test in sets})
         languages = config.sts_languages or [language for language in present if language in task.text.languages]
         if not languages:
             problem = f"no data in the languages of the training text ({', '.join(task.text.languages)})"
@@ -59,6 +59,6 @@ class StsValidator(Validator):
         """
         encoder = SentenceEncoder(model, self.task.tokenizers, self.task.text)
         names = [f"spearman-{test.name.replace(' ', '-')}" for test in self.tests]
-        found = shared(self.tests, lambda test: measure(encoder, test)["cosine"]["spearman"].all)
+        found = shared(self.tests, lambda test: measure(encoder, test)["cosine"]["spearman"]["all"])
         correlations = dict(zip(names, found, strict=True))
         return {"spearman": float(np.mean(list(correlations.values()))), **correlations}
