@@ -119,9 +119,9 @@ def study(encoder: Encoder, splits: dict[str, Split], k: int) -> list[dict[str, 
     vectors: dict[str, Vectors] = {}
     for name, split in splits.items():
         sides = split.source, split.target
-        progress(f"{split.pair} {name}: {' and '.join(str(len(side.sentences)) for side in sides)} sentences")
-        check_neighbours(k, *(len(side.sentences) for side in sides))
-        x, y = (encoder.encode(side.sentences, side.language) for side in sides)
+        progress(f"{split.pair} {name}: {' and '.join(str(len(side)) for side in sides)} sentences")
+        check_neighbours(k, *(len(side) for side in sides))
+        x, y = (encoder.encode(side.columns[0], side.languages[0]) for side in sides)
         vectors[name] = x, y
     results = []
     for how in itertools.product([k], MARGINS, RETRIEVALS):

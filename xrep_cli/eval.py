@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
-import itertools
 import math
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xrep.config.fields import read_fields
 from xrep.config.source import docstring
 from xrep.errors import UserError
-from xrep.files import check_output, is_stream, write_json
+from xrep.files import check_output, is_stream, write_aside, write_json
 from xrep.registry import EVALUATIONS, import_plugin
 from xrep_cli.common import (
     HelpFormatter,
@@ -34,7 +31,7 @@ from xrep_cli.common import (
 )
 
 if TYPE_CHECKING:
-    from xrep.evaluation.evaluation import Evaluation, Figures
+    from xrep.evaluation.evaluation import Evaluation
 
 DESCRIPTION = """\
 Measure a sentence encoder, or a translation model, on published test sets.
@@ -65,7 +62,6 @@ WRITTEN_ONCE = ("plot", "resamples", "save_translations")
 """Options of evaluations that name what is written for one model."""
 READ = ("data", "query_file")
 """Options of evaluations that name files to read."""
-RESULTS = (".json", ".png", ".svg", ".pdf")
 
 
 def build_parser(chosen: str | None = None) -> Parser:
@@ -109,13 +105,22 @@ def main(argv: Sequence[str]) -> None:
     with naming_options({field: "--" + field.replace("_", "-") for field in ("path", *options)}):
         if options["resamples"] is not None and not evaluation.resampled:
             raise UserError("this evaluation resamples no figure", cure="leave `resamples` out")
-        _check(paths, json_file, options)
+        results = {"--json": json_file, "--plot": options.get("plot"), "--resamples": options["resamples"]}
+        _check(paths, results, options)
         say_if_slow("xrep-eval", options.get("precision", "float32"), choose_device(None))
         own = {key: value for key, value in options.items() if key not in ("random_baseline", "resamples")}
-        _measure(name, evaluation(evaluation.Config(**own)), paths, json_file, options)
+        made = evaluation(evaluation.Config(**own))
+        files = [str(file) for examples in made.tables for file in examples.files]
+        check_outputs({**results, "--list-sentences": options.get("list_sentences")}, {"--data": files})
+        if options.get("list_sentences") is not None:
+            _list_sentences(made, options["list_sentences"])
+        elif not paths and made.takes_path:
+            raise UserError("no encoder named", cure="give --path, or --list-sentences to measure another system")
+        else:
+            _measure(name, made, paths or [""], json_file, options)
 
 
-def _check(paths: list[str], json_file: str | None, options: dict[str, Any]) -> None:
+def _check(paths: list[str], results: dict[str, str | None], options: dict[str, Any]) -> None:
     """Check before the work that its results can be written. Raises UserError if they cannot be written, a number is
     out of range, or matplotlib is missing."""
     check_counts({"batch_tokens": options.get("batch_tokens")})
@@ -126,13 +131,12 @@ def _check(paths: list[str], json_file: str | None, options: dict[str, Any]) -> 
     for option in WRITTEN_ONCE if len(paths) > 1 else ():
         if options.get(option) is not None:
             raise UserError(f"`{option}` with {len(paths)} models", cure="measure one at a time for it")
-    results = {"--json": json_file, "--plot": options.get("plot"), "--resamples": options["resamples"]}
     for option, file in results.items():
         if file is not None and options.get("list_sentences") is not None:
             problem = f"{option} with --list-sentences, which measures nothing"
             raise UserError(problem, cure=f"leave {option} out")
-    inputs = {f"--{name.replace('_', '-')}": list(_files(value)) for name, value in options.items() if name in READ}
-    for file in itertools.chain.from_iterable(inputs.values()):
+    inputs = {f"--{name.replace('_', '-')}": _named(options.get(name)) for name in READ}
+    for file in (file for files in inputs.values() for file in files):
         if is_stream(file):
             problem = "a pipe or a device, and evaluations read their files more than once"
             raise UserError(problem, path=file, cure="write what it holds into a file, and leave it out of the data")
@@ -148,87 +152,55 @@ def _check(paths: list[str], json_file: str | None, options: dict[str, Any]) -> 
         check_matplotlib()
 
 
-def _files(named: str | list[str] | None) -> Iterator[str]:
-    """Yield the files that an option names: ``FILE``, ``de-en=FILE,FILE``, ``test.{lang}`` or a folder. In a folder,
-    results of earlier evaluations are left out, because they may be written again."""
-    for argument in [named] if isinstance(named, str) else named or []:
-        for part in argument.rpartition("=")[2].split(","):
-            for path in map(Path, glob.glob(glob.escape(part).replace("{lang}", "*"))):
-                inside = (file for depth in range(1, 6) for file in path.glob("/".join("*" * depth)))
-                kept = (file for file in inside if file.suffix not in RESULTS)
-                yield from map(str, kept if path.is_dir() else [path])
+def _named(value: str | list[str] | None) -> list[str]:
+    """Return what an option names that can be a file."""
+    return [value] if isinstance(value, str) else value or []
+
+
+def _list_sentences(evaluation: Evaluation, path: str) -> None:
+    """Write each sentence of the tables once, as lines ``language<TAB>sentence``."""
+    from xrep.evaluation.encoders import one_line
+
+    columns = (pair for table in evaluation.tables for pair in zip(table.languages, table.columns, strict=True))
+    rows = dict.fromkeys((language, one_line(text)) for language, column in columns for text in column)
+    with write_aside(path) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{language}\t{text}\n" for language, text in rows)
+    print(f"{len(rows)} sentences: {path}")
 
 
 def _measure(
-    name: str,
-    evaluation: Evaluation,
-    paths: list[str],
-    json_file: str | None,
-    options: dict[str, Any],
+    name: str, evaluation: Evaluation, paths: list[str], json_file: str | None, options: dict[str, Any]
 ) -> None:
-    from xrep.evaluation.encoders import SentenceList, shortened, with_random_weights
     from xrep.evaluation.plots import Picture
-    from xrep.evaluation.runner import comparison, differences, random_record
+    from xrep.evaluation.runner import comparison, differences, measure, models
 
-    _ = evaluation.tables  # what is wrong with the data is found before a model is opened
-    seeds = options.get("random_baseline", 0)
-    if list_file := options.get("list_sentences"):
-        sentences, failed = SentenceList(), {}
-        if evaluation.tables is None:
-            failed = evaluation.measure(sentences).failed
-        for examples in evaluation.tables or ():
-            for language, column in zip(examples.languages, examples.columns, strict=True):
-                sentences.encode(column, language)
-        sentences.write(list_file)
-        print(f"{len(sentences)} sentences: {list_file}")
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            if not paths and evaluation.takes_path:
-                raise UserError("no encoder named", cure="give --path, or --list-sentences to measure another system")
-            records, failed, differing, first = {}, {}, {}, None
-            dimensions = options.get("dimensions")
-            if dimensions is not None and options["cache"] is None:  # the vectors of all widths are computed once
-                evaluation.config.cache = folder
-            several = len(paths) > 1 or dimensions is not None
-            for path in paths[1:]:  # what is wrong with a model is found before another one is measured
-                shortened(evaluation.open(path), dimensions)
-            opened = (shortened(evaluation.open(path), dimensions) for path in paths or [""])
-            for model in itertools.chain.from_iterable(opened):
-                # Random weights come first: what a measurement writes, such as embeddings, is then that of the model.
-                random = [evaluation.measure(with_random_weights(model, seed)) for seed in range(seeds)]
-                figures = evaluation.measure(model)
-                first = first or figures
-                draw = figures.plot if options.get("plot") and figures is first else None
-                notes = draw(Picture(options["plot"], str(model.path))) if draw else ()
-                records[str(model.path)] = figures.record(name, model, evaluation.config)
-                if options["resamples"] is not None and figures is first:
-                    write_json(options["resamples"], _drawn(figures))
-                records[str(model.path)] |= {"random_weights": random_record(random)} if random else {}
-                differing |= {} if figures is first else {str(model.path): differences(first, figures)}
-                failed |= figures.failed
-                if json_file != "-":
-                    heading = [f"{model.path}:"] if several else []
-                    print("\n".join([*heading, figures.printed(), *(notes or ()), *([""] if heading else [])]))
-                del model  # so that it is not in memory beside the next one
-            if (several or seeds) and json_file != "-":
-                print(comparison(records, differing))
-            (record, *others) = records.values()
-            compared = {"test": name, "models": records, "differences": differing}
-            write_summary(compared if others else record, json_file)
+    seeds, dimensions, several = options.get("random_baseline", 0), options.get("dimensions"), len(paths) > 1
+    several, records, failed, differing, first = several or dimensions is not None, {}, {}, {}, None
+    for model in models(evaluation, paths, dimensions):
+        figures, record = measure(name, evaluation, model, seeds)
+        path, first, notes = str(model.path), first or figures, None
+        records[path] = record
+        failed |= figures.failed
+        if figures is not first:
+            differing[path] = differences(first, figures)
+        elif options.get("plot") and figures.plot:
+            notes = figures.plot(Picture(options["plot"], path))
+        if options["resamples"] is not None and figures is first:
+            drawn = {
+                name: [None if math.isnan(x) else float(x) for x in own] for name, own in figures.resamples.items()
+            }
+            write_json(options["resamples"], drawn)
+        if json_file != "-":
+            heading = [f"{path}:"] if several else []
+            print("\n".join([*heading, figures.printed(), *(notes or ()), *([""] if heading else [])]))
+        del model  # so that it is not in memory beside the next one
+    if (several or seeds) and json_file != "-":
+        print(comparison(records, differing))
+    (record, *others) = records.values()
+    write_summary({"test": name, "models": records, "differences": differing} if others else record, json_file)
     if failed:
         problem = f"{', '.join(failed)} could not be measured"
         raise UserError(problem, cure="; ".join(failed.values()))
-
-
-def _drawn(figures: Figures) -> dict[str, list[float | None]]:
-    """Return the resampled figures for JSON, in which a figure that cannot be computed is null. Raises UserError if the
-    evaluation has none."""
-    if not figures.resamples:
-        raise UserError("this evaluation resamples no figure", cure="leave `resamples` out")
-    return {
-        name: [None if math.isnan(value) else value for value in map(float, values)]
-        for name, values in figures.resamples.items()
-    }
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def test_gold_is_the_parallel_text(make, tmp_path: Path, capsys: pytest.CaptureF
     for name in ("de-en.test.de", "de-en.test.en", "de-en.test.gold"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     split = read_split(tmp_path / "one" / "de-en.test.gold")
-    found = {(split.source.sentences[s], split.target.sentences[t]) for s, t in split.gold.tolist()}
+    found = set(zip(*split.pairs.columns, strict=True))
     assert found <= set(pairs) and len(split.gold) == kept
-    rows = [pairs.index(pair) for pair in sorted(found, key=lambda pair: split.target.sentences.index(pair[1]))]
+    rows = [pairs.index(pair) for pair in sorted(found, key=lambda pair: split.target.columns[0].index(pair[1]))]
     assert rows != sorted(rows)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import sys
-import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
-from xrep.evaluation.evaluation import DimensionsOption, EncoderOptions, Evaluation, Figures, OverlapOption, table
-from xrep.evaluation.reading import NothingThere, existing_folder
+from xrep.evaluation.evaluation import (
+    DimensionsOption,
+    EncoderOptions,
+    Evaluation,
+    Examples,
+    Figures,
+    OverlapOption,
+    table,
+)
+from xrep.evaluation.reading import existing_folder
+from xrep.evaluation.runner import Test, run_tests
 from xrep.registry import EVALUATIONS
+from xrep.text.languages import canonical, refuse_pair
 
 
 class All(Evaluation):
@@ -44,76 +52,60 @@ class All(Evaluation):
 
     config: Config
 
-    def read(self) -> None:
-        self.tests = find_tests(existing_folder(self.config.data, "name a folder with data of tests"))
+    def read(self) -> list[Examples]:
+        config = self.config
+        self.found = find_tests(existing_folder(config.data, "name a folder with data of tests"))
+        for code in (config.langs or "").split(","):
+            refuse_pair(code.strip(), "langs")
+        if config.list_sentences is None:  # the languages are those of the encoder
+            return []
+        return [examples for test in self._tests(self._languages([])) for examples in test.read()]
 
-    def measure(self, encoder: Encoder) -> Figures:
-        results: dict[str, dict[str, Any]] = {}
-        failed: dict[str, str] = {}
-        resamples: dict[str, np.ndarray] = {}
-        left_out: dict[str, str] = {}
-        rows, overlaps, langs = [], [], self._languages(encoder)
-        for number, (label, (name, config)) in enumerate(self.tests.items(), start=1):
-            print(f"{number} of {len(self.tests)}: {label}", file=sys.stderr, flush=True)
-            try:
-                figures = self._figures(name, config, encoder, langs)
-                results[label] = figures.record(name, encoder, self.config)
-                if figures.has_all_examples:
-                    resamples |= {f"{label}: {figure}": drawn for figure, drawn in figures.resamples.items()}
-            except NothingThere as error:
-                left_out[label] = error.problem
-                continue
-            except (UserError, OSError) as error:
-                failed[label] = " ".join(str(error).split("\n"))
-                continue
-            except Exception as error:  # a bug in one test is no reason to lose the figures of the others
-                traceback.print_exc()
-                failed[label] = f"{type(error).__name__}: {error}"
-                continue
-            rows += [[label, figure, f"{value:.2f}"] for figure, value in figures.headline.items()] + [[]]
-            overlaps += [f"{label}: {figures.overlap.line}"] if figures.overlap else []
-        if not results and not failed:
+    def measure(self, model: Encoder) -> Figures:
+        languages = self._languages(model.languages)
+        tests = self._tests(languages)
+        results = run_tests(tests, lambda test: model)
+        langs = "all" if languages is None else ",".join(languages)
+        if not results.records and not results.failed:
             cure = "name others by `langs`, or all"
             raise UserError(f"no test has data in {langs}", path=self.config.data, cure=cure)
-        failures = [f"{label}: left out: {message}" for label, message in left_out.items()]
-        failures += [f"{label}: not measured: {message}" for label, message in failed.items()]
+        measured = results.figures.items()
+        rows = [[[label, figure, own.headline[figure]] for figure in own.headline] + [[]] for label, own in measured]
+        lines = [table(["test", "figure", "value"], [row for own in rows for row in own][:-1])]
+        lines += [f"{label}: {own.overlap.line}" for label, own in measured if own.overlap]
+        lines += [f"{label}: left out: {message}" for label, message in results.left_out.items()]
+        lines += [f"{label}: not measured: {message}" for label, message in results.failed.items()]
+        whole = [(label, own) for label, own in measured if own.has_all_examples]
         return Figures(
-            text="\n".join([table(["test", "figure", "value"], rows[:-1]), *overlaps, *failures]),
-            values={"results": results, "failed": failed, "left_out": left_out},
-            headline={
-                f"{label}: {figure}": value
-                for label, result in results.items()
-                for figure, value in result["headline"].items()
-            },
-            intervals={
-                f"{label}: {figure}": (low, high)
-                for label, result in results.items()
-                for figure, (low, high) in result["intervals"].items()
-            },
-            resamples=resamples,
-            settings={"data": self.config.data, "languages": langs},  # each result names its own files
-            failed=failed,
+            text="\n".join(lines),
+            values={"results": results.records, "failed": results.failed, "left_out": results.left_out},
+            headline={f"{label}: {figure}": own.headline[figure] for label, own in measured for figure in own.headline},
+            intervals={f"{label}: {name}": span for label, own in measured for name, span in own.intervals.items()},
+            resamples={f"{label}: {name}": drawn for label, own in whole for name, drawn in own.resamples.items()},
+            settings={**self.settings(), "data": self.config.data, "languages": langs},  # each result names its files
+            failed=results.failed,
         )
 
-    def _languages(self, encoder: Encoder) -> str:
-        """Return the languages to measure, separated by commas, or ``all``."""
+    def _languages(self, trained: Sequence[str]) -> list[str] | None:
+        """Return the languages to measure; None: all."""
         if self.config.langs is not None:
-            return self.config.langs
-        if len(encoder.languages) < 2:  # a single language says little about an encoder that reads several
-            return "all"
-        langs = ",".join(encoder.languages)
-        print(f"languages of the encoder's training text: {langs}", file=sys.stderr)
-        return langs
+            named = [code.strip() for code in self.config.langs.split(",") if code.strip()]
+            return None if "all" in named else [canonical(code) for code in named]
+        if len(trained) < 2:  # a single language says little about an encoder that reads several
+            return None
+        print(f"languages of the encoder's training text: {','.join(trained)}", file=sys.stderr)
+        return list(trained)
 
-    def _figures(self, name: str, config: Any, encoder: Encoder, langs: str) -> Figures:
-        shared = {key: value for key, value in vars(self.config).items() if key not in ("data", "langs")}
-        if langs != "all":
-            shared["langs"] = ",".join(f"{code.strip()}?" for code in langs.split(",") if code.strip())
-        own = {field.name for field in fields(config)}
-        config = replace(config, **{option: value for option, value in shared.items() if option in own})
-        evaluation = EVALUATIONS.load(name)(config)
-        _ = evaluation.tables
-        return evaluation.measure(encoder)
+    def _tests(self, languages: Sequence[str] | None) -> list[Test]:
+        """Return the tests that were found, with the options that they share with this one."""
+        tests = []
+        for label, (name, config) in self.found.items():
+            own = {field.name for field in fields(config)}
+            shared = {key: value for key, value in vars(self.config).items() if key in own - {"data", "langs"}}
+            has_languages = languages is not None and "langs" in own
+            config = replace(config, **shared, **({"langs": "all"} if has_languages else {}))
+            tests.append(Test(label, name, EVALUATIONS.load(name)(config), languages if has_languages else None))
+        return tests
 
 
 def find_tests(root: Path) -> dict[str, tuple[str, Any]]:
@@ -121,9 +113,9 @@ def find_tests(root: Path) -> dict[str, tuple[str, Any]]:
     ``Config``."""
     tests = {}
     for name in EVALUATIONS.names():
-        places = EVALUATIONS.load(name).find(root)
-        for place, config in places.items():
-            tests[name if len(places) == 1 else f"{name} {place.relative_to(root)}"] = name, config
+        paths = EVALUATIONS.load(name).find(root)
+        for path, config in paths.items():
+            tests[name if len(paths) == 1 else f"{name} {path.relative_to(root)}"] = name, config
     if not tests:
         raise UserError("no data of any test in it", path=root, cure="xrep-eval TEST --help says what each test reads")
     return tests

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +17,20 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
-from xrep.evaluation.evaluation import DimensionsOption, EncoderOptions, Evaluation, Figures, OverlapOption, table
-from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
-from xrep.evaluation.reading import NothingThere, existing_folder, folders_with
-from xrep.metrics.bootstrap import resampled_shares
+from xrep.evaluation.evaluation import (
+    DimensionsOption,
+    EncoderOptions,
+    Evaluation,
+    Examples,
+    Figures,
+    OverlapOption,
+    Result,
+    Score,
+    shares,
+    table,
+)
+from xrep.evaluation.overlap import Overlap, find_overlap
+from xrep.evaluation.reading import existing_folder, folders_with
 from xrep.metrics.mining import best_threshold, mining_scores
 from xrep.retrieval.margins import Candidates, check_neighbours, choose
 from xrep.retrieval.neighbours import neighbours
@@ -34,29 +44,33 @@ _LAYOUT = "the folder must hold files such as zh-en.training.zh, zh-en.training.
 
 
 @dataclass(frozen=True)
-class Side:
-    """The distinct sentences of one side, and the row of each id; ids with equal sentences share a row."""
-
-    language: str
-    sentences: list[str]
-    rows: dict[str, int]
-
-    @property
-    def occurs_once(self) -> np.ndarray:
-        """Whether a single id has each sentence, bool [N]."""
-        return np.bincount(list(self.rows.values()), minlength=len(self.sentences)) == 1
-
-
-@dataclass(frozen=True)
 class Split:
-    """One split of a language pair; ``gold``, int64 [G, 2], has the rows of source and target of each gold pair."""
+    """One split of a language pair.
+
+    Attributes:
+        source, target: The distinct sentences of each side, whose ``gold`` is the number of ids of each sentence.
+        gold: Rows of source and target of each gold pair, int64 [G, 2].
+    """
 
     pair: str
     name: str
-    source: Side
-    target: Side
+    source: Examples
+    target: Examples
     gold: np.ndarray
-    files: tuple[Path, Path, Path]
+
+    @property
+    def pairs(self) -> Examples:
+        """The gold pairs, with the files of both sides and the gold list."""
+        sides = self.source, self.target
+        columns = tuple(side.columns[0] for side in sides)
+        return Examples(
+            self.pair,
+            (self.source.languages[0], self.target.languages[0]),
+            tuple([column[row] for row in rows] for column, rows in zip(columns, self.gold.T, strict=True)),
+            self.gold,
+            (*self.source.files, *self.target.files),
+            self.name,
+        )
 
 
 class Bucc(Evaluation):
@@ -102,11 +116,11 @@ class Bucc(Evaluation):
 
     @classmethod
     def find(cls, folder: Path) -> dict[Path, Any]:
-        places = folders_with(folder, _GOLD.pattern).items()
-        single = {place: len({name.partition(".")[0] for name in names}) == len(names) for place, names in places}
-        return {place: cls.Config(data=str(place), oracle=is_single) for place, is_single in single.items()}
+        folders = folders_with(folder, _GOLD.pattern).items()
+        single = {path: len({name.partition(".")[0] for name in names}) == len(names) for path, names in folders}
+        return {path: cls.Config(data=str(path), oracle=is_single) for path, is_single in single.items()}
 
-    def read(self) -> None:
+    def read(self) -> list[Examples]:
         config = self.config
         if config.oracle and config.threshold is not None:
             raise UserError("`oracle` and `threshold`", cure="give one of them")
@@ -115,42 +129,42 @@ class Bucc(Evaluation):
             split, tuning = plan(gold, pair, config)
             merge = not config.drop_repeated
             self.tests.append((read_split(gold[split], merge), read_split(gold[tuning], merge) if tuning else None))
+        splits = [split for test in self.tests for split in test if split]
+        return [side for split in splits for side in (split.source, split.target)]
 
-    def measure(self, encoder: Encoder) -> Figures:
-        config, values, overlaps, outcomes = self.config, {}, [], []
+    def is_in(self, examples: Examples, languages: Collection[str]) -> bool:
+        return is_pair_of(examples.name.split(".")[0], languages)
+
+    def measure(self, model: Encoder) -> Figures:
+        self.check(model)
+        results, read = [], {examples.name for examples in self.tables}
         for whole, tuning in self.tests:
-            test, overlap = leave_out_overlap(whole, encoder.training_hashes, config.drop_overlap)
-            values[test.pair], counts = measure(encoder, test, tuning, config)
-            outcomes.append(np.stack((2 * counts[:, 0], counts[:, 1] + counts[:, 2]), axis=1))
-            overlaps.append(overlap)
-        mean = float(np.mean([own["f1"] for own in values.values()]))
-        label = f"mean F1{' (oracle)' if config.oracle else ''}"
+            if whole.source.name in read:
+                test, overlap = leave_out_overlap(whole, model.training_hashes, self.config.drop_overlap)
+                files = (*test.pairs.files, *(tuning.pairs.files if tuning else ()))
+                score = measure(model, test, tuning, self.config)
+                results.append(Result(replace(test.pairs, files=files), overlap, score))
+        return self.figures(results)
+
+    def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
+        return {f"mean F1{' (oracle)' if self.config.oracle else ''}": ("f1", list(results))}
+
+    def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
         columns = ("split", "precision", "recall", "f1", "extracted", "gold")
-        rows = [
-            [pair, *(own[column] for column in columns), f"{own['threshold']:.4f}", own["threshold_from"]]
-            for pair, own in values.items()
-        ]
         header = ["languages", "split", "precision", "recall", "F1", "extracted", "gold", "threshold", "found on"]
-        settings = ("margin", "neighbours", "retrieval", "one_to_one", "drop_repeated", "threshold", "oracle")
-        return Figures(
-            text=f"{table(header, rows)}\n{label}: {mean:.2f}",
-            values=values,
-            headline={label: mean},
-            resamples={label: resampled_shares(outcomes)},
-            settings={name: getattr(config, name) for name in settings},
-            files=[
-                file for splits in zip(*self.tests, strict=True) for split in splits if split for file in split.files
-            ],
-            overlap=total(overlaps),
-        )
+        rows = []
+        for pair, result in results.items():
+            own = result.values
+            rows.append([pair, *(own[key] for key in columns), f"{own['threshold']:.4f}", own["threshold_from"]])
+        ((label, _),), (mean,) = self.quoted(results).items(), averages.values()
+        return f"{table(header, rows)}\n{label}: {mean['f1']:.2f}"
 
 
 def select(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:
     """Find the gold files in a folder and its direct subfolders: language pair -> split -> file.
 
     Args:
-        pairs: ``all``, or language pairs such as ``de-en,zh-en``, or languages with question marks (``de?,en?``),
-            which stand for all pairs of two of them that are there.
+        pairs: ``all``, or language pairs such as ``de-en,zh-en``.
     """
     folder, known = existing_folder(folder, "name the folder of the BUCC files"), dict[str, dict[str, Path]]()
     for file in sorted([*folder.glob("*.gold"), *folder.glob("*/*.gold")]):
@@ -161,17 +175,17 @@ def select(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:
     if not known:
         raise UserError("no file {xx}-{yy}.{split}.gold in it", path=folder, cure=_LAYOUT)
     named = [name.strip() for name in pairs.split(",") if name.strip()]
-    some = {canonical(name.removesuffix("?")) for name in named if name.endswith("?")}
-    if some and len(some) == len(named):
-        named = [pair for pair in known if {*map(canonical, pair.split("-"))} <= some]
-        if not named:
-            raise NothingThere(f"no BUCC files of two of {' '.join(sorted(some))}", path=folder)
     wanted = list(dict.fromkeys(known if named == ["all"] else named))
     missing = [name for name in wanted if name not in known]
     if missing or not wanted:
         problem = f"no BUCC files of {' '.join(missing) or 'no pair'}"
         raise UserError(problem, path=folder, cure=f"it holds {' '.join(known)}")
     return {name: known[name] for name in wanted}
+
+
+def is_pair_of(pair: str, languages: Collection[str]) -> bool:
+    """Return whether both languages of a pair such as ``de-en`` are among some languages."""
+    return set(map(canonical, pair.split("-"))) <= set(languages)
 
 
 def plan(splits: Iterable[str], pair: str, config: Bucc.Config) -> tuple[str, str | None]:
@@ -202,27 +216,32 @@ def read_split(gold: Path, merge: bool = True) -> Split:
     for file in files:
         if not file.is_file():
             raise UserError("no such file", path=file, cure=f"{gold.name} needs the texts of both languages beside it")
-    source, target = (_read_side(file, match[place]) for place, file in enumerate(files, start=1))
+    (source, sources), (target, targets) = (
+        _read_side(file, code) for file, code in zip(files, match.groups()[:2], strict=True)
+    )
     pairs = dict[tuple[str, str], tuple[int, int]]()
     for number, (first, second) in _rows(gold, "id<TAB>id"):
-        for name, side, file in ((first, source, files[0]), (second, target, files[1])):
-            if name not in side.rows:
+        for name, ids, file in ((first, sources, files[0]), (second, targets, files[1])):
+            if name not in ids:
                 cure = f"{file.name} has no such id: take both files from one release"
                 raise UserError(f"unknown id {name!r}", path=gold, line=number, cure=cure)
-        pairs[first, second] = source.rows[first], target.rows[second]
+        pairs[first, second] = sources[first], targets[second]
     rows = np.array(list(pairs.values()))
     rows = np.unique(rows, axis=0) if merge else rows
-    return Split(f"{match[1]}-{match[2]}", match[3], source, target, rows, (*files, gold))
+    return Split(f"{match[1]}-{match[2]}", match[3], source, replace(target, files=(files[1], gold)), rows)
 
 
-def _read_side(file: Path, language: str) -> Side:
-    places: dict[str, int] = {}
+def _read_side(file: Path, language: str) -> tuple[Examples, dict[str, int]]:
+    """Return the distinct sentences of a file, and the row of each id; ids with equal sentences share a row."""
+    distinct: dict[str, int] = {}
     rows: dict[str, int] = {}
     for number, (name, sentence) in _rows(file, "id<TAB>sentence"):
         if name in rows:
             raise UserError(f"the id {name!r} occurs twice", path=file, line=number, cure="keep one of the lines")
-        rows[name] = places.setdefault(sentence, len(places))
-    return Side(canonical(language), list(places), rows)
+        rows[name] = distinct.setdefault(sentence, len(distinct))
+    return Examples(
+        file.name, (canonical(language),), (list(distinct),), np.bincount(list(rows.values())), (file,)
+    ), rows
 
 
 def _rows(file: Path, form: str) -> Iterable[tuple[int, tuple[str, str]]]:
@@ -242,28 +261,24 @@ def _rows(file: Path, form: str) -> Iterable[tuple[int, tuple[str, str]]]:
 
 def leave_out_overlap(split: Split, training_hashes: Path | None, drop: bool) -> tuple[Split, Overlap]:
     """Count the gold pairs with a side that is in the training data; with ``drop``, also remove their sentences."""
-    pairs = list(zip((split.source, split.target), split.gold.T, strict=True))
-    columns = [[side.sentences[row] for row in rows] for side, rows in pairs]
-    keep, overlap = find_overlap(training_hashes, *columns, drop=drop, name=split.pair)
+    keep, overlap = find_overlap(training_hashes, *split.pairs.columns, drop=drop, name=split.pair)
     if keep.all():
         return split, overlap
     sides, gold = [], []
-    for side, rows in pairs:
-        left = np.ones(len(side.sentences), dtype=bool)
+    for side, rows in zip((split.source, split.target), split.gold.T, strict=True):
+        left = np.ones(len(side), dtype=bool)
         left[rows[~keep]] = False
         left[rows[keep]] = True  # these sentences are also in a gold pair that stays
-        place = np.cumsum(left) - 1
-        ids = {name: int(place[row]) for name, row in side.rows.items() if left[row]}
-        sides.append(Side(side.language, chosen(left, side.sentences)[0], ids))
-        gold.append(place[rows[keep]])
+        sides.append(side.only(left))
+        gold.append((np.cumsum(left) - 1)[rows[keep]])
     return replace(split, source=sides[0], target=sides[1], gold=np.stack(gold, axis=1)), overlap
 
 
 def mine(encoder: Encoder, split: Split, config: Bucc.Config) -> tuple[Candidates, np.ndarray]:
     """Mine the candidate pairs of a split, best first, and return them with a mask of those that are gold, bool [P]."""
-    check_neighbours(config.neighbours, len(split.source.sentences), len(split.target.sentences))
+    check_neighbours(config.neighbours, len(split.source), len(split.target))
     x, y = (
-        encoder.encode(side.sentences, side.language, show_progress=sys.stderr.isatty())
+        encoder.encode(side.columns[0], side.languages[0], show_progress=sys.stderr.isatty())
         for side in (split.source, split.target)
     )
     if x.shape[1] != y.shape[1]:
@@ -272,24 +287,22 @@ def mine(encoder: Encoder, split: Split, config: Bucc.Config) -> tuple[Candidate
     nearest = neighbours(x, y, config.neighbours, config.neighbours)
     pairs = choose(*nearest, config.margin, config.retrieval, one_to_one=config.one_to_one)
     if config.drop_repeated:
-        pairs = pairs.take(split.source.occurs_once[pairs.source] & split.target.occurs_once[pairs.target])
+        assert split.source.gold is not None and split.target.gold is not None
+        pairs = pairs.take((split.source.gold[pairs.source] == 1) & (split.target.gold[pairs.target] == 1))
     gold = set(map(tuple, split.gold.tolist()))
     correct = [pair in gold for pair in zip(pairs.source.tolist(), pairs.target.tolist(), strict=True)]
     return pairs, np.array(correct, dtype=bool)
 
 
-def measure(
-    encoder: Encoder, measured: Split, tuning: Split | None, config: Bucc.Config
-) -> tuple[dict[str, Any], np.ndarray]:
+def measure(encoder: Encoder, measured: Split, tuning: Split | None, config: Bucc.Config) -> Score:
     """Measure precision, recall and F1 of one split.
 
     The threshold is the one that is given, or the best one of ``tuning`` or, without it, of the measured split itself
     (oracle). An oracle result should not be quoted for a system.
 
     Returns:
-        ``split``, the fields of ``MiningScores``, ``threshold``, and its origin ``threshold_from``: the name of a
-        split, ``given``, or ``oracle``. Also the numbers of correct, extracted and gold pairs of each source sentence,
-        int64 [N, 3].
+        The score, whose details are ``split``, the numbers of pairs, ``threshold``, and its origin ``threshold_from``:
+        the name of a split, ``given``, or ``oracle``.
     """
     pairs, correct = mine(encoder, measured, config)
     threshold, origin = config.threshold, "given"
@@ -302,7 +315,9 @@ def measure(
         origin = tuning.name if tuning else "oracle"
     taken = pairs.score.astype(np.float64) >= threshold
     scores = mining_scores(int(correct[taken].sum()), int(taken.sum()), len(measured.gold))
-    size, sources = len(measured.source.sentences), np.asarray(pairs.source)
+    size, sources = len(measured.source), np.asarray(pairs.source)
     rows = sources[taken & correct], sources[taken], measured.gold[:, 0]
-    counts = np.stack([np.bincount(own, minlength=size) for own in rows], axis=1)
-    return {"split": measured.name, **vars(scores), "threshold": threshold, "threshold_from": origin}, counts
+    right, extracted, gold = (np.bincount(own, minlength=size) for own in rows)  # of each source sentence
+    figures = {name: getattr(scores, name) for name in ("precision", "recall", "f1")}
+    details = {"split": measured.name, **vars(scores), "threshold": threshold, "threshold_from": origin}
+    return Score(figures, shares({"f1": np.stack((2 * right, extracted + gold), axis=1)}), details)

@@ -244,7 +244,7 @@ class Precomputed:
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
     ) -> np.ndarray:
         language = canonical(lang) if lang else ""
-        keys = [(language, _one_line(sentence)) for sentence in sentences]
+        keys = [(language, one_line(sentence)) for sentence in sentences]
         if missing := [sentence for key, sentence in zip(keys, sentences, strict=True) if key not in self._rows]:
             problem = f"no vector for {len(missing)} of {len(sentences)} sentences of {language or 'no language'}, "
             cure = "encode what `list_sentences` writes"
@@ -255,37 +255,6 @@ class Precomputed:
         return normalize_rows(vectors) if normalize else vectors
 
 
-class SentenceList:
-    """A substitute for an encoder that records the sentences an evaluation encodes, and returns arbitrary vectors."""
-
-    path: str = ""
-    training_hashes: Path | None = None
-
-    def __init__(self) -> None:
-        self.languages: list[str] = []
-        self._noted: dict[tuple[str, str], None] = {}
-
-    def __len__(self) -> int:
-        return len(self._noted)
-
-    def encode(
-        self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
-    ) -> np.ndarray:
-        language = canonical(lang) if lang else ""
-        self._noted.update(dict.fromkeys((language, _one_line(sentence)) for sentence in sentences))
-        digests = b"".join(hashlib.blake2b(sentence.encode(), digest_size=64).digest() for sentence in sentences)
-        vectors = np.frombuffer(digests, np.uint8).reshape(len(sentences), 64).astype(np.float32) - 127.5
-        return normalize_rows(vectors)
-
-    def fingerprint(self) -> str:
-        return ""
-
-    def write(self, path: str | Path) -> None:
-        """Write each recorded sentence once, as lines ``language<TAB>sentence``."""
-        with write_aside(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{language}\t{sentence}\n" for language, sentence in self._noted)
-
-
-def _one_line(sentence: str) -> str:
+def one_line(sentence: str) -> str:
     """Replace line ends by spaces: sentences of some data sets contain them, but ``sentences.tsv`` has one per line."""
     return sentence.replace("\r", " ").replace("\n", " ")

@@ -27,8 +27,6 @@ Drawing = Callable[[Picture], Sequence[str] | None]
 """Function that draws figures into a file. It may return lines to print below the text."""
 UNRECORDED = ("batch_tokens", "cache", "list_sentences", "dimensions", "plot")
 """Options that several evaluations share and on which the figures do not depend."""
-SHARED_SETTINGS = ("drop_overlap", "layer", "precision")
-"""Options that several evaluations share and on which the figures depend."""
 
 
 @dataclass(kw_only=True)
@@ -209,6 +207,10 @@ class Evaluation(ABC):
         """Return whether a table belongs to the languages that ``xrep-eval all`` measures."""
         return set(examples.languages) <= set(languages)
 
+    def narrow(self, languages: Sequence[str]) -> None:
+        """Leave out the tables that do not belong to some languages."""
+        self.tables = [examples for examples in self.tables if self.is_in(examples, languages)]
+
     def open(self, path: str) -> Any:
         """Open the model that ``measure`` takes; by default it is an ``Encoder``.
 
@@ -368,10 +370,8 @@ class Figures:
         spans = [f"{name}: 95% interval {low:.2f} to {high:.2f}" for name, (low, high) in self.intervals.items()]
         return "\n".join([self.text, *spans, *([self.overlap.line] if self.overlap else [])])
 
-    def record(self, test: str, model: Any, config: Any) -> dict[str, Any]:
-        """Return the record of a ``model`` and of the evaluation called ``test`` that is written as JSON. Its settings
-        include the options of ``config`` that several evaluations share."""
-        shared = {option: getattr(config, option) for option in SHARED_SETTINGS if hasattr(config, option)}
+    def record(self, test: str, model: Any) -> dict[str, Any]:
+        """Return the record of a ``model`` and of the evaluation called ``test`` that is written as JSON."""
         return {
             "test": test,
             "values": dict(self.values),
@@ -379,7 +379,7 @@ class Figures:
             "intervals": {name: list(span) for name, span in self.intervals.items()},
             "model": {"path": str(model.path), "fingerprint": model.fingerprint()},
             "data": {str(path): sha256_of(path) for path in self.files},
-            "settings": {**self.settings, **shared},
+            "settings": dict(self.settings),
             "version": xrep.__version__,
             "overlap": asdict(self.overlap) if self.overlap else None,
         }

@@ -1,14 +1,94 @@
-"""What ``xrep-eval`` and ``xrep-report`` say about several models: random weights, differences and their table."""
+"""The one loop over tests and models, and what is said of several models: random weights, differences, a table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
-from xrep.evaluation.evaluation import Figures, table
+from xrep.errors import UserError
+from xrep.evaluation.encoders import shortened, with_random_weights
+from xrep.evaluation.evaluation import Evaluation, Examples, Figures, table
 from xrep.metrics.bootstrap import interval, shown_difference
+
+
+@dataclass(frozen=True)
+class Test:
+    """A test that is one of several: its label among them, the name of its evaluation, and the languages to which its
+    tables are narrowed (None: all of them are measured)."""
+
+    __test__: ClassVar[bool] = False  # pytest must not collect this class as tests
+
+    label: str
+    name: str
+    evaluation: Evaluation
+    languages: Sequence[str] | None = None
+
+    def read(self) -> list[Examples]:
+        """Return the tables in the languages to measure."""
+        if self.languages is not None:
+            self.evaluation.narrow(self.languages)
+        return self.evaluation.tables
+
+
+@dataclass
+class Results:
+    """What came of several tests, by their labels: figures and records, and the reasons why others were not measured
+    (``failed``) or had nothing in the languages to measure (``left_out``)."""
+
+    figures: dict[str, Figures] = field(default_factory=dict)
+    records: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def run_tests(tests: Sequence[Test], open_model: Callable[[Test], Any]) -> Results:
+    """Read and measure tests one after the other. One that cannot be measured costs only that test."""
+    results = Results()
+    for number, test in enumerate(tests, start=1):
+        print(f"{number} of {len(tests)}: {test.label}", file=sys.stderr, flush=True)
+        try:
+            if not test.read() and test.languages is not None:
+                results.left_out[test.label] = f"no data in {' '.join(test.languages)}"
+                continue
+            figures, record = measure(test.name, test.evaluation, open_model(test))
+        except Exception as error:
+            if not isinstance(error, (UserError, OSError)):  # a bug
+                traceback.print_exc()
+                error = f"{type(error).__name__}: {error}"
+            results.failed[test.label] = " ".join(str(error).split())
+            continue
+        results.figures[test.label], results.records[test.label] = figures, record
+    return results
+
+
+def measure(name: str, evaluation: Evaluation, model: Any, seeds: int = 0) -> tuple[Figures, dict[str, Any]]:
+    """Measure a model, and its architecture with random weights of a number of seeds. Return figures and record."""
+    random = [evaluation.measure(with_random_weights(model, seed)) for seed in range(seeds)]
+    figures = evaluation.measure(model)
+    more = {"random_weights": random_record(random)} if random else {}
+    return figures, figures.record(name, model) | more
+
+
+def models(evaluation: Evaluation, paths: Sequence[str], dimensions: str | None = None) -> Iterator[Any]:
+    """Open models one after the other, so that one is in memory at a time, and yield each of them, and with
+    ``dimensions`` those of its shorter vectors.
+
+    Raises:
+        UserError: A model cannot be opened; that is found before the first one is yielded.
+    """
+    for path in paths[1:]:
+        shortened(evaluation.open(path), dimensions)
+    with tempfile.TemporaryDirectory() as folder:
+        if dimensions is not None and evaluation.config.cache is None:  # the vectors of all widths are computed once
+            evaluation.config.cache = folder
+        for path in paths:
+            yield from shortened(evaluation.open(path), dimensions)
 
 
 def random_record(seeds: Sequence[Figures]) -> dict[str, Any]:

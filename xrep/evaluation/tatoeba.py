@@ -7,7 +7,7 @@ of the other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -111,15 +111,16 @@ class Tatoeba(Evaluation):
         if config.remove_components and len(examples) <= config.remove_components:
             raise UserError(f"`remove_components` {config.remove_components}, but {pairs}", cure=cure)
 
-    def is_in(self, examples: Examples, languages: Collection[str]) -> bool:
-        return examples.name in languages
+    def narrow(self, languages: Sequence[str]) -> None:
+        tables = {examples.name: examples for examples in self.tables}
+        self.tables = [tables[language] for language in languages if language in tables]
 
     def score(self, model: Encoder, examples: Examples) -> Score:
         self._check_size(examples)
         sides = (model.encode(*side) for side in zip(examples.columns, examples.languages, strict=True))
         right = answers(*(without_components(side, self.config.remove_components) for side in sides), self.config)
         accuracy = accuracy_of(right)
-        figures = dict(zip(DIRECTIONS, (*accuracy, accuracy.mean), strict=True))
+        figures: dict[str, float] = dict(zip(DIRECTIONS, (*accuracy, accuracy.mean), strict=True))
         return Score(figures, lambda seed: _resamples(right, seed))
 
     def averages(self, results: Mapping[str, Result]) -> dict[str, list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation import bucc
-from xrep.evaluation.evaluation import Evaluation, Figures, OverlapOption, PrecisionOption, table
+from xrep.evaluation.evaluation import Evaluation, Examples, Figures, OverlapOption, PrecisionOption, table
 from xrep.evaluation.overlap import total
 from xrep.evaluation.reading import existing_folder
+from xrep.evaluation.runner import Test, run_tests
 from xrep.registry import EVALUATIONS
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -60,19 +61,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Models:
-    """The models of the tasks.
+    """The models of the tasks: what they are loaded from, and their digests, by task."""
 
-    Attributes:
-        path: What they were loaded from.
-        by_task: The model of each task: a classifier, or an encoder for retrieval.
-    """
+    runs: Mapping[str, str]
+    digests: Mapping[str, str]
 
-    path: str
-    by_task: Mapping[str, Any]
+    @property
+    def path(self) -> str:
+        return ", ".join(f"{task}={run}" for task, run in self.runs.items())
 
     def fingerprint(self) -> str:
-        """Return the digests of all models, in the order of the tasks."""
-        return " ".join(f"{task}:{model.fingerprint()}" for task, model in self.by_task.items())
+        return " ".join(f"{task}:{digest}" for task, digest in self.digests.items())
 
 
 class Xtreme(Evaluation):
@@ -113,83 +112,89 @@ class Xtreme(Evaluation):
 
     config: Config
 
-    def read(self) -> None:
+    def read(self) -> list[Examples]:
         root = existing_folder(self.config.data, "name a folder with a folder for each task")
-        self.runs = parse_runs(self.config.paths or "")
+        runs = parse_runs(self.config.paths or "")
         if self.config.retrieval is not None:
-            self.runs |= dict.fromkeys(RETRIEVAL, self.config.retrieval)
-        places = {task: _place(root, task) for group in GROUPS.values() for task in group}
-        self.evaluations: dict[str, Evaluation] = {}
-        for task, place in places.items():
-            if place is None or task not in self.runs:
+            runs |= dict.fromkeys(RETRIEVAL, self.config.retrieval)
+        self.runs, self.tests = dict[str, str](), list[Test]()
+        for task in (task for group in GROUPS.values() for task in group if task in runs):
+            folder = next((root / name for name in FOLDERS[task] if (root / name).is_dir()), None)
+            if folder is None:
                 continue
             kind: Any = EVALUATIONS.load(TESTS.get(task, task))
-            self.evaluations[task] = kind(kind.Config(**self._options(task, place)))
-            _ = self.evaluations[task].tables
-        if not self.evaluations:
+            languages = (*LANGUAGES[task], *(["en"] if task == "bucc" else []))
+            evaluation = kind(kind.Config(**self._options(task, folder)))
+            self.tests.append(Test(task, TESTS.get(task, task), evaluation, languages))
+            if not self.tests[-1].read():
+                problem = f"no data of {task} in a language of XTREME"
+                raise UserError(problem, path=folder, cure=f"its languages are {' '.join(languages)}")
+            self.runs[task] = runs[task]
+        if not self.tests:
             raise UserError("no task has both data and a run", path=root, cure="name runs with `paths`")
+        return []
 
-    def _options(self, task: str, place: Path) -> dict[str, Any]:
+    def _options(self, task: str, folder: Path) -> dict[str, Any]:
         config = self.config
-        langs = ",".join(f"{code}?" for code in (*LANGUAGES[task], *(["en"] if task == "bucc" else [])))
         shared = {name: getattr(config, name) for name in ("precision", "batch_tokens", "drop_overlap")}
-        options = {"data": str(place), "langs": langs, **shared, **OPTIONS.get(task, {})}
+        options = {"data": str(folder), **shared, **OPTIONS.get(task, {})}
         if task in RETRIEVAL:
             options["layer"] = config.layer
-        if task == "bucc" and all({"training", "sample"} <= own.keys() for own in bucc.select(langs, place).values()):
-            options["split"] = "training"
+        if task == "bucc":
+            known = bucc.select("all", folder)
+            pairs = [pair for pair in known if bucc.is_pair_of(pair, (*LANGUAGES[task], "en"))]
+            options["langs"] = ",".join(pairs or known)
+            if all({"training", "sample"} <= known[pair].keys() for pair in pairs):
+                options["split"] = "training"
         return options
 
     def open(self, path: str) -> Models:
-        """Open the models of all tasks; a run that serves several of them is loaded once."""
-        loaded: dict[str, Any] = {}
-        for task, evaluation in self.evaluations.items():
-            if self.runs[task] not in loaded:
-                loaded[self.runs[task]] = evaluation.open(self.runs[task])
-        by_task = {task: loaded[self.runs[task]] for task in self.evaluations}
-        return Models(", ".join(f"{task}={self.runs[task]}" for task in by_task), by_task)
+        """Open each model once, to find what is wrong before the first one is measured."""
+        digests = dict[str, str]()
+        for test in self.tests:
+            path = self.runs[test.label]
+            same = next((digests[task] for task in digests if self.runs[task] == path), None)
+            digests[test.label] = same or test.evaluation.open(path).fingerprint()
+        return Models(self.runs, digests)
 
-    def measure(self, encoder: Models) -> Figures:
-        results = {task: own.measure(encoder.by_task[task]) for task, own in self.evaluations.items()}
-        scored = {task: task_score(task, figures) for task, figures in results.items()}
+    def measure(self, model: Models) -> Figures:
+        opened = dict[str, Any]()  # the last model, which serves the next task, too, if it is of the same run
+
+        def open_model(test: Test) -> Any:
+            if (path := model.runs[test.label]) not in opened:
+                opened.clear()
+                opened[path] = test.evaluation.open(path)
+            return opened[path]
+
+        results = run_tests(self.tests, open_model)
+        scored = {task: task_score(task, figures) for task, figures in results.figures.items()}
         scores = {task: score for task, (score, _) in scored.items()}
         resamples = {task: drawn for task, (_, drawn) in scored.items()}
         rows = [
-            [task, group, f"{scores[task]:.1f}", _languages(task, results[task]), _overlap(results[task])]
+            [task, group, f"{scores[task]:.1f}", *_counts(task, results.figures[task])]
             for group, tasks in GROUPS.items()
             for task in tasks
             if task in scores
         ]
         headline = dict(scores)
-        missing = [task for tasks in GROUPS.values() for task in tasks if task not in scores]
-        if not missing:
+        missing = [task for tasks in GROUPS.values() for task in tasks if task not in self.runs]
+        if len(scores) == len(LANGUAGES):
             headline["average"] = float(np.mean(list(scores.values())))
             resamples["average"] = np.mean(list(resamples.values()), axis=0)
             rows += [[], ["average of 9", "", f"{headline['average']:.1f}"]]
         lines = [table(["task", "kind", "score", "languages", "overlap"], rows)]
         lines += [f"not measured, without data or a run: {', '.join(missing)}"] if missing else []
-        overlaps = {task: own.overlap for task, own in results.items() if own.overlap is not None}
+        lines += [f"{task}: not measured: {message}" for task, message in results.failed.items()]
+        overlaps = [own.overlap for own in results.figures.values() if own.overlap is not None]
         return Figures(
             text="\n".join(lines),
-            values={
-                "tasks": scores,
-                "average": headline.get("average"),
-                "results": {
-                    task: {
-                        "values": dict(own.values),
-                        "headline": dict(own.headline),
-                        "intervals": {name: list(span) for name, span in own.intervals.items()},
-                        "settings": dict(own.settings),
-                        "overlap": asdict(overlaps[task]),
-                    }
-                    for task, own in results.items()
-                },
-            },
+            values={"results": results.records, "failed": results.failed, "tasks": scores},
             headline=headline,
             resamples=resamples,
-            settings={"runs": {task: self.runs[task] for task in self.evaluations}},
-            files=[file for figures in results.values() for file in figures.files],
-            overlap=total(overlaps.values()),
+            settings={**self.settings(), "runs": self.runs},
+            files=[file for own in results.figures.values() for file in own.files],
+            overlap=total(overlaps) if overlaps else None,
+            failed=results.failed,
         )
 
 
@@ -204,14 +209,10 @@ def task_score(task: str, figures: Figures) -> tuple[float, np.ndarray]:
     return score, np.mean([figures.resamples[name] for name in names], axis=0)
 
 
-def _languages(task: str, figures: Figures) -> str:
-    own = figures.values.get("tables") or figures.values.get("languages") or figures.values
-    return f"{len(own)} of {len(LANGUAGES[task])}"
-
-
-def _overlap(figures: Figures) -> str:
-    own = figures.overlap
-    return "" if own is None else f"{'unknown' if own.found is None else own.found} of {own.total}"
+def _counts(task: str, figures: Figures) -> tuple[str, str]:
+    """Return how many of the languages, and of the examples in the training text, there are."""
+    languages, own = f"{len(figures.values['tables'])} of {len(LANGUAGES[task])}", figures.overlap
+    return languages, "" if own is None else f"{'unknown' if own.found is None else own.found} of {own.total}"
 
 
 def parse_runs(text: str) -> dict[str, str]:
@@ -227,7 +228,3 @@ def parse_runs(text: str) -> dict[str, str]:
             raise UserError(f"`paths` has {part!r}", cure=cure)
         runs |= dict.fromkeys(tasks, path)
     return runs
-
-
-def _place(root: Path, task: str) -> Path | None:
-    return next((root / name for name in FOLDERS[task] if (root / name).is_dir()), None)

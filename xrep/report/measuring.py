@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from xrep.errors import UserError
 from xrep.evaluation.alignment import Alignment
 from xrep.evaluation.all import find_tests
 from xrep.evaluation.encoders import open_encoder
-from xrep.evaluation.evaluation import Evaluation, Figures
+from xrep.evaluation.evaluation import Figures
 from xrep.evaluation.reading import existing_folder
-from xrep.evaluation.runner import differences
+from xrep.evaluation.runner import Results, Test, differences, run_tests
 from xrep.evaluation.scatter import Scatter
 from xrep.evaluation.tatoeba import available, read_pairs
 from xrep.models.directory import open_checkpoint
 from xrep.registry import EVALUATIONS
-from xrep.report.runs import Run, records_in
+from xrep.report.runs import Run
 
 CHECKPOINTS = "alignment of checkpoints"
 _LANGUAGES, _SENTENCES = 6, 12
@@ -38,45 +37,32 @@ def measure(runs: Sequence[Run], data: str, batch_tokens: int) -> tuple[dict[str
     Raises:
         UserError: There is no data of any test, or a run has no checkpoint that encodes sentences.
     """
-    tests = find_tests(existing_folder(data, "name a folder with data of tests"))
+    found = find_tests(existing_folder(data, "name a folder with data of tests"))
     for run in runs[1:]:  # what is wrong with an encoder is found before another one is measured
         open_encoder(run.path / "best", batch_tokens=batch_tokens)
     trained = open_checkpoint(runs[0].path / "best").text
-    for name, config in list(tests.values()):
+    for name, config in list(found.values()):
         if name == "tatoeba":
             languages = [*trained.source_languages, *trained.target_languages]
-            tests.update(_pictures(Path(config.data), languages))
-    results, failed, first = {label: {} for label in tests}, [], dict[str, Figures]()
+            found.update(_pictures(Path(config.data), languages))
+    tests = [Test(label, name, EVALUATIONS.load(name)(config)) for label, (name, config) in found.items()]
+    records, failed, first = dict[str, dict[str, Any]](), list[str](), dict[str, Figures]()
     for run in runs:
-        measured, problems = _measure(run, tests, batch_tokens)
-        failed += problems
-        for label, (figures, record) in measured.items():
-            if run is runs[0]:
-                first[label] = figures
-            elif label in first:
-                record["differences"] = differences(first[label], figures)
-            results[label][run.name] = record
-    return {label: own for label, own in results.items() if own}, failed
+        print(f"{run.name}:", file=sys.stderr)
+        results = _measure(run, tests, batch_tokens)
+        failed += [f"{run.name}: {label}: {message}" for label, message in results.failed.items()]
+        for label, record in results.records.items():
+            if run is not runs[0] and label in first:
+                record["differences"] = differences(first[label], results.figures[label])
+            records.setdefault(label, {})[run.name] = record
+        first = first or results.figures
+    return records, failed
 
 
-def _measure(
-    run: Run, tests: Mapping[str, tuple[str, Any]], batch_tokens: int
-) -> tuple[dict[str, tuple[Figures, dict[str, Any]]], list[str]]:
-    """Return the figures and the record of each test of a run, whose encoder is in memory only meanwhile, and a line
-    for each test that could not be measured."""
-    encoder, measured, failed = open_encoder(run.path / "best", batch_tokens=batch_tokens), {}, []
-    for label, (name, config) in tests.items():
-        print(f"{run.name}: {label}", file=sys.stderr, flush=True)
-        try:
-            evaluation: Evaluation = EVALUATIONS.load(name)(config)
-            _ = evaluation.tables
-            model = evaluation.open(str(run.path)) if label == CHECKPOINTS else encoder
-            figures = evaluation.measure(model)
-            ((_, record),) = records_in(figures.record(name, model, config))
-            measured[label] = figures, record
-        except (UserError, OSError) as error:
-            failed.append(f"{run.name}: {label}: {' '.join(str(error).split())}")
-    return measured, failed
+def _measure(run: Run, tests: Sequence[Test], batch_tokens: int) -> Results:
+    """Measure a run, whose encoder is in memory only meanwhile."""
+    encoder = open_encoder(run.path / "best", batch_tokens=batch_tokens)
+    return run_tests(tests, lambda test: test.evaluation.open(str(run.path)) if test.label == CHECKPOINTS else encoder)
 
 
 def _pictures(folder: Path, trained: Sequence[str]) -> Iterator[tuple[str, tuple[str, Any]]]:
