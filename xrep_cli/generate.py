@@ -140,17 +140,18 @@ def _state(summary: Summary, lines: int, empty: str = "", seconds: str = "") -> 
 
 
 def _score(options: argparse.Namespace, best: list[str]) -> dict[str, Any]:
-    """Compute and print BLEU, chrF and the line of multi-bleu.perl."""
+    """Compute and print BLEU, chrF, and BLEU as multi-bleu.perl computes it."""
     from xrep.metrics.translation import bleu, chrf, multi_bleu
     from xrep.text.readers import read_text
 
     references = [[line for _, line in read_text(file, options.target_lang)] for file in options.reference]
     _compare(options, len(best), [len(lines) for lines in references])
     scores, moses = (bleu(best, references), chrf(best, references)), multi_bleu(best, references)
-    for line in (*(score.text for score in scores), f"{moses} (multi-bleu.perl)"):
+    lines = [score.format(signature=signature) for score, signature in scores]
+    for line in (*lines, f"{moses} (multi-bleu.perl)"):
         print(line, file=sys.stderr if "-" in (options.output, options.json) else sys.stdout)
-    values = {score.name: {"score": score.value, "signature": score.signature} for score in scores}
-    return {"lines": len(best), **values, "multi-bleu.perl": {"score": moses.value, "text": str(moses)}}
+    values = {score.name: {"score": score.score, "signature": signature} for score, signature in scores}
+    return {"lines": len(best), **values, "multi-bleu.perl": {"score": moses.score, "text": str(moses)}}
 
 
 def _named(path: str) -> str:

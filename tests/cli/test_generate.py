@@ -52,11 +52,13 @@ def test_file_to_file_with_scores(translator: Path, source: Path, cli: Commands)
     expected = expected_of(translator, GERMAN, min_length=2, **asked)
     written = (cli.folder / "hyp.en").read_text(encoding="utf-8").splitlines()
     assert written == expected and len(set(expected)) > 10
-    lines = [bleu(expected, ENGLISH).text, chrf(expected, ENGLISH).text]
+    lines = [
+        score.format(signature=signature) for score, signature in (bleu(expected, ENGLISH), chrf(expected, ENGLISH))
+    ]
     assert done.out.splitlines() == [*lines, f"{multi_bleu(expected, ENGLISH)} (multi-bleu.perl)"]
     assert done.err.startswith("60 lines, ") and done.err.rstrip().endswith(" tokens a second")
     values = json.loads((cli.folder / "scores.json").read_text())
-    assert values["lines"] == 60 and values["BLEU"]["score"] == bleu(expected, ENGLISH).value
+    assert values["lines"] == 60 and values["BLEU"]["score"] == bleu(expected, ENGLISH)[0].score
     assert values["search"] == asdict(SearchOptions(max_length_b=8, min_length=2, **asked))
     assert done.wrote == {"hyp.en", "scores.json"}
 

@@ -28,7 +28,7 @@ def unit_of(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shape", [(40, 8), (8, 40), (12, 12)])
-@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("count", [1, 3])
 def test_components_are_those_of_a_singular_value_decomposition(shape: tuple[int, int], count: int) -> None:
     generator = np.random.default_rng(0)
     x = generator.normal(size=shape) + 2 * generator.normal(size=shape[1])  # not centred

@@ -22,9 +22,9 @@ YES = np.ones(3, bool)
     [
         (lambda: alignment_loss(X, X[:1]), "one shape"),  # numpy would repeat the single row
         (lambda: alignment_loss(X[:0], X[:0]), "at least 1"),
-        (lambda: alignment_loss(X, NAN), "not finite"),
+        (lambda: alignment_loss(X, NAN), "that are finite"),
         (lambda: uniformity_loss(X[:1]), "at least 2"),
-        (lambda: uniformity_loss(NAN), "not finite"),
+        (lambda: uniformity_loss(NAN), "that are finite"),
         (lambda: language_shares([X, X[:0]], 1), "without vectors"),
         (lambda: language_shares([X, X], 6), "6 neighbours of 6"),
         (lambda: language_shares([X, NAN], 1), "not finite"),

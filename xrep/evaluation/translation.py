@@ -177,10 +177,10 @@ class TranslationQuality(Evaluation):
         multi = multi_bleu(hypotheses, references, config.tokenize)
         return (
             {
-                "bleu": scores[0].value,
-                "chrf": scores[1].value,
-                "signatures": {score.name: score.signature for score in scores},
-                "multi_bleu": {**asdict(multi), "text": str(multi)},
+                "bleu": scores[0][0].score,
+                "chrf": scores[1][0].score,
+                "signatures": {score.name: signature for score, signature in scores},
+                "multi_bleu": {"value": multi.score, "text": str(multi)},
                 "sentences": len(hypotheses),
                 "zero_shot": languages[0] not in system.translator.text.source_languages,
                 "cut": len(read.cut),

@@ -19,9 +19,8 @@ ARTICLES = {
     "ar": r"\sال^|ال",
 }
 """Articles that MLQA leaves out, as regular expressions."""
-SEGMENTED = ("zh",)
-"""Languages in which each Chinese character counts as a word."""
 _IDEOGRAPH = re.compile("[\u4e00-\u9fa5]")
+"""A character that MLQA counts as a word in Chinese."""
 
 
 def normalise(answer: str, language: str, form: Normalisation = "mlqa") -> list[str]:
@@ -41,28 +40,24 @@ def normalise(answer: str, language: str, form: Normalisation = "mlqa") -> list[
     text = "".join(character for character in answer.lower() if not _is_punctuation(character, form))
     if language in ARTICLES:
         text = re.sub(ARTICLES[language], " ", text)
-    if language in SEGMENTED:
+    if language == "zh":
         text = _IDEOGRAPH.sub(lambda match: f" {match[0]} ", text)
     return text.split()
 
 
 def exact_match(prediction: str, gold: Sequence[str], language: str, form: Normalisation = "mlqa") -> float:
     """Return 1 if the prediction is one of the gold answers after normalisation, else 0."""
-    words = normalise(prediction, language, form)
-    return float(any(words == normalise(answer, language, form) for answer in gold))
+    return float(normalise(prediction, language, form) in [normalise(answer, language, form) for answer in gold])
 
 
 def f1(prediction: str, gold: Sequence[str], language: str, form: Normalisation = "mlqa") -> float:
     """Return the best F1 of the prediction's words with those of a gold answer, between 0 and 1."""
-    return max((_f1(normalise(prediction, language, form), normalise(a, language, form)) for a in gold), default=0.0)
-
-
-def _f1(words: list[str], gold: list[str]) -> float:
-    shared = sum((Counter(words) & Counter(gold)).values())
-    return 2 * shared / (len(words) + len(gold)) if shared else 0.0
+    words, scores = normalise(prediction, language, form), [0.0]
+    for wanted in (normalise(answer, language, form) for answer in gold):
+        shared = (Counter(words) & Counter(wanted)).total()
+        scores.append(2 * shared / max(len(words) + len(wanted), 1))
+    return max(scores)
 
 
 def _is_punctuation(character: str, form: Normalisation) -> bool:
-    if character in string.punctuation:
-        return True
-    return form == "mlqa" and unicodedata.category(character).startswith("P")
+    return character in string.punctuation or (form == "mlqa" and unicodedata.category(character).startswith("P"))

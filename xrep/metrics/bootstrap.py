@@ -19,12 +19,7 @@ def resampled_means(outcomes: np.ndarray, seed: int = 0, resamples: int = RESAMP
     The rows that are drawn depend on N and the seed alone. So the differences between the means of two systems, whose
     outcomes on the same examples are in the same order, are those of a paired bootstrap. This holds for ``resampled``,
     too.
-
-    Raises:
-        ValueError: There is no row.
     """
-    if not len(outcomes):
-        raise ValueError("nothing to draw from")
     generator, size, values = np.random.default_rng(seed), len(outcomes), outcomes.astype(np.float64)
     drawn = (np.bincount(generator.integers(0, size, size), minlength=size) for _ in range(resamples))
     return np.stack([counts @ values for counts in drawn]) / size
@@ -47,13 +42,7 @@ def resampled(
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the bounds of the middle 95% of resampled figures [R], of which those that are NaN are left out.
-
-    Raises:
-        ValueError: There is no figure.
-    """
-    if np.isnan(values).all():
-        raise ValueError("no figure")
+    """Return the bounds of the middle 95% of resampled figures [R], of which those that are NaN are left out."""
     low, high = np.nanpercentile(values, [(100 - COVERED) / 2, (100 + COVERED) / 2])
     return float(low), float(high)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 Entity = tuple[int, int, str]
 """First word, word behind the last one, and type."""
 
 
-@dataclass(frozen=True)
-class EntityScore:
+class EntityScore(NamedTuple):
     """Precision, recall and their harmonic mean, in percent, over all entities of all sentences."""
 
     precision: float
@@ -25,12 +24,12 @@ def entities_of(tags: Sequence[str]) -> list[Entity]:
     [(0, 2, 'PER'), (4, 5, 'LOC')]
     """
     entities = list[Entity]()
-    for place, tag in enumerate(tags):
+    for word, tag in enumerate(tags):
         prefix, _, kind = tag.partition("-")
         if prefix == "B":
-            entities.append((place, place + 1, kind))
-        elif prefix == "I" and entities and entities[-1][1:] == (place, kind):
-            entities[-1] = (entities[-1][0], place + 1, kind)
+            entities.append((word, word + 1, kind))
+        elif prefix == "I" and entities and entities[-1][1:] == (word, kind):
+            entities[-1] = (entities[-1][0], word + 1, kind)
     return entities
 
 
@@ -47,34 +46,28 @@ def lenient_entities(sentences: Sequence[Sequence[str]]) -> list[set[Entity]]:
     >>> lenient_entities([["I-LOC", "I-LOC", "O"], ["NOUN", "NOUN", "VERB"]])
     [{(0, 2, 'LOC')}, {(4, 6, 'OUN'), (6, 7, 'ERB')}]
     """
-    entities, begin, place, previous, previous_type = list[set[Entity]](), 0, 0, "O", ""
+    entities, begin, word, previous, previous_type = list[set[Entity]](), 0, 0, "O", ""
     for tags in sentences:
-        own = set[Entity]()
+        ending = set[Entity]()
         for tag in (*tags, "O"):
             prefix, kind = tag[0], tag[1:].split("-", maxsplit=1)[-1] or "_"
             changes = kind != previous_type
             if previous in "ES" or (previous in "BI" and prefix in "BSO") or (previous not in "O." and changes):
-                own.add((begin, place, previous_type))
+                ending.add((begin, word, previous_type))
             if prefix in "BS" or (previous in "OES" and prefix in "EI") or (prefix not in "O." and changes):
-                begin = place
-            previous, previous_type, place = prefix, kind, place + 1
-        entities.append(own)
+                begin = word
+            previous, previous_type, word = prefix, kind, word + 1
+        entities.append(ending)
     return entities
 
 
 def entity_score(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], *, lenient: bool = False
 ) -> EntityScore:
-    """Compare the entities of sentences; one is right if both ends and the type agree (micro-average).
-
-    Args:
-        lenient: Whether entities are those of ``lenient_entities``, and not those of ``entities_of``.
-
-    Raises:
-        ValueError: A sentence has another number of tags.
+    """Compare the entities of sentences, which are those of ``lenient_entities`` or those of ``entities_of``; one is
+    right if both ends and the type agree (micro-average). Another number of tags of a sentence is a ValueError.
     """
-    counts = entity_counts(gold, predicted, lenient=lenient)
-    right, expected, given = (sum(column) for column in zip((0, 0, 0), *counts, strict=True))
+    right, expected, given = map(sum, zip((0, 0, 0), *entity_counts(gold, predicted, lenient=lenient), strict=True))
     precision, recall = right / max(given, 1), right / max(expected, 1)
     f1 = 2 * precision * recall / (precision + recall) if right else 0.0
     return EntityScore(100 * precision, 100 * recall, 100 * f1)
@@ -84,14 +77,12 @@ def entity_counts(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], *, lenient: bool = False
 ) -> list[tuple[int, int, int]]:
     """Return the numbers of right, of expected and of given entities of each sentence; see ``entity_score``."""
-    for wanted, tags in zip(gold, predicted, strict=True):
-        if len(wanted) != len(tags):
-            raise ValueError(f"{len(tags)} tags for {len(wanted)} words")
-    if lenient:
-        sides = lenient_entities(gold), lenient_entities(predicted)
-    else:
-        sides = ([set(entities_of(tags)) for tags in side] for side in (gold, predicted))
-    return [(len(theirs & ours), len(theirs), len(ours)) for theirs, ours in zip(*sides, strict=True)]
+    for expected, given in zip(gold, predicted, strict=True):
+        if len(expected) != len(given):
+            raise ValueError(f"{len(given)} tags for {len(expected)} words")
+    find = lenient_entities if lenient else lambda side: [set(entities_of(tags)) for tags in side]
+    pairs = zip(find(gold), find(predicted), strict=True)
+    return [(len(expected & given), len(expected), len(given)) for expected, given in pairs]
 
 
 def is_entity_scheme(labels: Sequence[str]) -> bool:

@@ -16,14 +16,8 @@ def alignment_loss(x: np.ndarray, y: np.ndarray) -> float:
     """Return the mean squared distance of positive pairs on the unit sphere, E ‖x - y‖²; lower is better.
 
     Wang and Isola (2020), "Understanding Contrastive Representation Learning through Alignment and Uniformity on the
-    Hypersphere", equation 1 with α = 2.
-
-    Args:
-        x, y: [N, D] float; row i of ``x`` and row i of ``y`` are a pair. Rows are first normalised to length 1, in
-            float64.
-
-    Raises:
-        ValueError: The shapes differ, there is no pair, or a number is not finite.
+    Hypersphere", equation 1 with α = 2. Row i of ``x`` [N, D] and row i of ``y`` [N, D] are a pair; rows are first
+    normalised to length 1, in float64. Numbers that are not finite, and no pair, are a ValueError.
     """
     if x.shape != y.shape:
         raise ValueError(f"pairs need two arrays of one shape, got {x.shape} and {y.shape}")
@@ -31,16 +25,11 @@ def alignment_loss(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def uniformity_loss(vectors: np.ndarray) -> float:
-    """Return how unevenly vectors are spread over the unit sphere, log E exp(-2 ‖x - y‖²); lower is better.
+    """Return how unevenly vectors [N, D] are spread over the unit sphere, log E exp(-2 ‖x - y‖²); lower is better.
 
-    Wang and Isola (2020), equation 2 with t = 2, over all N (N - 1) / 2 pairs of different rows. The loss is 0 if all
-    vectors are equal, and about -4 (for large D) if they are spread evenly.
-
-    Args:
-        vectors: [N, D] float. Rows are first normalised to length 1, in float64.
-
-    Raises:
-        ValueError: There are fewer than 2 vectors, or a number that is not finite.
+    Wang and Isola (2020), equation 2 with t = 2, over all N (N - 1) / 2 pairs of different rows, which are first
+    normalised. The loss is 0 if all vectors are equal, and about -4 (for large D) if they are spread evenly. Numbers
+    that are not finite, and fewer than 2 vectors, are a ValueError.
     """
     unit = _unit(vectors, 2)
     squares, total = np.sum(unit**2, axis=1), 0.0
@@ -66,31 +55,24 @@ def language_shares(vectors: Sequence[np.ndarray], k: int) -> np.ndarray:
 
     Returns:
         float64 [L, L]: row i belongs to the queries in language i and sums to 1.
-
-    Raises:
-        ValueError: A language has no vectors, a number is not finite, or k is out of range.
     """
-    if not vectors or not all(len(own) for own in vectors):
-        raise ValueError("a language without vectors")
-    pool = np.concatenate(list(vectors))
-    language = np.repeat(np.arange(len(vectors)), [len(own) for own in vectors])
+    sizes, pool = [len(x) for x in vectors], np.concatenate(list(vectors))
+    if not all(sizes) or not np.isfinite(pool).all():
+        raise ValueError("a language without vectors, or vectors that are not finite")
     if not 1 <= k < len(pool):
         raise ValueError(f"{k} neighbours of {len(pool)} vectors")
-    if not np.isfinite(pool).all():
-        raise ValueError("vectors that are not finite")
+    language = np.repeat(np.arange(len(sizes)), sizes)
     index = neighbours(pool, pool, k + 1, 0)[0].index.numpy()
     others = index != np.arange(len(pool))[:, None]
     # If k + 1 others are as near as the sentence itself, the sentence may be missing. Then the last one is left out.
     others[others.all(axis=1), -1] = False
     nearest = language[index[others]].reshape(len(pool), k)
-    counts = [np.bincount(nearest[language == i].ravel(), minlength=len(vectors)) for i in range(len(vectors))]
+    counts = [np.bincount(nearest[language == i].ravel(), minlength=len(sizes)) for i in range(len(sizes))]
     return np.array([count / count.sum() for count in counts])
 
 
 def _unit(x: np.ndarray, least: int) -> np.ndarray:
     """Return the rows normalised to length 1, float64 [N, D]."""
-    if x.ndim != 2 or len(x) < least:
-        raise ValueError(f"at least {least} vectors are needed, got shape {x.shape}")
-    if not np.isfinite(x).all():
-        raise ValueError("vectors that are not finite")
+    if len(x) < least or not np.isfinite(x).all():
+        raise ValueError(f"needs at least {least} vectors that are finite, but these have the shape {x.shape}")
     return normalize_rows(x.astype(np.float64))

@@ -9,11 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class MiningScores:
-    """Scores of mined pairs, in percent.
-
-    ``precision`` is the share of the extracted pairs that are gold, ``recall`` is the share of the gold pairs that were
-    extracted, and ``f1`` is their harmonic mean. If nothing was extracted, all three are 0.
-    """
+    """Precision, recall and their harmonic mean, in percent (0 if nothing was extracted), and the numbers of pairs."""
 
     precision: float
     recall: float
@@ -24,11 +20,7 @@ class MiningScores:
 
 
 def mining_scores(correct: int, extracted: int, gold: int) -> MiningScores:
-    """Return precision, recall and F1.
-
-    Raises:
-        ValueError: There are no gold pairs, or more correct pairs than were extracted or are gold.
-    """
+    """Return the shares of the correct pairs in the extracted ones and in the gold ones, and their harmonic mean."""
     if gold < 1 or not 0 <= correct <= min(extracted, gold):
         raise ValueError(f"{correct} correct pairs of {extracted}, {gold} gold")
     precision = 100.0 * correct / extracted if extracted else 0.0
@@ -44,12 +36,9 @@ def best_threshold(scores: np.ndarray, correct: np.ndarray, gold: int) -> tuple[
     B). If several have the same F1, the highest threshold is returned.
 
     Args:
-        scores: [P] float, in any order.
+        scores: [P] float, in any order; at least one, and all finite.
         correct: bool [P], whether each pair is gold.
-        gold: Number of gold pairs, extracted or not.
-
-    Raises:
-        ValueError: There are no scores, a score is not finite, or there are no gold pairs.
+        gold: Number of gold pairs, extracted or not, at least 1.
     """
     if not len(scores) or scores.shape != correct.shape or not np.isfinite(scores).all() or gold < 1:
         raise ValueError(f"{len(scores)} finite scores of shape {correct.shape} and {gold} gold pairs")

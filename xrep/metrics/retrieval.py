@@ -29,21 +29,14 @@ def retrieval_accuracy(x: np.ndarray, y: np.ndarray) -> Accuracy:
     """Return the percentage of rows whose nearest neighbour on the other side is the row with the same index.
 
     This is the protocol of the Tatoeba test (Artetxe and Schwenk, 2019, arXiv:1812.10464, section 4.3), whose error
-    rate is 100 minus the accuracy. ``right_answers`` has the arguments and errors.
+    rate is 100 minus the accuracy. The arguments and errors are those of ``right_answers``.
     """
     return accuracy_of(right_answers(x, y))
 
 
 def right_answers(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return for which rows the nearest neighbour on the other side is the row with the same index: bool [2, N], of x
-    and of y.
-
-    Args:
-        x: [N, D] float, L2-normalised for the cosine; row i translates row i of ``y``.
-        y: [N, D] float.
-
-    Raises:
-        ValueError: The shapes differ or N is 0.
+    and of y, which are [N, D] float with rows of length 1 for the cosine; row i of one translates row i of the other.
     """
     if x.shape != y.shape:
         raise ValueError(f"aligned vectors must have one shape, got {x.shape} and {y.shape}")
@@ -56,13 +49,10 @@ def mean_cosine(x: np.ndarray) -> float:
 
     A value near 1 means that every sentence has the same vector: the encoder has collapsed. The computation is exact in
     O(N D), because the cosines of all pairs, including each row with itself, add up to the squared norm of the sum of
-    the unit vectors.
-
-    Raises:
-        ValueError: N is below 2.
+    the unit vectors. For fewer than 2 rows there is a ValueError.
     """
-    if len(x) < 2:
+    if (count := len(x)) < 2:
         raise ValueError("a mean over pairs needs at least 2 rows")
-    unit_ND, count = normalize_rows(x.astype(np.float64)), len(x)
+    unit_ND = normalize_rows(x.astype(np.float64))
     total = unit_ND.sum(axis=0)
     return float((total @ total - np.square(unit_ND).sum()) / (count * (count - 1)))

@@ -116,4 +116,4 @@ class TranslationValidator(Validator):
             return list(zip(hypotheses, task.references(batch), strict=True))
 
         hypotheses, references = zip(*chain.from_iterable(shared(pool.batches(), translate)), strict=True)
-        return bleu(list(hypotheses), list(references)).value
+        return bleu(hypotheses, references)[0].score
