@@ -9,8 +9,10 @@ import importlib.util
 import itertools
 import math
 import re
+import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,15 +27,18 @@ from xrep.text.languages import name
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.patheffects import AbstractPathEffect
 
 _ROWS_PER_COLUMN = 30
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c8c8c")
 """Colours that colour-blind readers can distinguish (Okabe and Ito), and grey."""
+_MARKERS, _HATCHES = "osD^vPX<>ph", ("", "////", "....")
+"""11 markers: 11 and the number of colours (8) have no common factor, so 88 languages get different combinations."""
 KINDS: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """The kinds of pictures by their suffix, and the metadata that would depend on the clock."""
 _STYLE = {
     "axes.axisbelow": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
     "axes.titlesize": 11,
     "figure.titlesize": 11,
     "grid.alpha": 0.5,
@@ -43,16 +48,11 @@ _STYLE = {
     "svg.hashsalt": "xrep",
 }
 """Settings of matplotlib for every plot."""
-_MARKERS = "osD^vPX<>ph"
-"""11 markers: 11 and the number of colours (8) have no common factor, so 88 languages get different combinations."""
-_HATCHES = ("", "////", "....")
+_FONTS = re.compile("Noto Sans|Noto Serif|Droid Sans|WenQuanYi|Unifont")
+"""Installed fonts in which matplotlib looks for the letters that its own font, DejaVu Sans, has not."""
 _STACKED = 16
 """Largest number of languages that can be distinguished in one stacked bar."""
 _LABELLED_SENTENCES, _LABELLED_TOKENS = 40, 120
-_FONT = "DejaVu Sans"
-"""This font is part of matplotlib, so it is always available."""
-_UNFIT_FONTS = re.compile(r"Last ?Resort|STIX|cm[a-z]+10|Math|Emoji|Color|Display|Symbol", re.IGNORECASE)
-"""Fonts that show boxes instead of letters, contain only symbols, or have glyphs that matplotlib cannot draw."""
 
 
 def check_matplotlib() -> None:
@@ -70,62 +70,57 @@ class Picture:
 
 
 @contextmanager
-def _picture(picture: Picture, width: float, height: float) -> Iterator[Figure]:
-    """Context manager that yields a figure of a size in inches, and writes it at the end."""
+def _picture(picture: Picture, width: float, height: float, note: str = "") -> Iterator[Figure]:
+    """Context manager that yields a figure of a size in inches, and writes it at the end, with a note and the model
+    below it."""
     check_matplotlib()
-    from matplotlib import rc_context
+    from matplotlib import font_manager, rc_context
     from matplotlib.figure import Figure
 
     kind = Path(picture.path).suffix.lower()
     kind = kind if kind in KINDS else ".png"  # of a pipe
-    with rc_context(_STYLE), write_aside(picture.path) as temporary:
+    fonts = ["DejaVu Sans", *sorted(filter(_FONTS.match, font_manager.get_font_names()))]
+    with rc_context({**_STYLE, "font.family": fonts}), write_aside(picture.path) as temporary:
         figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
         yield figure
-        if picture.model:
-            figure.supxlabel(picture.model, fontsize=7, color="#666666", parse_math=False)
-        figure.savefig(temporary, format=kind[1:], metadata=KINDS[kind])
+        below = "\n".join(filter(None, (note, picture.model)))
+        figure.supxlabel(below, fontsize=7.5, color="#444444", parse_math=False)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.filterwarnings("always", "Glyph .* missing from font")
+            figure.savefig(temporary, format=kind[1:], metadata=KINDS[kind])
+    if caught:
+        print("warning: the picture has boxes for letters that no font has; install Noto Sans fonts", file=sys.stderr)
 
 
 def plot_tatoeba(accuracies: Mapping[str, Accuracy], averages: Mapping[str, float], picture: Picture) -> None:
-    """Draw a bar for each direction of each language, best mean first.
+    """Draw a bar for each direction of each language, best mean first, and write the averages below.
 
     Up to 30 languages are drawn in one column, more in several columns of the same height.
-
-    Args:
-        averages: Averages, written below the bars.
     """
     languages = sorted(accuracies, key=lambda language: (-accuracies[language].mean, name(language)))
     columns = math.ceil(len(languages) / _ROWS_PER_COLUMN)
     rows = math.ceil(len(languages) / columns)
-    with _picture(picture, max(6.5, 3.6 * columns), 1.5 + 0.29 * rows) as figure:
+    note = "    ".join(f"{average}: {value:.2f}" for average, value in averages.items())
+    with _picture(picture, max(6.5, 3.6 * columns), 1.5 + 0.29 * rows, note) as figure:
         panels = figure.subplots(1, columns, squeeze=False)[0]
         for axes, start in zip(panels, range(0, len(languages), rows), strict=True):
-            _draw_accuracies(axes, accuracies, languages[start : start + rows])
-            axes.set_ylim(rows - 0.4, -0.6)
+            shown = languages[start : start + rows]
+            _name_bars(axes, shown, rows)
+            for offset, direction, label in ((-0.2, "forward", "xx → en"), (0.2, "backward", "en → xx")):
+                values = [getattr(accuracies[language], direction) for language in shown]
+                axes.barh(np.arange(len(shown)) + offset, values, height=0.4, label=label)
+            for row, text in enumerate(["mean", *(f"{accuracies[language].mean:.1f}" for language in shown)], -1):
+                axes.text(102, row, text, va="center", fontsize=7)
+            axes.xaxis.grid(True)
+        panels[0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
         figure.suptitle("Tatoeba: nearest neighbour is the translation (%)")
-        handles = panels[-1].containers
-        title = "    ".join(f"{average}: {value:.2f}" for average, value in averages.items())
-        style = {"title_fontsize": 8.5, "ncols": len(handles), "loc": "outside lower center"}
-        figure.legend(handles, [str(handle.get_label()) for handle in handles], title=title, **style)
 
 
-def _draw_accuracies(axes: Axes, accuracies: Mapping[str, Accuracy], languages: list[str]) -> None:
-    places = np.arange(len(languages))
-    forward, backward = zip(*(accuracies[language] for language in languages), strict=True)
-    axes.barh(places - 0.2, forward, height=0.4, color=_COLOURS[0], label="xx → en")
-    axes.barh(places + 0.2, backward, height=0.4, color=_COLOURS[1], label="en → xx")
-    axes.text(102, -0.75, "mean", fontsize=7, clip_on=False)
-    for place, language in enumerate(languages):
-        axes.text(102, place, f"{accuracies[language].mean:.1f}", va="center", fontsize=7, clip_on=False)
-    axes.xaxis.grid(True)
-    _name_bars(axes, languages)
-
-
-def _name_bars(axes: Axes, languages: Sequence[str]) -> None:
+def _name_bars(axes: Axes, languages: Sequence[str], rows: int) -> None:
+    axes.set_prop_cycle(color=_COLOURS)
     axes.set_yticks(range(len(languages)), [f"{name(language)} ({language})" for language in languages], fontsize=8)
-    axes.set_xlim(0, 100)
+    axes.set(xlim=(0, 100), ylim=(rows - 0.4, -0.6))
     axes.tick_params(axis="x", labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def plot_alignment(
@@ -138,25 +133,29 @@ def plot_alignment(
         pairs: Name of the pair set, for the title.
     """
     with _picture(picture, 6.4, 4.8) as figure:
-        axes = figure.subplots()
+        axes, points = figure.subplots(), list(zip(uniformity, alignment, strict=True))
         is_run = steps[0] is not None
         colours: dict[str, Any] = {"c": steps, "cmap": "cividis"} if is_run else {"color": _COLOURS[0]}
         drawn = axes.scatter(uniformity, alignment, **colours, s=45, edgecolors="black", linewidths=0.6, zorder=3)
         arrow = {"arrowstyle": "-|>", "color": "#606060", "linewidth": 1, "shrinkA": 4, "shrinkB": 4}
-        points = list(zip(uniformity, alignment, strict=True))
         for start, end in itertools.pairwise(points):
             axes.annotate("", end, start, arrowprops=arrow, zorder=2)
         if is_run:
-            label = {"textcoords": "offset points", "fontsize": 8, "zorder": 4, "path_effects": [_halo()]}
-            for i in sorted({0, len(points) - 1}):
-                axes.annotate(f"step {steps[i]}", points[i], (6, 6), **label)
             figure.colorbar(drawn, label="step")
+            for i in sorted({0, len(points) - 1}):
+                _label(axes, points[i], f"step {steps[i]}")
         axes.margins(0.12)
-        axes.set_xlabel("uniformity loss (lower is better)")
-        axes.set_ylabel("alignment loss (lower is better)")
+        axes.set(xlabel="uniformity loss (lower is better)", ylabel="alignment loss (lower is better)")
         axes.set_title(f"Alignment and uniformity on {pairs}", parse_math=False)
         axes.grid(True)
-        axes.spines[["top", "right"]].set_visible(False)
+
+
+def _label(axes: Axes, point: Sequence[float], text: str) -> None:
+    """Write beside a point, with a white edge so that the text can be read on lines."""
+    from matplotlib.patheffects import withStroke
+
+    options = {"path_effects": [withStroke(linewidth=2, foreground="white")], "parse_math": False, "fontsize": 7.5}
+    axes.annotate(text, point, (4, 4), textcoords="offset points", zorder=4, **options)
 
 
 def plot_language_bias(
@@ -177,28 +176,24 @@ def plot_language_bias(
             axes.set_title(f"{panel}: own language {matrix.diagonal().mean():.1f}% on average", fontsize=9.5)
         figure.suptitle(title)
         figure.supylabel("language of the query", fontsize=9)
-        style = {"loc": "outside right center", "handleheight": 1.2}
-        figure.legend(*panels[0].get_legend_handles_labels(), title="neighbours in", **style)
+        legend = panels[0].get_legend_handles_labels()
+        figure.legend(*legend, title="neighbours in", loc="outside right center", handleheight=1.2)
 
 
 def _draw_shares(axes: Axes, languages: Sequence[str], shares: np.ndarray) -> None:
-    own, places, left = shares.diagonal(), np.arange(len(languages)), np.zeros(len(languages))
+    own, rows = shares.diagonal(), np.arange(len(languages))
+    labels, columns = [f"{name(language)} ({language})" for language in languages], shares.T
+    begin = np.cumsum(shares, axis=1).diagonal() - own
     if len(languages) > _STACKED:
-        columns, begin = {"its own language": own, "other languages": 100 - own}, left
-    else:
-        columns = {f"{name(language)} ({language})": shares[:, j] for j, language in enumerate(languages)}
-        begin = np.cumsum(shares, axis=1).diagonal() - own
-    for j, (label, column) in enumerate(columns.items()):
-        style: dict[str, Any] = {"color": _COLOURS[j % len(_COLOURS)], "hatch": _HATCHES[j // len(_COLOURS)]}
-        axes.barh(places, column, left=left, height=0.8, linewidth=0.5, label=label, edgecolor="white", **style)
-        left = left + column
-    axes.barh(places, own, left=begin, height=0.8, fill=False, edgecolor="black", linewidth=1.4)
+        labels, columns, begin = ["its own language", "other languages"], np.stack([own, 100 - own]), 0 * own
+    _name_bars(axes, languages, len(languages))
+    for i, (label, share, end) in enumerate(zip(labels, columns, np.cumsum(columns, axis=0), strict=True)):
+        style: dict[str, Any] = {"hatch": _HATCHES[i // len(_COLOURS)], "edgecolor": "white", "linewidth": 0.5}
+        axes.barh(rows, share, left=end - share, height=0.8, label=label, **style)
+    outlined = axes.barh(rows, own, left=begin, height=0.8, fill=False, edgecolor="black", linewidth=1.4)
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
-    for place, (share, start) in enumerate(zip(own, begin, strict=True)):
-        axes.text(start + share / 2, place, f"{share:.0f}", ha="center", va="center", fontsize=7, bbox=box)
-    axes.set_ylim(len(languages) - 0.4, -0.6)
+    axes.bar_label(outlined, fmt="%.0f", label_type="center", fontsize=7, bbox=box)
     axes.set_xlabel("share of neighbours (%)", fontsize=9)
-    _name_bars(axes, languages)
 
 
 @dataclass(frozen=True)
@@ -223,14 +218,11 @@ class Points:
     sentences: list[dict[str, str]]
 
 
-def plot_points(drawn: Points, picture: Picture) -> list[str]:
+def plot_points(drawn: Points, picture: Picture) -> None:
     """Draw points for sentences, with lines between translations, or for tokens.
 
     If there are few points, they are labelled: sentences with their number, beside the English (or first) side, and
-    tokens with their text. A label that contains characters missing from every installed font is replaced by a number.
-
-    Returns:
-        The meaning of each number that replaces a label, one line each.
+    tokens with their text.
     """
     few, own = len(drawn.points) <= (_LABELLED_TOKENS if drawn.tokens else 500), np.array(drawn.languages)
     numbered = sorted({hub for hub, _ in drawn.links}) if len(drawn.sentences) <= _LABELLED_SENTENCES else []
@@ -245,48 +237,11 @@ def plot_points(drawn: Points, picture: Picture) -> list[str]:
         for i, language in enumerate(dict.fromkeys(drawn.languages)):
             looks = {"c": _COLOURS[i % len(_COLOURS)], "marker": _MARKERS[i % len(_MARKERS)], "zorder": 2, **style}
             axes.scatter(*drawn.points[own == language].T, label=f"{name(language)} ({language})", **looks)
-        undrawn = _write_labels(axes, drawn.points[labelled], [drawn.labels[i] for i in labelled])
+        for i in labelled:
+            _label(axes, drawn.points[i].tolist(), drawn.labels[i].strip())
         axes.set_title(f"{kind} ({'PCA' if drawn.method == 'pca' else 't-SNE'}{kept})")
         axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(True)
         axes.margins(0.06)
         axes.set_aspect("equal", adjustable="datalim")
         figure.legend(loc="outside right upper", fontsize=8.5, markerscale=1 if few else 2.5)
-    return undrawn
-
-
-def _halo() -> AbstractPathEffect:
-    from matplotlib.patheffects import withStroke
-
-    return withStroke(linewidth=2, foreground="white")
-
-
-def _write_labels(axes: Axes, points: np.ndarray, labels: Sequence[str]) -> list[str]:
-    families, missing = fonts_for("".join(labels))
-    undrawn: dict[str, str] = {}
-    for point, label in zip(points, labels, strict=True):
-        drawn = label.strip()
-        if missing & set(drawn):
-            drawn = undrawn.setdefault(drawn, f"({len(undrawn) + 1})")
-        options = {"fontfamily": families, "fontsize": 7.5, "path_effects": [_halo()], "parse_math": False}
-        axes.annotate(drawn, point, (3.5, 3.5), textcoords="offset points", zorder=4, **options)
-    return [f"label {number} stands for {label}, which no installed font has" for label, number in undrawn.items()]
-
-
-def fonts_for(text: str) -> tuple[list[str], set[str]]:
-    """Return installed font families that together cover the characters of a text, and the characters that none has."""
-    from matplotlib import font_manager
-    from matplotlib.ft2font import FT2Font
-
-    families = [_FONT]
-    missing = {c for c in text if not c.isspace()}
-    missing -= set(map(chr, FT2Font(font_manager.findfont(_FONT)).get_charmap()))
-    upright = (entry for entry in font_manager.fontManager.ttflist if entry.style == "normal")
-    regular = [e for e in upright if str(e.weight) in ("400", "normal", "regular") and not _UNFIT_FONTS.search(e.name)]
-    for entry in sorted(regular, key=lambda e: (not e.name.startswith("Noto Sans"), e.name)):
-        if not missing:
-            break
-        with suppress(OSError, RuntimeError):  # the font is damaged or was removed
-            if covered := missing & set(map(chr, FT2Font(entry.fname).get_charmap())):
-                families.append(entry.name)
-                missing -= covered
-    return families, missing

@@ -90,7 +90,7 @@ class Scatter(Evaluation):
             },
             settings={name: getattr(config, name) for name in ("method", "tokens", "sentences", "seed")},
             files=self.files,
-            plot=lambda picture: [*plot_points(drawn, picture), f"picture: {picture.path}"],
+            plot=lambda picture: plot_points(drawn, picture),
         )
 
 
