@@ -57,8 +57,8 @@ def test_it_is_what_training_found_on_the_dev_split(place: Path, measure: Measur
     best = json.loads((place / "run" / "summary.json").read_text())["best"]
     found = measure("nli", "--path", place / "run/best", "--data", place / "xnli", "--langs", "en", "--split", "dev")
     assert best["metric"] == "accuracy" and best["value"] > 40
-    assert found["values"]["mean"] == pytest.approx(best["value"])
-    assert found["values"]["languages"]["en"]["pairs"] == 90
+    assert found["headline"]["mean of 1"] == pytest.approx(best["value"])
+    assert found["values"]["tables"]["en"]["examples"] == 90
     assert found["overlap"]["found"] > 0 and found["overlap"]["total"] == 90  # sentences share a few words
     assert list(found["data"]) == [str(place / "xnli" / "dev-en.tsv")]
 
@@ -69,7 +69,7 @@ def test_classifiers_of_several_parts(place: Path, data_directory: Path, cli: Co
     given = "--config parts.yaml --max-steps=25 --device=cpu --no-tensorboard --save-dir=run".split()
     assert cli("train", *given, *small).code == 0
     given = ["--path", "run/best", "--data", place / "xnli", "--langs", "en", "--split", "dev"]
-    found = [measure("nli", *given, "--part", part)["values"]["mean"] for part in ("nli", "other")]
+    found = [measure("nli", *given, "--part", part)["headline"]["mean of 1"] for part in ("nli", "other")]
     best = json.loads((cli.folder / "run" / "summary.json").read_text())["best"]
     assert sum(found) / 2 == pytest.approx(best["value"]) and found[0] != found[1]
 
@@ -77,6 +77,6 @@ def test_classifiers_of_several_parts(place: Path, data_directory: Path, cli: Co
 @pytest.mark.nightly
 def test_published_xnli(place: Path, measure: Measure) -> None:
     given = ["--path", place / "run/best", "--data", published("nli") / "xnli", "--langs", "de,sw"]
-    values = measure("nli", *given)["values"]
-    assert [values["languages"][code]["pairs"] for code in ("de", "sw")] == [5010, 5010]
-    assert 20 < values["mean"] < 60
+    found = measure("nli", *given)
+    assert [own["examples"] for own in found["values"]["tables"].values()] == [5010, 5010]
+    assert 20 < found["headline"]["mean of 2"] < 60

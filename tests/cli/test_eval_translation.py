@@ -58,22 +58,21 @@ def test_scores_of_each_language(data: Path, given: list[object], cli: Commands)
     options = "--langs deu,es --beam 2 --json out.json --save-translations hypotheses".split()
     printed = cli("eval", "translation", *given, *options).out
     result = json.loads((cli.folder / "out.json").read_text())
-    translator, languages = Translator.load(data / "run" / "best"), result["values"]["languages"]
+    translator, languages = Translator.load(data / "run" / "best"), result["values"]["tables"]
     for language, lines in (("de", GERMAN), ("es", SPANISH)):
         found = [several[0].text for several in translator.translate(lines, options=SearchOptions(beam=2))]
         written = (cli.folder / "hypotheses" / f"{language}-en.en").read_text(encoding="utf-8").split("\n")
         assert written == [*found, ""]
-        own = languages[language]
+        own = languages[f"{language}-en"]
         assert own["bleu"] == pytest.approx(BLEU(force=True).corpus_score(found, [ENGLISH]).score)
         assert own["chrf"] == pytest.approx(CHRF().corpus_score(found, [ENGLISH]).score)
-        assert own["sentences"] == len(TEST) and own["zero_shot"] == (language == "es")
+        assert own["examples"] == len(TEST) and own["zero_shot"] == (language == "es")
         assert "tok:13a" in own["signatures"]["BLEU"] and f"BLEU|{own['signatures']['BLEU']}" in printed
     assert found[-1] == "" and own["overlap"]["found"] == 10  # named by its references
     scores = {language: own["bleu"] for language, own in languages.items()}
-    assert scores["de"] > scores["es"] and scores["de"] > 1
-    assert result["values"]["mean"]["bleu"] == pytest.approx(sum(scores.values()) / 2)
-    assert result["headline"]["BLEU de-en"] == scores["de"]
-    assert result["settings"]["languages"] == ["de-en", "es-en"] and result["settings"]["beam"] == 2
+    assert scores["de-en"] > scores["es-en"] and scores["de-en"] > 1
+    assert result["values"]["averages"]["mean of 2"]["bleu"] == pytest.approx(sum(scores.values()) / 2)
+    assert result["headline"]["BLEU de-en"] == scores["de-en"] and result["settings"]["beam"] == 2
     assert [Path(file).name for file in result["data"]] == ["set.de", "set.en", "set.es"]
     assert "German (de)" in printed and "Spanish (es), zero-shot" in printed and "mean of 2" in printed
     assert "overlap: 20 of 80 test examples" in printed and "into English (en)" in printed
@@ -96,8 +95,8 @@ def test_tokenised_text_is_scored_as_moses_does(
     expected = multi_bleu([several[0].text for several in found], ENGLISH[:30])
     assert f"multi-bleu de-en: {expected}\n" in printed and "tok:none" in printed
     assert "overlap: 10 of 40 test examples were in the training text, left out" in printed
-    own = measure(*line)["values"]["languages"]["de"]
-    assert own["multi_bleu"]["text"] == str(expected) and own["sentences"] == 30
+    own = measure(*line)["values"]["tables"]["de-en"]
+    assert own["multi_bleu"]["text"] == str(expected) and own["examples"] == 30
     assert own["multi_bleu"]["value"] == expected.score
 
 
@@ -106,7 +105,7 @@ def test_averaged_checkpoints_and_all_languages(
 ) -> None:
     assert cli("export", "--path", data / "run", *"--average 2 --format xrep --output mean".split()).code == 0
     found = measure("translation", "--path", "mean", *given[2:])
-    assert list(found["values"]["languages"]) == ["de", "es"]  # the target is not a source
+    assert list(found["values"]["tables"]) == ["de-en", "es-en"]  # the target is not a source
     assert found["overlap"]["found"] == 20  # the hashes were copied
 
 

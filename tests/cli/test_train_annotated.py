@@ -39,7 +39,7 @@ def predicted(cli: Commands, path: str, text: str, *more: str) -> list[str]:
 def test_labels_of_sentences(cli: Commands, measure: Measure, tmp_path: Path) -> None:
     data = write_labels(tmp_path / "data")
     best = train(cli, data, "classification")
-    assert measure("amazon", "--path", best, "--data", data)["values"]["languages"]["de"]["accuracy"] > 95
+    assert measure("amazon", "--path", best, "--data", data)["values"]["tables"]["de"]["accuracy"] > 95
     text = "der Koch schläft bei Kiel im Haus\n\ndie Ärztin singt bei Anna im Zug\n"
     first, _, last = predicted(cli, best, text)
     assert first.split("\t")[0] == "asleep" and last.split("\t")[0] == "awake" and float(last.split("\t")[1]) > 0.5
@@ -52,7 +52,7 @@ def test_labels_of_pairs_and_their_export(cli: Commands, measure: Measure, tmp_p
     best = train(cli, data, "classification", "--max-steps 300 --vocab-size 35")
     given = ["--path", best, "--data", data]
     # 75 without the second sentence
-    assert measure("xnli", *given)["values"]["languages"]["de"]["accuracy"] > 90
+    assert measure("xnli", *given)["values"]["tables"]["de"]["accuracy"] > 90
     assert cli("export", "--path", best, "--format", "hf", "--output", "hf").code == 0
     text = "".join(f"{line.rpartition(chr(9))[0]}\n" for line in (data / "test-de.tsv").read_text("utf-8").splitlines())
     assert predicted(cli, "hf", text) == predicted(cli, best, text)
@@ -60,7 +60,7 @@ def test_labels_of_pairs_and_their_export(cli: Commands, measure: Measure, tmp_p
         pytest.skip("torch has no exact int8 product for this processor")
     expected = predicted(cli, best, text, "--precision", "int8")
     assert expected != predicted(cli, best, text)
-    assert measure("xnli", *given, "--precision", "int8")["values"]["languages"]["de"]["accuracy"] > 90
+    assert measure("xnli", *given, "--precision", "int8")["values"]["tables"]["de"]["accuracy"] > 90
     assert cli("export", "--path", best, "--format", "int8", "--output", "int8").code == 0
     tensors = read_tensors(tmp_path / "int8" / "model.safetensors")
     matrices = {name for name, tensor in tensors.items() if tensor.dim() > 1 and tensor.is_floating_point()}
@@ -71,7 +71,7 @@ def test_labels_of_pairs_and_their_export(cli: Commands, measure: Measure, tmp_p
 def test_tags_of_words(cli: Commands, measure: Measure, tmp_path: Path) -> None:
     data = write_tags(tmp_path / "data")
     best = train(cli, data, "tagging")
-    figures = measure("ner", "--path", best, "--data", data)["values"]["languages"]["de"]
+    figures = measure("ner", "--path", best, "--data", data)["values"]["tables"]["de"]
     assert figures["f1"] > 95 and set(figures) >= {"precision", "recall", "examples", "overlap"}
     assert predicted(cli, best, "mein Onkel singt bei Otto im Zug\n") == ["O O O O B-PER O O"]
 
@@ -79,6 +79,6 @@ def test_tags_of_words(cli: Commands, measure: Measure, tmp_path: Path) -> None:
 def test_answers_to_questions(cli: Commands, measure: Measure, tmp_path: Path) -> None:
     data = write_questions(tmp_path / "data")
     best = train(cli, data, "question_answering", "--max-steps 300")
-    figures = measure("qa", "--path", best, "--data", data)["values"]["languages"]["de"]
+    figures = measure("qa", "--path", best, "--data", data)["values"]["tables"]["de"]
     assert figures["exact_match"] > 80 and figures["f1"] >= figures["exact_match"]
     assert predicted(cli, best, "bei wem?\tder Koch lacht bei Bonn im Garten.\n") == ["Bonn\t19"]

@@ -128,7 +128,7 @@ def classifier(monkeypatch: pytest.MonkeyPatch) -> Nli:
     """The classifier of inference that ``xrep-eval nli`` finds beside an ``NgramEncoder``."""
     torch.manual_seed(1)
     made = Nli(Nli.Config(scale_vectors=False), SimpleNamespace(output_size=1024), None).eval()
-    monkeypatch.setattr(nli, "load_classifier", lambda encoder, part: made)
+    monkeypatch.setattr(nli, "nli_head", lambda encoder, part: made)
     return made
 
 

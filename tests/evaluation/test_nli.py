@@ -12,7 +12,7 @@ from tests.support.nli_data import Row, nli_rows, write, write_columns
 from xrep.criteria.nli import Nli
 from xrep.errors import UserError
 from xrep.evaluation import nli
-from xrep.text.nli_readers import LABELS, discover_nli_test
+from xrep.text.nli_readers import LABELS
 
 GERMAN, ENGLISH = nli_rows(10, "de", seed=3), nli_rows(10, seed=3)
 
@@ -36,48 +36,45 @@ def by_hand(classifier: Nli, encoder: NgramEncoder, rows: list[Row], languages: 
     return 100 * float(np.mean(right))
 
 
-def read(folder: Path, languages: str = "all", premises: str | None = None) -> list[nli.NliTest]:
-    return nli.read_tests(discover_nli_test(folder, "test", "en"), languages, premises)
-
-
 def test_every_language_is_measured(folder: Path, classifier: Nli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nli, "CHUNK", 7)
     encoder = NgramEncoder(known=["de", "en"])
     german, english = (by_hand(classifier, encoder, own, (x, x)) for x, own in (("de", GERMAN), ("en", ENGLISH)))
-    results = nli.accuracies(encoder, classifier, read(folder))[0]
-    assert {name: result.accuracy for name, result in results.items()} == pytest.approx({"de": german, "en": english})
     assert german != english
     figures = measured(nli.NliAccuracy, encoder, data=str(folder))
-    mean = figures.values["mean"]
-    assert mean == pytest.approx((german + english) / 2) and figures.headline == {"mean of 2": mean}
+    accuracies = {language: own["accuracy"] for language, own in figures.values["tables"].items()}
+    assert accuracies == pytest.approx({"de": german, "en": english})
+    mean = figures.headline["mean of 2"]
+    assert mean == pytest.approx((german + english) / 2)
     drawn = figures.resamples["mean of 2"]
     assert drawn.mean() == pytest.approx(mean, abs=1) and drawn.std() > 1
     lines = figures.text.splitlines()
     assert lines[2].split() == ["German", "(de)", "30", f"{german:.2f}"]
     assert lines[-1].split() == ["mean", "of", "2", "60", f"{mean:.2f}"]
     with pytest.raises(UserError, match="cannot encode en"):
-        nli.accuracies(NgramEncoder(known=["de"]), classifier, read(folder))
+        measured(nli.NliAccuracy, NgramEncoder(known=["de"]), data=str(folder))
 
 
 def test_premises_of_another_language(folder: Path, classifier: Nli) -> None:
     encoder = NgramEncoder(known=["de", "en"])
-    results = nli.accuracies(encoder, classifier, read(folder, "all", "eng"))[0]
     crossed = [(one[0], *other[1:]) for one, other in zip(ENGLISH, GERMAN, strict=True)]
-    assert list(results) == ["en-de", "en"]
-    assert results["en-de"].accuracy == pytest.approx(by_hand(classifier, encoder, crossed, ("en", "de")))
+    figures = measured(nli.NliAccuracy, encoder, data=str(folder), premise_lang="eng")
+    assert list(figures.values["tables"]) == ["en-de", "en"] and "English, German (en-de)" in figures.text
+    expected = by_hand(classifier, encoder, crossed, ("en", "de"))
+    assert figures.values["tables"]["en-de"]["accuracy"] == pytest.approx(expected)
     for premise_lang, names in ((None, ["test-de.tsv"]), ("en", ["test-de.tsv", "test-en.tsv"])):
         figures = measured(nli.NliAccuracy, encoder, data=str(folder), langs="deu", premise_lang=premise_lang)
         assert sorted(file.name for file in figures.files) == names
     write_columns(folder / "test-en.tsv", ENGLISH[::-1])
     with pytest.raises(UserError, match="the examples in de do not translate those in en one by one; measure without"):
-        read(folder, "de", "en")
+        measured(nli.NliAccuracy, encoder, data=str(folder), langs="de", premise_lang="en")
 
 
 def test_rows_that_name_their_language(tmp_path: Path) -> None:
     texts = (("sw", ENGLISH), ("de", GERMAN))
     rows = [f"{label}\t{lang}\t{one}\t{two}" for lang, own in texts for one, two, label in own]
     file = write(tmp_path / "xnli.test.tsv", ["gold_label\tlanguage\tsentence1\tsentence2", *rows])
-    crossed, _ = read(file, "all", "sw")
-    assert crossed.name == "sw-de" and crossed.premises == [row[0] for row in ENGLISH]
-    assert crossed.hypotheses == [row[1] for row in GERMAN]
-    assert [LABELS[label] for label in crossed.labels] == [row[2] for row in GERMAN]
+    crossed, _ = nli.NliAccuracy(nli.NliAccuracy.Config(data=str(file), premise_lang="sw")).tables
+    assert crossed.name == "sw-de" and crossed.languages == ("sw", "de")
+    assert crossed.columns == ([row[0] for row in ENGLISH], [row[1] for row in GERMAN])
+    assert [LABELS[label] for label in crossed.gold] == [row[2] for row in GERMAN]

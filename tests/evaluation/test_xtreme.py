@@ -217,5 +217,5 @@ def test_all_nine_tasks(tmp_path: Path, shared_encoder: Path, cli: Commands) -> 
         assert headline == pytest.approx({f"{name}, mean of 1": own, "xtreme f1, mean of 1": lenient})
         assert own != pytest.approx(lenient)
         assert f"{own:.2f}" in table and "xtreme f1" in table and f"{lenient:.2f}" in table
-    answers = values["results"]["mlqa"]["values"]["languages"]["de"]
+    answers = values["results"]["mlqa"]["values"]["tables"]["de"]
     assert scores["mlqa"] == pytest.approx((answers["f1"] + answers["exact_match"]) / 2)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.evaluation import Evaluation, Figures, OverlapOption, PrecisionOption, progress, table
-from xrep.evaluation.overlap import find_overlap, total
+from xrep.evaluation.evaluation import Evaluation, Examples, OverlapOption, PrecisionOption, Result, Score, shares
 from xrep.evaluation.reading import choose_languages
+from xrep.inference import scoring
 from xrep.inference.classifier import SentenceClassifier
-from xrep.inference.scoring import Scores, score
-from xrep.metrics.bootstrap import resampled_shares
 from xrep.tasks.annotated import AnnotatedTask, ClassificationTask, QuestionAnsweringTask, TaggingTask
 from xrep.text.annotated import of_split
 from xrep.text.languages import name
@@ -50,7 +48,8 @@ class AnnotatedEvaluation(Evaluation):
         batch_tokens: int = 4096
         """Number of subwords that go through the encoder at once."""
 
-    def read(self) -> None:
+    def read(self) -> list[Examples]:
+        """Return a table for each language, whose ``gold`` are the annotated examples."""
         config = self.config
         files = self.task.discover(config.data, config.language)
         chosen = files if Path(config.data).is_file() else of_split(files, SPLITS[config.split])
@@ -59,67 +58,49 @@ class AnnotatedEvaluation(Evaluation):
             problem = f"no {config.split} split in it"
             raise UserError(problem, path=config.data, cure=f"set `split`; there are files of {', '.join(there)}")
         self.counts = Counter[str]()
-        tests: dict[str, list[Any]] = {}
-        languages_in: dict[Path, set[str]] = {}
+        found: dict[str, list[tuple[Any, Path]]] = {}
         for file in chosen:
             for example in self.task.read(file, self.counts):
-                tests.setdefault(example.language, []).append(example)
-                languages_in.setdefault(file.path, set()).add(example.language)
-        if not tests:
+                found.setdefault(example.language, []).append((example, file.path))
+        if not found:
             raise UserError("no annotated example in it", path=config.data, cure="measure on a split with labels")
-        wanted = choose_languages(config.langs, sorted(tests), "test of", config.data)
-        self.tests = {language: tests[language] for language in wanted}
-        self.files = [path for path, languages in languages_in.items() if not languages.isdisjoint(wanted)]
+        tables = []
+        for language in choose_languages(config.langs, sorted(found), "test of", config.data):
+            examples, paths = zip(*found[language], strict=True)
+            columns = tuple(map(list, zip(*(self.task.texts(example)[:2] for example in examples), strict=True)))
+            gold = np.empty(len(examples), object)
+            gold[:] = examples
+            tables.append(Examples(language, (language,) * len(columns), columns, gold, tuple(dict.fromkeys(paths))))
+        return tables
 
     def open(self, path: str) -> SentenceClassifier:
         return SentenceClassifier.load(path, dtype=self.config.precision, batch_tokens=self.config.batch_tokens)
 
-    def measure(self, encoder: SentenceClassifier) -> Figures:
-        encoder.check_kind(self.kind)
-        self.check_labels(encoder)
-        values, overlaps, outcomes = dict[str, dict[str, Any]](), [], []
-        for language in progress(list(self.tests), "languages"):
-            examples = self.tests[language]
-            columns = list(zip(*(self.task.texts(example)[:2] for example in examples), strict=True))
-            keep, overlap = find_overlap(
-                encoder.training_hashes, *columns, drop=self.config.drop_overlap, name=language
-            )
-            kept = [example for example, is_kept in zip(examples, keep, strict=True) if is_kept]
-            figures, counts = self.score(encoder, kept)
-            values[language] = {**figures, "examples": len(kept), "overlap": asdict(overlap)}
-            outcomes.append(counts)
-            overlaps.append(overlap)
-        metric, *others = outcomes[0]
-        means = {name: float(np.mean([own[name] for own in values.values()])) for name in (metric, *others)}
-        labels = {name: f"{name.replace('_', ' ')}, mean of {len(values)}" for name in means}
-        return Figures(
-            text="\n".join([_table(values, means), *self._left_out()]),
-            values={"mean": means[metric], "metric": metric, "languages": values},
-            headline={labels[name]: mean for name, mean in means.items()},
-            resamples={label: resampled_shares(own[name] for own in outcomes) for name, label in labels.items()},
-            settings={key: value for key, value in vars(self.config).items() if key not in ("data", "batch_tokens")},
-            files=self.files,
-            overlap=total(overlaps),
-        )
+    def check(self, model: SentenceClassifier) -> None:
+        model.check_kind(self.kind)
+        known = set(model.annotation.labels)
+        every = [example for table in self.tables for example in table.gold]
+        hint = _UNLABELLED if known.isdisjoint(self.task.labels(every)) else ""
+        for example in every:
+            if unknown := [label for label in self.task.labels([example]) if label not in known]:
+                cure = f"the classifier predicts {', '.join(model.annotation.labels[:20])}{hint}"
+                raise UserError(f"unknown label {unknown[0]!r}", path=example.path, line=example.line, cure=cure)
 
-    def score(self, classifier: SentenceClassifier, examples: Sequence[Any]) -> Scores:
-        """Return the figures of one language, and those by which the test is quoted as they are of each example."""
-        return score(classifier, examples)
+    def score(self, model: SentenceClassifier, examples: Examples) -> Score:
+        """The figures by which a test is quoted have resamples; the others, such as the recall, are details."""
+        normalisation = getattr(self.config, "normalisation", "mlqa")
+        found, outcomes = scoring.score(model, list(examples.gold), normalisation)
+        details = {figure: value for figure, value in found.items() if figure not in outcomes}
+        return Score({figure: found[figure] for figure in outcomes}, shares(outcomes), details)
 
-    def check_labels(self, classifier: SentenceClassifier) -> None:
-        """Raise UserError if an example has a label that the classifier does not know."""
-        known = set(classifier.annotation.labels)
-        given = {label for examples in self.tests.values() for label in self.task.labels(examples)}
-        hint = _UNLABELLED if known.isdisjoint(given) else ""
-        for example in (example for examples in self.tests.values() for example in examples):
-            for label in self.task.labels([example]):
-                if label not in known:
-                    cure = f"the classifier predicts {', '.join(classifier.annotation.labels[:20])}{hint}"
-                    raise UserError(f"unknown label {label!r}", path=example.path, line=example.line, cure=cure)
+    def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
+        figures = next(iter(results.values())).score.figures
+        return {f"{own.replace('_', ' ')}, mean of {len(results)}": (own, list(results)) for own in figures}
 
-    def _left_out(self) -> list[str]:
+    def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
         counts = {why: count for why, count in self.counts.items() if why != "read" and count}
-        return [f"{count:,} of {self.counts['read']:,} examples: {why}" for why, count in counts.items()]
+        left_out = [f"{count:,} of {self.counts['read']:,} examples: {why}" for why, count in counts.items()]
+        return "\n".join([super().text(results, averages), *left_out])
 
 
 class _Labels(AnnotatedEvaluation):
@@ -215,23 +196,9 @@ class Questions(AnnotatedEvaluation):
         """How answers are compared. mlqa: without the articles and the punctuation of each language, Chinese by
         characters. squad: as English in every language, which XTREME does for XQuAD and TyDiQA."""
 
-    def score(self, classifier: SentenceClassifier, examples: Sequence[Any]) -> Scores:
-        return score(classifier, examples, self.config.normalisation)
-
-    def check_labels(self, classifier: SentenceClassifier) -> None:
-        for language, questions in self.tests.items():
-            if not any(answer.text for question in questions for answer in question.answers):
-                problem = f"no question in {name(language)} has an answer"
+    def check(self, model: SentenceClassifier) -> None:
+        super().check(model)
+        for table in self.tables:
+            if not any(answer.text for question in table.gold for answer in question.answers):
+                problem = f"no question in {name(table.name)} has an answer"
                 raise UserError(problem, path=self.config.data, cure=f"name a test with answers{_UNLABELLED}")
-
-
-def _table(values: Mapping[str, Mapping[str, Any]], means: Mapping[str, float]) -> str:
-    names = [key for key in next(iter(values.values())) if key not in ("examples", "overlap")]
-    rows = [
-        [f"{name(language)} ({language})", str(own["examples"]), *(f"{own[key]:.2f}" for key in names)]
-        for language, own in values.items()
-    ]
-    examples = str(sum(own["examples"] for own in values.values()))
-    heading = ["language", "examples", *(key.replace("_", " ") for key in names)]
-    last = [f"{means[key]:.2f}" if key in means else "" for key in names]
-    return table(heading, [*rows, [], [f"mean of {len(rows)}", examples, *last]])

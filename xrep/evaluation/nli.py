@@ -6,9 +6,7 @@ English).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import compress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -18,44 +16,16 @@ import torch
 from xrep.config import still_known
 from xrep.criteria.nli import Nli
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, Loaded, check_languages, encode_columns
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, progress, table
-from xrep.evaluation.overlap import Overlap, find_overlap, total
+from xrep.evaluation.encoders import Encoder, Loaded, encode_columns
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, OverlapOption, Score, shares
 from xrep.evaluation.reading import choose_languages
-from xrep.metrics.bootstrap import resampled_shares
 from xrep.models.directory import CONFIG, CRITERION, MANIFEST, open_checkpoint
 from xrep.registry import CRITERIA
 from xrep.text.languages import canonical, check_language, name
-from xrep.text.nli_readers import Example, NliFile, discover_nli_test, read_nli
+from xrep.text.nli_readers import Example, discover_nli_test, read_nli
 
 CHUNK = 4096
 """Number of pairs that are classified at a time."""
-
-
-@dataclass(frozen=True)
-class NliTest:
-    """Labelled pairs. All premises are in one language, and all hypotheses are in one language."""
-
-    languages: tuple[str, str]
-    premises: list[str]
-    hypotheses: list[str]
-    labels: np.ndarray
-    """int64 [N], indices into ``xrep.text.nli_readers.LABELS``."""
-
-    @property
-    def name(self) -> str:
-        """``de``, or ``en-de`` if the premises are English and the hypotheses German."""
-        return "-".join(dict.fromkeys(self.languages))
-
-
-@dataclass(frozen=True)
-class Result:
-    """Result of one test; ``accuracy`` is in percent."""
-
-    accuracy: float
-    pairs: int
-    """Number of pairs that were measured."""
-    overlap: Overlap
 
 
 class NliAccuracy(Evaluation):
@@ -93,60 +63,58 @@ class NliAccuracy(Evaluation):
         """Of a run with several classifiers, the part whose classifier is measured."""
 
     config: Config
+    unit = "pairs"
 
-    def read(self) -> None:
+    def read(self) -> list[Examples]:
+        """Return a table for each language of hypotheses, with columns of premises and hypotheses and with indices into
+        ``xrep.text.nli_readers.LABELS``. Its name is ``de``, or ``en-de`` if the premises are English."""
         config = self.config
-        if config.list_sentences:
-            problem = "vectors of another system have no classifier"
-            raise UserError(problem, cure="leave `list_sentences` out and give `path`, or measure by xrep-eval sts")
         check_language(config.language, "language")
         files = discover_nli_test(config.data, config.split, config.language)
-        self.tests = read_tests(files, config.langs, config.premise_lang)
-        used = {language for test in self.tests for language in test.languages}
-        self.files = [path for file in files if file.family is None or file.language in used for path in file.paths]
+        pairs: dict[str, list[Example]] = {}
+        for example in read_nli(files, triplets=False):
+            pairs.setdefault(example.languages[0], []).append(example)
+        folder, known, crossed = files[0].paths[0].parent, sorted(pairs), None
+        if not known:
+            cure = "measure on a split that is published with its labels"
+            raise UserError("no labelled pairs", path=folder, cure=cure)
+        if config.premise_lang is not None:
+            (crossed,) = choose_languages(canonical(config.premise_lang), known, "labelled pairs in", folder)
+        tables = []
+        for language in sorted(choose_languages(config.langs, known, "labelled pairs in", folder)):
+            languages, hypotheses, premises = (
+                (crossed or language, language),
+                pairs[language],
+                pairs[crossed or language],
+            )
+            labels = [example.label for example in hypotheses]
+            if labels != [example.label for example in premises]:
+                problem = f"the examples in {language} do not translate those in {crossed} one by one"
+                raise UserError(problem, cure="measure without `premise_lang`")
+            columns = [example.sentences[0] for example in premises], [example.sentences[1] for example in hypotheses]
+            used = tuple(path for own in files if own.family is None or own.language in languages for path in own.paths)
+            gold = np.array(labels, dtype=np.int64)
+            tables.append(Examples("-".join(dict.fromkeys(languages)), languages, columns, gold, used))
+        return tables
 
-    def measure(self, encoder: Encoder) -> Figures:
-        results, outcomes = accuracies(
-            encoder, load_classifier(encoder, self.config.part), self.tests, self.config.drop_overlap
-        )
-        mean = float(np.mean([result.accuracy for result in results.values()]))
-        rows = [[_shown(test), results[test.name].pairs, results[test.name].accuracy] for test in self.tests]
-        last = [f"mean of {len(rows)}", sum(result.pairs for result in results.values()), mean]
-        return Figures(
-            text=table(["language", "pairs", "accuracy"], [*rows, [], last]),
-            values={"mean": mean, "languages": {name: asdict(result) for name, result in results.items()}},
-            headline={f"mean of {len(results)}": mean},
-            resamples={f"mean of {len(results)}": resampled_shares(outcomes)},
-            settings={name: getattr(self.config, name) for name in ("split", "langs", "premise_lang", "part")},
-            files=self.files,
-            overlap=total(result.overlap for result in results.values()),
-        )
+    def check(self, model: Encoder) -> None:
+        self.head = nli_head(model, self.config.part)
+        super().check(model)
 
+    @torch.inference_mode()
+    def score(self, model: Encoder, examples: Examples) -> Score:
+        sides = zip(examples.columns, examples.languages, strict=True)
+        vectors = (torch.from_numpy(encode_columns(model, [side], language)[0]) for side, language in sides)
+        chunks = zip(*(side.split(CHUNK) for side in vectors), strict=True)
+        right = torch.cat([self.head.predict(*chunk) for chunk in chunks]).numpy() == examples.gold
+        outcomes = {"accuracy": np.stack((right, np.ones(len(right))), axis=1)}
+        return Score({"accuracy": 100 * float(right.mean())}, shares(outcomes))
 
-def read_tests(files: Sequence[NliFile], languages: str, premise_language: str | None = None) -> list[NliTest]:
-    """Read one test per language, sorted by language; see ``NliAccuracy.Config`` for the languages."""
-    examples: dict[str, list[Example]] = {}
-    for example in read_nli(list(files), triplets=False):
-        examples.setdefault(example.languages[0], []).append(example)
-    folder, known = files[0].paths[0].parent, sorted(examples)
-    if not known:
-        raise UserError("no labelled pairs", path=folder, cure="measure on a split that is published with its labels")
-    wanted, crossed = choose_languages(languages, known, "labelled pairs in", folder), None
-    if premise_language is not None:
-        (crossed,) = choose_languages(canonical(premise_language), known, "labelled pairs in", folder)
-    tests = []
-    for language in sorted(wanted):
-        hypotheses, premises = examples[language], examples[crossed or language]
-        labels = [example.label for example in hypotheses]
-        if labels != [example.label for example in premises]:
-            problem = f"the examples in {language} do not translate those in {crossed} one by one"
-            raise UserError(problem, cure="measure without `premise_lang`")
-        sides = [example.sentences[0] for example in premises], [example.sentences[1] for example in hypotheses]
-        tests.append(NliTest((crossed or language, language), *sides, np.array(labels, dtype=np.int64)))
-    return tests
+    def shown(self, examples: Examples) -> str:
+        return f"{', '.join(dict.fromkeys(map(name, examples.languages)))} ({examples.name})"
 
 
-def load_classifier(encoder: Encoder, part: str | None = None) -> Nli:
+def nli_head(encoder: Encoder, part: str | None = None) -> Nli:
     """Load the classifier that was trained with the encoder, from ``criterion.safetensors`` of its checkpoint.
 
     Args:
@@ -177,36 +145,3 @@ def load_classifier(encoder: Encoder, part: str | None = None) -> Nli:
 
 def _is_classifier(criterion: str | None) -> bool:
     return criterion in CRITERIA.names() and issubclass(CRITERIA.load(criterion), Nli)
-
-
-def accuracies(
-    encoder: Encoder, classifier: Nli, tests: Sequence[NliTest], drop_overlap: bool = False
-) -> tuple[dict[str, Result], list[np.ndarray]]:
-    """Measure every test, by name, optionally without the pairs that were in the training text. Also return two columns
-    for each test, whether a pair is in its class and 1: [N, 2]."""
-    firsts = {test.languages[1]: test.hypotheses[0] for test in tests} | {t.languages[0]: t.premises[0] for t in tests}
-    check_languages(encoder, firsts)
-    results, outcomes = {}, []
-    for test in progress(tests, "tests"):
-        columns = test.premises, test.hypotheses
-        keep, overlap = find_overlap(encoder.training_hashes, *columns, drop=drop_overlap, name=test.name)
-        premises, hypotheses = (list(compress(column, keep)) for column in columns)
-        kept = replace(test, premises=premises, hypotheses=hypotheses, labels=test.labels[keep])
-        right = classify(encoder, classifier, kept) == kept.labels
-        results[test.name] = Result(100 * float(right.mean()), len(right), overlap)
-        outcomes.append(np.stack((right, np.ones(len(right))), axis=1))
-    return results, outcomes
-
-
-@torch.inference_mode()
-def classify(encoder: Encoder, classifier: Nli, test: NliTest) -> np.ndarray:
-    """Return the predicted class of each pair, int64 [N]."""
-    sides = zip((test.premises, test.hypotheses), test.languages, strict=True)
-    premises, hypotheses = (torch.from_numpy(encode_columns(encoder, [side], language)[0]) for side, language in sides)
-    chunks = zip(premises.split(CHUNK), hypotheses.split(CHUNK), strict=True)
-    return torch.cat([classifier.predict(*chunk) for chunk in chunks]).numpy()
-
-
-def _shown(test: NliTest) -> str:
-    premise, hypothesis = map(name, test.languages)
-    return f"{hypothesis} ({test.name})" if premise == hypothesis else f"{premise}, {hypothesis} ({test.name})"

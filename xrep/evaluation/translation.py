@@ -7,17 +7,14 @@ Universal Representations Across Languages" (table 6), where a model trained on 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Literal
 
 from xrep.errors import ConfigError, UserError
-from xrep.evaluation.evaluation import Evaluation, Figures, OverlapOption, PrecisionOption, progress, table
+from xrep.evaluation.evaluation import Evaluation, Examples, OverlapOption, PrecisionOption, Result, Score
 from xrep.evaluation.multilingual import files_of_pattern
-from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
 from xrep.evaluation.reading import check_parallel, choose_languages, read_sentences
 from xrep.files import check_output, write_aside
 from xrep.inference.generation.options import SearchOptions
@@ -59,7 +56,7 @@ class TranslationQuality(Evaluation):
     it is transfer from the others.
 
     Papers that give tokenised BLEU tokenise both sides by Moses and score by its multi-bleu.perl. With text that is
-    tokenised so, --tokenize none prints the script's line as well.
+    tokenised so, --tokenize none prints the script's BLEU as well.
     """
 
     @dataclass(kw_only=True)
@@ -89,8 +86,11 @@ class TranslationQuality(Evaluation):
         """Folder to which the translations of each language are written, as de-en.en."""
 
     config: Config
+    heading, unit = "source", "sentences"
+    unrecorded = Evaluation.unrecorded | {"max_tokens", "save_translations"}
 
-    def read(self) -> None:
+    def read(self) -> list[Examples]:
+        """Check the options. The target language depends on the model, so ``check`` reads the text."""
         config = self.config
         self.search = SearchOptions(
             beam=config.beam,
@@ -108,39 +108,14 @@ class TranslationQuality(Evaluation):
             check_output(config.save_translations, folder=True)
         self.files = files_of_pattern(config.data)
         self.languages = choose_languages(config.langs, sorted(self.files), "file of", config.data)
+        return []
 
     def open(self, path: str) -> System:
         return System(path, self.config.precision)
 
-    def measure(self, encoder: System) -> Figures:
-        target = encoder.target(self.config.target_lang)
-        sources, values, overlaps, resamples = self._read_sides(target), {}, [], {}
-        references = sources.pop(target)
-        for language in progress(list(sources), "languages"):
-            sides = sources[language], references
-            values[language], overlap, drawn = self._translate(encoder, (language, target), *sides)
-            overlaps.append(overlap)
-            resamples[f"BLEU {language}-{target}"] = drawn
-        names = [f"{language}-{target}" for language in sources]
-        means = {score: float(np.mean([own[score] for own in values.values()])) for score in ("bleu", "chrf")}
-        each = {f"BLEU {name}": own["bleu"] for name, own in zip(names, values.values(), strict=True)}
-        mean = {f"BLEU, mean of {len(names)}": means["bleu"]}
-        headline = mean if len(names) > 4 else each if len(names) == 1 else each | mean
-        resamples |= dict.fromkeys(mean, np.mean(list(resamples.values()), axis=0))
-        options = ("beam", "lenpen", "lenpen_form", "max_length_a", "max_length_b", "tokenize")
-        return Figures(
-            text=_text(values, means, target, is_tokenized=self.config.tokenize == "none"),
-            values={"mean": means, "languages": values},
-            headline=headline,
-            resamples={label: resamples[label] for label in headline},
-            settings={"languages": names, **{option: getattr(self.config, option) for option in options}},
-            files=[self.files[language] for language in sorted((*sources, target))],
-            overlap=total(overlaps),
-        )
-
-    def _read_sides(self, target: str) -> dict[str, list[str]]:
-        """Return the sentences of the source languages, in the order in which these are named, and of the target."""
-        wanted = self.languages
+    def check(self, model: System) -> None:
+        """Read a table for each source language, in the order in which these are named."""
+        target, wanted = model.target(self.config.target_lang), self.languages
         if self.config.langs == "all":
             wanted = [language for language in wanted if language != target]
         cure = f"the data has {','.join(sorted(self.files))}"
@@ -149,61 +124,64 @@ class TranslationQuality(Evaluation):
         if not wanted or target in wanted:
             problem = f"{target} is the target language" if wanted else "no source language"
             raise UserError(problem, path=self.config.data, cure=f"name others with `langs`; {cure}")
-        texts = {language: read_sentences(self.files[language]) for language in (*wanted, target)}
+        self.tables, references = [], read_sentences(self.files[target])
         for language in wanted:
-            check_parallel((texts[language], texts[target]), (self.files[language], self.files[target]))
-        return texts
+            columns, files = (
+                (read_sentences(self.files[language]), references),
+                (self.files[language], self.files[target]),
+            )
+            check_parallel(columns, files)
+            self.tables.append(Examples(f"{language}-{target}", (language, target), columns, files=files))
+        self.seen = model.translator.text.source_languages
 
-    def _translate(
-        self, system: System, languages: tuple[str, str], sources: Sequence[str], references: Sequence[str]
-    ) -> tuple[dict[str, Any], Overlap, np.ndarray]:
-        """Translate a test and return the values for JSON, the overlap and resampled BLEU.
+    def score(self, model: System, examples: Examples) -> Score:
+        """Translate a test.
 
         ``multi_bleu`` is BLEU of the same words as ``bleu``, without smoothing. ``zero_shot`` says whether the model
         was never trained to translate from this language, and ``cut`` how many sentences exceeded its maximum length.
         """
-        config, folder, name = self.config, self.config.save_translations, "-".join(languages)
-        columns = sources, references
-        rows, overlap = find_overlap(system.training_hashes, *columns, drop=config.drop_overlap, name=name)
-        sources, references = chosen(rows, *columns)
-        read = system.translator.read(sources)
-        translations = system.translator.translate(read, languages[1], self.search, config.max_tokens)
+        config, (sources, references), (language, target) = self.config, examples.columns, examples.languages
+        read = model.translator.read(sources)
+        translations = model.translator.translate(read, target, self.search, config.max_tokens)
         hypotheses = [several[0].text for several in translations]
-        if folder is not None:
-            Path(folder).mkdir(exist_ok=True)
-            with write_aside(Path(folder) / f"{name}.{languages[1]}") as aside:
+        if config.save_translations is not None:
+            Path(config.save_translations).mkdir(exist_ok=True)
+            with write_aside(Path(config.save_translations) / f"{examples.name}.{target}") as aside:
                 aside.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8")
         scores = bleu(hypotheses, references, config.tokenize), chrf(hypotheses, references)
         multi = multi_bleu(hypotheses, references, config.tokenize)
-        return (
+        return Score(
+            {name: score.score for name, (score, _) in zip(("bleu", "chrf"), scores, strict=True)},
+            lambda _: {"bleu": resampled_bleu(hypotheses, references, config.tokenize)},  # every test has the same seed
             {
-                "bleu": scores[0][0].score,
-                "chrf": scores[1][0].score,
                 "signatures": {score.name: signature for score, signature in scores},
                 "multi_bleu": {"value": multi.score, "text": str(multi)},
-                "sentences": len(hypotheses),
-                "zero_shot": languages[0] not in system.translator.text.source_languages,
+                "zero_shot": language not in self.seen,
                 "cut": len(read.cut),
-                "overlap": asdict(overlap),
             },
-            overlap,
-            resampled_bleu(hypotheses, references, config.tokenize),
         )
 
+    def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
+        each = {f"BLEU {name}": ("bleu", [name]) for name in results}
+        mean = {f"BLEU, mean of {len(results)}": ("bleu", list(results))}
+        return mean if len(results) > 4 else each if len(results) == 1 else each | mean
 
-def _text(values: Mapping[str, dict[str, Any]], means: Mapping[str, float], target: str, is_tokenized: bool) -> str:
-    """Return a line for each source language, the mean and the signatures, and for tokenised text the lines that
-    multi-bleu.perl would print."""
-    rows = []
-    for language, own in values.items():
-        shown = f"{name(language)} ({language}){', zero-shot' if own['zero_shot'] else ''}"
-        rows.append([shown, own["sentences"], own["bleu"], own["chrf"]])
-    rows += [[], [f"mean of {len(values)}", sum(own["sentences"] for own in values.values()), *means.values()]]
-    signatures = next(iter(values.values()))["signatures"]
-    parts = [f"into {name(target)} ({target})", table(["source", "sentences", *signatures], rows)]
-    parts += [f"{score}|{signature}" for score, signature in signatures.items()]
-    if is_tokenized:
-        parts += [f"multi-bleu {language}-{target}: {own['multi_bleu']['text']}" for language, own in values.items()]
-    if cut := [f"{own['cut']} of {language}" for language, own in values.items() if own["cut"]]:
-        parts.append(f"longer than the model reads, and cut: {', '.join(cut)}")
-    return "\n".join(parts)
+    def shown(self, examples: Examples) -> str:
+        language = examples.languages[0]
+        return f"{name(language)} ({language}){'' if language in self.seen else ', zero-shot'}"
+
+    def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
+        """Return a line for each source language, the mean and the signatures, and for tokenised text BLEU as
+        multi-bleu.perl computes it."""
+        details = {own: result.score.details for own, result in results.items()}
+        first = next(iter(results.values()))
+        target = first.examples.languages[1]
+        parts = [f"into {name(target)} ({target})", super().text(results, averages)]
+        parts += [f"{score}|{signature}" for score, signature in first.score.details["signatures"].items()]
+        if self.config.tokenize == "none":
+            parts += [f"multi-bleu {own}: {more['multi_bleu']['text']}" for own, more in details.items()]
+        if cut := [
+            f"{more['cut']} of {own.removesuffix(f'-{target}')}" for own, more in details.items() if more["cut"]
+        ]:
+            parts.append(f"longer than the model reads, and cut: {', '.join(cut)}")
+        return "\n".join(parts)
