@@ -61,8 +61,7 @@ def test_one_file_by_two_names(tmp_path: Path) -> None:
         ("mine --path encoder --source s.txt --target t.txt --output m --json t.txt", "json", "--target"),
         ("generate --path model --input s.txt --reference t.txt --output t.txt", "output", "--reference"),
         ("encode --path encoder --input s.npy --output s.npy", "output", "--input"),
-        ("eval sts --path encoder --data . --list-sentences s.txt", "list-sentences", "--data"),
-        ("eval sts --path encoder --data t[1].txt --json t[1].txt", "json", "--data"),
+        ("eval neighbours --path encoder --query eins --data t[1].txt --json t[1].txt", "json", "--data"),
     ],
 )
 def test_an_output_is_not_an_input(command: str, output: str, other: str, tmp_path: Path, cli: Commands) -> None:

@@ -128,12 +128,12 @@ def test_a_bug_in_one_test_costs_only_that_test(
 def test_all_measures_the_languages_of_the_training_text(two_tests: Path, cli: Commands, tmp_path: Path) -> None:
     german = write_encoder(tmp_path / "german" / "best")
     spanish = write_encoder(tmp_path / "spanish" / "best", languages=(["es"], ["en"]))
-    none = {"sts": "no STS data for fr es"}, {"tatoeba": "no Tatoeba files for en es"}
+    none = {"sts": "no data in fr es"}, {"tatoeba": "no data in en es"}
     for path, more, measured, left_out, said in (
         (german, [], ["de"], {}, "languages of the encoder's training text: de,en"),
         (german, ["--langs", "fra,eng"], ["fr"], {}, ""),
         (german, ["--langs", "all"], ["de", "fr"], {}, ""),
-        (german, ["--langs", "fr, es"], ["fr"], none[0], "sts: left out: no STS data for fr es"),
+        (german, ["--langs", "fr, es"], ["fr"], none[0], "sts: left out: no data in fr es"),
         (spanish, [], [], none[1], ""),
     ):
         done = cli("eval", "all", "--path", path, "--data", two_tests, "--json", "out.json", *more)

@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation
-from xrep.evaluation.evaluation import Figures, table
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Score
 from xrep.registry import EVALUATIONS
 
 
@@ -46,18 +45,12 @@ class Mine(Evaluation):
     def read(self):
         if not Path(self.config.data).is_file():
             raise UserError("no such file", path=self.config.data)
-        self.lines = Path(self.config.data).read_text().splitlines()
+        lines = Path(self.config.data).read_text().splitlines()
+        return [Examples("lines", ("de",), (lines,), files=(Path(self.config.data),))]
 
-    def measure(self, encoder):
-        vectors = encoder.encode(self.lines, "de")
-        mean = self.config.scale * float(np.mean((vectors[1:] * vectors[:-1]).sum(axis=1)))
-        return Figures(
-            text=table(["what", "mean"], [["cosine", f"{mean:.3f}"]]),
-            values={"mean": mean},
-            headline={"cosine": mean},
-            settings={"scale": self.config.scale},
-            files=[self.config.data],
-        )
+    def score(self, model, examples):
+        vectors = model.encode(examples.columns[0], "de")
+        return Score({"cosine": self.config.scale * float(np.mean((vectors[1:] * vectors[:-1]).sum(axis=1)))})
 '''
 
 
@@ -77,8 +70,10 @@ def test_it_is_measured_like_the_others(data: str, shared_encoder: Path, cli: Co
     printed = cli("eval", *line, "--path", shared_encoder, "--scale", "100", "--json", "out.json").out
     record = json.loads((cli.folder / "out.json").read_text())
     assert record["test"] == "mine" and record["settings"]["scale"] == 100.0 and list(record["data"]) == ["a.lines"]
-    assert printed == f"what      mean\n------  ------\ncosine  {record['values']['mean']:.3f}\n"
-    assert record["overlap"] is None and record["model"]["path"] == str(shared_encoder)
+    figure = record["values"]["tables"]["lines"]["cosine"]
+    assert record["headline"] == {"mean of 1": figure} and f"German (lines)         3   {figure:.2f}\n" in printed
+    assert record["overlap"] == {"found": None, "total": 3, "dropped": False}
+    assert record["model"]["path"] == str(shared_encoder)
     assert cli("eval", *line, "--list-sentences", "list.tsv").code == 0
     assert (cli.folder / "list.tsv").read_text().splitlines()[1] == "de\tTom liebt Musik."
     refused = cli("eval", "mine", "--plugin=my_evaluation", "--data", "absent", "--path", shared_encoder)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,8 +28,8 @@ def test_a_record_says_what_made_the_figures(tmp_path: Path) -> None:
     )  # fmt: skip
     lines = ["a table", "mean: 95% interval 1.00 to 2.25", "overlap: 1 of 9 test examples were in the training text"]
     assert first.printed().splitlines() == lines
-    record = json.loads(json_text(first.record("sts", NgramEncoder(), SimpleNamespace(data="a", precision="bf16"))))
-    assert record["intervals"] == {"mean": [1.0, 2.25]} and record["settings"] == {"k": 4, "precision": "bf16"}
+    record = json.loads(json_text(first.record("sts", NgramEncoder())))
+    assert record["intervals"] == {"mean": [1.0, 2.25]} and record["settings"] == {"k": 4}
     assert record["data"] == {str(tmp_path / "data.txt"): hashlib.sha256(b"a\n").hexdigest()}
     assert record["overlap"] == {"found": 1, "total": 9, "dropped": False} and record["version"] == xrep.__version__
     with pytest.raises(ValueError, match="not JSON compliant"):
