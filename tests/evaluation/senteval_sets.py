@@ -1,15 +1,21 @@
-"""Small sets in the published layouts of SentEval. A few words in each sentence indicate its class."""
+"""Small sets in the published layouts of SentEval, and its classifier with torch's own layer, loss and Adam."""
 
 from __future__ import annotations
 
+import copy
 import random
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from tests.evaluation.conftest import write
+from xrep.evaluation.senteval.classifier import Fold
 
 GOOD = "gripping moving lovely brilliant tender joyful"
 BAD = "tedious clumsy dreary hollow stale shrill"
 OTHER = "the a this film story plot cast ending scene script seems feels remains is and but with"
+"""A few words in each sentence indicate its class."""
 QUESTIONS = {
     "NUM:count": "how many", "LOC:city": "what city", "HUM:ind": "who", "DESC:def": "why does", "ABBR:exp": "short",
     "ENTY:animal": "which animal",
@@ -58,3 +64,34 @@ def write_sets(folder: Path, size: int = 60, seed: int = 0) -> Path:
             rows.append(f"{number}\t{' '.join(first)}\t{' '.join(second)}\t{1 + same / 2}\t{label}")
         write(folder / "SICK" / f"{file}.txt", rows, ending)
     return folder
+
+
+def alone(
+    x: np.ndarray, y: np.ndarray, fold: Fold, decay: float, seed: int, epochs=4, tenacity=5, maximum=200
+) -> tuple[torch.nn.Linear, float, int]:
+    """Train one classifier on the rows as SentEval does; return it, its accuracy on dev and the number of epochs."""
+    (rows, dev), order, inputs, targets = fold, np.random.RandomState(seed), torch.from_numpy(x), torch.from_numpy(y)
+    if dev is None:
+        mixed, held = order.permutation(rows), len(rows) // 20
+        rows, dev = mixed[held:], mixed[:held]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layer = torch.nn.Linear(x.shape[1], int(y.max()) + 1)
+    optimizer = torch.optim.Adam(layer.parameters(), weight_decay=decay)
+    best, kept, misses, done = -1.0, copy.deepcopy(layer), 0, 0
+    while done <= maximum:
+        for _ in range(epochs):
+            for batch in torch.from_numpy(order.permutation(rows)).split(64):
+                loss = torch.nn.functional.cross_entropy(layer(inputs[batch]), targets[batch])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        done += epochs
+        score = (layer(inputs[dev]).argmax(1) == targets[dev]).double().mean().item()
+        if score > best:
+            best, kept = score, copy.deepcopy(layer)
+        elif misses >= tenacity:
+            break
+        else:
+            misses += 1
+    return kept, best, done

@@ -88,7 +88,7 @@ CASES = [
     Case("language-bias", write_texts, NUMBERED, [NUMBERED[3][0], NUMBERED[9][1]], [3, 9], {"neighbours": 4}),
     Case(
         "senteval", write_reviews, REVIEWS, [REVIEWS[5][0], REVIEWS[8][0]], [5, 8],
-        {"sets": "CR", "folds": 2, "classifier": "sklearn"},
+        {"sets": "CR", "folds": 2},
     ),
     Case(
         "nli", lambda folder, rows: write(folder / "test-en.tsv", ["\t".join(row) for row in rows]).parent,

@@ -11,11 +11,16 @@ import pytest
 from tests.evaluation.conftest import published
 from tests.evaluation.senteval_sets import write_sets
 from xrep.errors import UserError
-from xrep.evaluation.senteval.readers import SETS, DataSet, find, read
+from xrep.evaluation.senteval.protocols import targets
+from xrep.evaluation.senteval.readers import SETS, Splits, find, read
 
 
-def read_all(folder: Path, lang: str = "en") -> dict[str, DataSet]:
+def read_all(folder: Path, lang: str = "en") -> dict[str, Splits]:
     return {name: read(name, *place, lang) for name, place in find(folder).items()}
+
+
+def classes(splits: Splits) -> int:
+    return 1 + int(max(targets(split).max() for split in splits.values()))
 
 
 @pytest.fixture
@@ -34,34 +39,34 @@ def test_sizes_and_classes_of_the_published_sets() -> None:
         "SICK-E": (sick, 3), "SICK-R": (sick, 6),
     }  # fmt: skip
     sets = read_all(published("senteval").parent)
-    found = {name: ({s: len(split) for s, split in data.splits.items()}, data.classes) for name, data in sets.items()}
+    found = {name: ({s: len(split) for s, split in own.items()}, classes(own)) for name, own in sets.items()}
     assert found == expected
-    assert np.bincount(sets["MR"].splits["all"].targets).tolist() == [5331, 5331]
-    assert sum(text == "." for text in sets["CR"].splits["all"].sides[0]) >= 4  # the published file has blank lines
-    assert any("é" in text for text in sets["MR"].splits["all"].sides[0])  # latin-1
+    assert np.bincount(targets(sets["MR"]["all"])).tolist() == [5331, 5331]
+    assert sum(text == "." for text in sets["CR"]["all"].columns[0]) >= 4  # the published file has blank lines
+    assert any("é" in text for text in sets["MR"]["all"].columns[0])  # latin-1
 
 
 def test_all_sets_of_the_download_are_found(folder: Path) -> None:
     sets = read_all(folder)
     assert list(sets) == list(SETS)
-    assert [data.classes for data in sets.values()] == [2, 2, 2, 2, 2, 5, 6, 2, 3, 6]
-    first, second = (side[0] for side in sets["MRPC"].splits["train"].sides)
+    assert [classes(splits) for splits in sets.values()] == [2, 2, 2, 2, 2, 5, 6, 2, 3, 6]
+    first, second = (side[0] for side in sets["MRPC"]["train"].columns)
     assert first.startswith('"') and first.endswith("he said.") and '"' not in second  # quotation marks are text
-    assert sets["SICK-R"].splits["test"].targets.max() == 5
-    assert all("\r" not in text for text in sets["SICK-E"].splits["test"].sides[1])
+    assert targets(sets["SICK-R"]["test"]).max() == 5
+    assert all("\r" not in text for text in sets["SICK-E"]["test"].columns[1])
 
 
 def test_latin1_is_read_in_english_alone_and_other_published_names(folder: Path) -> None:
     """TREC.train and stsa.fine.*, in which the label comes first, are read as well."""
     sets, path = read_all(folder), folder / "MR" / "rt-polarity.pos"
     path.write_bytes("caf\xe9 one\x85 line\n\n  spaces   inside \n".encode("latin-1"))
-    assert read_all(folder)["MR"].splits["all"].sides[0][:3] == ["café one line", ".", "spaces inside"]
+    assert read_all(folder)["MR"]["all"].columns[0][:3] == ["café one line", ".", "spaces inside"]
     with pytest.raises(UserError, match=r"rt-polarity\.pos:1: invalid UTF-8"):
         read_all(folder, "fr")
     path.write_text("café en UTF-8\n" * 3, encoding="utf-8")
     (folder / "MR" / "rt-polarity.neg").write_text("non\n" * 2)
-    split = read_all(folder, "fr")["MR"].splits["all"]
-    assert list(zip(split.sides[0], split.targets, strict=True)) == [("café en UTF-8", 1)] * 3 + [("non", 0)] * 2
+    split = read_all(folder, "fr")["MR"]["all"]
+    assert list(zip(split.columns[0], targets(split), strict=True)) == [("café en UTF-8", 1)] * 3 + [("non", 0)] * 2
     for old, new in (("train_5500.label", "TREC.train"), ("TREC_10.label", "TREC.test")):
         (folder / "TREC" / old).rename(folder / "TREC" / new)
     for part in ("train", "dev", "test"):
@@ -70,9 +75,9 @@ def test_latin1_is_read_in_english_alone_and_other_published_names(folder: Path)
     shutil.rmtree(folder / "SST" / "fine")
     again = read_all(folder)
     for name in ("TREC", "SST5"):
-        for split, given in sets[name].splits.items():
-            assert again[name].splits[split].sides == given.sides
-            assert (again[name].splits[split].targets == given.targets).all()
+        for split, given in sets[name].items():
+            assert again[name][split].columns == given.columns
+            assert (targets(again[name][split]) == targets(given)).all()
 
 
 def test_what_is_wrong_in_a_file_and_which_files_are_missing_or_there_twice(folder: Path) -> None:

@@ -19,7 +19,7 @@ from xrep.errors import UserError
 from xrep.text.annotated import AnnotatedFile
 from xrep.text.cleaning import NO_KEY, HashSet, sentence_hashes
 from xrep.text.labelled_readers import columns_of, read_rows
-from xrep.text.lines import Unpacked, open_zip, read_lines
+from xrep.text.lines import Unpacked, open_zip, read_latin1, read_lines
 from xrep.text.question_readers import is_questions, read_questions
 from xrep.text.records import format_of, plain_name, read_records
 from xrep.text.tagged_readers import read_tagged
@@ -125,14 +125,8 @@ def _texts(path: Path) -> Iterator[str]:
 
 def _lines(path: Path) -> Iterator[str]:
     """Yield the lines of a file, of which those of SentEval may be in latin-1."""
-    if _LATIN.fullmatch(plain_name(path)):
-        content = _bytes(path)
-        try:
-            content.decode("utf-8")
-        except UnicodeDecodeError:
-            # Only \n ends a line, because sentences contain latin-1's next-line character (0x85).
-            return (line.removesuffix("\r") for line in content.decode("latin-1").removesuffix("\n").split("\n"))
-    return (line for _, line in read_lines(path, allow_empty=True, cut=True))
+    read = read_latin1 if _LATIN.fullmatch(plain_name(path)) else read_lines
+    return (line for _, line in read(path, allow_empty=True, cut=True))
 
 
 def _bytes(path: Path) -> bytes:

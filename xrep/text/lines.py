@@ -65,6 +65,19 @@ def read_lines(
         raise UserError("the file is empty", path=path, cure="give a file with text")
 
 
+def read_latin1(path: str | Path, **options: Any) -> Iterator[tuple[int, str]]:
+    """Return the lines of a file as ``read_lines`` does; one that is not valid UTF-8 is read as latin-1."""
+    with Unpacked(path) as stream:
+        content = stream.read(-1, 1)
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        # Only \n ends a line, because sentences of SentEval contain latin-1's next-line character (0x85).
+        lines = content.decode("latin-1").removesuffix("\n").split("\n")
+        return ((number, line.removesuffix("\r")) for number, line in enumerate(lines, 1))
+    return read_lines(path, **options)
+
+
 class Unpacked:
     """Context manager that reads the decompressed bytes of a file, or of one in a zip archive.
 

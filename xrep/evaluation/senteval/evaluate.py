@@ -4,46 +4,36 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, SentenceList, encode_columns
+from xrep.evaluation.encoders import Encoder, encode_columns
 from xrep.evaluation.evaluation import (
     DimensionsOption,
     EncoderOptions,
     Evaluation,
+    Examples,
     Figures,
     OverlapOption,
+    Result,
+    Score,
     progress,
     table,
 )
-from xrep.evaluation.overlap import Overlap, find_overlap, total
 from xrep.evaluation.reading import folders_with
-from xrep.evaluation.senteval import protocols, readers
-from xrep.evaluation.senteval.folds import Classifier
-from xrep.evaluation.senteval.protocols import Examples
-from xrep.evaluation.senteval.sklearn_classifier import SklearnClassifier
-from xrep.evaluation.senteval.torch_classifier import TorchClassifier
+from xrep.evaluation.senteval import readers
+from xrep.evaluation.senteval.protocols import Features, Outcome, protocol, targets
 from xrep.text.languages import canonical, check_language
 
-CLASSIFIERS: dict[str, type[Classifier]] = {"senteval": TorchClassifier, "sklearn": SklearnClassifier}
-SUPERVISED = {"SICK-R": "SICK-R (supervised)"}
-"""Names in results of sets that also have a zero-shot result (``xrep-eval sts``)."""
-_TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
-AVERAGES = {"average of 7": _TRANSFER, "average of 9": (*_TRANSFER, "SICK-E", SUPERVISED["SICK-R"])}
+_TRANSFER = ["MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC"]
+AVERAGES = {"average of 7": _TRANSFER, "average of 9": [*_TRANSFER, "SICK-E", readers.TITLES["SICK-R"]]}
 """Published averages: over the seven transfer tasks, and over these with SICK-E and SICK-R, as in "Universal Sentence
 Representation Learning with Conditional Masked Language Model" (table 1)."""
-
-
-Values = dict[str, dict[str, Any]]
-"""Values for JSON, by the name of the set: ``protocol``, ``examples`` (number in each split), ``overlap``, ``by_seed``
-(seed -> measure -> value), ``mean`` and ``spread`` (measure -> value; the spread is null for one seed). All values
-except ``mse`` are in percent."""
 
 
 class SentEval(Evaluation):
@@ -52,7 +42,7 @@ class SentEval(Evaluation):
     A logistic regression is trained on the vectors, which stay as they are. Accuracies are in percent.
 
       xrep-eval senteval --path run1/best --data senteval/ --cache vectors/
-      xrep-eval senteval --path run1/best --data senteval/ --sets MR,SST2 --classifier sklearn --seeds 1,2,3
+      xrep-eval senteval --path run1/best --data senteval/ --sets MR,SST2 --seeds 1,2,3
       xrep-eval senteval --path run1/best --data xeval/de/ --lang de
 
     --data holds any of these sets as they are published, in any folders (needs the extra 'senteval'):
@@ -61,11 +51,10 @@ class SentEval(Evaluation):
       SST2 SST5        sentiment-train (for SST5 in a folder named fine) or stsa.fine.train: chosen on dev
       SICK-E SICK-R    SICK_train.txt: chosen on trial; SICK-R is the supervised Pearson (times 100), not that of 'sts'
 
-    A folder of translations (XEVAL) has the same files, in UTF-8. Papers print the figures of --classifier senteval,
-    which stops early. On vectors of length 1 it stays below the exact minimum that --classifier sklearn finds.
+    A folder of translations (XEVAL) has the same files, in UTF-8.
 
-    Order of the examples, folds, initial weights, batches and strengths of regularisation are those of SentEval. Its
-    GPUs round in another way, and its use of scikit-learn stops before the minimum and has no SICK-R, so figures of one
+    The classifier is SentEval's own (Adam, early stopping), whose figures papers print. Order of the examples, folds,
+    initial weights, batches and weight decays are those of SentEval. Its GPUs round in another way, so figures of one
     seed can still differ a little.
     """
 
@@ -77,8 +66,6 @@ class SentEval(Evaluation):
         """Names of the sets to measure (MR,CR), or all that are there."""
         lang: str = "en"
         """Language of the sentences."""
-        classifier: Literal["senteval", "sklearn"] = "senteval"
-        """SentEval's own classifier (Adam, early stopping), or scikit-learn's LogisticRegression."""
         seeds: str = "1111"
         """Seeds of folds, initial weights and order of batches, separated by commas. Several give mean and spread. 1111
         is SentEval's, which draws the folds of MR, CR, SUBJ and MPQA with it whatever the other seed is."""
@@ -93,165 +80,99 @@ class SentEval(Evaluation):
         is_there = folders_with(folder, "|".join(map(re.escape, names)))
         return {folder: cls.Config(data=str(folder))} if is_there else {}
 
-    def read(self) -> None:
-        if importlib.util.find_spec("sklearn") is None:  # it draws the folds for every classifier
+    def read(self) -> list[Examples]:
+        if importlib.util.find_spec("sklearn") is None:  # it draws the folds
             raise UserError("SentEval needs scikit-learn, which is not installed", cure="pip install 'xrep[senteval]'")
         check_language(self.config.lang, "lang")
-        self.lang, self.seeds = canonical(self.config.lang), _seeds(self.config.seeds)
+        self.seeds = _seeds(self.config.seeds)
         if self.config.folds < 2:
             raise UserError(f"{self.config.folds} folds", cure="give `folds` 2 or more")
-        self.sets = select(self.config.sets, self.config.data, self.lang)
+        self.sets = select(self.config.sets, self.config.data, canonical(self.config.lang))
+        return [examples for splits in self.sets for examples in splits.values()]
 
-    def measure(self, encoder: Encoder) -> Figures:
-        kept = [_without_overlap(encoder, data, self.config.drop_overlap) for data in self.sets]
-        for data, _ in kept:
-            _check_sizes(data, self.config.folds)
-        values: Values = {}
-        classifier = CLASSIFIERS[self.config.classifier]()
-        resamples = dict[str, np.ndarray]()
-        files, features = list[Path](), dict[str, np.ndarray]()
-        for data, overlap in progress(kept, "sets"):
-            if data.files != files:  # SICK-E and SICK-R have the same pairs, so they share features
-                files, features = data.files, encode(encoder, data, self.lang)
-            if not isinstance(encoder, SentenceList):
-                orders = {name: split.order() for name, split in data.splits.items()}
-                examples = {
-                    name: Examples(features[name][order], data.splits[name].targets[order])
-                    for name, order in orders.items()
-                }
-                name = SUPERVISED.get(data.name, data.name)
-                values[name], resamples[name] = self._measure(data, examples, overlap)
-        quoted = headline(values)
-        for name in quoted.keys() & AVERAGES.keys():
-            resamples[name] = np.mean([resamples[own] for own in AVERAGES[name]], axis=0)
-        return Figures(
-            text=text(values, {name: value for name, value in quoted.items() if name in AVERAGES}),
-            values=values,
-            headline=quoted,
-            resamples=resamples,
-            settings={
-                "classifier": self.config.classifier,
-                "grid": list(classifier.grid),
-                "folded_grid": list(classifier.folded_grid),
-                "seeds": self.seeds,
-                "folds": self.config.folds,
-                "language": self.lang,
-            },
-            files=sorted({file for data in self.sets for file in data.files}),
-            overlap=total(overlap for _, overlap in kept),
-        )
+    def measure(self, model: Encoder) -> Figures:
+        kept = []
+        for splits in self.sets:
+            tested = list(splits)[-1]
+            examples, overlap = self.without_overlap(model, splits[tested])
+            own = {**splits, tested: examples}
+            kept.append((own, examples, overlap, *protocol(own, self.config.folds)))
+        results = list[Result]()
+        vectors = list[np.ndarray]()
+        for splits, examples, overlap, description, measure in progress(kept, "sets"):
+            if not results or results[-1].examples.files != examples.files:  # SICK-E and SICK-R have the same pairs
+                columns = [column for split in splits.values() for column in split.columns]
+                vectors = encode_columns(model, columns, examples.languages[0])
+            parts = features(splits.values(), vectors)
+            outcomes = [measure(*parts, seed=seed) for seed in self.seeds]
+            sizes = {name: len(split) for name, split in splits.items()}
+            score = self._score(outcomes, {"protocol": description, "splits": sizes})
+            results.append(Result(examples, overlap, score))
+        return self.figures(results)
 
-    def _measure(
-        self, data: readers.DataSet, examples: dict[str, Examples], overlap: Overlap
-    ) -> tuple[dict[str, Any], np.ndarray]:
-        classifier = CLASSIFIERS[self.config.classifier]()
-        protocol, measure = _protocol(data, examples, classifier, self.config.folds)
-        by_seed: dict[str, dict[str, float]] = {}
-        found, drawn = dict[str, float](), list[np.ndarray]()
-        for seed in self.seeds:
-            # With a fixed dev split, the exact minimum is the same for every seed, so it is computed once.
-            fixed = "dev" in examples and classifier.name == "sklearn" and by_seed
-            if not fixed:
-                found, resamples = measure(seed)
-                drawn.append(resamples)
-            by_seed[str(seed)] = found
-        columns = {name: [own[name] for own in by_seed.values()] for name in next(iter(by_seed.values()))}
-        several = len(by_seed) > 1
-        return {
-            "protocol": protocol,
-            "examples": {name: len(split) for name, split in data.splits.items()},
-            "overlap": asdict(overlap),
-            "by_seed": by_seed,
-            "mean": {name: float(np.mean(column)) for name, column in columns.items()},
-            "spread": {name: float(np.std(column, ddof=1)) if several else None for name, column in columns.items()},
-        }, np.mean(drawn, axis=0)
+    def _score(self, outcomes: Sequence[Outcome], details: Mapping[str, Any]) -> Score:
+        """Return the means over the seeds; ``test`` is the figure by which the set is usually quoted."""
+        columns = {name: [figures[name] for figures, _ in outcomes] for name in outcomes[0][0]}
+        mean = {name: float(np.mean(column)) for name, column in columns.items()}
+        spread = {name: float(np.std(column, ddof=1)) if column[1:] else None for name, column in columns.items()}
+        by_seed = {str(seed): figures for seed, (figures, _) in zip(self.seeds, outcomes, strict=True)}
+        quoted, drawn = next(iter(columns)), np.mean([resamples for _, resamples in outcomes], axis=0)
+        details = {**details, "measure": quoted, "mean": mean, "spread": spread, "by_seed": by_seed}
+        return Score({"test": mean[quoted], "dev": mean["dev"]}, lambda seed: {"test": drawn}, details)
+
+    def averages(self, results: Mapping[str, Result]) -> dict[str, list[str]]:
+        return {label: names for label, names in AVERAGES.items() if results.keys() >= set(names)}
+
+    def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
+        singles = {name: [name] for name in results}
+        return {label: ("test", names) for label, names in {**singles, **self.averages(results)}.items()}
+
+    def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
+        rows = list[list[object]]()
+        for name, result in results.items():
+            own = result.values
+            quoted, spread = own["measure"], own["spread"][own["measure"]]
+            further = " ".join(f"{key} {value:.2f}" for key, value in own["mean"].items() if key not in (quoted, "dev"))
+            shown = "" if spread is None else spread
+            rows.append([name, own["protocol"], own["examples"], quoted, own["test"], shown, own["dev"], further])
+        rows += [[], *([label, "", "", "", own["test"]] for label, own in averages.items())] if averages else []
+        return table(["set", "protocol", "tested", "measure", "test", "spread", "dev", "further"], rows)
 
 
 def _seeds(text: str) -> list[int]:
-    try:
-        seeds = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"`seeds` {text!r} are no whole numbers", cure="give numbers such as 1,2,3") from None
-    if len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
+    seeds = [int(part) for part in text.split(",") if part.strip().isdecimal()]
+    if len(set(seeds)) < len(text.split(",")) or max(seeds) >= 2**32:
         raise UserError(f"`seeds` {text!r}", cure="give different numbers from 0 to 4294967295, such as 1,2,3")
     return seeds
 
 
-def select(sets: str, data: str | Path, lang: str) -> list[readers.DataSet]:
+def select(sets: str, data: str | Path, lang: str) -> list[readers.Splits]:
     """Read the requested sets: ``all`` sets in the folder ``data``, or names separated by commas."""
-    places = readers.find(data)
-    wanted = list(places) if sets == "all" else [name.strip() for name in sets.split(",") if name.strip()]
+    found = readers.find(data)
+    wanted = list(found) if sets == "all" else [name.strip() for name in sets.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in readers.SETS]
     if unknown or not wanted:
         raise UserError(f"no set {' '.join(unknown) or 'named'}", cure=f"the sets are {' '.join(readers.SETS)}")
-    if missing := [name for name in wanted if name not in places]:
-        raise UserError(f"no files of {' '.join(missing)}", path=data, cure=f"it holds {' '.join(places)}")
-    return [readers.read(name, *places[name], lang) for name in readers.SETS if name in wanted]
+    if missing := [name for name in wanted if name not in found]:
+        raise UserError(f"no files of {' '.join(missing)}", path=data, cure=f"it holds {' '.join(found)}")
+    return [readers.read(name, *found[name], lang) for name in readers.SETS if name in wanted]
 
 
-def encode(encoder: Encoder, data: readers.DataSet, lang: str) -> dict[str, np.ndarray]:
-    """Return the features of each split: unnormalised vectors, float32 [N, D]; of pairs [|u - v|, u * v], [N, 2D]."""
-    columns = iter(encode_columns(encoder, [side for split in data.splits.values() for side in split.sides], lang))
-    features = {}
-    for name, split in data.splits.items():
-        u, *v = (next(columns) for _ in split.sides)
-        features[name] = np.concatenate([np.abs(u - v[0]), u * v[0]], axis=1) if v else u
-    return features
+def features(splits: Iterable[Examples], vectors: Sequence[np.ndarray]) -> list[Features]:
+    """Return the features of each split, in the order of its examples in SentEval.
 
+    SentEval sorts the examples before it draws folds and batches: by the number of words of each column, then by the
+    target. A line without words, which is read as ``.``, has none.
 
-def _without_overlap(encoder: Encoder, data: readers.DataSet, drop: bool) -> tuple[readers.DataSet, Overlap]:
-    split = data.splits[data.tested]
-    keep, overlap = find_overlap(encoder.training_hashes, *split.sides, drop=drop)
-    return replace(data, splits={**data.splits, data.tested: split.only(keep)}), overlap
-
-
-def _check_sizes(data: readers.DataSet, folds: int) -> None:
-    """Check that each class has two examples per fold (one without folds)."""
-    train = data.splits.get("all") or data.splits["train"]
-    if data.name == "SICK-R":
-        return
-    counts = np.bincount(train.targets, minlength=max(2, data.classes))
-    if counts.min() < (needed := 1 if "dev" in data.splits else 2 * folds):
-        problem = f"{data.name} has {counts.min()} training examples of class {counts.argmin()}, {needed} are needed"
-        raise UserError(problem, path=data.files[0], cure=f"measure with fewer `folds` or without {data.name}")
-
-
-def _protocol(
-    data: readers.DataSet, examples: dict[str, Examples], classifier: Classifier, folds: int
-) -> tuple[str, Callable[[int], protocols.Outcome]]:
-    """Return the protocol for a set: its description, and a function from the seed to the results."""
-    if data.name == "SICK-R":
-        return "dev split, regression", lambda seed: protocols.relatedness(**examples, classifier=classifier, seed=seed)
-    options = {"classes": data.classes, "classifier": classifier}
-    if "dev" in examples:
-        return "dev split", lambda seed: protocols.split(**examples, **options, seed=seed)
-    options["folds"] = folds
-    if "all" in examples:
-        return f"nested {folds}-fold", lambda seed: protocols.nested(examples["all"], **options, seed=seed)
-    return f"{folds}-fold on train", lambda seed: protocols.folded(**examples, **options, seed=seed)
-
-
-def headline(values: Values) -> dict[str, float]:
-    """Return the figures by which the sets are usually quoted (accuracy, or for SICK-R Pearson's correlation, as means
-    over seeds), and the averages of which every set was measured."""
-    quoted = {name: next(iter(own["mean"].values())) for name, own in values.items()}
-    averages = {
-        average: float(np.mean([quoted[name] for name in names]))
-        for average, names in AVERAGES.items()
-        if quoted.keys() >= set(names)
-    }
-    return quoted | averages
-
-
-def text(values: Values, averages: dict[str, float]) -> str:
-    """Return a table with one line per set and the averages."""
-    rows = []
-    for name, own in values.items():
-        (quoted, mean), *others = ((measure, mean) for measure, mean in own["mean"].items() if measure != "dev")
-        spread, overlap = own["spread"][quoted], own["overlap"]
-        tested = overlap["total"] - (overlap["found"] or 0) * overlap["dropped"]
-        further = " ".join(f"{measure} {value:.2f}" for measure, value in others)
-        spread = "" if spread is None else spread
-        rows.append([name, own["protocol"], tested, quoted, mean, spread, own["mean"]["dev"], further])
-    rows += [[], *([name, "", "", "", value] for name, value in averages.items())] if averages else []
-    return table(["set", "protocol", "tested", "measure", "test", "spread", "dev", "further"], rows)
+    Args:
+        vectors: Unnormalised vectors of each column of each split, float32 [N, D]. The features of sentences u are u,
+            those of pairs [|u - v|, u * v].
+    """
+    following, parts = iter(vectors), []
+    for split in splits:
+        lengths = [[0 if text == "." else len(text.split()) for text in column] for column in split.columns]
+        y = targets(split)
+        rows = np.lexsort([y.tolist(), *reversed(lengths)])
+        u, *v = (next(following)[rows] for _ in split.columns)
+        parts.append(Features(np.concatenate([np.abs(u - v[0]), u * v[0]], axis=1) if v else u, y[rows]))
+    return parts

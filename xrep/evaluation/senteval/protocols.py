@@ -2,161 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
-from xrep.evaluation.senteval import sklearn_classifier, torch_classifier
-from xrep.evaluation.senteval.folds import Classifier, Fold, logits
+from xrep.errors import UserError
+from xrep.evaluation.evaluation import Examples
+from xrep.evaluation.senteval.classifier import Fold, fit, logits, squared_error_gradient
 from xrep.metrics.bootstrap import resampled, resampled_means
 from xrep.metrics.correlation import pearson, spearman
 
+GRID = (1e-5, 1e-4, 1e-3, 1e-2)
+"""Weight decays that are tried."""
 SCORES = np.arange(1, 6)  # the possible relatedness scores
-_RELATEDNESS = torch_classifier.Stopping(epochs=50, tenacity=3, maximum=1000)
-
 
 Outcome = tuple[dict[str, float], np.ndarray]
-"""Figures by name, and the first of them on resampled test examples, float64 [R] (``xrep.metrics.bootstrap``)."""
+"""Figures by name, and the first of them on resampled test examples, float64 [R] (``xrep.metrics.bootstrap``). Those of
+a classification are ``accuracy`` and ``dev``, the accuracy by which the weight decay was chosen, in percent."""
 
 
-class Examples(NamedTuple):
-    """Features, float32 [N, D], with classes, int64 [N], or scores, float64 [N]."""
+class Features(NamedTuple):
+    """Features of the examples of a split, float32 [N, D], with classes, int64 [N], or scores, float64 [N]."""
 
     x: np.ndarray
     y: np.ndarray
 
 
-def nested(examples: Examples, classes: int, classifier: Classifier, folds: int, seed: int) -> Outcome:
+def targets(examples: Examples) -> np.ndarray:
+    assert examples.gold is not None
+    return examples.gold
+
+
+def protocol(splits: Mapping[str, Examples], folds: int) -> tuple[str, Callable[..., Outcome]]:
+    """Return the description of the protocol for a set, and a function from ``Features`` of its splits and a seed.
+
+    Raises:
+        UserError: A class has less than two training examples per fold (one without folds).
+    """
+    train, y = next(iter(splits.values())), [targets(examples) for examples in splits.values()]
+    if y[0].dtype.kind == "f":
+        return "dev split, regression", relatedness
+    classes = max(2, 1 + int(np.concatenate(y).max()))
+    counts, needed = np.bincount(y[0], minlength=classes), 1 if "dev" in splits else 2 * folds
+    if counts.min() < needed:
+        problem = f"{train.name} has {counts.min()} training examples of class {counts.argmin()}, {needed} are needed"
+        raise UserError(problem, path=train.files[0], cure=f"measure with fewer `folds` or without {train.name}")
+    if "dev" in splits:
+        return "dev split", partial(split, classes=classes)
+    if "all" in splits:
+        return f"nested {folds}-fold", partial(nested, classes=classes, folds=folds)
+    return f"{folds}-fold on train", partial(folded, classes=classes, folds=folds)
+
+
+def nested(whole: Features, seed: int, classes: int, folds: int) -> Outcome:
     """Run nested cross-validation (MR CR SUBJ MPQA).
 
-    Each fold tests a classifier that was trained on the other folds. Its regularisation is chosen by an inner
-    cross-validation on those other folds.
-
-    Returns:
-        ``accuracy``, on the test folds, and ``dev``, the mean of the best accuracies of the inner cross-validations, in
-        percent.
+    Each fold tests a classifier that was trained on the other folds. Its weight decay is chosen by an inner
+    cross-validation on those other folds; ``dev`` is the mean of their best accuracies.
     """
-    x, y = examples
-    outer = list(sklearn_classifier.stratified(y, folds, seed))
-    chosen, dev = [], []
+    x, y = whole
+    outer = _stratified(y, folds, seed)
+    choices = []
     for rows, _ in outer:
-        inner = [Fold(rows[a], rows[b]) for a, b in sklearn_classifier.stratified(y[rows], folds, seed)]
-        strength, accuracy = _choose(x, y, classes, classifier, classifier.grid, inner, seed)
-        chosen.append([strength])
-        dev.append(accuracy)
-    fitted = classifier.fit(x, y, classes, [Fold(rows) for rows, _ in outer], np.array(chosen), seed)
-    right, accuracies = np.zeros(len(y), dtype=bool), []
-    for weights, (_, rows) in zip(fitted.weights, outer, strict=True):
-        right[rows] = _right(Examples(x[rows], y[rows]), weights[0])
-        accuracies.append(right[rows].mean())
-    return {"accuracy": 100 * float(np.mean(accuracies)), "dev": float(np.mean(dev))}, _resampled(right)
+        inner: list[Fold] = [(rows[others], rows[own]) for others, own in _stratified(y[rows], folds, seed)]
+        choices.append(_choose(whole, inner, seed, classes))
+    grid = np.array([[decay] for decay, _ in choices])
+    fitted, _ = fit(x, _one_hot(y, classes), [(rows, None) for rows, _ in outer], grid, seed)
+    right = np.zeros(len(y), dtype=bool)
+    for weights, (_, rows) in zip(fitted, outer, strict=True):
+        right[rows] = logits(x[rows], weights[0]).argmax(1) == y[rows]
+    accuracy, dev = np.mean([right[rows].mean() for _, rows in outer]), np.mean([dev for _, dev in choices])
+    return {"accuracy": 100 * float(accuracy), "dev": float(dev)}, _resampled(right)
 
 
-def folded(train: Examples, test: Examples, classes: int, classifier: Classifier, folds: int, seed: int) -> Outcome:
-    """Choose the regularisation by cross-validation on the training part, then train on all of it (TREC MRPC).
-
-    Returns:
-        ``accuracy``, ``dev`` and, for two classes, ``f1`` of class 1, in percent.
-    """
-    x, y = train
-    inner = [Fold(*rows) for rows in sklearn_classifier.stratified(y, folds, seed)]
-    strength, dev = _choose(x, y, classes, classifier, classifier.folded_grid, inner, seed)
-    fitted = classifier.fit(x, y, classes, [Fold(np.arange(len(y)))], np.array([[strength]]), seed)
-    right = _right(test, fitted.weights[0, 0])
-    scores = {"accuracy": 100 * float(right.mean()), "dev": dev}
+def folded(train: Features, test: Features, seed: int, classes: int, folds: int) -> Outcome:
+    """Choose the weight decay by cross-validation on the training part, then train on all of it (TREC MRPC). For two
+    classes, ``f1`` is that of class 1."""
+    decay, dev = _choose(train, _stratified(train.y, folds, seed), seed, classes)
+    whole = np.arange(len(train.y)), None
+    weights, _ = fit(train.x, _one_hot(train.y, classes), [whole], np.array([[decay]]), seed)
+    predicted = logits(test.x, weights[0, 0]).argmax(1)
+    right = predicted == test.y
+    figures = {"accuracy": 100 * float(right.mean()), "dev": dev}
     if classes == 2:
-        predicted = logits(test.x, fitted.weights[0, 0]).argmax(1)
-        scores["f1"] = 100 * (2 * int((predicted & test.y).sum()) / max(1, int(predicted.sum() + test.y.sum())))
-    return scores, _resampled(right)
+        figures["f1"] = 100 * (2 * int((predicted & test.y).sum()) / max(1, int(predicted.sum() + test.y.sum())))
+    return figures, _resampled(right)
 
 
-def split(train: Examples, dev: Examples, test: Examples, classes: int, classifier: Classifier, seed: int) -> Outcome:
-    """Choose the regularisation on the dev part, and test the classifier that is best there (SST2 SST5 SICK-E).
-
-    Returns:
-        ``accuracy`` and ``dev``, in percent.
-    """
-    x, y = np.concatenate([train.x, dev.x]), np.concatenate([train.y, dev.y])
-    fold = Fold(np.arange(len(train.y)), np.arange(len(train.y), len(y)))
-    fitted = classifier.fit(x, y, classes, [fold], np.array([classifier.grid]), seed)
-    best = _best(fitted.scores)
-    right = _right(test, fitted.weights[0, best])
-    return {"accuracy": 100 * float(right.mean()), "dev": 100 * float(fitted.scores[0, best])}, _resampled(right)
-
-
-def _right(test: Examples, weights: np.ndarray) -> np.ndarray:
-    return logits(test.x, weights).argmax(1) == test.y
-
-
-def _resampled(right: np.ndarray) -> np.ndarray:
-    return 100 * resampled_means(right[:, None])[:, 0]
-
-
-def _choose(
-    x: np.ndarray,
-    y: np.ndarray,
-    classes: int,
-    classifier: Classifier,
-    grid: tuple[float, ...],
-    folds: list[Fold],
-    seed: int,
-) -> tuple[float, float]:
-    """Return the strength with the best mean accuracy on the folds' dev rows, and that accuracy in percent."""
-    scores = classifier.fit(x, y, classes, folds, np.tile(grid, (len(folds), 1)), seed).scores
+def split(train: Features, dev: Features, test: Features, seed: int, classes: int) -> Outcome:
+    """Choose the weight decay on the dev part, and test the classifier that is best there (SST2 SST5 SICK-E)."""
+    (x, y), fold = _joined(train, dev)
+    weights, scores = fit(x, _one_hot(y, classes), [fold], np.array([GRID]), seed)
     best = _best(scores)
-    return grid[best], 100 * float(scores[:, best].mean())
+    right = logits(test.x, weights[0, best]).argmax(1) == test.y
+    return {"accuracy": 100 * float(right.mean()), "dev": 100 * float(scores[0, best])}, _resampled(right)
 
 
-def _best(scores: np.ndarray) -> int:
-    """Return the index of the best column of [F, R], the first if tied; percentages are rounded to two decimals as in
-    SentEval."""
-    return int(np.round(100 * scores.mean(axis=0), 2).argmax())
-
-
-def relatedness(train: Examples, dev: Examples, test: Examples, classifier: Classifier, seed: int) -> Outcome:
+def relatedness(train: Features, dev: Features, test: Features, seed: int) -> Outcome:
     """Measure SICK-R with a trained regression, as in Tai et al. (2015), section 4.3.
 
     A score between two integers is represented as a distribution over these two. A linear layer with a softmax predicts
-    the distribution, and its mean is the predicted score.
-
-    SentEval's classifier minimises the squared error of the probabilities, without regularisation, and stops early by
-    Pearson's correlation on dev, which is checked every 50 epochs. scikit-learn's classifier minimises the
-    cross-entropy, and Pearson's correlation on dev chooses its regularisation.
+    the distribution, and its mean is the predicted score. As in SentEval, training minimises the squared error of the
+    probabilities, without regularisation, and stops early by Pearson's correlation on dev, which is checked every 50
+    epochs.
 
     Returns:
         ``pearson``, ``spearman`` and ``dev`` (Pearson's correlation) times 100, and ``mse`` of the scores.
     """
 
-    def score(values: np.ndarray) -> float:
-        return _or_zero(pearson, expected_score(values), dev.y)
+    def score(values: torch.Tensor, _: np.ndarray) -> np.ndarray:
+        return np.array([_or_zero(pearson, expected_score(values[:, 0].numpy()), dev.y)])
 
-    if classifier.name == "senteval":
-        x, targets = np.concatenate([train.x, dev.x]), distributions(np.concatenate([train.y, dev.y]))
-        fitted = torch_classifier.train(
-            x,
-            targets,
-            [Fold(np.arange(len(train.y)), np.arange(len(train.y), len(x)))],
-            np.zeros((1, 1)),
-            seed,
-            torch_classifier.squared_error_gradient,
-            lambda values, _: np.array([score(values[:, 0].numpy())]),
-            _RELATEDNESS,
-        )
-        weights, best = fitted.weights[0, 0], float(fitted.scores[0, 0])
-    else:
-        weights, best = sklearn_classifier.fit_distributions(
-            train.x, distributions(train.y), classifier.grid, lambda weights: score(logits(dev.x, weights))
-        )
-    predicted = expected_score(logits(test.x, weights))
+    (x, y), fold = _joined(train, dev)
+    rule = {"gradient": squared_error_gradient, "score": score, "epochs": 50, "tenacity": 3, "maximum": 1000}
+    weights, scores = fit(x, distributions(y), [fold], np.zeros((1, 1)), seed, **rule)
+    predicted = expected_score(logits(test.x, weights[0, 0]))
     drawn = 100 * resampled(lambda rows: _or_zero(pearson, predicted[rows], test.y[rows]), len(predicted))
-    scores = {
+    figures = {
         "pearson": 100 * _or_zero(pearson, predicted, test.y),
         "spearman": 100 * _or_zero(spearman, predicted, test.y),
         "mse": float(((predicted - test.y) ** 2).mean()),
-        "dev": 100 * best,
+        "dev": 100 * float(scores[0, 0]),
     }
-    return scores, drawn
+    return figures, drawn
 
 
 def distributions(scores: np.ndarray) -> np.ndarray:
@@ -168,6 +139,39 @@ def expected_score(values: np.ndarray) -> np.ndarray:
     """Compute the mean score [N] of logits [N, 5]."""
     shares = np.exp(values - values.max(axis=1, keepdims=True))
     return (shares / shares.sum(axis=1, keepdims=True)) @ SCORES
+
+
+def _stratified(y: np.ndarray, folds: int, seed: int) -> list[Fold]:
+    """Return (other rows, rows of the fold) for each fold, stratified by class, as SentEval draws them."""
+    from sklearn.model_selection import StratifiedKFold
+
+    return list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(np.zeros((len(y), 1)), y))
+
+
+def _choose(features: Features, folds: list[Fold], seed: int, classes: int) -> tuple[float, float]:
+    """Return the weight decay with the best mean accuracy on the folds' dev rows, and that accuracy in percent."""
+    _, scores = fit(features.x, _one_hot(features.y, classes), folds, np.tile(GRID, (len(folds), 1)), seed)
+    best = _best(scores)
+    return GRID[best], 100 * float(scores[:, best].mean())
+
+
+def _best(scores: np.ndarray) -> int:
+    """Return the best column of [F, R], the first if tied; percentages are rounded to two decimals as in SentEval."""
+    return int(np.round(100 * scores.mean(axis=0), 2).argmax())
+
+
+def _joined(train: Features, dev: Features) -> tuple[Features, Fold]:
+    """Return the features of both parts in one array, and the rows of each of them."""
+    both = Features(np.concatenate([train.x, dev.x]), np.concatenate([train.y, dev.y]))
+    return both, (np.arange(len(train.y)), np.arange(len(train.y), len(both.y)))
+
+
+def _one_hot(y: np.ndarray, classes: int) -> np.ndarray:
+    return np.eye(classes, dtype=np.float32)[y]
+
+
+def _resampled(right: np.ndarray) -> np.ndarray:
+    return 100 * resampled_means(right[:, None])[:, 0]
 
 
 def _or_zero(correlation: Callable[[np.ndarray, np.ndarray], float], x: np.ndarray, y: np.ndarray) -> float:
