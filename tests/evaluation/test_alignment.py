@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import pdist
 
-from tests.evaluation.conftest import SCORED, NgramEncoder, published, save_hashes, write
+from tests.evaluation.conftest import SCORED, NgramEncoder, measured, published, save_hashes, write
 from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from xrep.errors import UserError
-from xrep.evaluation.alignment import Alignment, PairSet, losses
+from xrep.evaluation.alignment import Alignment
 from xrep.evaluation.encoders import Encoder
+from xrep.evaluation.evaluation import Examples
 from xrep.evaluation.overlap import Overlap
 from xrep.inference.sentence_encoder import SentenceEncoder
 
@@ -31,15 +32,14 @@ def write_parallel(folder: Path, count: int) -> tuple[str, list[tuple[str, str]]
     return f"de-en={write(folder / 'pairs.tsv', lines)}", pairs
 
 
-def read(data: str, **options: object) -> PairSet:
-    evaluation = Alignment(Alignment.Config(data=data, **options))
-    evaluation.read()
-    return evaluation.pairs
+def read(data: str, **options: object) -> Examples:
+    (pairs,) = Alignment(Alignment.Config(data=data, **options)).tables
+    return pairs
 
 
-def assert_losses(found: dict[str, float], encoder: Encoder, pairs: PairSet, positive: list[int], rel: float) -> None:
+def assert_losses(found: dict[str, float], encoder: Encoder, pairs: Examples, positive: list[int], rel: float) -> None:
     """Compare both losses with their definitions in float64."""
-    sides = zip((pairs.first, pairs.second), pairs.languages, strict=True)
+    sides = zip(pairs.columns, pairs.languages, strict=True)
     x, y = (encoder.encode(side, language).astype(np.float64) for side, language in sides)
     align = np.mean(np.linalg.norm(x[positive] - y[positive], axis=1) ** 2)
     uniform = np.log(np.exp(-2 * pdist(np.concatenate([x, y])) ** 2).mean())
@@ -49,29 +49,31 @@ def assert_losses(found: dict[str, float], encoder: Encoder, pairs: PairSet, pos
 def test_scored_pairs_above_four_are_positive_and_all_sentences_count(scored: str, tmp_path: Path) -> None:
     pairs, encoder = read(scored), NgramEncoder()
     assert (pairs.name, pairs.languages) == ("STS-B dev", ("en", "en"))
-    assert pairs.positive.tolist() == [True, True, False, False, True, False]
-    found, overlap = losses(encoder, pairs)
+    assert pairs.gold.tolist() == [True, True, False, False, True, False]
+    figures = measured(Alignment, encoder, data=scored)
+    found = figures.values["tables"]["STS-B dev"]
     assert_losses(found, encoder, pairs, [0, 1, 4], 1e-5)
-    assert (found["positives"], found["sentences"], overlap) == (3, 12, Overlap(None, 6))
-    assert read(scored, positive_above=4.7).positive.sum() == 2
+    assert (found["positives"], found["sentences"], figures.overlap) == (3, 12, Overlap(None, 6))
+    assert read(scored, positive_above=4.7).gold.sum() == 2
     hashes = save_hashes(tmp_path, [one for one, _, score in SCORED if score > 4])
     with pytest.raises(UserError, match="no positive pair of STS-B dev is left; measure without `drop_overlap`"):
-        losses(NgramEncoder(training_hashes=hashes), pairs, drop_overlap=True)
+        measured(Alignment, NgramEncoder(training_hashes=hashes), data=scored, drop_overlap=True)
 
 
 def test_of_parallel_text_the_first_pairs_are_true_and_the_others_get_another_sentence(tmp_path: Path) -> None:
     data, rows = write_parallel(tmp_path, 60)
-    pairs, encoder = read(data, pairs=20, true_pairs=5), NgramEncoder(known=["de", "en"])
-    assert pairs.languages == ("de", "en") and pairs.positive.tolist() == [True] * 5 + [False] * 15
-    assert pairs.second == [english for _, english in rows[:20]]
-    assert pairs.first[:5] == [german for german, _ in rows[:5]]
-    assert set(pairs.first[5:]) < {german for german, _ in rows[20:]} and len(set(pairs.first[5:])) == 15
-    assert read(data, pairs=20, true_pairs=5).first == pairs.first
-    found, _ = losses(encoder, pairs)
-    assert_losses(found, encoder, pairs, list(range(5)), 1e-5)
+    options = {"data": data, "pairs": 20, "true_pairs": 5}
+    pairs, encoder = read(**options), NgramEncoder(known=["de", "en"])
+    first, second = pairs.columns
+    assert pairs.languages == ("de", "en") and pairs.gold.tolist() == [True] * 5 + [False] * 15
+    assert second == [english for _, english in rows[:20]]
+    assert first[:5] == [german for german, _ in rows[:5]]
+    assert set(first[5:]) < {german for german, _ in rows[20:]} and len(set(first[5:])) == 15
+    assert read(**options).columns == pairs.columns
+    assert_losses(measured(Alignment, encoder, **options).values, encoder, pairs, list(range(5)), 1e-5)
     # Every following sentence is as likely to be drawn.
     data, rows = write_parallel(tmp_path, 30)
-    drawn = [read(data, pairs=10, true_pairs=5, seed=seed).first[5:] for seed in range(100)]
+    drawn = [read(data, pairs=10, true_pairs=5, seed=seed).columns[0][5:] for seed in range(100)]
     counts = [sum(german in first for first in drawn) for german, _ in rows[10:]]
     assert min(counts) > 9 and max(counts) < 45  # 25 each, with a standard deviation of 4.3
     with pytest.raises(UserError, match="30 pairs, but 20 and 15 others to draw from"):
@@ -102,8 +104,8 @@ def test_the_published_files_are_read() -> None:
     """Counted with cut and awk: 208 of the 1500 pairs of the dev split score higher than 4."""
     folder = published("sts")
     dev = read(str(folder / "STSBenchmark" / "sts-dev.csv"))
-    assert (len(dev), dev.positive.sum()) == (1500, 208)
+    assert (len(dev), dev.gold.sum()) == (1500, 208)
     german = read(str(folder / "stsb_multi_mt" / "stsb-de-dev.csv"))
-    assert (german.languages, german.positive.sum()) == (("de", "de"), 208)
+    assert (german.languages, german.gold.sum()) == (("de", "de"), 208)
     sick = read(str(folder / "SICK" / "SICK_trial.txt"))
     assert (sick.name, len(sick)) == ("SICK-R dev", 500)

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,18 @@ from typing import Any
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, check_languages
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, PlotOption, table
-from xrep.evaluation.overlap import Overlap, chosen, find_overlap
+from xrep.evaluation.encoders import Encoder
+from xrep.evaluation.evaluation import (
+    EncoderOptions,
+    Evaluation,
+    Examples,
+    Figures,
+    OverlapOption,
+    PlotOption,
+    Result,
+    Score,
+    table,
+)  # fmt: skip
 from xrep.evaluation.plots import plot_alignment
 from xrep.evaluation.reading import check_seed, folders_with
 from xrep.evaluation.sts_sets import read_file
@@ -35,28 +44,8 @@ from xrep.models.directory import PREFIX, checkpoints_in
 from xrep.text.languages import canonical
 from xrep.text.readers import orient, parse_bitext, read_pairs
 
+LOSSES = ("alignment", "uniformity")
 _PARALLEL = re.compile(r"[A-Za-z_-]+=.+")
-
-
-@dataclass(frozen=True)
-class PairSet:
-    """N pairs ``first[i]``, ``second[i]``; the mask ``positive``, bool [N], marks those with the same meaning.
-
-    Attributes:
-        languages: Languages of ``first`` and ``second``.
-        rule: Description of how the positives were chosen.
-    """
-
-    name: str
-    languages: tuple[str, str]
-    first: list[str]
-    second: list[str]
-    positive: np.ndarray
-    files: list[Path]
-    rule: str
-
-    def __len__(self) -> int:
-        return len(self.first)
 
 
 class Checkpoints:
@@ -67,19 +56,19 @@ class Checkpoints:
     """
 
     def __init__(self, run: str, evaluation: Evaluation) -> None:
-        self._places, self._evaluation = checkpoints_in(Path(run)), evaluation
-        if not self._places:
+        self._paths, self._evaluation = checkpoints_in(Path(run)), evaluation
+        if not self._paths:
             cure = f"name the directory of a run, which holds {PREFIX}00001000 and its like"
             raise UserError("no checkpoints in it", path=run, cure=cure)
-        self.path = str(self._places[-1])
+        self.path = str(self._paths[-1])
         self._fingerprint = ""
 
     def __iter__(self) -> Iterator[tuple[int, Encoder]]:
         """Yield step and encoder of each checkpoint, in the order of their steps."""
-        for place in self._places:
-            encoder = Evaluation.open(self._evaluation, str(place))
+        for path in self._paths:
+            encoder = Evaluation.open(self._evaluation, str(path))
             self._fingerprint = encoder.fingerprint()
-            yield int(place.name.removeprefix(PREFIX)), encoder
+            yield int(path.name.removeprefix(PREFIX)), encoder
 
     def fingerprint(self) -> str:
         return self._fingerprint
@@ -122,54 +111,73 @@ class Alignment(Evaluation):
 
     @classmethod
     def find(cls, folder: Path) -> dict[Path, Any]:
-        files = [place / name for place, names in folders_with(folder, r"sts-test\.csv").items() for name in names]
+        files = [path / name for path, names in folders_with(folder, r"sts-test\.csv").items() for name in names]
         return {file: cls.Config(data=str(file)) for file in files}
 
-    def read(self) -> None:
-        check_seed(self.config.seed)
-        scored = _PARALLEL.fullmatch(self.config.data) is None
-        self.pairs = read_scored(self.config) if scored else read_parallel(self.config)
+    def read(self) -> list[Examples]:
+        """Return one table, whose ``gold`` marks the pairs with the same meaning: bool [N]."""
+        config = self.config
+        check_seed(config.seed)
+        if _PARALLEL.fullmatch(config.data):
+            pairs = read_parallel(config)
+            counts = f"the first {config.true_pairs} of {config.pairs} pairs are true"
+            self.rule = f"{counts}, the others have another {pairs.languages[0]} sentence"
+            return [pairs]
+        self.rule = f"positives score higher than {config.positive_above:g}"
+        return [read_scored(config)]
 
     def open(self, path: str) -> Any:
         return Checkpoints(path, self) if self.config.every_checkpoint else super().open(path)
 
-    def measure(self, encoder: Encoder | Checkpoints) -> Figures:
+    def score(self, model: Encoder, examples: Examples) -> Score:
+        positive = examples.gold
+        if not positive.any():
+            raise UserError(f"no positive pair of {examples.name} is left", cure="measure without `drop_overlap`")
+        x, y = (model.encode(*side) for side in zip(examples.columns, examples.languages, strict=True))
+        losses = alignment_loss(x[positive], y[positive]), uniformity_loss(np.concatenate((x, y)))
+        counts = {"positives": int(positive.sum()), "sentences": 2 * len(positive)}
+        return Score(dict(zip(LOSSES, losses, strict=True)), details=counts)
+
+    def measure(self, model: Encoder | Checkpoints) -> Figures:
         """Measure one encoder, or each checkpoint of a run.
 
-        The values for JSON are ``pairs`` (name of the pair set), ``languages``, and the ``positives``, ``sentences``,
-        ``alignment`` and ``uniformity`` of the last encoder. A run also has ``checkpoints``, a list with ``step``,
-        ``alignment``, ``uniformity`` and ``fingerprint`` of each.
+        The values for JSON are those of the last encoder, with ``pairs`` (name of the table), ``alignment`` and
+        ``uniformity`` beside its table. A run also has ``checkpoints``, a list with the step, the losses and the
+        fingerprint of each.
         """
-        pairs, checkpoints, last, overlap = self.pairs, [], {}, None
-        is_run = isinstance(encoder, Checkpoints)
-        for step, each in encoder if isinstance(encoder, Checkpoints) else [(None, encoder)]:
-            last, overlap = losses(each, pairs, self.config.drop_overlap)
-            figures = {loss: last[loss] for loss in ("alignment", "uniformity")}
-            checkpoints.append({"step": step, **figures, "fingerprint": each.fingerprint()})
-        steps, first, second = ([own[key] for own in checkpoints] for key in ("step", "alignment", "uniformity"))
-        rows = [
-            [step if is_run else pairs.name, f"{alignment:.4f}", f"{uniformity:.4f}"]
-            for step, alignment, uniformity in zip(steps, first, second, strict=True)
-        ]
-        header = ["step" if is_run else "pairs", "alignment", "uniformity"]
-        return Figures(
-            text=f"{pairs.name}: alignment of {last['positives']} positive pairs, uniformity of {last['sentences']} "
-            f"sentences; lower is better\n{pairs.rule}\n{table(header, rows)}",
-            values={
-                "pairs": pairs.name,
-                "languages": [canonical(language) for language in pairs.languages],
-                **last,
-                **({"checkpoints": checkpoints} if is_run else {}),
-            },
-            headline={f"{pairs.name}, {loss}": last[loss] for loss in ("alignment", "uniformity")},
-            settings={"positives": pairs.rule, "seed": self.config.seed},
-            files=pairs.files,
-            overlap=overlap,
-            plot=lambda picture: plot_alignment(steps, first, second, pairs.name, picture),
+        is_run, pairs = isinstance(model, Checkpoints), self.tables[0].name
+        checkpoints, figures = list[dict[str, Any]](), None
+        for step, encoder in model if isinstance(model, Checkpoints) else [(None, model)]:
+            figures = super().measure(encoder)
+            losses = dict(zip(LOSSES, figures.headline.values(), strict=True))
+            checkpoints.append({"step": step, **losses, "fingerprint": encoder.fingerprint()})
+        assert figures is not None
+        values = {**figures.values, "pairs": pairs, **{loss: checkpoints[-1][loss] for loss in LOSSES}}
+        columns = [[own[key] for own in checkpoints] for key in ("step", *LOSSES)]
+        rows = [[step if is_run else pairs, f"{x:.4f}", f"{y:.4f}"] for step, x, y in zip(*columns, strict=True)]
+        return replace(
+            figures,
+            text=f"{figures.text}\n{table(['step' if is_run else 'pairs', *LOSSES], rows)}",
+            values={**values, "checkpoints": checkpoints} if is_run else values,
+            plot=lambda picture: plot_alignment(*columns, pairs, picture),
         )
 
+    def averages(self, results: Mapping[str, Result]) -> dict[str, list[str]]:
+        return {}
 
-def read_scored(config: Alignment.Config) -> PairSet:
+    def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
+        return {f"{name}, {loss}": (loss, [name]) for name in results for loss in LOSSES}
+
+    def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
+        ((name, result),) = results.items()
+        counts = "alignment of {positives} positive pairs, uniformity of {sentences} sentences; lower is better"
+        return f"{name}: {counts.format(**result.score.details)}\n{self.rule}"
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "positives": self.rule}
+
+
+def read_scored(config: Alignment.Config) -> Examples:
     """Read a file of STS-B, its translations or SICK."""
     path = Path(config.data)
     test = read_file(path) if path.is_file() else None
@@ -177,16 +185,14 @@ def read_scored(config: Alignment.Config) -> PairSet:
         problem = "not a set of pairs that is known" if path.exists() else "no such file"
         cure = "name an STS file such as sts-dev.csv, or parallel text such as de-en=FILE.tsv or de-en=FILE.de,FILE.en"
         raise UserError(problem, path=path, cure=cure)
-    assert test.gold is not None
     positive = test.gold["score"] > config.positive_above
-    rule, languages = f"higher than {config.positive_above:g}", (test.languages[0], test.languages[1])
     if not positive.any():
-        raise UserError(f"no pair scores {rule}", path=path, cure="give a lower `positive_above`")
-    rule = f"positives score {rule}"
-    return PairSet(f"{test.name} {test.split}", languages, *test.columns, positive, [path], rule)
+        problem = f"no pair scores higher than {config.positive_above:g}"
+        raise UserError(problem, path=path, cure="give a lower `positive_above`")
+    return replace(test, name=f"{test.name} {test.split}", gold=positive)
 
 
-def read_parallel(config: Alignment.Config) -> PairSet:
+def read_parallel(config: Alignment.Config) -> Examples:
     """Read parallel text; see ``Alignment.Config`` for the sizes."""
     pairs, true_pairs = config.pairs, config.true_pairs
     if not 1 <= true_pairs <= pairs:
@@ -198,15 +204,9 @@ def read_parallel(config: Alignment.Config) -> PairSet:
     if len(taken) < pairs or following < replaced:
         problem = f"{len(taken) + following} pairs, but {pairs} and {replaced} others to draw from are needed"
         raise UserError(problem, path=bitext.paths[0], cure="give a smaller `pairs`")
-    return PairSet(
-        bitext.name,
-        bitext.languages,
-        [*(source for source, _ in taken[:true_pairs]), *others],
-        [target for _, target in taken],
-        np.arange(pairs) < true_pairs,
-        [Path(path) for path in bitext.paths],
-        f"the first {true_pairs} of {pairs} pairs are true, the others have another {bitext.languages[0]} sentence",
-    )
+    columns = [*(source for source, _ in taken[:true_pairs]), *others], [target for _, target in taken]
+    languages, files = tuple(map(canonical, bitext.languages)), tuple(map(Path, bitext.paths))
+    return Examples(bitext.name, languages, columns, np.arange(pairs) < true_pairs, files)
 
 
 def _draw(sentences: Iterable[str], count: int, generator: random.Random) -> tuple[list[str], int]:
@@ -215,24 +215,6 @@ def _draw(sentences: Iterable[str], count: int, generator: random.Random) -> tup
     for number, sentence in enumerate(sentences, start=1):
         if len(drawn) < count:
             drawn.append(sentence)
-        elif (place := generator.randrange(number)) < count:
-            drawn[place] = sentence
+        elif (row := generator.randrange(number)) < count:
+            drawn[row] = sentence
     return drawn, number
-
-
-def losses(encoder: Encoder, pairs: PairSet, drop_overlap: bool = False) -> tuple[dict[str, Any], Overlap]:
-    """Return ``alignment`` and ``uniformity`` of an encoder, the numbers of ``positives`` and ``sentences`` that they
-    were measured on, and the overlap."""
-    check_languages(encoder, dict(zip(pairs.languages, (pairs.first[0], pairs.second[0]), strict=True)))
-    keep, overlap = find_overlap(encoder.training_hashes, pairs.first, pairs.second, drop=drop_overlap, name=pairs.name)
-    positive = pairs.positive[keep]
-    if not positive.any():
-        raise UserError(f"no positive pair of {pairs.name} is left", cure="measure without `drop_overlap`")
-    columns = zip(chosen(keep, pairs.first, pairs.second), pairs.languages, strict=True)
-    x, y = (encoder.encode(column, language) for column, language in columns)
-    return {
-        "positives": int(positive.sum()),
-        "sentences": 2 * len(positive),
-        "alignment": alignment_loss(x[positive], y[positive]),
-        "uniformity": uniformity_loss(np.concatenate((x, y))),
-    }, overlap
