@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from xrep.config.fields import read_fields
 from xrep.config.source import docstring
 from xrep.errors import UserError
-from xrep.files import check_output, is_stream, write_aside, write_json
+from xrep.files import check_output, is_stream, write_json
 from xrep.registry import EVALUATIONS, import_plugin
 from xrep_cli.common import (
     HelpFormatter,
@@ -113,7 +113,12 @@ def main(argv: Sequence[str]) -> None:
         files = [str(file) for examples in made.tables for file in examples.files]
         check_outputs({**results, "--list-sentences": options.get("list_sentences")}, {"--data": files})
         if options.get("list_sentences") is not None:
-            _list_sentences(made, options["list_sentences"])
+            from xrep.evaluation.encoders import write_sentences
+
+            columns = (pair for own in made.tables for pair in zip(own.languages, own.columns, strict=True))
+            rows = ((language, sentence) for language, column in columns for sentence in column)
+            count, path = write_sentences(options["list_sentences"], rows), options["list_sentences"]
+            print(f"{count} sentences: {path}")
         elif not paths and made.takes_path:
             raise UserError("no encoder named", cure="give --path, or --list-sentences to measure another system")
         else:
@@ -155,17 +160,6 @@ def _check(paths: list[str], results: dict[str, str | None], options: dict[str, 
 def _named(value: str | list[str] | None) -> list[str]:
     """Return what an option names that can be a file."""
     return [value] if isinstance(value, str) else value or []
-
-
-def _list_sentences(evaluation: Evaluation, path: str) -> None:
-    """Write each sentence of the tables once, as lines ``language<TAB>sentence``."""
-    from xrep.evaluation.encoders import one_line
-
-    columns = (pair for table in evaluation.tables for pair in zip(table.languages, table.columns, strict=True))
-    rows = dict.fromkeys((language, one_line(text)) for language, column in columns for text in column)
-    with write_aside(path) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{language}\t{text}\n" for language, text in rows)
-    print(f"{len(rows)} sentences: {path}")
 
 
 def _measure(

@@ -101,7 +101,7 @@ def test_pairs_that_are_left_out_are_not_encoded(encoded: list[str], measure: Me
     write_columns(tmp_path / "test" / "test-en.tsv", known + others)
     encoded.clear()
     found = measure("nli", "--path", "run/last", "--data", "test", "--drop-overlap")
-    assert found["values"]["languages"]["en"]["pairs"] == len(others)
+    assert found["values"]["tables"]["en"]["examples"] == len(others)
     assert {*encoded} - {known[0][0], known[0][1]} == {text for row in others for text in row[:2]}
 
 

@@ -11,23 +11,18 @@ from tests.evaluation.conftest import NgramEncoder
 from tests.support.commands import Commands
 from tests.support.encoders import write_encoder
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Loaded, SentenceList, check_languages, open_encoder, with_random_weights
+from xrep.evaluation.encoders import Loaded, check_languages, open_encoder, with_random_weights, write_sentences
 from xrep.inference.sentence_encoder import SentenceEncoder
 
 SENTENCES = ["unser Nachbar malt", "her teacher sees a red house", "das Buch"]
 
 
 def test_vectors_are_found_by_language_and_text_in_any_order(tmp_path: Path) -> None:
-    listed, rows, given = SentenceList(), tmp_path / "sentences.tsv", np.arange(12, dtype=np.float16).reshape(4, 3) + 1
-    for language, sentences in (
-        ("de", ["Wir\ntrinken."]),
-        ("en", ["We drink.", "Chat", "We drink."]),
-        ("fr", ["Chat"]),
-    ):
-        assert listed.encode(sentences, language).shape == (len(sentences), 64)
-    listed.write(rows)
+    rows, given = tmp_path / "sentences.tsv", np.arange(12, dtype=np.float16).reshape(4, 3) + 1
+    listed = ("de", "Wir\ntrinken."), ("en", "We drink."), ("en", "Chat"), ("en", "We drink."), ("fr", "Chat")
+    count = write_sentences(rows, listed)
     text = rows.read_text(encoding="utf-8")
-    assert text == "de\tWir trinken.\nen\tWe drink.\nen\tChat\nfr\tChat\n" and len(listed) == 4
+    assert text == "de\tWir trinken.\nen\tWe drink.\nen\tChat\nfr\tChat\n" and count == 4
     np.save(tmp_path / "vectors.npy", given)
     encoder = open_encoder(tmp_path)
     found = encoder.encode(["Chat", "We drink.", "Chat"], "eng", normalize=False)
@@ -64,10 +59,14 @@ def test_kept_vectors_are_taken_for_the_same_question_only(
     for encoder, language in ((loaded, "deu"), (again, "de")):
         np.testing.assert_array_equal(encoder.encode(sentences, language), first)
     assert len(asked) == 1
-    loaded.encode(sentences, "de", normalize=False)
+    whole = loaded.encode([*sentences, sentences[0]], "de", normalize=False)
+    assert len(asked) == 1 and len(whole) == 3
+    np.testing.assert_allclose(encode(loaded.encoder, sentences, "de"), first, atol=1e-6)
+    (kept,) = cache.iterdir()
+    np.testing.assert_array_equal(open_encoder(kept).encode(sentences, "de"), first)  # as vectors of another system
     loaded.encode(sentences[::-1], "de")
     loaded.encode(["ein Hauszwei", " Häuser"], "de")
-    assert len(asked) == 4
+    assert len(asked) == 3
     other = open_encoder(write_encoder(tmp_path / "best", seed=3), cache=cache)
     assert not np.allclose(other.encode(sentences, "de"), first)
     broken, kept = SentenceEncoder.load(shared_encoder), set(cache.iterdir())

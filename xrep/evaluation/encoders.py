@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,13 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import sha256_of, write_aside
+from xrep.files import build_once, sha256_of, write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import remove_components, whiten
 from xrep.models.kinds import kind_of
 from xrep.precision import Precision
-from xrep.retrieval.neighbours import normalize_rows
-from xrep.retrieval.vectors import open_array, open_vectors
+from xrep.store.vectors import Vectors, normalize_rows
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
@@ -63,7 +62,7 @@ def open_encoder(
         path: A run of xrep, a directory of Hugging Face or sentence-transformers, or a folder with ``vectors.npy``
             [N, D] and ``sentences.tsv`` (lines ``language<TAB>sentence``).
         batch_tokens: Number of subwords that are encoded at a time.
-        cache: Folder in which vectors are kept, by encoder, language and sentences.
+        cache: Folder in which vectors are kept, by encoder, language and sentences: each in a folder as the one above.
         layer, precision: As ``layer`` and ``dtype`` of ``SentenceEncoder.load``.
     """
     if kind_of(path) == "folder of vectors":
@@ -114,64 +113,63 @@ def whitened(vectors: np.ndarray, count: int) -> np.ndarray:
         raise UserError(f"`whiten` {count}: {error}", cure=f"give a smaller number, at most {most}") from None
 
 
-@dataclass
-class Loaded:
-    """A ``SentenceEncoder`` for evaluations; ``open_encoder`` explains the fields."""
+class _Cut:
+    """What ``Loaded`` and ``Precomputed`` have in common: their vectors can be cut to their first numbers."""
 
     path: str
-    encoder: SentenceEncoder
-    batch_tokens: int = 4096
-    cache: Path | None = None
-
-    def __post_init__(self) -> None:
-        self.training_hashes: Path | None = self.encoder.training_hashes
-        self.languages = self.encoder.languages
-        self.fingerprint = functools.cache(self.encoder.fingerprint)
-
-    @property
-    def width(self) -> int:
-        return self.encoder.output_size
+    size: int
+    truncate_dim: int | None = None
+    """Number of the first numbers that are kept of each vector; None: all."""
 
     def encode(
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
     ) -> np.ndarray:
-        path = None
-        if self.cache is not None and len(sentences) > 1:  # one sentence is encoded faster than looked up
-            self.cache.mkdir(exist_ok=True)
-            digest = hashlib.sha256(f"{self.fingerprint()} {lang and canonical(lang)} {normalize}".encode())
-            for sentence in sentences:
-                digest.update(hashlib.sha256(sentence.encode()).digest())
-            path = self.cache / f"{digest.hexdigest()[:32]}.npy"
-            if path.exists():
-                return np.array(open_array(path, "kept vectors", "delete it"))
-        options = {"batch_tokens": self.batch_tokens, "normalize": normalize, "show_progress": show_progress}
-        vectors = _finite(self.encoder.encode(sentences, lang, **options), self.path, "take an earlier checkpoint")
-        if path is not None:
-            with write_aside(path) as temporary, temporary.open("wb") as file:
-                np.save(file, vectors, allow_pickle=False)
-        return vectors
-
-
-@dataclass
-class Shortened:
-    """An encoder whose vectors are cut to their first ``width`` numbers."""
-
-    encoder: Encoder
-    width: int
-
-    def __post_init__(self) -> None:
-        self.path = f"{self.encoder.path}:{self.width}"
-        self.training_hashes, self.languages = self.encoder.training_hashes, self.encoder.languages
+        vectors = self._encode(sentences, lang, normalize, show_progress)
+        if self.truncate_dim is None:
+            return vectors
+        vectors = vectors[:, : self.truncate_dim]
+        return normalize_rows(vectors) if normalize else vectors
 
     def fingerprint(self) -> str:
-        return f"{self.encoder.fingerprint()}:{self.width}"
+        return self._fingerprint() + ("" if self.truncate_dim is None else f":{self.truncate_dim}")
 
-    def encode(
-        self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
-    ) -> np.ndarray:
-        options = {"normalize": normalize, "show_progress": show_progress}
-        vectors = self.encoder.encode(sentences, lang, **options)[:, : self.width]
-        return normalize_rows(vectors) if normalize else vectors
+    def cut(self, width: int) -> _Cut:
+        """Return an encoder of the same vectors, cut to their first ``width`` numbers."""
+        shorter = copy.copy(self)
+        shorter.truncate_dim, shorter.path = width, f"{self.path}:{width}"
+        return shorter
+
+
+class Loaded(_Cut):
+    """A ``SentenceEncoder`` for evaluations, whose vectors may be kept; ``open_encoder`` explains the arguments."""
+
+    def __init__(
+        self, path: str | Path, encoder: SentenceEncoder, batch_tokens: int = 4096, cache: Path | None = None
+    ) -> None:
+        self.path, self.encoder, self.batch_tokens, self.cache = str(path), encoder, batch_tokens, cache
+        self.training_hashes: Path | None = encoder.training_hashes
+        self.languages, self.size = encoder.languages, encoder.output_size
+        self._fingerprint = functools.cache(encoder.fingerprint)
+
+    def _encode(self, sentences: Sequence[str], lang: str | None, normalize: bool, show_progress: bool) -> np.ndarray:
+        options = {"batch_tokens": self.batch_tokens, "show_progress": show_progress}
+        if self.cache is None or len(sentences) == 1:  # one sentence is encoded faster than looked up
+            vectors = self.encoder.encode(sentences, lang, normalize=normalize, **options)
+            return _finite(vectors, self.path, "take an earlier checkpoint")
+        language, distinct = canonical(lang) if lang else "", list(dict.fromkeys(map(one_line, sentences)))
+        digest = hashlib.sha256(f"{self._fingerprint()} {language}".encode())
+        for sentence in distinct:
+            digest.update(hashlib.sha256(sentence.encode()).digest())
+
+        def build(folder: Path) -> None:
+            vectors = self.encoder.encode(distinct, lang, normalize=False, **options)
+            vectors = _finite(vectors, self.path, "take an earlier checkpoint")
+            write_sentences(folder / SENTENCES, ((language, sentence) for sentence in distinct))
+            np.save(folder / VECTORS, vectors, allow_pickle=False)
+
+        kept = self.cache / digest.hexdigest()[:32]
+        build_once(kept, VECTORS, build)
+        return Precomputed(kept).encode(sentences, lang, normalize=normalize)
 
 
 def shortened(encoder: Any, dimensions: str | None) -> list[Any]:
@@ -180,25 +178,24 @@ def shortened(encoder: Any, dimensions: str | None) -> list[Any]:
     widths = [width.strip() for width in dimensions.split(",")] if dimensions is not None else []
     if not all(width.isascii() and width.isdigit() and 0 < int(width) < 2**31 for width in widths):
         raise UserError(f"`dimensions` {dimensions!r}", cure="write numbers above 0, such as 256,128,64")
-    if too_wide := [width for width in widths if int(width) >= encoder.width]:
-        problem = f"`dimensions` {too_wide[0]} of vectors of {encoder.width} numbers"
+    if too_wide := [width for width in widths if int(width) >= encoder.size]:
+        problem = f"`dimensions` {too_wide[0]} of vectors of {encoder.size} numbers"
         raise UserError(problem, path=encoder.path, cure="name smaller ones")
-    return [encoder, *(Shortened(encoder, int(width)) for width in dict.fromkeys(widths))]
+    return [encoder, *(encoder.cut(int(width)) for width in dict.fromkeys(widths))]
 
 
 def with_random_weights(encoder: Any, seed: int) -> Any:
     """Return an encoder of the same architecture whose weights are drawn by ``seed``. Raises UserError if the encoder
     is not one that xrep loaded, such as the vectors of another system."""
-    if isinstance(encoder, Shortened):
-        return replace(encoder, encoder=with_random_weights(encoder.encoder, seed))
     if not isinstance(encoder, Loaded):
         cure = "measure without `random_baseline`"
         raise UserError("no encoder whose weights can be drawn at random", path=encoder.path, cure=cure)
-    layer = encoder.encoder.model.config.pooled_layer
-    precision = encoder.encoder.precision
-    random = SentenceEncoder.load(encoder.path, random_weights=seed, layer=layer, dtype=precision)
-    drawn = replace(encoder, encoder=random)
+    whole = encoder.encoder
+    options = {"layer": whole.model.config.pooled_layer, "dtype": whole.precision}
+    random = SentenceEncoder.load(whole.path, random_weights=seed, **options)
+    drawn = Loaded(encoder.path, random, encoder.batch_tokens, encoder.cache)
     drawn.training_hashes = encoder.training_hashes  # so that both are measured on the same examples
+    drawn.truncate_dim = encoder.truncate_dim
     return drawn
 
 
@@ -211,8 +208,8 @@ def _finite(vectors: np.ndarray, path: str, cure: str) -> np.ndarray:
     return vectors
 
 
-class Precomputed:
-    """Vectors that another system computed, looked up by language and sentence."""
+class Precomputed(_Cut):
+    """Vectors that another system computed, or that were kept, looked up by language and sentence."""
 
     def __init__(self, path: str | Path) -> None:
         folder = Path(path)
@@ -220,8 +217,8 @@ class Precomputed:
         hashes = folder / "training_hashes.npy"
         self.training_hashes = hashes if hashes.is_file() else None
         self.languages: list[str] = []
-        self._vectors = open_vectors(folder / VECTORS, _LAYOUT)
-        self.width = self._vectors.shape[1]
+        self._folder, self._vectors = folder, Vectors(folder / VECTORS, _LAYOUT)
+        self.size = self._vectors.size
         self._rows: dict[tuple[str, str], int] = {}
         path = folder / SENTENCES
         for number, line in read_lines(path):
@@ -236,23 +233,31 @@ class Precomputed:
             problem = f"{len(self._rows)} lines, but {VECTORS} has {len(self._vectors)} rows"
             raise UserError(problem, path=path, cure="row i must be the vector of line i")
 
-    def fingerprint(self) -> str:
-        digests = (bytes.fromhex(sha256_of(Path(self.path) / name)) for name in (VECTORS, SENTENCES))
+    def _fingerprint(self) -> str:
+        digests = (bytes.fromhex(sha256_of(self._folder / name)) for name in (VECTORS, SENTENCES))
         return hashlib.sha256(b"".join(digests)).hexdigest()
 
-    def encode(
-        self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
-    ) -> np.ndarray:
+    def _encode(self, sentences: Sequence[str], lang: str | None, normalize: bool, show_progress: bool) -> np.ndarray:
         language = canonical(lang) if lang else ""
         keys = [(language, one_line(sentence)) for sentence in sentences]
         if missing := [sentence for key, sentence in zip(keys, sentences, strict=True) if key not in self._rows]:
             problem = f"no vector for {len(missing)} of {len(sentences)} sentences of {language or 'no language'}, "
             cure = "encode what `list_sentences` writes"
             raise UserError(f"{problem}the first is {missing[0][:80]!r}", path=self.path, cure=cure)
+        rows = np.array([self._rows[key] for key in keys], dtype=np.int64)
         with np.errstate(over="ignore"):  # numbers that do not fit are counted below
-            vectors = self._vectors[[self._rows[key] for key in keys]].astype(np.float32)
-        vectors = _finite(vectors, str(Path(self.path) / VECTORS), "check the system that made them")
+            vectors = self._vectors.stored(rows).astype(np.float32)
+        vectors = _finite(vectors, str(self._folder / VECTORS), "check the system that made them")
         return normalize_rows(vectors) if normalize else vectors
+
+
+def write_sentences(path: str | Path, rows: Iterable[tuple[str, str]]) -> int:
+    """Write each different pair of a language and a sentence as a line ``language<TAB>sentence``, as ``Precomputed``
+    reads them, and return their number."""
+    distinct = dict.fromkeys((language, one_line(sentence)) for language, sentence in rows)
+    with write_aside(path) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{language}\t{sentence}\n" for language, sentence in distinct)
+    return len(distinct)
 
 
 def one_line(sentence: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.retrieval.vectors import open_array
+from xrep.store.arrays import open_array
 from xrep.text.cleaning import NO_KEY, sentence_hashes
 
 

@@ -54,7 +54,7 @@ def measure(runs: Sequence[Run], data: str, batch_tokens: int) -> tuple[dict[str
         for label, record in results.records.items():
             if run is not runs[0] and label in first:
                 record["differences"] = differences(first[label], results.figures[label])
-            records.setdefault(label, {})[run.name] = record
+            records.setdefault(label, {})[run.name] = {**record, "overlap": record["overlap"] or {}}
         first = first or results.figures
     return records, failed
 
