@@ -7,8 +7,9 @@ import pytest
 
 from tests.evaluation.conftest import NgramEncoder, measured, published, save_hashes, write, write_tatoeba
 from xrep.errors import UserError
+from xrep.evaluation.evaluation import Examples
 from xrep.evaluation.language_bias import LanguageBias
-from xrep.evaluation.multilingual import TextOptions, Texts, read_texts
+from xrep.evaluation.multilingual import TextOptions, languages_of, read_texts
 from xrep.evaluation.overlap import Overlap
 from xrep.metrics.geometry import language_shares
 from xrep.retrieval.neighbours import normalize_rows
@@ -84,7 +85,7 @@ def test_languages_give_as_many_sentences_english_in_turn_and_later_ones_for_wha
     assert [f"de {i}" for i in (0, 1, 2, 4, 6, 7, 8, 9, 10, 11)] in [sentences for _, sentences, _ in encoder.asked]
 
 
-def read(data: object, langs: str | None = None, column: int = 1) -> Texts:
+def read(data: object, langs: str | None = None, column: int = 1) -> list[Examples]:
     return read_texts(TextOptions(data=str(data), langs=langs, column=column))
 
 
@@ -93,27 +94,28 @@ def test_parallel_files_are_read_and_cleaned(tmp_path: Path) -> None:
     write(tmp_path / "text.en", ["one", "two", "nothing", "one again", "42", "three"])
     write(tmp_path / "text.cmn", ["一", "二", "无", "又一", "42", "二"])
     pattern = tmp_path / "text.{lang}"
-    texts = read(pattern)
-    assert texts.groups == [{"de": ["eins", "zwei"], "en": ["one", "two"], "zh": ["一", "二"]}]
-    assert [file.name for file in texts.files] == ["text.deu", "text.en", "text.cmn"]
-    assert read(pattern, "eng,de").groups == [{"de": ["eins", "zwei", "drei"], "en": ["one", "two", "three"]}]
+    (text,) = read(pattern)
+    assert text.languages == ("de", "en", "zh") and text.columns == (["eins", "zwei"], ["one", "two"], ["一", "二"])
+    assert [file.name for file in text.files] == ["text.deu", "text.en", "text.cmn"]
+    (text,) = read(pattern, "eng,de")
+    assert text.columns == (["eins", "zwei", "drei"], ["one", "two", "three"])
     for language, sentence in (("de", "Hallo"), ("fr", "Salut")):
         write(tmp_path / f"test-{language}.tsv", ["id\tsentence1", f"1\t{sentence} A", f"2\t{sentence} B"])
-    tables = read(tmp_path / "test-{lang}.tsv", column=2)  # the header says the same in all languages
-    assert tables.groups == [{"de": ["Hallo A", "Hallo B"], "fr": ["Salut A", "Salut B"]}]
+    (text,) = read(tmp_path / "test-{lang}.tsv", column=2)  # the header says the same in all languages
+    assert text.columns == (["Hallo A", "Hallo B"], ["Salut A", "Salut B"])
     for language, others in {"de": ["NS", "Hallo", "Tag", "B"], "fr": ["Salut", "Bonjour", "NS", "C"]}.items():
         rows = [f"{number}\t{text}\tx\t1" for number, text in enumerate(others, 1)]
         write(tmp_path / language / "test_2k.tsv", ["id\tsentence1\tsentence2\tlabel", *rows])
-    texts = read(tmp_path / "{lang}" / "test_2k.tsv", column=2)  # PAWS-X, where NS is no sentence
-    assert texts.groups == [{"de": ["Hallo", "B"], "fr": ["Bonjour", "C"]}]
+    (text,) = read(tmp_path / "{lang}" / "test_2k.tsv", column=2)  # PAWS-X, where NS is no sentence
+    assert text.columns == (["Hallo", "B"], ["Bonjour", "C"])
 
 
 def test_tatoeba_pairs_each_language_with_english(tatoeba_folder: Path) -> None:
     texts = read(tatoeba_folder)  # German and Chinese are of those shown, Swahili is not
-    assert [list(group) for group in texts.groups] == [["de", "en"], ["zh", "en"]]
-    assert texts.groups[0]["en"][0] == "Maria has lived in Berlin since 1998." and len(texts.files) == 4
-    assert read(tatoeba_folder, "all").languages == ["de", "en", "sw", "zh"]
-    assert read(tatoeba_folder, "swh,en").languages == ["en", "sw"]
+    assert [text.languages for text in texts] == [("de", "en"), ("zh", "en")] and len(texts[0].files) == 2
+    assert texts[0].columns[1][0] == "Maria has lived in Berlin since 1998."
+    assert languages_of(read(tatoeba_folder, "all")) == ["de", "en", "sw", "zh"]
+    assert languages_of(read(tatoeba_folder, "swh,en")) == ["en", "sw"]
     write_tatoeba(tatoeba_folder, "fra", [("un", "one"), ("un", "one again")])
     with pytest.raises(UserError, match=r"tatoeba.fra-eng.fra: 1 different sentences with a translation"):
         read(tatoeba_folder, "all")
@@ -121,6 +123,6 @@ def test_tatoeba_pairs_each_language_with_english(tatoeba_folder: Path) -> None:
 
 def test_the_published_files_are_read() -> None:
     texts = read(published("tatoeba"))
-    assert texts.languages == ["de", "en", "es", "fr", "ja", "ko", "zh"] and len(texts.groups) == 6
-    texts = read(published("mt/newstest") / "newstest2012.{lang}", "all")
-    assert texts.languages == ["cs", "de", "en", "fr"] and 2900 < len(texts.groups[0]["cs"]) <= 3003
+    assert languages_of(texts) == ["de", "en", "es", "fr", "ja", "ko", "zh"] and len(texts) == 6
+    (text,) = read(published("mt/newstest") / "newstest2012.{lang}", "all")
+    assert text.languages == ("cs", "de", "en", "fr") and 2900 < len(text) <= 3003

@@ -7,15 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.conftest import NgramEncoder
+from tests.evaluation.conftest import NgramEncoder, measured, write
 from tests.support.corpus import sentence_pairs
 from xrep.data.batching import collate
 from xrep.errors import UserError
 from xrep.evaluation import scatter
 from xrep.evaluation.encoders import open_encoder
-from xrep.evaluation.multilingual import Texts
+from xrep.evaluation.evaluation import Examples
 
 GERMAN, ENGLISH = (list(side) for side in zip(*sentence_pairs(30), strict=True))
+
+
+def table(**columns: list[str]) -> Examples:
+    return Examples("text", tuple(columns), tuple(columns.values()))
 
 
 def test_pca_is_the_singular_value_decomposition_of_what_is_centred() -> None:
@@ -43,19 +47,19 @@ def test_tsne_keeps_clusters_apart() -> None:
 
 
 def test_rows_are_drawn_whole() -> None:
-    texts = Texts([{"de": GERMAN, "en": ENGLISH}, {"fr": ENGLISH[:10], "en": GERMAN[:10]}], [])
-    groups = scatter.draw_rows(texts, 6, seed=3)
-    assert scatter.draw_rows(texts, 6, seed=3) == groups != scatter.draw_rows(texts, 6, seed=4)
-    for whole, drawn in zip(texts.groups, groups, strict=True):
-        assert set(zip(*drawn.values(), strict=True)) < set(zip(*whole.values(), strict=True))
-        assert len(set(drawn["en"])) == 6
+    texts = [table(de=GERMAN, en=ENGLISH), table(fr=ENGLISH[:10], en=GERMAN[:10])]
+    tables = scatter.draw_rows(texts, 6, seed=3)
+    assert scatter.draw_rows(texts, 6, seed=3) == tables != scatter.draw_rows(texts, 6, seed=4)
+    for whole, drawn in zip(texts, tables, strict=True):
+        assert set(zip(*drawn.columns, strict=True)) < set(zip(*whole.columns, strict=True))
+        assert len(set(drawn.columns[1])) == 6
     with pytest.raises(UserError, match="`sentences` 11, but 10 of fr en with a translation; give 1 to 10"):
         scatter.draw_rows(texts, 11)
 
 
 def test_links_lead_from_english_to_its_translations() -> None:
-    groups = [{"de": GERMAN[:3], "en": ENGLISH[:3], "fr": GERMAN[3:6]}, {"es": GERMAN[6:8], "en": ENGLISH[6:8]}]
-    found = scatter.scatter(NgramEncoder(), groups, "pca")
+    tables = [table(de=GERMAN[:3], en=ENGLISH[:3], fr=GERMAN[3:6]), table(es=GERMAN[6:8], en=ENGLISH[6:8])]
+    found = scatter.scatter(NgramEncoder(), tables, "pca")
     assert found.languages == ["de"] * 3 + ["en"] * 3 + ["fr"] * 3 + ["es"] * 2 + ["en"] * 2
     assert found.labels == ["1", "2", "3"] * 3 + ["4", "5"] * 2
     assert sorted(found.links) == [(3, 0), (3, 6), (4, 1), (4, 7), (5, 2), (5, 8), (11, 9), (12, 10)]
@@ -63,10 +67,8 @@ def test_links_lead_from_english_to_its_translations() -> None:
     text = scatter.text(found)
     assert text.startswith("13 sentences of de en fr es by pca; the two axes hold ")
     assert f"  5  es  {GERMAN[7]}" in text
-    vectors = [NgramEncoder().encode(group[language]) for group in groups for language in group]
+    vectors = [NgramEncoder().encode(column) for own in tables for column in own.columns]
     np.testing.assert_allclose(found.points, scatter.project(np.concatenate(vectors), "pca")[0], atol=1e-6)
-    with pytest.raises(UserError, match="precomputed vectors have no tokens"):
-        scatter.scatter(NgramEncoder(), groups, "pca", tokens=True)
 
 
 @pytest.mark.parametrize("first", [1, 0])
@@ -90,8 +92,16 @@ def test_tokens_are_those_of_the_pooled_layer(separate_encoder: Path, first: int
         start += len(ids)
     assert start == len(vectors) == len(labels)
     assert "[unk]" in scatter.token_vectors(encoder, ["漢"], "de")[0]
-    found = scatter.scatter(loaded, [{"de": GERMAN[:2], "en": ENGLISH[:2]}], "pca", tokens=True)
+    found = scatter.scatter(loaded, [table(de=GERMAN[:2], en=ENGLISH[:2])], "pca", tokens=True)
     assert not found.links and len(found.points) == len(found.labels) == len(found.languages) > 20
     assert "tokens of de en by pca" in scatter.text(found)
+
+
+def test_an_encoder_that_does_not_fit_is_refused(separate_encoder: Path, tmp_path: Path) -> None:
+    for language, lines in (("fr", GERMAN), ("en", ENGLISH)):
+        write(tmp_path / f"text.{language}", lines)
+    options = {"data": str(tmp_path / "text.{lang}"), "plot": "out.png", "tokens": True}
     with pytest.raises(UserError, match="cannot encode fr"):
-        scatter.scatter(loaded, [{"fr": GERMAN[:2], "en": ENGLISH[:2]}], "pca", tokens=True)
+        measured(scatter.Scatter, open_encoder(separate_encoder), **options)
+    with pytest.raises(UserError, match="precomputed vectors have no tokens"):
+        measured(scatter.Scatter, NgramEncoder(), **options)

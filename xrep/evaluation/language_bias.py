@@ -12,7 +12,7 @@ languages in turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,19 @@ from typing import Any
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, check_languages, without_components
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, OverlapOption, PlotOption, progress, table
-from xrep.evaluation.multilingual import Group, TextOptions, Texts, read_texts
-from xrep.evaluation.overlap import Overlap, chosen, find_overlap, total
+from xrep.evaluation.encoders import Encoder, without_components
+from xrep.evaluation.evaluation import (
+    EncoderOptions,
+    Evaluation,
+    Examples,
+    Figures,
+    OverlapOption,
+    PlotOption,
+    progress,
+    table,
+)
+from xrep.evaluation.multilingual import TextOptions, languages_of, read_texts
+from xrep.evaluation.overlap import total
 from xrep.evaluation.plots import plot_language_bias
 from xrep.evaluation.reading import folders_with
 from xrep.metrics.geometry import language_shares
@@ -60,114 +69,97 @@ class LanguageBias(Evaluation):
 
     @classmethod
     def find(cls, folder: Path) -> dict[Path, Any]:
-        return {place: cls.Config(data=str(place)) for place in folders_with(folder, r"tatoeba\..+-eng\..+")}
+        return {path: cls.Config(data=str(path)) for path in folders_with(folder, r"tatoeba\..+-eng\..+")}
 
-    def read(self) -> None:
+    def read(self) -> list[Examples]:
         if self.config.remove_components < 1:
             raise UserError(f"`remove_components` {self.config.remove_components}", cure="give at least 1")
-        self.texts = read_texts(self.config)
-        self.groups = _pool(self.texts)
-        _even(self.groups, self.config.sentences)
+        tables = read_texts(self.config)
+        _even(_pool(tables), self.config.sentences)
+        return tables
 
-    def measure(self, encoder: Encoder) -> Figures:
-        config = self.config
-        groups, overlap = _without_overlap(self.groups, encoder, config)
-        languages = sorted({language for group in groups for language in group})
-        before, after = language_bias(encoder, groups, config.neighbours, config.remove_components)
+    def is_in(self, examples: Examples, languages: Collection[str]) -> bool:
+        return set(examples.languages) <= {"en", *languages}
+
+    def measure(self, model: Encoder) -> Figures:
+        """Measure the shares.
+
+        The values for JSON are the means of the shares of the own language, ``own``, before and after the components
+        are removed; these shares without a bias, ``unbiased``; ``before`` and ``after``, language of the query ->
+        language of the neighbours -> share in percent; and the number of ``sentences`` of each language.
+        """
+        config, pool = self.config, _pool(self.tables)
+        # Examples that are dropped are replaced by later ones, if there are any.
+        found = pool if config.drop_overlap else _even(pool, config.sentences)
+        kept = [self.without_overlap(model, examples) for examples in found]
+        even = _even([examples for examples, _ in kept], config.sentences)
+        columns = {own: column for each in even for own, column in zip(each.languages, each.columns, strict=True)}
+        languages, count, k = languages_of(even), len(even[0]), config.neighbours
+        self.check(model)
+        self._check_sizes(count, languages)
+        vectors = [model.encode(columns[language], language) for language in progress(languages, "languages")]
+        without = [without_components(own, config.remove_components) for own in vectors]
+        matrices = [100 * language_shares(own, k) for own in (vectors, without)]
         removed = f"without {config.remove_components} component{'s' if config.remove_components > 1 else ''}"
-        shares, count = {"as it is": before, removed: after}, len(next(iter(groups[0].values())))
+        shares = dict(zip(("as it is", removed), matrices, strict=True))
         # The share of the own language if neighbours were drawn at random from the other sentences.
         unbiased = 100 * (count - 1) / (count * len(languages) - 1)
-        own, means = (
-            f"own language of {len(languages)}",
-            [float(matrix.diagonal().mean()) for matrix in (before, after)],
-        )
-
-        def named(columns: Iterable[Any]) -> dict[str, Any]:
-            return dict(zip(languages, columns, strict=True))
-
-        text = (
-            f"share (%) of the own language among the {config.neighbours} nearest neighbours, {unbiased:.1f} without a "
-            f"bias; {count} sentences of each of {len(languages)} languages\n{_text(languages, shares)}"
-        )
-        title = f"Languages of the {config.neighbours} nearest neighbours ({unbiased:.1f}% each without a bias)"
+        means = [float(matrix.diagonal().mean()) for matrix in matrices]
+        nested = [
+            {own: dict(zip(languages, row, strict=True)) for own, row in zip(languages, matrix.tolist(), strict=True)}
+            for matrix in matrices
+        ]
+        own, title = f"own language of {len(languages)}", f"Languages of the {k} nearest neighbours"
         return Figures(
-            text=text,
-            values={  # "before" and "after": language of the query -> language of the neighbours -> share in percent
+            text=f"share (%) of the own language among the {k} nearest neighbours, {unbiased:.1f} without a bias; "
+            f"{count} sentences of each of {len(languages)} languages\n{_text(languages, shares)}",
+            values={
                 "own": dict(zip(("before", "after"), means, strict=True)),
                 "unbiased": unbiased,
-                "before": named(map(named, before.tolist())),
-                "after": named(map(named, after.tolist())),
+                **dict(zip(("before", "after"), nested, strict=True)),
                 "sentences": count,
             },
             headline=dict(zip((own, f"{own}, {removed}"), means, strict=True)),
-            settings={
-                "languages": languages,
-                "sentences": count,
-                "neighbours": config.neighbours,
-                "remove_components": config.remove_components,
-            },
-            files=self.texts.files,
-            overlap=overlap,
-            plot=lambda picture: plot_language_bias(languages, shares, title, picture),
+            settings={**self.settings(), "languages": languages, "sentences": count},
+            files=list(dict.fromkeys(file for examples in self.tables for file in examples.files)),
+            overlap=total(overlap for _, overlap in kept),
+            plot=lambda picture: plot_language_bias(
+                languages, shares, f"{title} ({unbiased:.1f}% each without a bias)", picture
+            ),
         )
 
-
-def _without_overlap(
-    groups: Sequence[Group], encoder: Encoder, config: LanguageBias.Config
-) -> tuple[list[Group], Overlap]:
-    """Return groups of equal size and their overlap; dropped examples are replaced by later ones, if there are any."""
-    kept, overlaps = [], []
-    for group in groups if config.drop_overlap else _even(groups, config.sentences):
-        keep, overlap = find_overlap(encoder.training_hashes, *group.values(), drop=config.drop_overlap)
-        kept.append(dict(zip(group, chosen(keep, *group.values()), strict=True)))
-        overlaps.append(overlap)
-    return _even(kept, config.sentences), total(overlaps)
+    def _check_sizes(self, count: int, languages: Sequence[str]) -> None:
+        config, sentences = self.config, f"{count} sentences of each of {len(languages)} languages"
+        most = count * len(languages) - 1
+        if not 1 <= config.neighbours <= most:
+            raise UserError(f"`neighbours` {config.neighbours}, but {sentences}", cure=f"give 1 to {most}")
+        if config.remove_components >= count:
+            problem = f"`remove_components` {config.remove_components}, but {sentences}"
+            raise UserError(problem, cure=f"give at most {count - 1}")
 
 
-def language_bias(
-    encoder: Encoder, groups: Sequence[Group], neighbours: int, components: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shares of the languages, in percent, before and after principal component removal: [L, L] each.
-
-    Row i belongs to the queries in the i-th language by its code, and sums to 100.
-
-    Args:
-        groups: Sentences of each language, in groups of parallel sentences; all languages have the same number.
-    """
-    columns = {language: sentences for group in groups for language, sentences in group.items()}
-    languages, count = sorted(columns), len(next(iter(columns.values())))
-    check_languages(encoder, {language: columns[language][0] for language in languages})
-    sentences = f"{count} sentences of each of {len(languages)} languages"
-    if not 1 <= neighbours < count * len(languages):
-        raise UserError(f"`neighbours` {neighbours}, but {sentences}", cure=f"give 1 to {count * len(languages) - 1}")
-    if components >= count:
-        raise UserError(f"`remove_components` {components}, but {sentences}", cure=f"give at most {count - 1}")
-    vectors = [encoder.encode(columns[language], language) for language in progress(languages, "languages")]
-    without = [without_components(own, components) for own in vectors]
-    return 100 * language_shares(vectors, neighbours), 100 * language_shares(without, neighbours)
-
-
-def _pool(texts: Texts) -> list[Group]:
-    """Return groups in which each language occurs once: one group if all are parallel, else one group per language."""
-    if len(texts.groups) == 1:
-        return texts.groups
-    groups = []
-    for language in texts.languages:
+def _pool(tables: Sequence[Examples]) -> list[Examples]:
+    """Return tables in which each language occurs once: one if all are parallel, else one for each language."""
+    if len(tables) == 1:
+        return list(tables)
+    pool = []
+    for language in languages_of(tables):
         # Line 1 of the first column, line 2 of the second and so on, without repeated sentences.
-        columns = [group[language] for group in texts.groups if language in group]
+        columns = [each.columns[each.languages.index(language)] for each in tables if language in each.languages]
         turns = ((line, columns[line % len(columns)]) for line in range(max(map(len, columns))))
-        groups.append({language: list(dict.fromkeys(column[line] for line, column in turns if line < len(column)))})
-    return groups
+        sentences = list(dict.fromkeys(column[line] for line, column in turns if line < len(column)))
+        pool.append(Examples(language, (language,), (sentences,)))
+    return pool
 
 
-def _even(groups: Sequence[Group], limit: int) -> list[Group]:
-    count = min(limit, *(len(sentences) for group in groups for sentences in group.values()))
+def _even(tables: Sequence[Examples], limit: int) -> list[Examples]:
+    """Return the first examples of each table, as many of each as the smallest one has, and at most ``limit``."""
+    count = min(limit, *map(len, tables))
     if count < 2:
-        languages = [language for group in groups for language, sentences in group.items() if len(sentences) < 2]
+        languages = languages_of([examples for examples in tables if len(examples) < 2])
         problem = f"fewer than 2 sentences of {' '.join(languages) or 'each language'}"
         raise UserError(problem, cure="leave it out of `langs`" if languages else "give a larger `sentences`")
-    return [{language: sentences[:count] for language, sentences in group.items()} for group in groups]
+    return [examples.only(np.arange(len(examples)) < count) for examples in tables]
 
 
 def _text(languages: Sequence[str], shares: Mapping[str, np.ndarray]) -> str:

@@ -9,36 +9,23 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from xrep.errors import UserError
 from xrep.evaluation import tatoeba
-from xrep.evaluation.reading import NothingThere, check_parallel, choose_languages, read_columns, read_sentences
+from xrep.evaluation.evaluation import Examples
+from xrep.evaluation.reading import check_parallel, choose_languages, read_columns, read_sentences
 from xrep.text.languages import canonical
 
 SHOWN = ("de", "en", "es", "fr", "ja", "ko", "zh")
 """The languages of PAWS-X, which are also those of figure 2 in "Universal Sentence Representation Learning with
 Conditional Masked Language Model"."""
-_PLACE = "{lang}"
+_VARIABLE = "{lang}"
 _CODE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z]+)?")
-
-Group = dict[str, list[str]]
-"""Sentences by canonical language; sentence i of one language translates sentence i of the others."""
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Groups of parallel sentences, each in two or more languages, and the files from which they were read."""
-
-    groups: list[Group]
-    files: list[Path]
-
-    @property
-    def languages(self) -> list[str]:
-        """Language codes in alphabetical order."""
-        return sorted({language for group in self.groups for language in group})
 
 
 @dataclass(kw_only=True)
@@ -54,35 +41,37 @@ class TextOptions:
     """Column of the sentence in .tsv files, counted from 1."""
 
 
-def read_texts(options: TextOptions) -> Texts:
-    """Read parallel sentences. Rows with a blank or repeated side, and rows with all sides equal, are left out, and so
-    are rows in which a side is ``NS``, with which PAWS-X marks a sentence that has no translation.
+def read_texts(options: TextOptions) -> list[Examples]:
+    """Read parallel sentences: one table with a column for each language, or with Tatoeba one table for each language,
+    whose second column is English.
 
-    With Tatoeba, English is always included.
+    Rows with a blank or repeated side, and rows with all sides equal, are left out, and so are rows in which a side is
+    ``NS``, with which PAWS-X marks a sentence that has no translation.
     """
     data = options.data
     if options.column < 1:
         raise UserError(f"`column` {options.column}", cure="columns are counted from 1")
-    if _PLACE in data:
-        places = files_of_pattern(data)
-        places = {language: places[language] for language in _chosen(options, places)}
-        columns = {language: _read(path, options.column) for language, path in places.items()}
-        return Texts([_clean(columns, list(places.values()))], list(places.values()))
-    codes = tatoeba.available(data)
-    groups, files = [], []
-    for language in _chosen(options, {*codes, "en"}):
-        if language != "en":
-            pairs = tatoeba.read_pairs(data, codes[language])
-            groups.append(_clean(dict(zip(pairs.languages, pairs.columns, strict=True)), list(pairs.files)))
-            files += pairs.files
-    return Texts(groups, files)
+    if _VARIABLE not in data:
+        codes = tatoeba.available(data)
+        wanted = [language for language in _chosen(options, {*codes, "en"}) if language != "en"]
+        return [_clean(tatoeba.read_pairs(data, codes[language])) for language in wanted]
+    found = files_of_pattern(data)
+    files = {language: found[language] for language in _chosen(options, found)}
+    columns = tuple(_read(path, options.column) for path in files.values())
+    check_parallel(columns, [*files.values()])
+    return [_clean(Examples(" ".join(files), tuple(files), columns, files=tuple(files.values())))]
+
+
+def languages_of(tables: Sequence[Examples]) -> list[str]:
+    """Return the languages of several tables in alphabetical order."""
+    return sorted({language for examples in tables for language in examples.languages})
 
 
 def files_of_pattern(pattern: str) -> dict[str, Path]:
     """Find the files that match a path with ``{lang}`` in place of the language: canonical language -> file."""
-    before, *others = pattern.split(_PLACE)
+    before, *others = pattern.split(_VARIABLE)
     if len(others) != 1:
-        problem = f"{_PLACE} occurs {'more than once' if others else 'nowhere'}"
+        problem = f"{_VARIABLE} occurs {'more than once' if others else 'nowhere'}"
         raise UserError(problem, path=pattern, cure="write it once, in place of the language")
     files: dict[str, Path] = {}
     for name in sorted(glob.glob(f"{glob.escape(before)}*{glob.escape(others[0])}")):
@@ -92,7 +81,7 @@ def files_of_pattern(pattern: str) -> dict[str, Path]:
                 raise UserError(f"{other} is of the same language", path=name, cure="move one of the two elsewhere")
             files[canonical(code)] = Path(name)
     if not files:
-        raise UserError("no such files", path=pattern, cure=f"{_PLACE} stands for the language")
+        raise UserError("no such files", path=pattern, cure=f"{_VARIABLE} stands for the language")
     return files
 
 
@@ -100,12 +89,11 @@ def _chosen(options: TextOptions, known: Collection[str]) -> list[str]:
     shown = [language for language in SHOWN if language in known]
     wanted = (",".join(shown) if len(shown) > 1 else "all") if options.langs is None else options.langs
     chosen = {*choose_languages(wanted, sorted(known), "sentences of", options.data)}
-    if _PLACE not in options.data:
+    if _VARIABLE not in options.data:
         chosen |= {"en"}
     if len(chosen) < 2:
-        cure = f"name files of several languages, with {_PLACE} in their place"
-        kind = NothingThere if "?" in wanted else UserError
-        raise kind("sentences of fewer than 2 languages", path=options.data, cure=cure)
+        cure = f"name files of several languages, with {_VARIABLE} in their place"
+        raise UserError("sentences of fewer than 2 languages", path=options.data, cure=cure)
     return sorted(chosen)
 
 
@@ -115,16 +103,14 @@ def _read(path: Path, column: int) -> list[str]:
     return [columns[column - 1] for _, columns in read_columns(path, column)]
 
 
-def _clean(group: Group, files: list[Path]) -> Group:
-    check_parallel(list(group.values()), files)
-    rows: list[tuple[str, ...]] = []
-    seen: set[tuple[int, str]] = set()
-    for row in zip(*group.values(), strict=True):
+def _clean(examples: Examples) -> Examples:
+    kept, seen = list[bool](), set[tuple[int, str]]()
+    for row in zip(*examples.columns, strict=True):
         sides = set(enumerate(row))
-        if all(side.strip() not in ("", "NS") for side in row) and len(set(row)) > 1 and not sides & seen:
-            seen |= sides
-            rows.append(row)
-    if len(rows) < 2:
-        problem = f"{len(rows)} different sentences with a translation"
-        raise UserError(problem, path=files[0], cure="give at least 2 lines of text")
-    return dict(zip(group, map(list, zip(*rows, strict=True)), strict=True))
+        blank = any(side.strip() in ("", "NS") for side in row)
+        kept.append(not blank and len(set(row)) > 1 and not sides & seen)
+        seen |= sides if kept[-1] else set()
+    if sum(kept) < 2:
+        problem = f"{sum(kept)} different sentences with a translation"
+        raise UserError(problem, path=examples.files[0], cure="give at least 2 lines of text")
+    return examples.only(np.array(kept))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -18,9 +18,9 @@ import torch
 
 from xrep.data.batching import batches_of, collate
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, Loaded, check_languages
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures, PlotOption
-from xrep.evaluation.multilingual import Group, TextOptions, Texts, read_texts
+from xrep.evaluation.encoders import Encoder, Loaded
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, PlotOption
+from xrep.evaluation.multilingual import TextOptions, read_texts
 from xrep.evaluation.plots import Points, plot_points
 from xrep.evaluation.reading import check_seed
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -63,22 +63,21 @@ class Scatter(Evaluation):
 
     config: Config
 
-    def read(self) -> None:
+    def read(self) -> list[Examples]:
         config = self.config
         if config.plot is None and config.list_sentences is None:
             raise UserError("nothing to draw to", cure="give `plot` FILE.png")
-        if config.tokens and config.list_sentences is not None:
-            problem = "`tokens` with `list_sentences`: precomputed vectors have no tokens"
-            raise UserError(problem, cure="leave one of the two out")
         if config.method == "tsne" and importlib.util.find_spec("sklearn") is None:
             raise UserError("t-SNE needs scikit-learn", cure="pip install 'xrep[plot]', or give `method` pca")
         check_seed(config.seed)
-        texts = read_texts(config)
-        self.files, self.groups = texts.files, draw_rows(texts, config.sentences, config.seed)
+        return draw_rows(read_texts(config), config.sentences, config.seed)
 
-    def measure(self, encoder: Encoder) -> Figures:
-        config = self.config
-        drawn = scatter(encoder, self.groups, config.method, config.seed, tokens=config.tokens)
+    def measure(self, model: Encoder) -> Figures:
+        if self.config.tokens and not isinstance(model, Loaded):
+            cure = "name an encoder, or omit `tokens`"
+            raise UserError("precomputed vectors have no tokens", path=model.path, cure=cure)
+        self.check(model)
+        drawn = scatter(model, self.tables, self.config.method, self.config.seed, tokens=self.config.tokens)
         coordinates = zip(drawn.languages, drawn.labels, drawn.points.tolist(), strict=True)
         return Figures(
             text=text(drawn),
@@ -88,55 +87,47 @@ class Scatter(Evaluation):
                 "points": [{"language": own, "label": label, "x": x, "y": y} for own, label, (x, y) in coordinates],
                 "sentences": drawn.sentences,
             },
-            settings={name: getattr(config, name) for name in ("method", "tokens", "sentences", "seed")},
-            files=self.files,
+            settings=self.settings(),
+            files=list(dict.fromkeys(file for examples in self.tables for file in examples.files)),
             plot=lambda picture: plot_points(drawn, picture),
         )
 
 
-def draw_rows(texts: Texts, count: int, seed: int = 0) -> list[Group]:
-    """Draw ``count`` random rows of each group of parallel sentences."""
-    smallest = min(texts.groups, key=lambda group: len(next(iter(group.values()))))
-    size = len(next(iter(smallest.values())))
-    if not 1 <= count <= size:
-        problem = f"`sentences` {count}, but {size} of {' '.join(smallest)} with a translation"
-        raise UserError(problem, cure=f"give 1 to {size}")
+def draw_rows(tables: Sequence[Examples], count: int, seed: int = 0) -> list[Examples]:
+    """Draw ``count`` random rows of each table of parallel sentences."""
+    smallest = min(tables, key=len)
+    if not 1 <= count <= len(smallest):
+        problem = f"`sentences` {count}, but {len(smallest)} of {' '.join(smallest.languages)} with a translation"
+        raise UserError(problem, cure=f"give 1 to {len(smallest)}")
     drawn = []
-    for group in texts.groups:
-        rows = random.Random(seed).sample(list(zip(*group.values(), strict=True)), count)
-        drawn.append(dict(zip(group, map(list, zip(*rows, strict=True)), strict=True)))
+    for examples in tables:
+        rows = random.Random(seed).sample(range(len(examples)), count)
+        drawn.append(replace(examples, columns=tuple([column[row] for row in rows] for column in examples.columns)))
     return drawn
 
 
 def scatter(
-    encoder: Encoder, groups: Sequence[Group], method: Method, seed: int = 0, *, tokens: bool = False
+    encoder: Encoder, tables: Sequence[Examples], method: Method, seed: int = 0, *, tokens: bool = False
 ) -> Points:
     """Project the vectors of sentences, or of their tokens in the layer from which sentence vectors are pooled.
 
     Links connect each sentence with its English (or first) translation.
     """
-    if tokens and not isinstance(encoder, Loaded):
-        cure = "name an encoder, or omit `tokens`"
-        raise UserError("precomputed vectors have no tokens", path=encoder.path, cure=cure)
-    check_languages(encoder, {language: column[0] for group in groups for language, column in group.items()})
     vectors, languages, labels, links, sentences = [], [], [], [], []
-    for group in groups:
-        rows, first = list(zip(*group.values(), strict=True)), {}
-        for language, column in group.items():
+    for examples in tables:
+        rows, first = range(len(examples)), {}
+        for language, column in zip(examples.languages, examples.columns, strict=True):
             first[language] = len(languages)
             if tokens and isinstance(encoder, Loaded):
                 names, own = token_vectors(encoder.encoder, column, language)
             else:
-                names, own = (
-                    [str(len(sentences) + i) for i in range(1, len(rows) + 1)],
-                    encoder.encode(column, language),
-                )
+                names, own = [str(len(sentences) + row + 1) for row in rows], encoder.encode(column, language)
             vectors.append(own)
             labels += names
             languages += [language] * len(names)
-        hub = "en" if "en" in group else next(iter(group))
-        links += [(first[hub] + i, first[other] + i) for other in group if other != hub for i in range(len(rows))]
-        sentences += [dict(zip(group, row, strict=True)) for row in rows]
+        hub = "en" if "en" in first else examples.languages[0]
+        links += [(first[hub] + row, first[other] + row) for other in first if other != hub for row in rows]
+        sentences += [dict(zip(first, row, strict=True)) for row in zip(*examples.columns, strict=True)]
     points, explained = project(np.concatenate(vectors), method, seed)
     return Points(method, tokens, explained, points, languages, labels, [] if tokens else links, sentences)
 
