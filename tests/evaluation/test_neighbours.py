@@ -55,3 +55,8 @@ def test_queries_and_text_of_two_languages(tmp_path: Path) -> None:
     assert figures.files == [str(file), str(queries)]
     with pytest.raises(UserError, match="cannot encode fr"):
         nearest.nearest(NgramEncoder(known=["de"]), ["one"], [file], top=1, lang="de", text_lang="fr")
+
+
+def test_a_query_that_is_no_utf_8_is_refused() -> None:
+    with pytest.raises(UserError, match=r"`query` '\\udcff' is not UTF-8; give it in a `query_file`"):
+        nearest.read_queries(["\udcff"], None)

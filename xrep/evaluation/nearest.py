@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, check_languages
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Figures
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures
 from xrep.evaluation.reading import read_sentences
 from xrep.inference.encoding import CHUNK_CHARACTERS, CHUNK_LINES
 from xrep.text.languages import check_language
@@ -38,6 +38,9 @@ def read_queries(queries: Sequence[str], file: str | Path | None) -> list[str]:
     """Return the given queries and those in the lines of a file, without blank and repeated ones."""
     lines = read_sentences(Path(file)) if file is not None else []
     distinct = list(dict.fromkeys(query for query in [*queries, *lines] if query.strip()))
+    for query in distinct:
+        if not query.isascii() and any("\ud800" <= character <= "\udfff" for character in query):
+            raise UserError(f"`query` {query!r} is not UTF-8", cure="give it in a `query_file`, which is UTF-8")
     if not distinct:
         raise UserError("no query", cure="give `query` 'a sentence', or `query_file` with one on each line")
     return distinct
@@ -53,6 +56,7 @@ class Neighbours(Evaluation):
     """
 
     resampled = False
+    unrecorded = Evaluation.unrecorded | {"query", "query_file"}
 
     @dataclass(kw_only=True)
     class Config(EncoderOptions):
@@ -71,25 +75,30 @@ class Neighbours(Evaluation):
 
     config: Config
 
-    def read(self) -> None:
-        if self.config.top < 1:
-            raise UserError(f"`top` {self.config.top}", cure="give at least 1")
-        check_language(self.config.lang, "lang")
-        check_language(self.config.data_lang, "data_lang")
-        self.queries = read_queries(self.config.query, self.config.query_file)
-
-    def measure(self, encoder: Encoder) -> Figures:
+    def read(self) -> list[Examples]:
+        """Return the queries and, only to list its sentences, the text, which may be larger than the memory."""
         config = self.config
-        text_lang = config.data_lang or config.lang
-        hits = nearest(encoder, self.queries, config.data, config.top, config.lang, text_lang)
-        lines, values = [], []
-        for query, own in zip(self.queries, hits, strict=True):
+        if config.top < 1:
+            raise UserError(f"`top` {config.top}", cure="give at least 1")
+        check_language(config.lang, "lang")
+        check_language(config.data_lang, "data_lang")
+        queries, lang = read_queries(config.query, config.query_file), config.lang or ""
+        files = config.data if config.list_sentences else []
+        text = (sentence for chunk in _chunks(files) for *_, sentence in chunk)
+        tables = ("query", lang, queries), ("data", config.data_lang or lang, list(dict.fromkeys(text)))
+        return [Examples(own, (language,), (column,)) for own, language, column in tables if column]
+
+    def measure(self, model: Encoder) -> Figures:
+        config, (queries,) = self.config, self.tables[0].columns
+        hits = nearest(model, queries, config.data, config.top, config.lang, config.data_lang or config.lang)
+        lines = list[str]()
+        for query, own in zip(queries, hits, strict=True):
             lines += [f"query: {query}", *(f"{h.similarity:6.3f}  {h.file}:{h.line}  {h.sentence}" for h in own), ""]
-            values.append({"query": query, "nearest": [asdict(hit) for hit in own]})
+        found = [{"query": query, "nearest": list(map(asdict, own))} for query, own in zip(queries, hits, strict=True)]
         return Figures(
             text="\n".join(lines[:-1]),
-            values={"queries": values},
-            settings={"top": config.top, "lang": config.lang, "text_lang": text_lang},
+            values={"queries": found},
+            settings=self.settings(),
             files=[*config.data, *([config.query_file] if config.query_file else [])],
         )
 
