@@ -242,7 +242,7 @@ eval tatoeba ... --data blank                | blank/tatoeba.deu-eng.deu:2: a bl
 eval tatoeba ... --langs xx                  | xx; the data has
 eval tatoeba ... --langs ,                   | no language named
 eval tatoeba ... --neighbours 0              | --neighbours 0; give at least 1
-eval tatoeba ... --margin ratio --neighbours 41 | --neighbours 41, but 40 pairs of deu
+eval tatoeba ... --margin ratio --neighbours 41 | --neighbours 41, but 40 pairs of de;
 eval tatoeba ... --remove-components 16      | --remove-components 16 of vectors 16 wide
 eval tatoeba ... --drop-overlap              | no training hashes beside the encoder
 eval tatoeba ... --plot plot.banana          | a plot is one of .png,

@@ -15,10 +15,6 @@ DEPTH = 4
 """Number of levels of subfolders that are searched: enough for SentEval/data/downstream/SST/binary."""
 
 
-class NothingThere(UserError):
-    """The data has nothing in the languages of which some would have been enough."""
-
-
 def choose_languages(
     languages: str,
     known: Collection[str],
@@ -29,26 +25,18 @@ def choose_languages(
     """Return the canonical codes of the named languages, each once, in the order in which they are named.
 
     Args:
-        languages: ``all``, or codes (``de`` or ``deu``) and names of ``groups``, separated by commas. Of those that end
-            with a question mark (``de?,fr?``), only the ones that are there are returned.
+        languages: ``all``, or codes (``de`` or ``deu``) and names of ``groups``, separated by commas.
         known: Canonical codes of the available languages.
         data: What there is for a language, for the error message: ``STS data for``.
         path: Path of the data, for the error message.
 
     Raises:
-        NothingThere: Every language has a question mark, and none is there.
-        UserError: A language without one is not there, or none is named.
+        UserError: A language is not there, or none is named.
     """
     wanted: list[str] = []
-    left_out: list[str] = []
-    for name in filter(None, (part.strip() for part in languages.split(","))):
-        code = name.removesuffix("?")
+    for code in filter(None, (part.strip() for part in languages.split(","))):
         refuse_pair(code, "langs", known)
-        meant = known if code == "all" else (groups or {}).get(code, (canonical(code),))
-        wanted += [language for language in meant if code == name or language in known]
-        left_out += [language for language in meant if code != name and language not in known]
-    if left_out and not wanted:
-        raise NothingThere(f"no {data} {' '.join(left_out)}", path=path, cure=f"the data has {','.join(known)}")
+        wanted += known if code == "all" else (groups or {}).get(code, (canonical(code),))
     missing = [language for language in dict.fromkeys(wanted) if language not in known]
     if missing or not wanted:
         problem = f"no {data} {' '.join(missing)}" if missing else "no language named"
