@@ -19,7 +19,8 @@ from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import remove_components, whiten
 from xrep.models.kinds import kind_of
 from xrep.precision import Precision
-from xrep.store.vectors import Vectors, normalize_rows
+from xrep.store.arrays import open_array
+from xrep.store.vectors import normalize_rows
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
@@ -217,8 +218,10 @@ class Precomputed(_Cut):
         hashes = folder / "training_hashes.npy"
         self.training_hashes = hashes if hashes.is_file() else None
         self.languages: list[str] = []
-        self._folder, self._vectors = folder, Vectors(folder / VECTORS, _LAYOUT)
-        self.size = self._vectors.size
+        self._folder, self._vectors = folder, open_array(folder / VECTORS, "vectors", _LAYOUT)
+        if self._vectors.ndim != 2 or self._vectors.dtype.kind != "f" or not self._vectors.shape[1]:
+            raise UserError("not an array [N, D] of floats", path=folder / VECTORS, cure=_LAYOUT)
+        self.size = self._vectors.shape[1]
         self._rows: dict[tuple[str, str], int] = {}
         path = folder / SENTENCES
         for number, line in read_lines(path):
@@ -244,9 +247,8 @@ class Precomputed(_Cut):
             problem = f"no vector for {len(missing)} of {len(sentences)} sentences of {language or 'no language'}, "
             cure = "encode what `list_sentences` writes"
             raise UserError(f"{problem}the first is {missing[0][:80]!r}", path=self.path, cure=cure)
-        rows = np.array([self._rows[key] for key in keys], dtype=np.int64)
         with np.errstate(over="ignore"):  # numbers that do not fit are counted below
-            vectors = self._vectors.stored(rows).astype(np.float32)
+            vectors = self._vectors[[self._rows[key] for key in keys]].astype(np.float32)
         vectors = _finite(vectors, str(self._folder / VECTORS), "check the system that made them")
         return normalize_rows(vectors) if normalize else vectors
 
