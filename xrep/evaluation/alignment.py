@@ -153,13 +153,13 @@ class Alignment(Evaluation):
             checkpoints.append({"step": step, **losses, "fingerprint": encoder.fingerprint()})
         assert figures is not None
         values = {**figures.values, "pairs": pairs, **{loss: checkpoints[-1][loss] for loss in LOSSES}}
-        columns = [[own[key] for own in checkpoints] for key in ("step", *LOSSES)]
-        rows = [[step if is_run else pairs, f"{x:.4f}", f"{y:.4f}"] for step, x, y in zip(*columns, strict=True)]
+        steps, first, second = ([own[key] for own in checkpoints] for key in ("step", *LOSSES))
+        rows = [[own["step"] if is_run else pairs, *(f"{own[loss]:.4f}" for loss in LOSSES)] for own in checkpoints]
         return replace(
             figures,
             text=f"{figures.text}\n{table(['step' if is_run else 'pairs', *LOSSES], rows)}",
             values={**values, "checkpoints": checkpoints} if is_run else values,
-            plot=lambda picture: plot_alignment(*columns, pairs, picture),
+            plot=lambda picture: plot_alignment(steps, first, second, pairs, picture),
         )
 
     def averages(self, results: Mapping[str, Result]) -> dict[str, list[str]]:

@@ -88,7 +88,7 @@ class AnnotatedEvaluation(Evaluation):
 
     def score(self, model: SentenceClassifier, examples: Examples) -> Score:
         """The figures by which a test is quoted have resamples; the others, such as the recall, are details."""
-        normalisation = getattr(self.config, "normalisation", "mlqa")
+        normalisation: Any = getattr(self.config, "normalisation", "mlqa")
         found, outcomes = scoring.score(model, list(examples.gold), normalisation)
         details = {figure: value for figure, value in found.items() if figure not in outcomes}
         return Score({figure: found[figure] for figure in outcomes}, shares(outcomes), details)

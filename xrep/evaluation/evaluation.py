@@ -87,8 +87,8 @@ class Examples:
     languages: tuple[str, ...]
     """Canonical language of each column; empty text if it is not known."""
     columns: tuple[list[str], ...]
-    gold: np.ndarray | None = None
-    """What is known of each row, [N, ...]: its class, its score or the annotated example; None if nothing is."""
+    gold: Any = None
+    """What is known of each row, an array [N, ...]: its class, its score or the annotated example; None if nothing is."""
     files: tuple[Path, ...] = ()
     """Files from which the examples were read."""
     split: str = ""

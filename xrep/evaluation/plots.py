@@ -150,7 +150,7 @@ def plot_alignment(
         axes.grid(True)
 
 
-def _label(axes: Axes, point: Sequence[float], text: str) -> None:
+def _label(axes: Axes, point: tuple[float, float], text: str) -> None:
     """Write beside a point, with a white edge so that the text can be read on lines."""
     from matplotlib.patheffects import withStroke
 
@@ -238,7 +238,7 @@ def plot_points(drawn: Points, picture: Picture) -> None:
             looks = {"c": _COLOURS[i % len(_COLOURS)], "marker": _MARKERS[i % len(_MARKERS)], "zorder": 2, **style}
             axes.scatter(*drawn.points[own == language].T, label=f"{name(language)} ({language})", **looks)
         for i in labelled:
-            _label(axes, drawn.points[i].tolist(), drawn.labels[i].strip())
+            _label(axes, (*drawn.points[i],), drawn.labels[i].strip())
         axes.set_title(f"{kind} ({'PCA' if drawn.method == 'pca' else 't-SNE'}{kept})")
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(True)
