@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -87,14 +87,15 @@ class AnnotatedEvaluation(Evaluation):
                 raise UserError(f"unknown label {unknown[0]!r}", path=example.path, line=example.line, cure=cure)
 
     def score(self, model: SentenceClassifier, examples: Examples) -> Score:
-        """The figures by which a test is quoted have resamples; the others, such as the recall, are details."""
         normalisation: Any = getattr(self.config, "normalisation", "mlqa")
-        found, outcomes = scoring.score(model, list(examples.gold), normalisation)
-        details = {figure: value for figure, value in found.items() if figure not in outcomes}
-        return Score({figure: found[figure] for figure in outcomes}, shares(outcomes), details)
+        figures, outcomes = scoring.score(model, list(examples.gold), normalisation)
+        return Score(figures, shares(outcomes))
+
+    def mean(self, scores: Sequence[Score]) -> dict[str, float]:
+        return {own: mean for own, mean in super().mean(scores).items() if own not in ("precision", "recall")}
 
     def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
-        figures = next(iter(results.values())).score.figures
+        figures = self.mean([result.score for result in results.values()])
         return {f"{own.replace('_', ' ')}, mean of {len(results)}": (own, list(results)) for own in figures}
 
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:

@@ -88,7 +88,7 @@ class Examples:
     """Canonical language of each column; empty text if it is not known."""
     columns: tuple[list[str], ...]
     gold: Any = None
-    """What is known of each row, an array [N, ...]: its class, its score or the annotated example; None if nothing is."""
+    """What is known of each row, an array [N, ...]: its class, its score or the annotated example; or None."""
     files: tuple[Path, ...] = ()
     """Files from which the examples were read."""
     split: str = ""

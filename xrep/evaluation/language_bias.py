@@ -21,16 +21,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, without_components
-from xrep.evaluation.evaluation import (
-    EncoderOptions,
-    Evaluation,
-    Examples,
-    Figures,
-    OverlapOption,
-    PlotOption,
-    progress,
-    table,
-)
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
 from xrep.evaluation.multilingual import TextOptions, languages_of, read_texts
 from xrep.evaluation.overlap import total
 from xrep.evaluation.plots import plot_language_bias
@@ -96,8 +87,13 @@ class LanguageBias(Evaluation):
         columns = {own: column for each in even for own, column in zip(each.languages, each.columns, strict=True)}
         languages, count, k = languages_of(even), len(even[0]), config.neighbours
         self.check(model)
-        self._check_sizes(count, languages)
-        vectors = [model.encode(columns[language], language) for language in progress(languages, "languages")]
+        sentences, most = f"{count} sentences of each of {len(languages)} languages", count * len(languages) - 1
+        if not 1 <= k <= most:
+            raise UserError(f"`neighbours` {k}, but {sentences}", cure=f"give 1 to {most}")
+        if config.remove_components >= count:
+            problem = f"`remove_components` {config.remove_components}, but {sentences}"
+            raise UserError(problem, cure=f"give at most {count - 1}")
+        vectors = [model.encode(columns[language], language) for language in languages]
         without = [without_components(own, config.remove_components) for own in vectors]
         matrices = [100 * language_shares(own, k) for own in (vectors, without)]
         removed = f"without {config.remove_components} component{'s' if config.remove_components > 1 else ''}"
@@ -105,37 +101,26 @@ class LanguageBias(Evaluation):
         # The share of the own language if neighbours were drawn at random from the other sentences.
         unbiased = 100 * (count - 1) / (count * len(languages) - 1)
         means = [float(matrix.diagonal().mean()) for matrix in matrices]
-        nested = [
-            {own: dict(zip(languages, row, strict=True)) for own, row in zip(languages, matrix.tolist(), strict=True)}
-            for matrix in matrices
-        ]
-        own, title = f"own language of {len(languages)}", f"Languages of the {k} nearest neighbours"
+        nested = [[dict(zip(languages, row, strict=True)) for row in matrix.tolist()] for matrix in matrices]
+        before, after = (dict(zip(languages, rows, strict=True)) for rows in nested)
+        own = f"own language of {len(languages)}"
+        title = f"Languages of the {k} nearest neighbours ({unbiased:.1f}% each without a bias)"
         return Figures(
             text=f"share (%) of the own language among the {k} nearest neighbours, {unbiased:.1f} without a bias; "
-            f"{count} sentences of each of {len(languages)} languages\n{_text(languages, shares)}",
+            f"{sentences}\n{_text(languages, shares)}",
             values={
-                "own": dict(zip(("before", "after"), means, strict=True)),
+                "own": {"before": means[0], "after": means[1]},
                 "unbiased": unbiased,
-                **dict(zip(("before", "after"), nested, strict=True)),
+                "before": before,
+                "after": after,
                 "sentences": count,
             },
-            headline=dict(zip((own, f"{own}, {removed}"), means, strict=True)),
+            headline={own: means[0], f"{own}, {removed}": means[1]},
             settings={**self.settings(), "languages": languages, "sentences": count},
             files=list(dict.fromkeys(file for examples in self.tables for file in examples.files)),
             overlap=total(overlap for _, overlap in kept),
-            plot=lambda picture: plot_language_bias(
-                languages, shares, f"{title} ({unbiased:.1f}% each without a bias)", picture
-            ),
+            plot=lambda picture: plot_language_bias(languages, shares, title, picture),
         )
-
-    def _check_sizes(self, count: int, languages: Sequence[str]) -> None:
-        config, sentences = self.config, f"{count} sentences of each of {len(languages)} languages"
-        most = count * len(languages) - 1
-        if not 1 <= config.neighbours <= most:
-            raise UserError(f"`neighbours` {config.neighbours}, but {sentences}", cure=f"give 1 to {most}")
-        if config.remove_components >= count:
-            problem = f"`remove_components` {config.remove_components}, but {sentences}"
-            raise UserError(problem, cure=f"give at most {count - 1}")
 
 
 def _pool(tables: Sequence[Examples]) -> list[Examples]:
@@ -165,10 +150,12 @@ def _even(tables: Sequence[Examples], limit: int) -> list[Examples]:
 def _text(languages: Sequence[str], shares: Mapping[str, np.ndarray]) -> str:
     """Return the share of the own language before and after and, for up to 12 languages, the shares of all."""
     own = [matrix.diagonal() for matrix in shares.values()]
-    names = [*(f"{name(language)} ({language})" for language in languages), "mean"]
-    columns = [[f"{share:.1f}" for share in (*values, values.mean())] for values in own]
-    rows = list(zip(names, *columns, strict=True))
-    parts = [table(["query", *shares], [*rows[:-1], [], rows[-1]])]
+    rows = [
+        [f"{name(language)} ({language})", *(f"{diagonal[i]:.1f}" for diagonal in own)]
+        for i, language in enumerate(languages)
+    ]
+    means = ["mean", *(f"{diagonal.mean():.1f}" for diagonal in own)]
+    parts = [table(["query", *shares], [*rows, [], means])]
     for title, matrix in shares.items() if len(languages) <= 12 else ():
         cells = [[language, *(f"{share:.1f}" for share in matrix[i])] for i, language in enumerate(languages)]
         parts += ["", f"share (%) of each language, {title}", table(["query", *languages], cells)]

@@ -36,17 +36,10 @@ _MARKERS, _HATCHES = "osD^vPX<>ph", ("", "////", "....")
 KINDS: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """The kinds of pictures by their suffix, and the metadata that would depend on the clock."""
 _STYLE = {
-    "axes.axisbelow": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlesize": 11,
-    "figure.titlesize": 11,
-    "grid.alpha": 0.5,
-    "grid.linewidth": 0.5,
-    "legend.fontsize": 8,
-    "legend.frameon": False,
+    "axes.axisbelow": True, "axes.spines.right": False, "axes.spines.top": False, "axes.titlesize": 11,
+    "figure.titlesize": 11, "grid.alpha": 0.5, "grid.linewidth": 0.5, "legend.fontsize": 8, "legend.frameon": False,
     "svg.hashsalt": "xrep",
-}
+}  # fmt: skip
 """Settings of matplotlib for every plot."""
 _FONTS = re.compile("Noto Sans|Noto Serif|Droid Sans|WenQuanYi|Unifont")
 """Installed fonts in which matplotlib looks for the letters that its own font, DejaVu Sans, has not."""
