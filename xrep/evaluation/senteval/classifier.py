@@ -63,7 +63,12 @@ def fit(
     classes = targets.argmax(1)
     score = score or (lambda values, rows: (values.argmax(-1).numpy() == classes[rows, None]).mean(0))
     generators = [np.random.RandomState(seed) for _ in folds]  # the draws are those of SentEval
-    parts = [_with_dev(*fold, generator) for fold, generator in zip(folds, generators, strict=True)]
+    parts = list[tuple[np.ndarray, np.ndarray]]()
+    for (rows, dev), generator in zip(folds, generators, strict=True):
+        if dev is None:
+            mixed, held = generator.permutation(rows), max(1, int(_HELD_OUT * len(rows)))
+            rows, dev = mixed[held:], mixed[:held]
+        parts.append((rows, dev))
     running = sorted(range(len(folds)), key=lambda fold: -len(parts[fold][0]))  # see _Layers.epoch
     layers = _Layers(x, targets, grid[running], seed, gradient)
     best, misses, stopped = np.full(grid.shape, -np.inf), np.zeros(grid.shape, int), np.zeros(grid.shape, bool)
@@ -84,15 +89,6 @@ def fit(
         if not running:
             break
     return weights, best
-
-
-def _with_dev(
-    rows: np.ndarray, dev: np.ndarray | None, generator: np.random.RandomState
-) -> tuple[np.ndarray, np.ndarray]:
-    if dev is not None:
-        return rows, dev
-    mixed, held = generator.permutation(rows), max(1, int(_HELD_OUT * len(rows)))
-    return mixed[held:], mixed[:held]
 
 
 class _Layers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from xrep.evaluation.evaluation import (
 )
 from xrep.evaluation.reading import folders_with
 from xrep.evaluation.senteval import readers
-from xrep.evaluation.senteval.protocols import Features, Outcome, protocol, targets
+from xrep.evaluation.senteval.protocols import Outcome, parts_of, protocol
 from xrep.text.languages import canonical, check_language
 
 _TRANSFER = ["MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC"]
@@ -103,7 +103,7 @@ class SentEval(Evaluation):
             if not results or results[-1].examples.files != examples.files:  # SICK-E and SICK-R have the same pairs
                 columns = [column for split in splits.values() for column in split.columns]
                 vectors = encode_columns(model, columns, examples.languages[0])
-            parts = features(splits.values(), vectors)
+            parts = parts_of(list(splits.values()), vectors)
             outcomes = [measure(*parts, seed=seed) for seed in self.seeds]
             sizes = {name: len(split) for name, split in splits.items()}
             score = self._score(outcomes, {"protocol": description, "splits": sizes})
@@ -150,29 +150,7 @@ def select(sets: str, data: str | Path, lang: str) -> list[readers.Splits]:
     """Read the requested sets: ``all`` sets in the folder ``data``, or names separated by commas."""
     found = readers.find(data)
     wanted = list(found) if sets == "all" else [name.strip() for name in sets.split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in readers.SETS]
-    if unknown or not wanted:
-        raise UserError(f"no set {' '.join(unknown) or 'named'}", cure=f"the sets are {' '.join(readers.SETS)}")
-    if missing := [name for name in wanted if name not in found]:
-        raise UserError(f"no files of {' '.join(missing)}", path=data, cure=f"it holds {' '.join(found)}")
+    missing = [name for name in wanted if name not in found]
+    if missing or not wanted:
+        raise UserError(f"no set {' '.join(missing) or 'named'}", path=data, cure=f"it holds {' '.join(found)}")
     return [readers.read(name, *found[name], lang) for name in readers.SETS if name in wanted]
-
-
-def features(splits: Iterable[Examples], vectors: Sequence[np.ndarray]) -> list[Features]:
-    """Return the features of each split, in the order of its examples in SentEval.
-
-    SentEval sorts the examples before it draws folds and batches: by the number of words of each column, then by the
-    target. A line without words, which is read as ``.``, has none.
-
-    Args:
-        vectors: Unnormalised vectors of each column of each split, float32 [N, D]. The features of sentences u are u,
-            those of pairs [|u - v|, u * v].
-    """
-    following, parts = iter(vectors), []
-    for split in splits:
-        lengths = [[0 if text == "." else len(text.split()) for text in column] for column in split.columns]
-        y = targets(split)
-        rows = np.lexsort([y.tolist(), *reversed(lengths)])
-        u, *v = (next(following)[rows] for _ in split.columns)
-        parts.append(Features(np.concatenate([np.abs(u - v[0]), u * v[0]], axis=1) if v else u, y[rows]))
-    return parts

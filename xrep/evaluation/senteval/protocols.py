@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -24,53 +24,68 @@ Outcome = tuple[dict[str, float], np.ndarray]
 a classification are ``accuracy`` and ``dev``, the accuracy by which the weight decay was chosen, in percent."""
 
 
-class Features(NamedTuple):
-    """Features of the examples of a split, float32 [N, D], with classes, int64 [N], or scores, float64 [N]."""
+class Part(NamedTuple):
+    """A split: features, float32 [N, D]; classes, int64 [N], or scores, float64 [N]; and the same as distributions over
+    classes, float32 [N, C]."""
 
     x: np.ndarray
     y: np.ndarray
+    targets: np.ndarray
 
 
-def targets(examples: Examples) -> np.ndarray:
-    assert examples.gold is not None
-    return examples.gold
+def parts_of(splits: Sequence[Examples], vectors: Sequence[np.ndarray]) -> list[Part]:
+    """Return each split of a set, in SentEval's order of the examples, by which it draws folds and batches: sorted by
+    the number of words of each column, then by the target. A line without words, which is read as ``.``, has none.
+
+    Args:
+        vectors: Unnormalised vectors of each column of each split, float32 [N, D]. The features of sentences u are u,
+            those of pairs [|u - v|, u * v].
+    """
+    following, parts = iter(vectors), []
+    for split, targets in zip(splits, _targets(splits), strict=True):
+        y = np.asarray(split.gold)
+        lengths = [[0 if text == "." else len(text.split()) for text in column] for column in split.columns]
+        rows = np.lexsort([y.tolist(), *reversed(lengths)])
+        u, *v = (next(following)[rows] for _ in split.columns)
+        x = np.concatenate([np.abs(u - v[0]), u * v[0]], axis=1) if v else u
+        parts.append(Part(x, y[rows], targets[rows]))
+    return parts
 
 
 def protocol(splits: Mapping[str, Examples], folds: int) -> tuple[str, Callable[..., Outcome]]:
-    """Return the description of the protocol for a set, and a function from ``Features`` of its splits and a seed.
+    """Return the description of the protocol for a set, and a function from its parts and a seed.
 
     Raises:
         UserError: A class has less than two training examples per fold (one without folds).
     """
-    train, y = next(iter(splits.values())), [targets(examples) for examples in splits.values()]
-    if y[0].dtype.kind == "f":
+    train, (targets, *_) = next(iter(splits.values())), _targets(list(splits.values()))
+    if np.asarray(train.gold).dtype.kind == "f":
         return "dev split, regression", relatedness
-    classes = max(2, 1 + int(np.concatenate(y).max()))
-    counts, needed = np.bincount(y[0], minlength=classes), 1 if "dev" in splits else 2 * folds
+    counts, needed = targets.sum(0).astype(int), 1 if "dev" in splits else 2 * folds
     if counts.min() < needed:
         problem = f"{train.name} has {counts.min()} training examples of class {counts.argmin()}, {needed} are needed"
         raise UserError(problem, path=train.files[0], cure=f"measure with fewer `folds` or without {train.name}")
     if "dev" in splits:
-        return "dev split", partial(split, classes=classes)
+        return "dev split", split
     if "all" in splits:
-        return f"nested {folds}-fold", partial(nested, classes=classes, folds=folds)
-    return f"{folds}-fold on train", partial(folded, classes=classes, folds=folds)
+        return f"nested {folds}-fold", partial(nested, folds=folds)
+    return f"{folds}-fold on train", partial(folded, folds=folds)
 
 
-def nested(whole: Features, seed: int, classes: int, folds: int) -> Outcome:
+def nested(whole: Part, seed: int, folds: int) -> Outcome:
     """Run nested cross-validation (MR CR SUBJ MPQA).
 
     Each fold tests a classifier that was trained on the other folds. Its weight decay is chosen by an inner
     cross-validation on those other folds; ``dev`` is the mean of their best accuracies.
     """
-    x, y = whole
+    x, y, targets = whole
     outer = _stratified(y, folds, seed)
     choices = []
     for rows, _ in outer:
         inner: list[Fold] = [(rows[others], rows[own]) for others, own in _stratified(y[rows], folds, seed)]
-        choices.append(_choose(whole, inner, seed, classes))
+        choices.append(_choose(whole, inner, seed))
     grid = np.array([[decay] for decay, _ in choices])
-    fitted, _ = fit(x, _one_hot(y, classes), [(rows, None) for rows, _ in outer], grid, seed)
+    fitted, _ = fit(x, targets, [(rows, None) for rows, _ in outer], grid, seed)
     right = np.zeros(len(y), dtype=bool)
     for weights, (_, rows) in zip(fitted, outer, strict=True):
         right[rows] = logits(x[rows], weights[0]).argmax(1) == y[rows]
@@ -78,47 +93,43 @@ def nested(whole: Features, seed: int, classes: int, folds: int) -> Outcome:
     return {"accuracy": 100 * float(accuracy), "dev": float(dev)}, _resampled(right)
 
 
-def folded(train: Features, test: Features, seed: int, classes: int, folds: int) -> Outcome:
+def folded(train: Part, test: Part, seed: int, folds: int) -> Outcome:
     """Choose the weight decay by cross-validation on the training part, then train on all of it (TREC MRPC). For two
     classes, ``f1`` is that of class 1."""
-    decay, dev = _choose(train, _stratified(train.y, folds, seed), seed, classes)
-    whole = np.arange(len(train.y)), None
-    weights, _ = fit(train.x, _one_hot(train.y, classes), [whole], np.array([[decay]]), seed)
+    decay, dev = _choose(train, _stratified(train.y, folds, seed), seed)
+    weights, _ = fit(train.x, train.targets, [(np.arange(len(train.y)), None)], np.array([[decay]]), seed)
     predicted = logits(test.x, weights[0, 0]).argmax(1)
     right = predicted == test.y
     figures = {"accuracy": 100 * float(right.mean()), "dev": dev}
-    if classes == 2:
+    if train.targets.shape[1] == 2:
         figures["f1"] = 100 * (2 * int((predicted & test.y).sum()) / max(1, int(predicted.sum() + test.y.sum())))
     return figures, _resampled(right)
 
 
-def split(train: Features, dev: Features, test: Features, seed: int, classes: int) -> Outcome:
+def split(train: Part, dev: Part, test: Part, seed: int) -> Outcome:
     """Choose the weight decay on the dev part, and test the classifier that is best there (SST2 SST5 SICK-E)."""
-    (x, y), fold = _joined(train, dev)
-    weights, scores = fit(x, _one_hot(y, classes), [fold], np.array([GRID]), seed)
+    x, targets, fold = _joined(train, dev)
+    weights, scores = fit(x, targets, [fold], np.array([GRID]), seed)
     best = _best(scores)
     right = logits(test.x, weights[0, best]).argmax(1) == test.y
     return {"accuracy": 100 * float(right.mean()), "dev": 100 * float(scores[0, best])}, _resampled(right)
 
 
-def relatedness(train: Features, dev: Features, test: Features, seed: int) -> Outcome:
+def relatedness(train: Part, dev: Part, test: Part, seed: int) -> Outcome:
     """Measure SICK-R with a trained regression, as in Tai et al. (2015), section 4.3.
 
     A score between two integers is represented as a distribution over these two. A linear layer with a softmax predicts
     the distribution, and its mean is the predicted score. As in SentEval, training minimises the squared error of the
     probabilities, without regularisation, and stops early by Pearson's correlation on dev, which is checked every 50
-    epochs.
-
-    Returns:
-        ``pearson``, ``spearman`` and ``dev`` (Pearson's correlation) times 100, and ``mse`` of the scores.
+    epochs. The figures are ``pearson``, ``spearman`` and ``dev`` (Pearson's correlation) times 100, and ``mse``.
     """
 
     def score(values: torch.Tensor, _: np.ndarray) -> np.ndarray:
         return np.array([_or_zero(pearson, expected_score(values[:, 0].numpy()), dev.y)])
 
-    (x, y), fold = _joined(train, dev)
+    x, targets, fold = _joined(train, dev)
     rule = {"gradient": squared_error_gradient, "score": score, "epochs": 50, "tenacity": 3, "maximum": 1000}
-    weights, scores = fit(x, distributions(y), [fold], np.zeros((1, 1)), seed, **rule)
+    weights, scores = fit(x, targets, [fold], np.zeros((1, 1)), seed, **rule)
     predicted = expected_score(logits(test.x, weights[0, 0]))
     drawn = 100 * resampled(lambda rows: _or_zero(pearson, predicted[rows], test.y[rows]), len(predicted))
     figures = {
@@ -141,6 +152,15 @@ def expected_score(values: np.ndarray) -> np.ndarray:
     return (shares / shares.sum(axis=1, keepdims=True)) @ SCORES
 
 
+def _targets(splits: Sequence[Examples]) -> list[np.ndarray]:
+    """Return the classes or scores of each split of a set as distributions over the classes."""
+    gold = [np.asarray(split.gold) for split in splits]
+    if gold[0].dtype.kind == "f":
+        return [distributions(y) for y in gold]
+    classes = max(2, 1 + int(np.concatenate(gold).max()))
+    return [np.eye(classes, dtype=np.float32)[y] for y in gold]
+
+
 def _stratified(y: np.ndarray, folds: int, seed: int) -> list[Fold]:
     """Return (other rows, rows of the fold) for each fold, stratified by class, as SentEval draws them."""
     from sklearn.model_selection import StratifiedKFold
@@ -148,9 +168,9 @@ def _stratified(y: np.ndarray, folds: int, seed: int) -> list[Fold]:
     return list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(np.zeros((len(y), 1)), y))
 
 
-def _choose(features: Features, folds: list[Fold], seed: int, classes: int) -> tuple[float, float]:
+def _choose(part: Part, folds: list[Fold], seed: int) -> tuple[float, float]:
     """Return the weight decay with the best mean accuracy on the folds' dev rows, and that accuracy in percent."""
-    _, scores = fit(features.x, _one_hot(features.y, classes), folds, np.tile(GRID, (len(folds), 1)), seed)
+    _, scores = fit(part.x, part.targets, folds, np.tile(GRID, (len(folds), 1)), seed)
     best = _best(scores)
     return GRID[best], 100 * float(scores[:, best].mean())
 
@@ -160,14 +180,10 @@ def _best(scores: np.ndarray) -> int:
     return int(np.round(100 * scores.mean(axis=0), 2).argmax())
 
 
-def _joined(train: Features, dev: Features) -> tuple[Features, Fold]:
-    """Return the features of both parts in one array, and the rows of each of them."""
-    both = Features(np.concatenate([train.x, dev.x]), np.concatenate([train.y, dev.y]))
-    return both, (np.arange(len(train.y)), np.arange(len(train.y), len(both.y)))
-
-
-def _one_hot(y: np.ndarray, classes: int) -> np.ndarray:
-    return np.eye(classes, dtype=np.float32)[y]
+def _joined(train: Part, dev: Part) -> tuple[np.ndarray, np.ndarray, Fold]:
+    """Return the features and targets of both parts together, and the rows of each part."""
+    size, rows = len(train.y), np.arange(len(train.y) + len(dev.y))
+    return np.concatenate([train.x, dev.x]), np.concatenate([train.targets, dev.targets]), (rows[:size], rows[size:])
 
 
 def _resampled(right: np.ndarray) -> np.ndarray:
