@@ -10,7 +10,7 @@ from typing import Any, Literal
 from xrep.data.batching import TextSpec
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming
-from xrep.inference.graphs import FILES, INPUTS, Runtime, check_runtime, write_graph
+from xrep.inference.graphs import FILES, INPUTS, Runtime, write_graph
 from xrep.inference.model_card import Card, frozen_types
 from xrep.interop.exported import write_huggingface, write_router, write_sentence_transformers
 from xrep.interop.sentence_modules import Prompts
@@ -36,8 +36,6 @@ def write_encoder(
     fingerprint: Callable[[], str],
 ) -> dict[Path, str]:
     """Write an encoder as ``SentenceEncoder.save`` describes; ``place`` is what its card names to load it."""
-    if format == "onnx" or format == "openvino":
-        check_runtime(format)
     languages = {tower: text.languages_of(tower) for tower in model.encoders}
     folders = {tower: tower if len(languages) > 1 else "." for tower in languages}
     with naming(directory), directory_aside(directory) as aside:

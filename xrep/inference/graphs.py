@@ -26,15 +26,6 @@ TOLERANCE = 1e-4
 """Largest difference of the graph's vectors from the encoder's, as a share of the largest number in them."""
 
 
-def check_runtime(runtime: Runtime) -> None:
-    """Raise UserError if a package that writes and runs graphs of a runtime is not installed."""
-    for package in ("onnxscript", {"onnx": "onnxruntime", "openvino": "openvino"}[runtime]):
-        try:
-            importlib.import_module(package)  # not a plain import: the type checker would need the extra, too
-        except ImportError:
-            raise UserError(f"{package} is not installed", cure=f"pip install 'xrep[{runtime}]'") from None
-
-
 def write_graph(model: DualEncoder, tower: str, directory: Path, runtime: Runtime) -> None:
     """Write the graph of a tower for a runtime in a directory, in float32, and compare its vectors with the tower's.
 
@@ -43,8 +34,14 @@ def write_graph(model: DualEncoder, tower: str, directory: Path, runtime: Runtim
     [B, T, H].
 
     Raises:
-        UserError: torch cannot express the encoder as a graph, or the graph computes other vectors.
+        UserError: A package that writes or runs graphs is not installed, torch cannot express the encoder as a graph,
+            or the graph computes other vectors.
     """
+    for package in ("onnxscript", {"onnx": "onnxruntime", "openvino": "openvino"}[runtime]):
+        try:
+            importlib.import_module(package)  # not a plain import: the type checker would need the extra, too
+        except ImportError:
+            raise UserError(f"{package} is not installed", cure=f"pip install 'xrep[{runtime}]'") from None
     first = next(model.parameters())
     if first.device.type != "cpu" or first.dtype != torch.float32:
         model = copy.deepcopy(model).float().cpu()

@@ -51,7 +51,9 @@ MANIFEST, INDEX, IDS, LINES, OFFSETS, VECTORS = (
 )  # fmt: skip
 FLAT_ROWS = 100_000
 """An index of more rows has inverted files, unless the user wants another."""
-_OWN_FILE = re.compile(r"lock|added\.(txt|ids)|result\.json|vectors-[0-9a-f]{16}\.npy(\.work)?|new|\..*\.tmp")
+_OWN_FILE = re.compile(
+    r"lock|added\.(txt|ids)|result\.json|vectors-[0-9a-f]{16}\.npy(\.work)?|new|\..*\.tmp"
+)
 _INT64, _FLOAT16 = np.dtype(np.int64), np.dtype(np.float16)
 Lines = str | Path | Iterable[str]
 """A file of sentences, one on each line, or the sentences themselves."""
