@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Container, Iterator
+from typing import TYPE_CHECKING, Any, TextIO
 
 from xrep_cli.common import (
     add_shared_options,
@@ -30,9 +29,8 @@ Predict with a classifier that xrep-train trained: line i of the output belongs 
   xrep-predict --path qa-run/best --input asked.tsv             question<TAB>context -> answer<TAB>place in the context
   xrep-predict --path xnli-run/best --input pairs.tsv --jsonl   an object per line, with the probabilities of all labels
 
-What the lines are is decided by the task that the classifier was trained for. Words are separated by spaces. An output
-file is written only if all lines were read."""
-BUFFER_LINES = 4096
+What the lines are is decided by the task that the classifier was trained for. Words are separated by spaces. Lines from
+a pipe are answered as they arrive. An output file is written only if all lines were read."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -49,76 +47,69 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> None:
-    check_outputs({"--output": options.output}, {"--input": options.input})
+    check_outputs({"`output`": options.output}, {"`input`": options.input})
     from xrep.files import write_aside
     from xrep.inference.classifier import SentenceClassifier
-    from xrep.text.readers import read_lines
 
     device = choose_device(options.device)
     classifier = SentenceClassifier.load(
         options.path, device=device, dtype=options.precision, batch_tokens=options.batch_tokens
     )
     say_if_slow("xrep-predict", options.precision, device)
-    predict = {"label": _labels, "tags": _tags, "span": _answers}[classifier.annotation.kind]
-    lines = read_lines("/dev/stdin" if options.input == "-" else options.input)
     if options.output == "-":
-        _write(lines, classifier, predict, options, sys.stdout)
+        _write(classifier, options, sys.stdout)
         return
     with write_aside(options.output) as aside, open(aside, "w", encoding="utf-8") as file:
-        _write(lines, classifier, predict, options, file)
+        _write(classifier, options, file)
 
 
-def _write(
-    lines: Iterator[tuple[int, str]],
-    classifier: SentenceClassifier,
-    predict: Callable[..., Iterable[tuple[str, dict[str, Any]]]],
-    options: argparse.Namespace,
-    file: Any,
-) -> None:
-    while chunk := list(islice(lines, BUFFER_LINES)):
-        for text, fields in predict(classifier, chunk, options.input):
+def _write(classifier: SentenceClassifier, options: argparse.Namespace, file: TextIO) -> None:
+    """Write a line for each line of the input; those of a pipe are answered as they arrive."""
+    from xrep.errors import UserError
+    from xrep.text.chunks import read_chunks
+
+    kind, origin = classifier.annotation.kind, "standard input" if options.input == "-" else options.input
+    predict, widths, form = PREDICTORS[kind]
+    before = 0
+    for lines in read_chunks("/dev/stdin" if options.input == "-" else options.input):
+        rows = [line.split("\t") for line in lines]
+        for number, row in enumerate(rows, before + 1):
+            if len(row) not in widths:
+                raise UserError(f"{len(row)} columns, where a line is {form}", path=origin, line=number)
+        for text, fields in predict(classifier, rows):
             print(json.dumps(fields, ensure_ascii=False) if options.jsonl else text, file=file)
+        file.flush()
+        before += len(lines)
+    if not before:
+        raise UserError("the file is empty", path=origin, cure="give a file with text")
 
 
-def _labels(
-    classifier: SentenceClassifier, lines: Sequence[tuple[int, str]], origin: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    rows = [_columns(line, (1, 2), "text, or text<TAB>text", origin) for line in lines]
+def _labels(classifier: SentenceClassifier, rows: list[list[str]]) -> Iterator[tuple[str, dict[str, Any]]]:
     labels, probabilities = classifier.predict([row[0] if len(row) == 1 else (row[0], row[1]) for row in rows])
     for label, each in zip(labels, probabilities, strict=True):
         named = dict(zip(classifier.annotation.labels, map(float, each), strict=True))
         yield f"{label}\t{named[label]:.4f}", {"label": label, "probabilities": named}
 
 
-def _tags(
-    classifier: SentenceClassifier, lines: Sequence[tuple[int, str]], origin: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    sentences = [line.split() for _, line in lines]
+def _tags(classifier: SentenceClassifier, rows: list[list[str]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    sentences = [" ".join(row).split() for row in rows]
     for words, tags in zip(sentences, classifier.tag(sentences), strict=True):
         yield " ".join(tags), {"words": words, "tags": tags}
 
 
-def _answers(
-    classifier: SentenceClassifier, lines: Sequence[tuple[int, str]], origin: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _answers(classifier: SentenceClassifier, rows: list[list[str]]) -> Iterator[tuple[str, dict[str, Any]]]:
     from xrep.text.annotated import Question
 
-    rows = [_columns(line, (2,), "question<TAB>context", origin) for line in lines]
-    questions = [Question(str(number), row[0], row[1], (), "") for (number, _), row in zip(lines, rows, strict=True)]
-    for answer in classifier.answer(questions):
+    for answer in classifier.answer([Question("", question, context, (), "") for question, context in rows]):
         yield f"{answer.text}\t{answer.start}", {"answer": answer.text, "start": answer.start, "score": answer.score}
 
 
-def _columns(line: tuple[int, str], widths: tuple[int, ...], form: str, origin: str) -> list[str]:
-    from xrep.errors import UserError
-
-    columns = line[1].split("\t")
-    if len(columns) not in widths:
-        problem = f"{len(columns)} columns, where a line is {form}"
-        raise UserError(problem, path="standard input" if origin == "-" else origin, line=line[0])
-    return columns
-
-
+PREDICTORS: dict[str, tuple[Callable[..., Iterator[tuple[str, dict[str, Any]]]], Container[int], str]] = {
+    "label": (_labels, (1, 2), "text, or text<TAB>text"),
+    "tags": (_tags, range(1, sys.maxsize), "words"),
+    "span": (_answers, (2,), "question<TAB>context"),
+}
+"""How each kind of classifier predicts, the numbers of columns of its lines, and what they are."""
 main = command_script(build_parser, run)
 
 if __name__ == "__main__":

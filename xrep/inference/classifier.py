@@ -30,7 +30,12 @@ MAX_ANSWER = 30
 """Number of subwords of the longest answer, as in BERT's evaluation."""
 STRIDE, MAX_QUESTION = 128, 64
 """The windows of a context, unless the run says otherwise."""
-KINDS = {"label": "labels of texts", "tags": "tags of words", "span": "answers to questions"}
+KINDS = {
+    "label": ("labels of texts", "xnli, pawsx or amazon"),
+    "tags": ("tags of words", "pos or ner"),
+    "span": ("answers to questions", "qa"),
+}
+"""What each kind of classifier predicts, and the evaluations that measure it."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +113,9 @@ class SentenceClassifier:
     def check_kind(self, kind: str) -> None:
         """Raise UserError if the classifier predicts something else than annotations of this kind."""
         if self.annotation.kind != kind:
-            problem = f"this classifier predicts {KINDS[self.annotation.kind]}, not {KINDS[kind]}"
-            raise UserError(problem, path=self.path or None, cure="choose a run of another task")
+            (predicted, tests), (wanted, _) = KINDS[self.annotation.kind], KINDS[kind]
+            problem, cure = f"this classifier predicts {predicted}, not {wanted}", f"measure it by xrep-eval {tests}"
+            raise UserError(problem, path=self.path or None, cure=cure)
 
     # -- predictions --------------------------------------------------------------------------------------------------
 
