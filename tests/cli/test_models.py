@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,8 +156,8 @@ def test_it_works_or_names_the_right_command(command: str, kind: str, models: di
 @pytest.mark.slow
 def test_predictions_of_a_pipe_come_as_its_lines_do(models: dict[str, Path]) -> None:
     command = [sys.executable, "-m", "xrep_cli.predict", "--device", "cpu", "--path", str(models["tagger"])]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, bufsize=0, **pipes) as process:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
         assert process.stdin is not None and process.stdout is not None
         for words in ("der Koch", "mein Onkel singt"):
             process.stdin.write(f"{words}\n".encode())
