@@ -21,7 +21,6 @@ def test_the_nearest_are_those_of_the_whole_product(
     """Equal sentences count once, at their first occurrence, and the query itself does not count. Of equally near
     sentences, the earlier come first."""
     monkeypatch.setattr(nearest, "CHUNK_LINES", chunk)
-    monkeypatch.setattr(nearest, "_QUERIES", 2)
     lines = [*SENTENCES[:60], "", SENTENCES[3], "  ", *SENTENCES[60:], *SENTENCES[:20], SENTENCES[3]]
     files = [write(tmp_path / "a.en", lines[:50]), write(tmp_path / "b.en", lines[50:])]
     queries = ["the old man sees a red house", SENTENCES[3], "her teacher paints the cold river", "zzz", "a"]

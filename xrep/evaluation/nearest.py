@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import numpy as np
+import torch
 from tqdm import tqdm
 
 from xrep.errors import UserError
@@ -17,11 +17,13 @@ from xrep.evaluation.encoders import Encoder, check_languages
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures
 from xrep.evaluation.reading import read_sentences
 from xrep.inference.encoding import CHUNK_CHARACTERS, CHUNK_LINES
+from xrep.retrieval.neighbours import neighbours
+from xrep.retrieval.topk import TopK
 from xrep.text.languages import check_language
 from xrep.text.readers import read_lines
 
-_QUERIES = 1024
-"""Number of queries that are compared at a time; the similarities then take 64 MB."""
+Place = tuple[str, int, str]
+"""A file, the number of a line, and the sentence in it."""
 
 
 @dataclass(frozen=True)
@@ -120,29 +122,39 @@ def nearest(
     """
     if lang:
         check_languages(encoder, {lang: queries[0]})
-    vectors_QD = encoder.encode(list(queries), lang)
-    hits: list[list[Hit]] = [[] for _ in queries]
+    vectors, best = encoder.encode(list(queries), lang), TopK.none(len(queries), top)
+    places, count = (
+        dict[int, Place](),
+        0,
+    )  # of the best so far: the number of a sentence in all of the text -> its place
     with tqdm(disable=None, unit=" lines", unit_scale=True, leave=False) as progress:
-        for number, places in enumerate(_chunks(files)):
-            if text_lang and number == 0:
-                check_languages(encoder, {text_lang: places[0][2]})
-            chunk_CD = encoder.encode([sentence for *_, sentence in places], text_lang)
-            for start in range(0, len(queries), _QUERIES):
-                similarity_QC = vectors_QD[start : start + _QUERIES] @ chunk_CD.T
-                for query, row in enumerate(similarity_QC, start=start):
-                    hits[query] = _merge(hits[query], row, places, queries[query], top)
-            progress.update(len(places))
-    fewest = min(map(len, hits))
-    if fewest < top:
+        for chunk in _chunks(files):
+            sentences = [sentence for *_, sentence in chunk]
+            if text_lang and not count:
+                check_languages(encoder, {text_lang: sentences[0]})
+            # One more than needed, because the query itself may be among them.
+            near, _ = neighbours(vectors, encoder.encode(sentences, text_lang), min(top + 1, len(chunk)), 0)
+            known = {sentence: number for number, (*_, sentence) in places.items()}
+            numbers = [known.get(sentence, count + row) for row, sentence in enumerate(sentences)]
+            rows = {sentence: row for row, sentence in enumerate(sentences)}
+            is_query = near.index == torch.tensor([[rows.get(query, -1)] for query in queries])
+            index = torch.tensor(numbers)[near.index].masked_fill(is_query, -1)
+            best.merge(TopK(near.similarity.masked_fill(is_query, -torch.inf), index))
+            places = dict(zip(numbers, chunk, strict=True)) | places
+            places = {number: places[number] for number in best.index.unique().tolist() if number >= 0}
+            count += len(chunk)
+            progress.update(len(chunk))
+    if (fewest := int((best.index >= 0).sum(dim=1).min())) < top:
         problem = f"`top` {top}, but {fewest} different sentences to find"
         raise UserError(problem, path=files[0], cure="give a smaller `top`, or more text")
-    return hits
+    pairs = (zip(*row, strict=True) for row in zip(best.similarity.tolist(), best.index.tolist(), strict=True))
+    return [[Hit(similarity, *places[number]) for similarity, number in row] for row in pairs]
 
 
-def _chunks(files: Sequence[str | Path]) -> Iterator[list[tuple[str, int, str]]]:
-    """Yield file, line and text of the distinct sentences of a part of a file, at their first occurrences there."""
+def _chunks(files: Sequence[str | Path]) -> Iterator[list[Place]]:
+    """Yield the distinct sentences of a part of a file, at their first occurrences there."""
     for file in files:
-        places: dict[str, tuple[str, int, str]] = {}
+        places = dict[str, Place]()
         characters = 0
         for number, line in read_lines(file):
             if line.strip() and line not in places:
@@ -153,14 +165,3 @@ def _chunks(files: Sequence[str | Path]) -> Iterator[list[tuple[str, int, str]]]
                 places, characters = {}, 0
         if places:
             yield list(places.values())
-
-
-def _merge(
-    hits: list[Hit], similarity_C: np.ndarray, places: Sequence[tuple[str, int, str]], query: str, top: int
-) -> list[Hit]:
-    """Return the best ``top`` of ``hits`` and a chunk. The chunk may also contain known hits and the query itself."""
-    near = np.flatnonzero(similarity_C > hits[-1].similarity) if len(hits) == top else np.arange(len(similarity_C))
-    best = near[np.argsort(-similarity_C[near], kind="stable")[: top + 1]]
-    known = {query, *(hit.sentence for hit in hits)}
-    new = [Hit(float(similarity_C[i]), *places[i]) for i in best.tolist() if places[i][2] not in known]
-    return sorted(hits + new, key=lambda hit: -hit.similarity)[:top]
