@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "xrep" / "__init__.py").read_text(encoding="utf-8"))
 assert VERSION is not None
 PLOT = ["matplotlib>=3.8", "scikit-learn>=1.4"]
-SENTEVAL = ["scikit-learn>=1.4"]
+SENTEVAL = ["scikit-learn>=1.6"]
 HF = ["transformers>=5"]  # encoders of any architecture
 ONNX = ["onnxruntime>=1.20", "onnxscript>=0.5"]  # not among the tests' packages, because they are large
 OPENVINO = ["openvino>=2025.0", "onnxscript>=0.5"]

@@ -34,22 +34,20 @@ import torch
 from xrep.errors import UserError
 from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder, unit_rows
 from xrep.lazy import lazy_names
-from xrep.text.languages import canonical, count_english_words
+from xrep.text.languages import canonical
 
 if TYPE_CHECKING:
     from mteb.models import ModelMeta  # pyright: ignore[reportMissingImports] (no extra installs mteb)
 
 ChooseLanguage = Callable[[Sequence[str], Sequence[str]], str]
 """Function (texts, languages of the subset) -> the language of the texts."""
-_ENGLISH_SHARE, _OTHER_SHARE, _ENOUGH_WORDS = 0.03, 0.01, 20
 
 
 class MtebEncoder:
     """Adapter that gives a sentence encoder the interface of mteb's models (``mteb.models.EncoderProtocol``).
 
     If the encoder has a tower for each side, the language is taken from mteb's name of the subset. In a subset of two
-    languages (``deu-eng``) mteb encodes each side separately but does not say which one it is. If one of the two
-    languages is English, it is recognised by its most frequent words; for other pairs, ``lang`` must be a function.
+    languages (``deu-eng``) mteb encodes each side separately but does not say which one it is: ``lang`` must tell.
 
     A prompt of the encoder is put in front of texts if its name is one of these, of which the first counts: the task's
     name and ``-query`` or ``-document``, the task's name, its type and these, its type, and the usual names of the
@@ -141,21 +139,13 @@ class MtebEncoder:
         )
 
     def _language(self, texts: list[str], languages: list[str], subset: str) -> str | None:
+        """Return the language of texts of a subset, whose name tells its ``languages``."""
         if self.lang is not None:
             return self.lang(texts, languages) if callable(self.lang) else self.lang
-        towers = {code: self.encoder.model.tower(code) for code in languages}
-        if len(set(towers.values())) <= 1:
-            return languages[0] if languages else None
-        others = [code for code in languages if code != "en"]
-        cure = "give MtebEncoder(lang=...) a function (texts, languages) -> code"
-        if len(others) == len(languages) or len({towers[code] for code in others}) > 1:
-            raise UserError(f"{subset} mixes {', '.join(languages)}, and mteb does not say which are which", cure=cure)
-        english, words = count_english_words(texts)
-        if words and english >= _ENGLISH_SHARE * words:
-            return "en"
-        if english <= _OTHER_SHARE * words and words >= _ENOUGH_WORDS:
-            return others[0]
-        raise UserError(f"{subset}: cannot tell whether {texts[:1]} and so on are English", cure=cure)
+        if len({self.encoder.model.tower(code) for code in languages}) > 1:
+            problem = f"{subset} mixes {', '.join(languages)}, and mteb does not say which are which"
+            raise UserError(problem, cure="give MtebEncoder(lang=...) a function (texts, languages) -> code")
+        return languages[0] if languages else None
 
 
 __getattr__, __dir__ = lazy_names(__name__, {"SentenceVectors": "xrep.inference.sentence_vectors"})

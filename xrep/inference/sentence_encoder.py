@@ -6,7 +6,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from xrep.inference.encoder_files import Format, write_encoder
 from xrep.inference.model_card import Card
 from xrep.interop.pretrained import Pretrained, find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import Prompts, read_prompts, read_router
-from xrep.memory import check_memory
 from xrep.models.device import to_device
 from xrep.models.directory import TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
@@ -34,23 +33,9 @@ from xrep.text.pretrained_tokenizer import maximum_length
 from xrep.text.sides import SHARED, SIDES, Tokenizers, open_tokenizers, tokenizer_of
 from xrep.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 TOKENIZE_CHUNK = 4096
 QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 """Usual names of the prompts of queries and of what they find, which sentence-transformers knows, too."""
-
-
-class _Options(TypedDict, total=False):
-    """Options of ``SentenceEncoder.encode`` that do not change the type of what it returns."""
-
-    batch_tokens: int
-    batch_size: int | None
-    normalize: bool
-    prompt: str | None
-    prompt_name: str | None
-    show_progress: bool
 
 
 class SentenceEncoder:
@@ -132,46 +117,24 @@ class SentenceEncoder:
         """The dimension D of the vectors."""
         return self.model.output_size
 
-    @overload
     def encode(
         self,
         sentences: str | Sequence[str],
         lang: str | None = None,
         *,
-        convert_to: Literal["numpy"] = "numpy",
-        **options: Unpack[_Options],
-    ) -> np.ndarray: ...
-
-    @overload
-    def encode(
-        self,
-        sentences: str | Sequence[str],
-        lang: str | None = None,
-        *,
-        convert_to: Literal["torch"],
-        **options: Unpack[_Options],
-    ) -> Tensor: ...
-
-    def encode(
-        self,
-        sentences: str | Sequence[str],
-        lang: str | None = None,
-        *,
-        convert_to: Literal["numpy", "torch"] = "numpy",
         batch_tokens: int = 4096,
         batch_size: int | None = None,
         normalize: bool = True,
         prompt: str | None = None,
         prompt_name: str | None = None,
         show_progress: bool = False,
-    ) -> np.ndarray | Tensor:
+    ) -> np.ndarray:
         """Return float32 [N, D] with one vector per sentence, in the order of the sentences; [D] for one string.
 
         The vector of a sentence does not depend on the other sentences (to about 1e-6).
 
         Args:
             lang: Language of the sentences (``de``, ``deu``); needed if the encoder has a tower for each side.
-            convert_to: ``torch`` returns a tensor on the device of the encoder.
             batch_tokens: Number of subwords per batch, padding included.
             batch_size: Number of sentences per batch, at most; None: as many as ``batch_tokens`` allows.
             normalize: Scale the vectors to length 1; otherwise they are as the model computes them.
@@ -186,24 +149,20 @@ class SentenceEncoder:
             raise UserError(f"`batch_size` must be at least 1, not {batch_size}")
         refuse_pair(lang or "", "lang")
         tower = self.model.tower(lang and canonical(lang))
-        begin, several = self._prompt(prompt, prompt_name), [sentences] if isinstance(sentences, str) else sentences
+        several = [sentences] if isinstance(sentences, str) else sentences
+        begin = self.find_prompt(prompt_name) if prompt is None else prompt
         prompted = [begin + sentence for sentence in several] if begin else several
         tokens = self._tokenize(prompted, tokenizer_of(self.tokenizers, tower))
         vectors = np.empty((len(several), self.output_size), dtype=np.float32)
-        device, vocabulary = self.device, self.text.vocabulary(tower)
+        vocabulary = self.text.vocabulary(tower)
         lengths = [min(len(ids) + 2, self.text.max_length) for ids in tokens]
         with torch.inference_mode(), tqdm(total=len(tokens), unit="sentence", disable=not show_progress) as bar:
             for rows in batches_of(lengths, batch_tokens, batch_size):
                 batch = collate([tokens[row] for row in rows], vocabulary, self.text.max_length)
-                states = 24 * batch.tokens.numel() * self.output_size  # of a feed-forward layer and around it, at least
-                what = f"a batch of {batch.tokens.numel():,} subwords"
-                check_memory(states, what, device=str(device), cure="lower `batch_tokens`")
-                batch = batch.to(device)
-                encoded = self.model.encode(tower, batch)[0].float()
+                encoded = self.model.encode(tower, batch.to(self.device))[0].float()
                 vectors[rows] = (F.normalize(encoded, dim=1) if normalize else encoded).cpu().numpy()
                 bar.update(len(rows))
-        result = vectors[0] if isinstance(sentences, str) else vectors
-        return result if convert_to == "numpy" else torch.from_numpy(result).to(device)
+        return vectors[0] if isinstance(sentences, str) else vectors
 
     def similarity(self, a: np.ndarray | Tensor, b: np.ndarray | Tensor) -> Tensor:
         """Return the cosine of every vector of [N, D] with every one of [M, D], float32 [N, M]; [D] is one vector."""
@@ -278,7 +237,7 @@ class SentenceEncoder:
     def fingerprint(self) -> str:
         """Return a hex digest of the weights and of what else determines the vectors, but not of the path."""
         digest = fingerprint(self.model, self.text)
-        prompt = self._prompt(None, None)
+        prompt = self.find_prompt(None)
         return hashlib.sha256(f"{digest} {prompt}".encode()).hexdigest() if prompt else digest
 
     @property
@@ -303,19 +262,13 @@ class SentenceEncoder:
             fingerprint=self.fingerprint,
         )
 
-    def find_prompt(self, name: str | None, usual: Iterable[str]) -> str:
+    def find_prompt(self, name: str | None, usual: Iterable[str] = ()) -> str:
         """Return the text of the prompt ``name`` or, if it is None, of the first of the usual names that there is, or
         else of the default; a UserError if there is no such prompt."""
-        return self._prompt(None, name or next((known for known in usual if known in self.prompts), None))
-
-    def _prompt(self, text: str | None, name: str | None) -> str:
-        """Return the text to put in front of sentences."""
-        name = name or self.default_prompt_name
-        if text is not None or name is None:
-            return text or ""
-        if name not in self.prompts:
+        name = name or next((known for known in usual if known in self.prompts), self.default_prompt_name)
+        if name is not None and name not in self.prompts:
             raise UserError(f"there is no prompt {name!r}", cure="known: " + (", ".join(self.prompts) or "none"))
-        return self.prompts[name]
+        return "" if name is None else self.prompts[name]
 
     def _tokenize(self, sentences: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
         starts, most = range(0, len(sentences), TOKENIZE_CHUNK), self.text.max_length - 1

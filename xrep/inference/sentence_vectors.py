@@ -57,12 +57,9 @@ class SentenceVectors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return self
 
     def transform(self, X: Iterable[str]) -> np.ndarray:  # noqa: N803
-        """Return float32 [N, D] for a list, array or column of N sentences; a TypeError if they are no strings."""
-        sentences = [X] if isinstance(X, str) else list(X)
-        if isinstance(X, str) or not all(isinstance(sentence, str) for sentence in sentences):
-            raise TypeError("SentenceVectors takes a list, array or column of strings")
+        """Return float32 [N, D] for a list, array or column of N sentences."""
         encoder = self._encoder()
-        return encoder.encode(sentences, self.lang, batch_tokens=self.batch_tokens, normalize=self.normalize)
+        return encoder.encode(list(X), self.lang, batch_tokens=self.batch_tokens, normalize=self.normalize)
 
     def _encoder(self) -> SentenceEncoder:
         # The path is resolved on each call, because RUN/best may be another checkpoint after more training.
@@ -74,9 +71,6 @@ class SentenceVectors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     @property
     def _n_features_out(self) -> int:
         return self._encoder().output_size
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return True  # scikit-learn before 1.6 calls this method; later versions read the tags.
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
