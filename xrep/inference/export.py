@@ -14,13 +14,14 @@ from typing import Literal
 from xrep.config import to_yaml
 from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside, naming, write_json
-from xrep.inference.classifier_files import PIPELINES, export_classifier
 from xrep.inference.encoder_files import Format, opening_line, read_by
 from xrep.inference.model_card import README, Card, frozen_types
 from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.interop.classifiers import CLASSES, write_classifier
 from xrep.interop.exported import write_huggingface
 from xrep.interop.sentence_modules import PROMPTS
 from xrep.models.averaging import average_last
+from xrep.models.classifier import Classifier
 from xrep.models.directory import (
     CONFIG,
     MANIFEST,
@@ -34,7 +35,11 @@ from xrep.models.directory import (
 )
 from xrep.nn.layers import quantise_layers
 from xrep.nn.pooling import Pooling
-from xrep.text.sides import open_tokenizers, save_tokenizers
+from xrep.text.pretrained_tokenizer import save_as_huggingface
+from xrep.text.sides import SHARED, open_tokenizers, save_tokenizers
+
+PIPELINES = {"label": "text-classification", "tags": "token-classification", "span": "question-answering"}
+"""The Hub's name of what a classifier does, for each kind of annotation."""
 
 
 def export_path(
@@ -91,10 +96,8 @@ def export_path(
         with TemporaryDirectory() as folder:
             exported = _of_checkpoint(checkpoint, format) if checkpoint else _of_encoder(path, Path(folder))
             return _write_checkpoint(*exported, directory, card, Path(folder))
-    if checkpoint is not None and checkpoint.translates:
-        return _write_its_encoder(checkpoint, directory, format, card)
-    if checkpoint is not None and checkpoint.text.annotation is not None:
-        return export_classifier(checkpoint, directory, format, card)
+    if checkpoint is not None and (checkpoint.translates or checkpoint.text.annotation is not None):
+        return _write_for_transformers(checkpoint, directory, format, card)
     encoder = SentenceEncoder.load(path, device="cpu")
     if average is not None and checkpoint is not None:
         encoder.model.load_state_dict(checkpoint.tensors())
@@ -166,23 +169,39 @@ def _write_checkpoint(
     return {directory: loading}
 
 
-def _write_its_encoder(checkpoint: Checkpoint, directory: Path, format: Format, card: Card) -> dict[Path, str]:
-    """Write the encoder of a translation model as a directory of transformers."""
+def _write_for_transformers(checkpoint: Checkpoint, directory: Path, format: Format, card: Card) -> dict[Path, str]:
+    """Write a classifier, which xrep reads back bit by bit, or the encoder of a translation model for transformers."""
+    text, annotation = checkpoint.text, checkpoint.text.annotation
     if format != "hf":
-        problem = f"a translation model, which {format} does not have"
-        cure = "set `format` to xrep, or to hf for its encoder alone"
-        raise UserError(problem, path=checkpoint.path, cure=cure)
-    model = load_model(checkpoint)
-    text, tokenizers = checkpoint.text, open_tokenizers(checkpoint.path / TOKENIZER)
-    languages = text.source_languages
-    loading = opening_line(model.encoder.library_class, str(directory), languages)
-    about = (
-        f"The encoder of a model trained with xrep to translate from {', '.join(languages)}; the decoder is left out."
-        " It gives a vector for each token."
-    )
-    kind, details = ("transformers", "feature-extraction"), frozen_types(model.encoder)
+        what, cure = "a translation model", "set `format` to xrep, or to hf for its encoder alone"
+        if annotation is not None:
+            what, cure = "a classifier", "set `format` to hf or xrep"
+        raise UserError(f"{what}, which {format} does not have", path=checkpoint.path, cure=cure)
+    model, tokenizers = load_model(checkpoint), open_tokenizers(checkpoint.path / TOKENIZER)
+    if annotation is None:
+        languages, pipeline = text.source_languages, "feature-extraction"
+        loading = opening_line(model.encoder.library_class, str(directory), languages)
+        about = (
+            f"The encoder of a model trained with xrep to translate from {', '.join(languages)}; the decoder is left"
+        )
+        about += " out. It gives a vector for each token."
+        write = partial(write_huggingface, encoder=model.encoder, **read_by(text, tokenizers, "source"))
+    else:
+        if not isinstance(model, Classifier):
+            raise UserError("its model comes from a plugin", path=checkpoint.path, cure="set `format` to xrep")
+        if annotation.kind == "label" and model.config.pooling != "cls":
+            read = f"predicted from the {model.config.pooling} of token vectors, transformers reads [CLS]"
+            raise UserError(f"its labels are {read}", path=checkpoint.path, cure="set `format` to xrep")
+        languages, pipeline = text.languages, PIPELINES[annotation.kind]
+        loading = opening_line(f"AutoModel{CLASSES[annotation.kind]}", str(directory), [])
+        about = (
+            f"A classifier, trained with xrep; it predicts {', '.join(annotation.labels) or 'answers to questions'}."
+        )
+        write = partial(write_classifier, encoder=model.encoder, annotation=annotation, head=model.state_dict())
+    kind, identity = ("transformers", pipeline), partial(fingerprint, model, text)
     with naming(directory), directory_aside(directory) as aside:
-        write_huggingface(aside, model.encoder, **read_by(text, tokenizers, "source"))
-        identity = partial(fingerprint, model, text)
-        card.write(aside, directory.name, about, [loading], details, kind, languages, identity)
+        write(aside)
+        if annotation is not None:
+            save_as_huggingface(tokenizers[SHARED], aside, text.max_length)
+        card.write(aside, directory.name, about, [loading], frozen_types(model.encoder), kind, languages, identity)
     return {directory: loading}
