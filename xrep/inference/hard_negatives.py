@@ -5,23 +5,29 @@ from __future__ import annotations
 import time
 from array import array
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
+import torch
 
 import xrep
 from xrep.config.ranges import out_of_range
 from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep.hashing import find_sorted
-from xrep.inference.mining import OWN_FILE, Index, MiningOptions, Opened, Text, clear, open_text, search_texts
+from xrep.inference.mining import OWN_FILE, RESUMABLE, MiningOptions, clear, embed, fields, search_texts
+from xrep.inference.nearest import Found, Side, found_in
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.work import work_folder
-from xrep.retrieval.mapped import release
+from xrep.retrieval.ivf import make_index
 from xrep.retrieval.margins import first_of_each
-from xrep.retrieval.search import Neighbours
+from xrep.retrieval.topk import pair_similarities
+from xrep.store.lines import Lines
+from xrep.store.vectors import Vectors
 from xrep.text.cleaning import NO_KEY, sentence_hash
 from xrep.text.readers import Bitext, read_pairs, read_text
 
@@ -58,9 +64,10 @@ class NegativeOptions:
     """Which of the remaining candidates are taken: the nearest, or any of them at random."""
     seed: int = 1
     """Random seed of the sampling strategy random."""
-    index: Index = "flat"
-    """flat is exact search; the others are faiss's inverted files, which may miss neighbours and are faster for
-    millions of sentences."""
+    index: str = "flat"
+    """flat is exact search. Others may miss neighbours and are faster for millions of sentences: ivf, an inverted file
+    of faiss for the number of sentences, or a string of faiss's own factory, such as IVF4096,SQ8 or
+    IVF4096,PQ192x4fs."""
     probes: int = 32
     """Number of cells of an inverted file that are searched for each sentence."""
     batch_tokens: int = 4096
@@ -117,8 +124,8 @@ def mine_negatives(
     The candidates are the targets of all pairs and the lines of ``candidates``. Known translations of a source, and
     sentences equal to one or to the source itself, are never its negatives; case and punctuation do not count. A
     candidate is scored by its cosine with the source. Of equal pairs the first is written, and pairs without a negative
-    are left out. An interrupted call goes on in ``{output}.work``, as ``mine`` does. Memory grows by some 300 bytes for
-    each different sentence.
+    are left out. An interrupted call goes on in ``{output}.work``, as ``mine`` does. The pairs are read twice. Memory
+    grows by some 300 bytes for each different sentence.
 
     Raises:
         UserError: A text is invalid, the encoder does not know a language, or no negative is left.
@@ -126,23 +133,26 @@ def mine_negatives(
     """
     began = time.monotonic()
     work = output.with_name(f"{output.name}.work")
-    with work_folder(work, OWN_FILE, "mining into this file", "*.np[yz]*"):
+    shared = {name: vars(options)[name] for name in ("index", "probes", "batch_tokens", "device")}
+    if options.index != "flat":
+        make_index(options.index, encoder.output_size)
+    with work_folder(work, OWN_FILE, "mining into this file", RESUMABLE):
         pairs = _read(bitext, candidates, work)
-        once = _mining(options, 1)
         source, target = (
-            open_text(replace(side, text=work / f"{side.name}.lines"), work, encoder, once)
-            for side in (Text(name="source", lang=bitext.languages[0]), Text(name="target", lang=bitext.languages[1]))
+            embed(lines, lang, encoder, options.batch_tokens)
+            for lines, lang in zip((pairs.sources, pairs.targets), bitext.languages, strict=True)
         )
+        x, y = (Side(vectors, None, 0, len(vectors)) for vectors in (source, target))
         most = int(np.unique(pairs.source, return_counts=True)[1].max())
-        k = min(len(target.side), options.range_max + min(most + 1, options.range_max))
-        facts: dict[str, Any] = {"source": source.facts, "target": target.facts, "neighbours": k}
-        facts |= {"index": options.index, "probes": options.probes, "version": xrep.__version__}
-        searched = (source.side, target.side, work, _mining(options, k), facts, show_progress)
-        nearest = search_texts(*searched, backward=1)
-        choice = _Choice(pairs, source, target, nearest, options)
+        k = min(len(y), options.range_max + min(most + 1, options.range_max))
+        facts: dict[str, Any] = {"source": pairs.sources.digest(), "target": pairs.targets.digest(), "neighbours": k}
+        facts |= {"encoder": encoder.fingerprint(), "languages": list(bitext.languages), "version": xrep.__version__}
+        facts |= {"index": options.index, "probes": options.probes}
+        search_texts(x, y, k, 0, work, MiningOptions(**shared), facts, show_progress)
+        choice = _Choice(pairs, source, target, found_in([work], "x", k), options)
         with write_aside(output) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
-            written, scores = _write(file, pairs, source, target, choice)
-        clear(work, keep=())
+            written, scores = _write(file, pairs, choice)
+        clear(work)
     return MinedNegatives(
         path=str(output),
         pairs=len(pairs.source),
@@ -160,74 +170,71 @@ def mine_negatives(
     )
 
 
-def _mining(options: NegativeOptions, k: int) -> MiningOptions:
-    shared = {name: vars(options)[name] for name in ("index", "probes", "batch_tokens", "device")}
-    return MiningOptions(neighbours=k, **shared)
-
-
 def _summary(scores: np.ndarray) -> dict[str, float]:
     return {"mean": float(scores.mean(dtype=np.float64)), "median": float(np.median(scores))}
 
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Different pairs, as rows of the different sentences of both sides, int64 [P] each, and the hashes of these
-    sentences, uint64 [S] and [C]."""
+    """Different pairs, as rows of the different sentences of both sides, int64 [P] each; these sentences, and their
+    hashes, uint64 [S] and [C]."""
 
     source: np.ndarray
     target: np.ndarray
+    sources: Lines
+    targets: Lines
     source_keys: np.ndarray
     target_keys: np.ndarray
     empty: int
     duplicates: int
 
-    @property
-    def keys(self) -> np.ndarray:
-        """One number for each pair, int64 [P]."""
-        return self.source * len(self.target_keys) + self.target
-
 
 class _Sentences:
-    """The different sentences of a side, which are written to a file, one in a line."""
+    """The different sentences among some texts, which are numbered from 0 by their hashes."""
 
-    def __init__(self, file: IO[str]) -> None:
-        self._file, self._rows = file, dict[int, int]()
+    def __init__(self) -> None:
+        self._rows = dict[int, int]()
 
-    def row(self, text: str) -> int:
-        """Return the row of a sentence, which is added if it is new; -1 if it has no word."""
-        key = sentence_hash(text)
-        if key == NO_KEY:
-            return -1
-        if key not in self._rows:
-            self._rows[key] = len(self._rows)
-            self._file.write(" ".join(text.split()) + "\n")
-        return self._rows[key]
+    def new(self, texts: Iterable[str], rows: array[int]) -> Iterator[tuple[int, str]]:
+        """Yield the sentences that are new, with their numbers from 1; the row of each text is added to ``rows``, -1
+        for one without a word."""
+        for text in texts:
+            key = sentence_hash(text)
+            if key != NO_KEY and key not in self._rows:
+                self._rows[key] = len(self._rows)
+                yield len(self._rows), " ".join(text.split())
+            rows.append(self._rows.get(key, -1))
 
     def keys(self) -> np.ndarray:
         return np.fromiter(self._rows, np.uint64, len(self._rows))
 
 
 def _read(bitext: Bitext, candidates: Path | None, work: Path) -> _Pairs:
-    """Read the pairs and further candidates, and write the different sentences of each side to a file."""
-    rows, empty = (array("q"), array("q")), 0
-    paths = [work / f"{side}.lines" for side in ("source", "target")]
-    with paths[0].open("w", encoding="utf-8") as one, paths[1].open("w", encoding="utf-8") as other:
-        sides = _Sentences(one), _Sentences(other)
-        for _, *texts in read_pairs(bitext):
-            pair = [side.row(text) for side, text in zip(sides, texts, strict=True)]
-            if -1 in pair:
-                empty += 1
-                continue
-            rows[0].append(pair[0])
-            rows[1].append(pair[1])
-        for _, text in read_text(candidates, bitext.languages[1]) if candidates is not None else ():
-            sides[1].row(text)
-    if not rows[0]:
-        raise UserError("no pair with words on both sides", path=bitext.paths[0], cure="give parallel text")
+    """Read the pairs and further candidates, and write the different sentences of each side to a folder."""
+    both, rows, lines = (_Sentences(), _Sentences()), (array("q"), array("q")), list[Lines]()
+    for side, name in enumerate(("source", "target")):
+        (work / name).mkdir(exist_ok=True)
+        new = both[side].new((texts[side] for _, *texts in read_pairs(bitext)), rows[side])
+        if side == 1 and candidates is not None:
+            more = (text for _, text in read_text(candidates, bitext.languages[1]))
+            new = chain(new, both[side].new(more, array("q")))
+        lines.append(Lines.write(work / name, new))
     source, target = (np.frombuffer(each, np.int64) for each in rows)
-    read = _Pairs(source, target, sides[0].keys(), sides[1].keys(), empty, 0)
-    kept = first_of_each(read.keys)
-    return replace(read, source=source[kept], target=target[kept], duplicates=len(source) - len(kept))
+    worded = (source >= 0) & (target >= 0)
+    if not worded.any():
+        raise UserError("no pair with words on both sides", path=bitext.paths[0], cure="give parallel text")
+    source, target = source[worded], target[worded]
+    kept = first_of_each(source * len(lines[1]) + target)
+    return _Pairs(
+        source=source[kept],
+        target=target[kept],
+        sources=lines[0],
+        targets=lines[1],
+        source_keys=both[0].keys(),
+        target_keys=both[1].keys(),
+        empty=int(np.count_nonzero(~worded)),
+        duplicates=len(source) - len(kept),
+    )
 
 
 class _Choice:
@@ -238,17 +245,16 @@ class _Choice:
         dropped: How many candidates each rule has left out so far.
     """
 
-    def __init__(
-        self, pairs: _Pairs, source: Opened, target: Opened, nearest: Neighbours, options: NegativeOptions
-    ) -> None:
+    def __init__(self, pairs: _Pairs, x: Vectors, y: Vectors, nearest: Found, options: NegativeOptions) -> None:
         self._pairs, self._nearest, self._options = pairs, nearest, options
-        self._known = np.sort(pairs.keys)
+        self._known = np.sort(pairs.source * len(pairs.targets) + pairs.target)
         self._random = np.random.default_rng(options.seed)
         scores = []
         for start in range(0, len(pairs.source), _BLOCK):
             some = slice(start, start + _BLOCK)
-            x, y = source.side.vectors.read(pairs.source[some]), target.side.vectors.read(pairs.target[some])
-            scores.append((x * y).sum(axis=1))
+            one, other = (torch.from_numpy(s.read(rows[some])) for s, rows in ((x, pairs.source), (y, pairs.target)))
+            rows = torch.arange(len(one))
+            scores.append(pair_similarities(one, other, rows, rows).numpy())
         self.translations = np.concatenate(scores)
         limit = options.max_percentile
         self._percentile = None if limit is None else float(np.percentile(self.translations, limit))
@@ -259,10 +265,10 @@ class _Choice:
         each; a row is -1 if there are fewer."""
         options, pairs, some = self._options, self._pairs, slice(start, stop)
         source = pairs.source[some]
-        candidate, score = self._nearest.xy[source], self._nearest.xy_similarity[source]
-        release(self._nearest.xy, self._nearest.xy_similarity)
+        nearest = self._nearest.take(source)
+        candidate, score = nearest.index.numpy(), nearest.similarity.numpy()
         true = self.translations[some, None]
-        known = find_sorted(self._known, source[:, None] * len(pairs.target_keys) + candidate) >= 0
+        known = find_sorted(self._known, source[:, None] * len(pairs.targets) + candidate) >= 0
         same = pairs.target_keys[candidate] == pairs.source_keys[source][:, None]
         usable = candidate >= 0
         usable = self._drop("translation", usable, known | same)
@@ -292,17 +298,17 @@ class _Choice:
         return usable & ~unwanted
 
 
-def _write(file: IO[str], pairs: _Pairs, source: Opened, target: Opened, choice: _Choice) -> tuple[int, np.ndarray]:
+def _write(file: IO[str], pairs: _Pairs, choice: _Choice) -> tuple[int, np.ndarray]:
     """Write the pairs with their negatives; return the number of pairs, and the scores of the negatives."""
-    assert source.lines is not None and target.lines is not None
     written, of_negatives = 0, list[np.ndarray]()
     for start in range(0, len(pairs.source), _BLOCK):
         negatives, scores = choice(start, start + _BLOCK)
         taken = negatives >= 0
         of_negatives.append(scores[taken])
         for number in np.flatnonzero(taken.any(axis=1)).tolist():
-            texts = target.lines.fields([int(pairs.target[start + number]), *negatives[number][taken[number]].tolist()])
-            file.write("\t".join([*source.lines.fields([int(pairs.source[start + number])]), *texts]) + "\n")
+            targets = np.append(pairs.target[start + number], negatives[number][taken[number]])
+            texts = fields(pairs.sources, pairs.source[start + number : start + number + 1])
+            file.write("\t".join(texts + fields(pairs.targets, targets)) + "\n")
             written += 1
     if not written:
         dropped = ", ".join(f"{count:,} by {rule}" for rule, count in choice.dropped.items() if count)

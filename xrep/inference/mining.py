@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import os
 import re
-import struct
-import tempfile
+import shutil
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,20 +20,20 @@ from xrep.errors import UserError
 from xrep.files import write_aside, write_json
 from xrep.hashing import hash_bytes
 from xrep.inference.encoding import differing_names, encode_file
+from xrep.inference.nearest import Found, Side, found_in, merge_found, search_flat, search_index
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.work import work_folder
-from xrep.retrieval.ivf import search_ivf
-from xrep.retrieval.mapped import allocate, put, release, take
+from xrep.retrieval.ivf import make_index
 from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose_in_blocks, first_of_each
-from xrep.retrieval.search import Neighbours, SearchState, Side, load_neighbours, merge, search_flat
-from xrep.retrieval.vectors import VectorFile
+from xrep.store.arrays import ArrayFile
+from xrep.store.lines import LINES, Lines
+from xrep.store.vectors import Vectors
 from xrep.text.readers import read_text
 
-Index = Literal["flat", "ivf", "ivf-pq"]
-OWN_FILE = re.compile(
-    r"lock|facts\.json|neighbours\.npz|(source|target)(\.txt|\.lines|-[0-9a-f]{16}\.npy(\.work)?)|\..*\.tmp"
-)
+OWN_FILE = re.compile(r"lock|facts\.json|source|target|[xy]-\d{8}\.\d{8}\.npy(\.partial)?|\..*\.tmp")
 """Names of files in the folder of a search, which may be removed."""
+RESUMABLE = "**/*-*.npy"
+"""Pattern of those that are worth keeping: vectors and neighbours."""
 _BLOCK = 1 << 14
 """Number of lines that are read at a time."""
 
@@ -68,9 +65,10 @@ class MiningOptions:
     """Leave out pairs with a lower score; none: keep all."""
     one_to_one: bool = False
     """Use each target only once, in its best pair. (Each source is in at most one pair anyway.)"""
-    index: Index = "flat"
-    """flat is exact search; the others are faiss's inverted files, which may miss neighbours and are faster for
-    millions of sentences."""
+    index: str = "flat"
+    """flat is exact search. Others may miss neighbours and are faster for millions of sentences: ivf, an inverted file
+    of faiss for the number of sentences, or a string of faiss's own factory, such as IVF4096,SQ8 or
+    IVF4096,PQ192x4fs."""
     probes: int = 32
     """Number of cells of an inverted file that are searched for each sentence."""
     batch_tokens: int = 4096
@@ -101,65 +99,29 @@ class Mined:
     seconds: float
 
 
-class Lines:
-    """Random access to the lines of a text, which are copied to a file.
-
-    Args:
-        keys: To this the hash and the number of each line that is not empty are added.
-    """
-
-    def __init__(self, text: Path, lang: str | None, copy: Path, keys: HashRuns) -> None:
-        digest, self._count, self._copy = hashlib.sha256(), 0, copy
-        self._ends = tempfile.TemporaryFile(dir=copy.parent.parent)  # 0, then where each line of the copy ends, int64
-        self._ends.write(bytes(8))
-        lines = (line.strip().encode() + b"\n" for _, line in read_text(text, lang))
-        with copy.open("wb") as file:
-            while some := list(itertools.islice(lines, _BLOCK)):
-                sizes = np.array([len(line) for line in some])
-                self._ends.write((file.tell() + sizes.cumsum()).tobytes())
-                file.write(data := b"".join(some))
-                digest.update(data)
-                keys.add(_keys(self._count, [hash_bytes(line[:-1]) for line in some])[sizes > 1])
-                self._count += len(some)
-        self._ends.flush()
-        self.sha256 = digest.hexdigest()
-
-    def __len__(self) -> int:
-        return self._count
-
-    def filled(self, start: int, stop: int) -> np.ndarray:
-        """Return which of some lines are not empty, bool [n]."""
-        ends = os.pread(self._ends.fileno(), 8 * (stop - start + 1), 8 * start)
-        return np.diff(np.frombuffer(ends, np.int64)) > 1
-
-    def fields(self, rows: list[int]) -> Iterator[str]:
-        """Yield some lines as fields of a TSV file, so without tabs."""
-        with self._copy.open("rb") as file:
-            for row in rows:
-                start, stop = struct.unpack("=qq", os.pread(self._ends.fileno(), 16, 8 * row))
-                yield os.pread(file.fileno(), stop - start - 1, start).decode().replace("\t", " ")
-
-
-def _keys(first: int, hashes: list[int]) -> np.ndarray:
-    """Return hashes with the numbers of their rows: uint64 [n, 2]."""
-    rows = np.arange(first, first + len(hashes), dtype=np.uint64)
-    return np.column_stack((np.array(hashes, dtype=np.uint64), rows))
-
-
-def _distinct(keys: HashRuns, rows: int, folder: Path) -> np.ndarray:
-    """Return the rows whose hashes occur for the first time, int64 in ascending order, in a file of a folder."""
-    first, count = allocate(folder, rows, dtype=np.bool_), 0
-    for part_N2 in keys.parts():
-        numbers = part_N2[first_of_each(part_N2[:, 0]), 1].astype(np.int64)
-        put(first, numbers, True)
-        count += len(numbers)
-    distinct, filled = allocate(folder, count, dtype=np.int64), 0
-    for start in range(0, rows, _BLOCK):
-        numbers = start + np.flatnonzero(first[start : start + _BLOCK])
-        distinct[filled : filled + len(numbers)] = numbers
+def _distinct(lines: Lines | None, vectors: Vectors, folder: Path) -> tuple[np.ndarray, int]:
+    """Return which rows are neither empty nor repeated, bool [N], and the number of empty ones; without lines, rows are
+    repeated if their vectors are."""
+    keys, filled = HashRuns(folder, width=2), 0
+    first = np.zeros(len(vectors), bool)
+    if lines is None:
+        for start, block in vectors.blocks():
+            keys.add(_keys(np.arange(start, start + len(block)), [hash_bytes(row.data) for row in block]))
+            filled += len(block)
+    for start in range(0, len(lines) if lines is not None else 0, _BLOCK):
+        assert lines is not None
+        some = [line.encode() for line in lines.read(start, start + _BLOCK)]
+        numbers = start + np.flatnonzero([bool(line) for line in some])
+        keys.add(_keys(numbers, [hash_bytes(line) for line in some if line]))
         filled += len(numbers)
-        release(first, distinct)
-    return distinct
+    for part_N2 in keys.parts():
+        first[part_N2[first_of_each(part_N2[:, 0]), 1].astype(np.int64)] = True
+    return first, len(vectors) - filled
+
+
+def _keys(numbers: np.ndarray, hashes: list[int]) -> np.ndarray:
+    """Return hashes with the numbers of their rows: uint64 [n, 2]."""
+    return np.column_stack((np.array(hashes, np.uint64), numbers.astype(np.uint64)))
 
 
 @dataclass(frozen=True)
@@ -187,9 +149,9 @@ def mine(
     """Write pairs that may be translations as lines ``score<TAB>source<TAB>target``, sorted by score, best first.
 
     Empty lines are left out, and of equal lines only the first is used. For a side without a text, line numbers (from
-    1) are written. What grows with the sentences is in files beside the output. Some have no names and vanish with this
-    process; others are kept in ``{output}.work`` until the pairs are written, and a second call with
-    the same arguments continues from there and gives the same output.
+    1) are written. Texts, vectors and neighbours are in files: some have no names and vanish with this process; others
+    are kept in ``{output}.work`` until the pairs are written, and a second call with the same arguments continues from
+    there and gives the same output. Memory holds less than 20 bytes for each sentence.
 
     Args:
         encoder: Encoder for the sides that have no vectors.
@@ -204,7 +166,9 @@ def mine(
     """
     began = time.monotonic()
     work = shard_folder(output, *shard) if shard else output.with_name(f"{output.name}.work")
-    with work_folder(work, OWN_FILE, "mining into this file", "*.np[yz]*"):
+    if options.index != "flat":
+        make_index(options.index, Vectors(source.vectors).size if source.vectors else _needed(encoder).output_size)
+    with work_folder(work, OWN_FILE, "mining into this file", RESUMABLE):
         sides = [open_text(side, work, encoder, options) for side in (source, target)]
         x, y = (opened.side for opened in sides)
         _check(x, y, options)
@@ -213,13 +177,15 @@ def mine(
         facts |= {"probes": options.probes} if options.index != "flat" else {}
         if shard:
             facts["shard"] = list(shard)
-            x = _part(x, *shard)
+            x = x.part(*shard)
+        k = options.neighbours
         if merged:
-            nearest = _merge_shards(output, merged, x, y, facts)
+            found = _merge_shards(output, merged, k, facts, work)
         else:
-            nearest = search_texts(x, y, work, options, facts, show_progress)
-        pairs = None if shard else _write(output, nearest, sides, options)
-        clear(work, keep=("neighbours.npz", "facts.json") if shard else ())
+            search_texts(x, y, k, k, work, options, facts, show_progress)
+            found = found_in([work], "x", k), found_in([work], "y", k)
+        pairs = None if shard else _write(output, *found, sides, options)
+        clear(work, keep=shard is not None)
     return Mined(
         path=str(work if shard else output),
         pairs=pairs,
@@ -239,43 +205,62 @@ def shard_folder(output: Path, part: int, parts: int) -> Path:
     return output.with_name(f"{output.name}.shard-{part}-of-{parts}")
 
 
-def _part(side: Side, part: int, parts: int) -> Side:
-    return replace(side, rows=side.rows[len(side) * (part - 1) // parts : len(side) * part // parts])
-
-
 def open_text(text: Text, work: Path, encoder: SentenceEncoder | None, options: MiningOptions) -> Opened:
     """Read a text, read or compute its vectors, and leave out empty and repeated lines. ``work`` is for intermediate
     files."""
-    copy, keys = work / f"{text.name}.txt", HashRuns(work.parent, width=2)
-    lines = Lines(text.text, text.lang, copy, keys) if text.text else None
-    vectors = text.vectors
-    if vectors is None:
-        if encoder is None or text.text is None or lines is None:
-            raise UserError(f"neither vectors of the {text.name} nor a text and an encoder", cure="give one or other")
-        # Vectors of an interrupted run are used again only if the same encoder made them from the same lines.
-        made_of = f"{encoder.fingerprint()} {text.lang} {lines.sha256}"
-        vectors = work / f"{text.name}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.npy"
-        if not vectors.exists():
-            size = options.batch_tokens
-            encode_file(encoder, copy, vectors, lang=text.lang, dtype="float16", batch_tokens=size)
-    file = VectorFile(vectors)
-    if lines is not None and len(lines) != len(file):
-        problem = f"{len(lines):,} lines, but {vectors} has {len(file):,} vectors"
-        line = min(len(lines), len(file)) + 1
-        raise UserError(problem, path=text.text, line=line, cure="row i must be the vector of line i")
-    digest, filled = hashlib.sha256(), 0
-    for start, block, zero in file.survey():
+    folder, lines = work / text.name, None
+    folder.mkdir(exist_ok=True)
+    if text.text:
+        lines = Lines.write(folder, ((number, line.strip()) for number, line in read_text(text.text, text.lang)))
+    if text.vectors:
+        vectors = Vectors(text.vectors)
+    elif lines is None:
+        raise UserError(f"neither vectors of the {text.name} nor a text", cure="give one or other")
+    else:
+        vectors = embed(lines, text.lang, _needed(encoder), options.batch_tokens)
+    if lines is not None and text.text:
+        vectors.check_text(lines, text.text)
+    first, empty = _distinct(lines, vectors, work.parent)
+    facts = {} if lines is None else {"text": lines.digest()}
+    facts["vectors"] = _digest(vectors, lines)
+    count, rows = int(first.sum()), None
+    if count < len(first):
+        rows = ArrayFile.temporary(work.parent, np.int64)
+        for start in range(0, len(first), _BLOCK):
+            rows.append(start + np.flatnonzero(first[start : start + _BLOCK]))
+    return Opened(Side(vectors, rows, 0, count), lines, empty, len(first) - empty - count, facts)
+
+
+def _needed(encoder: SentenceEncoder | None) -> SentenceEncoder:
+    if encoder is None:
+        raise UserError("a text without vectors, and no encoder", cure="give one or other")
+    return encoder
+
+
+def embed(lines: Lines, lang: str | None, encoder: SentenceEncoder, batch_tokens: int) -> Vectors:
+    """Return the vectors of lines, which are written to a folder beside them. Those that an earlier call has written
+    are used again if the same encoder made them from the same lines."""
+    folder = lines.folder / "vectors"
+    how: dict[str, Any] = {"lang": lang, "dtype": "float16", "batch_tokens": batch_tokens, "parts": True}
+    encode_file(encoder, lines.folder / LINES, folder, **how)
+    return Vectors(folder)
+
+
+def _digest(vectors: Vectors, lines: Lines | None) -> str:
+    """Return the sha256 of vectors. Those that no manifest vouches for are checked: they are finite, and that of a line
+    which is not empty is not zero."""
+    digest = hashlib.sha256()
+    if vectors.manifest:
+        digest.update(repr(vectors.manifest).encode())  # names of parts have digests of what made them
+        return digest.hexdigest()
+    for start, block in vectors.blocks():
         digest.update(block.data)
-        there = np.ones(len(block), bool) if lines is None else lines.filled(start, start + len(block))
-        if (zero & there).any():
-            raise file.unusable("is zero", start + int(np.argmax(zero & there)))
-        if lines is None:
-            keys.add(_keys(start, [hash_bytes(row.data) for row in block]))
-        filled += int(there.sum())
-    rows = _distinct(keys, len(file), work.parent)
-    facts = {} if lines is None else {"text": lines.sha256}
-    facts["vectors"] = digest.hexdigest()
-    return Opened(Side(file, rows), lines, len(file) - filled, filled - len(rows), facts)
+        zero = vectors.check_finite(block, start)
+        if lines is not None:
+            zero &= lines.filled(start, start + len(block))
+        if zero.any():
+            raise vectors.unusable("is zero", start + int(np.argmax(zero)))
+    return digest.hexdigest()
 
 
 def _check(x: Side, y: Side, options: MiningOptions) -> None:
@@ -297,17 +282,14 @@ def _read_facts(path: Path) -> dict[str, Any]:
 def search_texts(
     x: Side,
     y: Side,
+    k_x: int,
+    k_y: int,
     work: Path,
     options: MiningOptions,
     facts: dict[str, Any],
     show_progress: bool,
-    backward: int | None = None,
-) -> Neighbours:
-    """Find neighbours in both directions, or go on with an unfinished search of the same ``facts`` in ``work``.
-
-    Args:
-        backward: Number of neighbours of each sentence of y, if it is another one than of x.
-    """
+) -> None:
+    """Find neighbours of x and of y (0: none), or go on with an unfinished search of the same ``facts`` in ``work``."""
     if not (work / "facts.json").exists():
         write_json(work / "facts.json", facts)
     elif differing := differing_names(_read_facts(work / "facts.json"), facts):
@@ -315,55 +297,55 @@ def search_texts(
         raise UserError(problem, path=work, cure="remove it to begin anew, or write elsewhere")
     if not len(x):
         raise UserError("a part without sentences", cure="cut the source into fewer parts with `shard`")
-    device = options.device if options.index == "flat" else "cpu"
-    path, k = work / "neighbours.npz", options.neighbours
-    state = SearchState.begin(path, len(x), len(y), k, device, backward, folder=work.parent)
     if options.index == "flat":
-        search_flat(x, y, state, device=device, show_progress=show_progress)
+        search_flat(x, y, k_x, k_y, work, device=options.device, show_progress=show_progress)
     else:
-        quantized = options.index == "ivf-pq"
-        search_ivf(x, y, state, probes=options.probes, quantized=quantized, show_progress=show_progress)
-    return state.nearest
+        search_index(x, y, k_x, k_y, work, options.index, options.probes, show_progress=show_progress)
 
 
-def _merge_shards(output: Path, count: int, x: Side, y: Side, facts: dict[str, Any]) -> Neighbours:
-    parts, k = list[tuple[Path, int]](), facts["neighbours"]
-    for part in range(1, count + 1):
-        folder = shard_folder(output, part, count)
+def _merge_shards(output: Path, count: int, k: int, facts: dict[str, Any], work: Path) -> tuple[Found, Found]:
+    folders = [shard_folder(output, part, count) for part in range(1, count + 1)]
+    for folder in folders:
         theirs = _read_facts(folder / "facts.json")
         if differing := differing_names({**theirs, "shard": None}, facts):
             cure = "search it again with the same arguments as the others"
             raise UserError(f"a shard with another {', '.join(differing)}", path=folder, cure=cure)
         if (folder / "lock").exists():
             raise UserError("the search of this shard has not ended", path=folder, cure="run it to its end first")
-        parts.append((folder / "neighbours.npz", len(_part(x, part, count))))
-    loaded = (load_neighbours(path, rows, len(y), k, folder=output.parent)[0] for path, rows in parts)
-    return merge(loaded, output.parent, len(x), len(y), k)
+    return found_in(folders, "x", k), merge_found(folders, k, work)
 
 
-def _write(output: Path, nearest: Neighbours, sides: list[Opened], options: MiningOptions) -> int:
+def _write(output: Path, x: Found, y: Found, sides: list[Opened], options: MiningOptions) -> int:
     """Write the pairs to ``output`` and return their number."""
     written = 0
     how = {"one_to_one": options.one_to_one, "folder": output.parent}
     with write_aside(output) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
-        for pairs in choose_in_blocks(*nearest.both(), options.margin, options.retrieval, **how):
+        for pairs in choose_in_blocks(x, y, options.margin, options.retrieval, **how):
             if options.threshold is not None:
                 with np.errstate(over="ignore"):  # a threshold that float32 cannot hold
                     pairs = pairs.take(pairs.score >= options.threshold)
             columns: list[Iterable[object]] = []
             for opened, chosen in zip(sides, (pairs.source, pairs.target), strict=True):
-                rows = take(opened.side.rows, chosen).tolist()
-                columns.append((row + 1 for row in rows) if opened.lines is None else opened.lines.fields(rows))
+                rows = opened.side.numbers(chosen)
+                columns.append(rows + 1 if opened.lines is None else fields(opened.lines, rows))
             for score, source, target in zip(pairs.score.tolist(), *columns, strict=True):
                 file.write(f"{score:.6f}\t{source}\t{target}\n")
             written += len(pairs)
     return written
 
 
-def clear(work: Path, keep: tuple[str, ...]) -> None:
-    """Remove all files except ``keep``. The lock is removed last: a folder without one is of a completed search."""
+def fields(lines: Lines, rows: np.ndarray) -> list[str]:
+    """Return some lines as fields of a TSV file, so without tabs."""
+    return [line.replace("\t", " ") for line in lines.take(rows)]
+
+
+def clear(work: Path, keep: bool = False) -> None:
+    """Remove the folder of a search or, with ``keep``, all but its results. The lock is removed last: a folder without
+    one is of a completed search."""
+    for side in ("source", "target"):
+        shutil.rmtree(work / side)
     for path in work.iterdir():
-        if path.name not in (*keep, "lock"):
+        if path.name != "lock" and not (keep and path.suffix in (".npy", ".json")):
             path.unlink()
     (work / "lock").unlink()
     if not keep:

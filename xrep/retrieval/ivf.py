@@ -1,31 +1,26 @@
-"""Approximate neighbours with faiss's inverted files, for sides so large that an exact search takes too long.
+"""Approximate neighbours with an index of faiss, for sides so large that an exact search takes too long.
 
-Each direction is a separate search. The searched side is indexed part by part, so that memory is bounded. The rows that
-the index proposes are compared again with the vectors themselves, so scores are exact; only some neighbours may be
-missing.
+The searched side is indexed part by part, so that memory is bounded. What the index proposes is compared with the
+vectors themselves, so similarities are exact; only some neighbours may be missing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
-from xrep.retrieval.mapped import take
-from xrep.retrieval.search import SearchState, Side
+from xrep.errors import UserError
 from xrep.retrieval.topk import TopK, pair_similarities
-from xrep.retrieval.vectors import VectorFile
 
 if TYPE_CHECKING:
     import faiss
 
 _PART_BYTES = 1 << 30
 """Bytes of the index that is held at a time."""
-_QUERIES = 1 << 18
-"""Number of queries in one unit of work."""
 _BLOCK = 1 << 14
 """Number of rows that are read at a time."""
 _MOST_PROPOSALS = 1 << 24
@@ -33,52 +28,19 @@ _MOST_PROPOSALS = 1 << 24
 _TRAINING_ROWS_A_CELL = 48
 _TRAINING_BYTES = 1 << 28
 MOST_CELLS = 4096
-_REFINED = 8
-"""With product quantisation, this many times k neighbours are proposed."""
+_PROPOSED = 8
+"""An index of fewer than 16 bits for each number proposes this many times k neighbours."""
 
 
-def search_ivf(
-    x: Side, y: Side, state: SearchState, *, probes: int = 32, quantized: bool = False, show_progress: bool = False
-) -> None:
-    """Find neighbours in both directions, one after the other.
+class Rows(Protocol):
+    """Vectors [N, D] that are read some at a time, float32 and L2-normalised."""
 
-    If a sentence has fewer than k neighbours, the remaining places have index -1 and similarity -inf.
+    @property
+    def size(self) -> int: ...
 
-    Args:
-        state: As in ``search_flat``.
-        probes: Number of cells that are searched for each query. More cells find more neighbours, but take longer.
-        quantized: Use product quantisation: 4 bits for 2 dimensions instead of 16 bits for each, and faster scans.
-    """
-    index, indexed = None, None
-    units = list(_units(x, y, quantized))
-    sizes = [stop - start for *_, (start, stop) in units]
-    for (queries, side, direction, part, block), advance in state.work(units, sizes, "queries", show_progress):
-        if indexed != (side, part):
-            index = None  # free its memory before the next one is built
-            index, indexed = _build(side, *part, probes, quantized, advance), (side, part)
-        assert index is not None
-        _search(index, queries, side, state, direction, part[0], block, _REFINED if quantized else 1, advance)
+    def __len__(self) -> int: ...
 
-
-_Direction = Literal["xy", "yx"]
-_Unit = tuple[Side, Side, _Direction, tuple[int, int], tuple[int, int]]
-
-
-def _units(x: Side, y: Side, quantized: bool) -> Iterator[_Unit]:
-    """Yield units of work: (queries, searched side, direction, part of the searched side, block of queries)."""
-    directions: tuple[tuple[Side, Side, _Direction], ...] = ((x, y, "xy"), (y, x, "yx"))
-    for queries, side, direction in directions:
-        size = side.vectors.size
-        row_bytes = (size // 4 if quantized and _can_be_quantized(size, len(side)) else 2 * size) + 8
-        parts = math.ceil(len(side) * row_bytes / _PART_BYTES)
-        for part in side.blocks(math.ceil(len(side) / max(1, parts))):
-            for block in queries.blocks(_QUERIES):
-                yield queries, side, direction, part, block
-
-
-def _can_be_quantized(size: int, rows: int) -> bool:
-    """Return whether product quantisation is possible; other vectors are stored in 16 bits."""
-    return size % 2 == 0 and rows >= 256
+    def read(self, rows: slice | np.ndarray) -> np.ndarray: ...
 
 
 def cells_of(rows: int) -> int:
@@ -89,75 +51,98 @@ def cells_of(rows: int) -> int:
 def drawn(rows: int, cells: int, size: int) -> np.ndarray:
     """Return the numbers of the rows that train so many cells, drawn with a fixed seed, in ascending order: fewer if
     vectors are of a large ``size``."""
-    few = min(rows, cells * _TRAINING_ROWS_A_CELL, _TRAINING_BYTES // (4 * size))
+    few = min(rows, cells * _TRAINING_ROWS_A_CELL, max(cells, _TRAINING_BYTES // (4 * size)))
     return np.sort(np.random.default_rng(0).choice(rows, few, replace=False, shuffle=False))
 
 
-def _build(
-    side: Side, start: int, stop: int, probes: int, quantized: bool, advance: Callable[[int], None]
-) -> faiss.IndexIVF:
-    """Build an index of some rows. Its cells are trained on rows drawn with a fixed seed, so all runs have the same."""
+def make_index(name: str, size: int, rows: int = 1 << 20) -> tuple[Any, faiss.IndexIVF | None]:
+    """Return an empty index for inner products, and the inverted file in it if there is one.
+
+    Args:
+        name: A string of faiss's own factory, or ``ivf`` for cells of ``rows`` vectors, whose numbers have 16 bits.
+
+    Raises:
+        UserError: faiss knows no such index of vectors of that size.
+    """
     import faiss
 
-    count = stop - start
-    cells = cells_of(count)
-    size = side.vectors.size
-    quantizer = faiss.IndexFlatIP(size)
-    if quantized and _can_be_quantized(size, count):
-        index = faiss.IndexIVFPQFastScan(quantizer, size, cells, size // 2, 4, faiss.METRIC_INNER_PRODUCT)
-    else:
-        kind = faiss.ScalarQuantizer.QT_fp16
-        index = faiss.IndexIVFScalarQuantizer(quantizer, size, cells, kind, faiss.METRIC_INNER_PRODUCT, False)
-    index.cp.seed, index.cp.min_points_per_centroid = 1234, 1
-    index.train(side.vectors.read(take(side.rows, start + drawn(count, cells, side.vectors.size))))
-    for first in range(start, stop, _BLOCK):
-        index.add(side.read(first, min(first + _BLOCK, stop)))
-        advance(0)  # so that the time left is told anew
-    index.nprobe = min(probes, cells)
-    return index
+    factory = f"IVF{cells_of(rows)},SQfp16" if name == "ivf" else name
+    try:
+        index = faiss.index_factory(size, factory, faiss.METRIC_INNER_PRODUCT)
+    except (RuntimeError, TypeError):
+        cure = "give flat, ivf or a string of faiss's factory, such as IVF4096,SQ8"
+        raise UserError(f"`index` {name}: no index of vectors of {size} numbers", cure=cure) from None
+    lists = faiss.try_extract_index_ivf(index)
+    if lists is not None:
+        lists.cp.seed, lists.cp.min_points_per_centroid, lists.cp.spherical = 1234, 1, False
+        if isinstance(lists, faiss.IndexIVFScalarQuantizer):
+            lists.by_residual = False  # as exact, and faster
+    return index, lists
 
 
-def _search(
-    index: faiss.IndexIVF,
-    queries: Side,
-    side: Side,
-    state: SearchState,
-    direction: _Direction,
-    first: int,
-    block: tuple[int, int],
-    refined: int,
-    advance: Callable[[int], None],
-) -> None:
-    wanted = min(index.ntotal, refined * vars(state.nearest)[direction].shape[1])
-    rows = max(1, min(_BLOCK, _MOST_PROPOSALS // wanted))
-    for start in range(*block, rows):
-        stop = min(start + rows, block[1])
-        x_BD = queries.read(start, stop)
-        _, proposed_BP = index.search(x_BD, wanted)
-        proposed_BP = np.where(proposed_BP < 0, -1, proposed_BP + first)
-        rows_BP = take(side.rows, np.maximum(proposed_BP, 0))
-        with state.best(direction, start, stop) as best:
-            refine(best, x_BD, side.vectors, rows_BP, proposed_BP)
-        advance(stop - start)
+def _code_bytes(index: Any, lists: faiss.IndexIVF | None) -> int:
+    """Return the bytes of a vector in an index."""
+    return lists.code_size if lists is not None else getattr(index, "code_size", 4 * index.d)
 
 
-def refine(best: TopK, x_BD: np.ndarray, vectors: VectorFile, rows_BP: np.ndarray, index_BP: np.ndarray) -> None:
+def parts_of(name: str, side: Rows) -> list[tuple[int, int]]:
+    """Return the parts of a side that are indexed one after the other, (start, stop) each."""
+    row_bytes = _code_bytes(*make_index(name, side.size)) + 8
+    step = max(1, math.ceil(len(side) / max(1, math.ceil(len(side) * row_bytes / _PART_BYTES))))
+    return [(start, min(start + step, len(side))) for start in range(0, len(side), step)]
+
+
+class PartIndex:
+    """The index of a part of a side, trained on rows drawn with a fixed seed, so that all runs have the same.
+
+    Args:
+        number: The number by which neighbours call the first row of the side.
+        probes: Number of cells of an inverted file that are searched for each query. More cells find more neighbours,
+            but take longer.
+        advance: Called now and then.
+    """
+
+    def __init__(
+        self, name: str, side: Rows, start: int, stop: int, number: int, probes: int, advance: Callable[[int], object]
+    ) -> None:
+        self._side, self._start, self._number = side, start, number
+        self._index, lists = make_index(name, side.size, stop - start)
+        cells = lists.nlist if lists is not None else 1  # and other parts of an index have parameters, too
+        training = drawn(stop - start, cells if name == "ivf" else max(cells, MOST_CELLS), side.size)
+        try:
+            self._index.train(side.read(start + training))
+        except RuntimeError:
+            cure = "name an index with fewer cells or smaller codes"
+            raise UserError(f"`index` {name}: {stop - start:,} sentences are too few for it", cure=cure) from None
+        for first in range(start, stop, _BLOCK):
+            self._index.add(side.read(slice(first, min(first + _BLOCK, stop))))
+            advance(0)  # so that the time left is told anew
+        if lists is not None:
+            lists.nprobe = min(probes, lists.nlist)
+        self._times = 1 if _code_bytes(self._index, lists) >= 2 * side.size else _PROPOSED
+
+    def search(self, queries: Rows, start: int, stop: int, best: TopK, advance: Callable[[int], object]) -> None:
+        """Add what is found for some queries to their best neighbours; ``advance`` is told how many are done."""
+        wanted = min(self._index.ntotal, self._times * best.k)
+        rows = max(1, min(_BLOCK, _MOST_PROPOSALS // wanted))
+        for first in range(start, stop, rows):
+            x_BD = queries.read(slice(first, min(first + rows, stop)))
+            _, proposed_BP = self._index.search(x_BD, wanted)
+            rows_BP = np.maximum(proposed_BP, 0) + self._start
+            number_BP = np.where(proposed_BP < 0, -1, rows_BP + self._number)
+            some = best.slice(first - start, first - start + len(x_BD))
+            refine(some, x_BD, self._side, rows_BP, number_BP)
+            advance(len(x_BD))
+
+
+def refine(best: TopK, x_BD: np.ndarray, vectors: Any, rows_BP: np.ndarray, index_BP: np.ndarray) -> None:
     """Compare queries with the vectors of the rows proposed for each, and keep the best of them under the numbers
-    ``index_BP``, which are -1 where there is none. Scores are exact, and of equal ones the lowest number stays."""
-    number_BP = torch.from_numpy(index_BP)
-    similarity_BP = _compare(torch.from_numpy(x_BD), vectors, rows_BP).masked_fill_(number_BP < 0, -torch.inf)
-    best.merge(TopK(similarity_BP, number_BP))
-
-
-def _compare(x_BD: torch.Tensor, vectors: VectorFile, rows_BP: np.ndarray) -> torch.Tensor:
-    """Return the inner products of each query with the rows proposed for it, [B, P]."""
-    products = []
-    step = max(1, _BLOCK // rows_BP.shape[1])
+    ``index_BP``, which are -1 where there is none."""
+    queries, step = torch.from_numpy(x_BD), max(1, _BLOCK // rows_BP.shape[1])
     for start in range(0, len(rows_BP), step):
-        some = rows_BP[start : start + step]
-        distinct, place = np.unique(some, return_inverse=True)
-        columns = torch.from_numpy(place.reshape(-1))
-        rows = torch.arange(start, start + len(some)).repeat_interleave(some.shape[1])
-        y_CD = torch.from_numpy(vectors.read(distinct))
-        products.append(pair_similarities(x_BD, y_CD, rows, columns).view(some.shape))
-    return torch.cat(products)
+        some, number = rows_BP[start : start + step], torch.from_numpy(index_BP[start : start + step])
+        distinct, column = np.unique(some, return_inverse=True)
+        row = torch.arange(start, start + len(some)).repeat_interleave(some.shape[1])
+        found = torch.from_numpy(vectors.read(distinct))
+        similarity = pair_similarities(queries, found, row, torch.from_numpy(column.reshape(-1))).view(number.shape)
+        best.slice(start, start + len(some)).merge(TopK(similarity.masked_fill_(number < 0, -torch.inf), number))
