@@ -195,11 +195,14 @@ search query index Hund -k 0                 | -k 0; give at least 1
 search query index Hund --path two           | index: its vectors were made by another encoder
 search query index Hund --probes 0           | --probes 0; give at least 1
 search add index --input absent              | absent: no such file
-search build ... --input absent              | absent: no such file
+search build ... --input blank.tsv           | blank.tsv: no sentence in it; give a text with sentences
 search build ... --input empty.txt           | empty.txt: the file is empty
 search build ... --output dir                | dir: exists and is not empty
+search build ... --output .                  | .: the current folder, or one that it is in; name a new directory
+search build ... --output enc/index          | enc/index: an index inside
+search build ... --output de.txt/index       | de.txt/index: an index inside
 search build ... --path nmt                  | nmt: a translation model, not a sentence encoder; translate by
-search build ... --quantize int4             | --quantize: invalid choice: 'int4'
+search build ... --index IVF4,banana         | --index IVF4,banana is not possible: could not parse
 search build ... --device cuda:99            | cuda:99 is not a device of this machine
 
 generate ... --path enc                      | enc: a sentence encoder, not a translation model; encode sentences by

@@ -6,7 +6,6 @@ replaced, only the files that the new one has too are ours: others stay.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import hashlib
@@ -92,8 +91,8 @@ def write_aside(path: str | Path) -> Iterator[Path]:
 
 
 def replace_file(aside: Path, path: Path) -> None:
-    """Rename a file to ``path``, and give it the mode and the owner of the one that is there, if there is one."""
-    if path.is_file():
+    """Rename a file, or a folder whose new place is free or empty; what is there leaves it its mode and owner."""
+    if path.exists():
         _take_access(aside, path)
     os.replace(aside, path)
 
@@ -241,19 +240,6 @@ def check_new_directory(path: Path) -> None:
     """Raise UserError if anything is at ``path`` but an empty folder."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError("exists and is not empty", path=path, cure="remove it, or choose another name")
-
-
-def exchange(one: Path, other: Path) -> None:
-    """Exchange two folders of one file system at once; where that is impossible, one is renamed after the other."""
-    with suppress(AttributeError):  # renameat2 is in glibc since 2.28
-        rename = ctypes.CDLL(None).renameat2
-        here, exchange_flag = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-        if rename(here, os.fsencode(one), here, os.fsencode(other), exchange_flag) == 0:
-            return
-    aside = one.with_name(f".{one.name}.{secrets.token_hex(4)}.old")
-    os.replace(other, aside)
-    os.replace(one, other)
-    os.replace(aside, one)
 
 
 def flush_to_disk(path: Path) -> None:

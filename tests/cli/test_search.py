@@ -13,7 +13,6 @@ import pytest
 from tests.cli.conftest import write_lines
 from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
-from tests.support.encoders import write_encoder
 from tests.support.once import made_once
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep_cli.search import main
@@ -28,6 +27,7 @@ def place(separate_encoder: Path) -> Path:
     def make(folder: Path) -> None:
         for side, language in enumerate(("de", "en")):
             write_lines(folder / f"lines.{language}", [pair[side] for pair in PAIRS])
+        write_lines(folder / "few.en", [pair[1] for pair in PAIRS[:40]])
         given = f"--path {separate_encoder} --input lines.en --lang en --output index --device cpu"
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
@@ -71,35 +71,43 @@ def test_queries_from_standard_input(search: Any, tmp_path: Path, monkeypatch: p
     done = search("query", "index", *"-k 1 --lang en".split(), stdin=queries.read_bytes())
     rows = [line.split("\t") for line in done.out.splitlines()]
     assert [(row[0], row[3]) for row in rows] == [("1", PAIRS[3][1]), ("3", PAIRS[5][1])], done
+    queries.write_text("")
+    done = search("query", "index", "--lang", "en", stdin=b"")
+    assert done.code == 2 and "standard input: no query; give a sentence on each line" in done.err
 
 
 def test_lines_are_added_and_the_summary_says_so(search: Any, separate_encoder: Path) -> None:
-    line = "--input lines.en --output own --quantize int8 --lang en --path"
-    printed = search("build", *line.split(), separate_encoder)
-    assert printed.out.startswith("60 sentences of 60 lines, exact search, int8, ") and printed.err == ""
-    assert "; recall@10 1.000 (" in printed.out and printed.out.endswith(": own\n")
+    printed = search("build", *"--input lines.en --output own --lang en --path".split(), separate_encoder)
+    assert re.fullmatch(r"60 sentences of 60 lines, exact search, 0\.0 MB: own\n", printed.out) and printed.err == ""
     told = json.loads(search("add", "own", *"--input lines.de --lang de --json".split()).out)
-    assert told["rows"] == 120 and told["recall"]["k"] == 10 and told["path"] == "own"
-    assert [source["name"] for source in told["sources"]] == ["lines.en", "lines.de"]
+    assert told["rows"] == 120 and told["path"] == "own" and told["bytes"] > 120 * 2 * told["size"]
+    assert [part["source"]["name"] for part in told["parts"]] == ["lines.en", "lines.de"]
+    assert "160 lines in 3 parts" in search("add", "own", "--input", "few.en").out  # in the language of the first text
     found = search("query", "own", PAIRS[9][0], *"-k 1 --lang de".split())
     assert found.out == f"1\t1.0000\tlines.de:10\t{PAIRS[9][0]}\n"
 
 
-@pytest.mark.slow
-def test_the_size_is_that_of_all_files(search: Any, tmp_path: Path) -> None:
-    """Beside the text and its places, as the help says; and with them, as the line after building says."""
-    encoder = write_encoder(tmp_path / "wide" / "best", size=256)
-    write_lines(tmp_path / "lines.txt", [f"{one} {number}" for number, (one, _) in enumerate(sentence_pairs(600))])
-    plain, help_text = 4 * 256 * 600, " ".join(search("build", "--help").out.split())
-    for quantize in ("none", "int8", "binary"):
-        line = f"--path {encoder} --input lines.txt --lang de --output {quantize} --quantize {quantize}"
-        printed = search("build", *line.split()).out
-        sizes = {file.name: file.stat().st_size for file in (tmp_path / quantize).iterdir()}
-        found = re.search(r", ([\d.]+) times the bytes of float32 vectors \(index\.faiss ([\d.]+)\)", printed)
-        assert found and float(found[1]) == pytest.approx(sum(sizes.values()) / plain, abs=0.006)
-        assert float(found[2]) == pytest.approx(sizes["index.faiss"] / plain, abs=0.006)
-        said = re.search(rf"([\d.]+) \({quantize}(?:, flat)?\)", help_text)
-        assert said and float(said[1]) == pytest.approx((sizes["index.faiss"] + sizes["vectors.npy"]) / plain, rel=0.02)
+def test_an_index_is_checked(search: Any, cli: Commands) -> None:
+    assert cli("search", "check", "index").out == (
+        "all 4 files (0.0 MB) are as they were written; recall@10 of 60 queries 1.000: index\n"
+    )
+    assert json.loads(cli("search", "check", "index", "--json").out)["recall"] == 1
+
+
+def test_queries_that_are_none_are_refused(search: Any) -> None:
+    for query, message in (
+        ("Hund\udcff", "a query that is not UTF-8: 'Hund\\udcff'; convert it"),
+        (" ", "an empty query"),
+    ):
+        done = search("query", "index", query)
+        assert done.code == 2 and message in done.err and done.err.count("\n") == 1
+
+
+def test_columns_have_names_on_a_terminal(search: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = "query", "index", PAIRS[7][1], "--lang", "en"
+    assert not search(*given).out.startswith("query\t")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert search(*given).out.startswith("query\tcosine\tplace\ttext\n1\t1.0000\tlines.en:8\t")
 
 
 @pytest.mark.slow
@@ -115,8 +123,8 @@ def test_prompts_of_lines_and_queries(search: Any, shared_encoder: Path, tmp_pat
         assert search("build", *f"--path prompted --input lines.en --output {where}".split(), *named).code == 0
         assert search("add", where, "--input", "lines.en").code == 0
         vectors = encoder.encode(lines, prompt=text)
-        written = np.load(tmp_path / where / "vectors.npy")
-        np.testing.assert_allclose(written, np.concatenate((vectors, vectors)), atol=1e-3)
+        for part in ("part-00000", "part-00001"):
+            np.testing.assert_allclose(np.load(tmp_path / where / part / "vectors.npy"), vectors, atol=1e-3)
         answers = search("query", where, *queries, "--json", "-k", "1", *named).out.splitlines()
         for query, answer in zip(queries, map(json.loads, answers), strict=True):
             cosines = vectors @ encoder.encode(query, prompt=asked)

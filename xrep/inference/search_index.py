@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 import numpy as np
+import torch
 
 from xrep.errors import UserError
-from xrep.inference.index_files import LINES, IndexOptions, Lines, Manifest, build, open_files
+from xrep.inference.index_files import Sentences, check_place, write_part
+from xrep.inference.index_parts import Manifest, Part, damaged
 from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder
-from xrep.memory import check_memory
+from xrep.models.directory import describe
 from xrep.precision import Precision
-from xrep.retrieval.faiss_files import PROBES, Quantize
-from xrep.retrieval.faiss_search import nearest
-from xrep.retrieval.neighbours import normalize_rows
+from xrep.retrieval.topk import TopK
+from xrep.store.vectors import normalize_rows
+
+PROBES = 32
+"""Number of inverted lists that are searched for each query, unless the user wants another."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +38,27 @@ class Hit:
     text: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What ``SearchIndex.check`` found: the number and bytes of the files, all of which are as they were written, and
+    the share (``recall``) of the ``k`` nearest sentences of some sentences (``queries``) that a search finds."""
+
+    files: int
+    bytes: int
+    k: int
+    queries: int
+    recall: float
+
+
 class SearchIndex:
-    """A directory with the vectors of sentences, which is searched with faiss.
+    """A directory with the vectors of sentences, which is searched exactly or with faiss.
 
     >>> index = SearchIndex.build("run1/best", "corpus.txt", "index/", lang="en")    # doctest: +SKIP
     >>> index.search("Wo ist der Bahnhof?", k=5, lang="de")[0].text                  # doctest: +SKIP
     'Where is the station?'
-    >>> index.add(["The bus stop is over there."], lang="en")                        # doctest: +SKIP
+    >>> index.add(["The bus stop is over there."])                                   # doctest: +SKIP
 
-    ``xrep.inference.index_files`` describes the files of the directory. ``manifest`` is what it says of itself.
+    ``xrep.inference.index_parts`` describes the files of the directory. ``manifest`` is what it says of itself.
 
     Args:
         path: The directory.
@@ -48,28 +66,31 @@ class SearchIndex:
         device: Device of an encoder that is loaded.
 
     Raises:
-        UserError: This is not an index, a file is damaged, or the encoder is not the one that made the vectors.
+        UserError: This is not an index, a file has another size, or the encoder is not the one that made the vectors.
     """
 
     def __init__(
         self, path: str | Path, encoder: SentenceEncoder | str | Path | None = None, *, device: str | None = None
     ) -> None:
-        self.path, self._device = Path(path), device
-        self._given: SentenceEncoder | str | Path | None = encoder
-        self._files = open_files(path)
-        if isinstance(encoder, SentenceEncoder):
-            self._check(encoder)
+        self.path, self._device, self._encoder = Path(path), device, encoder
+        self._open()
+        if isinstance(encoder, SentenceEncoder) and encoder.fingerprint() != self.manifest.fingerprint:
+            raise self._other_encoder()
+
+    def _open(self) -> None:
+        self.manifest = Manifest.read(self.path)
+        self._parts = [Part(self.path / facts.folder, facts) for facts in self.manifest.parts]
+        self._starts = [0, *accumulate(facts.rows for facts in self.manifest.parts)]
 
     @classmethod
     def build(
         cls,
         encoder: SentenceEncoder | str | Path,
-        lines: Lines,
+        lines: Sentences,
         path: str | Path,
         *,
         lang: str | None = None,
-        index: Literal["auto", "flat", "ivf"] = "auto",
-        quantize: Quantize = "none",
+        index: str = "auto",
         precision: Precision = "float32",
         prompt_name: str | None = None,
         batch_tokens: int = 4096,
@@ -78,96 +99,75 @@ class SearchIndex:
     ) -> SearchIndex:
         """Encode sentences, write their index to a new directory, and open it.
 
-        Memory does not grow with the number of sentences. If it is interrupted, call it again with the same arguments:
-        it goes on.
+        If it is interrupted, call it again with the same arguments: it goes on.
 
         Args:
             encoder: The encoder, or what ``SentenceEncoder.load`` accepts.
             lines: A file, whose lines are sentences (``-`` is standard input), or the sentences. Empty ones are left
                 out, and each run of white space becomes one space.
             lang, batch_tokens: As in ``SentenceEncoder.encode``.
-            index, quantize: As in ``IndexOptions``.
+            index: flat: the search is exact. A description of faiss's ``index_factory``, such as ``IVF4096,PQ48``: an
+                index of faiss proposes sentences, and their vectors decide. auto: flat up to 100,000 sentences, and
+                inverted lists with 8-bit numbers (``IVF{n},SQ8``) beyond.
             prompt_name: Name of the encoder's prompt that is put in front of each sentence; the default is the first
                 of document, passage and corpus that there is, or else the encoder's default.
             precision, device: Type and device in which an encoder that is loaded computes.
 
         Raises:
-            UserError: Something is at ``path``, there is no such prompt, or the sentences cannot be read or encoded.
+            UserError: Something is at ``path``, there is no such prompt, the sentences cannot be read or encoded, or
+                faiss has no such index.
         """
+        place = encoder.path if isinstance(encoder, SentenceEncoder) else encoder
+        check_place(Path(path), place, lines)
         if not isinstance(encoder, SentenceEncoder):
             encoder = SentenceEncoder.load(encoder, device=device, dtype=precision)
-        named = encoder.path
-        if named and os.path.exists(named):
-            named = os.path.relpath(os.path.abspath(named), os.path.realpath(path))  # both may be moved together
-        facts = {
-            "encoder": named,
-            "fingerprint": encoder.fingerprint(),
-            "precision": encoder.precision,
-            "prompt": encoder.find_prompt(prompt_name, DOCUMENT_PROMPTS),
-            "options": IndexOptions(index=index, quantize=quantize),
-        }
-        build(path, encoder, facts, lines, lang, batch_tokens=batch_tokens, show_progress=show_progress)
+        new = Manifest.of(Path(path), encoder, encoder.find_prompt(prompt_name, DOCUMENT_PROMPTS), index)
+        write_part(path, encoder, new, lines, lang, batch_tokens=batch_tokens, show_progress=show_progress)
         return cls(path, encoder)
 
     def add(
-        self, lines: Lines, *, lang: str | None = None, batch_tokens: int = 4096, show_progress: bool = False
+        self, lines: Sentences, *, lang: str | None = None, batch_tokens: int = 4096, show_progress: bool = False
     ) -> None:
-        """Encode further sentences and add them; arguments and errors are those of ``build``. Only they are encoded,
-        with the prompt of the index. The directory is replaced at once by one with them."""
-        held = self.manifest
-        facts = {name: vars(held)[name] for name in ("encoder", "fingerprint", "precision", "prompt", "options")}
-        more = {"batch_tokens": batch_tokens, "show_progress": show_progress}
-        build(self.path, self.encoder, facts, lines, lang, base=self._files, **more)
-        self._files = open_files(self.path)
+        """Encode further sentences and add them as a new part; arguments and errors are those of ``build``.
+
+        They are encoded with the prompt of the index and, unless ``lang`` is given, in the language with which it was
+        built. A search meanwhile finds all or none of them. At most 100,000 are searched exactly.
+        """
+        lang = lang or self.manifest.parts[0].source.language
+        write_part(
+            self.path, self.encoder, None, lines, lang, batch_tokens=batch_tokens, show_progress=show_progress
+        )  # fmt: skip
+        self._open()
 
     def __len__(self) -> int:
-        return self.manifest.rows
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._files.manifest
+        return self._starts[-1]
 
     @property
     def encoder(self) -> SentenceEncoder:
         """The encoder of the index; a UserError says that it is not found, or not the one that made the vectors."""
-        if not isinstance(self._given, SentenceEncoder):
-            named = self._given
-            if named is None:
-                if not (recorded := self.manifest.encoder):
-                    raise UserError("the index does not say where its encoder is", path=self.path, cure="give `path`")
-                beside = os.path.normpath(os.path.join(os.path.realpath(self.path), recorded))
-                named = beside if os.path.exists(beside) else recorded
-            loaded = SentenceEncoder.load(named, device=self._device, dtype=self.manifest.precision)
-            self._check(loaded)
-            self._given = loaded
-        return self._given
+        if isinstance(self._encoder, SentenceEncoder):
+            return self._encoder
+        manifest, places = self.manifest, [self._encoder]
+        if self._encoder is None:
+            if not manifest.encoder:
+                raise UserError("the index does not say where its encoder is", path=self.path, cure="give `path`")
+            recorded = [manifest.encoder]
+            if manifest.beside:
+                recorded.insert(0, os.path.normpath(os.path.join(os.path.realpath(self.path), manifest.beside)))
+            places = [place for place in recorded if os.path.exists(place) or not os.path.isabs(place)]
+            if not places:
+                problem = f"its encoder is not where it was ({' or '.join(dict.fromkeys(recorded))})"
+                raise UserError(problem, path=self.path, cure="give its directory as `path`")
+        for place in places:
+            loaded = SentenceEncoder.load(str(place), device=self._device, dtype=manifest.precision)
+            if loaded.fingerprint() == manifest.fingerprint:
+                self._encoder = loaded
+                return loaded
+        raise self._other_encoder()
 
-    def _check(self, encoder: SentenceEncoder) -> None:
-        if encoder.fingerprint() != self.manifest.fingerprint:
-            cure = "give `path`, or build the index again"
-            raise UserError("its vectors were made by another encoder", path=self.path, cure=cure)
-
-    @overload
-    def search(  # pyright: ignore[reportOverlappingOverload] (a string is also a sequence of strings)
-        self,
-        queries: str,
-        k: int = 10,
-        lang: str | None = None,
-        *,
-        probes: int = PROBES,
-        prompt_name: str | None = None,
-    ) -> list[Hit]: ...
-
-    @overload
-    def search(
-        self,
-        queries: Sequence[str],
-        k: int = 10,
-        lang: str | None = None,
-        *,
-        probes: int = PROBES,
-        prompt_name: str | None = None,
-    ) -> list[list[Hit]]: ...
+    def _other_encoder(self) -> UserError:
+        cure = "give `path`, or build the index again"
+        return UserError("its vectors were made by another encoder", path=self.path, cure=cure)
 
     def search(
         self,
@@ -178,19 +178,19 @@ class SearchIndex:
         probes: int = PROBES,
         prompt_name: str | None = None,
     ) -> Any:
-        """Return the k sentences nearest to a query, nearest first, or a list of them for each of several queries.
+        """Return the k sentences nearest to a query, a list of ``Hit``, nearest first, or for several queries a list of
+        such lists.
 
-        There may be fewer, if the index has fewer, or its inverted files miss some. A blank query finds nothing.
+        There may be fewer, if the index has fewer, or its inverted lists miss some. A blank query finds nothing.
 
         Args:
             lang: Language of the queries; needed if the encoder has a tower for each side.
-            probes: Number of inverted files that are searched; more find more and take longer.
+            probes: Number of inverted lists that are searched; more find more and take longer.
             prompt_name: Name of the encoder's prompt that is put in front of each query; the default is query if there
                 is one, or else the encoder's default.
 
         Raises:
-            UserError: k or probes is below 1, the encoder has no tower for the language or no such prompt, or there is
-                too little memory.
+            UserError: k or probes is below 1, or the encoder has no tower for the language or no such prompt.
         """
         several = [queries] if isinstance(queries, str) else list(queries)
         full = [number for number, query in enumerate(several) if query.strip()]
@@ -206,7 +206,8 @@ class SearchIndex:
         self, vectors: np.ndarray, k: int = 10, *, probes: int = PROBES
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the cosines and the rows of the k vectors nearest to each query, float32 and int64 [Q, k], nearest
-        first: at most as many as the index has, and -inf and -1 where inverted files miss some.
+        first, and of equal ones the lowest row: at most as many as the index has, and -inf and -1 where inverted lists
+        miss some.
 
         Args:
             vectors: Queries [Q, D].
@@ -219,15 +220,47 @@ class SearchIndex:
             raise UserError(f"`{'k' if k < 1 else 'probes'}` {min(k, probes)}", cure="give at least 1")
         if vectors.ndim != 2 or vectors.shape[1] != self.manifest.size:
             raise ValueError(f"queries must be [Q, {self.manifest.size}], not {list(vectors.shape)}")
-        k, held = min(k, len(self)), self._files
-        check_memory(60 * k * max(1, len(vectors)), f"{k:,} sentences for each query", cure="lower `k`")
-        x_QD = normalize_rows(np.ascontiguousarray(vectors, dtype=np.float32))
-        return nearest(held.index, held.manifest.shape, held.vectors, x_QD, k, probes)
+        best = self._best(normalize_rows(np.ascontiguousarray(vectors, dtype=np.float32)), k, probes)
+        return best.similarity.numpy(), best.index.numpy()
+
+    def _best(self, x_QD: np.ndarray, k: int, probes: int, exact: bool = False) -> TopK:
+        best = TopK.none(len(x_QD), min(k, len(self)))
+        for first, part in zip(self._starts, self._parts, strict=False):
+            found = part.search(x_QD, best.k, probes, exact=exact)
+            best.merge(TopK(found.similarity, torch.where(found.index < 0, -1, found.index + first)))
+        return best
 
     def hit(self, row: int, score: float) -> Hit:
         """Return the sentence of a row of the index."""
-        held = self._files
-        (source, line), (start, stop) = held.ids[row].tolist(), held.offsets[row : row + 2].tolist()
-        with open(held.path / LINES, "rb") as file:
-            text = os.pread(file.fileno(), stop - start, start).decode().removesuffix("\n")
-        return Hit(score, row, held.manifest.sources[source].name, line, text)
+        number = bisect_right(self._starts, row) - 1
+        part, own = self._parts[number], np.array([row - self._starts[number]])
+        (text,), (line,) = part.lines.take(own), part.lines.numbers(own).tolist()
+        return Hit(score, row, part.facts.source.name, line, text)
+
+    def check(self, k: int = 10, queries: int = 100) -> Checked:
+        """Compare all files with their checksums, and measure how many of the nearest sentences a search finds.
+
+        The queries are sentences of the index, drawn with a fixed seed, each of which is not its own neighbour.
+
+        Raises:
+            UserError: A file is damaged.
+        """
+        files = [(part.folder / name, one) for part in self._parts for name, one in part.facts.files.items()]
+        for path, described in files:
+            if describe(path) != vars(described):
+                raise damaged(path)
+        rows = np.sort(np.random.default_rng(0).choice(len(self), min(queries, len(self)), replace=False))
+        number_of = np.searchsorted(self._starts, rows, "right") - 1
+        x_QD = np.concatenate([
+            part.vectors.read(rows[number_of == number] - self._starts[number])
+            for number, part in enumerate(self._parts)
+        ])  # fmt: skip
+        exact, found = (self._best(x_QD, k + 1, PROBES, exact).index.tolist() for exact in (True, False))
+        shares = []
+        for row, wanted, given in zip(rows.tolist(), exact, found, strict=True):
+            wanted, given = ({*[other for other in some if other not in (row, -1)][:k]} for some in (wanted, given))
+            shares.append(len(wanted & given) / len(wanted) if wanted else 1.0)
+        size = sum(described.bytes for _, described in files)
+        return Checked(
+            files=len(files), bytes=size, k=k, queries=len(rows), recall=round(sum(shares) / len(shares), 4)
+        )  # fmt: skip

@@ -1,0 +1,202 @@
+"""The directory of a search index: its manifest and its parts, which are opened and searched here.
+
+Layout::
+
+    manifest.json            what made the vectors, how they are indexed, and the text, size and sha256 of each part
+    part-00000/              the sentences that ``build`` wrote
+        lines.txt, offsets.npy, numbers.npy      the sentences, and their numbers in the text (``xrep.store.lines``)
+        vectors.npy          float16 [N, D], each of length 1
+        00000.faiss, ...     faiss's index of the first vectors, of the next ones, and so on; none: the search is exact
+    part-00001/              those that the first ``add`` wrote, and so on
+
+A part never changes. It is written into ``{directory}.work`` and moved into the directory before the manifest that
+lists it replaces the old one. So whoever has read the manifest finds all that it lists. A command that was interrupted
+goes on from ``{directory}.work``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import xrep
+from xrep.errors import UserError
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.models.directory import Described
+from xrep.models.plain import from_plain
+from xrep.precision import Precision
+from xrep.retrieval.topk import TopK, pair_similarities
+from xrep.store.lines import Lines
+from xrep.store.vectors import Vectors
+
+SCHEMA = 2
+MANIFEST, VECTORS = "manifest.json", "vectors.npy"
+BLOCK_BYTES = 1 << 25
+"""Bytes of float32 vectors that are read at a time."""
+_LEAST, _PROPOSALS = 128, 1 << 15
+"""Fewest rows that faiss proposes for a query, and most that are compared at a time, for some queries together."""
+_MORE = 16
+"""Number of rows beyond k whose similarities are computed again, because products in float32 may exchange some."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A text: its name (null for sentences that were in no file), its language and its number of lines."""
+
+    name: str | None
+    language: str | None
+    lines: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartFacts:
+    """A part: its folder, its text, its number of sentences, that of each file of faiss (0: the search is exact) in
+    ``index``, a description in the language of faiss, and its files."""
+
+    folder: str
+    source: Source
+    rows: int
+    index: str
+    index_rows: int
+    files: dict[str, Described]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What an index says of itself. ``encoder`` is the path or the name of the encoder, and ``beside`` its path from
+    the directory, because both may be moved together. ``index`` is what the user wanted."""
+
+    schema: int
+    xrep: str
+    encoder: str
+    beside: str
+    fingerprint: str
+    precision: Precision
+    prompt: str
+    index: str
+    size: int
+    parts: list[PartFacts]
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    @classmethod
+    def of(cls, path: Path, encoder: SentenceEncoder, prompt: str, index: str) -> Manifest:
+        """Return that of a new index, without parts."""
+        known = bool(encoder.path) and os.path.exists(encoder.path)
+        named = os.path.abspath(encoder.path) if known else encoder.path
+        return cls(
+            schema=SCHEMA,
+            xrep=xrep.__version__,
+            encoder=named,
+            beside=os.path.relpath(named, os.path.realpath(path)) if known else "",
+            fingerprint=encoder.fingerprint(),
+            precision=encoder.precision,
+            prompt=prompt,
+            index=index,
+            size=encoder.output_size,
+            parts=[],
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        """Read the manifest of a directory.
+
+        Raises:
+            UserError: This is not an index, or it has another schema.
+        """
+        if not path.exists():
+            raise UserError("no such index", path=path, cure="build it with xrep-search build")
+        try:
+            values = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+            schema = values["schema"]
+            _ = values["fingerprint"]
+        except (OSError, ValueError, KeyError, TypeError):
+            cure = "name a directory that xrep-search build wrote"
+            raise UserError(f"not an index (no valid {MANIFEST})", path=path, cure=cure) from None
+        if schema != SCHEMA:
+            problem = f"an index of schema {schema!r:.20}, this version reads {SCHEMA}"
+            raise UserError(problem, path=path, cure="use the version that wrote it, or build it again")
+        try:
+            return from_plain(cls, values, "the manifest")
+        except UserError as error:
+            raise UserError(error.problem, path=path / MANIFEST, cure="build it again") from None
+
+
+class Part:
+    """A part of an index, of whose files the sizes are compared. A UserError says which one is damaged."""
+
+    def __init__(self, folder: Path, facts: PartFacts) -> None:
+        self.folder, self.facts = folder, facts
+        for name, described in facts.files.items():
+            if not (folder / name).is_file() or (folder / name).stat().st_size != described.bytes:
+                raise damaged(folder / name)
+        self.lines, self.vectors = Lines(folder), Vectors(folder / VECTORS)
+
+    @cached_property
+    def _indexes(self) -> list[Any]:
+        """The indexes of faiss, whose inverted lists stay on disk."""
+        import faiss
+
+        return [faiss.read_index(str(self.folder / name), faiss.IO_FLAG_MMAP) for name in faiss_files(self.facts)]
+
+    @cached_property
+    def _held(self) -> np.ndarray:
+        return self.vectors.read(slice(None))
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield all vectors, float32, some at a time, with the number of the first one. Few vectors are kept."""
+        step = max(1, BLOCK_BYTES // (4 * self.vectors.size))
+        for start in range(0, self.facts.rows, step):
+            stop = min(start + step, self.facts.rows)
+            yield start, self._held if self.facts.rows <= step else self.vectors.read(slice(start, stop))
+
+    def search(self, x_QD: np.ndarray, k: int, probes: int, *, exact: bool = False) -> TopK:
+        """Return the vectors nearest to queries of length 1: those that faiss proposes, if there is an index of faiss,
+        and if the search is not to be ``exact``. All similarities are computed from the vectors themselves."""
+        best, x = TopK.none(len(x_QD), k), torch.from_numpy(x_QD)
+        if not self.facts.index_rows or exact:
+            for first, y_ND in self.blocks():
+                y = torch.from_numpy(y_ND)
+                place = (x @ y.T).topk(min(k + _MORE, len(y))).indices
+                _keep(best, x, y, place, place + first)
+            return best
+        import faiss
+
+        for number, index in enumerate(self._indexes):
+            if lists := faiss.try_extract_index_ivf(index):
+                lists.nprobe = min(probes, lists.nlist)
+            wanted = min(max(_LEAST, 8 * k), index.ntotal)
+            step = max(1, _PROPOSALS // wanted)
+            for start in range(0, len(x), step):
+                some = slice(start, start + step)
+                rows = index.search(x_QD[some], wanted)[1]
+                rows += np.where(rows < 0, 0, number * self.facts.index_rows)
+                distinct, place = np.unique(np.maximum(rows, 0), return_inverse=True)
+                y, place = torch.from_numpy(self.vectors.read(distinct)), torch.from_numpy(place.reshape(rows.shape))
+                _keep(best.slice(start, start + step), x[some], y, place, torch.from_numpy(rows))
+        return best
+
+
+def _keep(best: TopK, x: torch.Tensor, y: torch.Tensor, place_QP: torch.Tensor, row_QP: torch.Tensor) -> None:
+    """Add the vectors proposed for each query to the best: where they are in ``y``, and their rows (-1: none)."""
+    queries = torch.arange(len(x)).repeat_interleave(place_QP.size(1))
+    similarity = pair_similarities(x, y, queries, place_QP.flatten()).view(place_QP.shape)
+    best.merge(TopK(similarity.masked_fill_(row_QP < 0, -torch.inf), row_QP))
+
+
+def damaged(path: Path) -> UserError:
+    return UserError("damaged: the file is not as it was written", path=path, cure="build the index again")
+
+
+def faiss_files(facts: PartFacts) -> list[str]:
+    return sorted(name for name in facts.files if name.endswith(".faiss"))
