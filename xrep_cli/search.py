@@ -187,7 +187,7 @@ def _query(options: argparse.Namespace) -> None:
         if not query.strip():
             raise UserError("an empty query", cure="give a sentence")
         if any("\ud800" <= character <= "\udfff" for character in query):  # as Python reads other bytes
-            raise UserError(f"a query that is not UTF-8: {query!a}", cure="convert it, for example with iconv")
+            raise UserError(f"a query that is not UTF-8: {query!a}", cure="give it on standard input, in UTF-8")
     index = SearchIndex(options.index, options.path, device=choose_device(options.device))
     if not options.queries and sys.stdin.isatty():
         print("type one query per line; Ctrl-D ends", file=sys.stderr)

@@ -96,7 +96,7 @@ def test_an_index_is_checked(search: Any, cli: Commands) -> None:
 
 def test_queries_that_are_none_are_refused(search: Any) -> None:
     for query, message in (
-        ("Hund\udcff", "a query that is not UTF-8: 'Hund\\udcff'; convert it"),
+        ("Hund\udcff", "a query that is not UTF-8: 'Hund\\udcff'; give it on"),
         (" ", "an empty query"),
     ):
         done = search("query", "index", query)

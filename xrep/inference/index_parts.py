@@ -33,6 +33,7 @@ from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.directory import Described
 from xrep.models.plain import from_plain
 from xrep.precision import Precision
+from xrep.retrieval.neighbours import neighbours
 from xrep.retrieval.topk import TopK, pair_similarities
 from xrep.store.lines import Lines
 from xrep.store.vectors import Vectors
@@ -43,8 +44,6 @@ BLOCK_BYTES = 1 << 25
 """Bytes of float32 vectors that are read at a time."""
 _LEAST, _PROPOSALS = 128, 1 << 15
 """Fewest rows that faiss proposes for a query, and most that are compared at a time, for some queries together."""
-_MORE = 16
-"""Number of rows beyond k whose similarities are computed again, because products in float32 may exchange some."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,10 +164,9 @@ class Part:
         and if the search is not to be ``exact``. All similarities are computed from the vectors themselves."""
         best, x = TopK.none(len(x_QD), k), torch.from_numpy(x_QD)
         if not self.facts.index_rows or exact:
-            for first, y_ND in self.blocks():
-                y = torch.from_numpy(y_ND)
-                place = (x @ y.T).topk(min(k + _MORE, len(y))).indices
-                _keep(best, x, y, place, place + first)
+            for first, y_ND in self.blocks() if len(x) else ():
+                found, _ = neighbours(x_QD, y_ND, min(k, len(y_ND)), 0)
+                best.merge(TopK(found.similarity, found.index + first))
             return best
         import faiss
 
@@ -182,16 +180,14 @@ class Part:
                 rows = index.search(x_QD[some], wanted)[1]
                 rows += np.where(rows < 0, 0, number * self.facts.index_rows)
                 distinct, place = np.unique(np.maximum(rows, 0), return_inverse=True)
-                y, place = torch.from_numpy(self.vectors.read(distinct)), torch.from_numpy(place.reshape(rows.shape))
-                _keep(best.slice(start, start + step), x[some], y, place, torch.from_numpy(rows))
+                queries = torch.arange(len(rows)).repeat_interleave(wanted)
+                y = torch.from_numpy(self.vectors.read(distinct))
+                similarity = pair_similarities(x[some], y, queries, torch.from_numpy(place.reshape(-1))).view(
+                    rows.shape
+                )
+                similarity[rows < 0] = -torch.inf
+                best.slice(start, start + step).merge(TopK(similarity, torch.from_numpy(rows)))
         return best
-
-
-def _keep(best: TopK, x: torch.Tensor, y: torch.Tensor, place_QP: torch.Tensor, row_QP: torch.Tensor) -> None:
-    """Add the vectors proposed for each query to the best: where they are in ``y``, and their rows (-1: none)."""
-    queries = torch.arange(len(x)).repeat_interleave(place_QP.size(1))
-    similarity = pair_similarities(x, y, queries, place_QP.flatten()).view(place_QP.shape)
-    best.merge(TopK(similarity.masked_fill_(row_QP < 0, -torch.inf), row_QP))
 
 
 def damaged(path: Path) -> UserError:
