@@ -84,7 +84,11 @@ class SentEval(Evaluation):
         if importlib.util.find_spec("sklearn") is None:  # it draws the folds
             raise UserError("SentEval needs scikit-learn, which is not installed", cure="pip install 'xrep[senteval]'")
         check_language(self.config.lang, "lang")
-        self.seeds = _seeds(self.config.seeds)
+        parts = self.config.seeds.split(",")
+        self.seeds = [int(part) for part in parts if part.strip().isdecimal()]
+        if len(set(self.seeds)) < len(parts) or max(self.seeds) >= 2**32:
+            cure = "give different numbers from 0 to 4294967295, such as 1,2,3"
+            raise UserError(f"`seeds` {self.config.seeds!r}", cure=cure)
         if self.config.folds < 2:
             raise UserError(f"{self.config.folds} folds", cure="give `folds` 2 or more")
         self.sets = select(self.config.sets, self.config.data, canonical(self.config.lang))
@@ -124,8 +128,8 @@ class SentEval(Evaluation):
         return {label: names for label, names in AVERAGES.items() if results.keys() >= set(names)}
 
     def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
-        singles = {name: [name] for name in results}
-        return {label: ("test", names) for label, names in {**singles, **self.averages(results)}.items()}
+        labels = {name: [name] for name in results} | self.averages(results)
+        return {label: ("test", names) for label, names in labels.items()}
 
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
         rows = list[list[object]]()
@@ -137,13 +141,6 @@ class SentEval(Evaluation):
             rows.append([name, own["protocol"], own["examples"], quoted, own["test"], shown, own["dev"], further])
         rows += [[], *([label, "", "", "", own["test"]] for label, own in averages.items())] if averages else []
         return table(["set", "protocol", "tested", "measure", "test", "spread", "dev", "further"], rows)
-
-
-def _seeds(text: str) -> list[int]:
-    seeds = [int(part) for part in text.split(",") if part.strip().isdecimal()]
-    if len(set(seeds)) < len(text.split(",")) or max(seeds) >= 2**32:
-        raise UserError(f"`seeds` {text!r}", cure="give different numbers from 0 to 4294967295, such as 1,2,3")
-    return seeds
 
 
 def select(sets: str, data: str | Path, lang: str) -> list[readers.Splits]:

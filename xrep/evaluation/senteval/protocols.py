@@ -90,7 +90,7 @@ def nested(whole: Part, seed: int, folds: int) -> Outcome:
     for weights, (_, rows) in zip(fitted, outer, strict=True):
         right[rows] = logits(x[rows], weights[0]).argmax(1) == y[rows]
     accuracy, dev = np.mean([right[rows].mean() for _, rows in outer]), np.mean([dev for _, dev in choices])
-    return {"accuracy": 100 * float(accuracy), "dev": float(dev)}, _resampled(right)
+    return _outcome(right, float(dev), accuracy=100 * float(accuracy))
 
 
 def folded(train: Part, test: Part, seed: int, folds: int) -> Outcome:
@@ -99,11 +99,10 @@ def folded(train: Part, test: Part, seed: int, folds: int) -> Outcome:
     decay, dev = _choose(train, _stratified(train.y, folds, seed), seed)
     weights, _ = fit(train.x, train.targets, [(np.arange(len(train.y)), None)], np.array([[decay]]), seed)
     predicted = logits(test.x, weights[0, 0]).argmax(1)
-    right = predicted == test.y
-    figures = {"accuracy": 100 * float(right.mean()), "dev": dev}
-    if train.targets.shape[1] == 2:
-        figures["f1"] = 100 * (2 * int((predicted & test.y).sum()) / max(1, int(predicted.sum() + test.y.sum())))
-    return figures, _resampled(right)
+    if train.targets.shape[1] > 2:
+        return _outcome(predicted == test.y, dev)
+    f1 = 2 * int((predicted & test.y).sum()) / max(1, int(predicted.sum() + test.y.sum()))
+    return _outcome(predicted == test.y, dev, f1=100 * f1)
 
 
 def split(train: Part, dev: Part, test: Part, seed: int) -> Outcome:
@@ -111,8 +110,7 @@ def split(train: Part, dev: Part, test: Part, seed: int) -> Outcome:
     x, targets, fold = _joined(train, dev)
     weights, scores = fit(x, targets, [fold], np.array([GRID]), seed)
     best = _best(scores)
-    right = logits(test.x, weights[0, best]).argmax(1) == test.y
-    return {"accuracy": 100 * float(right.mean()), "dev": 100 * float(scores[0, best])}, _resampled(right)
+    return _outcome(logits(test.x, weights[0, best]).argmax(1) == test.y, 100 * float(scores[0, best]))
 
 
 def relatedness(train: Part, dev: Part, test: Part, seed: int) -> Outcome:
@@ -186,8 +184,8 @@ def _joined(train: Part, dev: Part) -> tuple[np.ndarray, np.ndarray, Fold]:
     return np.concatenate([train.x, dev.x]), np.concatenate([train.targets, dev.targets]), (rows[:size], rows[size:])
 
 
-def _resampled(right: np.ndarray) -> np.ndarray:
-    return 100 * resampled_means(right[:, None])[:, 0]
+def _outcome(right: np.ndarray, dev: float, **others: float) -> Outcome:
+    return {"accuracy": 100 * float(right.mean()), "dev": dev, **others}, 100 * resampled_means(right[:, None])[:, 0]
 
 
 def _or_zero(correlation: Callable[[np.ndarray, np.ndarray], float], x: np.ndarray, y: np.ndarray) -> float:

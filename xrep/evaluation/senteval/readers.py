@@ -5,7 +5,7 @@ A translated copy (XEVAL: the same sets in other languages) has the same files i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,49 +27,29 @@ class Layout:
 
     files: dict[str, str]
     """The files, all in one folder: name -> split."""
-    parse: Callable[[str], Sequence[str]] | None = None
-    """Function from a line to its label and its one or two sentences; a ``ValueError`` says what is wrong. None: the
-    line is a sentence, and the name of the file is its label."""
     labels: tuple[str, ...] = ("0", "1")
-    """The labels, in the order of the classes; none if the label is a score from 1 to 5."""
+    """The labels, in the order of the classes, or files, of which each holds the sentences of one class; none if the
+    label is a score from 1 to 5."""
+    columns: tuple[int, ...] = ()
+    """Columns of the label and of the one or two sentences, in a table with tabs in which quotes mean nothing; none if
+    a line is a label, a space and a sentence: ``3 A good film``, or ``NUM:dist How far is it``, where only the coarse
+    class is used."""
+    width: int = 2
+    """Number of columns."""
     header: str | None = None
     """First column of the header; None if the files have no header."""
     fine: bool | None = None
     """Whether the folder must be named ``fine`` or must not; None: any folder."""
 
 
-def _label_first(line: str) -> tuple[str, str]:
-    """Parse a line such as ``3 A good film``, or ``NUM:dist How far is it``, of which only the coarse class is used."""
-    label, _, sentence = line.partition(" ")
-    return label.partition(":")[0], sentence
-
-
-def _label_last(line: str) -> tuple[str, str]:
-    sentence, tab, label = line.rpartition("\t")
-    if not tab:
-        raise ValueError("no tab between sentence and label")
-    return label, sentence
-
-
-def _columns(*chosen: int) -> Callable[[str], list[str]]:
-    """Return a parser of tables of five columns separated by tabs, in which quotes have no special meaning."""
-
-    def parse(line: str) -> list[str]:
-        row = line.split("\t")
-        if len(row) != 5:
-            raise ValueError(f"{len(row)} columns instead of 5")
-        return [row[column] for column in chosen]
-
-    return parse
-
-
 def _two_classes(negative: str, positive: str) -> list[Layout]:
     # The positive file comes first, as in SentEval, because the order of the examples determines the seeded folds.
-    return [Layout({positive: "all", negative: "all"}, labels=(negative, positive))]
+    return [Layout({positive: "all", negative: "all"}, (negative, positive))]
 
 
 _SST = {"sentiment-train": "train", "sentiment-dev": "dev", "sentiment-test": "test"}
 _KIM = {"stsa.fine.train": "train", "stsa.fine.dev": "dev", "stsa.fine.test": "test"}  # the format of Kim (2014)
+_TREC = {"train_5500.label": "train", "TREC_10.label": "test"}, {"TREC.train": "train", "TREC.test": "test"}
 _MRPC = {"msr_paraphrase_train.txt": "train", "msr_paraphrase_test.txt": "test"}
 _SICK = {"SICK_train.txt": "train", "SICK_trial.txt": "dev", "SICK_test_annotated.txt": "test"}
 _STARS = ("0", "1", "2", "3", "4")
@@ -80,15 +60,12 @@ SETS = {
     "CR": _two_classes("custrev.neg", "custrev.pos"),
     "SUBJ": _two_classes("subj.subjective", "subj.objective"),
     "MPQA": _two_classes("mpqa.neg", "mpqa.pos"),
-    "SST2": [Layout(_SST, _label_last, fine=False)],
-    "SST5": [Layout(_SST, _label_last, _STARS, fine=True), Layout(_KIM, _label_first, _STARS)],
-    "TREC": [
-        Layout({"train_5500.label": "train", "TREC_10.label": "test"}, _label_first, _QUESTIONS),
-        Layout({"TREC.train": "train", "TREC.test": "test"}, _label_first, _QUESTIONS),
-    ],
-    "MRPC": [Layout(_MRPC, _columns(0, 3, 4), header="Quality")],
-    "SICK-E": [Layout(_SICK, _columns(4, 1, 2), _ENTAILMENT, header="pair_ID")],
-    "SICK-R": [Layout(_SICK, _columns(3, 1, 2), (), header="pair_ID")],
+    "SST2": [Layout(_SST, columns=(1, 0), fine=False)],
+    "SST5": [Layout(_SST, _STARS, (1, 0), fine=True), Layout(_KIM, _STARS)],
+    "TREC": [Layout(files, _QUESTIONS) for files in _TREC],
+    "MRPC": [Layout(_MRPC, columns=(0, 3, 4), width=5, header="Quality")],
+    "SICK-E": [Layout(_SICK, _ENTAILMENT, (4, 1, 2), 5, "pair_ID")],
+    "SICK-R": [Layout(_SICK, (), (3, 1, 2), 5, "pair_ID")],
 }
 """Layouts in which each set is published, by name. SST2 is SentEval's version, which trains on 67,349 phrases."""
 TITLES = {"SICK-R": "SICK-R (supervised)"}
@@ -98,28 +75,19 @@ TITLES = {"SICK-R": "SICK-R (supervised)"}
 def find(folder: str | Path) -> dict[str, tuple[Layout, Path]]:
     """Return the sets in a folder and its subfolders, up to four levels deep: name -> layout and folder of the set."""
     folder = existing_folder(folder, "name the folder of SentEval's sets")
-    folders = {path: set(names) for path, names in folders_with(folder).items()}
-    found = {name: own for name, layouts in SETS.items() if (own := _find(name, layouts, folders))}
+    folders, found = folders_with(folder), dict[str, tuple[Layout, Path]]()
+    for name, layout in ((name, layout) for name, layouts in SETS.items() for layout in layouts):
+        fitting = [path for path in folders if layout.fine in (None, path.name == "fine")]
+        present = [path for path in fitting if not layout.files.keys().isdisjoint(folders[path])]
+        if len(present) > 1:
+            problem = f"two copies of {name}: in {present[0]} and in {present[1]}"
+            raise UserError(problem, cure="name the folder of one of them with `data`")
+        if present:
+            found.setdefault(name, (layout, present[0]))
     if not found:
         cure = "name the folder of rt-polarity.pos, TREC.train, sentiment-train and their like"
         raise UserError("none of SentEval's sets is in it", path=folder, cure=cure)
     return found
-
-
-def _find(name: str, layouts: list[Layout], folders: dict[Path, set[str]]) -> tuple[Layout, Path] | None:
-    for layout in layouts:
-        fitting = [path for path in folders if layout.fine is None or layout.fine == (path.name == "fine")]
-        present = {path: names for path in fitting if (names := folders[path] & layout.files.keys())}
-        if len(present) > 1:
-            first, second, *_ = present
-            problem = f"two copies of {name}: in {first} and in {second}"
-            raise UserError(problem, cure="name the folder of one of them with `data`")
-        for path, names in present.items():
-            if missing := sorted(layout.files.keys() - names):
-                problem = f"{' '.join(missing)} is missing beside {' '.join(sorted(names))}"
-                raise UserError(problem, path=path, cure=f"fetch {name} again")
-            return layout, path
-    return None
 
 
 def read(name: str, layout: Layout, folder: Path, lang: str) -> Splits:
@@ -141,7 +109,7 @@ def _read_file(path: Path, layout: Layout, lang: str) -> Iterator[tuple]:
     """Yield the class or score of each line, followed by its sentences. Translations must be UTF-8."""
     for number, line in read_latin1(path) if lang == "en" else read_lines(path):
         try:
-            label, *sentences = layout.parse(line) if layout.parse else (path.name, line)
+            label, *sentences = _fields(line, layout, path.name)
             if layout.header is None or number > 1:
                 # As in SentEval, a line without words is also an example and becomes ``.``.
                 yield _target(label.strip(), layout.labels), *(" ".join(text.split()) or "." for text in sentences)
@@ -149,6 +117,19 @@ def _read_file(path: Path, layout: Layout, lang: str) -> Iterator[tuple]:
                 raise ValueError(f"the header does not start with {layout.header!r}")
         except ValueError as error:
             raise UserError(str(error), path=path, line=number, cure="fetch the set again") from None
+
+
+def _fields(line: str, layout: Layout, file: str) -> list[str]:
+    """Return the label and the sentences of a line."""
+    if layout.columns:
+        row = line.split("\t")
+        if len(row) != layout.width:
+            raise ValueError(f"{len(row)} columns instead of {layout.width}")
+        return [row[column] for column in layout.columns]
+    if file in layout.labels:
+        return [file, line]
+    label, _, sentence = line.partition(" ")
+    return [label.partition(":")[0], sentence]
 
 
 def _target(label: str, labels: tuple[str, ...]) -> float:
