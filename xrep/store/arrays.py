@@ -17,18 +17,10 @@ from numpy.typing import DTypeLike
 from xrep.errors import UserError
 from xrep.files import naming
 
-HEADER_BYTES = 128
+_HEADER_BYTES = 128
+"""Bytes of the header of a .npy file, whatever its number of rows."""
 BLOCK_BYTES = 1 << 24
 """Bytes of an array that are read at a time."""
-
-
-def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-    """Return the header of a .npy file in C order: HEADER_BYTES bytes for any number of rows, so that it can be written
-    before they are counted, and again at the end."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": dtype.str, "fortran_order": False, "shape": shape})
-    assert header.tell() == HEADER_BYTES
-    return header.getvalue()
 
 
 def open_array(path: Path, content: str, cure: str) -> np.memmap:
@@ -81,25 +73,13 @@ class ArrayFile:
     def create(cls, path: Path, dtype: DTypeLike, width: tuple[int, ...] = ()) -> ArrayFile:
         """Create a .npy file without rows, which ``append`` adds; ``close`` completes it."""
         with naming(path):
-            array = cls(open(path, "w+b", buffering=0), HEADER_BYTES, 0, width, np.dtype(dtype))
-            array._put(0, npy_header(array.dtype, (0, *width)))
-        return array
+            return cls(open(path, "w+b", buffering=0), _HEADER_BYTES, 0, width, np.dtype(dtype))
 
     @classmethod
-    def temporary(
-        cls, folder: Path, dtype: DTypeLike, width: tuple[int, ...] = (), rows: int = 0, fill: float = 0
-    ) -> ArrayFile:
-        """Create an array in a file without a name, which vanishes with the object.
-
-        Args:
-            rows, fill: Number of rows that it has, and the value of all their numbers.
-        """
+    def temporary(cls, folder: Path, dtype: DTypeLike, width: tuple[int, ...] = ()) -> ArrayFile:
+        """Create an array without rows in a file without a name, which vanishes with the object."""
         with naming(folder):
-            array = cls(tempfile.TemporaryFile(dir=folder, buffering=0), 0, 0, width, np.dtype(dtype))
-        step = max(1, BLOCK_BYTES // max(1, array.row_bytes))
-        for start in range(0, rows, step):
-            array.append(np.full((min(step, rows - start), *width), fill, array.dtype))
-        return array
+            return cls(tempfile.TemporaryFile(dir=folder, buffering=0), 0, 0, width, np.dtype(dtype))
 
     def __len__(self) -> int:
         return self._rows
@@ -125,18 +105,18 @@ class ArrayFile:
         for start in range(0, self._rows, step):
             yield start, self.read(slice(start, start + step))
 
-    def write(self, start: int, rows: np.ndarray) -> None:
-        """Replace the rows from ``start`` on by others of the same shape."""
-        self._put(self._offset + start * self.row_bytes, np.ascontiguousarray(rows, self.dtype).data)
-
     def append(self, rows: np.ndarray) -> None:
         """Add rows [n, ...] at the end."""
-        self.write(self._rows, rows)
+        content = np.ascontiguousarray(rows, self.dtype).reshape(-1).view(np.uint8).data
+        self._put(self._offset + self._rows * self.row_bytes, content)
         self._rows += len(rows)
 
     def close(self) -> None:
         """Complete the file that ``create`` made, and wait until it is on disk."""
-        self._put(0, npy_header(self.dtype, (self._rows, *self.width)))
+        header, shape = io.BytesIO(), (self._rows, *self.width)
+        described = {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(header, described)
+        self._put(0, header.getvalue())
         os.fsync(self._file.fileno())
         self._file.close()
 
@@ -149,7 +129,6 @@ class ArrayFile:
             place, bytes_of = place + done, bytes_of[done:]
 
     def _put(self, place: int, content: bytes | memoryview) -> None:
-        left = memoryview(content).cast("B") if len(content) else memoryview(b"")
-        while len(left):
-            done = os.pwrite(self._file.fileno(), left, place)
-            place, left = place + done, left[done:]
+        while len(content):
+            done = os.pwrite(self._file.fileno(), content, place)
+            place, content = place + done, content[done:]

@@ -113,9 +113,9 @@ class Vectors:
             self.size, self.dtype = self.manifest.origin.size, np.dtype(self.manifest.origin.dtype)
         else:
             (self.size,), self.dtype = self._open(0).width, self._open(0).dtype
-        for number in range(len(parts)):
+        for number, rows in enumerate(counts):
             part = self._open(number)
-            if (len(part), part.width, part.dtype) != (counts[number], (self.size,), self.dtype):
+            if (len(part), part.width, part.dtype) != (rows, (self.size,), self.dtype):
                 problem = f"not the part of the vectors that {MANIFEST} describes"
                 raise UserError(problem, path=self._files[number], cure="encode the text again")
 
