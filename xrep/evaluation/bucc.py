@@ -61,16 +61,15 @@ class Split:
     @property
     def pairs(self) -> Examples:
         """The gold pairs, with the files of both sides and the gold list."""
-        sides = self.source, self.target
-        columns = tuple(side.columns[0] for side in sides)
-        return Examples(
-            self.pair,
-            (self.source.languages[0], self.target.languages[0]),
-            tuple([column[row] for row in rows] for column, rows in zip(columns, self.gold.T, strict=True)),
-            self.gold,
-            (*self.source.files, *self.target.files),
-            self.name,
-        )
+        columns = tuple([side.columns[0][row] for row in rows] for side, rows in self.sides)
+        languages = (self.source.languages[0], self.target.languages[0])
+        files = (*self.source.files, *self.target.files)
+        return Examples(self.pair, languages, columns, self.gold, files, self.name)
+
+    @property
+    def sides(self) -> tuple[tuple[Examples, np.ndarray], tuple[Examples, np.ndarray]]:
+        """Each side, and the rows of it that are in a gold pair."""
+        return (self.source, self.gold[:, 0]), (self.target, self.gold[:, 1])
 
 
 class Bucc(Evaluation):
@@ -216,9 +215,7 @@ def read_split(gold: Path, merge: bool = True) -> Split:
     for file in files:
         if not file.is_file():
             raise UserError("no such file", path=file, cure=f"{gold.name} needs the texts of both languages beside it")
-    (source, sources), (target, targets) = (
-        _read_side(file, code) for file, code in zip(files, match.groups()[:2], strict=True)
-    )
+    (source, sources), (target, targets) = map(_read_side, files)
     pairs = dict[tuple[str, str], tuple[int, int]]()
     for number, (first, second) in _rows(gold, "id<TAB>id"):
         for name, ids, file in ((first, sources, files[0]), (second, targets, files[1])):
@@ -231,7 +228,7 @@ def read_split(gold: Path, merge: bool = True) -> Split:
     return Split(f"{match[1]}-{match[2]}", match[3], source, replace(target, files=(files[1], gold)), rows)
 
 
-def _read_side(file: Path, language: str) -> tuple[Examples, dict[str, int]]:
+def _read_side(file: Path) -> tuple[Examples, dict[str, int]]:
     """Return the distinct sentences of a file, and the row of each id; ids with equal sentences share a row."""
     distinct: dict[str, int] = {}
     rows: dict[str, int] = {}
@@ -239,9 +236,8 @@ def _read_side(file: Path, language: str) -> tuple[Examples, dict[str, int]]:
         if name in rows:
             raise UserError(f"the id {name!r} occurs twice", path=file, line=number, cure="keep one of the lines")
         rows[name] = distinct.setdefault(sentence, len(distinct))
-    return Examples(
-        file.name, (canonical(language),), (list(distinct),), np.bincount(list(rows.values())), (file,)
-    ), rows
+    language, counts = canonical(file.suffix[1:]), np.bincount(list(rows.values()))
+    return Examples(file.name, (language,), (list(distinct),), counts, (file,)), rows
 
 
 def _rows(file: Path, form: str) -> Iterable[tuple[int, tuple[str, str]]]:
@@ -265,7 +261,7 @@ def leave_out_overlap(split: Split, training_hashes: Path | None, drop: bool) ->
     if keep.all():
         return split, overlap
     sides, gold = [], []
-    for side, rows in zip((split.source, split.target), split.gold.T, strict=True):
+    for side, rows in split.sides:
         left = np.ones(len(side), dtype=bool)
         left[rows[~keep]] = False
         left[rows[keep]] = True  # these sentences are also in a gold pair that stays
@@ -277,17 +273,11 @@ def leave_out_overlap(split: Split, training_hashes: Path | None, drop: bool) ->
 def mine(encoder: Encoder, split: Split, config: Bucc.Config) -> tuple[Candidates, np.ndarray]:
     """Mine the candidate pairs of a split, best first, and return them with a mask of those that are gold, bool [P]."""
     check_neighbours(config.neighbours, len(split.source), len(split.target))
-    x, y = (
-        encoder.encode(side.columns[0], side.languages[0], show_progress=sys.stderr.isatty())
-        for side in (split.source, split.target)
-    )
-    if x.shape[1] != y.shape[1]:
-        cure = "name an encoder of both languages"
-        raise UserError(f"vectors of {x.shape[1]} and of {y.shape[1]} numbers", cure=cure)
+    sides, show = (split.source, split.target), sys.stderr.isatty()
+    x, y = (encoder.encode(side.columns[0], side.languages[0], show_progress=show) for side in sides)
     nearest = neighbours(x, y, config.neighbours, config.neighbours)
     pairs = choose(*nearest, config.margin, config.retrieval, one_to_one=config.one_to_one)
     if config.drop_repeated:
-        assert split.source.gold is not None and split.target.gold is not None
         pairs = pairs.take((split.source.gold[pairs.source] == 1) & (split.target.gold[pairs.target] == 1))
     gold = set(map(tuple, split.gold.tolist()))
     correct = [pair in gold for pair in zip(pairs.source.tolist(), pairs.target.tolist(), strict=True)]

@@ -6,6 +6,7 @@ import copy
 import functools
 import hashlib
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -114,13 +115,21 @@ def whitened(vectors: np.ndarray, count: int) -> np.ndarray:
         raise UserError(f"`whiten` {count}: {error}", cure=f"give a smaller number, at most {most}") from None
 
 
-class _Cut:
+class _Cut(ABC):
     """What ``Loaded`` and ``Precomputed`` have in common: their vectors can be cut to their first numbers."""
 
     path: str
     size: int
     truncate_dim: int | None = None
     """Number of the first numbers that are kept of each vector; None: all."""
+
+    @abstractmethod
+    def _encode(
+        self, sentences: Sequence[str], lang: str | None, normalize: bool, show_progress: bool
+    ) -> np.ndarray: ...
+
+    @abstractmethod
+    def _whole_fingerprint(self) -> str: ...
 
     def encode(
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
@@ -132,7 +141,7 @@ class _Cut:
         return normalize_rows(vectors) if normalize else vectors
 
     def fingerprint(self) -> str:
-        return self._fingerprint() + ("" if self.truncate_dim is None else f":{self.truncate_dim}")
+        return self._whole_fingerprint() + ("" if self.truncate_dim is None else f":{self.truncate_dim}")
 
     def cut(self, width: int) -> _Cut:
         """Return an encoder of the same vectors, cut to their first ``width`` numbers."""
@@ -150,7 +159,10 @@ class Loaded(_Cut):
         self.path, self.encoder, self.batch_tokens, self.cache = str(path), encoder, batch_tokens, cache
         self.training_hashes: Path | None = encoder.training_hashes
         self.languages, self.size = encoder.languages, encoder.output_size
-        self._fingerprint = functools.cache(encoder.fingerprint)
+        self._digest = functools.cache(encoder.fingerprint)
+
+    def _whole_fingerprint(self) -> str:
+        return self._digest()
 
     def _encode(self, sentences: Sequence[str], lang: str | None, normalize: bool, show_progress: bool) -> np.ndarray:
         options = {"batch_tokens": self.batch_tokens, "show_progress": show_progress}
@@ -158,7 +170,7 @@ class Loaded(_Cut):
             vectors = self.encoder.encode(sentences, lang, normalize=normalize, **options)
             return _finite(vectors, self.path, "take an earlier checkpoint")
         language, distinct = canonical(lang) if lang else "", list(dict.fromkeys(map(one_line, sentences)))
-        digest = hashlib.sha256(f"{self._fingerprint()} {language}".encode())
+        digest = hashlib.sha256(f"{self._digest()} {language}".encode())
         for sentence in distinct:
             digest.update(hashlib.sha256(sentence.encode()).digest())
 
@@ -236,7 +248,7 @@ class Precomputed(_Cut):
             problem = f"{len(self._rows)} lines, but {VECTORS} has {len(self._vectors)} rows"
             raise UserError(problem, path=path, cure="row i must be the vector of line i")
 
-    def _fingerprint(self) -> str:
+    def _whole_fingerprint(self) -> str:
         digests = (bytes.fromhex(sha256_of(self._folder / name)) for name in (VECTORS, SENTENCES))
         return hashlib.sha256(b"".join(digests)).hexdigest()
 

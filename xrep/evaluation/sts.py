@@ -181,7 +181,6 @@ def correlations_of(
 
 
 def _gold(subset: Examples) -> np.ndarray:
-    assert subset.gold is not None
     return subset.gold["score"]
 
 

@@ -33,7 +33,6 @@ _LAYOUTS = "a folder with STS12-en-test and its like, STSBenchmark, SICK or stsb
 
 def subsets_of(examples: Examples) -> list[Examples]:
     """Return the pairs of each subset of a data set."""
-    assert examples.gold is not None
     names = examples.gold["subset"]
     return [replace(examples.only(names == name), name=name) for name in dict.fromkeys(names.tolist())]
 

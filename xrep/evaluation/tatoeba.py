@@ -118,7 +118,8 @@ class Tatoeba(Evaluation):
     def score(self, model: Encoder, examples: Examples) -> Score:
         self._check_size(examples)
         sides = (model.encode(*side) for side in zip(examples.columns, examples.languages, strict=True))
-        right = answers(*(without_components(side, self.config.remove_components) for side in sides), self.config)
+        x, y = (without_components(side, self.config.remove_components) for side in sides)
+        right = answers(x, y, self.config)
         accuracy = accuracy_of(right)
         figures: dict[str, float] = dict(zip(DIRECTIONS, (*accuracy, accuracy.mean), strict=True))
         return Score(figures, lambda seed: _resamples(right, seed))
