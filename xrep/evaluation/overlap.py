@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -89,8 +88,3 @@ def find_overlap(
         problem = f"{overlap.found} of {count} examples of {name} were in the training text, too few are left"
         raise UserError(problem, cure="measure without `drop_overlap`")
     return ~known | (not drop), overlap
-
-
-def chosen(rows: np.ndarray, *columns: Sequence[str]) -> list[list[str]]:
-    """Return, for each column, the rows that the mask ``rows``, bool [N], selects."""
-    return [list(compress(column, rows)) for column in columns]
