@@ -34,8 +34,10 @@ from xrep_cli.common import console_script
 if TYPE_CHECKING:
     import numpy as np
 
-    from xrep.retrieval.neighbours import Neighbours
-    from xrep.retrieval.vectors import VectorFile
+    from xrep.retrieval.topk import TopK
+    from xrep.store.vectors import Vectors
+
+    Both = tuple[TopK, TopK]
 
 PRECISIONS = ("fast", "default")
 CLOSE = 1e-6
@@ -57,26 +59,28 @@ def drawn(rows: int, width: int, seed: int) -> np.ndarray:
     return normalize_rows(np.random.default_rng(seed).standard_normal((rows, width), dtype=np.float32))
 
 
-def faiss_both_ways(x: np.ndarray, y: np.ndarray, k: int) -> Neighbours:
+def faiss_both_ways(x: np.ndarray, y: np.ndarray, k: int) -> Both:
     import faiss
+    import torch
 
-    from xrep.retrieval.neighbours import Neighbours
+    from xrep.retrieval.topk import TopK
 
     found = []
     for queries, side in ((x, y), (y, x)):
         index = faiss.IndexFlatIP(side.shape[1])
         index.add(side)
         similarity, rows = index.search(queries, k)
-        found += [rows, similarity]
-    return Neighbours(*found)
+        found.append(TopK(torch.from_numpy(similarity), torch.from_numpy(rows)))
+    return found[0], found[1]
 
 
-def differing(x: np.ndarray, y: np.ndarray, ours: Neighbours, theirs: Neighbours) -> int:
+def differing(x: np.ndarray, y: np.ndarray, ours: Both, theirs: Both) -> int:
     """Return the number of neighbours that differ and are not equally near."""
     import numpy as np
 
     wrong = 0
-    for queries, side, mine, other in ((x, y, ours.xy, theirs.xy), (y, x, ours.yx, theirs.yx)):
+    for queries, side, *both in zip((x, y), (y, x), ours, theirs, strict=True):
+        mine, other = (found.index.numpy() for found in both)
         rows, places = np.nonzero(mine != other)
         pairs = (side[found[rows, places]].astype(np.float64) for found in (mine, other))
         exact = [np.einsum("nd,nd->n", queries[rows].astype(np.float64), found) for found in pairs]
@@ -95,9 +99,9 @@ def exact(options: argparse.Namespace, size: int, precision: str) -> dict[str, A
     else:
         x, y = drawn(size, options.width, 0), drawn(size, options.width, 1)
 
-    def ours(rows: int) -> Neighbours:
+    def ours(rows: int) -> Both:
         with default_float32_products() if precision == "default" else nullcontext():
-            return neighbours(x[:rows], y[:rows], k)
+            return neighbours(x[:rows], y[:rows], k, k)
 
     contestants = {"ours": ours, "faiss": lambda rows: faiss_both_ways(x[:rows], y[:rows], k)}
     progress(f"{size:,} x {x.shape[1]}, {precision}")
@@ -118,10 +122,10 @@ def exact(options: argparse.Namespace, size: int, precision: str) -> dict[str, A
     }
 
 
-def opened(paths: Sequence[str], rows: int) -> list[VectorFile]:
-    from xrep.retrieval.vectors import VectorFile
+def opened(paths: Sequence[str], rows: int) -> list[Vectors]:
+    from xrep.store.vectors import Vectors
 
-    files = [VectorFile(path) for path in paths]
+    files = [Vectors(path) for path in paths]
     if (fewest := min(len(file) for file in files)) < rows:
         raise UserError(f"--vectors have {fewest} rows, fewer than {rows}", cure="give smaller sizes")
     return files
@@ -131,32 +135,29 @@ def inverted(options: argparse.Namespace, size: int, folder: Path) -> list[dict[
     """Return time and recall of each index beside the exact search, on rows of ``--vectors`` or on planted pairs."""
     import numpy as np
 
-    from xrep.retrieval.ivf import search_ivf
-    from xrep.retrieval.search import SearchState, Side, search_flat
-    from xrep.retrieval.vectors import VectorFile
+    from xrep.inference.nearest import Side, found_in, search_flat, search_index
+    from xrep.store.vectors import Vectors
 
-    if options.vectors:
-        sides = [Side(file, np.arange(size)) for file in opened(options.vectors, size)]
-    else:
-        sides = [Side(VectorFile(path), np.arange(size)) for path in planted(folder, size, options.width)]
+    files = opened(options.vectors, size) if options.vectors else map(Vectors, planted(folder, size, options.width))
+    sides = [Side(file, None, 0, size) for file in files]
     k, results = options.neighbours, []
 
-    def search(name: str, function: Callable[..., None], **how: Any) -> tuple[float, Neighbours]:
-        state = SearchState.begin(folder / f"{name}.npz", size, size, k)
-        taken, _ = timed(lambda: function(*sides, state, **how))
-        (folder / f"{name}.npz").unlink()
-        return taken, state.nearest
+    def search(function: Callable[..., None], *how: Any) -> tuple[float, list[np.ndarray]]:
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            own = Path(name)
+            taken, _ = timed(lambda: function(*sides, k, k, own, *how))
+            return taken, [found_in([own], side, k).slice(0, size).index.numpy() for side in "xy"]
 
-    flat, true = search("flat", search_flat)
+    flat, true = search(search_flat)
     progress(f"{size:,}: exact {flat:.1f} s")
-    for quantized in (False, True):
+    for index in options.indexes:
         for probes in options.probes:
-            taken, found = search("ivf", search_ivf, probes=probes, quantized=quantized)
-            pairs = ((found.xy, true.xy), (found.yx, true.yx))
+            taken, found = search(search_index, index, probes)
+            pairs = list(zip(found, true, strict=True))
             hits = [np.mean([len(set(a) & set(b)) / k for a, b in zip(*pair, strict=True)]) for pair in pairs]
             first = [np.mean(mine[:, 0] == best[:, 0]) for mine, best in pairs]
             results.append(
-                {"size": size, "index": "ivf-pq" if quantized else "ivf", "probes": probes, "seconds": taken,
+                {"size": size, "index": index, "probes": probes, "seconds": taken,
                  "exact_seconds": flat, "recall": float(np.mean(hits)), "nearest": float(np.mean(first))}
             )  # fmt: skip
             progress(json.dumps(results[-1]))
@@ -218,10 +219,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--threads", type=int, help="threads of both (default: one for each core)")
     add("--ivf-sizes", type=numbers, default=[], metavar="N,N", help="sentences a side, inverted files")
     add("--probes", type=numbers, default=[16, 32, 64], metavar="N,N", help="cells searched")
+    add("--indexes", nargs="+", default=["ivf"], metavar="STRING", help="ivf, or strings of faiss's factory")
     add("--vectors", nargs=2, metavar="FILE.npy", help="take rows of these instead of random vectors")
     add("--memory-sizes", type=numbers, default=[], metavar="N,N", help="sentences a side of xrep-mine, float16")
     add("--memory-width", type=int, default=384, help="their width")
-    add("--memory-index", choices=("flat", "ivf", "ivf-pq"), default="flat", help="their index")
+    add("--memory-index", default="flat", metavar="STRING", help="their index")
     return parser
 
 

@@ -82,28 +82,32 @@ MINE = """
 options = ["--device", "cpu", "--output", "mined.tsv"]
 for side in ("source", "target"):
     draw = np.random.default_rng(0)
-    blocks = (draw.standard_normal((1000, 4)) for _ in range(count // 1000))
-    vectors.write_npy(Path("vectors.npy"), np.dtype("float16"), (4,), blocks)
+    vectors = arrays.ArrayFile.create(Path("vectors.npy"), np.float16, (4,))
+    for _ in range(count // 1000):
+        vectors.append(draw.standard_normal((1000, 4)).astype(np.float16))
+    vectors.close()
     options += [f"--{side}-vectors", "vectors.npy", f"--{side}", f"{count}.txt"]
 assert main([*options, *OPTIONS]) == 0
 """
-# A search would take minutes. The lists of 150,000 sentences would take 14 MB, and what chooses among them 20 MB.
+# A search would take minutes. The lists of 150,000 sentences would take 14 MB, and what chooses among them 20 MB, of
+# which the means and what is used, 6 to 13 bytes for each sentence, are in memory.
 INVENTED = """
 from pathlib import Path
 import torch
 from xrep.data import hash_runs
-from xrep.inference import mining
-from xrep.retrieval import mapped, margins, search, vectors
+from xrep.inference import mining, nearest
+from xrep.retrieval import margins
+from xrep.store import arrays
 from xrep_cli.mine import main
-hash_runs._RUN = search.MOST_ROWS = 20_000
-mining._BLOCK, margins._HELD = 2000, 1 << 15
-mapped._BLOCK_BYTES = vectors._SURVEY_BYTES = 1 << 17
+hash_runs._RUN = nearest.MOST_ROWS = 20_000
+mining._BLOCK, margins._SCORED, margins._SORTED = 2000, 1 << 15, 1 << 13
+arrays.BLOCK_BYTES = 1 << 17
 def invent(x, y, best_x, best_y, first_x, first_y, advance):
     for best, first in ((best_x, first_x), (best_y, first_y)):
         rows = torch.arange(first, first + len(best.index))[:, None]
         best.index[:] = (rows * 7919 + torch.arange(4) * 977) % (count // 2)
         best.similarity[:] = 0.9 - 0.1 * torch.arange(4) + rows % 1009 * 1e-5
-search.search_block = invent
+nearest.search_tile = invent
 """
 # 80,000 vectors are 164 MB in 32 bits, 123 MB more than 20,000.
 INDEX = """

@@ -151,7 +151,7 @@ def mine(
     Empty lines are left out, and of equal lines only the first is used. For a side without a text, line numbers (from
     1) are written. Texts, vectors and neighbours are in files: some have no names and vanish with this process; others
     are kept in ``{output}.work`` until the pairs are written, and a second call with the same arguments continues from
-    there and gives the same output. Memory holds less than 20 bytes for each sentence.
+    there and gives the same output. Memory holds about 10 bytes for each sentence.
 
     Args:
         encoder: Encoder for the sides that have no vectors.

@@ -74,6 +74,7 @@ def make_index(name: str, size: int, rows: int = 1 << 20) -> tuple[Any, faiss.In
         raise UserError(f"`index` {name}: no index of vectors of {size} numbers", cure=cure) from None
     lists = faiss.try_extract_index_ivf(index)
     if lists is not None:
+        lists = faiss.downcast_index(lists)
         lists.cp.seed, lists.cp.min_points_per_centroid, lists.cp.spherical = 1234, 1, False
         if isinstance(lists, faiss.IndexIVFScalarQuantizer):
             lists.by_residual = False  # as exact, and faster

@@ -229,7 +229,7 @@ def _best(
 
 
 def _rows(run: ArrayFile) -> Iterator[list[float]]:
-    for _, rows in run.blocks(1 << 16):
+    for _, rows in run.blocks(1 << 13):
         yield from rows.tolist()
 
 
