@@ -75,7 +75,7 @@ def make_index(name: str, size: int, rows: int = 1 << 20) -> tuple[Any, faiss.In
     lists = faiss.try_extract_index_ivf(index)
     if lists is not None:
         lists = faiss.downcast_index(lists)
-        lists.cp.seed, lists.cp.min_points_per_centroid, lists.cp.spherical = 1234, 1, False
+        lists.cp.seed, lists.cp.min_points_per_centroid = 1234, 1
         if isinstance(lists, faiss.IndexIVFScalarQuantizer):
             lists.by_residual = False  # as exact, and faster
     return index, lists
