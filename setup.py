@@ -44,8 +44,7 @@ setup(
         "xrep": [
             "py.typed",
             "recipes/*.yaml",
-            "report/page.css",
-            "report/page.js",
+            "report/page.html",
             "text/languages.tsv",
             "text/resources.json",
         ],
@@ -65,6 +64,7 @@ setup(
         "protobuf>=4.25",  # tensorboard brings it
         "tqdm>=4.65",
         "huggingface_hub>=0.24",  # tokenizers brings it
+        "jinja2>=3.1",  # torch brings it
     ],
     extras_require={
         "plot": PLOT,

@@ -290,7 +290,7 @@ export ... --path nmt --format onnx          | model, which onnx does not have
 report absent --output page.html             | absent: no such directory; name the directory of a run
 report dir --output page.html                | dir: holds no run; name the directory of a run
 report done ...                              | a run is named twice
-report ... --results broken.yaml             | broken.yaml: not JSON
+report ... --results broken.yaml             | broken.yaml: not a result
 report ... --results absent.json             | absent.json: no such file; name what xrep-eval --json wrote
 report ... --results done/summary.json       | summary.json: not a result
 report ... --output done/metrics.jsonl       | --output is the same file as a file of RUN

@@ -17,7 +17,8 @@ Write a page about a run, or about what differs between runs: a single HTML file
 
 It has the options that differ, the curves of loss and validation, tables of the evaluations with 95% bootstrap
 intervals, pictures of alignment and uniformity and of sentences, the data, the overlap with the training text, and
-versions. The evaluations are those in the directories of the runs: write them with xrep-eval --json run1/NAME.json."""
+versions. The evaluations are those in the directories of the runs: write them with xrep-eval --json run1/NAME.json.
+Records that are damaged are left out and named, on the page and on stderr. Its pictures need the extra 'plot'."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,6 +34,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _main(options: argparse.Namespace) -> None:
+    from xrep.evaluation.plots import check_matplotlib
+
+    check_matplotlib()
     from xrep.report.page import render
     from xrep.report.runs import read_results, read_runs
 
@@ -40,6 +44,8 @@ def _main(options: argparse.Namespace) -> None:
     inside = [str(path) for run in runs for path in run.path.iterdir() if path.is_file() and path.suffix != ".html"]
     check_outputs({"--output": options.output}, {"--results": options.results, "a file of RUN": inside})
     results, failed = read_results(runs, options.results), []
+    for line in (line for run in runs for line in run.damaged):
+        print(f"warning: {line}", file=sys.stderr)
     if options.data is not None:
         from xrep.report.measuring import measure
 

@@ -58,7 +58,7 @@ def test_every_step_is_in_one_record(data_directory: Path, tmp_path: Path) -> No
         mean = sum(each[number] for number in range(before + 1, step + 1)) / (step - before)
         assert found[step] == pytest.approx(mean)
     (read,) = read_runs([str(run)])
-    assert [step for step, _ in read.curves["train"]["loss"]] == [5, 10, 13]
+    assert [step for step, _ in read.curves["training", "loss"]] == [5, 10, 13]
     assert json.loads((run / "summary.json").read_text())["best"]["step"] == 13
     train(compose_run(data_directory, run, max_steps=13, **STEADY))  # it is finished
     assert losses(run) == found

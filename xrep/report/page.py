@@ -1,297 +1,217 @@
 """The page of a report: one HTML file that needs nothing else, with a table or a picture for each thing to compare.
 
-The page loads nothing and runs only its own script, which its content security policy names by its hash. Texts from
-files are escaped where they are put in.
+This module says what is on the page, and the template ``page.html`` how it looks.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from jinja2 import Environment
+from markupsafe import Markup, escape
 
 from xrep import __version__
 from xrep.metrics.bootstrap import shown_difference
 from xrep.progress import duration
-from xrep.report.charts import interval_chart, line_chart, line_style, shown
-from xrep.report.pictures import pictures
-from xrep.report.runs import Run, is_number
+from xrep.report.pictures import Chart, Series, alignment_chart, chart, line_chart, number, scatter_chart, style
+from xrep.report.runs import Run
+from xrep.text.languages import name as language_name
 
-Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
+Records = Mapping[str, Mapping[str, Any]]
 _MAIN = ("loss", "accuracy")
 """Curves of training that are always shown; the others can be opened."""
 _UNIMPORTANT = ("checkpoint.save_dir",)
 """Options that differ between any two runs."""
+_INTERVALS = (
+    "In brackets: 95% bootstrap intervals over the examples of the test. They do not cover what another seed of "
+    "training would change. Differences: of what the report itself has measured, by a paired bootstrap, which draws "
+    "the same examples for both."
+)
 
 
-def render(runs: Sequence[Run], results: Results, failed: Sequence[str] = ()) -> str:
+class Block(NamedTuple):
+    """A part of a section of the page; one without rows, charts and note is not shown."""
+
+    heading: str = ""
+    header: Sequence[str] = ()
+    rows: Sequence[Sequence[Any]] = ()
+    """Rows of a table, whose first column has their names. A cell is a text, (text, smaller text) or a chart."""
+    kind: str = "numbers"
+    """Class of the table in the style of the page."""
+    note: str = ""
+    charts: Sequence[Chart] = ()
+    legend: Mapping[str, tuple[str, str]] = {}
+    """What colours mean: name -> variable of the page's style, kind of line."""
+    folded: bool = False
+    """Whether it is opened by a click on its heading."""
+
+
+def render(runs: Sequence[Run], results: Mapping[str, Records], failed: Sequence[str] = ()) -> str:
     """Return the page as HTML.
 
     Args:
         results: Results of evaluations, test -> model -> record (``read_results``).
         failed: Lines about what could not be measured.
     """
-    models = list(dict.fromkeys([*(run.name for run in runs), *(name for own in results.values() for name in own)]))
+    names = [run.name for run in runs]
+    models = dict.fromkeys([*names, *(name for records in results.values() for name in records)])
     numbers = {name: i for i, name in enumerate(models)}
-    title = f"Report of {runs[0].name}" if len(runs) == 1 else f"Comparison of {len(runs)} runs"
+    measured = [block for test, records in results.items() for block in _evaluation(test, records, numbers)]
+    measured = [Block(note=_INTERVALS), *measured] if measured else []
+    launches = [_launch(run.name, launch) for run in runs for launch in run.launches]
     sections = {
-        "Runs": _runs(runs),
+        "Runs": [
+            Block(
+                "", ["run", "objective", "steps", "examples", "time", "best validation", "state"], [*map(_run, runs)]
+            ),
+            *(Block(note=line) for run in runs for line in run.damaged),
+        ],
         "Options": _options(runs),
         "Curves": _curves(runs, numbers),
-        "Evaluations": _evaluations(results, numbers, failed),
-        "Pictures": pictures(results, numbers),
+        "Evaluations": [*measured, *(Block(note=f"Not measured: {line}") for line in failed)],
+        "Pictures": _pictures(results, numbers),
         "Data": _data(runs),
-        "Overlap with the training text": _overlap(results, models),
-        "Launches": _launches(runs),
+        "Overlap with the training text": _overlap(results, [*models]),
+        "Launches": [Block("", ["run", "steps", "began", "host", "device", "end", "command"], launches, "launches")],
         "Versions": _versions(runs, results),
     }
-    body = "".join(f"<section><h2>{name}</h2>{text}</section>" for name, text in sections.items() if text)
-    style, script = ((Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'"
-    chips = "".join(
-        f'<li><svg viewBox="0 0 26 10"><line x1="1" x2="25" y1="5" y2="5" stroke-width="3" {line_style(i)}/></svg>'
-        f"{escape(name)}</li>"
-        for name, i in numbers.items()
-    )
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>\n{style}</style></head>\n<body><main><h1>{escape(title)}</h1>"
-        f'<ul class="legend runs">{chips}</ul>\n{body}\n</main><div id="tip" role="status"></div>'
-        f"<script>{script}</script></body></html>\n"
-    )
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "", numeric: bool = True) -> str:
-    """Return a table of cells that are HTML already; the first column has the names of the rows."""
-    side = ' class="number"' if numeric else ""
-    head = "".join(f"<th{side if i else ''}>{cell}</th>" for i, cell in enumerate(header))
-    body = "".join(f"<tr><th>{row[0]}</th>{''.join(f'<td{side}>{cell}</td>' for cell in row[1:])}</tr>" for row in rows)
-    return f'<div class="table {kind}"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _breakable(text: str) -> str:
-    """Return escaped text with places where a long word may be broken."""
-    return re.sub(r"([._/])", r"\1<wbr>", text)
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["breakable"] = lambda text: Markup(re.sub(r"([._/])", r"\1<wbr>", str(escape(text))))
+    template = environment.from_string((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
+    title = f"Report of {names[0]}" if len(runs) == 1 else f"Comparison of {len(runs)} runs"
+    shown = {name: [own for own in blocks if own.rows or own.charts or own.note] for name, blocks in sections.items()}
+    return template.render(title=title, sections=shown, models={name: style(i) for name, i in numbers.items()})
 
 
 def _text(value: Any) -> str:
-    """Return a value of an option as escaped text."""
-    return escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _runs(runs: Sequence[Run]) -> str:
-    rows = []
-    for run in runs:
-        summary, best = run.summary, run.summary.get("best")
-        best = best if isinstance(best, dict) and is_number(best.get("value")) else None
-        steps = [step for own in run.curves.values() for curve in own.values() for step, _ in curve]
-        seconds, examples = summary.get("train_seconds"), summary.get("examples")
-        rows.append([
-            f"{escape(run.name)}<br><span class=\"faint\">{escape(str(run.path))}</span>",
-            _text(run.options.get("criterion.name", "several")),
-            str(summary["steps"]) if is_number(summary.get("steps")) else f"{max(steps, default=0):.0f}",
-            f"{examples:,}" if is_number(examples) else "",
-            escape(duration(seconds)) if is_number(seconds) else "",
-            f"{_text(best.get('metric'))} {shown(best['value'])}{_at_step(best)}" if best else "",
-            "finished" if summary else "not finished",
-        ])  # fmt: skip
-    return table(["run", "objective", "steps", "examples", "time", "best validation", "state"], rows)
+def _run(run: Run) -> list[Any]:
+    row, steps = [(run.name, str(run.path)), run.objective], [curve[-1][0] for curve in run.curves.values()]
+    if not run.summary:
+        return [*row, str(max(steps, default=0)), "", "", "", "not finished"]
+    count, examples, seconds, best = run.summary.values()
+    shown = "" if best["value"] is None else (f"{best['metric']} {number(best['value'])}", f"step {best['step']}")
+    return [*row, str(count), f"{examples:,}", duration(seconds), shown, "finished"]
 
 
-def _at_step(best: Mapping[str, Any]) -> str:
-    return f"<small>step {best['step']}</small>" if is_number(best.get("step")) else ""
+def _launch(name: str, launch: Mapping[str, Any]) -> list[str]:
+    facts = [_text(launch.get(key) or "?") for key in ("time", "host", "device", "how", "command")]
+    return [name, f"{launch['step']} to {launch.get('until', '?')}", *facts]
 
 
-def _options(runs: Sequence[Run]) -> str:
-    keys = list(dict.fromkeys(key for run in runs for key in run.options if key not in _UNIMPORTANT))
-    values = {key: [run.options.get(key, "") for run in runs] for key in keys}
-    rows = {key: [_breakable(escape(key)), *(_breakable(_text(value)) for value in own)] for key, own in values.items()}
-    if len(runs) == 1:
-        differing, told = [key for key in keys if key in runs[0].changed], "Options that are not at their defaults."
-    else:
-        differing = [key for key in keys if _differs(key, runs)]
-        told = "Options that differ between the runs." if differing else "The runs have the same options."
-    header = ["option", *(escape(run.name) for run in runs)]
-    shown_rows = [rows[key] for key in differing]
-    return (
-        f'<p class="faint">{told}</p>'
-        + (table(header, shown_rows, kind="code", numeric=False) if shown_rows else "")
-        + f"<details><summary>All {len(keys)} options</summary>"
-        + table(header, rows.values(), kind="code", numeric=False)
-        + "</details>"
-    )
+def _options(runs: Sequence[Run]) -> list[Block]:
+    header = ["option", *(run.name for run in runs)]
+    keys = [key for key in dict.fromkeys(key for run in runs for key in run.options) if key not in _UNIMPORTANT]
+    rows = {key: [key, *(_text(run.options.get(key, "")) for run in runs)] for key in keys}
+    differing = [row for key, row in rows.items() if _differs(key, runs)]
+    told = "differ between the runs" if len(runs) > 1 else "are not at their defaults"
+    return [
+        Block("", header, differing, "code", f"{'Options that' if differing else 'No options'} {told}."),
+        Block(f"All {len(rows)} options", header, [*rows.values()], "code", folded=True),
+    ]
 
 
 def _differs(key: str, runs: Sequence[Run]) -> bool:
-    """Return whether runs that have an option differ in it, or some run has it and has changed it. The defaults of a
-    part that the other runs do not have are no difference of their own."""
+    """Return whether runs that have an option differ in it, or some run alone has it and has changed it. The defaults
+    of a part that the other runs do not have are no difference of their own."""
     values = [run.options[key] for run in runs if key in run.options]
-    changed = len(values) < len(runs) and any(key in run.changed for run in runs)
-    return changed or any(value != values[0] for value in values)
+    is_common = len(values) == len(runs) > 1
+    return any(value != values[0] for value in values) or (not is_common and any(key in run.changed for run in runs))
 
 
-def _curves(runs: Sequence[Run], numbers: Mapping[str, int]) -> str:
-    drawn: dict[bool, list[str]] = {True: [], False: []}
-    for kind in ("train", "valid"):
-        names = list(dict.fromkeys(name for run in runs for name in run.curves.get(kind, {})))
-        quoted = [best.get("metric") for run in runs if isinstance(best := run.summary.get("best"), dict)]
-        for name in names:
-            curves = {run.name: run.curves[kind][name] for run in runs if name in run.curves.get(kind, {})}
-            is_main = name in _MAIN or (kind == "valid" and (name in quoted or len(names) <= 3))
-            title = f"{'training' if kind == 'train' else 'validation'}: {name.replace('_', ' ')}"
-            drawn[is_main].append(line_chart(title, curves, numbers))
-    if not drawn[True] and not drawn[False]:
-        return '<p class="faint">No record of training yet.</p>'
-    more = f'<details><summary>{len(drawn[False])} more curves</summary><div class="charts">{"".join(drawn[False])}'
-    return f'<div class="charts">{"".join(drawn[True])}</div>' + (f"{more}</div></details>" if drawn[False] else "")
+def _curves(runs: Sequence[Run], numbers: Mapping[str, int]) -> list[Block]:
+    """Return the curves that are always shown, a table of values that were recorded once, and the other curves. The
+    losses of different objectives cannot be compared, so each objective has a chart of its own."""
+    main, more, once = list[Chart](), list[Chart](), dict[str, dict[str, tuple[str, str]]]()
+    for kind, name in sorted({key: None for run in runs for key in run.curves}, key=lambda key: key[0]):
+        title, groups = f"{kind}: {name.replace('_', ' ')}", dict[str, dict[str, Any]]()
+        for run in runs:
+            curve = run.curves.get((kind, name), [])
+            if len(curve) == 1:
+                once.setdefault(title, {})[run.name] = (number(curve[0][1]), f"step {curve[0][0]}")
+            elif curve:
+                groups.setdefault(run.objective if "loss" in name else "", {})[run.name] = curve
+        for objective, curves in groups.items():
+            whole = f"{title} of {objective}" if len(groups) > 1 else title
+            (main if kind == "validation" or name in _MAIN else more).append(line_chart(whole, curves, numbers))
+    rows = [[title, *(own.get(run.name, "") for run in runs)] for title, own in once.items()]
+    return [
+        Block(charts=main, note="" if main or rows else "No record of training yet."),
+        Block("", ["recorded once", *(run.name for run in runs)], rows, "once"),
+        Block(f"{len(more)} more curves", charts=more, folded=True),
+    ]
 
 
-def _evaluations(results: Results, numbers: Mapping[str, int], failed: Sequence[str]) -> str:
-    texts = []
-    for test, records in results.items():
-        figures = list(dict.fromkeys(figure for record in records.values() for figure in record["headline"]))
-        rows, differing = [], {name: own for name, record in records.items() if (own := record.get("differences"))}
-        for figure in figures:
-            own = {name: _figure(record, figure) for name, record in records.items()}
-            known = [(*found, numbers[name], f"{name}: {_plain(*found)}") for name, found in own.items() if found]
-            if known:
-                cells = [_cell(*found) if found else "" for found in own.values()]
-                cells += [
-                    shown_difference(found) if (found := paired.get(figure)) else "" for paired in differing.values()
-                ]
-                rows.append([escape(figure), *cells, *([interval_chart(known)] if len(records) > 1 else [])])
-        if rows:
-            header = ["figure", *map(escape, records)]
-            header += [f"{escape(name)} − {escape(next(iter(records)))}" for name in differing]
-            header += [""] if len(records) > 1 else []
-            texts.append(f"<h3>{escape(test)}</h3>{table(header, rows)}{_by_language(records)}")
-    lines = "".join(f"<p>Not measured: {escape(line)}</p>" for line in failed)
-    note = (
-        '<p class="faint">In brackets: 95% bootstrap intervals over the examples of the test. They do not cover what '
-        "another seed of training would change. Differences: of what the report itself has measured, by a paired "
-        "bootstrap, which draws the same examples for both.</p>"
-    )
-    return (note if any("<small>" in text for text in texts) else "") + "".join(texts) + lines
+def _evaluation(test: str, records: Records, numbers: Mapping[str, int]) -> Iterator[Block]:
+    """Yield the figures by which a test is quoted, and all figures of its tables, such as languages."""
+    several, details, rows = len(records) > 1, dict[str, dict[str, str]](), []
+    paired = {name: own["differences"] for name, own in records.items() if own.get("differences")}
+    for figure in dict.fromkeys(figure for record in records.values() for figure in record["headline"]):
+        row, series = [figure], list[Series]()
+        for name, record in records.items():
+            value, span = record["headline"].get(figure), record["intervals"].get(figure, ())
+            bounds = f"[{span[0]:.2f}, {span[1]:.2f}]" if span else ""
+            row.append("" if value is None else (f"{value:.2f}", bounds))
+            if value is not None:
+                place, line = (value, -len(series)), [(end, -len(series)) for end in span]
+                series.append(Series(numbers[name], [place], [f"{name}: {value:.2f} {bounds}"], line))
+        row += [shown_difference(own[figure]) if figure in own else "" for own in paired.values()]
+        rows.append([*row, chart("", series, rows=True)] if several else row)
+    for model, record in records.items():
+        for name, values in record["values"].get("tables", {}).items():
+            for figure in (figure for figure, value in values.items() if isinstance(value, float)):
+                details.setdefault(f"{name}: {figure}", {})[model] = f"{values[figure]:.2f}"
+    yield Block(test, ["figure", *records, *(f"{own} − {[*records][0]}" for own in paired), *[""] * several], rows)
+    own = [[name, *(cells.get(model, "") for model in records)] for name, cells in details.items()]
+    yield Block(f"All {len(own)} figures", ["", *records], own, folded=True)
 
 
-def _figure(record: Mapping[str, Any], figure: str) -> tuple[float, tuple[float, float] | None] | None:
-    value, span = record["headline"].get(figure), record["intervals"].get(figure)
-    if not is_number(value):
-        return None
-    return value, (span[0], span[1]) if isinstance(span, list) and len(span) == 2 and all(
-        map(is_number, span)
-    ) else None
+def _pictures(results: Mapping[str, Records], numbers: Mapping[str, int]) -> list[Block]:
+    sentences, alignments, languages = [], [], dict[str, int]()
+    for records in results.values():
+        scattered = [(name, own["values"]) for name, own in records.items() if own["test"] == "scatter"]
+        sentences += [scatter_chart(name, values, languages) for name, values in scattered]
+        measured = {name: own for name, own in records.items() if own["test"] == "alignment"}
+        alignments += [alignment_chart(measured, numbers)] if measured else []
+    legend = {language_name(code): (style(i)[0], "dot") for code, i in languages.items()}
+    return [Block(charts=sentences, legend=legend), Block(charts=alignments)]
 
 
-def _plain(value: float, span: tuple[float, float] | None) -> str:
-    return f"{value:.2f}" + (f" [{span[0]:.2f}, {span[1]:.2f}]" if span else "")
-
-
-def _cell(value: float, span: tuple[float, float] | None) -> str:
-    return f"{value:.2f}" + (f"<small>[{span[0]:.2f}, {span[1]:.2f}]</small>" if span else "")
-
-
-def _by_language(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the figure of each language, or of each pair or subset, of a test that gives them; else nothing."""
-    columns = {name: _languages(record["values"]) for name, record in records.items()}
-    languages = list(dict.fromkeys(language for own in columns.values() for language in own))
-    if len(languages) < 2:
-        return ""
-    rows = [[escape(code), *(f"{own[code]:.2f}" if code in own else "" for own in columns.values())]
-            for code in languages]  # fmt: skip
-    return f"<details><summary>{len(rows)} languages</summary>{table(['', *map(escape, columns)], rows)}</details>"
-
-
-def _languages(values: Mapping[str, Any]) -> dict[str, float]:
-    nested = values.get("languages")
-    quoted = ("mean", str(values.get("metric")), "accuracy", "f1")
-    found = {}
-    for name, own in (nested if isinstance(nested, dict) else values).items():
-        value = next((own[key] for key in quoted if key in own), None) if isinstance(own, dict) else None
-        if is_number(value):
-            found[name] = value
-    return found
-
-
-def _data(runs: Sequence[Run]) -> str:
-    """Return a table of the pairs and subwords of each split for each different data set."""
-    texts: dict[str, list[str]] = {}
+def _data(runs: Sequence[Run]) -> list[Block]:
+    """Return for each different data set which runs have it, a table of its splits, and what cleaning counted."""
+    found = dict[tuple[Any, str], list[str]]()
     for run in runs:
         for part, facts in run.data.items():
-            texts.setdefault(_statistics(facts), []).append(f"{run.name} {part}".strip())
-    drawn = [f"<h3>{escape(', '.join(names))}</h3>{text}" for text, names in texts.items() if text]
-    return "".join(drawn)
+            found.setdefault(facts, []).append(f"{run.name} {part}".strip())
+    header = ["split", "rows", "subwords", "mean length"]
+    return [Block(", ".join(names), header, rows, note=note) for (rows, note), names in found.items()]
 
 
-def _statistics(facts: Any) -> str:
-    if not isinstance(facts, dict) or not isinstance(facts.get("splits"), dict):
-        return ""
-    rows = []
-    for split, corpora in facts["splits"].items():
-        for corpus in corpora if isinstance(corpora, list) else []:
-            tokens = corpus.get("tokens") if isinstance(corpus, dict) else None
-            if isinstance(tokens, dict) and is_number(corpus.get("rows")) and all(map(is_number, tokens.values())):
-                sides = [f"{escape(name)} {shown(count)}" for name, count in tokens.items()]
-                mean = sum(tokens.values()) / max(1, corpus["rows"] * len(tokens))
-                counts = [f"{corpus['rows']:,}", ", ".join(sides), f"{mean:.1f}"]
-                rows.append([f"{escape(split)} {escape('-'.join(tokens))}", *counts])
-    cleaning = facts.get("cleaning")
-    counted = [own for own in cleaning.values() if isinstance(own, dict)] if isinstance(cleaning, dict) else []
-    steps = list(dict.fromkeys(step for own in counted for step, count in own.items() if is_number(count) and count))
-    sums = {step: sum(own[step] for own in counted if is_number(own.get(step))) for step in steps}
-    line = ", ".join(f"{count:,} {escape(step)}" for step, count in sums.items())
-    body = table(["split", "rows", "subwords", "mean length"], rows) if rows else ""
-    return body + (f'<p class="faint">Cleaning, all files together: {line}.</p>' if line else "")
-
-
-def _overlap(results: Results, models: Sequence[str]) -> str:
+def _overlap(results: Mapping[str, Records], models: Sequence[str]) -> list[Block]:
     rows = []
     for test, records in results.items():
-        cells = [_overlap_cell(records[name]["overlap"]) if name in records else "" for name in models]
-        if any(cells):
-            rows.append([escape(test), *cells])
-    note = '<p class="faint">Test examples with a sentence that is also in the training text.</p>'
-    return note + table(["test", *map(escape, models)], rows) if rows else ""
+        overlaps = {name: own["overlap"] for name, own in records.items() if own["overlap"]}
+        rows += [[test, *(_counted(overlaps[name]) if name in overlaps else "" for name in models)]] if overlaps else []
+    note = "Test examples with a sentence that is also in the training text." if rows else ""
+    return [Block("", ["test", *models], rows, note=note)]
 
 
-def _overlap_cell(overlap: Mapping[str, Any]) -> str:
-    if not is_number(overlap.get("total")):
-        return ""
-    found = overlap.get("found")
-    counted = f"{found:,} of {overlap['total']:,}" if is_number(found) else "unknown"
-    return counted + ("<small>left out</small>" if overlap.get("dropped") else "")
+def _counted(overlap: Mapping[str, Any]) -> tuple[str, str]:
+    counted = "unknown" if overlap["found"] is None else f"{overlap['found']:,} of {overlap['total']:,}"
+    return counted, "left out" if overlap["dropped"] else ""
 
 
-def _launches(runs: Sequence[Run]) -> str:
-    rows = []
-    for run in runs:
-        for launch in run.launches:
-            steps = f"{_known(launch, 'step')} to {_known(launch, 'until')}"
-            facts = [_known(launch, key) for key in ("time", "host", "device", "how", "command")]
-            rows.append([escape(run.name), steps, *map(_breakable, facts)])
-    header = ["run", "steps", "began", "host", "device", "end", "command"]
-    return table(header, rows, kind="launches", numeric=False) if rows else ""
-
-
-def _known(values: Mapping[str, Any], key: str) -> str:
-    return _text(values[key]) if values.get(key) is not None else "?"
-
-
-def _versions(runs: Sequence[Run], results: Results) -> str:
+def _versions(runs: Sequence[Run], results: Mapping[str, Records]) -> list[Block]:
     """Return the versions at the last launch of each run, and those of the evaluations."""
-    last = {run.name: run.launches[-1].get("versions") for run in runs if run.launches}
-    found = {name: versions for name, versions in last.items() if isinstance(versions, dict)}
-    packages = list(dict.fromkeys(package for versions in found.values() for package in versions))
-    rows = [[escape(package), *(_text(own.get(package, "")) for own in found.values())] for package in packages]
-    text = table(["", *map(escape, found)], rows, numeric=False) if rows else ""
-    measured = {_text(own.get("version", "?")) for records in results.values() for own in records.values()}
-    by = f" The evaluations are of xrep {', '.join(sorted(measured))}." if measured else ""
-    return f'{text}<p class="faint">This page is of xrep {__version__}.{by}</p>'
+    found = {run.name: run.launches[-1]["versions"] for run in runs if run.launches}
+    packages = dict.fromkeys(package for versions in found.values() for package in versions)
+    rows = [[package, *(own.get(package, "") for own in found.values())] for package in packages]
+    measured = sorted({own["version"] for records in results.values() for own in records.values()})
+    by = f" The evaluations are of xrep {', '.join(measured)}." if measured else ""
+    return [Block("", ["", *found], rows, "versions"), Block(note=f"This page is of xrep {__version__}.{by}")]

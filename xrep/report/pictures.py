@@ -1,87 +1,146 @@
-"""The pictures of a report: alignment and uniformity of all models together, and the projected sentences of each."""
+"""The pictures of a report, drawn by matplotlib as SVG: the page gives them their colours, and the same input gives the
+same bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from html import escape
-from typing import Any
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from xrep.report.charts import COLOURS, point_chart
-from xrep.report.runs import is_number
+from markupsafe import Markup
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from xrep.report.runs import Curve
 from xrep.text.languages import name as language_name
 
+COLOURS, DASHES = 8, ("solid", "dashed", "dotted")
+"""Number of colours that the page defines. Further series have the same colours with other dashes."""
+_FAINT, _GRID, _CARD = "#f00d10", "#f00d11", "#f00d12"
+"""Colours that stand for those of the page's style, as #f00d00, #f00d01, ... do for those of series."""
+_OF_PAGE = {f"#f00d{i:02x}": f"series-{i}" for i in range(COLOURS)} | {_FAINT: "faint", _GRID: "grid", _CARD: "card"}
+_STYLE = {
+    "axes.labelcolor": _FAINT, "figure.dpi": 72, "font.size": 11, "font.sans-serif": ["DejaVu Sans"],
+    "grid.color": _GRID, "lines.linewidth": 1.8, "lines.markersize": 7, "path.simplify": False, "svg.fonttype": "none",
+    "xtick.color": _FAINT, "ytick.color": _FAINT,
+}  # fmt: skip
 
-def pictures(results: Mapping[str, Mapping[str, Mapping[str, Any]]], numbers: Mapping[str, int]) -> str:
-    """Return the pictures of the records of ``xrep-eval alignment`` and ``xrep-eval scatter``; empty if there are none.
+
+class Chart(NamedTuple):
+    """A chart, and what is shown under the pointer: places in pixels and texts of each series, as JSON."""
+
+    title: str
+    svg: Markup
+    series: str
+    is_curves: bool
+    """Whether the pointer shows the nearest value of each series; else it shows the nearest point."""
+
+
+class Series(NamedTuple):
+    """Points (x, y) with a text for each, and a line (x, y), in the colour of a number."""
+
+    number: int
+    points: Sequence[tuple[float, float]]
+    texts: Sequence[str]
+    line: Sequence[tuple[float, float]] = ()
+
+
+def style(number: int) -> tuple[str, str]:
+    """Return the colour of a series, a variable of the page, and the kind of its line."""
+    return f"series-{number % COLOURS}", DASHES[number // COLOURS % len(DASHES)]
+
+
+def number(value: float) -> str:
+    """Return a number with five significant digits, and those above 10,000 in full."""
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.5g}"
+
+
+def line_chart(title: str, curves: Mapping[str, Curve], numbers: Mapping[str, int]) -> Chart:
+    """Return curves of values over steps. ``numbers`` gives each name its colour."""
+    texts = {name: [f"{name}, step {step}: {number(value)}" for step, value in curve] for name, curve in curves.items()}
+    series = [Series(numbers[name], curve, texts[name], curve) for name, curve in curves.items()]
+    return chart(title, series, labels=("step", ""), is_curves=True)
+
+
+def alignment_chart(records: Mapping[str, Mapping[str, Any]], numbers: Mapping[str, int]) -> Chart:
+    """Return alignment and uniformity of all models, of runs those of every checkpoint."""
+    series, pairs = [], ""
+    for name, values in ((name, record["values"]) for name, record in records.items()):
+        pairs, points, texts = values["pairs"], [], []
+        for own in values.get("checkpoints", [values]):
+            step = f", step {own['step']}" if "step" in own else ""
+            points.append((own["uniformity"], own["alignment"]))
+            texts.append(f"{name}{step}\nalignment {own['alignment']:.4f}\nuniformity {own['uniformity']:.4f}")
+        series.append(Series(numbers[name], points, texts, points))
+    title = f"alignment and uniformity on {pairs} (lower is better)"
+    return chart(title, series, labels=("uniformity", "alignment"))
+
+
+def scatter_chart(name: str, values: Mapping[str, Any], languages: dict[str, int]) -> Chart:
+    """Return the sentences of a record, with lines between translations, and add its languages with their numbers."""
+    sentences = {str(i): row for i, row in enumerate(values["sentences"], start=1)}
+    places, series = dict[str, dict[str, tuple[float, float]]](), dict[str, Series]()
+    for point in values["points"]:
+        language, label = point["language"], str(point["label"])
+        own = series.setdefault(language, Series(languages.setdefault(language, len(languages)), [], []))
+        own.points.append((point["x"], point["y"]))
+        own.texts.append(f"{language_name(language)}: {sentences.get(label, {}).get(language, label)}")
+        if label in sentences:
+            places.setdefault(label, {})[language] = own.points[-1]
+    links = [(own.get("en", [*own.values()][0]), place) for own in places.values() for place in own.values()]
+    share = "" if values["explained"] is None else f", {100 * values['explained']:.0f}% of the variance"
+    return chart(f"{name}: sentences and their translations{share}", [*series.values()], links=links)
+
+
+def chart(
+    title: str,
+    series: Sequence[Series],
+    *,
+    labels: tuple[str, str] | None = None,
+    links: Sequence[Sequence[tuple[float, float]]] = (),
+    is_curves: bool = False,
+    rows: bool = False,
+) -> Chart:
+    """Return a chart of lines and points.
 
     Args:
-        results: Test -> model -> record.
-        numbers: The number, and so the colour, of each model.
+        labels: Names of the axes. None: the axes have no scale, and a unit is as long on both, unless there are rows.
+        links: Grey lines behind the points.
+        rows: Whether the chart is a small one, and the series are at y = 0, -1, -2, ...
     """
-    alignments, sentences, languages = [], [], dict[str, int]()
-    for records in results.values():
-        kind = next(iter(records.values()))["test"]
-        if kind == "alignment":
-            alignments.append(_alignment(records, numbers))
-        elif kind == "scatter":
-            sentences += [_scatter(name, record["values"], languages) for name, record in records.items()]
-    grids = [f'<div class="charts">{charts}</div>' for charts in map("".join, (sentences, alignments)) if charts]
-    return (_legend(languages) if languages else "") + "".join(grids)
-
-
-def _alignment(records: Mapping[str, Mapping[str, Any]], numbers: Mapping[str, int]) -> str:
-    points, lines, pairs = [], [], ""
-    for name, record in records.items():
-        values = record["values"]
-        measured = values.get("checkpoints")
-        line = []
-        for own in measured if isinstance(measured, list) else [values]:
-            x, y = (own.get(loss) if isinstance(own, dict) else None for loss in ("uniformity", "alignment"))
-            if is_number(x) and is_number(y):
-                step = f", step {own['step']}" if is_number(own.get("step")) else ""
-                points.append((x, y, numbers[name], f"{name}{step}\nalignment {y:.4f}\nuniformity {x:.4f}"))
-                line.append((x, y))
-        if len(line) > 1:
-            lines.append((line, numbers[name]))
-        pairs = str(values.get("pairs", pairs))
-    if not points:
-        return ""
-    labels, title = ("uniformity", "alignment"), f"alignment and uniformity on {pairs} (lower is better)"
-    return point_chart(title, points, [line for line, _ in lines], labels, [number for _, number in lines])
-
-
-def _scatter(name: str, values: Mapping[str, Any], languages: dict[str, int]) -> str:
-    """Return the chart of a record, and add its languages with their numbers."""
-    sentences, given = ([*own] if isinstance(own := values.get(key), list) else [] for key in ("sentences", "points"))
-    rows = {str(i): row for i, row in enumerate(sentences, start=1)}
-    places: dict[str, list[tuple[str, float, float]]] = {}
-    points = []
-    for point in given:
-        language, label, x, y = (point.get(key) if isinstance(point, dict) else None for key in
-                                 ("language", "label", "x", "y"))  # fmt: skip
-        if not (isinstance(language, str) and is_number(x) and is_number(y)):
-            continue
-        row = rows.get(str(label), {})
-        text = row.get(language, label) if isinstance(row, dict) else label
-        number = languages.setdefault(language, len(languages))
-        points.append((x, y, number, f"{language_name(language)}: {text}"))
-        if row:
-            places.setdefault(str(label), []).append((language, x, y))
-    if not points:
-        return ""
-    lines = []
-    for row in places.values():
-        hub = next((own for own in row if own[0] == "en"), row[0])
-        lines += [[hub[1:], own[1:]] for own in row if own is not hub]
-    share = values.get("explained")
-    kept = f", {100 * share:.0f}% of the variance" if is_number(share) else ""
-    return point_chart(f"{name}: sentences and their translations{kept}", points, lines)
-
-
-def _legend(languages: Mapping[str, int]) -> str:
-    items = "".join(
-        f'<li><svg viewBox="0 0 26 10"><circle cx="13" cy="5" r="4.5" style="fill:var(--series-{number % COLOURS})"/>'
-        f"</svg>{escape(language_name(code))}</li>"
-        for code, number in languages.items()
-    )
-    return f'<ul class="legend">{items}</ul>'
+    width, height = (140, 10 * len(series) + 2) if rows else (360, 220)  # pixels of a phone, where letters are readable
+    with rc_context({**_STYLE, "svg.hashsalt": title}):
+        figure = Figure(figsize=(width / 72, height / 72), layout="constrained" if labels else None)
+        axes = figure.add_subplot() if labels else figure.add_axes((0.02, 0, 0.96, 1))
+        for link in links:
+            axes.plot(*zip(*link, strict=True), color=_FAINT, linewidth=0.8, alpha=0.55)
+        for own in series:
+            colour, dashes = f"#f00d{own.number % COLOURS:02x}", DASHES[own.number // COLOURS % len(DASHES)]
+            axes.plot(*zip(*own.line or own.points, strict=True), color=colour, linestyle=dashes if own.line else "")
+            if not is_curves:
+                marker = {"linestyle": "", "marker": "o", "markeredgecolor": _CARD, "markeredgewidth": 0.8}
+                axes.plot(*zip(*own.points, strict=True), color=colour, clip_on=False, **marker)
+        axes.spines[:].set_visible(False)
+        if labels:
+            axes.set(xlabel=labels[0], ylabel=labels[1])
+            axes.grid(axis="y")
+            axes.tick_params(length=0)
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=is_curves and axis is axes.xaxis))
+                axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+        else:
+            axes.set_axis_off()
+            axes.set_ylim(0.6 - len(series), 0.6) if rows else axes.set_aspect("equal", adjustable="datalim")
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        pixels = [axes.transData.transform(own.points) for own in series]
+    svg = re.sub(r'^.*?(?=<svg)|<metadata>.*?</metadata>|(?<=<g) id="[^"]*"', "", file.getvalue(), flags=re.DOTALL)
+    svg = re.sub(r"#f00d\w\w", lambda match: f"var(--{_OF_PAGE[match[0]]})", svg)
+    places = [
+        [[round(float(x), 1), round(height - float(y), 1), text] for (x, y), text in zip(own, texts, strict=True)]
+        for own, (_, _, texts, _) in zip(pixels, series, strict=True)
+    ]
+    return Chart(title, Markup(svg), json.dumps(places, ensure_ascii=False), is_curves)

@@ -1,6 +1,7 @@
 """What the directory of a run and the results of evaluations hold, read for a report.
 
-Files may come from elsewhere: whatever is not of the expected form is left out or refused, and nothing is executed.
+We wrote these files ourselves, so what they hold is trusted. A damaged record, such as half a line or one without a key
+that the report needs, is left out and named.
 """
 
 from __future__ import annotations
@@ -8,11 +9,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeVar
 
 from xrep.config import compose
 from xrep.config.yaml_files import flat
@@ -26,34 +26,40 @@ MOST_POINTS = 300
 """Number of points of a curve; of a longer one, neighbouring records are averaged."""
 PARTS = ("task", "model", "criterion", "validation", "optimizer", "lr_scheduler")
 """Sections whose parts have options of their own."""
-_MAPPINGS = ("values", "headline", "intervals", "settings", "overlap")
-"""Mappings in the record of a result."""
+_KINDS = {"train": "training", "valid": "validation"}
+_RESULT = ("test", "model", "values", "headline", "intervals", "overlap", "version")
 Curve = list[tuple[float, float]]
+Parsed = TypeVar("Parsed")
 
 
-@dataclass
-class Run:
+class Run(NamedTuple):
     """A run: its name in the report, its options (``criterion.temperature`` -> value) and what it has written."""
 
     name: str
     path: Path
     options: dict[str, Any]
-    changed: dict[str, Any]
+    changed: set[str]
     """The options whose values are not the defaults of its parts."""
     summary: dict[str, Any]
-    data: dict[str, Any]
-    """Statistics of the training data, by part."""
+    data: dict[str, tuple[Any, str]]
+    """Statistics of the training data by part: rows of a table of its splits, and what cleaning has counted."""
     launches: list[dict[str, Any]]
     """What is recorded of each launch: at its beginning, with ``how`` it ended and ``until`` which step."""
-    curves: dict[str, dict[str, Curve]] = field(default_factory=dict)
-    """Records by kind (train, valid) and name of the value: (step, value) each."""
+    curves: dict[tuple[str, str], Curve]
+    """Records by kind (training, validation) and name of the value: (step, value) each."""
+    damaged: list[str]
+    """A line for each damaged record in the directory."""
+
+    @property
+    def objective(self) -> str:
+        return ", ".join(dict.fromkeys(own for key, own in self.options.items() if key.endswith("criterion.name")))
 
 
 def read_runs(paths: Sequence[str]) -> list[Run]:
     """Read the directories of runs, which are named by their last folder if that tells them apart. Raises UserError if
     one of them holds no run, or is named twice."""
     places = [Path(path) for path in paths]
-    if len({os.path.realpath(place) for place in places}) < len(places):
+    if len({place.resolve() for place in places}) < len(places):
         raise UserError("a run is named twice", cure="name each run once")
     short = [Path(os.path.abspath(place)).name for place in places]
     names = short if len(set(short)) == len(short) else [str(place) for place in places]
@@ -64,77 +70,74 @@ def _read_run(name: str, path: Path) -> Run:
     if not (path / CONFIG).is_file():
         problem = "holds no run" if path.is_dir() else "no such directory"
         raise UserError(problem, path=path, cure=f"name the directory of a run, which holds {CONFIG}")
-    values = read_saved_config(path / CONFIG)
+    values, damaged = read_saved_config(path / CONFIG), list[str]()
     options, defaults = flat(values), flat(_defaults(values))
-    return Run(
-        name=name,
-        path=path,
-        options=options,
-        changed={key: value for key, value in options.items() if defaults.get(key, options) != value},
-        summary=_mapping(read_json(path / SUMMARY)),
-        data=_mapping(read_json(path / DATA_STATISTICS)),
-        launches=_launches(path / LAUNCHES),
-        curves=_curves(path / METRICS),
-    )
+    changed = {key for key, value in options.items() if defaults.get(key, options) != value}
+    summary = _parsed(path / SUMMARY, damaged, _keys("steps", "examples", "train_seconds", "best")) or [{}]
+    data = _parsed(path / DATA_STATISTICS, damaged, _statistics) or [{}]
+    launches, curves = list[dict[str, Any]](), dict[tuple[str, str], Curve]()
+    for record in _parsed(path / LAUNCHES, damaged, lambda record: record | {"event": record["event"]}):
+        if record["event"] == "start":
+            launches.append(record)
+        elif launches:
+            launches[-1] |= {"how": record.get("how"), "until": record.get("step")}
+    for step, kind, record in _parsed(
+        path / METRICS, damaged, lambda own: (own.pop("step"), _KINDS[own.pop("kind")], own)
+    ):
+        for figure, value in record.items():
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                curves.setdefault((kind, figure), []).append((step, value))
+    curves = {key: _thinned(curve) for key, curve in curves.items()}
+    return Run(name, path, options, changed, summary[0], data[0], launches, curves, damaged)
+
+
+def _parsed(path: Path, damaged: list[str], parse: Callable[[Any], Parsed]) -> list[Parsed]:
+    """Return what ``parse`` makes of the content of a JSON file, or of each line of JSON lines; nothing if there is no
+    file. A line about each record that is damaged is added to ``damaged``."""
+    content = path.read_bytes() if path.is_file() else None
+    lines, records = path.suffix == ".jsonl", []
+    for i, text in enumerate([] if content is None else content.splitlines() if lines else [content], start=1):
+        try:
+            records.append(parse(json.loads(text)))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            why = f"it has no {error}" if isinstance(error, KeyError) else "it is not whole"
+            damaged.append(f"{path}{f':{i}' if lines else ''}: a damaged record is left out: {why}")
+    return records
+
+
+def _keys(*keys: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    return lambda record: {key: record[key] for key in keys}
 
 
 def _defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what the configuration would be if it only named its parts; empty if that is no configuration."""
-    named = {section: {"name": values[section]["name"]} for section in PARTS if "name" in _mapping(values.get(section))}
-    named |= {"size": values["size"]} if "size" in values else {}
+    named = {section: {"name": values[section]["name"]} for section in PARTS if "name" in (values.get(section) or {})}
     try:
-        return compose([("the defaults", named)]).values
+        return compose([("the defaults", named | {key: values[key] for key in ("size",) if key in values})]).values
     except UserError:
         return {}
 
 
-def read_json(path: Path) -> Any:
-    """Return what a JSON file holds; None if there is no file. Raises UserError if the file is not JSON."""
-    if not path.is_file():
-        return None
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError:
-        raise UserError("not JSON", path=path, cure="remove it, or write it again") from None
-
-
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the mappings in the lines of a file; a run that was killed may leave half a line."""
-    if not path.is_file():
-        return
-    for line in path.read_bytes().split(b"\n"):
-        with suppress(ValueError):
-            yield _mapping(json.loads(line)) if line else {}
-
-
-def _launches(path: Path) -> list[dict[str, Any]]:
-    launches: list[dict[str, Any]] = []
-    for record in _records(path):
-        if record.get("event") == "start":
-            launches.append(record)
-        elif record.get("event") == "end" and launches:
-            launches[-1] |= {"how": record.get("how"), "until": record.get("step")}
-    return launches
-
-
-def _curves(path: Path) -> dict[str, dict[str, Curve]]:
-    curves: dict[str, dict[str, Curve]] = {}
-    for record in _records(path):
-        step, kind = record.pop("step", None), record.pop("kind", None)
-        if is_number(step) and kind in ("train", "valid"):
-            for name, value in record.items():
-                if is_number(value):
-                    curves.setdefault(kind, {}).setdefault(name, []).append((step, value))
-    return {kind: {name: _thinned(curve) for name, curve in own.items()} for kind, own in curves.items()}
+def _statistics(parts: dict[str, Any]) -> dict[str, tuple[Any, str]]:
+    """Return split, rows, subwords and mean length of each corpus, and what cleaning has counted in all files."""
+    found = {}
+    for part, facts in parts.items():
+        rows = []
+        for split, corpora in facts.get("splits", {}).items():
+            for count, tokens in ((corpus["rows"], corpus["tokens"]) for corpus in corpora):
+                mean = sum(tokens.values()) / max(1, count * len(tokens))
+                sides = ", ".join(f"{language} {own:,}" for language, own in tokens.items())
+                rows.append((f"{split} {'-'.join(tokens)}", f"{count:,}", sides, f"{mean:.1f}"))
+        steps = sum(map(Counter, facts.get("cleaning", {}).values()), Counter[str]())
+        counted = ", ".join(f"{count:,} {step}" for step, count in steps.items())
+        found[part] = tuple(rows), f"Cleaning, all files together: {counted}." if counted else ""
+    return found
 
 
 def _thinned(curve: Curve) -> Curve:
     size = math.ceil(len(curve) / MOST_POINTS)
     parts = (curve[start : start + size] for start in range(0, len(curve), size))
     return [(part[-1][0], math.fsum(value / len(part) for _, value in part)) for part in parts]
-
-
-# -- results of evaluations -------------------------------------------------------------------------------------------
 
 
 def read_results(runs: Sequence[Run], files: Sequence[str]) -> dict[str, dict[str, dict[str, Any]]]:
@@ -147,53 +150,41 @@ def read_results(runs: Sequence[Run], files: Sequence[str]) -> dict[str, dict[st
     Raises:
         UserError: One of ``files`` is not a result.
     """
-    results: dict[str, dict[str, dict[str, Any]]] = {}
-    inside = [(path, run) for run in runs for path in sorted(run.path.glob("*.json")) if path.name != SUMMARY]
+    results = dict[str, dict[str, dict[str, Any]]]()
+    inside = [(path, run) for run in runs for path in sorted(run.path.glob("*.json"))]
     for path, run in [*inside, *((Path(file), None) for file in files)]:
-        found = list(records_in(read_json(path)))
+        found = sum(
+            _parsed(path, run.damaged if run and path.name not in (SUMMARY, DATA_STATISTICS) else [], records_in), []
+        )
         if run is None and not found:
             problem = "not a result" if path.is_file() else "no such file"
             raise UserError(problem, path=path, cure="name what xrep-eval --json wrote")
         for label, record in found:
-            path = Path(record["model"]["path"])
-            if "checkpoints" in record["values"]:  # the result is of a whole run, and its path that of the last one
-                path = path.parent
-            results.setdefault(label, {})[model_name(path, runs, run)] = record
+            results.setdefault(label, {})[_model_name(record, runs, run)] = record
     return results
 
 
-def records_in(content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the test and the record of each result in what ``xrep-eval --json`` wrote: of one test or of all, of one
-    model or of several."""
-    models = _mapping(_mapping(content).get("models"))
-    for own in [*models.values()] if models else [content]:
-        results = _mapping(_mapping(_mapping(own).get("values")).get("results"))
-        several = results if _mapping(own).get("test") == "all" else {None: own}
-        for label, record in several.items():
-            record = _mapping(record)
-            test, path = record.get("test"), _mapping(record.get("model")).get("path")
-            if isinstance(test, str) and isinstance(path, str):
-                yield label or test, {**record, **{key: _mapping(record.get(key)) for key in _MAPPINGS}}
+def records_in(content: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Return the test and the record of each result in what ``xrep-eval --json`` wrote: of one test or of all, of one
+    model or of several. Other JSON has none."""
+    if not isinstance(content, dict) or "test" not in content:
+        return []
+    models = [*content["models"].values()] if "models" in content else [content]
+    several = [own["values"]["results"] if own["test"] == "all" else {own["test"]: own} for own in models]
+    return [(label, _keys(*_RESULT)(record)) for results in several for label, record in results.items()]
 
 
-def model_name(path: Path, runs: Sequence[Run], inside: Run | None = None) -> str:
-    """Return the name of the run that is at ``path``, or whose best checkpoint is there, or else the path.
+def _model_name(record: Mapping[str, Any], runs: Sequence[Run], inside: Run | None) -> str:
+    """Return the name of the run whose best checkpoint was measured, or else the path of the model.
 
     Args:
         inside: Run in whose directory the result is. The path may be older than the place of that directory.
     """
+    path = Path(record["model"]["path"])
+    if "checkpoints" in record["values"]:  # the result is of a whole run, and its path that of the last one
+        path = path.parent
     for run in runs:
-        if os.path.realpath(path) in (os.path.realpath(run.path), os.path.realpath(run.path / "best")):
+        if path.resolve() in (run.path.resolve(), (run.path / "best").resolve()):
             return run.name
-    if inside is not None and inside.path.name in (path.name, path.parent.name) and path.name[:10] != "checkpoint":
-        return inside.name
-    return str(path)
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Return whether a value from JSON is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    has_moved = inside and inside.path.name in (path.name, path.parent.name) and path.name[:10] != "checkpoint"
+    return inside.name if inside and has_moved else str(path)
