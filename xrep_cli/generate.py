@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -79,8 +79,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _check(options: argparse.Namespace) -> None:
-    """Raise UserError if an option or a file is invalid, before the model is loaded."""
+def _check(options: argparse.Namespace) -> list[list[str]]:
+    """Raise UserError if an option or a file is invalid, before the model is loaded; return the references, which are
+    read once, because they may come from pipes."""
     from xrep.text.readers import read_text
 
     if options.json and not options.reference:
@@ -89,19 +90,20 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError("`json` - and the translations both go to stdout", cure="give `output` FILE or `json` FILE")
     inputs = {"`input`": options.input, "`reference`": options.reference}
     check_outputs({"`output`": options.output, "`json`": options.json}, inputs)
-    counts = [sum(1 for _ in read_text(file, options.target_lang)) for file in options.reference or []]
+    references = [[line for _, line in read_text(file, options.target_lang)] for file in options.reference or []]
     if options.input != "-" and not is_stream(options.input):
         lines = read_text(options.input, options.source_lang, allow_empty=True, most_words=None)
-        if counts:
-            _compare(options, sum(1 for _ in lines), counts)
+        if references:
+            _compare(options, sum(1 for _ in lines), references)
         else:
             next(lines, None)
+    return references
 
 
-def _compare(options: argparse.Namespace, lines: int, counts: Sequence[int]) -> None:
-    for file, count in zip(options.reference, counts, strict=True):
-        if count != lines:
-            problem = f"{count:,} lines, but {_named(options.input)} has {lines:,}"
+def _compare(options: argparse.Namespace, lines: int, references: list[list[str]]) -> None:
+    for file, reference in zip(options.reference, references, strict=True):
+        if len(reference) != lines:
+            problem = f"{len(reference):,} lines, but {_named(options.input)} has {lines:,}"
             raise UserError(problem, path=file, cure="give a reference for each line")
 
 
@@ -139,13 +141,11 @@ def _state(summary: Summary, lines: int, empty: str = "", seconds: str = "") -> 
     return f"{lines:,} line{'s' * (lines != 1)}{empty}, {seconds}{speed}"
 
 
-def _score(options: argparse.Namespace, best: list[str]) -> dict[str, Any]:
+def _score(options: argparse.Namespace, best: list[str], references: list[list[str]]) -> dict[str, Any]:
     """Compute and print BLEU, chrF, and BLEU as multi-bleu.perl computes it."""
     from xrep.metrics.translation import bleu, chrf, multi_bleu
-    from xrep.text.readers import read_text
 
-    references = [[line for _, line in read_text(file, options.target_lang)] for file in options.reference]
-    _compare(options, len(best), [len(lines) for lines in references])
+    _compare(options, len(best), references)
     scores, moses = (bleu(best, references), chrf(best, references)), multi_bleu(best, references)
     lines = [score.format(signature=signature) for score, signature in scores]
     for line in (*lines, f"{moses} (multi-bleu.perl)"):
@@ -162,7 +162,7 @@ def _main(options: argparse.Namespace) -> None:
     search = SearchOptions(**values_of(options, SearchOptions))
     if problems := search.problems():
         raise ConfigError([re.sub(r"^\w+", r"`\g<0>`", problem) for problem in problems])
-    _check(options)
+    references = _check(options)
 
     from xrep.inference.generation.stream import translate_stream
 
@@ -182,14 +182,14 @@ def _main(options: argparse.Namespace) -> None:
             max_tokens=options.max_tokens,
             most_lines=options.buffer_lines,
             form="jsonl" if options.jsonl else "nbest" if options.nbest > 1 else "plain",
-            keep_best=bool(options.reference),
+            keep_best=bool(references),
             warn=lambda text: line.say(f"warning: {text}"),
             progress=lambda summary: line.show(_state(summary, summary.translated)),
         )
     empty = f", {done.empty:,} of them empty" if done.empty else ""
     line.say(_state(done, done.lines, empty, f"{done.seconds:.1f} s, "))
-    if options.reference:
-        write_summary({**_score(options, done.best), "search": asdict(search)}, options.json)
+    if references:
+        write_summary({**_score(options, done.best, references), "search": asdict(search)}, options.json)
 
 
 main = command_script(build_parser, _main)

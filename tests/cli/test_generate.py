@@ -99,9 +99,12 @@ def test_a_pipe_is_translated_as_it_comes_until_its_reader_leaves(translator: Pa
 
 
 def test_references_of_a_pipe_are_counted_at_the_end(translator: Path, cli: Commands) -> None:
-    """The translations are kept after a fault."""
+    """The translations are kept after a fault. References may come from a pipe, too."""
     write_lines(cli.folder / "test.en", ENGLISH[:2])
     os.mkfifo(cli.folder / "pipe")
+    write_lines(cli.folder / "two.de", ["Haus"] * 2)
+    threading.Thread(target=(cli.folder / "pipe").write_text, args=["house\n" * 2], daemon=True).start()
+    assert "BLEU" in generate(cli, translator, "--input two.de --output hyp.en --reference pipe").out
     threading.Thread(target=(cli.folder / "pipe").write_text, args=["Haus\n" * 3], daemon=True).start()
     done = generate(cli, translator, "--input pipe --output hyp.en --reference test.en")
     error = "test.en: 2 lines, but pipe has 3; give a reference for each line"
