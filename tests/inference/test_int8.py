@@ -90,6 +90,16 @@ def test_a_saved_encoder_gives_the_same_vectors_without_float_weights(path, tmp_
     assert SentenceEncoder.load(tmp_path / "copy").fingerprint() == original.fingerprint()
 
 
+def test_prompts_of_a_pretrained_encoder_stay_in_int8_and_in_a_copy_of_it(path, tmp_path):
+    encoder = SentenceEncoder.load(path, device="cpu")
+    encoder.prompts, encoder.default_prompt_name = {"query": "frage: "}, "query"
+    encoder.save(tmp_path / "st")
+    export_path(tmp_path / "st", tmp_path / "saved", "int8")
+    export_path(tmp_path / "saved", tmp_path / "copy", "xrep")
+    for name in ("saved", "copy"):
+        assert SentenceEncoder.load(tmp_path / name).prompts == {"query": "frage: "}
+
+
 def test_what_a_saved_encoder_cannot_do_is_refused(path, tmp_path):
     saved, other = tmp_path / "saved", tmp_path / "other"
     export_path(path, saved, "int8")
