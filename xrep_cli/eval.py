@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import sys
 from collections.abc import Sequence
@@ -60,8 +61,6 @@ RESAMPLES = (
 )
 WRITTEN_ONCE = ("plot", "resamples", "save_translations")
 """Options of evaluations that name what is written for one model."""
-READ = ("data", "query_file")
-"""Options of evaluations that name files to read."""
 
 
 def build_parser(chosen: str | None = None) -> Parser:
@@ -116,9 +115,7 @@ def main(argv: Sequence[str]) -> None:
             from xrep.evaluation.encoders import write_sentences
 
             columns = (pair for own in made.tables for pair in zip(own.languages, own.columns, strict=True))
-            rows = ((language, sentence) for language, column in columns for sentence in column)
-            count, path = write_sentences(options["list_sentences"], rows), options["list_sentences"]
-            print(f"{count} sentences: {path}")
+            print(f"{write_sentences(options['list_sentences'], columns)} sentences: {options['list_sentences']}")
         elif not paths and made.takes_path:
             raise UserError("no encoder named", cure="give --path, or --list-sentences to measure another system")
         else:
@@ -140,8 +137,8 @@ def _check(paths: list[str], results: dict[str, str | None], options: dict[str, 
         if file is not None and options.get("list_sentences") is not None:
             problem = f"{option} with --list-sentences, which measures nothing"
             raise UserError(problem, cure=f"leave {option} out")
-    inputs = {f"--{name.replace('_', '-')}": _named(options.get(name)) for name in READ}
-    for file in (file for files in inputs.values() for file in files):
+    inputs = {"--data": options.get("data"), "--query-file": options.get("query_file")}
+    for file in itertools.chain.from_iterable([own] if isinstance(own, str) else own or () for own in inputs.values()):
         if is_stream(file):
             problem = "a pipe or a device, and evaluations read their files more than once"
             raise UserError(problem, path=file, cure="write what it holds into a file, and leave it out of the data")
@@ -155,11 +152,6 @@ def _check(paths: list[str], results: dict[str, str | None], options: dict[str, 
             kinds = ", ".join(KINDS)
             raise UserError(f"a plot is one of {kinds}", path=plot, cure="give a name that ends with one of them")
         check_matplotlib()
-
-
-def _named(value: str | list[str] | None) -> list[str]:
-    """Return what an option names that can be a file."""
-    return [value] if isinstance(value, str) else value or []
 
 
 def _measure(

@@ -19,7 +19,7 @@ SENTENCES = ["unser Nachbar malt", "her teacher sees a red house", "das Buch"]
 
 def test_vectors_are_found_by_language_and_text_in_any_order(tmp_path: Path) -> None:
     rows, given = tmp_path / "sentences.tsv", np.arange(12, dtype=np.float16).reshape(4, 3) + 1
-    listed = ("de", "Wir\ntrinken."), ("en", "We drink."), ("en", "Chat"), ("en", "We drink."), ("fr", "Chat")
+    listed = ("de", ["Wir\ntrinken."]), ("en", ["We drink.", "Chat", "We drink."]), ("fr", ["Chat"])
     count = write_sentences(rows, listed)
     text = rows.read_text(encoding="utf-8")
     assert text == "de\tWir trinken.\nen\tWe drink.\nen\tChat\nfr\tChat\n" and count == 4

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -29,8 +29,8 @@ VECTORS, SENTENCES = "vectors.npy", "sentences.tsv"
 _LAYOUT = f"a folder of vectors holds {VECTORS}, [N, D] floats, and {SENTENCES}, N lines language<TAB>sentence"
 
 
-class Encoder(Protocol):
-    """Protocol of the sentence encoders that evaluations accept."""
+class Encoder(ABC):
+    """A sentence encoder as evaluations take it. Its vectors may be cut to their first numbers."""
 
     path: str
     """Path from which the encoder was loaded."""
@@ -38,16 +38,32 @@ class Encoder(Protocol):
     """File with the hashes of its training sentences, see ``xrep.evaluation.overlap``; None if there is none."""
     languages: list[str]
     """Canonical codes of the languages that it was trained on; empty if they are not known."""
+    size: int
+    """The dimension of vectors that are not cut."""
+    truncate_dim: int | None = None
+    """Number of the first numbers that are kept of each vector; None: all."""
+
+    @abstractmethod
+    def whole(self, sentences: Sequence[str], lang: str | None, normalize: bool, show_progress: bool) -> np.ndarray:
+        """Return vectors as ``encode`` does that are not cut."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """Return a digest that changes when the vectors that are not cut change."""
 
     def encode(
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
     ) -> np.ndarray:
         """Return finite vectors, float32 [N, D], of length 1 with ``normalize`` and unchanged without."""
-        ...
+        vectors = self.whole(sentences, lang, normalize, show_progress)
+        if self.truncate_dim is None:
+            return vectors
+        vectors = vectors[:, : self.truncate_dim]
+        return normalize_rows(vectors) if normalize else vectors
 
     def fingerprint(self) -> str:
         """Return a digest that changes when the vectors that the encoder computes change."""
-        ...
+        return self.digest() + ("" if self.truncate_dim is None else f":{self.truncate_dim}")
 
 
 def open_encoder(
@@ -115,42 +131,7 @@ def whitened(vectors: np.ndarray, count: int) -> np.ndarray:
         raise UserError(f"`whiten` {count}: {error}", cure=f"give a smaller number, at most {most}") from None
 
 
-class _Cut(ABC):
-    """What ``Loaded`` and ``Precomputed`` have in common: their vectors can be cut to their first numbers."""
-
-    path: str
-    size: int
-    truncate_dim: int | None = None
-    """Number of the first numbers that are kept of each vector; None: all."""
-
-    @abstractmethod
-    def _encode(
-        self, sentences: Sequence[str], lang: str | None, normalize: bool, show_progress: bool
-    ) -> np.ndarray: ...
-
-    @abstractmethod
-    def _whole_fingerprint(self) -> str: ...
-
-    def encode(
-        self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, show_progress: bool = False
-    ) -> np.ndarray:
-        vectors = self._encode(sentences, lang, normalize, show_progress)
-        if self.truncate_dim is None:
-            return vectors
-        vectors = vectors[:, : self.truncate_dim]
-        return normalize_rows(vectors) if normalize else vectors
-
-    def fingerprint(self) -> str:
-        return self._whole_fingerprint() + ("" if self.truncate_dim is None else f":{self.truncate_dim}")
-
-    def cut(self, width: int) -> _Cut:
-        """Return an encoder of the same vectors, cut to their first ``width`` numbers."""
-        shorter = copy.copy(self)
-        shorter.truncate_dim, shorter.path = width, f"{self.path}:{width}"
-        return shorter
-
-
-class Loaded(_Cut):
+class Loaded(Encoder):
     """A ``SentenceEncoder`` for evaluations, whose vectors may be kept; ``open_encoder`` explains the arguments."""
 
     def __init__(
@@ -161,23 +142,23 @@ class Loaded(_Cut):
         self.languages, self.size = encoder.languages, encoder.output_size
         self._digest = functools.cache(encoder.fingerprint)
 
-    def _whole_fingerprint(self) -> str:
+    def digest(self) -> str:
         return self._digest()
 
-    def _encode(self, sentences: Sequence[str], lang: str | None, normalize: bool, show_progress: bool) -> np.ndarray:
+    def whole(self, sentences: Sequence[str], lang: str | None, normalize: bool, show_progress: bool) -> np.ndarray:
         options = {"batch_tokens": self.batch_tokens, "show_progress": show_progress}
         if self.cache is None or len(sentences) == 1:  # one sentence is encoded faster than looked up
             vectors = self.encoder.encode(sentences, lang, normalize=normalize, **options)
             return _finite(vectors, self.path, "take an earlier checkpoint")
         language, distinct = canonical(lang) if lang else "", list(dict.fromkeys(map(one_line, sentences)))
-        digest = hashlib.sha256(f"{self._digest()} {language}".encode())
+        digest = hashlib.sha256(f"{self.digest()} {language}".encode())
         for sentence in distinct:
             digest.update(hashlib.sha256(sentence.encode()).digest())
 
         def build(folder: Path) -> None:
             vectors = self.encoder.encode(distinct, lang, normalize=False, **options)
             vectors = _finite(vectors, self.path, "take an earlier checkpoint")
-            write_sentences(folder / SENTENCES, ((language, sentence) for sentence in distinct))
+            write_sentences(folder / SENTENCES, [(language, distinct)])
             np.save(folder / VECTORS, vectors, allow_pickle=False)
 
         kept = self.cache / digest.hexdigest()[:32]
@@ -194,7 +175,10 @@ def shortened(encoder: Any, dimensions: str | None) -> list[Any]:
     if too_wide := [width for width in widths if int(width) >= encoder.size]:
         problem = f"`dimensions` {too_wide[0]} of vectors of {encoder.size} numbers"
         raise UserError(problem, path=encoder.path, cure="name smaller ones")
-    return [encoder, *(encoder.cut(int(width)) for width in dict.fromkeys(widths))]
+    encoders = [encoder, *(copy.copy(encoder) for _ in dict.fromkeys(widths))]
+    for shorter, width in zip(encoders[1:], dict.fromkeys(map(int, widths)), strict=True):
+        shorter.truncate_dim, shorter.path = width, f"{encoder.path}:{width}"
+    return encoders
 
 
 def with_random_weights(encoder: Any, seed: int) -> Any:
@@ -221,7 +205,7 @@ def _finite(vectors: np.ndarray, path: str, cure: str) -> np.ndarray:
     return vectors
 
 
-class Precomputed(_Cut):
+class Precomputed(Encoder):
     """Vectors that another system computed, or that were kept, looked up by language and sentence."""
 
     def __init__(self, path: str | Path) -> None:
@@ -248,11 +232,11 @@ class Precomputed(_Cut):
             problem = f"{len(self._rows)} lines, but {VECTORS} has {len(self._vectors)} rows"
             raise UserError(problem, path=path, cure="row i must be the vector of line i")
 
-    def _whole_fingerprint(self) -> str:
+    def digest(self) -> str:
         digests = (bytes.fromhex(sha256_of(self._folder / name)) for name in (VECTORS, SENTENCES))
         return hashlib.sha256(b"".join(digests)).hexdigest()
 
-    def _encode(self, sentences: Sequence[str], lang: str | None, normalize: bool, show_progress: bool) -> np.ndarray:
+    def whole(self, sentences: Sequence[str], lang: str | None, normalize: bool, show_progress: bool) -> np.ndarray:
         language = canonical(lang) if lang else ""
         keys = [(language, one_line(sentence)) for sentence in sentences]
         if missing := [sentence for key, sentence in zip(keys, sentences, strict=True) if key not in self._rows]:
@@ -265,13 +249,13 @@ class Precomputed(_Cut):
         return normalize_rows(vectors) if normalize else vectors
 
 
-def write_sentences(path: str | Path, rows: Iterable[tuple[str, str]]) -> int:
-    """Write each different pair of a language and a sentence as a line ``language<TAB>sentence``, as ``Precomputed``
-    reads them, and return their number."""
-    distinct = dict.fromkeys((language, one_line(sentence)) for language, sentence in rows)
+def write_sentences(path: str | Path, columns: Iterable[tuple[str, Iterable[str]]]) -> int:
+    """Write each different sentence of columns, of which each has its language, as a line ``language<TAB>sentence``, as
+    ``Precomputed`` reads them, and return their number."""
+    rows = dict.fromkeys((language, one_line(sentence)) for language, column in columns for sentence in column)
     with write_aside(path) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{language}\t{sentence}\n" for language, sentence in distinct)
-    return len(distinct)
+        file.writelines(f"{language}\t{sentence}\n" for language, sentence in rows)
+    return len(rows)
 
 
 def one_line(sentence: str) -> str:

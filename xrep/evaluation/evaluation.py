@@ -103,17 +103,13 @@ class Examples:
         return replace(self, columns=columns, gold=None if self.gold is None else self.gold[rows])
 
 
-def _no_resamples(seed: int) -> dict[str, np.ndarray]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Score:
     """What ``Evaluation.score`` returns for one ``Examples``."""
 
     figures: Mapping[str, float]
     """Figures by name, unrounded. They are columns of the printed table and are averaged over the tables."""
-    resample: Callable[[int], Mapping[str, np.ndarray]] = _no_resamples
+    resample: Callable[[int], Mapping[str, np.ndarray]] = lambda seed: {}
     """Function that draws the examples with replacement by a seed, and returns figures on these draws, float64 [R];
     see ``shares``."""
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -265,10 +261,10 @@ class Evaluation(ABC):
     def figures(self, measured: Sequence[Result]) -> Figures:
         """Return the averages, the resampled figures, the table and the record of the results of all tables."""
         results = {result.examples.name: result for result in measured}
-        averages = {
-            label: {**self.mean([results[own].score for own in names]), "examples": _count(results, names)}
-            for label, names in self.averages(results).items()
-        }
+        averages = dict[str, dict[str, float]]()
+        for label, names in self.averages(results).items():
+            averages[label] = self.mean([results[own].score for own in names])
+            averages[label]["examples"] = sum(len(results[own].examples) for own in names)
         drawn = {name: own.score.resample(seed) for seed, (name, own) in enumerate(results.items())}
         headline, resamples = dict[str, float](), dict[str, np.ndarray]()
         for label, (figure, names) in self.quoted(results).items():
@@ -306,12 +302,12 @@ class Evaluation(ABC):
 
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
         """Return the tables and lines for people, without intervals and overlap."""
-        lines = [(self.shown(own.examples), own.values) for own in results.values()]
-        columns = [key for key, value in lines[0][1].items() if isinstance(value, float)]
-        rows = [[label, *(own.get(key, "") for key in ("examples", *columns))] for label, own in lines]
-        means = [[label, *(own.get(key, "") for key in ("examples", *columns))] for label, own in averages.items()]
+        lines: dict[str, Mapping[str, Any]] = {self.shown(own.examples): own.values for own in results.values()}
+        columns = [key for key, value in next(iter(lines.values())).items() if isinstance(value, float)]
         header = [self.heading, self.unit, *(column.replace("_", " ") for column in columns)]
-        return table(header, [*rows, *([[], *means] if means else [])])
+        keys = "examples", *columns
+        rows = [[label, *(own.get(key, "") for key in keys)] for label, own in [*lines.items(), *averages.items()]]
+        return table(header, [*rows[: len(lines)], *([[]] if averages else []), *rows[len(lines) :]])
 
     def settings(self) -> dict[str, Any]:
         """Return what the figures depend on: the options of ``Config``, except those in ``unrecorded``."""
@@ -320,10 +316,6 @@ class Evaluation(ABC):
     def plot(self, results: Mapping[str, Result], headline: Mapping[str, float]) -> Drawing | None:
         """Return a function that draws the figures; by default there is none."""
         return None
-
-
-def _count(results: Mapping[str, Result], names: Iterable[str]) -> int:
-    return sum(len(results[name].examples) for name in names)
 
 
 def progress(items: Sequence[Item], unit: str) -> Iterable[Item]:
