@@ -6,20 +6,21 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from xrep.metrics.bootstrap import interval, resampled, resampled_means, resampled_shares
+from xrep.metrics.bootstrap import interval, resampled, resampled_means, resampled_share
 
 RIGHT = np.repeat([[1, 1], [0, 1]], [400, 100], axis=0)
 """Four fifths of 500 examples are right."""
 
 
 def test_the_interval_of_an_accuracy_is_that_of_the_binomial_distribution() -> None:
-    low, high = interval(resampled_shares([RIGHT]))
+    low, high = interval(resampled_share(RIGHT))
     expected = stats.binom.ppf([0.025, 0.975], 500, 0.8) / 5
     assert (low, high) == pytest.approx(tuple(expected), abs=0.6)
 
 
 def test_the_mean_of_several_tests_is_surer_than_each() -> None:
-    alone, four = (np.diff(interval(resampled_shares([RIGHT] * count)))[0] for count in (1, 4))
+    each = [resampled_share(RIGHT, seed) for seed in range(4)]
+    alone, four = (np.diff(interval(np.mean(each[:count], axis=0)))[0] for count in (1, 4))
     assert four == pytest.approx(alone / 2, rel=0.15)
 
 

@@ -6,7 +6,7 @@ training, which need several runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -61,8 +61,3 @@ def resampled_share(outcomes: np.ndarray, seed: int = 0) -> np.ndarray:
     """
     part, whole = resampled_means(outcomes, seed).T
     return 100 * part / np.where(whole > 0, whole, 1)
-
-
-def resampled_shares(tests: Iterable[np.ndarray]) -> np.ndarray:
-    """Return the mean of ``resampled_share`` over several tests, float64 [R]."""
-    return np.mean([resampled_share(outcomes, seed) for seed, outcomes in enumerate(tests)], axis=0)
