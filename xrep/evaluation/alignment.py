@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
-from xrep.evaluation.evaluation import (
-    EncoderOptions,
-    Evaluation,
-    Examples,
-    Figures,
-    OverlapOption,
-    PlotOption,
-    Result,
-    Score,
-    table,
-)  # fmt: skip
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
 from xrep.evaluation.plots import plot_alignment
 from xrep.evaluation.reading import check_seed, folders_with
 from xrep.evaluation.sts_sets import read_file
@@ -129,52 +119,50 @@ class Alignment(Evaluation):
     def open(self, path: str) -> Any:
         return Checkpoints(path, self) if self.config.every_checkpoint else super().open(path)
 
-    def score(self, model: Encoder, examples: Examples) -> Score:
-        positive = examples.gold
-        if not positive.any():
-            raise UserError(f"no positive pair of {examples.name} is left", cure="measure without `drop_overlap`")
-        x, y = (model.encode(*side) for side in zip(examples.columns, examples.languages, strict=True))
-        losses = alignment_loss(x[positive], y[positive]), uniformity_loss(np.concatenate((x, y)))
-        counts = {"positives": int(positive.sum()), "sentences": 2 * len(positive)}
-        return Score(dict(zip(LOSSES, losses, strict=True)), details=counts)
-
     def measure(self, model: Encoder | Checkpoints) -> Figures:
         """Measure one encoder, or each checkpoint of a run.
 
-        The values for JSON are those of the last encoder, with ``pairs`` (name of the table), ``alignment`` and
-        ``uniformity`` beside its table. A run also has ``checkpoints``, a list with the step, the losses and the
-        fingerprint of each.
+        The values for JSON are those of the last encoder; ``pairs`` is the name of the table. A run also has
+        ``checkpoints``, a list with the step, the losses and the fingerprint of each.
         """
-        is_run, pairs = isinstance(model, Checkpoints), self.tables[0].name
-        checkpoints, figures = list[dict[str, Any]](), None
+        (pairs,), is_run = self.tables, isinstance(model, Checkpoints)
+        checkpoints, last, overlap = list[dict[str, Any]](), {}, None
         for step, encoder in model if isinstance(model, Checkpoints) else [(None, model)]:
-            figures = super().measure(encoder)
-            losses = dict(zip(LOSSES, figures.headline.values(), strict=True))
-            checkpoints.append({"step": step, **losses, "fingerprint": encoder.fingerprint()})
-        assert figures is not None
-        values = {**figures.values, "pairs": pairs, **{loss: checkpoints[-1][loss] for loss in LOSSES}}
+            self.check(encoder)
+            kept, overlap = self.without_overlap(encoder, pairs)
+            found = losses(encoder, kept)
+            counts = {"positives": int(kept.gold.sum()), "sentences": 2 * len(kept), "examples": len(kept)}
+            last = {**found, **counts, "overlap": asdict(overlap)}
+            checkpoints.append({"step": step, **found, "fingerprint": encoder.fingerprint()})
+        counts = "alignment of {positives} positive pairs, uniformity of {sentences} sentences; lower is better"
         steps, first, second = ([own[key] for own in checkpoints] for key in ("step", *LOSSES))
-        rows = [[own["step"] if is_run else pairs, *(f"{own[loss]:.4f}" for loss in LOSSES)] for own in checkpoints]
-        return replace(
-            figures,
-            text=f"{figures.text}\n{table(['step' if is_run else 'pairs', *LOSSES], rows)}",
-            values={**values, "checkpoints": checkpoints} if is_run else values,
-            plot=lambda picture: plot_alignment(steps, first, second, pairs, picture),
+        names = steps if is_run else [pairs.name]
+        rows = [[own, f"{x:.4f}", f"{y:.4f}"] for own, x, y in zip(names, first, second, strict=True)]
+        shown = table(["step" if is_run else "pairs", *LOSSES], rows)
+        return Figures(
+            text=f"{pairs.name}: {counts.format(**last)}\n{self.rule}\n{shown}",
+            values={
+                "tables": {pairs.name: last},
+                "averages": {},
+                "pairs": pairs.name,
+                **{loss: last[loss] for loss in LOSSES},
+                **({"checkpoints": checkpoints} if is_run else {}),
+            },
+            headline={f"{pairs.name}, {loss}": last[loss] for loss in LOSSES},
+            settings={**self.settings(), "positives": self.rule},
+            files=pairs.files,
+            overlap=overlap,
+            plot=lambda picture: plot_alignment(steps, first, second, pairs.name, picture),
         )
 
-    def averages(self, results: Mapping[str, Result]) -> dict[str, list[str]]:
-        return {}
 
-    def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
-        return {f"{name}, {loss}": (loss, [name]) for name in results for loss in LOSSES}
-
-    def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
-        ((name, result),) = results.items()
-        counts = "alignment of {positives} positive pairs, uniformity of {sentences} sentences; lower is better"
-        return f"{name}: {counts.format(**result.score.details)}\n{self.rule}"
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "positives": self.rule}
+def losses(encoder: Encoder, examples: Examples) -> dict[str, float]:
+    """Return ``alignment`` of the positive pairs and ``uniformity`` of all sentences."""
+    if not examples.gold.any():
+        raise UserError(f"no positive pair of {examples.name} is left", cure="measure without `drop_overlap`")
+    x, y = (encoder.encode(*side) for side in zip(examples.columns, examples.languages, strict=True))
+    alignment = alignment_loss(x[examples.gold], y[examples.gold])
+    return {"alignment": alignment, "uniformity": uniformity_loss(np.concatenate((x, y)))}
 
 
 def read_scored(config: Alignment.Config) -> Examples:
