@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -45,13 +46,14 @@ def measure(*words: str | Path) -> dict[str, float]:
     """Run xrep-search in a new process; return its seconds, the bytes that it read and wrote, and its peak memory."""
     code = "import sys; from xrep_cli.search import main; code = main(sys.argv[1:]); print(open('/proc/self/io').read()"
     code += " + open('/proc/self/status').read(), file=sys.stderr); sys.exit(code)"
-    started = time.perf_counter()
+    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
-    seconds = time.perf_counter() - started
+    seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     counts = dict(re.findall(r"^(\w+):\s+(\d+)", done.stderr, flags=re.MULTILINE))
     print(f"  {done.stdout.splitlines()[0][:100]}")
     return {
         "seconds": round(seconds, 2),
+        "cpu_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 2),
         "from_disk_MB": round(int(counts["read_bytes"]) / 1e6, 1),
         "read_MB": round(int(counts["rchar"]) / 1e6, 1),
         "written_MB": round(int(counts["wchar"]) / 1e6, 3),

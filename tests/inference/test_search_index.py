@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
+import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -14,12 +18,13 @@ import pytest
 
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
-from tests.support.runs import contents
+from tests.support.runs import contents, environment
 from xrep import SearchIndex
 from xrep.errors import UserError
 from xrep.inference import index_files
 from xrep.inference.sentence_encoder import SentenceEncoder
 
+KILLS = 4
 SENTENCES = [english for _, english in sentence_pairs(600)]
 QUERIES = [english for _, english in sentence_pairs(650)[600:]]
 
@@ -59,7 +64,7 @@ def test_the_files_can_be_read_without_xrep(encoder, tmp_path, monkeypatch):
     assert vectors.shape == (600, 16) and texts == SENTENCES and [lines[one - 1] for one in numbers] == texts
     x, scores = encoder.encode(QUERIES), []
     for number, first in enumerate((0, 250, 500)):
-        stored = faiss.read_index(str(part / f"{number:05d}.faiss"))
+        stored: Any = faiss.read_index(str(part / f"{number:05d}.faiss"))
         stored.nprobe = 20
         assert stored.ntotal == min(250, 600 - first)
         scores.append(np.full((len(x), 600), -2.0))
@@ -180,7 +185,7 @@ def test_the_encoder_of_an_index(shared_encoder: Path, encoder: SentenceEncoder,
 def test_an_interrupted_command_goes_on(encoder, tmp_path, monkeypatch, step):
     """It stops at each call of a step; a reader finds the old or the new index, and the bytes are the same at last."""
     (tmp_path / "a.txt").write_text("".join(f"{line}\n" for line in SENTENCES[:50]))
-    path, ends = tmp_path / "index", list[dict[str, bytes]]()
+    path, ends = tmp_path / "index", list[dict[str, bytes | str]]()
 
     def build(name: str) -> None:
         SearchIndex.build(encoder, tmp_path / "a.txt", tmp_path / name, index="IVF2,SQ8")
@@ -195,6 +200,7 @@ def test_an_interrupted_command_goes_on(encoder, tmp_path, monkeypatch, step):
     module, name = step.rsplit(".", 1)
     real = getattr(sys.modules[module], name)
     for run, end in ((build, ends[0]), (add, ends[1])):
+        stopped_call = 0
         for stopped_call in range(100):
             if run is add:
                 shutil.copytree(tmp_path / "built", path)
@@ -217,3 +223,37 @@ def test_an_interrupted_command_goes_on(encoder, tmp_path, monkeypatch, step):
 
 def stop() -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.nightly
+def test_a_killed_command_goes_on(shared_encoder: Path, tmp_path: Path) -> None:
+    """Killed at random moments, ``build`` and ``add`` end with the bytes of undisturbed commands when repeated."""
+    draw, limit = random.Random(0), 0.0
+    (tmp_path / "a.txt").write_text("".join(f"{line} {number}\n" for line in SENTENCES for number in range(20)))
+    program = [sys.executable, "-m", "xrep_cli.search"]
+    given = ["--input", tmp_path / "a.txt", "--lang", "en", "--device", "cpu"]
+    build = [*program, "build", "--path", shared_encoder, *given, "--index", "IVF50,SQ8", "--output"]
+    ends = list[dict[str, bytes | str]]()
+    for line in (build, [*program, "add", *given]):
+        started = time.monotonic()
+        subprocess.run([*line, "whole"], cwd=tmp_path, env=environment(), check=True)
+        ends.append(contents(tmp_path / "whole"))
+        limit = time.monotonic() - started
+    for kill in range(KILLS):
+        shutil.rmtree(tmp_path / "index", ignore_errors=True)
+        line, end = (build, ends[0]) if kill % 2 else ([*program, "add", *given], ends[1])
+        if not kill % 2:
+            subprocess.run([*build, "index"], cwd=tmp_path, env=environment(), check=True)
+        for _ in range(3):
+            with subprocess.Popen(
+                [*line, "index"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+            ) as process:
+                time.sleep(draw.uniform(0.4, 1) * limit)
+                process.kill()
+                assert process.stdout is not None
+                printed = process.stdout.read()
+            if printed:  # it was done
+                break
+        else:
+            subprocess.run([*line, "index"], cwd=tmp_path, env=environment(), check=True)
+        assert contents(tmp_path / "index") == end and not (tmp_path / "index.work").exists(), kill

@@ -1,0 +1,258 @@
+"""``SearchIndex``: what it finds, what it keeps on disk, adding, and interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+from tests.support.corpus import sentence_pairs
+from tests.support.encoders import write_encoder
+from tests.support.runs import contents, environment
+from xrep import SearchIndex
+from xrep.errors import UserError
+from xrep.inference import index_files
+from xrep.inference.sentence_encoder import SentenceEncoder
+
+KILLS = 20
+SENTENCES = [english for _, english in sentence_pairs(600)]
+QUERIES = [english for _, english in sentence_pairs(650)[600:]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["flat", "IVF20,SQ8", "IVF20,PQ8x4", "SQ8", "HNSW16"])
+def test_the_nearest_sentences_are_found(encoder: SentenceEncoder, tmp_path: Path, kind: str) -> None:
+    """All lists are searched. The scores are those of the vectors, whatever faiss keeps of them."""
+    index = SearchIndex.build(encoder, SENTENCES[:500], tmp_path / "index", index=kind)
+    index.add(SENTENCES[500:])
+    found, exact = index.search(QUERIES, k=5, probes=1000), encoder.encode(QUERIES) @ encoder.encode(SENTENCES).T
+    for row, hits in enumerate(found):
+        scores = [hit.score for hit in hits]
+        np.testing.assert_allclose(scores, [exact[row, hit.row] for hit in hits], atol=2e-3)
+        assert scores == sorted(scores, reverse=True) and len(hits) == 5
+        assert all((hit.text, hit.file) == (SENTENCES[hit.row], None) for hit in hits)
+        assert all(hit.line == hit.row + 1 - 500 * (hit.row >= 500) for hit in hits)
+    best = [hits[0].score for hits in found]
+    assert np.mean(np.array(best) > exact.max(axis=1) - 2e-3) == 1
+    checked = index.check()
+    assert checked.queries == 100 and checked.k == 10 and checked.recall >= (1 if kind == "flat" else 0.95)
+    assert [part.index for part in index.manifest.parts] == [kind, "flat"]
+
+
+@pytest.mark.slow
+def test_the_files_can_be_read_without_xrep(encoder, tmp_path, monkeypatch):
+    """Only faiss, json and numpy read the files. Of many vectors there are several files of faiss."""
+    monkeypatch.setattr(index_files, "_INDEX_BYTES", 4 * 16 * 250)
+    monkeypatch.setattr(index_files, "BLOCK_BYTES", 4 * 16 * 96)
+    lines = ["", "", *[text for line in SENTENCES for text in (line, "")]]
+    (tmp_path / "a.txt").write_text("".join(f"{line}\n" for line in lines))
+    index = SearchIndex.build(encoder, tmp_path / "a.txt", tmp_path / "index", index="IVF20,SQfp16", lang="en")
+    manifest, part = json.loads((index.path / "manifest.json").read_text()), index.path / "part-00000"
+    assert [each["folder"] for each in manifest["parts"]] == ["part-00000"]
+    vectors, numbers = np.load(part / "vectors.npy"), np.load(part / "numbers.npy")
+    texts = (part / "lines.txt").read_text().splitlines()
+    assert vectors.shape == (600, 16) and texts == SENTENCES and [lines[one - 1] for one in numbers] == texts
+    x, scores = encoder.encode(QUERIES), []
+    for number, first in enumerate((0, 250, 500)):
+        stored = faiss.read_index(str(part / f"{number:05d}.faiss"))
+        stored.nprobe = 20
+        assert stored.ntotal == min(250, 600 - first)
+        scores.append(np.full((len(x), 600), -2.0))
+        for row, (similarity, found) in enumerate(zip(*stored.search(x, 250), strict=True)):
+            scores[-1][row, found[found >= 0] + first] = similarity[found >= 0]
+    nearest = np.argsort(-np.max(scores, axis=0), axis=1, kind="stable")[:, :3]
+    hits = index.search(QUERIES, k=3, probes=20)
+    assert np.mean([[hit.row for hit in some] for some in hits] == nearest) > 0.97  # fp16 exchanges near ties
+
+
+@pytest.mark.slow
+def test_what_is_added_is_found_beside_the_rest(encoder, tmp_path, monkeypatch):
+    whole = SearchIndex.build(encoder, SENTENCES, tmp_path / "whole", index="IVF20,SQ8")
+    monkeypatch.setattr(index_files, "FLAT_ROWS", 500)
+    parts = SearchIndex.build(encoder, SENTENCES[:500], tmp_path / "parts", lang="en")
+    before = contents(parts.path)
+    parts.add(SENTENCES[500:520])
+    reader = SearchIndex(tmp_path / "parts", encoder)
+    parts.add(SENTENCES[520:], lang="de")
+    assert len(reader) == 520 and reader.search(SENTENCES[510], k=1)[0].row == 510  # it sees what it has opened
+    assert [part.source.lines for part in parts.manifest.parts] == [500, 20, 80]
+    assert [part.source.language for part in parts.manifest.parts] == ["en", "en", "de"]
+    after = contents(parts.path)
+    assert {name for name in before if before[name] != after[name]} == {"manifest.json"}
+    for index in (parts, SearchIndex(tmp_path / "parts", encoder)):
+        expected, found = (each.search(QUERIES, k=5, probes=1000) for each in (whole, index))
+        assert [[(hit.text, hit.score) for hit in hits] for hits in found] == [
+            [(hit.text, hit.score) for hit in hits] for hits in expected
+        ]
+    parts.add([f"{line} {word}" for line in SENTENCES for word in "now soon here there never always".split()])
+    assert [part.index for part in parts.manifest.parts] == [*["flat"] * 3, "IVF240,SQ8"] and len(parts) == 4200
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".work")] == []
+
+
+def test_it_harms_nothing(encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modes and files of others stay, also in a part that was left unfinished."""
+    path = tmp_path / "index"
+    path.mkdir(0o700)
+    SearchIndex.build(encoder, SENTENCES[:5], path)
+    (path / "manifest.json").chmod(0o640)
+    (path / "notes.txt").write_text("mine")
+    for name in ("part-00001/lines.txt", "part-00001/notes.txt", "part-00002/vectors.npy"):
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text("left")
+    SearchIndex(path, encoder).add(SENTENCES[5:7])
+    assert path.stat().st_mode & 0o777 == 0o700 and (path / "manifest.json").stat().st_mode & 0o777 == 0o640
+    assert (path / "notes.txt").read_text() == "mine" and os.listdir(path / "part-00001") == ["notes.txt"]
+    assert [part.folder for part in SearchIndex(path).manifest.parts] == ["part-00000", "part-00002"]
+    monkeypatch.chdir(tmp_path)
+    for output in (".", "..", "/"):
+        with pytest.raises(UserError, match="the current folder, or one that it is in; name a new directory"):
+            SearchIndex.build("absent", SENTENCES, output)
+    with pytest.raises(UserError, match="inside .*/index; choose another place"):
+        SearchIndex.build(path, SENTENCES, path / "more")
+
+
+def test_damage_is_found(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    SearchIndex.build(encoder, SENTENCES[:9], path)
+    text = path / "part-00000" / "lines.txt"
+    content = text.read_bytes()
+    text.write_bytes(content.replace(b"e", b"a", 1))
+    with pytest.raises(UserError, match="lines.txt: damaged: the file is not as it was written; build the index again"):
+        SearchIndex(path).check()  # opening compares sizes only
+    text.write_bytes(content[:-1])
+    with pytest.raises(UserError, match=r"lines.txt: damaged"):
+        SearchIndex(path)
+    (path / "manifest.json").write_text('{"schema": 1, "fingerprint": ""}')
+    with pytest.raises(UserError, match="index: an index of schema 1, this version reads 2"):
+        SearchIndex(path)
+
+
+def test_odd_sentences(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    lines = ["", "a\tred\nhouse", "  ", "\ud800 x", "ein Haus"]
+    index = SearchIndex.build(encoder, lines, tmp_path / "index")
+    assert [(hit.line, hit.text) for hit in index.search("a red house", k=9)][0] == (2, "a red house")
+    assert {hit.line for hit in index.search("x", k=9)} == {2, 4, 5}
+    assert index.search(["", "x"], k=1)[0] == [] and index.search([]) == []
+    scores, rows = index.search_vectors(encoder.encode(["ein Haus"]), k=100)
+    assert scores.shape == rows.shape == (1, 3) and rows[0, 0] == 2
+    one = SearchIndex.build(encoder, ["ein Haus"], tmp_path / "one")
+    assert one.check().recall == 1 and one.search("Haus")[0].text == "ein Haus"
+
+
+def test_the_encoder_of_an_index(shared_encoder: Path, encoder: SentenceEncoder, tmp_path: Path) -> None:
+    """It is loaded from where it was, also if both were moved together or the index alone, and another one is
+    refused."""
+    place = tmp_path / "old"
+    other = write_encoder(place / "run" / "best", seed=3)
+    SearchIndex.build(other, SENTENCES[:5], place / "index", device="cpu")
+    shutil.copytree(place / "index", tmp_path / "copy" / "deep" / "index")
+    assert SearchIndex(tmp_path / "copy" / "deep" / "index", device="cpu").search(SENTENCES[3], k=1)[0].row == 3
+    place.rename(tmp_path / "new")
+    index = SearchIndex(tmp_path / "new" / "index", device="cpu")
+    assert index.manifest.beside == "../run/best" and index.search(SENTENCES[3], k=1)[0].row == 3
+    with pytest.raises(UserError, match="its encoder is not where it was .*old/run/best.; give its directory as `path"):
+        SearchIndex(tmp_path / "copy" / "deep" / "index", device="cpu").search("x")
+    message = "index: its vectors were made by another encoder; give `path`, or build the index again"
+    with pytest.raises(UserError, match=message):
+        SearchIndex(tmp_path / "new" / "index", encoder)
+    with pytest.raises(UserError, match=message):
+        SearchIndex(tmp_path / "new" / "index", shared_encoder, device="cpu").search("x")
+    unnamed = SearchIndex.build(
+        SentenceEncoder(encoder.model, encoder.tokenizers, encoder.text), SENTENCES[:5], tmp_path / "unnamed"
+    )
+    assert unnamed.search("x", k=1)
+    with pytest.raises(UserError, match="does not say where its encoder is; give `path`"):
+        SearchIndex(tmp_path / "unnamed").search("x")
+    with pytest.raises(ValueError, match=r"queries must be \[Q, 16\], not \[1, 3\]"):
+        unnamed.search_vectors(np.ones((1, 3)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "step", ["os.replace", "os.link", "shutil.rmtree", *(f"{index_files.__name__}.{name}" for name in (
+        "encode_file", "write_indexes", "describe", "write_json", "flush_to_disk", "check_new_directory"))]
+)  # fmt: skip
+def test_an_interrupted_command_goes_on(encoder, tmp_path, monkeypatch, step):
+    """It stops at each call of a step; a reader finds the old or the new index, and the bytes are the same at last."""
+    (tmp_path / "a.txt").write_text("".join(f"{line}\n" for line in SENTENCES[:50]))
+    path, ends = tmp_path / "index", list[dict[str, bytes]]()
+
+    def build(name: str) -> None:
+        SearchIndex.build(encoder, tmp_path / "a.txt", tmp_path / name, index="IVF2,SQ8")
+
+    def add(name: str) -> None:
+        SearchIndex(tmp_path / name, encoder).add(tmp_path / "a.txt", lang="de")
+
+    for name, runs in (("built", [build]), ("added", [build, add])):
+        for run in runs:
+            run(name)
+        ends.append(contents(tmp_path / name))
+    module, name = step.rsplit(".", 1)
+    real = getattr(sys.modules[module], name)
+    for run, end in ((build, ends[0]), (add, ends[1])):
+        stopped_call = 0
+        for stopped_call in range(100):
+            if run is add:
+                shutil.copytree(tmp_path / "built", path)
+            with monkeypatch.context() as patch:
+                calls = iter(range(100))
+                patch.setattr(step, lambda *given, calls=calls, last=stopped_call, **named: (
+                    real(*given, **named) if next(calls) != last else stop()))  # fmt: skip
+                try:
+                    run("index")
+                    break
+                except KeyboardInterrupt:
+                    assert not path.exists() or len(SearchIndex(path)) in (50, 100)
+            run("index")
+            assert contents(path) == end and not (tmp_path / "index.work").exists(), stopped_call
+            shutil.rmtree(path)
+        assert stopped_call or run is add
+        assert contents(path) == end
+        shutil.rmtree(path)
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.nightly
+def test_a_killed_command_goes_on(shared_encoder: Path, tmp_path: Path) -> None:
+    """Killed at random moments, ``build`` and ``add`` end with the bytes of undisturbed commands when repeated."""
+    draw, limit = random.Random(0), 0.0
+    (tmp_path / "a.txt").write_text("".join(f"{line} {number}\n" for line in SENTENCES for number in range(20)))
+    program = [sys.executable, "-m", "xrep_cli.search"]
+    given = ["--input", tmp_path / "a.txt", "--lang", "en", "--device", "cpu"]
+    build = [*program, "build", "--path", shared_encoder, *given, "--index", "IVF50,SQ8", "--output"]
+    ends = list[dict[str, bytes]]()
+    for line in (build, [*program, "add", *given]):
+        started = time.monotonic()
+        subprocess.run([*line, "whole"], cwd=tmp_path, env=environment(), check=True)
+        ends.append(contents(tmp_path / "whole"))
+        limit = time.monotonic() - started
+    for kill in range(KILLS):
+        shutil.rmtree(tmp_path / "index", ignore_errors=True)
+        line, end = (build, ends[0]) if kill % 2 else ([*program, "add", *given], ends[1])
+        if not kill % 2:
+            subprocess.run([*build, "index"], cwd=tmp_path, env=environment(), check=True)
+        for _ in range(3):
+            with subprocess.Popen(
+                [*line, "index"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+            ) as process:
+                time.sleep(draw.uniform(0.4, 1) * limit)
+                process.kill()
+                assert process.stdout is not None
+                printed = process.stdout.read()
+            if printed:  # it was done
+                break
+        else:
+            subprocess.run([*line, "index"], cwd=tmp_path, env=environment(), check=True)
+        assert contents(tmp_path / "index") == end and not (tmp_path / "index.work").exists(), kill
