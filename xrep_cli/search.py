@@ -162,7 +162,7 @@ def _summary(index: SearchIndex, as_json: bool) -> str:
     size = sum(one["bytes"] for part in facts["parts"] for one in part.pop("files").values())
     if as_json:
         return json.dumps({"path": str(index.path), "rows": len(index), "bytes": size, **facts})
-    lines = sum(part["source"]["lines"] for part in facts["parts"])
+    lines = sum(part["lines"] for part in facts["parts"])
     kinds = " and ".join(dict.fromkeys(part["index"] for part in facts["parts"])).replace("flat", "exact search")
     parts = f" in {len(facts['parts'])} parts" if len(facts["parts"]) > 1 else ""
     return f"{len(index):,} sentences of {lines:,} lines{parts}, {kinds}, {size / 1e6:,.1f} MB: {index.path}"

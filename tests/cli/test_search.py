@@ -81,7 +81,7 @@ def test_lines_are_added_and_the_summary_says_so(search: Any, separate_encoder: 
     assert re.fullmatch(r"60 sentences of 60 lines, exact search, 0\.0 MB: own\n", printed.out) and printed.err == ""
     told = json.loads(search("add", "own", *"--input lines.de --lang de --json".split()).out)
     assert told["rows"] == 120 and told["path"] == "own" and told["bytes"] > 120 * 2 * told["size"]
-    assert [part["source"]["name"] for part in told["parts"]] == ["lines.en", "lines.de"]
+    assert [part["source"] for part in told["parts"]] == ["lines.en", "lines.de"]
     assert "160 lines in 3 parts" in search("add", "own", "--input", "few.en").out  # in the language of the first text
     found = search("query", "own", PAIRS[9][0], *"-k 1 --lang de".split())
     assert found.out == f"1\t1.0000\tlines.de:10\t{PAIRS[9][0]}\n"

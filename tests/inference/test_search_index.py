@@ -85,8 +85,8 @@ def test_what_is_added_is_found_beside_the_rest(encoder, tmp_path, monkeypatch):
     reader = SearchIndex(tmp_path / "parts", encoder)
     parts.add(SENTENCES[520:], lang="de")
     assert len(reader) == 520 and reader.search(SENTENCES[510], k=1)[0].row == 510  # it sees what it has opened
-    assert [part.source.lines for part in parts.manifest.parts] == [500, 20, 80]
-    assert [part.source.language for part in parts.manifest.parts] == ["en", "en", "de"]
+    assert [part.lines for part in parts.manifest.parts] == [500, 20, 80]
+    assert [part.language for part in parts.manifest.parts] == ["en", "en", "de"]
     after = contents(parts.path)
     assert {name for name in before if before[name] != after[name]} == {"manifest.json"}
     for index in (parts, SearchIndex(tmp_path / "parts", encoder)):

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 from xrep.errors import UserError
 from xrep.files import check_new_directory, check_output, flush_to_disk, naming, remove_files, replace_file, write_json
 from xrep.inference.encoding import encode_file
-from xrep.inference.index_parts import BLOCK_BYTES, MANIFEST, VECTORS, Manifest, PartFacts, Source
+from xrep.inference.index_parts import BLOCK_BYTES, MANIFEST, VECTORS, Manifest, PartFacts
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.work import work_folder
 from xrep.models.directory import Described, describe, digest_of
@@ -33,7 +34,7 @@ FLAT_ROWS = 100_000
 _CELLS = 4096
 _TRAINING_BYTES, _INDEX_BYTES = 1 << 28, 1 << 31
 """Bytes of the float32 vectors that train an index, and that are in one file of faiss."""
-_OWN_FILE = re.compile(r"lock|text|part|new|planned\.json|vectors-[0-9a-f]{16}\.npy(\.work)?|\..*\.tmp")
+_OWN_FILE = re.compile(r"lock|text|part|new|(planned|manifest)\.json|vectors-[0-9a-f]{16}\.npy(\.work)?|\..*\.tmp")
 Sentences = str | Path | Iterable[str]
 """A file of sentences, one on each line, or the sentences themselves."""
 
@@ -54,14 +55,13 @@ def write_part(
     new: Manifest | None,
     sentences: Sentences,
     lang: str | None,
-    *,
-    batch_tokens: int = 4096,
-    show_progress: bool = False,
+    **how: Any,
 ) -> None:
     """Write a new directory with one part, or a further part of the one that is there.
 
     Args:
         new: The manifest of a new index, without parts; None: a part is added.
+        how: ``batch_tokens`` and ``show_progress`` of ``encode_file``.
 
     Raises:
         UserError: As ``encode_file``; something else is at ``output``, the text is empty, or faiss cannot index it.
@@ -77,7 +77,7 @@ def write_part(
             new_index(new.size, new.index)  # to report a mistake in it before the text is encoded
     encoder.model.tower(lang)
     with work_folder(work, _OWN_FILE, "writing this index", "vectors-*"):
-        source, digest = _copy(sentences, lang, work / "text")
+        text, digest = _copy(sentences, lang, work / "text")
         current = Manifest.read(path) if (path / MANIFEST).exists() else None
         plan = _planned(work, digest)
         before = replace(plan, parts=plan.parts[:-1]) if plan and new is None else None
@@ -89,10 +89,9 @@ def write_part(
             made_of = hashlib.sha256(f"{base.fingerprint} {lang} {digest} {base.prompt}".encode()).hexdigest()
             vectors = work / f"vectors-{made_of[:16]}.npy"
             if not vectors.exists():
-                how: dict[str, Any] = {"prompt": base.prompt, "batch_tokens": batch_tokens}
-                text = work / "text" / text_files.LINES
-                encode_file(encoder, text, vectors, lang=lang, dtype="float16", show_progress=show_progress, **how)
-            plan = _prepare(work, vectors, base, source, path)
+                how |= {"prompt": base.prompt, "lang": lang, "dtype": "float16"}
+                encode_file(encoder, work / "text" / text_files.LINES, vectors, **how)
+            plan = _prepare(work, vectors, base, text, path)
             write_json(work / "planned.json", {"text": digest, "manifest": asdict(plan)})
         if current != plan:
             with naming(path):
@@ -111,7 +110,7 @@ def _planned(work: Path, digest: str) -> Manifest | None:
     return from_plain(Manifest, planned["manifest"], "the manifest") if planned["text"] == digest else None
 
 
-def _copy(sentences: Sentences, lang: str | None, folder: Path) -> tuple[Source, str]:
+def _copy(sentences: Sentences, lang: str | None, folder: Path) -> tuple[dict[str, Any], str]:
     """Write the lines that are not empty, with their numbers, and return what they are and a digest of them."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -127,10 +126,11 @@ def _copy(sentences: Sentences, lang: str | None, folder: Path) -> tuple[Source,
     if not len(text_files.Lines.write(folder, filled())):
         raise UserError("no sentence in it", path=name, cure="give a text with sentences")
     digests = {each: describe(folder / each)["sha256"] for each in text_files.FILES}
-    return Source(name=name, language=lang, lines=count), digest_of({**digests, "name": name, "language": lang})
+    text = {"source": name, "language": lang, "lines": count}
+    return text, digest_of({**digests, **text})
 
 
-def _prepare(work: Path, vectors: Path, base: Manifest, source: Source, path: Path) -> Manifest:
+def _prepare(work: Path, vectors: Path, base: Manifest, text: dict[str, Any], path: Path) -> Manifest:
     """Write the folder of a part beside the index, and return the manifest with it."""
     part = work / "part"
     shutil.rmtree(part, ignore_errors=True)
@@ -147,9 +147,8 @@ def _prepare(work: Path, vectors: Path, base: Manifest, source: Source, path: Pa
     for file in (*part.iterdir(), part):
         flush_to_disk(file)
     files = {file.name: Described(**describe(file)) for file in sorted(part.iterdir())}
-    facts = PartFacts(
-        folder=_free_folder(path, base), source=source, rows=rows, index=index, index_rows=index_rows, files=files
-    )
+    folder = _free_folder(path, base)
+    facts = PartFacts(folder=folder, rows=rows, index=index, index_rows=index_rows, files=files, **text)
     return replace(base, parts=[*base.parts, facts])
 
 
@@ -172,9 +171,10 @@ def _put_in_place(work: Path, plan: Manifest, path: Path) -> None:
     target.mkdir(exist_ok=True)
     if (work / "part").exists():
         os.replace(work / "part", target / plan.parts[-1].folder)
-    flush_to_disk(target)
-    write_json(target / MANIFEST, asdict(plan))
-    flush_to_disk(target / MANIFEST)
+    write_json(work / MANIFEST, asdict(plan))  # not beside the old one, where a killed command would leave a file
+    for each in (target, work / MANIFEST):
+        flush_to_disk(each)
+    replace_file(work / MANIFEST, target / MANIFEST)
     flush_to_disk(target)
     if is_new:
         check_new_directory(path)
@@ -186,10 +186,8 @@ def new_index(size: int, description: str) -> Any:
     """Return a new index of faiss for vectors of a size; a UserError says that it knows no such description."""
     import faiss
 
-    try:
+    with _possible(description):
         index = faiss.index_factory(size, description, faiss.METRIC_INNER_PRODUCT)
-    except RuntimeError as error:
-        raise _not_possible(description, error) from None
     lists = faiss.try_extract_index_ivf(index)
     for trained in (lists, getattr(lists, "pq", None)):
         if trained is not None:
@@ -197,9 +195,15 @@ def new_index(size: int, description: str) -> Any:
     return index
 
 
-def _not_possible(description: str, error: RuntimeError) -> UserError:
-    reason = str(error).strip().splitlines()[0].rsplit(": ", 1)[-1]
-    return UserError(f"`index` {description} is not possible: {reason}", cure="choose another `index`, such as auto")
+@contextmanager
+def _possible(description: str) -> Iterator[None]:
+    """Context manager in which an error of faiss is one of the user, who chose this index."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0].rsplit(": ", 1)[-1]
+        problem = f"`index` {description} is not possible: {reason}"
+        raise UserError(problem, cure="choose another `index`, such as auto") from None
 
 
 def write_indexes(part: Path, description: str) -> int:
@@ -217,13 +221,11 @@ def write_indexes(part: Path, description: str) -> int:
     few = min(rows, max(48 * lists.nlist if lists else 0, 10_000), _TRAINING_BYTES // (4 * size))
     drawn = np.sort(np.random.default_rng(0).choice(rows, few, replace=False, shuffle=False))
     index_rows, step = max(1, _INDEX_BYTES // (4 * size)), max(1, BLOCK_BYTES // (4 * size))
-    try:
+    with _possible(description):
         trained.train(vectors.read(drawn))
         for number, first in enumerate(range(0, rows, index_rows)):
             index, last = faiss.clone_index(trained), min(first + index_rows, rows)
             for start in range(first, last, step):
                 index.add(vectors.read(slice(start, min(start + step, last))))
             faiss.write_index(index, str(part / f"{number:05d}.faiss"))
-    except RuntimeError as error:
-        raise _not_possible(description, error) from None
     return index_rows

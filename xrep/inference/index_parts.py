@@ -17,7 +17,6 @@ goes on from ``{directory}.work``.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,9 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import xrep
 from xrep.errors import UserError
-from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.directory import Described
 from xrep.models.plain import from_plain
 from xrep.precision import Precision
@@ -47,21 +44,14 @@ _LEAST, _PROPOSALS = 128, 1 << 15
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """A text: its name (null for sentences that were in no file), its language and its number of lines."""
-
-    name: str | None
-    language: str | None
-    lines: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class PartFacts:
-    """A part: its folder, its text, its number of sentences, that of each file of faiss (0: the search is exact) in
-    ``index``, a description in the language of faiss, and its files."""
+    """A part: its folder; the name (null: no file), the language and the number of lines of its text; its number of
+    sentences; how faiss describes its index ("flat": none), and the rows of each file of faiss; all files."""
 
     folder: str
-    source: Source
+    source: str | None
+    language: str | None
+    lines: int
     rows: int
     index: str
     index_rows: int
@@ -84,41 +74,14 @@ class Manifest:
     size: int
     parts: list[PartFacts]
 
-    @property
-    def rows(self) -> int:
-        return sum(part.rows for part in self.parts)
-
-    @classmethod
-    def of(cls, path: Path, encoder: SentenceEncoder, prompt: str, index: str) -> Manifest:
-        """Return that of a new index, without parts."""
-        known = bool(encoder.path) and os.path.exists(encoder.path)
-        named = os.path.abspath(encoder.path) if known else encoder.path
-        return cls(
-            schema=SCHEMA,
-            xrep=xrep.__version__,
-            encoder=named,
-            beside=os.path.relpath(named, os.path.realpath(path)) if known else "",
-            fingerprint=encoder.fingerprint(),
-            precision=encoder.precision,
-            prompt=prompt,
-            index=index,
-            size=encoder.output_size,
-            parts=[],
-        )
-
     @classmethod
     def read(cls, path: Path) -> Manifest:
-        """Read the manifest of a directory.
-
-        Raises:
-            UserError: This is not an index, or it has another schema.
-        """
+        """Read the manifest of a directory; a UserError says that this is not an index, or has another schema."""
         if not path.exists():
             raise UserError("no such index", path=path, cure="build it with xrep-search build")
         try:
             values = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-            schema = values["schema"]
-            _ = values["fingerprint"]
+            schema, _ = values["schema"], values["fingerprint"]
         except (OSError, ValueError, KeyError, TypeError):
             cure = "name a directory that xrep-search build wrote"
             raise UserError(f"not an index (no valid {MANIFEST})", path=path, cure=cure) from None
@@ -146,7 +109,8 @@ class Part:
         """The indexes of faiss, whose inverted lists stay on disk."""
         import faiss
 
-        return [faiss.read_index(str(self.folder / name), faiss.IO_FLAG_MMAP) for name in faiss_files(self.facts)]
+        names = sorted(name for name in self.facts.files if name.endswith(".faiss"))
+        return [faiss.read_index(str(self.folder / name), faiss.IO_FLAG_MMAP) for name in names]
 
     @cached_property
     def _held(self) -> np.ndarray:
@@ -180,11 +144,9 @@ class Part:
                 rows = index.search(x_QD[some], wanted)[1]
                 rows += np.where(rows < 0, 0, number * self.facts.index_rows)
                 distinct, place = np.unique(np.maximum(rows, 0), return_inverse=True)
+                y, place = torch.from_numpy(self.vectors.read(distinct)), torch.from_numpy(place.reshape(-1))
                 queries = torch.arange(len(rows)).repeat_interleave(wanted)
-                y = torch.from_numpy(self.vectors.read(distinct))
-                similarity = pair_similarities(x[some], y, queries, torch.from_numpy(place.reshape(-1))).view(
-                    rows.shape
-                )
+                similarity = pair_similarities(x[some], y, queries, place).view(rows.shape)
                 similarity[rows < 0] = -torch.inf
                 best.slice(start, start + step).merge(TopK(similarity, torch.from_numpy(rows)))
         return best
@@ -192,7 +154,3 @@ class Part:
 
 def damaged(path: Path) -> UserError:
     return UserError("damaged: the file is not as it was written", path=path, cure="build the index again")
-
-
-def faiss_files(facts: PartFacts) -> list[str]:
-    return sorted(name for name in facts.files if name.endswith(".faiss"))

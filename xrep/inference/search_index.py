@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+import xrep
 from xrep.errors import UserError
 from xrep.inference.index_files import Sentences, check_place, write_part
-from xrep.inference.index_parts import Manifest, Part, damaged
+from xrep.inference.index_parts import SCHEMA, Manifest, Part, damaged
 from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder
 from xrep.models.directory import describe
 from xrep.precision import Precision
@@ -121,7 +122,20 @@ class SearchIndex:
         check_place(Path(path), place, lines)
         if not isinstance(encoder, SentenceEncoder):
             encoder = SentenceEncoder.load(encoder, device=device, dtype=precision)
-        new = Manifest.of(Path(path), encoder, encoder.find_prompt(prompt_name, DOCUMENT_PROMPTS), index)
+        known = bool(encoder.path) and os.path.exists(encoder.path)
+        named = os.path.abspath(encoder.path) if known else encoder.path
+        new = Manifest(
+            schema=SCHEMA,
+            xrep=xrep.__version__,
+            encoder=named,
+            beside=os.path.relpath(named, os.path.realpath(path)) if known else "",
+            fingerprint=encoder.fingerprint(),
+            precision=encoder.precision,
+            prompt=encoder.find_prompt(prompt_name, DOCUMENT_PROMPTS),
+            index=index,
+            size=encoder.output_size,
+            parts=[],
+        )
         write_part(path, encoder, new, lines, lang, batch_tokens=batch_tokens, show_progress=show_progress)
         return cls(path, encoder)
 
@@ -133,10 +147,8 @@ class SearchIndex:
         They are encoded with the prompt of the index and, unless ``lang`` is given, in the language with which it was
         built. A search meanwhile finds all or none of them. At most 100,000 are searched exactly.
         """
-        lang = lang or self.manifest.parts[0].source.language
-        write_part(
-            self.path, self.encoder, None, lines, lang, batch_tokens=batch_tokens, show_progress=show_progress
-        )  # fmt: skip
+        how = {"batch_tokens": batch_tokens, "show_progress": show_progress}
+        write_part(self.path, self.encoder, None, lines, lang or self.manifest.parts[0].language, **how)
         self._open()
 
     def __len__(self) -> int:
@@ -151,12 +163,11 @@ class SearchIndex:
         if self._encoder is None:
             if not manifest.encoder:
                 raise UserError("the index does not say where its encoder is", path=self.path, cure="give `path`")
-            recorded = [manifest.encoder]
-            if manifest.beside:
-                recorded.insert(0, os.path.normpath(os.path.join(os.path.realpath(self.path), manifest.beside)))
+            beside = os.path.normpath(os.path.join(os.path.realpath(self.path), manifest.beside))
+            recorded = list(dict.fromkeys([beside, manifest.encoder] if manifest.beside else [manifest.encoder]))
             places = [place for place in recorded if os.path.exists(place) or not os.path.isabs(place)]
             if not places:
-                problem = f"its encoder is not where it was ({' or '.join(dict.fromkeys(recorded))})"
+                problem = f"its encoder is not where it was ({' or '.join(recorded)})"
                 raise UserError(problem, path=self.path, cure="give its directory as `path`")
         for place in places:
             loaded = SentenceEncoder.load(str(place), device=self._device, dtype=manifest.precision)
@@ -235,7 +246,7 @@ class SearchIndex:
         number = bisect_right(self._starts, row) - 1
         part, own = self._parts[number], np.array([row - self._starts[number]])
         (text,), (line,) = part.lines.take(own), part.lines.numbers(own).tolist()
-        return Hit(score, row, part.facts.source.name, line, text)
+        return Hit(score, row, part.facts.source, line, text)
 
     def check(self, k: int = 10, queries: int = 100) -> Checked:
         """Compare all files with their checksums, and measure how many of the nearest sentences a search finds.
@@ -260,7 +271,5 @@ class SearchIndex:
         for row, wanted, given in zip(rows.tolist(), exact, found, strict=True):
             wanted, given = ({*[other for other in some if other not in (row, -1)][:k]} for some in (wanted, given))
             shares.append(len(wanted & given) / len(wanted) if wanted else 1.0)
-        size = sum(described.bytes for _, described in files)
-        return Checked(
-            files=len(files), bytes=size, k=k, queries=len(rows), recall=round(sum(shares) / len(shares), 4)
-        )  # fmt: skip
+        size, recall = sum(described.bytes for _, described in files), round(sum(shares) / len(shares), 4)
+        return Checked(files=len(files), bytes=size, k=k, queries=len(rows), recall=recall)
