@@ -85,7 +85,7 @@ def _write(classifier: SentenceClassifier, options: argparse.Namespace, file: Te
 
 
 def _labels(classifier: SentenceClassifier, rows: list[list[str]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    labels, probabilities = classifier.predict([row[0] if len(row) == 1 else (row[0], row[1]) for row in rows])
+    labels, probabilities = classifier.predict([tuple(row) for row in rows])
     for label, each in zip(labels, probabilities, strict=True):
         named = dict(zip(classifier.annotation.labels, map(float, each), strict=True))
         yield f"{label}\t{named[label]:.4f}", {"label": label, "probabilities": named}

@@ -28,7 +28,7 @@ CANDIDATES = 20
 """Number of beginnings and ends of each window that are combined, as in BERT's evaluation."""
 MAX_ANSWER = 30
 """Number of subwords of the longest answer, as in BERT's evaluation."""
-STRIDE, MAX_QUESTION = 128, 64
+WINDOWS = {"stride": 128, "max_question": 64}
 """The windows of a context, unless the run says otherwise."""
 KINDS = {
     "label": ("labels of texts", "xnli, pawsx or amazon"),
@@ -72,7 +72,7 @@ class SentenceClassifier:
         batch_tokens: int = BATCH_TOKENS,
     ) -> None:
         self.model, self.text, self.tokenizers, self.path = model, text, tokenizers, path
-        self._tokenizer, self._vocabulary = tokenizers[SHARED], text.vocabulary(SHARED)
+        self._reading = tokenizers[SHARED], text.vocabulary(SHARED)
         self.annotation, self.training_hashes = model.annotation, training_hashes
         self._options, self._batch_tokens = options or {}, batch_tokens
 
@@ -119,7 +119,7 @@ class SentenceClassifier:
 
     # -- predictions --------------------------------------------------------------------------------------------------
 
-    def predict(self, texts: Sequence[str | tuple[str, str]]) -> tuple[list[str], np.ndarray]:
+    def predict(self, texts: Sequence[str | tuple[str, ...]]) -> tuple[list[str], np.ndarray]:
         """Return the most probable label of each text or pair, and the probabilities of all labels.
 
         Returns:
@@ -129,8 +129,9 @@ class SentenceClassifier:
             UserError: The classifier is of another kind.
         """
         self.check_kind("label")
-        examples = [_labelled(text) for text in texts]
-        rows = Rows(label_rows(examples, self._tokenizer, self._vocabulary, lambda _: 0, self.text.max_length))
+        pairs = [(text,) if isinstance(text, str) else text for text in texts]
+        examples = [LabelledText(tuple(" ".join(one.split()) for one in pair), "", "", Path(), 0) for pair in pairs]
+        rows = Rows(label_rows(examples, *self._reading, lambda _: 0, self.text.max_length))
         probabilities = np.empty((len(examples), len(self.annotation.labels)), dtype=np.float32)
         for batch, logits in self._logits(rows):
             probabilities[batch.indices.numpy()] = logits.softmax(dim=1).numpy()
@@ -145,9 +146,7 @@ class SentenceClassifier:
         self.check_kind("tags")
         examples = [TaggedSentence(tuple(words), (), "", Path(), 0) for words in sentences]
         numbers = ([0] * len(example.words) for example in examples)
-        rows = Rows(
-            tag_rows(examples, self._tokenizer, self._vocabulary, lambda _: next(numbers), self.text.max_length)
-        )
+        rows = Rows(tag_rows(examples, *self._reading, lambda _: next(numbers), self.text.max_length))
         tags_of_rows = [list[str]()] * len(rows)
         for batch, logits in self._logits(rows):
             best, is_first = logits.argmax(dim=2), batch.labels != IGNORED
@@ -165,13 +164,8 @@ class SentenceClassifier:
             UserError: The classifier is of another kind, or there is no room for a context beside a question.
         """
         self.check_kind("span")
-        sizes = {
-            "stride": int(self._options.get("stride", STRIDE)),
-            "max_question": int(self._options.get("max_question", MAX_QUESTION)),
-        }
-        given = list(
-            question_rows(questions, self._tokenizer, self._vocabulary, max_length=self.text.max_length, **sizes)
-        )
+        sizes = {name: int(self._options.get(name, usual)) for name, usual in WINDOWS.items()}
+        given = list(question_rows(questions, *self._reading, max_length=self.text.max_length, **sizes))
         best = [FoundAnswer("", 0, -float("inf"))] * len(questions)
         for batch, logits in self._logits(Rows(given)):
             for number, logit in zip(batch.indices.tolist(), logits, strict=True):
@@ -192,7 +186,7 @@ class SentenceClassifier:
         self.model.eval()
         device = next(self.model.parameters()).device
         for numbers in batches_of(rows.lengths, self._batch_tokens):
-            batch = rows.batch(np.array(numbers), self._vocabulary, self.annotation.kind)
+            batch = rows.batch(np.array(numbers), self._reading[1], self.annotation.kind)
             yield batch, self.model(batch.tokens.to(device)).float().cpu()
 
 
@@ -214,8 +208,3 @@ def best_span(logits: np.ndarray, row: Row) -> tuple[int, int, float] | None:
             if begin <= end < begin + MAX_ANSWER and (best is None or score > best[2]):
                 best = (row.spans[begin][0], row.spans[end][1], score)
     return best
-
-
-def _labelled(text: str | tuple[str, str]) -> LabelledText:
-    sentences = (text,) if isinstance(text, str) else tuple(text)
-    return LabelledText(tuple(" ".join(sentence.split()) for sentence in sentences), "", "", Path(), 0)

@@ -11,7 +11,7 @@ from xrep.data.batching import Annotation
 from xrep.inference.classifier import SentenceClassifier
 from xrep.metrics.answers import Normalisation, exact_match, f1
 from xrep.metrics.entities import entity_counts, entity_score, is_entity_scheme, tag_accuracy
-from xrep.text.annotated import LabelledText, Question, TaggedSentence
+from xrep.text.annotated import TaggedSentence
 
 
 def main_metric(annotation: Annotation) -> str:
@@ -39,44 +39,37 @@ def score(classifier: SentenceClassifier, examples: Sequence[Any], normalisation
         UserError: The classifier is of another kind.
     """
     kind = classifier.annotation.kind
+    if kind == "tags":
+        return _tag_scores(classifier, examples)
     if kind == "label":
-        return _label_scores(classifier, examples)
-    return _tag_scores(classifier, examples) if kind == "tags" else _answer_scores(classifier, examples, normalisation)
-
-
-def _label_scores(classifier: SentenceClassifier, examples: Sequence[LabelledText]) -> Scores:
-    texts = [example.sentences[0] if len(example.sentences) == 1 else example.sentences for example in examples]
-    labels, _ = classifier.predict(texts)  # pyright: ignore[reportArgumentType]
-    right = [label == example.label for label, example in zip(labels, examples, strict=True)]
-    return {"accuracy": 100 * float(np.mean(right))}, {"accuracy": np.stack((right, np.ones(len(right))), axis=1)}
+        labels, _ = classifier.predict([example.sentences for example in examples])
+        columns = {"accuracy": [label == example.label for label, example in zip(labels, examples, strict=True)]}
+    else:
+        answers = zip(classifier.answer(examples), examples, strict=True)
+        each = [
+            (found.text, [own.text for own in asked.answers], asked.language, normalisation) for found, asked in answers
+        ]
+        columns = {"f1": [f1(*one) for one in each], "exact_match": [exact_match(*one) for one in each]}
+    figures = {name: 100 * float(np.mean(column)) for name, column in columns.items()}
+    return figures, {name: np.stack((column, np.ones(len(column))), axis=1) for name, column in columns.items()}
 
 
 def _tag_scores(classifier: SentenceClassifier, examples: Sequence[TaggedSentence]) -> Scores:
     gold = [example.tags for example in examples]
     tags = classifier.tag([example.words for example in examples])
-    lenient = {"xtreme_f1": entity_score(gold, tags, lenient=True).f1}, {"xtreme_f1": _f1_counts(gold, tags, True)}
+    figures, counts = (
+        {"xtreme_f1": entity_score(gold, tags, lenient=True).f1},
+        {"xtreme_f1": _f1_counts(gold, tags, True)},
+    )
     if main_metric(classifier.annotation) == "accuracy":
         right = [sum(map(str.__eq__, *pair)) for pair in zip(gold, tags, strict=True)]
-        counts = np.stack((right, [len(own) for own in gold]), axis=1)
-        return {"accuracy": tag_accuracy(gold, tags), **lenient[0]}, {"accuracy": counts, **lenient[1]}
+        accuracy = np.stack((right, [len(own) for own in gold]), axis=1)
+        return {"accuracy": tag_accuracy(gold, tags), **figures}, {"accuracy": accuracy, **counts}
     entities = entity_score(gold, tags)
-    figures = {"f1": entities.f1, "precision": entities.precision, "recall": entities.recall}
-    return figures | lenient[0], {"f1": _f1_counts(gold, tags, False)} | lenient[1]
+    entity_figures = {"f1": entities.f1, "precision": entities.precision, "recall": entities.recall}
+    return entity_figures | figures, {"f1": _f1_counts(gold, tags, False)} | counts
 
 
 def _f1_counts(gold: Sequence[Sequence[str]], tags: Sequence[Sequence[str]], lenient: bool) -> np.ndarray:
     counts = [(2 * right, expected + given) for right, expected, given in entity_counts(gold, tags, lenient=lenient)]
     return np.array(counts).reshape(-1, 2)
-
-
-def _answer_scores(
-    classifier: SentenceClassifier, examples: Sequence[Question], normalisation: Normalisation
-) -> Scores:
-    overlaps, exact = list[float](), list[float]()
-    for answer, question in zip(classifier.answer(examples), examples, strict=True):
-        gold = [own.text for own in question.answers]
-        overlaps.append(f1(answer.text, gold, question.language, normalisation))
-        exact.append(exact_match(answer.text, gold, question.language, normalisation))
-    parts = {"f1": overlaps, "exact_match": exact}
-    figures = {name: 100 * float(np.mean(part)) for name, part in parts.items()}
-    return figures, {name: np.stack((part, np.ones(len(part))), axis=1) for name, part in parts.items()}
