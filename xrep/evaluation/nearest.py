@@ -7,23 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from heapq import nlargest
 from pathlib import Path
+from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, check_languages
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures
 from xrep.evaluation.reading import read_sentences
-from xrep.inference.encoding import CHUNK_CHARACTERS, CHUNK_LINES
 from xrep.retrieval.neighbours import neighbours
-from xrep.retrieval.topk import TopK
+from xrep.text.chunks import CHUNK_LINES, read_chunks
 from xrep.text.languages import check_language
 from xrep.text.readers import read_lines
-
-Place = tuple[str, int, str]
-"""A file, the number of a line, and the sentence in it."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +31,6 @@ class Hit:
     file: str
     line: int
     sentence: str
-
-
-def read_queries(queries: Sequence[str], file: str | Path | None) -> list[str]:
-    """Return the given queries and those in the lines of a file, without blank and repeated ones."""
-    lines = read_sentences(Path(file)) if file is not None else []
-    distinct = list(dict.fromkeys(query for query in [*queries, *lines] if query.strip()))
-    for query in distinct:
-        if not query.isascii() and any("\ud800" <= character <= "\udfff" for character in query):
-            raise UserError(f"`query` {query!r} is not UTF-8", cure="give it in a `query_file`, which is UTF-8")
-    if not distinct:
-        raise UserError("no query", cure="give `query` 'a sentence', or `query_file` with one on each line")
-    return distinct
 
 
 class Neighbours(Evaluation):
@@ -86,23 +71,35 @@ class Neighbours(Evaluation):
         check_language(config.data_lang, "data_lang")
         queries, lang = read_queries(config.query, config.query_file), config.lang or ""
         files = config.data if config.list_sentences else []
-        text = (sentence for chunk in _chunks(files) for *_, sentence in chunk)
-        tables = ("query", lang, queries), ("data", config.data_lang or lang, list(dict.fromkeys(text)))
-        return [Examples(own, (language,), (column,)) for own, language, column in tables if column]
+        text = list(dict.fromkeys(sentence for _, lines in _chunks(files) for sentence in lines))
+        tables = ("query", lang, queries), ("data", config.data_lang or lang, text)
+        return [Examples(name, (language,), (column,)) for name, language, column in tables if column]
 
     def measure(self, model: Encoder) -> Figures:
         config, (queries,) = self.config, self.tables[0].columns
         hits = nearest(model, queries, config.data, config.top, config.lang, config.data_lang or config.lang)
-        lines = list[str]()
+        lines, found = list[str](), list[dict[str, Any]]()
         for query, own in zip(queries, hits, strict=True):
             lines += [f"query: {query}", *(f"{h.similarity:6.3f}  {h.file}:{h.line}  {h.sentence}" for h in own), ""]
-        found = [{"query": query, "nearest": list(map(asdict, own))} for query, own in zip(queries, hits, strict=True)]
+            found.append({"query": query, "nearest": list(map(asdict, own))})
         return Figures(
             text="\n".join(lines[:-1]),
             values={"queries": found},
             settings=self.settings(),
-            files=[*config.data, *([config.query_file] if config.query_file else [])],
+            files=[*config.data, *filter(None, [config.query_file])],
         )
+
+
+def read_queries(queries: Sequence[str], file: str | Path | None) -> list[str]:
+    """Return the given queries and those in the lines of a file, without blank and repeated ones."""
+    lines = read_sentences(Path(file)) if file is not None else []
+    distinct = list(dict.fromkeys(query for query in [*queries, *lines] if query.strip()))
+    if not distinct:
+        raise UserError("no query", cure="give `query` 'a sentence', or `query_file` with one on each line")
+    for query in distinct:
+        if any("\ud800" <= character <= "\udfff" for character in query):
+            raise UserError(f"`query` {query!r} is not UTF-8", cure="give it in a `query_file`, which is UTF-8")
+    return distinct
 
 
 def nearest(
@@ -113,55 +110,39 @@ def nearest(
     lang: str | None = None,
     text_lang: str | None = None,
 ) -> list[list[Hit]]:
-    """Return the ``top`` sentences nearest to each query by cosine, nearest first.
-
-    The text is read in chunks, so memory does not grow with its size. Blank lines are skipped.
+    """Return the ``top`` sentences nearest to each query by cosine, nearest first, without holding all of the text.
 
     Args:
         lang, text_lang: Languages of the queries and of the text, for encoders that need them.
     """
-    if lang:
-        check_languages(encoder, {lang: queries[0]})
-    vectors, best = encoder.encode(list(queries), lang), TopK.none(len(queries), top)
-    places, count = (
-        dict[int, Place](),
-        0,
-    )  # of the best so far: the number of a sentence in all of the text -> its place
-    with tqdm(disable=None, unit=" lines", unit_scale=True, leave=False) as progress:
-        for chunk in _chunks(files):
-            sentences = [sentence for *_, sentence in chunk]
-            if text_lang and not count:
-                check_languages(encoder, {text_lang: sentences[0]})
-            # One more than needed, because the query itself may be among them.
-            near, _ = neighbours(vectors, encoder.encode(sentences, text_lang), min(top + 1, len(chunk)), 0)
-            known = {sentence: number for number, (*_, sentence) in places.items()}
-            numbers = [known.get(sentence, count + row) for row, sentence in enumerate(sentences)]
-            rows = {sentence: row for row, sentence in enumerate(sentences)}
-            is_query = near.index == torch.tensor([[rows.get(query, -1)] for query in queries])
-            index = torch.tensor(numbers)[near.index].masked_fill(is_query, -1)
-            best.merge(TopK(near.similarity.masked_fill(is_query, -torch.inf), index))
-            places = dict(zip(numbers, chunk, strict=True)) | places
-            places = {number: places[number] for number in best.index.unique().tolist() if number >= 0}
-            count += len(chunk)
-            progress.update(len(chunk))
-    if (fewest := int((best.index >= 0).sum(dim=1).min())) < top:
+    first = next((line for file in files for _, line in read_lines(file) if line.strip()), "")
+    check_languages(encoder, {code: line for code, line in ((text_lang, first), (lang, queries[0])) if code})
+    vectors, best = encoder.encode(list(queries), lang), [list[Hit]() for _ in queries]
+    for file, lines in tqdm(_chunks(files), disable=None, unit=" lines", unit_scale=CHUNK_LINES, leave=False):
+        sentences = list(lines)
+        # One more than needed, because the query itself may be among them.
+        near, _ = neighbours(vectors, encoder.encode(sentences, text_lang), min(top + 1, len(sentences)), 0)
+        for row, (similarities, columns) in enumerate(zip(near.similarity.tolist(), near.index.tolist(), strict=True)):
+            known = {queries[row], *(hit.sentence for hit in best[row])}
+            for similarity, sentence in zip(similarities, (sentences[column] for column in columns), strict=True):
+                if sentence not in known:
+                    best[row].append(Hit(similarity, file, lines[sentence], sentence))
+            best[row] = nlargest(top, best[row], key=lambda hit: hit.similarity)  # of equal ones the first
+    if (fewest := min(map(len, best))) < top:
         problem = f"`top` {top}, but {fewest} different sentences to find"
         raise UserError(problem, path=files[0], cure="give a smaller `top`, or more text")
-    pairs = (zip(*row, strict=True) for row in zip(best.similarity.tolist(), best.index.tolist(), strict=True))
-    return [[Hit(similarity, *places[number]) for similarity, number in row] for row in pairs]
+    return best
 
 
-def _chunks(files: Sequence[str | Path]) -> Iterator[list[Place]]:
-    """Yield the distinct sentences of a part of a file, at their first occurrences there."""
+def _chunks(files: Sequence[str | Path]) -> Iterator[tuple[str, dict[str, int]]]:
+    """Yield each chunk of each file: the file, and its sentences with the lines where they first occur."""
     for file in files:
-        places = dict[str, Place]()
-        characters = 0
-        for number, line in read_lines(file):
-            if line.strip() and line not in places:
-                places[line] = str(file), number, line
-                characters += len(line)
-            if len(places) >= CHUNK_LINES or characters >= CHUNK_CHARACTERS:
-                yield list(places.values())
-                places, characters = {}, 0
-        if places:
-            yield list(places.values())
+        count = 0
+        for chunk in read_chunks(file, CHUNK_LINES):
+            lines = dict[str, int]()
+            for line, sentence in enumerate(chunk, start=count + 1):
+                if sentence.strip():
+                    lines.setdefault(sentence, line)
+            count += len(chunk)
+            if lines:
+                yield str(file), lines
