@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import naming, try_lock, write_aside
+from xrep.files import naming, replace_file, try_lock, write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interrupts import Interrupted, StopRequest
 from xrep.nn.encoder import counting_sentences
@@ -178,11 +178,12 @@ class _Encoding:
         """Write the vectors of lines to a .npy file."""
         with _work_folder(target) as folder:
             chunks = [self._chunk(folder, number, chunk) for number, chunk in enumerate(_chunks(lines))]
-            with write_aside(target) as aside:
-                vectors = ArrayFile.create(aside, self.origin.dtype, (self.origin.size,))
+            with naming(target):
+                whole = ArrayFile.create(folder / "whole.npy", self.origin.dtype, (self.origin.size,))
                 for path in chunks:
-                    vectors.append(np.load(path, allow_pickle=False))
-                vectors.close()
+                    whole.append(np.load(path, allow_pickle=False))
+                whole.close()
+                replace_file(folder / "whole.npy", target)
             for path in folder.glob("chunk-*.npy"):
                 path.unlink()
 
