@@ -160,8 +160,9 @@ def _measure(
     from xrep.evaluation.plots import Picture
     from xrep.evaluation.runner import comparison, differences, measure, models
 
-    seeds, dimensions, several = options.get("random_baseline", 0), options.get("dimensions"), len(paths) > 1
-    several, records, failed, differing, first = several or dimensions is not None, {}, {}, {}, None
+    seeds, dimensions = options.get("random_baseline", 0), options.get("dimensions")
+    several = len(paths) > 1 or dimensions is not None
+    records, failed, differing, first = {}, {}, {}, None
     for model in models(evaluation, paths, dimensions):
         figures, record = measure(name, evaluation, model, seeds)
         path, first, notes = str(model.path), first or figures, None

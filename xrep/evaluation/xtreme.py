@@ -61,7 +61,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Models:
-    """The models of the tasks: what they are loaded from, and their digests, by task."""
+    """The models of the tasks: what they are loaded from, by task, and the digest of each of these runs."""
 
     runs: Mapping[str, str]
     digests: Mapping[str, str]
@@ -71,7 +71,7 @@ class Models:
         return ", ".join(f"{task}={run}" for task, run in self.runs.items())
 
     def fingerprint(self) -> str:
-        return " ".join(f"{task}:{digest}" for task, digest in self.digests.items())
+        return " ".join(f"{task}:{self.digests[run]}" for task, run in self.runs.items())
 
 
 class Xtreme(Evaluation):
@@ -150,12 +150,8 @@ class Xtreme(Evaluation):
 
     def open(self, path: str) -> Models:
         """Open each model once, to find what is wrong before the first one is measured."""
-        digests = dict[str, str]()
-        for test in self.tests:
-            path = self.runs[test.label]
-            same = next((digests[task] for task in digests if self.runs[task] == path), None)
-            digests[test.label] = same or test.evaluation.open(path).fingerprint()
-        return Models(self.runs, digests)
+        kinds = {self.runs[test.label]: test.evaluation for test in self.tests}
+        return Models(self.runs, {run: evaluation.open(run).fingerprint() for run, evaluation in kinds.items()})
 
     def measure(self, model: Models) -> Figures:
         opened = dict[str, Any]()  # the last model, which serves the next task, too, if it is of the same run
@@ -170,14 +166,13 @@ class Xtreme(Evaluation):
         scored = {task: task_score(task, figures) for task, figures in results.figures.items()}
         scores = {task: score for task, (score, _) in scored.items()}
         resamples = {task: drawn for task, (_, drawn) in scored.items()}
+        groups = {task: group for group, tasks in GROUPS.items() for task in tasks}
         rows = [
-            [task, group, f"{scores[task]:.1f}", *_counts(task, results.figures[task])]
-            for group, tasks in GROUPS.items()
-            for task in tasks
-            if task in scores
+            [task, groups[task], f"{score:.1f}", *_counts(task, results.figures[task])]
+            for task, score in scores.items()
         ]
         headline = dict(scores)
-        missing = [task for tasks in GROUPS.values() for task in tasks if task not in self.runs]
+        missing = [task for task in groups if task not in self.runs]
         if len(scores) == len(LANGUAGES):
             headline["average"] = float(np.mean(list(scores.values())))
             resamples["average"] = np.mean(list(resamples.values()), axis=0)
