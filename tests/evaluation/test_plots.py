@@ -11,7 +11,7 @@ import pytest
 
 from xrep.errors import UserError
 from xrep.evaluation import plots
-from xrep.evaluation.plots import Picture, Points
+from xrep.evaluation.plots import Picture
 from xrep.metrics.retrieval import Accuracy
 
 pytest.importorskip("matplotlib")
@@ -84,18 +84,19 @@ def test_accuracies_of_any_number_of_languages(draw: Callable[..., Any], count: 
         np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
-def points_of(labels: list[str], languages: list[str], links: list[tuple[int, int]]) -> Points:
-    """Return random points, of tokens if there are no links."""
-    points = np.random.default_rng(0).normal(size=(len(labels), 2))
-    return Points("pca", not links, 0.5, points, languages, labels, links, [{}] * 3)
+def points_of(labels: list[str], languages: list[str]) -> dict[str, Any]:
+    """Return random points."""
+    rows = zip(labels, languages, np.random.default_rng(0).normal(size=(len(labels), 2)).tolist(), strict=True)
+    points = [{"label": label, "language": language, "x": x, "y": y} for label, language, (x, y) in rows]
+    return {"method": "pca", "explained": 0.5, "points": points, "sentences": [{}] * 3}
 
 
 def test_labels_of_any_script_are_drawn(draw: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
     labels = ["$x_1", "$\\frac$", "Straße", "кот", "بيت", " \n", "\u200d"]
-    figure = draw(plots.plot_points, points_of(labels, ["de"] * 7, []))[0]
+    figure = draw(plots.plot_points, points_of(labels, ["de"] * 7), [])[0]
     assert [text.get_text() for text in figure.axes[0].texts] == [label.strip() for label in labels]
     assert not capsys.readouterr().err
-    draw(plots.plot_points, points_of(["a", UNDRAWABLE, UNDRAWABLE], ["zh"] * 3, []))
+    draw(plots.plot_points, points_of(["a", UNDRAWABLE, UNDRAWABLE], ["zh"] * 3), [])
     assert capsys.readouterr().err.splitlines() == [
         "warning: the picture has boxes for letters that no font has; install Noto Sans fonts"
     ]
@@ -104,10 +105,10 @@ def test_labels_of_any_script_are_drawn(draw: Callable[..., Any], capsys: pytest
 @pytest.mark.parametrize(("count", "tokens", "labels"), [(100, True, 100), (600, True, 0), (600, False, 1)])
 def test_points_of_any_number(draw: Callable[..., Any], count: int, tokens: bool, labels: int) -> None:
     languages = [f"l{i % 9}" for i in range(count)]
-    given = points_of([str(i) for i in range(count)], languages, [] if tokens else [(0, 1), (0, 2)])
-    figure, shape = draw(plots.plot_points, given)
+    links = [] if tokens else [(0, 1), (0, 2)]
+    figure, shape = draw(plots.plot_points, points_of([str(i) for i in range(count)], languages), links)
     axes = figure.axes[0]
-    assert shape == (900, 1260) and len(axes.lines) == len(given.links) and len(axes.texts) == labels
+    assert shape == (900, 1260) and len(axes.lines) == len(links) and len(axes.texts) == labels
     assert sum(len(group.get_offsets()) for group in axes.collections) == count
 
 

@@ -59,16 +59,18 @@ def test_rows_are_drawn_whole() -> None:
 
 def test_links_lead_from_english_to_its_translations() -> None:
     tables = [table(de=GERMAN[:3], en=ENGLISH[:3], fr=GERMAN[3:6]), table(es=GERMAN[6:8], en=ENGLISH[6:8])]
-    found = scatter.scatter(NgramEncoder(), tables, "pca")
-    assert found.languages == ["de"] * 3 + ["en"] * 3 + ["fr"] * 3 + ["es"] * 2 + ["en"] * 2
-    assert found.labels == ["1", "2", "3"] * 3 + ["4", "5"] * 2
-    assert sorted(found.links) == [(3, 0), (3, 6), (4, 1), (4, 7), (5, 2), (5, 8), (11, 9), (12, 10)]
-    assert found.sentences[1] == {"de": GERMAN[1], "en": ENGLISH[1], "fr": GERMAN[4]} and len(found.sentences) == 5
-    text = scatter.text(found)
+    found, links = scatter.scatter(NgramEncoder(), tables, "pca")
+    languages = ["de"] * 3 + ["en"] * 3 + ["fr"] * 3 + ["es"] * 2 + ["en"] * 2
+    assert [point["language"] for point in found["points"]] == languages
+    assert [point["label"] for point in found["points"]] == ["1", "2", "3"] * 3 + ["4", "5"] * 2
+    assert sorted(links) == [(3, 0), (3, 6), (4, 1), (4, 7), (5, 2), (5, 8), (11, 9), (12, 10)]
+    assert found["sentences"][1] == {"de": GERMAN[1], "en": ENGLISH[1], "fr": GERMAN[4]}
+    text = scatter.text(found, "sentences")
     assert text.startswith("13 sentences of de en fr es by pca; the two axes hold ")
     assert f"  5  es  {GERMAN[7]}" in text
     vectors = [NgramEncoder().encode(column) for own in tables for column in own.columns]
-    np.testing.assert_allclose(found.points, scatter.project(np.concatenate(vectors), "pca")[0], atol=1e-6)
+    points = [(point["x"], point["y"]) for point in found["points"]]
+    np.testing.assert_allclose(points, scatter.project(np.concatenate(vectors), "pca")[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("first", [1, 0])
@@ -92,9 +94,9 @@ def test_tokens_are_those_of_the_pooled_layer(separate_encoder: Path, first: int
         start += len(ids)
     assert start == len(vectors) == len(labels)
     assert "[unk]" in scatter.token_vectors(encoder, ["漢"], "de")[0]
-    found = scatter.scatter(loaded, [table(de=GERMAN[:2], en=ENGLISH[:2])], "pca", tokens=True)
-    assert not found.links and len(found.points) == len(found.labels) == len(found.languages) > 20
-    assert "tokens of de en by pca" in scatter.text(found)
+    found, links = scatter.scatter(loaded, [table(de=GERMAN[:2], en=ENGLISH[:2])], "pca", tokens=True)
+    assert not links and len(found["points"]) > 20
+    assert "tokens of de en by pca" in scatter.text(found, "tokens")
 
 
 def test_an_encoder_that_does_not_fit_is_refused(separate_encoder: Path, tmp_path: Path) -> None:

@@ -189,50 +189,34 @@ def _draw_shares(axes: Axes, languages: Sequence[str], shares: np.ndarray) -> No
     axes.set_xlabel("share of neighbours (%)", fontsize=9)
 
 
-@dataclass(frozen=True)
-class Points:
-    """P points in two dimensions.
-
-    Attributes:
-        explained: Share of the variance that the two axes explain (PCA), else None.
-        points: Coordinates, float64 [P, 2].
-        languages, labels: Language and label of each point. The label is the number of the sentence, or the token.
-        links: Pairs of points that translate each other; empty for tokens.
-        sentences: For each sentence number, from 1, the sentences by language.
-    """
-
-    method: str
-    tokens: bool
-    explained: float | None
-    points: np.ndarray
-    languages: list[str]
-    labels: list[str]
-    links: list[tuple[int, int]]
-    sentences: list[dict[str, str]]
-
-
-def plot_points(drawn: Points, picture: Picture) -> None:
+def plot_points(values: Mapping[str, Any], links: Sequence[tuple[int, int]], picture: Picture) -> None:
     """Draw points for sentences, with lines between translations, or for tokens.
 
     If there are few points, they are labelled: sentences with their number, beside the English (or first) side, and
     tokens with their text.
+
+    Args:
+        values: What ``Scatter`` writes as JSON.
+        links: Pairs of points that translate each other; empty for tokens.
     """
-    few, own = len(drawn.points) <= (_LABELLED_TOKENS if drawn.tokens else 500), np.array(drawn.languages)
-    numbered = sorted({hub for hub, _ in drawn.links}) if len(drawn.sentences) <= _LABELLED_SENTENCES else []
-    labelled = (list(range(len(own))) if few else []) if drawn.tokens else numbered
+    points = np.array([[own["x"], own["y"]] for own in values["points"]])
+    languages = np.array([own["language"] for own in values["points"]])
+    few = len(points) <= (500 if links else _LABELLED_TOKENS)
+    numbered = sorted({hub for hub, _ in links}) if len(values["sentences"]) <= _LABELLED_SENTENCES else []
+    labelled = numbered if links else range(len(points) if few else 0)
     style = {"s": 38, "edgecolors": "black", "linewidths": 0.5} if few else {"s": 9, "alpha": 0.6, "linewidths": 0}
-    kind = "Tokens of translations" if drawn.tokens else "Translations"
-    kept = "" if drawn.explained is None else f", {100 * drawn.explained:.0f}% of the variance"
+    kind = "Translations" if links else "Tokens of translations"
+    kept = "" if values["explained"] is None else f", {100 * values['explained']:.0f}% of the variance"
     with _picture(picture, 8.4, 6) as figure:
         axes = figure.subplots()
-        for pair in drawn.links:
-            axes.plot(*drawn.points[list(pair)].T, color="#9a9a9a", linewidth=0.7, zorder=1)
-        for i, language in enumerate(dict.fromkeys(drawn.languages)):
+        for pair in links:
+            axes.plot(*points[list(pair)].T, color="#9a9a9a", linewidth=0.7, zorder=1)
+        for i, language in enumerate(dict.fromkeys(languages.tolist())):
             looks = {"c": _COLOURS[i % len(_COLOURS)], "marker": _MARKERS[i % len(_MARKERS)], "zorder": 2, **style}
-            axes.scatter(*drawn.points[own == language].T, label=f"{name(language)} ({language})", **looks)
+            axes.scatter(*points[languages == language].T, label=f"{name(language)} ({language})", **looks)
         for i in labelled:
-            _label(axes, (*drawn.points[i],), drawn.labels[i].strip())
-        axes.set_title(f"{kind} ({'PCA' if drawn.method == 'pca' else 't-SNE'}{kept})")
+            _label(axes, (*points[i],), values["points"][i]["label"].strip())
+        axes.set_title(f"{kind} ({'PCA' if values['method'] == 'pca' else 't-SNE'}{kept})")
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(True)
         axes.margins(0.06)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import importlib.util
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, Loaded
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, PlotOption
 from xrep.evaluation.multilingual import TextOptions, read_texts
-from xrep.evaluation.plots import Points, plot_points
+from xrep.evaluation.plots import plot_points
 from xrep.evaluation.reading import check_seed
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import principal_components
@@ -77,19 +77,13 @@ class Scatter(Evaluation):
             cure = "name an encoder, or omit `tokens`"
             raise UserError("precomputed vectors have no tokens", path=model.path, cure=cure)
         self.check(model)
-        drawn = scatter(model, self.tables, self.config.method, self.config.seed, tokens=self.config.tokens)
-        coordinates = zip(drawn.languages, drawn.labels, drawn.points.tolist(), strict=True)
+        values, links = scatter(model, self.tables, self.config.method, self.config.seed, tokens=self.config.tokens)
         return Figures(
-            text=text(drawn),
-            values={
-                "method": drawn.method,
-                "explained": drawn.explained,
-                "points": [{"language": own, "label": label, "x": x, "y": y} for own, label, (x, y) in coordinates],
-                "sentences": drawn.sentences,
-            },
+            text=text(values, "sentences" if links else "tokens"),
+            values=values,
             settings=self.settings(),
             files=list(dict.fromkeys(file for examples in self.tables for file in examples.files)),
-            plot=lambda picture: plot_points(drawn, picture),
+            plot=lambda picture: plot_points(values, links, picture),
         )
 
 
@@ -108,10 +102,14 @@ def draw_rows(tables: Sequence[Examples], count: int, seed: int = 0) -> list[Exa
 
 def scatter(
     encoder: Encoder, tables: Sequence[Examples], method: Method, seed: int = 0, *, tokens: bool = False
-) -> Points:
+) -> tuple[dict[str, Any], list[tuple[int, int]]]:
     """Project the vectors of sentences, or of their tokens in the layer from which sentence vectors are pooled.
 
-    Links connect each sentence with its English (or first) translation.
+    Returns:
+        What is written as JSON: the ``method``; the share of the variance that both axes hold, ``explained`` (PCA);
+        the ``points``, each with its language, its label (the number of the sentence, or the token) and its place; and
+        the ``sentences`` by language, numbered from 1. Also links from each sentence with its English (or first)
+        translation, pairs of points; there are none of tokens.
     """
     vectors, languages, labels, links, sentences = [], [], [], [], []
     for examples in tables:
@@ -128,8 +126,11 @@ def scatter(
         hub = "en" if "en" in first else examples.languages[0]
         links += [(first[hub] + row, first[other] + row) for other in first if other != hub for row in rows]
         sentences += [dict(zip(first, row, strict=True)) for row in zip(*examples.columns, strict=True)]
-    points, explained = project(np.concatenate(vectors), method, seed)
-    return Points(method, tokens, explained, points, languages, labels, [] if tokens else links, sentences)
+    projected, explained = project(np.concatenate(vectors), method, seed)
+    rows = zip(languages, labels, projected.tolist(), strict=True)
+    points = [{"language": own, "label": label, "x": x, "y": y} for own, label, (x, y) in rows]
+    values = {"method": method, "explained": explained, "points": points, "sentences": sentences}
+    return values, [] if tokens else links
 
 
 def token_vectors(encoder: SentenceEncoder, sentences: Sequence[str], lang: str | None) -> tuple[list[str], np.ndarray]:
@@ -164,8 +165,6 @@ def project(vectors: np.ndarray, method: Method, seed: int = 0) -> tuple[np.ndar
     centred = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
     if len(vectors) < 3:
         raise UserError(f"{len(vectors)} points make no picture", cure="give a larger `sentences`")
-    if vectors.shape[1] < 2:
-        raise UserError("vectors of 1 number have no two components", cure="name another encoder")
     if np.abs(centred).max() < 1e-6:
         raise UserError("all vectors are equal", cure="take another checkpoint: this one has collapsed")
     if method == "tsne":
@@ -179,13 +178,13 @@ def project(vectors: np.ndarray, method: Method, seed: int = 0) -> tuple[np.ndar
     return points, float((points**2).sum() / (centred**2).sum())
 
 
-def text(drawn: Points) -> str:
+def text(values: Mapping[str, Any], kind: str) -> str:
     """Return a description of the plot, followed by the numbered sentences if there are at most 40."""
-    kind = "tokens" if drawn.tokens else "sentences"
-    kept = "" if drawn.explained is None else f"; the two axes hold {100 * drawn.explained:.1f}% of the variance"
-    languages = " ".join(dict.fromkeys(drawn.languages))
-    lines = [f"{len(drawn.points)} {kind} of {languages} by {drawn.method}{kept}"]
-    if len(drawn.sentences) <= 40:
-        for number, row in enumerate(drawn.sentences, start=1):
+    explained, points = values["explained"], values["points"]
+    kept = "" if explained is None else f"; the two axes hold {100 * explained:.1f}% of the variance"
+    languages = " ".join(dict.fromkeys(own["language"] for own in points))
+    lines = [f"{len(points)} {kind} of {languages} by {values['method']}{kept}"]
+    if len(values["sentences"]) <= 40:
+        for number, row in enumerate(values["sentences"], start=1):
             lines += [f"{number:3}  {language}  {sentence}" for language, sentence in row.items()]
     return "\n".join(lines)
