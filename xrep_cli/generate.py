@@ -72,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
         "the longest line; larger is faster on a GPU")  # fmt: skip
     add("--buffer-lines", type=int, default=4096, metavar="N", help="number of lines read and sorted by length at once")
     add("--jsonl", action="store_true", help="write JSON lines, described below")
-    add("--reference", nargs="+", metavar="FILE", help="reference translations: print BLEU, chrF and the line of "
+    add("--reference", nargs="+", metavar="FILE", help="reference translations: print BLEU, chrF and BLEU of "
         "multi-bleu.perl (which does not tokenise: give it tokenised text)")  # fmt: skip
     add("--json", metavar="FILE", help="write the scores as JSON; - prints them on standard output")
     add_shared_options(parser, "--precision", "--device", "--plugin")

@@ -126,10 +126,8 @@ class TranslationQuality(Evaluation):
             raise UserError(problem, path=self.config.data, cure=f"name others with `langs`; {cure}")
         self.tables, references = [], read_sentences(self.files[target])
         for language in wanted:
-            columns, files = (
-                (read_sentences(self.files[language]), references),
-                (self.files[language], self.files[target]),
-            )
+            files = self.files[language], self.files[target]
+            columns = read_sentences(files[0]), references
             check_parallel(columns, files)
             self.tables.append(Examples(f"{language}-{target}", (language, target), columns, files=files))
         self.seen = model.translator.text.source_languages
@@ -173,15 +171,14 @@ class TranslationQuality(Evaluation):
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
         """Return a line for each source language, the mean and the signatures, and for tokenised text BLEU as
         multi-bleu.perl computes it."""
-        details = {own: result.score.details for own, result in results.items()}
-        first = next(iter(results.values()))
-        target = first.examples.languages[1]
-        parts = [f"into {name(target)} ({target})", super().text(results, averages)]
-        parts += [f"{score}|{signature}" for score, signature in first.score.details["signatures"].items()]
-        if self.config.tokenize == "none":
-            parts += [f"multi-bleu {own}: {more['multi_bleu']['text']}" for own, more in details.items()]
-        if cut := [
-            f"{more['cut']} of {own.removesuffix(f'-{target}')}" for own, more in details.items() if more["cut"]
-        ]:
-            parts.append(f"longer than the model reads, and cut: {', '.join(cut)}")
-        return "\n".join(parts)
+        parts, cut, target = [super().text(results, averages)], list[str](), self.tables[0].languages[1]
+        signatures = next(iter(results.values())).score.details["signatures"]
+        parts += [f"{score}|{signature}" for score, signature in signatures.items()]
+        for own, result in results.items():
+            details = result.score.details
+            if self.config.tokenize == "none":
+                parts.append(f"multi-bleu {own}: {details['multi_bleu']['text']}")
+            if details["cut"]:
+                cut.append(f"{details['cut']} of {result.examples.languages[0]}")
+        lost = [f"longer than the model reads, and cut: {', '.join(cut)}"] if cut else []
+        return "\n".join([f"into {name(target)} ({target})", *parts, *lost])
