@@ -54,7 +54,7 @@ def drawn(rows: int, width: int, seed: int) -> np.ndarray:
     """Return random unit vectors, float32 [rows, width]."""
     import numpy as np
 
-    from xrep.retrieval.neighbours import normalize_rows
+    from xrep.store.vectors import normalize_rows
 
     return normalize_rows(np.random.default_rng(seed).standard_normal((rows, width), dtype=np.float32))
 

@@ -19,7 +19,7 @@ from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from tests.support.runs import contents
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.retrieval.neighbours import normalize_rows
+from xrep.store.vectors import normalize_rows
 
 GERMAN, ENGLISH = (list(side) for side in zip(*sentence_pairs(300), strict=True))
 VECTORS = "--source-vectors x.npy --target-vectors y.npy --output "

@@ -16,7 +16,7 @@ from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from tests.support.once import made_once
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.retrieval.neighbours import normalize_rows
+from xrep.store.vectors import normalize_rows
 
 PAIRS = sentence_pairs(80)
 # The first source has two further translations, and two sources share a target.

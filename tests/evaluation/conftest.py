@@ -17,7 +17,7 @@ from xrep.criteria.nli import Nli
 from xrep.errors import UserError
 from xrep.evaluation import nli
 from xrep.evaluation.evaluation import Evaluation, Figures
-from xrep.retrieval.neighbours import normalize_rows
+from xrep.store.vectors import normalize_rows
 from xrep.text.cleaning import sentence_hashes
 
 

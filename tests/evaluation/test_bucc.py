@@ -17,7 +17,7 @@ from xrep.evaluation import bucc
 from xrep.evaluation.bucc import Bucc
 from xrep.evaluation.evaluation import Score
 from xrep.retrieval.margins import MARGINS, RETRIEVALS
-from xrep.retrieval.neighbours import normalize_rows
+from xrep.store.vectors import normalize_rows
 
 TRIGRAMS = NgramEncoder(width=256)
 

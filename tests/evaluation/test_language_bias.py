@@ -12,7 +12,7 @@ from xrep.evaluation.language_bias import LanguageBias
 from xrep.evaluation.multilingual import TextOptions, languages_of, read_texts
 from xrep.evaluation.overlap import Overlap
 from xrep.metrics.geometry import language_shares
-from xrep.retrieval.neighbours import normalize_rows
+from xrep.store.vectors import normalize_rows
 
 NUMBERS = range(40)
 

@@ -13,7 +13,7 @@ from xrep.evaluation.evaluation import Examples, Figures
 from xrep.evaluation.tatoeba import Tatoeba
 from xrep.metrics.components import remove_components
 from xrep.metrics.retrieval import Accuracy
-from xrep.retrieval.neighbours import normalize_rows
+from xrep.store.vectors import normalize_rows
 
 
 def by_hand(folder: Path, code: str) -> Accuracy:

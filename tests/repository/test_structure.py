@@ -51,6 +51,7 @@ NEIGHBOURS = {
     ("xrep.retrieval", "xrep.store"),  # vectors on disk
     ("xrep.store", "xrep.files"),  # a manifest replaces the one before at once
     ("xrep.metrics", "xrep.retrieval"),  # retrieval accuracy counts nearest neighbours
+    ("xrep.metrics", "xrep.store"),  # vectors of length 1
     ("xrep.nn", "xrep.data"),  # the type of a batch
     ("xrep.interop", "xrep.data"),  # the type of a batch
     ("xrep.interop", "xrep.nn"),  # the encoder that weights are read into and written from

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from tests.support.closeness import assert_near
 from tests.support.runs import environment
 from xrep.retrieval import tiles
-from xrep.retrieval.neighbours import neighbours, normalize_rows
+from xrep.retrieval.neighbours import neighbours
 from xrep.retrieval.tiles import Operand, search_tile
 from xrep.retrieval.topk import TopK
+from xrep.store.vectors import normalize_rows
 
 Both = tuple[TopK, TopK]
 

@@ -33,7 +33,7 @@ from xrep.evaluation.sts_sets import find_sets, subsets_of
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.bootstrap import resampled
 from xrep.metrics.correlation import pearson, spearman
-from xrep.retrieval.neighbours import normalize_rows
+from xrep.store.vectors import normalize_rows
 
 SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "cosine": lambda x, y: (normalize_rows(x) * normalize_rows(y)).sum(axis=1),

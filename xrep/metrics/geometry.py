@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from xrep.retrieval.neighbours import neighbours, normalize_rows
+from xrep.retrieval.neighbours import neighbours
+from xrep.store.vectors import normalize_rows
 
 _BLOCK = 2048
 """Rows and columns of a block of distances, which takes 32 MB in float64."""

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xrep.retrieval.neighbours import neighbours, normalize_rows
+from xrep.retrieval.neighbours import neighbours
+from xrep.store.vectors import normalize_rows
 
 
 class Accuracy(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,18 +16,15 @@ import torch
 from xrep.errors import UserError
 from xrep.retrieval.topk import TopK, pair_similarities
 
-if TYPE_CHECKING:
-    import faiss
-
 _PART_BYTES = 1 << 30
 """Bytes of the index that is held at a time."""
 _BLOCK = 1 << 14
 """Number of rows that are read at a time."""
-_MOST_PROPOSALS = 1 << 24
+_MOST_PROPOSALS = 1 << 22
 """Number of neighbours that are proposed at a time."""
 _TRAINING_ROWS_A_CELL = 48
 _TRAINING_BYTES = 1 << 28
-MOST_CELLS = 4096
+_MOST_CELLS = 4096
 _PROPOSED = 8
 """An index of fewer than 16 bits for each number proposes this many times k neighbours."""
 
@@ -43,20 +40,8 @@ class Rows(Protocol):
     def read(self, rows: slice | np.ndarray) -> np.ndarray: ...
 
 
-def cells_of(rows: int) -> int:
-    """Return the number of cells for so many vectors."""
-    return max(1, min(MOST_CELLS, int(4 * math.sqrt(rows)), rows // _TRAINING_ROWS_A_CELL))
-
-
-def drawn(rows: int, cells: int, size: int) -> np.ndarray:
-    """Return the numbers of the rows that train so many cells, drawn with a fixed seed, in ascending order: fewer if
-    vectors are of a large ``size``."""
-    few = min(rows, cells * _TRAINING_ROWS_A_CELL, max(cells, _TRAINING_BYTES // (4 * size)))
-    return np.sort(np.random.default_rng(0).choice(rows, few, replace=False, shuffle=False))
-
-
-def make_index(name: str, size: int, rows: int = 1 << 20) -> tuple[Any, faiss.IndexIVF | None]:
-    """Return an empty index for inner products, and the inverted file in it if there is one.
+def make_index(name: str, size: int, rows: int = 1 << 20) -> tuple[Any, Any]:
+    """Return an empty index of faiss for inner products, and the inverted file in it, an IndexIVF, if there is one.
 
     Args:
         name: A string of faiss's own factory, or ``ivf`` for cells of ``rows`` vectors, whose numbers have 16 bits.
@@ -66,13 +51,14 @@ def make_index(name: str, size: int, rows: int = 1 << 20) -> tuple[Any, faiss.In
     """
     import faiss
 
-    factory = f"IVF{cells_of(rows)},SQfp16" if name == "ivf" else name
+    cells = max(1, min(_MOST_CELLS, int(4 * math.sqrt(rows)), rows // _TRAINING_ROWS_A_CELL))
+    factory = f"IVF{cells},SQfp16" if name == "ivf" else name
     try:
         index = faiss.index_factory(size, factory, faiss.METRIC_INNER_PRODUCT)
     except (RuntimeError, TypeError):
         cure = "give flat, ivf or a string of faiss's factory, such as IVF4096,SQ8"
         raise UserError(f"`index` {name}: no index of vectors of {size} numbers", cure=cure) from None
-    lists = faiss.try_extract_index_ivf(index)
+    lists: Any = faiss.try_extract_index_ivf(index)
     if lists is not None:
         lists = faiss.downcast_index(lists)
         lists.cp.seed, lists.cp.min_points_per_centroid = 1234, 1
@@ -81,7 +67,7 @@ def make_index(name: str, size: int, rows: int = 1 << 20) -> tuple[Any, faiss.In
     return index, lists
 
 
-def _code_bytes(index: Any, lists: faiss.IndexIVF | None) -> int:
+def _code_bytes(index: Any, lists: Any) -> int:
     """Return the bytes of a vector in an index."""
     return lists.code_size if lists is not None else getattr(index, "code_size", 4 * index.d)
 
@@ -108,13 +94,15 @@ class PartIndex:
     ) -> None:
         self._side, self._start, self._number = side, start, number
         self._index, lists = make_index(name, side.size, stop - start)
-        cells = lists.nlist if lists is not None else 1  # and other parts of an index have parameters, too
-        training = drawn(stop - start, cells if name == "ivf" else max(cells, MOST_CELLS), side.size)
+        cells, rows = lists.nlist if lists is not None else 1, stop - start
+        wanted = _TRAINING_ROWS_A_CELL * (cells if name == "ivf" else max(cells, _MOST_CELLS))
+        few = min(rows, wanted, max(cells, _TRAINING_BYTES // (4 * side.size)))
+        training = start + np.sort(np.random.default_rng(0).choice(rows, few, replace=False, shuffle=False))
         try:
-            self._index.train(side.read(start + training))
+            self._index.train(side.read(training))
         except RuntimeError:
             cure = "name an index with fewer cells or smaller codes"
-            raise UserError(f"`index` {name}: {stop - start:,} sentences are too few for it", cure=cure) from None
+            raise UserError(f"`index` {name}: {rows:,} sentences are too few for it", cure=cure) from None
         for first in range(start, stop, _BLOCK):
             self._index.add(side.read(slice(first, min(first + _BLOCK, stop))))
             advance(0)  # so that the time left is told anew
@@ -125,25 +113,24 @@ class PartIndex:
     def search(self, queries: Rows, start: int, stop: int, best: TopK, advance: Callable[[int], object]) -> None:
         """Add what is found for some queries to their best neighbours; ``advance`` is told how many are done."""
         wanted = min(self._index.ntotal, self._times * best.k)
-        rows = max(1, min(_BLOCK, _MOST_PROPOSALS // wanted))
-        for first in range(start, stop, rows):
-            x_BD = queries.read(slice(first, min(first + rows, stop)))
-            _, proposed_BP = self._index.search(x_BD, wanted)
-            rows_BP = np.maximum(proposed_BP, 0) + self._start
-            number_BP = np.where(proposed_BP < 0, -1, rows_BP + self._number)
-            some = best.slice(first - start, first - start + len(x_BD))
-            refine(some, x_BD, self._side, rows_BP, number_BP)
+        for first in range(start, stop, _BLOCK):
+            x_BD = queries.read(slice(first, min(first + _BLOCK, stop)))
+            step = max(1, _MOST_PROPOSALS // wanted)
+            proposed = [
+                self._index.search(x_BD[place : place + step], wanted)[1] for place in range(0, len(x_BD), step)
+            ]
+            self._compare(best.slice(first - start, first - start + len(x_BD)), x_BD, np.concatenate(proposed))
             advance(len(x_BD))
 
-
-def refine(best: TopK, x_BD: np.ndarray, vectors: Any, rows_BP: np.ndarray, index_BP: np.ndarray) -> None:
-    """Compare queries with the vectors of the rows proposed for each, and keep the best of them under the numbers
-    ``index_BP``, which are -1 where there is none."""
-    queries, step = torch.from_numpy(x_BD), max(1, _BLOCK // rows_BP.shape[1])
-    for start in range(0, len(rows_BP), step):
-        some, number = rows_BP[start : start + step], torch.from_numpy(index_BP[start : start + step])
-        distinct, column = np.unique(some, return_inverse=True)
-        row = torch.arange(start, start + len(some)).repeat_interleave(some.shape[1])
-        found = torch.from_numpy(vectors.read(distinct))
-        similarity = pair_similarities(queries, found, row, torch.from_numpy(column.reshape(-1))).view(number.shape)
-        best.slice(start, start + len(some)).merge(TopK(similarity.masked_fill_(number < 0, -torch.inf), number))
+    def _compare(self, best: TopK, x_BD: np.ndarray, proposed_BP: np.ndarray) -> None:
+        """Compare queries with the vectors of the rows proposed for each, -1 for none."""
+        queries, step = torch.from_numpy(x_BD), max(1, _BLOCK // proposed_BP.shape[1])
+        for start in range(0, len(x_BD), step):
+            proposed = torch.from_numpy(proposed_BP[start : start + step])
+            distinct, column = (proposed.clamp(min=0) + self._start).unique(return_inverse=True)
+            row = torch.arange(start, start + len(proposed)).repeat_interleave(proposed.size(1))
+            vectors = torch.from_numpy(self._side.read(distinct.numpy()))
+            similarity = pair_similarities(queries, vectors, row, column.flatten()).view(proposed.shape)
+            number = (proposed + self._start + self._number).masked_fill_(proposed < 0, -1)
+            found = TopK(similarity.masked_fill_(proposed < 0, -torch.inf), number)
+            best.slice(start, start + len(proposed)).merge(found)

@@ -198,34 +198,30 @@ def _candidates(
     x: Found, y: Found, mean_x: np.ndarray, mean_y: np.ndarray, margin: Margin, retrieval: Retrieval
 ) -> Iterator[Candidates]:
     """Yield the candidates in any order; in both directions, some of them twice."""
-    forward, backward = _best(x, mean_x, mean_y, margin), _best(y, mean_y, mean_x, margin)
+    forward = _best(x, mean_x, mean_y, margin, "source", "target")
+    backward = _best(y, mean_y, mean_x, margin, "target", "source")
     if retrieval == "intersection":
         source_of = np.full(len(y), -1)  # the best source of each target
-        for target, source, _ in backward:
-            source_of[target] = source
-        for source, target, score in forward:
-            yield Candidates(source, target, score).take(source_of[target] == source)
-        return
-    if retrieval != "backward":
-        for source, target, score in forward:
-            yield Candidates(source, target, score)
-    if retrieval != "forward":
-        for target, source, score in backward:
-            yield Candidates(source, target, score)
+        for some in backward:
+            source_of[some.target] = some.source
+        for some in forward:
+            yield some.take(source_of[some.target] == some.source)
+    else:
+        yield from forward if retrieval != "backward" else ()
+        yield from backward if retrieval != "forward" else ()
 
 
 def _best(
-    found: Found, mean_N: np.ndarray, mean_M: np.ndarray, margin: Margin
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield the rows that have a candidate, the (nearest) neighbour with the best score for each, and that score, for
-    some rows at a time."""
+    found: Found, mean_N: np.ndarray, mean_M: np.ndarray, margin: Margin, side: str, other: str
+) -> Iterator[Candidates]:
+    """Yield each row that has a candidate with its (nearest) neighbour of the best score, some rows at a time."""
     for start, index_BK, cosine_BK in _blocks(found):
         # If an approximate search found fewer than k, the index is -1 and the cosine -inf, so the score is, too.
         scores_BK = apply_margin(cosine_BK, mean_N[start : start + len(index_BK), None], mean_M[index_BK], margin)
         best_B = scores_BK.argmax(axis=1)[:, None]
-        score_B = np.take_along_axis(scores_BK, best_B, axis=1)[:, 0]
+        score_B, index_B = (np.take_along_axis(each, best_B, axis=1)[:, 0] for each in (scores_BK, index_BK))
         rows = np.flatnonzero(score_B > -np.inf)
-        yield start + rows, np.take_along_axis(index_BK, best_B, axis=1)[rows, 0], score_B[rows]
+        yield Candidates(**{side: start + rows, other: index_B[rows], "score": score_B[rows]})
 
 
 def _rows(run: ArrayFile) -> Iterator[list[float]]:

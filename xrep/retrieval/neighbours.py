@@ -7,7 +7,6 @@ import torch
 
 from xrep.retrieval.tiles import Operand, search_tile
 from xrep.retrieval.topk import TopK
-from xrep.store.vectors import normalize_rows as normalize_rows
 
 
 def neighbours(x: np.ndarray, y: np.ndarray, k_x: int, k_y: int) -> tuple[TopK, TopK]:

@@ -69,20 +69,6 @@ class Operand(NamedTuple):
         return Operand(*(part[start:stop] for part in self))
 
 
-class _Direction(NamedTuple):
-    """Rows of one side of a tile, whose neighbours are searched on the other side.
-
-    ``products`` [R, C] may be the transposed ones of the other direction; in bfloat16 they are the whole numbers that
-    have the same bits.
-    """
-
-    one: Operand
-    other: Operand
-    best: TopK
-    first: int
-    products: Tensor
-
-
 def search_tile(
     x: Operand,
     y: Operand,
@@ -128,30 +114,24 @@ def _screen(x: Operand, y: Operand, best_x: TopK, best_y: TopK, first_x: int, fi
     ragged = (0, -products.size(1) % _GROUPS[0], 0, -products.size(0) % _GROUPS[0])
     products = F.pad(products, ragged, value=-torch.inf) if any(ragged) else products
     products = products.view(torch.int16) if in_bfloat16 else products
-    directions = (
-        _Direction(x, y, best_x, first_y, products[: len(x.vectors)]),
-        _Direction(y, x, best_y, first_x, products.t()[: len(y.vectors)]),
-    )
-    found = []
-    for direction in directions:
-        if not direction.best.k:
+    for one, other, best, first, tile in (  # the tile of one direction is the transposed one of the other
+        (x, y, best_x, first_y, products[: len(x.vectors)]),
+        (y, x, best_y, first_x, products.t()[: len(y.vectors)]),
+    ):
+        if not best.k:
             continue
-        groups = _maxima_of_groups(direction.products, direction.best.k)
-        least = _least(direction, groups)
+        groups = _maxima_of_groups(tile, best.k)
+        least = _least(one, other, best, groups)
         if not (least > (0 if in_bfloat16 else -torch.inf)).all():
             return False
         if in_bfloat16:
             least = (least.view(torch.int32) >> 16).to(torch.int16)  # the next lower number in bfloat16
-        found.append((direction, groups, least))
-    proposed = []
-    for direction, groups, least in found:
-        proposed.append((direction, *_reaching(direction.products, groups, least)))
-        if len(proposed[-1][1]) > _MOST * products.numel():
+        rows, columns = _reaching(tile, groups, least)
+        if len(rows) > _MOST * products.numel():
             return False
-    for direction, rows, columns in proposed:
         if len(rows):
-            similarity = pair_similarities(direction.one.vectors, direction.other.vectors, rows, columns)
-            _merge(direction.best, rows, columns + direction.first, similarity)
+            similarity = pair_similarities(one.vectors, other.vectors, rows, columns)
+            _merge(best, rows, columns + first, similarity)
     return True
 
 
@@ -165,9 +145,8 @@ def _maxima_of_groups(products: Tensor, k: int) -> Tensor:
     return products.t().unflatten(0, (size, -1)).amax(0).t()
 
 
-def _least(direction: _Direction, groups: Tensor) -> Tensor:
-    """Return for each row the least product that a pair among the k best can have, [R]."""
-    one, other, best = direction.one, direction.other, direction.best
+def _least(one: Operand, other: Operand, best: TopK, groups: Tensor) -> Tensor:
+    """Return for each row of one side the least product that a pair among its k best can have, [R]."""
     length, error = one.length + one.error, other.error.max()
     longest = other.length.max()
     # Of the sums of products, whatever their order, and of those in pair_similarities: four times what proofs need.

@@ -12,7 +12,7 @@ from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
 from xrep.metrics.retrieval import mean_cosine, retrieval_accuracy
 from xrep.models.model import SentenceModel
-from xrep.retrieval.neighbours import normalize_rows
+from xrep.store.vectors import normalize_rows
 from xrep.tasks.task import Pool, Task
 from xrep.training.validator import Validator, shared
 
