@@ -175,8 +175,9 @@ def test_damaged_records_are_named_and_names_are_escaped(
 def test_a_browser_runs_the_script_and_shows_values(two_runs: tuple[Path, Path], tmp_path: Path, cli: Commands) -> None:
     text = cli("report", *two_runs, "--output", "-").out
     move = (
-        "<script>const first = document.querySelector('figure svg'), box = first.getBoundingClientRect();"
-        "first.dispatchEvent(new PointerEvent('pointermove', {clientX: box.right, clientY: box.top}));</script></body>"
+        "<script>const first = document.querySelector('figure svg'), box = first.getBoundingClientRect(),"
+        "place = {clientX: box.right, clientY: box.top, bubbles: true};"
+        "first.dispatchEvent(new PointerEvent('pointermove', place));</script></body>"
     )
     options = "--headless --no-sandbox --disable-gpu --enable-logging=stderr --virtual-time-budget=1000 --dump-dom"
     for name, page, shown in (("as-it-is", text, ""), ("moved", text.replace("</body>", move), "moco, step 6: ")):

@@ -43,8 +43,8 @@ class Series(NamedTuple):
     """Points (x, y) with a text for each, and a line (x, y), in the colour of a number."""
 
     number: int
-    points: Sequence[tuple[float, float]]
-    texts: Sequence[str]
+    points: list[tuple[float, float]]
+    texts: list[str]
     line: Sequence[tuple[float, float]] = ()
 
 
@@ -99,7 +99,7 @@ def chart(
     title: str,
     series: Sequence[Series],
     *,
-    labels: tuple[str, str] | None = None,
+    labels: Sequence[str] = (),
     links: Sequence[Sequence[tuple[float, float]]] = (),
     is_curves: bool = False,
     rows: bool = False,
@@ -107,7 +107,7 @@ def chart(
     """Return a chart of lines and points.
 
     Args:
-        labels: Names of the axes. None: the axes have no scale, and a unit is as long on both, unless there are rows.
+        labels: Names of the axes. Without them, the axes have no scale, and without rows a unit is as long on both.
         links: Grey lines behind the points.
         rows: Whether the chart is a small one, and the series are at y = 0, -1, -2, ...
     """
