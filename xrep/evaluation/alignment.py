@@ -135,9 +135,9 @@ class Alignment(Evaluation):
             last = {**found, **counts, "overlap": asdict(overlap)}
             checkpoints.append({"step": step, **found, "fingerprint": encoder.fingerprint()})
         counts = "alignment of {positives} positive pairs, uniformity of {sentences} sentences; lower is better"
-        steps, first, second = ([own[key] for own in checkpoints] for key in ("step", *LOSSES))
+        steps, first, second = ([checkpoint[key] for checkpoint in checkpoints] for key in ("step", *LOSSES))
         names = steps if is_run else [pairs.name]
-        rows = [[own, f"{x:.4f}", f"{y:.4f}"] for own, x, y in zip(names, first, second, strict=True)]
+        rows = [[shown, f"{x:.4f}", f"{y:.4f}"] for shown, x, y in zip(names, first, second, strict=True)]
         shown = table(["step" if is_run else "pairs", *LOSSES], rows)
         return Figures(
             text=f"{pairs.name}: {counts.format(**last)}\n{self.rule}\n{shown}",

@@ -92,11 +92,11 @@ class AnnotatedEvaluation(Evaluation):
         return Score(figures, shares(outcomes))
 
     def mean(self, scores: Sequence[Score]) -> dict[str, float]:
-        return {own: mean for own, mean in super().mean(scores).items() if own not in ("precision", "recall")}
+        return {figure: mean for figure, mean in super().mean(scores).items() if figure not in ("precision", "recall")}
 
     def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
         figures = self.mean([result.score for result in results.values()])
-        return {f"{own.replace('_', ' ')}, mean of {len(results)}": (own, list(results)) for own in figures}
+        return {f"{figure.replace('_', ' ')}, mean of {len(results)}": (figure, list(results)) for figure in figures}
 
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
         counts = {why: count for why, count in self.counts.items() if why != "read" and count}

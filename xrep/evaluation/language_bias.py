@@ -84,7 +84,7 @@ class LanguageBias(Evaluation):
         found = pool if config.drop_overlap else _even(pool, config.sentences)
         kept = [self.without_overlap(model, examples) for examples in found]
         even = _even([examples for examples, _ in kept], config.sentences)
-        columns = {own: column for each in even for own, column in zip(each.languages, each.columns, strict=True)}
+        columns = dict(side for each in even for side in zip(each.languages, each.columns, strict=True))
         languages, count, k = languages_of(even), len(even[0]), config.neighbours
         self.check(model)
         sentences, most = f"{count} sentences of each of {len(languages)} languages", count * len(languages) - 1
@@ -94,8 +94,8 @@ class LanguageBias(Evaluation):
             problem = f"`remove_components` {config.remove_components}, but {sentences}"
             raise UserError(problem, cure=f"give at most {count - 1}")
         vectors = [model.encode(columns[language], language) for language in languages]
-        without = [without_components(own, config.remove_components) for own in vectors]
-        matrices = [100 * language_shares(own, k) for own in (vectors, without)]
+        without = [without_components(side, config.remove_components) for side in vectors]
+        matrices = [100 * language_shares(sides, k) for sides in (vectors, without)]
         removed = f"without {config.remove_components} component{'s' if config.remove_components > 1 else ''}"
         shares = dict(zip(("as it is", removed), matrices, strict=True))
         # The share of the own language if neighbours were drawn at random from the other sentences.
@@ -103,7 +103,7 @@ class LanguageBias(Evaluation):
         means = [float(matrix.diagonal().mean()) for matrix in matrices]
         nested = [[dict(zip(languages, row, strict=True)) for row in matrix.tolist()] for matrix in matrices]
         before, after = (dict(zip(languages, rows, strict=True)) for rows in nested)
-        own = f"own language of {len(languages)}"
+        label = f"own language of {len(languages)}"
         title = f"Languages of the {k} nearest neighbours ({unbiased:.1f}% each without a bias)"
         return Figures(
             text=f"share (%) of the own language among the {k} nearest neighbours, {unbiased:.1f} without a bias; "
@@ -115,7 +115,7 @@ class LanguageBias(Evaluation):
                 "after": after,
                 "sentences": count,
             },
-            headline={own: means[0], f"{own}, {removed}": means[1]},
+            headline={label: means[0], f"{label}, {removed}": means[1]},
             settings={**self.settings(), "languages": languages, "sentences": count},
             files=list(dict.fromkeys(file for examples in self.tables for file in examples.files)),
             overlap=total(overlap for _, overlap in kept),
@@ -149,12 +149,12 @@ def _even(tables: Sequence[Examples], limit: int) -> list[Examples]:
 
 def _text(languages: Sequence[str], shares: Mapping[str, np.ndarray]) -> str:
     """Return the share of the own language before and after and, for up to 12 languages, the shares of all."""
-    own = [matrix.diagonal() for matrix in shares.values()]
+    diagonals = [matrix.diagonal() for matrix in shares.values()]
     rows = [
-        [f"{name(language)} ({language})", *(f"{diagonal[i]:.1f}" for diagonal in own)]
+        [f"{name(language)} ({language})", *(f"{diagonal[i]:.1f}" for diagonal in diagonals)]
         for i, language in enumerate(languages)
     ]
-    means = ["mean", *(f"{diagonal.mean():.1f}" for diagonal in own)]
+    means = ["mean", *(f"{diagonal.mean():.1f}" for diagonal in diagonals)]
     parts = [table(["query", *shares], [*rows, [], means])]
     for title, matrix in shares.items() if len(languages) <= 12 else ():
         cells = [[language, *(f"{share:.1f}" for share in matrix[i])] for i, language in enumerate(languages)]

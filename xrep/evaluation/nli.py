@@ -92,7 +92,8 @@ class NliAccuracy(Evaluation):
                 problem = f"the examples in {language} do not translate those in {crossed} one by one"
                 raise UserError(problem, cure="measure without `premise_lang`")
             columns = [example.sentences[0] for example in premises], [example.sentences[1] for example in hypotheses]
-            used = tuple(path for own in files if own.family is None or own.language in languages for path in own.paths)
+            read = (file for file in files if file.family is None or file.language in languages)
+            used = tuple(path for file in read for path in file.paths)
             gold = np.array(labels, dtype=np.int64)
             tables.append(Examples("-".join(dict.fromkeys(languages)), languages, columns, gold, used))
         return tables
@@ -125,7 +126,7 @@ def nli_head(encoder: Encoder, part: str | None = None) -> Nli:
         raise UserError("no run of xrep, so no classifier of natural language inference", path=encoder.path, cure=cure)
     checkpoint = open_checkpoint(encoder.path)
     config, tensors = checkpoint.config, checkpoint.tensors(CRITERION)
-    parts = {f"parts.{own['name']}.": own["criterion"] for own in config.get("parts", [])}
+    parts = {f"parts.{entry['name']}.": entry["criterion"] for entry in config.get("parts", [])}
     criteria = parts or {"": config.get("criterion", {})}
     chosen = [prefix for prefix in criteria if part is None or prefix == f"parts.{part}."]
     classifiers = {prefix: dict(criteria[prefix]) for prefix in chosen if _is_classifier(criteria[prefix].get("name"))}
@@ -138,8 +139,8 @@ def nli_head(encoder: Encoder, part: str | None = None) -> Nli:
     kind = CRITERIA.load(values.pop("name"))
     options = still_known(kind.Config, values, checkpoint.path / CONFIG, f"{prefix}criterion")
     classifier = kind(kind.Config(**options), encoder.encoder.model, checkpoint.text)
-    own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-    classifier.load_state_dict(own)
+    weights = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+    classifier.load_state_dict(weights)
     return classifier.eval()
 
 

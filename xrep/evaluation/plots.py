@@ -174,16 +174,17 @@ def plot_language_bias(
 
 
 def _draw_shares(axes: Axes, languages: Sequence[str], shares: np.ndarray) -> None:
-    own, rows = shares.diagonal(), np.arange(len(languages))
+    diagonal, rows = shares.diagonal(), np.arange(len(languages))
     labels, columns = [f"{name(language)} ({language})" for language in languages], shares.T
-    begin = np.cumsum(shares, axis=1).diagonal() - own
+    begin = np.cumsum(shares, axis=1).diagonal() - diagonal
     if len(languages) > _STACKED:
-        labels, columns, begin = ["its own language", "other languages"], np.stack([own, 100 - own]), 0 * own
+        labels, columns = ["its own language", "other languages"], np.stack([diagonal, 100 - diagonal])
+        begin = np.zeros(len(languages))
     _name_bars(axes, languages, len(languages))
     for i, (label, share, end) in enumerate(zip(labels, columns, np.cumsum(columns, axis=0), strict=True)):
         style: dict[str, Any] = {"hatch": _HATCHES[i // len(_COLOURS)], "edgecolor": "white", "linewidth": 0.5}
         axes.barh(rows, share, left=end - share, height=0.8, label=label, **style)
-    outlined = axes.barh(rows, own, left=begin, height=0.8, fill=False, edgecolor="black", linewidth=1.4)
+    outlined = axes.barh(rows, diagonal, left=begin, height=0.8, fill=False, edgecolor="black", linewidth=1.4)
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
     axes.bar_label(outlined, fmt="%.0f", label_type="center", fontsize=7, bbox=box)
     axes.set_xlabel("share of neighbours (%)", fontsize=9)
@@ -199,8 +200,8 @@ def plot_points(values: Mapping[str, Any], links: Sequence[tuple[int, int]], pic
         values: What ``Scatter`` writes as JSON.
         links: Pairs of points that translate each other; empty for tokens.
     """
-    points = np.array([[own["x"], own["y"]] for own in values["points"]])
-    languages = np.array([own["language"] for own in values["points"]])
+    points = np.array([[point["x"], point["y"]] for point in values["points"]])
+    languages = np.array([point["language"] for point in values["points"]])
     few = len(points) <= (500 if links else _LABELLED_TOKENS)
     numbered = sorted({hub for hub, _ in links}) if len(values["sentences"]) <= _LABELLED_SENTENCES else []
     labelled = numbered if links else range(len(points) if few else 0)

@@ -107,8 +107,8 @@ def scatter(
 
     Returns:
         What is written as JSON: the ``method``; the share of the variance that both axes hold, ``explained`` (PCA);
-        the ``points``, each with its language, its label (the number of the sentence, or the token) and its place; and
-        the ``sentences`` by language, numbered from 1. Also links from each sentence with its English (or first)
+        the ``points``, each with its language, its label (the number of the sentence, or the token), ``x`` and ``y``;
+        and the ``sentences`` by language, numbered from 1. Also links from each sentence with its English (or first)
         translation, pairs of points; there are none of tokens.
     """
     vectors, languages, labels, links, sentences = [], [], [], [], []
@@ -117,10 +117,10 @@ def scatter(
         for language, column in zip(examples.languages, examples.columns, strict=True):
             first[language] = len(languages)
             if tokens and isinstance(encoder, Loaded):
-                names, own = token_vectors(encoder.encoder, column, language)
+                names, found = token_vectors(encoder.encoder, column, language)
             else:
-                names, own = [str(len(sentences) + row + 1) for row in rows], encoder.encode(column, language)
-            vectors.append(own)
+                names, found = [str(len(sentences) + row + 1) for row in rows], encoder.encode(column, language)
+            vectors.append(found)
             labels += names
             languages += [language] * len(names)
         hub = "en" if "en" in first else examples.languages[0]
@@ -128,7 +128,7 @@ def scatter(
         sentences += [dict(zip(first, row, strict=True)) for row in zip(*examples.columns, strict=True)]
     projected, explained = project(np.concatenate(vectors), method, seed)
     rows = zip(languages, labels, projected.tolist(), strict=True)
-    points = [{"language": own, "label": label, "x": x, "y": y} for own, label, (x, y) in rows]
+    points = [{"language": language, "label": label, "x": x, "y": y} for language, label, (x, y) in rows]
     values = {"method": method, "explained": explained, "points": points, "sentences": sentences}
     return values, [] if tokens else links
 
@@ -138,21 +138,21 @@ def token_vectors(encoder: SentenceEncoder, sentences: Sequence[str], lang: str 
     tower, max_length = encoder.model.tower(lang and canonical(lang)), encoder.text.max_length
     tokenizer, vocabulary = tokenizer_of(encoder.tokenizers, tower), encoder.text.vocabulary(tower)
     ids = [
-        np.asarray(own[: max_length - vocabulary.special_count], dtype=np.int64)
-        for own in tokenizer.encode(list(sentences))
+        np.asarray(tokens[: max_length - vocabulary.special_count], dtype=np.int64)
+        for tokens in tokenizer.encode(list(sentences))
     ]
     vectors: list[np.ndarray] = [np.empty(0)] * len(ids)
     device = next(encoder.model.parameters()).device
     with torch.inference_mode():
-        for rows in batches_of([len(own) + vocabulary.special_count for own in ids], _BATCH_TOKENS):
+        for rows in batches_of([len(tokens) + vocabulary.special_count for tokens in ids], _BATCH_TOKENS):
             batch = collate([ids[row] for row in rows], vocabulary, max_length).to(device)
             states = encoder.model.encode(tower, batch)[1].float().cpu().numpy()
-            for row, own in zip(rows, states, strict=True):
-                vectors[row] = own[vocabulary.leading_count :][: len(ids[row])]
+            for row, vector in zip(rows, states, strict=True):
+                vectors[row] = vector[vocabulary.leading_count :][: len(ids[row])]
     joined = np.concatenate(vectors)
     if not np.isfinite(joined).all():
         raise UserError("vectors of tokens are not finite", cure="take an earlier checkpoint")
-    tokens = [token for own in ids for token in own.tolist()]
+    tokens = [token for sentence in ids for token in sentence.tolist()]
     names = {token: tokenizer.decode([token]) or _WORD_START for token in set(tokens)} | {tokenizer.unk_id: "[unk]"}
     return [names[token] for token in tokens], joined
 
@@ -182,7 +182,7 @@ def text(values: Mapping[str, Any], kind: str) -> str:
     """Return a description of the plot, followed by the numbered sentences if there are at most 40."""
     explained, points = values["explained"], values["points"]
     kept = "" if explained is None else f"; the two axes hold {100 * explained:.1f}% of the variance"
-    languages = " ".join(dict.fromkeys(own["language"] for own in points))
+    languages = " ".join(dict.fromkeys(point["language"] for point in points))
     lines = [f"{len(points)} {kind} of {languages} by {values['method']}{kept}"]
     if len(values["sentences"]) <= 40:
         for number, row in enumerate(values["sentences"], start=1):

@@ -174,10 +174,10 @@ class TranslationQuality(Evaluation):
         parts, cut, target = [super().text(results, averages)], list[str](), self.tables[0].languages[1]
         signatures = next(iter(results.values())).score.details["signatures"]
         parts += [f"{score}|{signature}" for score, signature in signatures.items()]
-        for own, result in results.items():
+        for test, result in results.items():
             details = result.score.details
             if self.config.tokenize == "none":
-                parts.append(f"multi-bleu {own}: {details['multi_bleu']['text']}")
+                parts.append(f"multi-bleu {test}: {details['multi_bleu']['text']}")
             if details["cut"]:
                 cut.append(f"{details['cut']} of {result.examples.languages[0]}")
         lost = [f"longer than the model reads, and cut: {', '.join(cut)}"] if cut else []
