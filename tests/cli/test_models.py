@@ -33,6 +33,7 @@ KINDS = {
     "router": "encode sentences by xrep-encode --path {m}",
     "graph": "name the model that it was exported from",
     "vectors": "measure them by xrep-eval TEST --path {m}",
+    "encoded": "mine in them by xrep-mine --source-vectors {m}",
     "index": "search it by xrep-search query {m}",
     "data": "train on it by xrep-train {m}",
     "run": "did you mean {m}/best?",

@@ -12,8 +12,10 @@ import torch
 from tests.support.encoders import write_model
 from tests.support.vocabulary import small_tokenizer
 from xrep.data.batching import Annotation, TextSpec, Vocabulary
+from xrep.inference.encoding import encode_file
 from xrep.inference.export import export_path
 from xrep.inference.search_index import SearchIndex
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.classifier import Classifier
 
 CLASSIFIERS = {
@@ -50,6 +52,9 @@ def write_models(folder: Path, encoder: Path, towers: Path, translator: Path, se
     (folder / "graph" / "onnx").mkdir()
     (folder / "graph" / "model.safetensors").rename(folder / "graph" / "onnx" / "model.onnx")
     SearchIndex.build(encoder, sentences["en"], folder / "index", lang="en", show_progress=False)
+    text = folder / "encoded.txt"
+    text.write_text("".join(f"{line}\n" for line in sentences["en"]), encoding="utf-8")
+    encode_file(SentenceEncoder.load(encoder), text, folder / "encoded", lang="en", parts=True, show_progress=False)
     (folder / "vectors").mkdir()
     keys = [f"{code}\t{line}\n" for code, lines in sentences.items() for line in lines]
     (folder / "vectors" / "sentences.tsv").write_text("".join(keys), encoding="utf-8")

@@ -30,6 +30,7 @@ COMMANDS = {
     "graph for ONNX Runtime or OpenVINO": "name the model that it was exported from",
     "folder of two encoders": "name one of them: {path}/source or {path}/target",
     "folder of vectors": "measure them by xrep-eval TEST --path {path}",
+    "folder of encoded lines": "mine in them by xrep-mine --source-vectors {path}",
     "search index": "search it by xrep-search query {path}",
     "data directory": "train on it by xrep-train {path}",
     "directory of a run": "did you mean {path}/{best}?",
@@ -57,8 +58,8 @@ def kind_of(path: str | Path) -> str | None:
     if "architecture" in manifest:
         name = _mapping(_mapping(path / CONFIG).get("model")).get("name")
         return MODELS.load(name).kind if name in MODELS.names() else None
-    if "sources" in manifest:
-        return "search index"
+    if "parts" in manifest:
+        return "folder of encoded lines" if "origin" in manifest else "search index"
     if str(manifest.get("format")).startswith("xrep-"):
         return "data directory"
     if _has(path, ("onnx", "openvino")) and not _has(path, LAYOUTS):
