@@ -104,7 +104,7 @@ TABLE: dict[str, tuple[str, str, dict[str, str]]] = {
         "train {m} --task bitext --criterion translation_ranking --max-steps 1 --size tiny --save-dir made "
         "--no-tensorboard --device cpu", "data", {
             **dict.fromkeys(KINDS, "no parallel training text found; expected train.de-en"),
-            **dict.fromkeys([*CHECKPOINTS.split(), "int8", "int8_translator", "index"],
+            **dict.fromkeys([*CHECKPOINTS.split(), "int8", "int8_translator", "index", "encoded"],
                             "name a folder of text, or a directory that xrep-preprocess wrote")}),
     "report": ("report {m} --output o.html", f"run {CHECKPOINTS} int8 int8_translator",
                dict.fromkeys(KINDS, "name the directory of a run")),
