@@ -1,15 +1,14 @@
 """Parallel sentences in several languages, for analyses of the embedding space that the languages share.
 
 They are read from the Tatoeba test (a folder in which every language is paired only with English), or from files whose
-names differ only in the language and in which line i of one translates line i of the others, such as
-``newstest2012.{lang}`` or ``test-{lang}.tsv`` of XNLI and PAWS-X.
+names differ only in the language, such as ``newstest2012.{lang}`` or ``test-{lang}.tsv`` of XNLI and PAWS-X.
 """
 
 from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from xrep.text.languages import canonical
 SHOWN = ("de", "en", "es", "fr", "ja", "ko", "zh")
 """The languages of PAWS-X, which are also those of figure 2 in "Universal Sentence Representation Learning with
 Conditional Masked Language Model"."""
-_VARIABLE = "{lang}"
 _CODE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z]+)?")
 
 
@@ -48,30 +46,42 @@ def read_texts(options: TextOptions) -> list[Examples]:
     Rows with a blank or repeated side, and rows with all sides equal, are left out, and so are rows in which a side is
     ``NS``, with which PAWS-X marks a sentence that has no translation.
     """
-    data = options.data
+    data, langs = options.data, options.langs
     if options.column < 1:
         raise UserError(f"`column` {options.column}", cure="columns are counted from 1")
-    if _VARIABLE not in data:
-        codes = tatoeba.available(data)
-        wanted = [language for language in _chosen(options, {*codes, "en"}) if language != "en"]
-        return [_clean(tatoeba.read_pairs(data, codes[language])) for language in wanted]
-    found = files_of_pattern(data)
-    files = {language: found[language] for language in _chosen(options, found)}
-    columns = tuple(_read(path, options.column) for path in files.values())
-    check_parallel(columns, [*files.values()])
-    return [_clean(Examples(" ".join(files), tuple(files), columns, files=tuple(files.values())))]
+    codes = {} if "{lang}" in data else tatoeba.available(data)
+    files = files_of_pattern(data) if "{lang}" in data else {}
+    known, hub = sorted({*files, *codes, "en"} if codes else files), {"en"} if codes else set()
+    if langs is None:
+        shown = [language for language in SHOWN if language in known]
+        langs = ",".join(shown) if len(shown) > 1 else "all"
+    chosen = sorted(hub.union(choose_languages(langs, known, "sentences of", data)))
+    if len(chosen) < 2:
+        cure = "name files of several languages, with {lang} in their place"
+        raise UserError("sentences of fewer than 2 languages", path=data, cure=cure)
+    if codes:
+        return [_clean(tatoeba.read_pairs(data, codes[language])) for language in chosen if language != "en"]
+    return [_clean(read_parallel(" ".join(chosen), {language: files[language] for language in chosen}, options.column))]
 
 
-def languages_of(tables: Sequence[Examples]) -> list[str]:
-    """Return the languages of several tables in alphabetical order."""
-    return sorted({language for examples in tables for language in examples.languages})
+def read_parallel(name: str, files: Mapping[str, Path], column: int = 1) -> Examples:
+    """Read files, by their languages, whose line i translates line i of the others; of .tsv files one column."""
+    columns = tuple(_read(path, column) for path in files.values())
+    check_parallel(columns, list(files.values()))
+    return Examples(name, tuple(files), columns, files=tuple(files.values()))
+
+
+def _read(path: Path, column: int) -> list[str]:
+    if ".tsv" not in path.suffixes:
+        return read_sentences(path)
+    return [columns[column - 1] for _, columns in read_columns(path, column)]
 
 
 def files_of_pattern(pattern: str) -> dict[str, Path]:
     """Find the files that match a path with ``{lang}`` in place of the language: canonical language -> file."""
-    before, *others = pattern.split(_VARIABLE)
+    before, *others = pattern.split("{lang}")
     if len(others) != 1:
-        problem = f"{_VARIABLE} occurs {'more than once' if others else 'nowhere'}"
+        problem = f"{{lang}} occurs {'more than once' if others else 'nowhere'}"
         raise UserError(problem, path=pattern, cure="write it once, in place of the language")
     files: dict[str, Path] = {}
     for name in sorted(glob.glob(f"{glob.escape(before)}*{glob.escape(others[0])}")):
@@ -81,26 +91,13 @@ def files_of_pattern(pattern: str) -> dict[str, Path]:
                 raise UserError(f"{other} is of the same language", path=name, cure="move one of the two elsewhere")
             files[canonical(code)] = Path(name)
     if not files:
-        raise UserError("no such files", path=pattern, cure=f"{_VARIABLE} stands for the language")
+        raise UserError("no such files", path=pattern, cure="{lang} stands for the language")
     return files
 
 
-def _chosen(options: TextOptions, known: Collection[str]) -> list[str]:
-    shown = [language for language in SHOWN if language in known]
-    wanted = (",".join(shown) if len(shown) > 1 else "all") if options.langs is None else options.langs
-    chosen = {*choose_languages(wanted, sorted(known), "sentences of", options.data)}
-    if _VARIABLE not in options.data:
-        chosen |= {"en"}
-    if len(chosen) < 2:
-        cure = f"name files of several languages, with {_VARIABLE} in their place"
-        raise UserError("sentences of fewer than 2 languages", path=options.data, cure=cure)
-    return sorted(chosen)
-
-
-def _read(path: Path, column: int) -> list[str]:
-    if ".tsv" not in path.suffixes:
-        return read_sentences(path)
-    return [columns[column - 1] for _, columns in read_columns(path, column)]
+def languages_of(tables: Sequence[Examples]) -> list[str]:
+    """Return the languages of several tables in alphabetical order."""
+    return sorted({language for examples in tables for language in examples.languages})
 
 
 def _clean(examples: Examples) -> Examples:

@@ -1,45 +1,24 @@
-"""Evaluate a translation model on a test set by BLEU and chrF, for each source language.
-
-The source languages may differ from those of training. This measures zero-shot language transfer as in "On Learning
-Universal Representations Across Languages" (table 6), where a model trained on German translates Czech and French.
-"""
+"""Evaluate a translation model by BLEU and chrF, also from languages on which it was not trained, as in "On Learning
+Universal Representations Across Languages" (table 6), where a model trained on German translates Czech and French."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
+from xrep.config.ranges import out_of_range
 from xrep.errors import ConfigError, UserError
 from xrep.evaluation.evaluation import Evaluation, Examples, OverlapOption, PrecisionOption, Result, Score
-from xrep.evaluation.multilingual import files_of_pattern
-from xrep.evaluation.reading import check_parallel, choose_languages, read_sentences
+from xrep.evaluation.multilingual import files_of_pattern, read_parallel
+from xrep.evaluation.reading import choose_languages
 from xrep.files import check_output, write_aside
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.translator import Translator
 from xrep.metrics.translation import bleu, chrf, multi_bleu, resampled_bleu
-from xrep.models.directory import fingerprint, open_checkpoint
-from xrep.precision import Precision
 from xrep.text.languages import name
-
-
-class System:
-    """A translation model of xrep, loaded from ``path``."""
-
-    def __init__(self, path: str | Path, precision: Precision) -> None:
-        self.path = str(path)
-        self.translator = Translator.load(path, dtype=precision)
-        self.training_hashes = open_checkpoint(path).training_hashes
-
-    def fingerprint(self) -> str:
-        """Return a digest that changes when the weights or anything else that affects the output changes."""
-        return fingerprint(self.translator.model, self.translator.text)
-
-    def target(self, language: str | None) -> str:
-        """Return the canonical code of a target language; None is enough if the model has only one."""
-        return self.translator.model.target_languages[self.translator.target(language)]
 
 
 class TranslationQuality(Evaluation):
@@ -92,17 +71,9 @@ class TranslationQuality(Evaluation):
     def read(self) -> list[Examples]:
         """Check the options. The target language depends on the model, so ``check`` reads the text."""
         config = self.config
-        self.search = SearchOptions(
-            beam=config.beam,
-            length_penalty=config.lenpen,
-            length_penalty_form=config.lenpen_form,
-            max_length_a=config.max_length_a,
-            max_length_b=config.max_length_b,
-        )
-        problems = self.search.problems()
-        if config.max_tokens < 1:
-            problems.append(f"max_tokens must be at least 1, not {config.max_tokens}")
-        if problems:
+        given = {**vars(config), "length_penalty": config.lenpen, "length_penalty_form": config.lenpen_form}
+        self.search = SearchOptions(**{own.name: given[own.name] for own in fields(SearchOptions) if own.name in given})
+        if problems := self.search.problems() + out_of_range(config, max_tokens="[1, inf)"):
             raise ConfigError([re.sub(r"^\w+", r"`\g<0>`", p.replace("length_penalty", "lenpen")) for p in problems])
         if config.save_translations is not None:
             check_output(config.save_translations, folder=True)
@@ -110,12 +81,12 @@ class TranslationQuality(Evaluation):
         self.languages = choose_languages(config.langs, sorted(self.files), "file of", config.data)
         return []
 
-    def open(self, path: str) -> System:
-        return System(path, self.config.precision)
+    def open(self, path: str) -> Translator:
+        return Translator.load(path, dtype=self.config.precision)
 
-    def check(self, model: System) -> None:
+    def check(self, model: Translator) -> None:
         """Read a table for each source language, in the order in which these are named."""
-        target, wanted = model.target(self.config.target_lang), self.languages
+        target, wanted = model.model.target_languages[model.target(self.config.target_lang)], self.languages
         if self.config.langs == "all":
             wanted = [language for language in wanted if language != target]
         cure = f"the data has {','.join(sorted(self.files))}"
@@ -124,35 +95,30 @@ class TranslationQuality(Evaluation):
         if not wanted or target in wanted:
             problem = f"{target} is the target language" if wanted else "no source language"
             raise UserError(problem, path=self.config.data, cure=f"name others with `langs`; {cure}")
-        self.tables, references = [], read_sentences(self.files[target])
-        for language in wanted:
-            files = self.files[language], self.files[target]
-            columns = read_sentences(files[0]), references
-            check_parallel(columns, files)
-            self.tables.append(Examples(f"{language}-{target}", (language, target), columns, files=files))
-        self.seen = model.translator.text.source_languages
+        pairs = [{language: self.files[language], target: self.files[target]} for language in wanted]
+        self.tables = [read_parallel("-".join(files), files) for files in pairs]
+        self.seen = model.text.source_languages
 
-    def score(self, model: System, examples: Examples) -> Score:
+    def score(self, model: Translator, examples: Examples) -> Score:
         """Translate a test.
 
         ``multi_bleu`` is BLEU of the same words as ``bleu``, without smoothing. ``zero_shot`` says whether the model
         was never trained to translate from this language, and ``cut`` how many sentences exceeded its maximum length.
         """
         config, (sources, references), (language, target) = self.config, examples.columns, examples.languages
-        read = model.translator.read(sources)
-        translations = model.translator.translate(read, target, self.search, config.max_tokens)
-        hypotheses = [several[0].text for several in translations]
+        read = model.read(sources)
+        hypotheses = [best.text for best, *_ in model.translate(read, target, self.search, config.max_tokens)]
         if config.save_translations is not None:
             Path(config.save_translations).mkdir(exist_ok=True)
             with write_aside(Path(config.save_translations) / f"{examples.name}.{target}") as aside:
                 aside.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8")
-        scores = bleu(hypotheses, references, config.tokenize), chrf(hypotheses, references)
+        scores = {"bleu": bleu(hypotheses, references, config.tokenize), "chrf": chrf(hypotheses, references)}
         multi = multi_bleu(hypotheses, references, config.tokenize)
         return Score(
-            {name: score.score for name, (score, _) in zip(("bleu", "chrf"), scores, strict=True)},
+            {name: score.score for name, (score, _) in scores.items()},
             lambda _: {"bleu": resampled_bleu(hypotheses, references, config.tokenize)},  # every test has the same seed
             {
-                "signatures": {score.name: signature for score, signature in scores},
+                "signatures": {score.name: signature for score, signature in scores.values()},
                 "multi_bleu": {"value": multi.score, "text": str(multi)},
                 "zero_shot": language not in self.seen,
                 "cut": len(read.cut),
@@ -169,16 +135,14 @@ class TranslationQuality(Evaluation):
         return f"{name(language)} ({language}){'' if language in self.seen else ', zero-shot'}"
 
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
-        """Return a line for each source language, the mean and the signatures, and for tokenised text BLEU as
-        multi-bleu.perl computes it."""
-        parts, cut, target = [super().text(results, averages)], list[str](), self.tables[0].languages[1]
-        signatures = next(iter(results.values())).score.details["signatures"]
-        parts += [f"{score}|{signature}" for score, signature in signatures.items()]
-        for test, result in results.items():
-            details = result.score.details
-            if self.config.tokenize == "none":
-                parts.append(f"multi-bleu {test}: {details['multi_bleu']['text']}")
-            if details["cut"]:
-                cut.append(f"{details['cut']} of {result.examples.languages[0]}")
-        lost = [f"longer than the model reads, and cut: {', '.join(cut)}"] if cut else []
-        return "\n".join([f"into {name(target)} ({target})", *parts, *lost])
+        """Return the table, the signatures and, for tokenised text, BLEU as multi-bleu.perl computes it."""
+        first, *_ = measured = list(results.values())
+        target = first.examples.languages[1]
+        lines = [f"into {name(target)} ({target})", super().text(results, averages)]
+        lines += [f"{score}|{signature}" for score, signature in first.score.details["signatures"].items()]
+        if self.config.tokenize == "none":
+            lines += [f"multi-bleu {own.examples.name}: {own.score.details['multi_bleu']['text']}" for own in measured]
+        cuts = {own.examples.languages[0]: own.score.details["cut"] for own in measured}
+        if cut := ", ".join(f"{count} of {language}" for language, count in cuts.items() if count):
+            lines.append(f"longer than the model reads, and cut: {cut}")
+        return "\n".join(lines)

@@ -15,7 +15,7 @@ from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
 from xrep.inference.generation.search import search
 from xrep.models.device import to_device
-from xrep.models.directory import TOKENIZER, load_model, open_checkpoint
+from xrep.models.directory import TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.kinds import expect
 from xrep.models.translation import Translation
 from xrep.precision import Precision
@@ -45,10 +45,17 @@ class Translator:
     >>> translator = Translator.load("nmt/best")                             # doctest: +SKIP
     >>> translator.translate(["Guten Tag"])[0][0].text                       # doctest: +SKIP
     'good day'
+
+    Attributes:
+        path: Where it was loaded from.
+        training_hashes: File of the hashes of its training sentences, or None.
     """
 
-    def __init__(self, model: Translation, tokenizers: Tokenizers, text: TextSpec) -> None:
+    def __init__(
+        self, model: Translation, tokenizers: Tokenizers, text: TextSpec, *, path: str, training_hashes: Path | None
+    ) -> None:
         self.model, self.tokenizers, self.text = model.eval(), tokenizers, text
+        self.path, self.training_hashes = path, training_hashes
 
     @classmethod
     def load(cls, path: str | Path, device: str | None = None, dtype: Precision = "float32") -> Translator:
@@ -61,7 +68,12 @@ class Translator:
         checkpoint = open_checkpoint(path)
         model = to_device(load_model(checkpoint), device, dtype)
         model.pack_scores()
-        return cls(model, open_tokenizers(checkpoint.path / TOKENIZER), checkpoint.text)
+        tokenizers, hashes = open_tokenizers(checkpoint.path / TOKENIZER), checkpoint.training_hashes
+        return cls(model, tokenizers, checkpoint.text, path=str(path), training_hashes=hashes)
+
+    def fingerprint(self) -> str:
+        """Return a digest that changes when the translations change."""
+        return fingerprint(self.model, self.text)
 
     def target(self, language: str | None) -> int:
         """Return the index of a target language, which need not be named if the model has only one; a UserError if the
