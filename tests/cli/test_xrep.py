@@ -67,7 +67,7 @@ def test_help_teaches_and_waits_for_no_torch(tmp_path: Path) -> None:
     lines += [["train", "--task", "bitext", "--criterion", name] for name in CRITERIA.names()]
     lines += [["train", "--task", name, "--criterion", "dual_moco"] for name in TASKS.names()]
     lines += [["train", "--config", f"{name}.yaml"] for name in ("parts", "stages")]
-    lines += [["mine", "negatives"], *(["search", verb] for verb in ("build", "add", "query"))]
+    lines += [["mine", "negatives"], *(["search", verb] for verb in ("build", "add", "query", "check"))]
     given = {"input": json.dumps(lines), "cwd": tmp_path, "env": environment(), "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, "-c", HELP], **given)
     assert done.returncode == 0, done.stderr
