@@ -159,18 +159,16 @@ class SearchIndex:
         """The encoder of the index; a UserError says that it is not found, or not the one that made the vectors."""
         if isinstance(self._encoder, SentenceEncoder):
             return self._encoder
-        manifest, places = self.manifest, [self._encoder]
+        manifest, places = self.manifest, [str(self._encoder)]
         if self._encoder is None:
-            if not manifest.encoder:
-                raise UserError("the index does not say where its encoder is", path=self.path, cure="give `path`")
             beside = os.path.normpath(os.path.join(os.path.realpath(self.path), manifest.beside))
-            recorded = list(dict.fromkeys([beside, manifest.encoder] if manifest.beside else [manifest.encoder]))
+            recorded = [place for place in (manifest.beside and beside, manifest.encoder) if place]
             places = [place for place in recorded if os.path.exists(place) or not os.path.isabs(place)]
             if not places:
-                problem = f"its encoder is not where it was ({' or '.join(recorded)})"
-                raise UserError(problem, path=self.path, cure="give its directory as `path`")
+                where = f"is not where it was ({' or '.join(dict.fromkeys(recorded))})" if recorded else "has no path"
+                raise UserError(f"its encoder {where}", path=self.path, cure="give its directory as `path`")
         for place in places:
-            loaded = SentenceEncoder.load(str(place), device=self._device, dtype=manifest.precision)
+            loaded = SentenceEncoder.load(place, device=self._device, dtype=manifest.precision)
             if loaded.fingerprint() == manifest.fingerprint:
                 self._encoder = loaded
                 return loaded
@@ -261,11 +259,9 @@ class SearchIndex:
             if describe(path) != vars(described):
                 raise damaged(path)
         rows = np.sort(np.random.default_rng(0).choice(len(self), min(queries, len(self)), replace=False))
-        number_of = np.searchsorted(self._starts, rows, "right") - 1
-        x_QD = np.concatenate([
-            part.vectors.read(rows[number_of == number] - self._starts[number])
-            for number, part in enumerate(self._parts)
-        ])  # fmt: skip
+        bounds = zip(self._parts, self._starts, self._starts[1:], strict=False)
+        vectors = [part.vectors.read(rows[(rows >= first) & (rows < end)] - first) for part, first, end in bounds]
+        x_QD = np.concatenate(vectors)
         exact, found = (self._best(x_QD, k + 1, PROBES, exact).index.tolist() for exact in (True, False))
         shares = []
         for row, wanted, given in zip(rows.tolist(), exact, found, strict=True):
