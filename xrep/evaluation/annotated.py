@@ -19,20 +19,14 @@ from xrep.tasks.annotated import AnnotatedTask, ClassificationTask, QuestionAnsw
 from xrep.text.annotated import of_split
 from xrep.text.languages import name
 
-SPLITS: dict[str, Literal["valid", "test"]] = {"dev": "valid", "test": "test"}
 _UNLABELLED = " (XTREME's script leaves the labels out of its tests: take the files of their publishers)"
 
 
 class AnnotatedEvaluation(Evaluation):
-    """Base class of the evaluations of classifiers.
+    """Base class of the evaluations of classifiers."""
 
-    Attributes:
-        kind: Kind of annotation that the classifier must predict.
-        task: Task that reads the files.
-    """
-
-    kind: ClassVar[str]
     task: ClassVar[type[AnnotatedTask]]
+    """Task that reads the files, and trains what is measured."""
     config: Any
 
     @dataclass(kw_only=True)
@@ -52,39 +46,36 @@ class AnnotatedEvaluation(Evaluation):
         """Return a table for each language, whose ``gold`` are the annotated examples."""
         config = self.config
         files = self.task.discover(config.data, config.language)
-        chosen = files if Path(config.data).is_file() else of_split(files, SPLITS[config.split])
+        split = "valid" if config.split == "dev" else "test"
+        chosen = files if Path(config.data).is_file() else of_split(files, split)
         if not chosen:
-            there = sorted({"dev" if file.split == "valid" else str(file.split) for file in files})
-            problem = f"no {config.split} split in it"
-            raise UserError(problem, path=config.data, cure=f"set `split`; there are files of {', '.join(there)}")
+            there = ", ".join(sorted({"dev" if file.split == "valid" else str(file.split) for file in files}))
+            cure = f"set `split`; there are files of {there}"
+            raise UserError(f"no {config.split} split in it", path=config.data, cure=cure)
         self.counts = Counter[str]()
-        found: dict[str, list[tuple[Any, Path]]] = {}
-        for file in chosen:
-            for example in self.task.read(file, self.counts):
-                found.setdefault(example.language, []).append((example, file.path))
+        found = [(example, file.path) for file in chosen for example in self.task.read(file, self.counts)]
         if not found:
             raise UserError("no annotated example in it", path=config.data, cure="measure on a split with labels")
-        tables = []
-        for language in choose_languages(config.langs, sorted(found), "test of", config.data):
-            examples, paths = zip(*found[language], strict=True)
+        tables, known = [], sorted({example.language for example, _ in found})
+        for language in choose_languages(config.langs, known, "test of", config.data):
+            examples, paths = zip(*(pair for pair in found if pair[0].language == language), strict=True)
             columns = tuple(map(list, zip(*(self.task.texts(example)[:2] for example in examples), strict=True)))
-            gold = np.empty(len(examples), object)
-            gold[:] = examples
-            tables.append(Examples(language, (language,) * len(columns), columns, gold, tuple(dict.fromkeys(paths))))
+            languages, files = (language,) * len(columns), tuple(dict.fromkeys(paths))
+            tables.append(Examples(language, languages, columns, np.array(examples, object), files))
         return tables
 
     def open(self, path: str) -> SentenceClassifier:
         return SentenceClassifier.load(path, dtype=self.config.precision, batch_tokens=self.config.batch_tokens)
 
     def check(self, model: SentenceClassifier) -> None:
-        model.check_kind(self.kind)
-        known = set(model.annotation.labels)
-        every = [example for table in self.tables for example in table.gold]
-        hint = _UNLABELLED if known.isdisjoint(self.task.labels(every)) else ""
-        for example in every:
-            if unknown := [label for label in self.task.labels([example]) if label not in known]:
-                cure = f"the classifier predicts {', '.join(model.annotation.labels[:20])}{hint}"
-                raise UserError(f"unknown label {unknown[0]!r}", path=example.path, line=example.line, cure=cure)
+        model.check_kind(self.task.kind)
+        known, examples = model.annotation.labels, [example for table in self.tables for example in table.gold]
+        labels = [(label, example) for example in examples for label in self.task.labels([example])]
+        if unknown := [pair for pair in labels if pair[0] not in known]:
+            label, example = unknown[0]
+            hint = _UNLABELLED if len(unknown) == len(labels) else ""
+            cure = f"the classifier predicts {', '.join(known[:20])}{hint}"
+            raise UserError(f"unknown label {label!r}", path=example.path, line=example.line, cure=cure)
 
     def score(self, model: SentenceClassifier, examples: Examples) -> Score:
         normalisation: Any = getattr(self.config, "normalisation", "mlqa")
@@ -99,17 +90,12 @@ class AnnotatedEvaluation(Evaluation):
         return {f"{figure.replace('_', ' ')}, mean of {len(results)}": (figure, list(results)) for figure in figures}
 
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
-        counts = {why: count for why, count in self.counts.items() if why != "read" and count}
-        left_out = [f"{count:,} of {self.counts['read']:,} examples: {why}" for why, count in counts.items()]
+        read, counts = self.counts["read"], self.counts.items()
+        left_out = [f"{count:,} of {read:,} examples: {why}" for why, count in counts if why != "read" and count]
         return "\n".join([super().text(results, averages), *left_out])
 
 
-class _Labels(AnnotatedEvaluation):
-    kind = "label"
-    task = ClassificationTask
-
-
-class Xnli(_Labels):
+class Xnli(AnnotatedEvaluation):
     """Measure natural language inference by a classifier of pairs: XNLI, MultiNLI, SNLI.
 
     The accuracy is the share of pairs whose label is predicted. Premise and hypothesis are read as one sequence, by a
@@ -121,8 +107,10 @@ class Xnli(_Labels):
     --data has files such as xnli.test.tsv, test-de.tsv or dev_matched.tsv.
     """
 
+    task = ClassificationTask
 
-class PawsX(_Labels):
+
+class PawsX(AnnotatedEvaluation):
     """Measure the recognition of paraphrases on PAWS-X by a classifier of pairs.
 
     The accuracy is the share of pairs whose label is predicted. Pairs without a translation (NS) are left out.
@@ -133,8 +121,10 @@ class PawsX(_Labels):
     --data has files such as de/test_2k.tsv or test-de.tsv.
     """
 
+    task = ClassificationTask
 
-class Amazon(_Labels):
+
+class Amazon(AnnotatedEvaluation):
     """Measure the sentiment of Amazon reviews (Prettenhofer and Stein, 2010), or any labelled text, by a classifier.
 
     Reviews of more than three stars are positive, the others negative (CMLM, section 4.5.2).
@@ -145,13 +135,10 @@ class Amazon(_Labels):
     --data has files such as de/books/test.review, or lines label<TAB>text.
     """
 
-
-class _Tags(AnnotatedEvaluation):
-    kind = "tags"
-    task = TaggingTask
+    task = ClassificationTask
 
 
-class PartsOfSpeech(_Tags):
+class PartsOfSpeech(AnnotatedEvaluation):
     """Measure parts of speech on Universal Dependencies, by a tagger.
 
     The accuracy is the share of words whose UPOS is predicted. XTREME's scripts give the tags to seqeval, which takes
@@ -164,8 +151,10 @@ class PartsOfSpeech(_Tags):
     --data has CoNLL-U files such as de_pud-ud-test.conllu.
     """
 
+    task = TaggingTask
 
-class NamedEntities(_Tags):
+
+class NamedEntities(AnnotatedEvaluation):
     """Measure named entities on PAN-X (WikiAnn), by a tagger.
 
     The F1 of entities counts as right those whose ends and type agree, as seqeval does for IOB2 in strict mode.
@@ -175,6 +164,8 @@ class NamedEntities(_Tags):
 
     --data has files such as test-de.tsv with lines word<TAB>tag.
     """
+
+    task = TaggingTask
 
 
 class Questions(AnnotatedEvaluation):
@@ -188,7 +179,6 @@ class Questions(AnnotatedEvaluation):
     --data has JSON files such as xquad.de.json; a file whose name has no split is a test.
     """
 
-    kind = "span"
     task = QuestionAnsweringTask
 
     @dataclass(kw_only=True)
