@@ -23,9 +23,8 @@ def mining_scores(correct: int, extracted: int, gold: int) -> MiningScores:
     """Return the shares of the correct pairs in the extracted ones and in the gold ones, and their harmonic mean."""
     if gold < 1 or not 0 <= correct <= min(extracted, gold):
         raise ValueError(f"{correct} correct pairs of {extracted}, {gold} gold")
-    precision = 100.0 * correct / extracted if extracted else 0.0
-    f1 = 200.0 * correct / (extracted + gold)
-    return MiningScores(precision, 100.0 * correct / gold, f1, extracted, correct, gold)
+    precision, recall = 100.0 * correct / max(extracted, 1), 100.0 * correct / gold
+    return MiningScores(precision, recall, 200.0 * correct / (extracted + gold), extracted, correct, gold)
 
 
 def best_threshold(scores: np.ndarray, correct: np.ndarray, gold: int) -> tuple[float, MiningScores]:

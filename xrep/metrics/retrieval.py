@@ -30,7 +30,7 @@ def retrieval_accuracy(x: np.ndarray, y: np.ndarray) -> Accuracy:
     """Return the percentage of rows whose nearest neighbour on the other side is the row with the same index.
 
     This is the protocol of the Tatoeba test (Artetxe and Schwenk, 2019, arXiv:1812.10464, section 4.3), whose error
-    rate is 100 minus the accuracy. The arguments and errors are those of ``right_answers``.
+    rate is 100 minus the accuracy. Row i of x [N, D] translates row i of y [N, D].
     """
     return accuracy_of(right_answers(x, y))
 
