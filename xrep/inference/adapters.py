@@ -121,15 +121,13 @@ class MtebEncoder:
 
         # The revision differs for other weights and options, so that mteb does not reuse their results for this model.
         lang = getattr(self.lang, "__qualname__", self.lang)
-        revision = hashlib.sha256(
-            f"{self.encoder.fingerprint()} {lang} {self.normalize} {self.encoder.prompts}".encode()
-        ).hexdigest()
+        facts = f"{self.encoder.fingerprint()} {lang} {self.normalize} {self.encoder.prompts}"
         unknown = ("loader", "release_date", "languages", "memory_usage_mb", "license", "open_weights")
         unknown = (*unknown, "public_training_code", "public_training_data", "training_datasets")
         return ModelMeta(
             **dict.fromkeys(unknown),
             name=self.name,
-            revision=revision[:40],
+            revision=hashlib.sha256(facts.encode()).hexdigest()[:40],
             n_parameters=sum(parameter.numel() for parameter in self.encoder.model.parameters()),
             max_tokens=self.encoder.text.max_length,
             embed_dim=self.encoder.output_size,

@@ -45,11 +45,11 @@ def score(classifier: SentenceClassifier, examples: Sequence[Any], normalisation
         labels, _ = classifier.predict([example.sentences for example in examples])
         columns = {"accuracy": [label == example.label for label, example in zip(labels, examples, strict=True)]}
     else:
-        answers = zip(classifier.answer(examples), examples, strict=True)
-        each = [
-            (found.text, [own.text for own in asked.answers], asked.language, normalisation) for found, asked in answers
-        ]
-        columns = {"f1": [f1(*one) for one in each], "exact_match": [exact_match(*one) for one in each]}
+        columns = {"f1": list[float](), "exact_match": list[float]()}
+        for answer, question in zip(classifier.answer(examples), examples, strict=True):
+            gold = [own.text for own in question.answers]
+            for metric, column in zip((f1, exact_match), columns.values(), strict=True):
+                column.append(float(metric(answer.text, gold, question.language, normalisation)))
     figures = {name: 100 * float(np.mean(column)) for name, column in columns.items()}
     return figures, {name: np.stack((column, np.ones(len(column))), axis=1) for name, column in columns.items()}
 

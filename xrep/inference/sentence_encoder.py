@@ -99,14 +99,12 @@ class SentenceEncoder:
         Raises:
             UserError: If there is no encoder that xrep can read, it is damaged, or it has no such layer.
         """
-        is_random = random_weights is not None
-        with torch.random.fork_rng(devices=[], enabled=is_random):
+        is_name = not Path(path).exists() and not Path(path).is_absolute()
+        is_pretrained = expect(path, "sentence encoder", *PRETRAINED) in PRETRAINED or is_name
+        with torch.random.fork_rng(devices=[], enabled=random_weights is not None):
             if random_weights is not None:
                 torch.manual_seed(random_weights)
-            is_name = not Path(path).exists() and not Path(path).is_absolute()
-            kind = expect(path, "sentence encoder", *PRETRAINED)
-            load = _load_pretrained if is_name or kind in PRETRAINED else _load_run
-            encoder = load(path, is_random)
+            encoder = (_load_pretrained if is_pretrained else _load_run)(path, random_weights is not None)
         if layer is not None:
             encoder.model.pool_layer(layer)
         to_device(encoder.model, device, dtype)
@@ -179,12 +177,11 @@ class SentenceEncoder:
     ) -> dict[Path, str]:
         """Write the encoder as directories of other libraries, which contain no code.
 
-        ``load`` and sentence-transformers read the directory ``path`` again, with exactly the same weights; an encoder
-        with two towers keeps both, and the languages that each reads. ``hf`` is the transformer alone: two towers are
-        written to the folders ``source`` and ``target``. ``onnx`` and ``openvino`` are graphs for these runtimes, with
-        pooling and projection inside, which ``load`` does not read (extras of these names). A model card
-        (``README.md``) says how to load them, and has the languages, the checksums of the training data, results and
-        licence as metadata.
+        ``load`` and sentence-transformers read ``path`` again with exactly the same weights; an encoder with two towers
+        keeps both, and the languages that each reads. ``hf`` is the transformer alone: two towers are in the folders
+        ``source`` and ``target``. ``onnx`` and ``openvino`` are graphs for these runtimes, with pooling and projection
+        inside, which ``load`` does not read (extras of these names). The model card (``README.md``) says how to load
+        them; its metadata are languages, checksums of the training data, and:
 
         Args:
             license: Identifier of the licence of the encoder, such as ``apache-2.0``.
@@ -194,8 +191,7 @@ class SentenceEncoder:
             The directories written, each with a line of Python that loads it.
 
         Raises:
-            UserError: If ``path`` is not empty, the encoder has no counterpart in those libraries, or the results are
-                of another encoder.
+            UserError: ``path`` is not empty, those libraries have no such encoder, or the results are of another one.
         """
         return self.write(Path(path), str(path), format, Card.of(self.path, license, results))
 
@@ -294,7 +290,8 @@ def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:
     root = find_pretrained(path, download=True)
     routes = read_router(root) or {}
     folders = list(dict.fromkeys(routes.values())) or [root]
-    towers = dict(zip(SIDES if len(folders) > 1 else [SHARED], folders, strict=True))
+    separate = len(folders) > 1
+    towers = dict(zip(SIDES if separate else [SHARED], folders, strict=True))
     sources = {tower: read_pretrained(folder) for tower, folder in towers.items()}
     tokenizers = {tower: Tokenizer.load(source.tokenizer) for tower, source in sources.items()}
     languages = [[canonical(code) for code, folder in routes.items() if folder == tower] for tower in folders]
@@ -302,12 +299,12 @@ def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:
         vocabularies={tower: Vocabulary.of(tokenizer) for tower, tokenizer in tokenizers.items()},
         max_length=min(_longest(source) for source in sources.values()),
         source_languages=languages[0],
-        target_languages=languages[-1] if len(languages) > 1 else [],
+        target_languages=languages[-1] if separate else [],
     )
     config = DualEncoder.Config(
-        towers="separate" if len(folders) > 1 else "shared",
+        towers="separate" if separate else "shared",
         encoder=str(folders[0]),
-        target_encoder=str(folders[1]) if len(folders) > 1 else None,
+        target_encoder=str(folders[1]) if separate else None,
         normalize=all(source.normalize is not False for source in sources.values()),
     )
     model = DualEncoder(config, text)
