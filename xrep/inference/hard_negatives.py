@@ -7,7 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -31,7 +31,7 @@ from xrep.store.vectors import Vectors
 from xrep.text.cleaning import NO_KEY, sentence_hash
 from xrep.text.readers import Bitext, read_pairs, read_text
 
-_BLOCK = 1 << 14
+_BLOCK = 1 << 13
 """Number of pairs whose candidates are compared at a time."""
 
 
@@ -305,11 +305,13 @@ def _write(file: IO[str], pairs: _Pairs, choice: _Choice) -> tuple[int, np.ndarr
         negatives, scores = choice(start, start + _BLOCK)
         taken = negatives >= 0
         of_negatives.append(scores[taken])
-        for number in np.flatnonzero(taken.any(axis=1)).tolist():
-            targets = np.append(pairs.target[start + number], negatives[number][taken[number]])
-            texts = fields(pairs.sources, pairs.source[start + number : start + number + 1])
-            file.write("\t".join(texts + fields(pairs.targets, targets)) + "\n")
-            written += 1
+        some = np.flatnonzero(taken.any(axis=1))
+        rows = np.column_stack((pairs.target[start + some], negatives[some]))
+        sources = fields(pairs.sources, pairs.source[start + some])
+        targets = iter(fields(pairs.targets, rows[rows >= 0]))
+        for source, count in zip(sources, (rows >= 0).sum(axis=1).tolist(), strict=True):
+            file.write("\t".join([source, *islice(targets, count)]) + "\n")
+        written += len(some)
     if not written:
         dropped = ", ".join(f"{count:,} by {rule}" for rule, count in choice.dropped.items() if count)
         problem = f"no negative is left ({dropped or 'there are no candidates'})"

@@ -40,7 +40,7 @@ Retrieval = Literal["forward", "backward", "intersection", "max"]
 RETRIEVALS: tuple[str, ...] = get_args(Retrieval)
 _SCORED = 1 << 19
 """Number of neighbours that are scored at a time."""
-_SORTED = 1 << 17
+_SORTED = 1 << 15
 """Number of candidates that are taken at a time, in the order of their scores."""
 
 

@@ -64,11 +64,10 @@ class Lines:
 
     def take(self, rows: Sequence[int] | np.ndarray) -> list[str]:
         """Return some lines, in the order of ``rows``."""
-        lines = []
-        for row in rows:
-            start, end = self._offsets.read(slice(int(row), int(row) + 2)).tolist()
-            lines.append(self._bytes(start, end - 1).decode())
-        return lines
+        distinct, place = np.unique(np.asarray(rows, np.int64), return_inverse=True)
+        bounds = zip(*(self._offsets.read(distinct + end).tolist() for end in (0, 1)), strict=True)
+        lines = [self._bytes(start, end - 1).decode() for start, end in bounds]
+        return [lines[number] for number in place.tolist()]
 
     def numbers(self, rows: slice | np.ndarray) -> np.ndarray:
         """Return the numbers that some lines had, int64 [n], from 1."""
