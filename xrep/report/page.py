@@ -22,10 +22,8 @@ from xrep.report.runs import Run
 from xrep.text.languages import name as language_name
 
 Records = Mapping[str, Mapping[str, Any]]
-_MAIN = ("loss", "accuracy")
-"""Curves of training that are always shown; the others can be opened."""
-_UNIMPORTANT = ("checkpoint.save_dir",)
-"""Options that differ between any two runs."""
+_MAIN = ("loss", "accuracy")  # curves of training that are always shown; the others can be opened
+_UNIMPORTANT = ("checkpoint.save_dir",)  # options that differ between any two runs
 _INTERVALS = (
     "In brackets: 95% bootstrap intervals over the examples of the test. They do not cover what another seed of "
     "training would change. Differences: of what the report itself has measured, by a paired bootstrap, which draws "
@@ -38,16 +36,12 @@ class Block(NamedTuple):
 
     heading: str = ""
     header: Sequence[str] = ()
-    rows: Sequence[Sequence[Any]] = ()
-    """Rows of a table, whose first column has their names. A cell is a text, (text, smaller text) or a chart."""
-    kind: str = "numbers"
-    """Class of the table in the style of the page."""
+    rows: Sequence[Sequence[Any]] = ()  # a cell is a text, (text, smaller text) or a chart
+    kind: str = "numbers"  # class of the table in the style of the page
     note: str = ""
     charts: Sequence[Chart] = ()
-    legend: Mapping[str, tuple[str, str]] = {}
-    """What colours mean: name -> variable of the page's style, kind of line."""
-    folded: bool = False
-    """Whether it is opened by a click on its heading."""
+    legend: Mapping[str, tuple[str, str]] = {}  # name -> variable of the page's style, kind of line
+    folded: bool = False  # whether it is opened by a click on its heading
 
 
 def render(runs: Sequence[Run], results: Mapping[str, Records], failed: Sequence[str] = ()) -> str:

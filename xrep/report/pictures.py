@@ -17,8 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from xrep.report.runs import Curve
 from xrep.text.languages import name as language_name
 
-COLOURS, DASHES = 8, ("solid", "dashed", "dotted")
-"""Number of colours that the page defines. Further series have the same colours with other dashes."""
+COLOURS, DASHES = 8, ("solid", "dashed", "dotted")  # series beyond the page's colours have these with other dashes
 _FAINT, _GRID, _CARD = "#f00d10", "#f00d11", "#f00d12"
 """Colours that stand for those of the page's style, as #f00d00, #f00d01, ... do for those of series."""
 _OF_PAGE = {f"#f00d{i:02x}": f"series-{i}" for i in range(COLOURS)} | {_FAINT: "faint", _GRID: "grid", _CARD: "card"}
@@ -35,8 +34,7 @@ class Chart(NamedTuple):
     title: str
     svg: Markup
     series: str
-    is_curves: bool
-    """Whether the pointer shows the nearest value of each series; else it shows the nearest point."""
+    is_curves: bool  # whether the pointer shows the nearest value of each series, or else the nearest point
 
 
 class Series(NamedTuple):
@@ -99,8 +97,8 @@ def chart(
     title: str,
     series: Sequence[Series],
     *,
-    labels: Sequence[str] = (),
-    links: Sequence[Sequence[tuple[float, float]]] = (),
+    labels: Any = (),
+    links: Any = (),
     is_curves: bool = False,
     rows: bool = False,
 ) -> Chart:
@@ -136,11 +134,11 @@ def chart(
             axes.set_ylim(0.6 - len(series), 0.6) if rows else axes.set_aspect("equal", adjustable="datalim")
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-        pixels = [axes.transData.transform(own.points) for own in series]
+        pixels = [axes.transData.transform(own.points).tolist() for own in series]
     svg = re.sub(r'^.*?(?=<svg)|<metadata>.*?</metadata>|(?<=<g) id="[^"]*"', "", file.getvalue(), flags=re.DOTALL)
     svg = re.sub(r"#f00d\w\w", lambda match: f"var(--{_OF_PAGE[match[0]]})", svg)
     places = [
-        [[round(float(x), 1), round(height - float(y), 1), text] for (x, y), text in zip(own, texts, strict=True)]
-        for own, (_, _, texts, _) in zip(pixels, series, strict=True)
+        [[round(x, 1), round(height - y, 1), text] for (x, y), text in zip(points, own.texts, strict=True)]
+        for points, own in zip(pixels, series, strict=True)
     ]
     return Chart(title, Markup(svg), json.dumps(places, ensure_ascii=False), is_curves)

@@ -22,10 +22,8 @@ from xrep.training.launches import LAUNCHES
 from xrep.training.progress import METRICS
 from xrep.training.run import DATA_STATISTICS, SUMMARY
 
-MOST_POINTS = 300
-"""Number of points of a curve; of a longer one, neighbouring records are averaged."""
-PARTS = ("task", "model", "criterion", "validation", "optimizer", "lr_scheduler")
-"""Sections whose parts have options of their own."""
+MOST_POINTS = 300  # of a longer curve, neighbouring records are averaged
+PARTS = ("task", "model", "criterion", "validation", "optimizer", "lr_scheduler")  # they have options of their own
 _KINDS = {"train": "training", "valid": "validation"}
 _RESULT = ("test", "model", "values", "headline", "intervals", "overlap", "version")
 Curve = list[tuple[float, float]]
@@ -38,17 +36,12 @@ class Run(NamedTuple):
     name: str
     path: Path
     options: dict[str, Any]
-    changed: set[str]
-    """The options whose values are not the defaults of its parts."""
+    changed: set[str]  # the options whose values are not the defaults of its parts
     summary: dict[str, Any]
-    data: dict[str, tuple[Any, str]]
-    """Statistics of the training data by part: rows of a table of its splits, and what cleaning has counted."""
-    launches: list[dict[str, Any]]
-    """What is recorded of each launch: at its beginning, with ``how`` it ended and ``until`` which step."""
-    curves: dict[tuple[str, str], Curve]
-    """Records by kind (training, validation) and name of the value: (step, value) each."""
-    damaged: list[str]
-    """A line for each damaged record in the directory."""
+    data: dict[str, tuple[Any, str]]  # by part: rows of a table of its splits, and what cleaning has counted
+    launches: list[dict[str, Any]]  # the record of each one's beginning, with `how` it ended and `until` which step
+    curves: dict[tuple[str, str], Curve]  # by kind (training, validation) and name of the value
+    damaged: list[str]  # a line for each damaged record in the directory
 
     @property
     def objective(self) -> str:
@@ -113,7 +106,7 @@ def _defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what the configuration would be if it only named its parts; empty if that is no configuration."""
     named = {section: {"name": values[section]["name"]} for section in PARTS if "name" in (values.get(section) or {})}
     try:
-        return compose([("the defaults", named | {key: values[key] for key in ("size",) if key in values})]).values
+        return compose([("the defaults", {"size": values["size"], **named} if "size" in values else named)]).values
     except UserError:
         return {}
 
@@ -175,11 +168,8 @@ def records_in(content: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _model_name(record: Mapping[str, Any], runs: Sequence[Run], inside: Run | None) -> str:
-    """Return the name of the run whose best checkpoint was measured, or else the path of the model.
-
-    Args:
-        inside: Run in whose directory the result is. The path may be older than the place of that directory.
-    """
+    """Return the name of the run whose best checkpoint was measured, or else the path of the model. The directory of
+    the run that the result is ``inside`` may have been moved since."""
     path = Path(record["model"]["path"])
     if "checkpoints" in record["values"]:  # the result is of a whole run, and its path that of the last one
         path = path.parent
