@@ -158,16 +158,19 @@ def test_damaged_records_are_named_and_names_are_escaped(
         file.write('{"step": 7, "loss": 1.0}\n{"step')  # no kind, and half a line of a run that was killed
     (run / "half.json").write_text((run / "summary.json").read_text()[:20])
     (run / "result.json").write_text(json.dumps({"test": "tatoeba", "values": {}}))
+    (run / "summary.json").write_text('{"steps": 6, "examples": 180, "train_seconds": 1.0, "best": {}}')
     (run / "other.json").write_text("[]")  # no record of ours
     page = report(cli, run, warned=f"warning: {run}/metrics.jsonl:6: a damaged record is left out")
-    for place in (
-        "metrics.jsonl:6: a damaged record is left out: it has no 'kind'",
-        "metrics.jsonl:7: ",
-        "half.json",
-        "result.json",
-    ):
+    for place in ("metrics.jsonl:6: a damaged record is left out: it has no 'kind'", "metrics.jsonl:7: ", "half.json"):
         assert f"{run}/{place}" in page.text
-    assert page.text.count("a damaged record") == 4 and "Report of run<b>" in page.text
+    assert page.text.count("a damaged record") == 5 and "Report of run<b>" in page.text
+
+
+def test_pictures_need_matplotlib(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xrep.evaluation.plots.importlib.util.find_spec", lambda name: None)
+    result = cli("report", "run", "--output", "page.html")
+    assert result.code == 2 and result.wrote == frozenset()
+    assert result.err == "xrep-report: error: a plot needs matplotlib; pip install 'xrep[plot]'\n"
 
 
 @pytest.mark.nightly

@@ -56,12 +56,11 @@ def render(runs: Sequence[Run], results: Mapping[str, Records], failed: Sequence
     numbers = {name: i for i, name in enumerate(models)}
     measured = [block for test, records in results.items() for block in _evaluation(test, records, numbers)]
     measured = [Block(note=_INTERVALS), *measured] if measured else []
+    summaries = [_run(run) for run in runs]
     launches = [_launch(run.name, launch) for run in runs for launch in run.launches]
     sections = {
         "Runs": [
-            Block(
-                "", ["run", "objective", "steps", "examples", "time", "best validation", "state"], [*map(_run, runs)]
-            ),
+            Block("", ["run", "objective", "steps", "examples", "time", "best validation", "state"], summaries),
             *(Block(note=line) for run in runs for line in run.damaged),
         ],
         "Options": _options(runs),
@@ -203,7 +202,7 @@ def _counted(overlap: Mapping[str, Any]) -> tuple[str, str]:
 
 def _versions(runs: Sequence[Run], results: Mapping[str, Records]) -> list[Block]:
     """Return the versions at the last launch of each run, and those of the evaluations."""
-    found = {run.name: run.launches[-1]["versions"] for run in runs if run.launches}
+    found = {run.name: run.launches[-1].get("versions", {}) for run in runs if run.launches}
     packages = dict.fromkeys(package for versions in found.values() for package in versions)
     rows = [[package, *(own.get(package, "") for own in found.values())] for package in packages]
     measured = sorted({own["version"] for records in results.values() for own in records.values()})

@@ -26,6 +26,7 @@ MOST_POINTS = 300  # of a longer curve, neighbouring records are averaged
 PARTS = ("task", "model", "criterion", "validation", "optimizer", "lr_scheduler")  # they have options of their own
 _KINDS = {"train": "training", "valid": "validation"}
 _RESULT = ("test", "model", "values", "headline", "intervals", "overlap", "version")
+_DRAWN = {"scatter": ("points", "sentences", "explained"), "alignment": ("pairs", "alignment", "uniformity")}
 Curve = list[tuple[float, float]]
 Parsed = TypeVar("Parsed")
 
@@ -66,17 +67,15 @@ def _read_run(name: str, path: Path) -> Run:
     values, damaged = read_saved_config(path / CONFIG), list[str]()
     options, defaults = flat(values), flat(_defaults(values))
     changed = {key for key, value in options.items() if defaults.get(key, options) != value}
-    summary = _parsed(path / SUMMARY, damaged, _keys("steps", "examples", "train_seconds", "best")) or [{}]
+    summary = _parsed(path / SUMMARY, damaged, _summary) or [{}]
     data = _parsed(path / DATA_STATISTICS, damaged, _statistics) or [{}]
     launches, curves = list[dict[str, Any]](), dict[tuple[str, str], Curve]()
-    for record in _parsed(path / LAUNCHES, damaged, lambda record: record | {"event": record["event"]}):
-        if record["event"] == "start":
+    for event, step, record in _parsed(path / LAUNCHES, damaged, lambda own: (own["event"], own["step"], own)):
+        if event == "start":
             launches.append(record)
         elif launches:
-            launches[-1] |= {"how": record.get("how"), "until": record.get("step")}
-    for step, kind, record in _parsed(
-        path / METRICS, damaged, lambda own: (own.pop("step"), _KINDS[own.pop("kind")], own)
-    ):
+            launches[-1] |= {"how": record.get("how"), "until": step}
+    for kind, step, record in _parsed(path / METRICS, damaged, lambda own: (_KINDS[own["kind"]], own.pop("step"), own)):
         for figure, value in record.items():
             if isinstance(value, (int, float)) and math.isfinite(value):
                 curves.setdefault((kind, figure), []).append((step, value))
@@ -98,8 +97,9 @@ def _parsed(path: Path, damaged: list[str], parse: Callable[[Any], Parsed]) -> l
     return records
 
 
-def _keys(*keys: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    return lambda record: {key: record[key] for key in keys}
+def _summary(record: Mapping[str, Any]) -> dict[str, Any]:
+    best = {key: record["best"][key] for key in ("metric", "value", "step")}
+    return {**{key: record[key] for key in ("steps", "examples", "train_seconds")}, "best": best}
 
 
 def _defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -164,7 +164,9 @@ def records_in(content: Any) -> list[tuple[str, dict[str, Any]]]:
         return []
     models = [*content["models"].values()] if "models" in content else [content]
     several = [own["values"]["results"] if own["test"] == "all" else {own["test"]: own} for own in models]
-    return [(label, _keys(*_RESULT)(record)) for results in several for label, record in results.items()]
+    records = [(label, {key: own[key] for key in _RESULT}) for results in several for label, own in results.items()]
+    _ = [record["values"][key] for _, record in records for key in _DRAWN.get(record["test"], ())]  # they are there
+    return records
 
 
 def _model_name(record: Mapping[str, Any], runs: Sequence[Run], inside: Run | None) -> str:
