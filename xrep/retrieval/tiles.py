@@ -86,20 +86,22 @@ def search_tile(
     Args:
         advance: Called with the number of further comparisons that are done.
     """
-    edge = CUDA_TILE if x.vectors.is_cuda else TILE
+    height = width = CUDA_TILE if x.vectors.is_cuda else TILE
+    if not best_y.k:  # the more columns are compared at a time, the fewer seem to be among the k best at first
+        height, width = height // 4, width * 4
     if x.rounded.dtype != y.rounded.dtype:
         x, y = x.exact(), y.exact()
-    for row in range(0, len(x.vectors), edge):
-        for column in range(0, len(y.vectors), edge):
-            rows, columns = x.slice(row, row + edge), y.slice(column, column + edge)
-            bests = best_x.slice(row, row + edge), best_y.slice(column, column + edge)
+    for row in range(0, len(best_x), height):
+        for column in range(0, len(best_y), width):
+            rows, columns = x.slice(row, row + height), y.slice(column, column + width)
+            bests = best_x.slice(row, row + height), best_y.slice(column, column + width)
             firsts = first_x + row, first_y + column
             if rows.is_rounded() and not _screen(rows, columns, *bests, *firsts):
                 x, y = x.exact(), y.exact()  # those that follow are probably of the same kind
                 rows, columns = rows.exact(), columns.exact()
             if not rows.is_rounded() and not _screen(rows, columns, *bests, *firsts):
                 _compare_all(rows, columns, *bests, *firsts)
-        advance(len(best_x.slice(row, row + edge)) * len(best_y))
+        advance(min(height, len(best_x) - row) * len(best_y))
 
 
 def _screen(x: Operand, y: Operand, best_x: TopK, best_y: TopK, first_x: int, first_y: int) -> bool:
