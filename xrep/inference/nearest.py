@@ -121,7 +121,7 @@ def _replacing(folder: Path, side: str, block: int, part: int, k: int) -> Iterat
     yield Found([before[1]] if before and k else [], k), file
     file.close()
     os.replace(aside, path)
-    if before:
+    if before and before[1] != path:  # a repeated merge of shards makes the same file
         before[1].unlink()
 
 
