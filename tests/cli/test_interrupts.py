@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.cli.conftest import write_lines
@@ -20,12 +19,11 @@ from tests.support.runs import contents, options
 from xrep.criteria.dual_moco import DualMoco
 from xrep.data import preprocess as preprocessing
 from xrep.data import spool, store
-from xrep.inference import encoding
+from xrep.inference import encoding, nearest
 from xrep.inference.generation.translator import Translator
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interrupts import NOTICE
 from xrep.models.directory import open_checkpoint
-from xrep.retrieval import search
 from xrep.text import tokenizer
 
 
@@ -101,7 +99,7 @@ PRESSED = {
     "encode, twice in the first chunk": (*ENCODE, (1, 1), NOTHING),
     "mine, after the last chunk of the source": (MINE, SentenceEncoder, "encode", (4,), WORK),
     "mine, before the first chunk": (MINE, SentenceEncoder, "encode", (1, 1), NOTHING),
-    "mine, the search": (MINE, search, "search_block", (2,), WORK),
+    "mine, the search": (MINE, nearest, "search_tile", (2,), WORK),
     "mine negatives": ("mine negatives --bitext de-en=lines.txt,lines.txt", SentenceEncoder, "encode", (4,), WORK),
 }
 """A command on ``lines.txt``, a function and its calls at which Ctrl-C is pressed, and what it says."""
@@ -110,7 +108,7 @@ PRESSED = {
 @pytest.fixture
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """30 lines, of which 8 are encoded and searched at a time."""
-    for owner, name, value in ((encoding, "CHUNK_LINES", 8), (search, "TILE", 8), (search, "_UNIT_BYTES", 1)):
+    for owner, name, value in ((encoding, "CHUNK_LINES", 8), (nearest, "TILE", 8), (nearest, "_STRIP_BYTES", 1)):
         monkeypatch.setattr(owner, name, value)
     return write_lines(tmp_path / "lines.txt", [german for german, _ in sentence_pairs(30)])
 
@@ -130,9 +128,8 @@ def test_commands_save_and_go_on(
     assert done.code == 130 and done.err.endswith(f"xrep-{command}: error: interrupted; {saved}\n")
     assert done.err.count(NOTICE) == 1 and not (cli.folder / "cut.npy").exists()
     assert work.exists() == (saved != NOTHING)
-    if owner is search:
-        (done_rows,) = np.load(work / "neighbours.npz")["done"]
-        assert 0 < done_rows < 30
+    if owner is nearest:
+        assert list(work.glob("x-*.npy"))
     assert cli(command, *line, "cut.npy").code == 0
     assert (cli.folder / "cut.npy").read_bytes() == (cli.folder / "whole.npy").read_bytes()
     assert sorted(os.listdir(cli.folder)) == ["cut.npy", "lines.txt", "whole.npy"]
