@@ -81,6 +81,9 @@ class ArrayFile:
         with naming(folder):
             return cls(tempfile.TemporaryFile(dir=folder, buffering=0), 0, 0, width, np.dtype(dtype))
 
+    def __del__(self) -> None:
+        self._file.close()
+
     def __len__(self) -> int:
         return self._rows
 
