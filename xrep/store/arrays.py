@@ -7,9 +7,9 @@ import math
 import os
 import tempfile
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -50,13 +50,14 @@ class ArrayFile:
     """An array [N, ...] in a file. Each read returns a copy of some rows, and nothing of the file stays in memory.
 
     Args:
-        file: The open file; another object may read it at the same time.
+        descriptor: The open file, which is closed when the object is no longer used.
         offset: Where the first row begins, in bytes.
         width: The shape of a row.
     """
 
-    def __init__(self, file: IO[bytes], offset: int, rows: int, width: tuple[int, ...], dtype: np.dtype) -> None:
-        self._file, self._offset, self._rows = file, offset, rows
+    def __init__(self, descriptor: int, offset: int, rows: int, width: tuple[int, ...], dtype: np.dtype) -> None:
+        self._descriptor, self._offset, self._rows = descriptor, offset, rows
+        self._closing = weakref.finalize(self, os.close, descriptor)
         self.width, self.dtype = width, dtype
         self.row_bytes = math.prod(width) * dtype.itemsize
 
@@ -67,22 +68,21 @@ class ArrayFile:
         if not mapped.flags.c_contiguous or not mapped.ndim:
             cure = "save it with numpy.ascontiguousarray"
             raise UserError("the rows do not lie one after the other", path=path, cure=cure)
-        return cls(open(path, "rb", buffering=0), mapped.offset, len(mapped), mapped.shape[1:], mapped.dtype)
+        return cls(os.open(path, os.O_RDONLY), mapped.offset, len(mapped), mapped.shape[1:], mapped.dtype)
 
     @classmethod
     def create(cls, path: Path, dtype: DTypeLike, width: tuple[int, ...] = ()) -> ArrayFile:
         """Create a .npy file without rows, which ``append`` adds; ``close`` completes it."""
         with naming(path):
-            return cls(open(path, "w+b", buffering=0), _HEADER_BYTES, 0, width, np.dtype(dtype))
+            return cls(
+                os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666), _HEADER_BYTES, 0, width, np.dtype(dtype)
+            )
 
     @classmethod
     def temporary(cls, folder: Path, dtype: DTypeLike, width: tuple[int, ...] = ()) -> ArrayFile:
         """Create an array without rows in a file without a name, which vanishes with the object."""
-        with naming(folder):
-            return cls(tempfile.TemporaryFile(dir=folder, buffering=0), 0, 0, width, np.dtype(dtype))
-
-    def __del__(self) -> None:
-        self._file.close()
+        with naming(folder), tempfile.TemporaryFile(dir=folder) as file:
+            return cls(os.dup(file.fileno()), 0, 0, width, np.dtype(dtype))
 
     def __len__(self) -> int:
         return self._rows
@@ -120,18 +120,18 @@ class ArrayFile:
         described = {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(header, described)
         self._put(0, header.getvalue())
-        os.fsync(self._file.fileno())
-        self._file.close()
+        os.fsync(self._descriptor)
+        self._closing()
 
     def _fill(self, row: int, rows: np.ndarray) -> None:
         place, bytes_of = self._offset + row * self.row_bytes, rows.reshape(-1).view(np.uint8).data
         while len(bytes_of):  # the system reads at most 2 GB at a time
-            done = os.preadv(self._file.fileno(), [bytes_of], place)
+            done = os.preadv(self._descriptor, [bytes_of], place)
             if not done:
-                raise UserError("truncated while it was read", path=self._file.name, cure="make it again")
+                raise UserError("a file of rows was truncated while it was read", cure="make it again")
             place, bytes_of = place + done, bytes_of[done:]
 
     def _put(self, place: int, content: bytes | memoryview) -> None:
         while len(content):
-            done = os.pwrite(self._file.fileno(), content, place)
+            done = os.pwrite(self._descriptor, content, place)
             place, content = place + done, content[done:]
