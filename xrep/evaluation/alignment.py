@@ -1,23 +1,17 @@
 """Measure alignment and uniformity of an encoder, or of each checkpoint of a run.
 
 The losses are those of Wang and Isola (2020), see ``xrep.metrics.geometry``. The sentences are chosen as in "Frozen
-source" (figure 4, appendix A), which follows SimCSE (Gao et al., 2021, section 2 and figure 2):
-
-- Pairs with a score of 0 to 5 (STS-B): the positives are the pairs with a score higher than 4.
-- Pairs without a score (parallel text): of the first 1000 pairs, the first 250 are the positives. In the others, the
-  source sentence (the one that is not English) is replaced by one drawn at random from the rest of the file.
-
-Uniformity is computed over all sentences of both sides, whether the pair is positive or not; repeated sentences count
-each time.
+source" (figure 4, appendix A), which follows SimCSE (Gao et al., 2021, section 2 and figure 2). Uniformity is computed
+over all sentences of both sides, whether the pair is positive or not; repeated sentences count each time.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +19,17 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
+from xrep.evaluation.evaluation import (
+    EncoderOptions,
+    Evaluation,
+    Examples,
+    Figures,
+    OverlapOption,
+    PlotOption,
+    Result,
+    Score,
+    table,
+)  # fmt: skip
 from xrep.evaluation.plots import plot_alignment
 from xrep.evaluation.reading import check_seed, folders_with
 from xrep.evaluation.sts_sets import read_file
@@ -35,33 +39,6 @@ from xrep.text.languages import canonical
 from xrep.text.readers import orient, parse_bitext, read_pairs
 
 LOSSES = ("alignment", "uniformity")
-_PARALLEL = re.compile(r"[A-Za-z_-]+=.+")
-
-
-class Checkpoints:
-    """The checkpoints of a run, opened one after the other, so that only one is in memory.
-
-    Attributes:
-        path: Directory of the last checkpoint that was opened.
-    """
-
-    def __init__(self, run: str, evaluation: Evaluation) -> None:
-        self._paths, self._evaluation = checkpoints_in(Path(run)), evaluation
-        if not self._paths:
-            cure = f"name the directory of a run, which holds {PREFIX}00001000 and its like"
-            raise UserError("no checkpoints in it", path=run, cure=cure)
-        self.path = str(self._paths[-1])
-        self._fingerprint = ""
-
-    def __iter__(self) -> Iterator[tuple[int, Encoder]]:
-        """Yield step and encoder of each checkpoint, in the order of their steps."""
-        for path in self._paths:
-            encoder = Evaluation.open(self._evaluation, str(path))
-            self._fingerprint = encoder.fingerprint()
-            yield int(path.name.removeprefix(PREFIX)), encoder
-
-    def fingerprint(self) -> str:
-        return self._fingerprint
 
 
 class Alignment(Evaluation):
@@ -98,17 +75,19 @@ class Alignment(Evaluation):
         """Seed for drawing the sentences that replace those of the other pairs."""
 
     config: Config
+    checkpoints: Sequence[Path] = ()
+    """Checkpoints of the run to measure, in the order of their steps."""
 
     @classmethod
     def find(cls, folder: Path) -> dict[Path, Any]:
-        files = [path / name for path, names in folders_with(folder, r"sts-test\.csv").items() for name in names]
+        files = [path / "sts-test.csv" for path in folders_with(folder, r"sts-test\.csv")]
         return {file: cls.Config(data=str(file)) for file in files}
 
     def read(self) -> list[Examples]:
         """Return one table, whose ``gold`` marks the pairs with the same meaning: bool [N]."""
         config = self.config
         check_seed(config.seed)
-        if _PARALLEL.fullmatch(config.data):
+        if re.fullmatch(r"[A-Za-z_-]+=.+", config.data):
             pairs = read_parallel(config)
             counts = f"the first {config.true_pairs} of {config.pairs} pairs are true"
             self.rule = f"{counts}, the others have another {pairs.languages[0]} sentence"
@@ -117,52 +96,59 @@ class Alignment(Evaluation):
         return [read_scored(config)]
 
     def open(self, path: str) -> Any:
-        return Checkpoints(path, self) if self.config.every_checkpoint else super().open(path)
+        """Open an encoder or, of a run, its last checkpoint; ``measure`` opens those before it."""
+        if self.config.every_checkpoint:
+            self.checkpoints = checkpoints_in(Path(path))
+            if not self.checkpoints:
+                cure = f"name the directory of a run, which holds {PREFIX}00001000 and its like"
+                raise UserError("no checkpoints in it", path=path, cure=cure)
+        return super().open(str(self.checkpoints[-1]) if self.checkpoints else path)
 
-    def measure(self, model: Encoder | Checkpoints) -> Figures:
+    def score(self, model: Encoder, examples: Examples) -> Score:
+        positive = examples.gold
+        if not positive.any():
+            raise UserError(f"no positive pair of {examples.name} is left", cure="measure without `drop_overlap`")
+        x, y = (model.encode(*side) for side in zip(examples.columns, examples.languages, strict=True))
+        losses = alignment_loss(x[positive], y[positive]), uniformity_loss(np.concatenate((x, y)))
+        counts = {"positives": int(positive.sum()), "sentences": 2 * len(positive)}
+        return Score(dict(zip(LOSSES, losses, strict=True)), details=counts)
+
+    def measure(self, model: Encoder) -> Figures:
         """Measure one encoder, or each checkpoint of a run.
 
-        The values for JSON are those of the last encoder; ``pairs`` is the name of the table. A run also has
-        ``checkpoints``, a list with the step, the losses and the fingerprint of each.
+        The values for JSON are those of the last encoder, with ``pairs`` (name of the table), ``alignment`` and
+        ``uniformity``. A run also has ``checkpoints``: the step, the losses and the fingerprint of each.
         """
-        (pairs,), is_run = self.tables, isinstance(model, Checkpoints)
-        checkpoints, last, overlap = list[dict[str, Any]](), {}, None
-        for step, encoder in model if isinstance(model, Checkpoints) else [(None, model)]:
-            self.check(encoder)
-            kept, overlap = self.without_overlap(encoder, pairs)
-            found = losses(encoder, kept)
-            counts = {"positives": int(kept.gold.sum()), "sentences": 2 * len(kept), "examples": len(kept)}
-            last = {**found, **counts, "overlap": asdict(overlap)}
-            checkpoints.append({"step": step, **found, "fingerprint": encoder.fingerprint()})
+        pairs, earlier = self.tables[0].name, self.checkpoints[:-1]
+        encoders = chain((Evaluation.open(self, str(path)) for path in earlier), [model])
+        measured = [(super(Alignment, self).measure(encoder), encoder.fingerprint()) for encoder in encoders]
+        steps = [int(path.name.removeprefix(PREFIX)) for path in self.checkpoints] or [None]
+        found = [
+            {"step": step, **dict(zip(LOSSES, figures.headline.values(), strict=True)), "fingerprint": fingerprint}
+            for step, (figures, fingerprint) in zip(steps, measured, strict=True)
+        ]
+        alignment, uniformity = ([own[loss] for own in found] for loss in LOSSES)
+        figures = measured[-1][0]
+        values = {**figures.values, "pairs": pairs, "alignment": alignment[-1], "uniformity": uniformity[-1]}
         counts = "alignment of {positives} positive pairs, uniformity of {sentences} sentences; lower is better"
-        steps, first, second = ([checkpoint[key] for checkpoint in checkpoints] for key in ("step", *LOSSES))
-        names = steps if is_run else [pairs.name]
-        rows = [[shown, f"{x:.4f}", f"{y:.4f}"] for shown, x, y in zip(names, first, second, strict=True)]
-        shown = table(["step" if is_run else "pairs", *LOSSES], rows)
-        return Figures(
-            text=f"{pairs.name}: {counts.format(**last)}\n{self.rule}\n{shown}",
-            values={
-                "tables": {pairs.name: last},
-                "averages": {},
-                "pairs": pairs.name,
-                **{loss: last[loss] for loss in LOSSES},
-                **({"checkpoints": checkpoints} if is_run else {}),
-            },
-            headline={f"{pairs.name}, {loss}": last[loss] for loss in LOSSES},
-            settings={**self.settings(), "positives": self.rule},
-            files=pairs.files,
-            overlap=overlap,
-            plot=lambda picture: plot_alignment(steps, first, second, pairs.name, picture),
+        counts = counts.format(**figures.values["tables"][pairs])
+        heading, names = ("step", steps) if self.checkpoints else ("pairs", [pairs])
+        losses = [[f"{loss:.4f}" for loss in column] for column in (alignment, uniformity)]
+        return replace(
+            figures,
+            text=f"{pairs}: {counts}\n{self.rule}\n{table([heading, *LOSSES], list(zip(names, *losses, strict=True)))}",
+            values={**values, "checkpoints": found} if self.checkpoints else values,
+            plot=lambda picture: plot_alignment(steps, alignment, uniformity, pairs, picture),
         )
 
+    def averages(self, results: Mapping[str, Result]) -> dict[str, list[str]]:
+        return {}
 
-def losses(encoder: Encoder, examples: Examples) -> dict[str, float]:
-    """Return ``alignment`` of the positive pairs and ``uniformity`` of all sentences."""
-    if not examples.gold.any():
-        raise UserError(f"no positive pair of {examples.name} is left", cure="measure without `drop_overlap`")
-    x, y = (encoder.encode(*side) for side in zip(examples.columns, examples.languages, strict=True))
-    alignment = alignment_loss(x[examples.gold], y[examples.gold])
-    return {"alignment": alignment, "uniformity": uniformity_loss(np.concatenate((x, y)))}
+    def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
+        return {f"{name}, {loss}": (loss, [name]) for name in results for loss in LOSSES}
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "positives": self.rule}
 
 
 def read_scored(config: Alignment.Config) -> Examples:
@@ -182,27 +168,19 @@ def read_scored(config: Alignment.Config) -> Examples:
 
 def read_parallel(config: Alignment.Config) -> Examples:
     """Read parallel text; see ``Alignment.Config`` for the sizes."""
-    pairs, true_pairs = config.pairs, config.true_pairs
+    pairs, true_pairs, generator = config.pairs, config.true_pairs, random.Random(config.seed)
     if not 1 <= true_pairs <= pairs:
         raise UserError(f"`true_pairs` {true_pairs} of `pairs` {pairs}", cure="give 1 to as many as `pairs`")
     bitext = orient(parse_bitext(config.data))[0]
     rows = ((source, target) for _, source, target in read_pairs(bitext) if source.strip() and target.strip())
-    taken, replaced = list(islice(rows, pairs)), pairs - true_pairs
-    others, following = _draw((source for source, _ in rows), replaced, random.Random(config.seed))
-    if len(taken) < pairs or following < replaced:
-        problem = f"{len(taken) + following} pairs, but {pairs} and {replaced} others to draw from are needed"
+    taken, replaced, number = list(islice(rows, pairs)), pairs - true_pairs, 0
+    sources, targets = [source for source, _ in taken], [target for _, target in taken]
+    for number, (source, _) in enumerate(rows, start=1):  # reservoir sampling, so that the rest need not be in memory
+        row = number - 1 if number <= replaced else generator.randrange(number)
+        if row < replaced:
+            sources[true_pairs + row] = source
+    if len(targets) < pairs or number < replaced:
+        problem = f"{len(targets) + number} pairs, but {pairs} and {replaced} others to draw from are needed"
         raise UserError(problem, path=bitext.paths[0], cure="give a smaller `pairs`")
-    columns = [*(source for source, _ in taken[:true_pairs]), *others], [target for _, target in taken]
     languages, files = tuple(map(canonical, bitext.languages)), tuple(map(Path, bitext.paths))
-    return Examples(bitext.name, languages, columns, np.arange(pairs) < true_pairs, files)
-
-
-def _draw(sentences: Iterable[str], count: int, generator: random.Random) -> tuple[list[str], int]:
-    """Draw ``count`` sentences uniformly without holding all in memory (reservoir sampling); also return the total."""
-    drawn, number = [], 0
-    for number, sentence in enumerate(sentences, start=1):
-        if len(drawn) < count:
-            drawn.append(sentence)
-        elif (row := generator.randrange(number)) < count:
-            drawn[row] = sentence
-    return drawn, number
+    return Examples(bitext.name, languages, (sources, targets), np.arange(pairs) < true_pairs, files)

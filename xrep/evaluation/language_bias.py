@@ -1,13 +1,8 @@
 """Measure language bias: how many of a sentence's nearest neighbours, in a pool of many languages, share its language.
 
-The shares are measured before and after principal component removal, as in "Universal Sentence Representation Learning
-with Conditional Masked Language Model" (section 5.2, figure 2). Every language contributes the same number of sentences
-to the pool, so without a bias each would have the same share (except for the query, which is not its own neighbour).
-The paper does not state the number of neighbours; the default here is 10.
-
-If all languages translate each other (PAWS-X, XNLI, newstest), each has the same content. In the Tatoeba test each
-language only translates English; the English sentences of the pool are then taken from the English sides of the other
-languages in turn.
+This is the analysis of "Universal Sentence Representation Learning with Conditional Masked Language Model" (section
+5.2, figure 2). The paper does not state the number of neighbours; the default here is 10. In the Tatoeba test each
+language only translates English; the English sentences of the pool are then those of the other languages in turn.
 """
 
 from __future__ import annotations
@@ -84,38 +79,33 @@ class LanguageBias(Evaluation):
         found = pool if config.drop_overlap else _even(pool, config.sentences)
         kept = [self.without_overlap(model, examples) for examples in found]
         even = _even([examples for examples, _ in kept], config.sentences)
-        columns = dict(side for each in even for side in zip(each.languages, each.columns, strict=True))
-        languages, count, k = languages_of(even), len(even[0]), config.neighbours
+        columns = {own: column for each in even for own, column in zip(each.languages, each.columns, strict=True)}
+        languages, count, k, removed = languages_of(even), len(even[0]), config.neighbours, config.remove_components
         self.check(model)
         sentences, most = f"{count} sentences of each of {len(languages)} languages", count * len(languages) - 1
         if not 1 <= k <= most:
             raise UserError(f"`neighbours` {k}, but {sentences}", cure=f"give 1 to {most}")
-        if config.remove_components >= count:
-            problem = f"`remove_components` {config.remove_components}, but {sentences}"
-            raise UserError(problem, cure=f"give at most {count - 1}")
+        if removed >= count:
+            raise UserError(f"`remove_components` {removed}, but {sentences}", cure=f"give at most {count - 1}")
         vectors = [model.encode(columns[language], language) for language in languages]
-        without = [without_components(side, config.remove_components) for side in vectors]
-        matrices = [100 * language_shares(sides, k) for sides in (vectors, without)]
-        removed = f"without {config.remove_components} component{'s' if config.remove_components > 1 else ''}"
-        shares = dict(zip(("as it is", removed), matrices, strict=True))
+        without = [without_components(own, removed) for own in vectors]
+        after = f"without {removed} component{'s' if removed > 1 else ''}"
+        shares = {"as it is": 100 * language_shares(vectors, k), after: 100 * language_shares(without, k)}
+        means = [float(matrix.diagonal().mean()) for matrix in shares.values()]
         # The share of the own language if neighbours were drawn at random from the other sentences.
-        unbiased = 100 * (count - 1) / (count * len(languages) - 1)
-        means = [float(matrix.diagonal().mean()) for matrix in matrices]
-        nested = [[dict(zip(languages, row, strict=True)) for row in matrix.tolist()] for matrix in matrices]
-        before, after = (dict(zip(languages, rows, strict=True)) for rows in nested)
-        label = f"own language of {len(languages)}"
+        unbiased = 100 * (count - 1) / most
+        when, own = ("before", "after"), f"own language of {len(languages)}"
+        heading = f"share (%) of the own language among the {k} nearest neighbours, {unbiased:.1f} without a bias"
         title = f"Languages of the {k} nearest neighbours ({unbiased:.1f}% each without a bias)"
         return Figures(
-            text=f"share (%) of the own language among the {k} nearest neighbours, {unbiased:.1f} without a bias; "
-            f"{sentences}\n{_text(languages, shares)}",
+            text=f"{heading}; {sentences}\n{_text(languages, shares)}",
             values={
-                "own": {"before": means[0], "after": means[1]},
+                "own": dict(zip(when, means, strict=True)),
                 "unbiased": unbiased,
-                "before": before,
-                "after": after,
+                **{name: _nested(languages, matrix) for name, matrix in zip(when, shares.values(), strict=True)},
                 "sentences": count,
             },
-            headline={label: means[0], f"{label}, {removed}": means[1]},
+            headline={own: means[0], f"{own}, {after}": means[1]},
             settings={**self.settings(), "languages": languages, "sentences": count},
             files=list(dict.fromkeys(file for examples in self.tables for file in examples.files)),
             overlap=total(overlap for _, overlap in kept),
@@ -149,14 +139,18 @@ def _even(tables: Sequence[Examples], limit: int) -> list[Examples]:
 
 def _text(languages: Sequence[str], shares: Mapping[str, np.ndarray]) -> str:
     """Return the share of the own language before and after and, for up to 12 languages, the shares of all."""
-    diagonals = [matrix.diagonal() for matrix in shares.values()]
-    rows = [
-        [f"{name(language)} ({language})", *(f"{diagonal[i]:.1f}" for diagonal in diagonals)]
-        for i, language in enumerate(languages)
-    ]
-    means = ["mean", *(f"{diagonal.mean():.1f}" for diagonal in diagonals)]
-    parts = [table(["query", *shares], [*rows, [], means])]
+    own = np.stack([matrix.diagonal() for matrix in shares.values()], axis=1)
+    names = [f"{name(language)} ({language})" for language in languages]
+    parts = [table(["query", *shares], [*_rows(names, own), [], *_rows(["mean"], own.mean(axis=0, keepdims=True))])]
     for title, matrix in shares.items() if len(languages) <= 12 else ():
-        cells = [[language, *(f"{share:.1f}" for share in matrix[i])] for i, language in enumerate(languages)]
-        parts += ["", f"share (%) of each language, {title}", table(["query", *languages], cells)]
+        parts += ["", f"share (%) of each language, {title}", table(["query", *languages], _rows(languages, matrix))]
     return "\n".join(parts)
+
+
+def _rows(names: Sequence[str], shares: np.ndarray) -> list[list[str]]:
+    return [[name, *(f"{share:.1f}" for share in row)] for name, row in zip(names, shares, strict=True)]
+
+
+def _nested(languages: Sequence[str], shares: np.ndarray) -> dict[str, dict[str, float]]:
+    rows = [dict(zip(languages, row, strict=True)) for row in shares.tolist()]
+    return dict(zip(languages, rows, strict=True))

@@ -1,7 +1,5 @@
-"""Find the sentences nearest to a query in text of any size.
-
-This is the analysis of "Aligning Cross-lingual Sentence Representations with Dual Momentum Contrast" (table 10).
-"""
+"""Find the sentences nearest to a query in text of any size, as in table 10 of "Aligning Cross-lingual Sentence
+Representations with Dual Momentum Contrast"."""
 
 from __future__ import annotations
 

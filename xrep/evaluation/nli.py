@@ -1,8 +1,4 @@
-"""Evaluate natural language inference (XNLI and similar sets) with the classifier that was trained in a run.
-
-The languages may differ from those of training (zero-shot transfer: XNLI is measured with a classifier trained on
-English).
-"""
+"""Evaluate natural language inference (XNLI and similar sets) with the classifier that was trained in a run."""
 
 from __future__ import annotations
 
@@ -74,27 +70,22 @@ class NliAccuracy(Evaluation):
         pairs: dict[str, list[Example]] = {}
         for example in read_nli(files, triplets=False):
             pairs.setdefault(example.languages[0], []).append(example)
-        folder, known, crossed = files[0].paths[0].parent, sorted(pairs), None
+        folder, known, premise = files[0].paths[0].parent, sorted(pairs), config.premise_lang
         if not known:
-            cure = "measure on a split that is published with its labels"
-            raise UserError("no labelled pairs", path=folder, cure=cure)
-        if config.premise_lang is not None:
-            (crossed,) = choose_languages(canonical(config.premise_lang), known, "labelled pairs in", folder)
+            raise UserError(
+                "no labelled pairs", path=folder, cure="measure on a split that is published with its labels"
+            )
+        if premise is not None:
+            (premise,) = choose_languages(canonical(premise), known, "labelled pairs in", folder)
         tables = []
         for language in sorted(choose_languages(config.langs, known, "labelled pairs in", folder)):
-            languages, hypotheses, premises = (
-                (crossed or language, language),
-                pairs[language],
-                pairs[crossed or language],
-            )
-            labels = [example.label for example in hypotheses]
-            if labels != [example.label for example in premises]:
-                problem = f"the examples in {language} do not translate those in {crossed} one by one"
+            languages = premise or language, language
+            labels, gold = (np.array([example.label for example in pairs[own]]) for own in languages)
+            if not np.array_equal(labels, gold):
+                problem = f"the examples in {language} do not translate those in {premise} one by one"
                 raise UserError(problem, cure="measure without `premise_lang`")
-            columns = [example.sentences[0] for example in premises], [example.sentences[1] for example in hypotheses]
-            read = (file for file in files if file.family is None or file.language in languages)
-            used = tuple(path for file in read for path in file.paths)
-            gold = np.array(labels, dtype=np.int64)
+            columns = tuple([example.sentences[side] for example in pairs[own]] for side, own in enumerate(languages))
+            used = tuple(path for own in files if own.family is None or own.language in languages for path in own.paths)
             tables.append(Examples("-".join(dict.fromkeys(languages)), languages, columns, gold, used))
         return tables
 
@@ -126,10 +117,10 @@ def nli_head(encoder: Encoder, part: str | None = None) -> Nli:
         raise UserError("no run of xrep, so no classifier of natural language inference", path=encoder.path, cure=cure)
     checkpoint = open_checkpoint(encoder.path)
     config, tensors = checkpoint.config, checkpoint.tensors(CRITERION)
-    parts = {f"parts.{entry['name']}.": entry["criterion"] for entry in config.get("parts", [])}
-    criteria = parts or {"": config.get("criterion", {})}
-    chosen = [prefix for prefix in criteria if part is None or prefix == f"parts.{part}."]
-    classifiers = {prefix: dict(criteria[prefix]) for prefix in chosen if _is_classifier(criteria[prefix].get("name"))}
+    parts = {f"parts.{own['name']}.": own["criterion"] for own in config.get("parts", [])}
+    criteria = (parts or {"": config.get("criterion", {})}).items()
+    chosen = {prefix: dict(own) for prefix, own in criteria if part is None or prefix == f"parts.{part}."}
+    classifiers = {prefix: own for prefix, own in chosen.items() if _is_classifier(own.get("name"))}
     if not classifiers or not tensors:
         raise UserError("has no classifier of natural language inference", path=encoder.path, cure=cure)
     if len(classifiers) > 1:
@@ -139,8 +130,7 @@ def nli_head(encoder: Encoder, part: str | None = None) -> Nli:
     kind = CRITERIA.load(values.pop("name"))
     options = still_known(kind.Config, values, checkpoint.path / CONFIG, f"{prefix}criterion")
     classifier = kind(kind.Config(**options), encoder.encoder.model, checkpoint.text)
-    weights = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-    classifier.load_state_dict(weights)
+    classifier.load_state_dict({key[len(prefix) :]: own for key, own in tensors.items() if key.startswith(prefix)})
     return classifier.eval()
 
 
