@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
-from xrep.evaluation.evaluation import (
-    EncoderOptions,
-    Evaluation,
-    Examples,
-    Figures,
-    OverlapOption,
-    PlotOption,
-    Result,
-    Score,
-    table,
-)  # fmt: skip
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
 from xrep.evaluation.plots import plot_alignment
 from xrep.evaluation.reading import check_seed, folders_with
 from xrep.evaluation.sts_sets import read_file
@@ -104,51 +94,51 @@ class Alignment(Evaluation):
                 raise UserError("no checkpoints in it", path=path, cure=cure)
         return super().open(str(self.checkpoints[-1]) if self.checkpoints else path)
 
-    def score(self, model: Encoder, examples: Examples) -> Score:
-        positive = examples.gold
-        if not positive.any():
-            raise UserError(f"no positive pair of {examples.name} is left", cure="measure without `drop_overlap`")
-        x, y = (model.encode(*side) for side in zip(examples.columns, examples.languages, strict=True))
-        losses = alignment_loss(x[positive], y[positive]), uniformity_loss(np.concatenate((x, y)))
-        counts = {"positives": int(positive.sum()), "sentences": 2 * len(positive)}
-        return Score(dict(zip(LOSSES, losses, strict=True)), details=counts)
-
     def measure(self, model: Encoder) -> Figures:
         """Measure one encoder, or each checkpoint of a run.
 
-        The values for JSON are those of the last encoder, with ``pairs`` (name of the table), ``alignment`` and
-        ``uniformity``. A run also has ``checkpoints``: the step, the losses and the fingerprint of each.
+        The values for JSON are those of the last encoder; ``pairs`` is the name of the table. A run also has
+        ``checkpoints``, a list with the step, the losses and the fingerprint of each.
         """
-        pairs, earlier = self.tables[0].name, self.checkpoints[:-1]
-        encoders = chain((Evaluation.open(self, str(path)) for path in earlier), [model])
-        measured = [(super(Alignment, self).measure(encoder), encoder.fingerprint()) for encoder in encoders]
-        steps = [int(path.name.removeprefix(PREFIX)) for path in self.checkpoints] or [None]
-        found = [
-            {"step": step, **dict(zip(LOSSES, figures.headline.values(), strict=True)), "fingerprint": fingerprint}
-            for step, (figures, fingerprint) in zip(steps, measured, strict=True)
-        ]
-        alignment, uniformity = ([own[loss] for own in found] for loss in LOSSES)
-        figures = measured[-1][0]
-        values = {**figures.values, "pairs": pairs, "alignment": alignment[-1], "uniformity": uniformity[-1]}
+        (pairs,), run, last, overlap = self.tables, self.checkpoints, {}, None
+        steps, checkpoints = [int(path.name.removeprefix(PREFIX)) for path in run] or [None], list[dict[str, Any]]()
+        encoders = chain((Evaluation.open(self, str(path)) for path in run[:-1]), [model])
+        for step, encoder in zip(steps, encoders, strict=True):
+            self.check(encoder)
+            kept, overlap = self.without_overlap(encoder, pairs)
+            found = losses(encoder, kept)
+            counts = {"positives": int(kept.gold.sum()), "sentences": 2 * len(kept), "examples": len(kept)}
+            last = {**found, **counts, "overlap": asdict(overlap)}
+            checkpoints.append({"step": step, **found, "fingerprint": encoder.fingerprint()})
         counts = "alignment of {positives} positive pairs, uniformity of {sentences} sentences; lower is better"
-        counts = counts.format(**figures.values["tables"][pairs])
-        heading, names = ("step", steps) if self.checkpoints else ("pairs", [pairs])
-        losses = [[f"{loss:.4f}" for loss in column] for column in (alignment, uniformity)]
-        return replace(
-            figures,
-            text=f"{pairs}: {counts}\n{self.rule}\n{table([heading, *LOSSES], list(zip(names, *losses, strict=True)))}",
-            values={**values, "checkpoints": found} if self.checkpoints else values,
-            plot=lambda picture: plot_alignment(steps, alignment, uniformity, pairs, picture),
+        first, second = ([checkpoint[loss] for checkpoint in checkpoints] for loss in LOSSES)
+        names = steps if run else [pairs.name]
+        rows = [[shown, f"{x:.4f}", f"{y:.4f}"] for shown, x, y in zip(names, first, second, strict=True)]
+        shown = table(["step" if run else "pairs", *LOSSES], rows)
+        return Figures(
+            text=f"{pairs.name}: {counts.format(**last)}\n{self.rule}\n{shown}",
+            values={
+                "tables": {pairs.name: last},
+                "averages": {},
+                "pairs": pairs.name,
+                **{loss: last[loss] for loss in LOSSES},
+                **({"checkpoints": checkpoints} if run else {}),
+            },
+            headline={f"{pairs.name}, {loss}": last[loss] for loss in LOSSES},
+            settings={**self.settings(), "positives": self.rule},
+            files=pairs.files,
+            overlap=overlap,
+            plot=lambda picture: plot_alignment(steps, first, second, pairs.name, picture),
         )
 
-    def averages(self, results: Mapping[str, Result]) -> dict[str, list[str]]:
-        return {}
 
-    def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
-        return {f"{name}, {loss}": (loss, [name]) for name in results for loss in LOSSES}
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "positives": self.rule}
+def losses(encoder: Encoder, examples: Examples) -> dict[str, float]:
+    """Return ``alignment`` of the positive pairs and ``uniformity`` of all sentences."""
+    if not examples.gold.any():
+        raise UserError(f"no positive pair of {examples.name} is left", cure="measure without `drop_overlap`")
+    x, y = (encoder.encode(*side) for side in zip(examples.columns, examples.languages, strict=True))
+    alignment = alignment_loss(x[examples.gold], y[examples.gold])
+    return {"alignment": alignment, "uniformity": uniformity_loss(np.concatenate((x, y)))}
 
 
 def read_scored(config: Alignment.Config) -> Examples:

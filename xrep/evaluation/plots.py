@@ -43,9 +43,6 @@ _STYLE = {
 """Settings of matplotlib for every plot."""
 _FONTS = re.compile("Noto Sans|Noto Serif|Droid Sans|WenQuanYi|Unifont")
 """Installed fonts in which matplotlib looks for the letters that its own font, DejaVu Sans, has not."""
-_STACKED = 16
-"""Largest number of languages that can be distinguished in one stacked bar."""
-_LABELLED_SENTENCES, _LABELLED_TOKENS = 40, 120
 
 
 def check_matplotlib() -> None:
@@ -119,15 +116,10 @@ def _name_bars(axes: Axes, languages: Sequence[str], rows: int) -> None:
 def plot_alignment(
     steps: Sequence[int | None], alignment: Sequence[float], uniformity: Sequence[float], pairs: str, picture: Picture
 ) -> None:
-    """Draw alignment against uniformity: one point, or the checkpoints of a run coloured by step.
-
-    Args:
-        steps: Step of each checkpoint; None for an encoder that is not a checkpoint of a run.
-        pairs: Name of the pair set, for the title.
-    """
+    """Draw alignment against uniformity on some pairs: one point, whose step is None, or the checkpoints of a run
+    coloured by step."""
     with _picture(picture, 6.4, 4.8) as figure:
-        axes, points = figure.subplots(), list(zip(uniformity, alignment, strict=True))
-        is_run = steps[0] is not None
+        axes, points, is_run = figure.subplots(), list(zip(uniformity, alignment, strict=True)), steps[0] is not None
         colours: dict[str, Any] = {"c": steps, "cmap": "cividis"} if is_run else {"color": _COLOURS[0]}
         drawn = axes.scatter(uniformity, alignment, **colours, s=45, edgecolors="black", linewidths=0.6, zorder=3)
         arrow = {"arrowstyle": "-|>", "color": "#606060", "linewidth": 1, "shrinkA": 4, "shrinkB": 4}
@@ -162,32 +154,29 @@ def plot_language_bias(
     Args:
         shares: Title of each panel -> shares in percent, [L, L]; row i belongs to the queries in ``languages[i]``.
     """
+    rows = np.arange(len(languages))
     with _picture(picture, 10.5, 1.7 + max(0.3 * len(languages), 1.2)) as figure:
         panels = figure.subplots(1, len(shares), sharey=True)
         for axes, (panel, matrix) in zip(panels, shares.items(), strict=True):
-            _draw_shares(axes, languages, matrix)
-            axes.set_title(f"{panel}: own language {matrix.diagonal().mean():.1f}% on average", fontsize=9.5)
+            diagonal, columns = matrix.diagonal(), matrix.T
+            labels = [f"{name(language)} ({language})" for language in languages]
+            begin = np.cumsum(matrix, axis=1).diagonal() - diagonal
+            if len(languages) > 16:  # more cannot be distinguished in one bar
+                labels, columns = ["its own language", "other languages"], np.stack([diagonal, 100 - diagonal])
+                begin = np.zeros_like(diagonal)
+            _name_bars(axes, languages, len(languages))
+            for i, (label, share, end) in enumerate(zip(labels, columns, np.cumsum(columns, axis=0), strict=True)):
+                style: dict[str, Any] = {"hatch": _HATCHES[i // len(_COLOURS)], "edgecolor": "white", "linewidth": 0.5}
+                axes.barh(rows, share, left=end - share, height=0.8, label=label, **style)
+            outlined = axes.barh(rows, diagonal, left=begin, height=0.8, fill=False, edgecolor="black", linewidth=1.4)
+            box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
+            axes.bar_label(outlined, fmt="%.0f", label_type="center", fontsize=7, bbox=box)
+            axes.set_xlabel("share of neighbours (%)", fontsize=9)
+            axes.set_title(f"{panel}: own language {diagonal.mean():.1f}% on average", fontsize=9.5)
         figure.suptitle(title)
         figure.supylabel("language of the query", fontsize=9)
         legend = panels[0].get_legend_handles_labels()
         figure.legend(*legend, title="neighbours in", loc="outside right center", handleheight=1.2)
-
-
-def _draw_shares(axes: Axes, languages: Sequence[str], shares: np.ndarray) -> None:
-    diagonal, rows = shares.diagonal(), np.arange(len(languages))
-    labels, columns = [f"{name(language)} ({language})" for language in languages], shares.T
-    begin = np.cumsum(shares, axis=1).diagonal() - diagonal
-    if len(languages) > _STACKED:
-        labels, columns = ["its own language", "other languages"], np.stack([diagonal, 100 - diagonal])
-        begin = np.zeros(len(languages))
-    _name_bars(axes, languages, len(languages))
-    for i, (label, share, end) in enumerate(zip(labels, columns, np.cumsum(columns, axis=0), strict=True)):
-        style: dict[str, Any] = {"hatch": _HATCHES[i // len(_COLOURS)], "edgecolor": "white", "linewidth": 0.5}
-        axes.barh(rows, share, left=end - share, height=0.8, label=label, **style)
-    outlined = axes.barh(rows, diagonal, left=begin, height=0.8, fill=False, edgecolor="black", linewidth=1.4)
-    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
-    axes.bar_label(outlined, fmt="%.0f", label_type="center", fontsize=7, bbox=box)
-    axes.set_xlabel("share of neighbours (%)", fontsize=9)
 
 
 def plot_points(values: Mapping[str, Any], links: Sequence[tuple[int, int]], picture: Picture) -> None:
@@ -202,8 +191,8 @@ def plot_points(values: Mapping[str, Any], links: Sequence[tuple[int, int]], pic
     """
     points = np.array([[point["x"], point["y"]] for point in values["points"]])
     languages = np.array([point["language"] for point in values["points"]])
-    few = len(points) <= (500 if links else _LABELLED_TOKENS)
-    numbered = sorted({hub for hub, _ in links}) if len(values["sentences"]) <= _LABELLED_SENTENCES else []
+    few = len(points) <= (500 if links else 120)
+    numbered = sorted({hub for hub, _ in links}) if len(values["sentences"]) <= 40 else []
     labelled = numbered if links else range(len(points) if few else 0)
     style = {"s": 38, "edgecolors": "black", "linewidths": 0.5} if few else {"s": 9, "alpha": 0.6, "linewidths": 0}
     kind = "Translations" if links else "Tokens of translations"

@@ -29,10 +29,7 @@ from xrep.text.languages import canonical
 from xrep.text.sides import tokenizer_of
 
 Method = Literal["pca", "tsne"]
-_PERPLEXITY = 30.0
-_BATCH_TOKENS = 4096
-_WORD_START = "▁"
-"""SentencePiece's mark for the start of a word. As a token of its own it decodes to an empty text."""
+BATCH_TOKENS = 4096
 
 
 class Scatter(Evaluation):
@@ -123,9 +120,9 @@ def scatter(
             vectors.append(found)
             labels += names
             languages += [language] * len(names)
-        hub = "en" if "en" in first else examples.languages[0]
-        links += [(first[hub] + row, first[other] + row) for other in first if other != hub for row in rows]
-        sentences += [dict(zip(first, row, strict=True)) for row in zip(*examples.columns, strict=True)]
+        hub = first.pop("en" if "en" in first else examples.languages[0])
+        links += [(hub + row, start + row) for start in first.values() for row in rows]
+        sentences += [dict(zip(examples.languages, row, strict=True)) for row in zip(*examples.columns, strict=True)]
     projected, explained = project(np.concatenate(vectors), method, seed)
     rows = zip(languages, labels, projected.tolist(), strict=True)
     points = [{"language": language, "label": label, "x": x, "y": y} for language, label, (x, y) in rows]
@@ -135,26 +132,24 @@ def scatter(
 
 def token_vectors(encoder: SentenceEncoder, sentences: Sequence[str], lang: str | None) -> tuple[list[str], np.ndarray]:
     """Return the subwords of all sentences and their vectors, float32 [subwords, H], without bos and eos."""
-    tower, max_length = encoder.model.tower(lang and canonical(lang)), encoder.text.max_length
+    tower, most = encoder.model.tower(lang and canonical(lang)), encoder.text.max_length
     tokenizer, vocabulary = tokenizer_of(encoder.tokenizers, tower), encoder.text.vocabulary(tower)
-    ids = [
-        np.asarray(tokens[: max_length - vocabulary.special_count], dtype=np.int64)
-        for tokens in tokenizer.encode(list(sentences))
-    ]
-    vectors: list[np.ndarray] = [np.empty(0)] * len(ids)
-    device = next(encoder.model.parameters()).device
+    lengths = most - vocabulary.special_count
+    ids = [np.asarray(tokens[:lengths], dtype=np.int64) for tokens in tokenizer.encode(list(sentences))]
+    vectors = dict[int, np.ndarray]()
     with torch.inference_mode():
-        for rows in batches_of([len(tokens) + vocabulary.special_count for tokens in ids], _BATCH_TOKENS):
-            batch = collate([ids[row] for row in rows], vocabulary, max_length).to(device)
+        for rows in batches_of([len(tokens) + vocabulary.special_count for tokens in ids], BATCH_TOKENS):
+            batch = collate([ids[row] for row in rows], vocabulary, most).to(encoder.device)
             states = encoder.model.encode(tower, batch)[1].float().cpu().numpy()
             for row, vector in zip(rows, states, strict=True):
                 vectors[row] = vector[vocabulary.leading_count :][: len(ids[row])]
-    joined = np.concatenate(vectors)
+    joined = np.concatenate([vectors[row] for row in range(len(ids))])
     if not np.isfinite(joined).all():
         raise UserError("vectors of tokens are not finite", cure="take an earlier checkpoint")
-    tokens = [token for sentence in ids for token in sentence.tolist()]
-    names = {token: tokenizer.decode([token]) or _WORD_START for token in set(tokens)} | {tokenizer.unk_id: "[unk]"}
-    return [names[token] for token in tokens], joined
+    # The mark of the start of a word, as a token of its own, decodes to an empty text.
+    names = {token: tokenizer.decode([token]) or "▁" for token in set(np.concatenate(ids).tolist())}
+    names[tokenizer.unk_id] = "[unk]"
+    return [names[token] for tokens in ids for token in tokens.tolist()], joined
 
 
 def project(vectors: np.ndarray, method: Method, seed: int = 0) -> tuple[np.ndarray, float | None]:
@@ -170,7 +165,7 @@ def project(vectors: np.ndarray, method: Method, seed: int = 0) -> tuple[np.ndar
     if method == "tsne":
         from sklearn.manifold import TSNE
 
-        model = TSNE(perplexity=min(_PERPLEXITY, (len(vectors) - 1) / 3), init="pca", random_state=seed)
+        model = TSNE(perplexity=min(30.0, (len(vectors) - 1) / 3), init="pca", random_state=seed)
         return model.fit_transform(vectors.astype(np.float32)).astype(np.float64), None
     points = centred @ principal_components(centred, 2).T
     farthest = np.abs(points).argmax(axis=0)
