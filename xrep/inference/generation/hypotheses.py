@@ -26,57 +26,43 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Step:
-    """The decisions of one step of a search over B sentences.
+    """The decisions of one step of a search over B sentences: K hypotheses of each go on, and some of N end."""
 
-    Attributes:
-        scores, parents, tokens, log_probabilities: Of the hypotheses that go on, [B, K] each: their scores, which
-            hypothesis of the last step they extend, by which token, and its log-probability.
-        ends: bool [B, N], which candidates end, in the order in which they are to be kept.
-        slots, end_scores, end_log_probabilities: [B, N] each: which hypothesis of the last step ends, its score before
-            the length penalty, and the log-probability of eos.
-    """
-
-    scores: Tensor
-    parents: Tensor
-    tokens: Tensor
-    log_probabilities: Tensor
-    ends: Tensor
-    slots: Tensor
-    end_scores: Tensor
-    end_log_probabilities: Tensor
+    scores: Tensor  # of those that go on, [B, K], like the next three
+    parents: Tensor  # which hypothesis of the last step each of them extends
+    tokens: Tensor  # by which token
+    log_probabilities: Tensor  # of this token
+    ends: Tensor  # bool [B, N]: which candidates end, in the order in which they are to be kept
+    slots: Tensor  # which hypothesis of the last step each of them extends by eos, [B, N], like the next two
+    end_scores: Tensor  # before the length penalty
+    end_log_probabilities: Tensor  # of eos
 
 
 class Hypotheses:
     """All hypotheses of a search, where each step points to the one before, and the first ``width`` finished ones of
     each sentence. ``alive`` [B] says which sentences are still in the batch, ``count`` [B] how many of each finished.
-
-    Args:
-        ngram: Size of the n-grams of which ``banned`` tells; 0: none.
+    No n-gram of size ``ngram`` may be repeated; 0: any may.
     """
 
     def __init__(self, sentences: int, width: int, ngram: int, device: torch.device) -> None:
         self.alive = torch.arange(sentences, device=device)
-        self.count = torch.zeros(sentences, dtype=torch.int64, device=device)
-        self._sentences, self._width, self._ngram = sentences, width, ngram
+        self.count = torch.zeros_like(self.alive)
+        self._width, self._ngram = width, ngram
         self._steps: list[tuple[Tensor, ...]] = []
         # The last column receives what is not kept, so that each step writes the same shape.
-        shape = sentences, width + 1
-        self._scores = torch.full(shape, -torch.inf, device=device)
-        self._ends = torch.zeros(shape, device=device)
-        self._lengths = torch.ones(shape, dtype=torch.int64, device=device)
+        self._scores = torch.full((sentences, width + 1), -torch.inf, device=device)
+        self._ends = torch.zeros_like(self._scores)
+        self._lengths = torch.ones_like(self._scores, dtype=torch.int64)
         self._slots = torch.zeros_like(self._lengths)
+        # Tokens of the hypotheses that go on, [B, K, T], if n-grams are counted.
         self._prefixes = torch.zeros((sentences, 1, 0), dtype=torch.int64, device=device)
-        """Tokens of the hypotheses that go on, [B, K, T], if n-grams are counted."""
 
     def add(self, step: Step, length: int, penalty: float) -> bool:
-        """Add a step, after which hypotheses have ``length`` tokens; return whether any ends.
-
-        Args:
-            penalty: Divisor of the scores of those that end.
-        """
+        """Add a step, after which hypotheses have ``length`` tokens; return whether any ends, by whose ``penalty`` its
+        score is divided."""
         decided = step.parents, step.tokens, step.log_probabilities
-        if len(self.alive) < self._sentences:
-            decided = tuple(x.new_zeros(self._sentences, x.size(1)).index_copy_(0, self.alive, x) for x in decided)
+        if len(self.alive) < len(self._scores):
+            decided = tuple(x.new_zeros(len(self._scores), x.size(1)).index_copy_(0, self.alive, x) for x in decided)
         self._steps.append(decided)
         if self._ngram:
             before = self._prefixes.gather(1, step.parents.unsqueeze(2).expand(-1, -1, self._prefixes.size(2)))

@@ -8,6 +8,8 @@ from typing import Literal
 from xrep.config.ranges import out_of_range
 from xrep.errors import ConfigError
 
+SAMPLING = ("temperature", "top_k", "top_p")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
@@ -45,17 +47,16 @@ class SearchOptions:
     """Seed of the samples. A sentence of the same number gets the same samples, whatever other sentences there are."""
 
     def problems(self) -> list[str]:
-        counts = dict.fromkeys(("min_length", "max_length_b", "no_repeat_ngram_size", "top_k", "seed"), "[0, inf)")
-        counts |= {"beam": "[1, inf)", "nbest": "[1, inf)"}
-        numbers = {"max_length_a": "[0, inf)", "length_penalty": "[-10, 10]"}
-        problems = out_of_range(self, **counts, **numbers, top_p="(0, 1]", temperature="(0, inf)")
+        ranges = dict.fromkeys(("min_length", "max_length_a", "max_length_b", "no_repeat_ngram_size"), "[0, inf)")
+        ranges |= {"top_k": "[0, inf)", "top_p": "(0, 1]", "temperature": "(0, inf)", "seed": "[0, inf)"}
+        problems = out_of_range(self, beam="[1, inf)", nbest="[1, inf)", length_penalty="[-10, 10]", **ranges)
         if not self.sampling and self.nbest > self.beam >= 1:
             problems.append(f"nbest {self.nbest} is more than the {self.beam} hypotheses of the beam")
         if self.length_penalty_form not in ("fairseq", "gnmt"):
             problems.append(f"length_penalty_form must be fairseq or gnmt, not {self.length_penalty_form}")
         if self.max_length_a == 0 and self.min_length > self.max_length_b >= 0:
             problems.append(f"min_length {self.min_length} is more than the greatest length {self.max_length_b}")
-        changed = [name for name in ("top_k", "top_p", "temperature") if vars(self)[name] != vars(DEFAULTS)[name]]
+        changed = [name for name in SAMPLING if vars(self)[name] != vars(DEFAULTS)[name]]
         return problems + [f"{name} is an option of sampling, which is off" for name in changed if not self.sampling]
 
     def check(self) -> None:
@@ -67,11 +68,6 @@ class SearchOptions:
     def width(self) -> int:
         """Number of hypotheses of each sentence."""
         return self.nbest if self.sampling else self.beam
-
-    def greatest_length(self, length: int, most: int) -> int:
-        """Return the largest number of tokens, without eos and at most ``most``, in the translation of a sentence of
-        ``length`` tokens."""
-        return int(min(self.max_length_a * int(length) + self.max_length_b, most))
 
     def penalty(self, length: int) -> float:
         """Return the divisor of the log-probability of a translation of ``length`` tokens, including eos."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from xrep.data.batching import TokenBatch
 from xrep.hashing import scramble
 from xrep.inference.generation.hypotheses import Banned, Hypotheses, Hypothesis, Step
-from xrep.inference.generation.options import SearchOptions
+from xrep.inference.generation.options import SAMPLING, SearchOptions
 from xrep.kernels.next_tokens import best_next, log_softmax_at, sample_next
 from xrep.models.model import TranslationModel
 
@@ -29,9 +29,8 @@ def search(
 
     Beam search follows fairseq's rule. Candidates extend each of the ``beam`` hypotheses by one token. Candidates that
     end in eos finish if they are among the ``beam`` best ones; the ``beam`` best of the others go on. A sentence is
-    done when ``beam`` hypotheses are finished, or at its greatest length, where eos is forced.
-
-    Sampling draws ``nbest`` independent translations; two may be the same.
+    done when ``beam`` hypotheses are finished, or at its greatest length, where eos is forced. Sampling draws ``nbest``
+    independent translations; two may be the same.
 
     Args:
         model: a model in evaluation mode.
@@ -48,8 +47,8 @@ def search(
     device, words = source.tokens.device, model.target_vocabulary
     # eos, which a step handles itself, and the special tokens that no translation has
     apart = [words.eos_id, *sorted({words.pad_id, words.bos_id, words.mask_id} - {words.eos_id, words.unk_id, None})]
-    special, most = model.source_vocabulary.special_count, model.max_target_length
-    greatest = [options.greatest_length(length - special, most - 1) + 1 for length in source.host_lengths]
+    sizes, most = source.host_lengths - model.source_vocabulary.special_count, model.max_target_length - 1
+    greatest = [int(min(options.max_length_a * size + options.max_length_b, most)) + 1 for size in sizes.tolist()]
     limits, decoding = torch.tensor(greatest, device=device), model.begin(source, languages)
     hypotheses = Hypotheses(len(source), options.width, options.no_repeat_ngram_size, device)
     scores = torch.zeros(len(source), 1, device=device)
@@ -67,9 +66,9 @@ def search(
         stay = (~done).nonzero().squeeze(1)
         if not len(stay):
             break
-        for part in (decoding, hypotheses):
-            part.keep(stay)
-        limits, scores, parents, tokens = limits[stay], scores[stay], parents[stay], tokens[stay]
+        decoding.keep(stay)
+        hypotheses.keep(stay)
+        limits, scores, parents, tokens = (tensor[stay] for tensor in (limits, scores, parents, tokens))
         numbers = numbers[stay.cpu()]
     return hypotheses.best(options.nbest)
 
@@ -79,12 +78,9 @@ def beam_step(
 ) -> Step:
     """Find the best candidates that go on, and those among the ``beam`` best ones that end.
 
-    Args:
-        logits, scores: Of the next token, [B, K, V]; of the K hypotheses so far, [B, K].
-        last: bool [B], sentences at their greatest length.
-        length: Number of tokens after this step.
-        apart: eos and the tokens that no translation has.
-        banned: As ``Hypotheses.banned`` returns it.
+    ``logits`` [B, K, V] are those of the next token, ``scores`` [B, K] those of the hypotheses so far, ``last`` [B]
+    says which sentences are at their greatest length, ``length`` is the number of tokens after this step, and ``apart``
+    are eos and the tokens that no translation has.
     """
     sentences, before = scores.shape
     best = best_next(logits.flatten(0, 1), options.beam, apart=apart, banned=banned)
@@ -108,14 +104,12 @@ def sample_step(
     logits: Tensor, scores: Tensor, last: Tensor, length: int, apart: list[int], banned: Banned, options: SearchOptions,
     numbers: Tensor,
 ) -> Step:  # fmt: skip
-    """Draw the next token of each sample. Samples that have ended go on with the score -inf, and end only once.
-
-    The arguments are as for ``beam_step``, and int64 [B], the numbers of the sentences.
-    """
+    """Draw the next token of each sample of the sentences with these ``numbers`` [B]; the rest is as for ``beam_step``.
+    Samples that have ended go on with the score -inf, and end only once."""
     count, (eos, *special) = options.nbest, apart
     logits = logits.expand(-1, count, -1).flatten(0, 1)
     uniform = torch.from_numpy(uniforms(options.seed, numbers.numpy(), count, length)).flatten().to(logits.device)
-    limits = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p}
+    limits = {name: vars(options)[name] for name in SAMPLING}
     left_out = apart if length <= options.min_length else special
     drawn = sample_next(logits, uniform, **limits, apart=left_out, banned=banned)
     tokens, chosen = drawn.tokens.view(-1, count), drawn.log_probabilities.view(-1, count)
@@ -131,13 +125,8 @@ def sample_step(
 
 
 def uniforms(seed: int, numbers: np.ndarray, count: int, step: int) -> np.ndarray:
-    """Return float64 numbers [B, count] in [0, 1), each a function of only seed, sentence number, place and step.
-
-    The generator is counter-based: it applies rounds of splitmix64 and uses the upper 32 bits.
-
-    Args:
-        numbers: Numbers of the sentences, int64 [B].
-    """
+    """Return float64 numbers [B, count] in [0, 1) for the sentences of these ``numbers``, int64 [B]. Each is a function
+    of only seed, number, place and step: the upper 32 bits of rounds of splitmix64."""
     mixed = scramble(np.full((1, 1), seed, dtype=np.uint64), 0)
     for number in (numbers.astype(np.uint64)[:, None], np.arange(count, dtype=np.uint64), np.uint64(step)):
         mixed = scramble(mixed + number, 0)

@@ -28,15 +28,18 @@ LOGITS = 1 << 26
 
 @dataclass(frozen=True)
 class Source:
-    """Sentences as the model reads them."""
+    """Sentences as the model reads them.
+
+    Attributes:
+        tokens: Ids of each sentence without special tokens; empty if the sentence has no text.
+        cut, unknown: Indices of the sentences that were longer than the model can read, and of those in which half or
+            more of the subwords are unknown to it. (SentencePiece splits an unknown word into a known piece for its
+            space and an unknown one, so half means all words.)
+    """
 
     tokens: list[np.ndarray]
-    """Ids of each sentence without special tokens; empty if the sentence has no text."""
     cut: list[int]
-    """Indices of the sentences that were longer than the model can read."""
     unknown: list[int]
-    """Indices of the sentences in which half or more of the subwords are unknown to the model. (SentencePiece splits an
-    unknown word into a known piece for its space and an unknown one, so half means all words.)"""
 
 
 class Translator:
@@ -49,6 +52,7 @@ class Translator:
     Attributes:
         path: Where it was loaded from.
         training_hashes: File of the hashes of its training sentences, or None.
+        longest_source: Largest number of subwords of a sentence that is not cut, without special tokens.
     """
 
     def __init__(
@@ -56,14 +60,12 @@ class Translator:
     ) -> None:
         self.model, self.tokenizers, self.text = model.eval(), tokenizers, text
         self.path, self.training_hashes = path, training_hashes
+        self.longest_source = text.max_length - model.source_vocabulary.special_count
 
     @classmethod
     def load(cls, path: str | Path, device: str | None = None, dtype: Precision = "float32") -> Translator:
-        """Load a checkpoint directory such as ``nmt/best``; ``device`` and ``dtype`` are as for ``SentenceEncoder``.
-
-        Raises:
-            UserError: there is no checkpoint, it is damaged, or it belongs to another kind of model.
-        """
+        """Load a checkpoint directory such as ``nmt/best``; ``device`` and ``dtype`` are as for ``SentenceEncoder``. A
+        UserError says if there is no checkpoint, it is damaged, or it belongs to another kind of model."""
         expect(path, "translation model")
         checkpoint = open_checkpoint(path)
         model = to_device(load_model(checkpoint), device, dtype)
@@ -79,29 +81,20 @@ class Translator:
         """Return the index of a target language, which need not be named if the model has only one; a UserError if the
         model does not translate into it."""
         known: list[str] = self.model.target_languages
-        if language is None:
-            if len(known) == 1:
-                return 0
+        if language is None and len(known) > 1:
             raise UserError("the model has several target languages", cure=f"name one: {', '.join(known)}")
-        if canonical(language) not in known:
+        code = known[0] if language is None else canonical(language)
+        if code not in known:
             raise UserError(f"the model does not translate into {language!r}", cure=f"known: {', '.join(known)}")
-        return known.index(canonical(language))
-
-    @property
-    def longest_source(self) -> int:
-        """Largest number of subwords of a sentence that is not cut, without special tokens."""
-        return self.text.max_length - self.model.source_vocabulary.special_count
+        return known.index(code)
 
     def read(self, sentences: Sequence[str]) -> Source:
         """Tokenize sentences, and cut those that are too long."""
         unk, most = self.model.source_vocabulary.unk_id, self.longest_source
-        tokens, cut, unknown = [], [], []
-        for row, ids in enumerate(tokenizer_of(self.tokenizers, "source").encode(list(sentences))):
-            if len(ids) > most:
-                cut.append(row)
-            tokens.append(np.asarray(ids[:most], dtype=np.int64))
-            if 2 * np.count_nonzero(tokens[-1] == unk) >= len(tokens[-1]) > 0:
-                unknown.append(row)
+        encoded = tokenizer_of(self.tokenizers, "source").encode(list(sentences))
+        tokens = [np.asarray(ids[:most], dtype=np.int64) for ids in encoded]
+        cut = [row for row, ids in enumerate(encoded) if len(ids) > most]
+        unknown = [row for row, ids in enumerate(tokens) if 2 * np.count_nonzero(ids == unk) >= len(ids) > 0]
         return Source(tokens, cut, unknown)
 
     def translate(
@@ -114,8 +107,7 @@ class Translator:
         progress: Callable[[int, int], None] = lambda sentences, tokens: None,
     ) -> list[list[Hypothesis]]:
         """Return ``options.nbest`` translations of each sentence, best first; a sentence without text has an empty one.
-
-        The translations of a sentence do not depend on the other sentences (except for rounding).
+        They do not depend on the other sentences (except for rounding).
 
         Args:
             sentences: text, or the result of ``read`` (which says what was cut).
@@ -132,24 +124,22 @@ class Translator:
             raise TypeError("translate takes a list of sentences, not one string")
         options.check()
         words = self.model.target_vocabulary.size
-        for name, count in {"beam": options.beam, "top_k": options.top_k}.items():
-            if count > words:
+        for name in ("beam", "top_k"):
+            if (count := vars(options)[name]) > words:
                 problem = f"`{name}` is {count:,}, and the vocabulary has {words:,} subwords"
                 raise UserError(problem, cure=f"lower `{name}`")
         target = self.target(target_language)
         source = sentences if isinstance(sentences, Source) else self.read(sentences)
         tokenizer, device = tokenizer_of(self.tokenizers, "target"), next(self.model.parameters()).device
         translated = [[Hypothesis([], 0.0, [])] for _ in source.tokens]
-        with_text = [row for row, ids in enumerate(source.tokens) if len(ids)]
+        with_text = np.flatnonzero([len(ids) for ids in source.tokens])
+        lengths = [len(source.tokens[row]) + self.text.max_length - self.longest_source for row in with_text]
         most = max(1, LOGITS // (options.width * words))
-        special = self.model.source_vocabulary.special_count
-        lengths = [len(source.tokens[row]) + special for row in with_text]
         for places in batches_of(lengths, max_tokens // options.width, most):
-            rows = [with_text[place] for place in places]
-            sides = [source.tokens[row] for row in rows]
-            batch = collate(sides, self.text.vocabulary("source"), self.text.max_length).to(device)
-            languages, numbers = torch.full((len(rows),), target, device=device), torch.tensor(rows) + first
-            hypotheses = search(self.model, batch, languages, options, numbers)
+            rows = with_text[places]
+            batch = collate([source.tokens[row] for row in rows], self.text.vocabulary("source"), self.text.max_length)
+            languages, numbers = torch.full((len(rows),), target, device=device), torch.from_numpy(rows + first)
+            hypotheses = search(self.model, batch.to(device), languages, options, numbers)
             for row, best in zip(rows, hypotheses, strict=True):
                 translated[row] = [replace(found, text=tokenizer.decode(found.tokens)) for found in best]
             progress(len(rows), sum(len(best[0].token_scores) for best in hypotheses))
