@@ -14,8 +14,8 @@ from tests.text.small_tokenizers import write_wordpiece, write_xlm_roberta
 from xrep.data.annotated import Row
 from xrep.errors import UserError
 from xrep.inference.classifier import SentenceClassifier, best_span
-from xrep.inference.classifier_files import load_classifier
 from xrep.interop.classifiers import write_classifier
+from xrep.models.classifier import load_classifier
 from xrep.nn.weights import Weights
 from xrep.text.annotated import Question
 from xrep.text.pretrained_tokenizer import save_as_huggingface

@@ -52,7 +52,6 @@ class MtebEncoder:
     A prompt of the encoder is put in front of texts if its name is one of these, of which the first counts: the task's
     name and ``-query`` or ``-document``, the task's name, its type and these, its type, and the usual names of the
     prompts of queries or documents. Otherwise texts get the encoder's default. ``batch_size`` is ignored.
-    The arguments raise what ``SentenceEncoder.load`` raises.
 
     Args:
         encoder: The encoder, or what ``SentenceEncoder.load`` accepts.
@@ -75,14 +74,7 @@ class MtebEncoder:
         self.lang, self.batch_tokens, self.normalize, self.name = lang, batch_tokens, normalize, name
 
     def encode(
-        self,
-        inputs: Iterable[dict[str, Any]],
-        *,
-        task_metadata: Any,
-        hf_split: str,
-        hf_subset: str,
-        prompt_type: Any = None,
-        **kwargs: Any,
+        self, inputs: Iterable[Any], *, task_metadata: Any, hf_subset: str, prompt_type: Any = None, **rest: Any
     ) -> np.ndarray:
         """Return float32 [N, D] with one row for each text of the batches ``{"text": [...]}``; a UserError if there is
         no text, the encoder has no tower for a language, or two languages cannot be told apart."""
@@ -94,14 +86,21 @@ class MtebEncoder:
             texts += batch["text"]
         # A subset that the task does not list is itself a language (deu_Latn).
         codes = task_metadata.hf_subsets_to_langscripts.get(hf_subset, [hf_subset])
-        lang = self._language(texts, list(dict.fromkeys(map(canonical, codes))), f"{task_metadata.name} {hf_subset}")
+        languages = list(dict.fromkeys(map(canonical, codes)))
+        lang = self.lang(texts, languages) if callable(self.lang) else self.lang
+        if self.lang is None:
+            if len({self.encoder.model.tower(code) for code in languages}) > 1:
+                problem = f"{task_metadata.name} {hf_subset} mixes {', '.join(languages)}, and mteb does not say which"
+                cure = "give MtebEncoder(lang=...) a function (texts, languages) -> code"
+                raise UserError(f"{problem} are which", cure=cure)
+            lang = next(iter(languages), None)
         kind = prompt_type.value if prompt_type else None
         tasks = task_metadata.name, task_metadata.type
         names = [name for task in tasks for name in ([f"{task}-{kind}", task] if kind else [task])]
         names += {None: (), "query": QUERY_PROMPTS}.get(kind, DOCUMENT_PROMPTS)
         prompt = self.encoder.find_prompt(None, names)
         options = {"batch_tokens": self.batch_tokens, "normalize": self.normalize, "prompt": prompt}
-        return self.encoder.encode(texts, lang, **options, show_progress=bool(kwargs.get("show_progress_bar")))
+        return self.encoder.encode(texts, lang, **options, show_progress=bool(rest.get("show_progress_bar")))
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Return the cosine of every vector of [N, D] with every one of [M, D]: [N, M]."""
@@ -118,7 +117,6 @@ class MtebEncoder:
             from mteb.models import ModelMeta  # pyright: ignore[reportMissingImports] (no extra installs mteb)
         except ModuleNotFoundError:
             raise UserError("mteb is not installed", cure="pip install 'mteb>=2'") from None
-
         # The revision differs for other weights and options, so that mteb does not reuse their results for this model.
         lang = getattr(self.lang, "__qualname__", self.lang)
         facts = f"{self.encoder.fingerprint()} {lang} {self.normalize} {self.encoder.prompts}"
@@ -135,15 +133,6 @@ class MtebEncoder:
             similarity_fn_name="cosine",
             use_instructions=bool(self.encoder.prompts),
         )
-
-    def _language(self, texts: list[str], languages: list[str], subset: str) -> str | None:
-        """Return the language of texts of a subset, whose name tells its ``languages``."""
-        if self.lang is not None:
-            return self.lang(texts, languages) if callable(self.lang) else self.lang
-        if len({self.encoder.model.tower(code) for code in languages}) > 1:
-            problem = f"{subset} mixes {', '.join(languages)}, and mteb does not say which are which"
-            raise UserError(problem, cure="give MtebEncoder(lang=...) a function (texts, languages) -> code")
-        return languages[0] if languages else None
 
 
 __getattr__, __dir__ = lazy_names(__name__, {"SentenceVectors": "xrep.inference.sentence_vectors"})

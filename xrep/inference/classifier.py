@@ -14,7 +14,7 @@ from torch import Tensor
 from xrep.data.annotated import IGNORED, AnnotatedBatch, Row, Rows, label_rows, question_rows, tag_rows
 from xrep.data.batching import TextSpec, batches_of
 from xrep.errors import UserError
-from xrep.inference.classifier_files import load_classifier
+from xrep.models.classifier import load_classifier
 from xrep.models.device import to_device
 from xrep.models.directory import TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.kinds import expect

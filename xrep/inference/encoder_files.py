@@ -11,7 +11,7 @@ from xrep.data.batching import TextSpec
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming
 from xrep.inference.graphs import FILES, INPUTS, Runtime, write_graph
-from xrep.inference.model_card import Card, frozen_types
+from xrep.inference.model_card import Card, frozen_types, python_lines
 from xrep.interop.exported import write_huggingface, write_router, write_sentence_transformers
 from xrep.interop.sentence_modules import Prompts
 from xrep.models.dual_encoder import DualEncoder
@@ -38,13 +38,14 @@ def write_encoder(
     """Write an encoder as ``SentenceEncoder.save`` describes; ``place`` is what its card names to load it."""
     languages = {tower: text.languages_of(tower) for tower in model.encoders}
     folders = {tower: tower if len(languages) > 1 else "." for tower in languages}
+    routes = {code: folders[tower] for tower in languages for code in languages[tower] if len(languages) > 1}
     with naming(directory), directory_aside(directory) as aside:
         opens = format != "hf"  # whether sentence-transformers does
         for tower, folder in folders.items():
             opens &= _write_tower(model, tower, aside / folder, format, prompts, read_by(text, tokenizers, tower))
         if opens and len(languages) > 1:
-            write_router(aside, {code: folders[tower] for tower in languages for code in languages[tower]}, prompts)
-        loaded = {directory: _encoding_line(place, languages)}
+            write_router(aside, routes, prompts)
+        loaded = {directory: _encoding_line(place, list(routes))}
         if format != "sentence-transformers":
             names = {tower: format if format in FILES else model.encoders[tower].library_class for tower in languages}
             loaded = {
@@ -55,8 +56,8 @@ def write_encoder(
         about = f"A cross-lingual sentence encoder, trained with xrep. Sentences become vectors of {sizes} numbers."
         details = _details(model, text, format, prompts, place if opens else None)
         kind = ("transformers", "feature-extraction") if format == "hf" else (format, "sentence-similarity")
-        lines = list(loaded.values())
-        card.write(aside, Path(place).name, about, lines, details, kind, text.languages, fingerprint)
+        paragraphs = [about, python_lines(*loaded.values()), *details]
+        card.write(aside, Path(place).name, paragraphs, kind, text.languages, fingerprint)
     return loaded
 
 
@@ -70,10 +71,9 @@ def opening_line(name: str, place: str, languages: list[str]) -> str:
     return f"{line}  # reads {', '.join(languages)}" if languages else line
 
 
-def _encoding_line(place: str, languages: dict[str, list[str]]) -> str:
+def _encoding_line(place: str, tasks: list[str]) -> str:
     """Return the line of Python that opens a directory of sentence-transformers and encodes."""
-    codes = [code for known in languages.values() for code in known] if len(languages) > 1 else []
-    task, others = (f', task="{codes[0]}"', f"  # or {', '.join(codes[1:])}") if codes else ("", "")
+    task, others = (f', task="{tasks[0]}"', f"  # or {', '.join(tasks[1:])}") if tasks else ("", "")
     opened = f"from sentence_transformers import SentenceTransformer; SentenceTransformer({json.dumps(place)})"
     return f'{opened}.encode(["..."]{task}){others}'
 
@@ -98,21 +98,13 @@ def _write_tower(
         write_huggingface(path, encoder, **settings)
         return False
     projection, opens = model.projections[tower] if tower in model.projections else None, True
+    settings |= {"pooling": model.pooling[tower], "normalize": model.config.normalize, "projection": projection}
     try:
         if isinstance(projection, MeanOfSpaces):
             problem = "its vectors are means of projection spaces, which sentence-transformers does not have"
             raise UserError(problem, cure="set `no_projection` to leave them out, or set `format` to xrep")
-        write_sentence_transformers(
-            path,
-            encoder,
-            pooling=model.pooling[tower],
-            projection=projection,
-            activation="none" if projection is None else projection.shape.activation,
-            normalize=model.config.normalize,
-            prompts=prompts,
-            weights=format == "sentence-transformers",
-            **settings,
-        )
+        settings["activation"] = "none" if projection is None else projection.shape.activation
+        write_sentence_transformers(path, encoder, prompts=prompts, weights=format not in FILES, **settings)
     except UserError:  # pre-norm and projection spaces do not matter to a graph
         if format == "sentence-transformers":
             raise
@@ -126,22 +118,23 @@ def _write_tower(
 def _details(model: DualEncoder, text: TextSpec, format: Format, prompts: Prompts, place: str | None) -> list[str]:
     """Return paragraphs of the card; ``place`` is the directory, if sentence-transformers opens it."""
     languages = {tower: ", ".join(text.languages_of(tower)) for tower in model.encoders}
+    known = "".join(f" It was trained on: {codes}." for codes in languages.values() if codes)
+    paragraphs = [f"One encoder reads every language.{known}"]
     if len(languages) > 1:
         # If a projection was left out, vectors of the two towers cannot be compared.
         is_comparable = len(model.projections) == len(model.architecture()["projections"])
         space = "; vectors of both lie in one space" if is_comparable else ""
         towers = [f"\n- `{tower}/` reads {codes}" for tower, codes in languages.items()]
         paragraphs = [f"It has a tower for each side of its language pairs{space}:{''.join(towers)}"]
-    else:
-        known = "".join(f" It was trained on: {codes}." for codes in languages.values() if codes)
-        paragraphs = [f"One encoder reads every language.{known}"]
     if format == "sentence-transformers":
-        return [*paragraphs, "`xrep.SentenceEncoder.load` reads it, too.", *frozen_types(*model.encoders.values())]
+        paragraphs += ["`xrep.SentenceEncoder.load` reads it, too."]
     if format == "hf":
         steps = [" or ".join(_POOLED[pooling] for pooling in dict.fromkeys(model.pooling.values())), "padding left out"]
         steps += ["then a projection, which only sentence-transformers can hold"] * (len(model.projections) > 0)
         steps += ["brought to length 1"] * model.config.normalize
-        return [*paragraphs, f"The sentence vector is {', '.join(steps)}.", *frozen_types(*model.encoders.values())]
+        paragraphs += [f"The sentence vector is {', '.join(steps)}."]
+    if format not in FILES:
+        return paragraphs + frozen_types(*model.encoders.values())
     paragraphs += [
         f"The inputs of the graph are {' and '.join(f'`{name}`' for name in INPUTS)}, int64 [sentences, tokens], of"
         f" sentences of at most {text.max_length} tokens, padded at the end. The outputs are `sentence_embedding`, a"

@@ -15,7 +15,7 @@ from xrep.config import to_yaml
 from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside, naming, write_json
 from xrep.inference.encoder_files import Format, opening_line, read_by
-from xrep.inference.model_card import README, Card, frozen_types
+from xrep.inference.model_card import README, Card, frozen_types, python_lines
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interop.classifiers import CLASSES, write_classifier
 from xrep.interop.exported import write_huggingface
@@ -35,8 +35,7 @@ from xrep.models.directory import (
 )
 from xrep.nn.layers import quantise_layers
 from xrep.nn.pooling import Pooling
-from xrep.text.pretrained_tokenizer import save_as_huggingface
-from xrep.text.sides import SHARED, open_tokenizers, save_tokenizers
+from xrep.text.sides import open_tokenizers, save_tokenizers
 
 PIPELINES = {"label": "text-classification", "tags": "token-classification", "span": "question-answering"}
 """The Hub's name of what a classifier does, for each kind of annotation."""
@@ -72,8 +71,7 @@ def export_path(
         The directories written, each with a line of Python that loads it.
 
     Raises:
-        UserError: If there is no encoder, too few checkpoints, or no projection or pooling, or as
-            ``SentenceEncoder.save``.
+        UserError: There is no encoder, no projection, or too few checkpoints, or as ``SentenceEncoder.save``.
     """
     if (pooling or no_projection) and format in ("hf", "xrep", "int8"):
         problem = f"`pooling` and `no_projection` are for the format sentence-transformers and graphs, not for {format}"
@@ -86,15 +84,15 @@ def export_path(
             raise UserError(f"`average` must be at least 1, not {average}")
         checkpoint = average_last(path, average)
         path = checkpoint.path
-    card = Card.of(path, license, results)
-    if checkpoint is None and (format == "xrep" or Path(path, MANIFEST).is_file()):
+    elif format == "xrep" or Path(path, MANIFEST).is_file():
         checkpoint = open_checkpoint(path)
+    card = Card.of(path, license, results)
     if checkpoint is not None and checkpoint.is_quantised and format != "xrep":
         raise UserError(f"in int8, which cannot become {format}", path=path, cure="export the original, or to xrep")
     if format == "xrep" or format == "int8":
         check_new_directory(directory)
         with TemporaryDirectory() as folder:
-            exported = _of_checkpoint(checkpoint, format) if checkpoint else _of_encoder(path, Path(folder))
+            exported = _snapshot(path, checkpoint, format, Path(folder))
             return _write_checkpoint(*exported, directory, card, Path(folder))
     if checkpoint is not None and (checkpoint.translates or checkpoint.text.annotation is not None):
         return _write_for_transformers(checkpoint, directory, format, card)
@@ -112,14 +110,33 @@ def export_path(
     return encoder.write(directory, str(directory), format, card)
 
 
-def _of_checkpoint(checkpoint: Checkpoint, format: Literal["xrep", "int8"]) -> tuple[Snapshot, Callable[[], str]]:
-    """Return a checkpoint without what training alone needs, and a function that returns its model's fingerprint."""
+def _snapshot(
+    path: str | Path, checkpoint: Checkpoint | None, format: str, folder: Path
+) -> tuple[Snapshot, Callable[[], str]]:
+    """Return a checkpoint without what training alone needs, or else a pretrained encoder in int8 as a checkpoint, and
+    a function that returns the fingerprint of its model; ``folder`` is for its files."""
+    if checkpoint is None:
+        encoder = SentenceEncoder.load(path, device="cpu")
+        quantise_layers(encoder.model)
+        write_json(folder / PROMPTS, {"prompts": encoder.prompts, "default_prompt_name": encoder.default_prompt_name})
+        options = replace(encoder.model.config, encoder=None, source_encoder=None, target_encoder=None)
+        snapshot = Snapshot(
+            step=0,
+            config_yaml=to_yaml({"model": {"name": "dual_encoder", **asdict(options)}}),
+            text=encoder.text,
+            save_tokenizers=partial(save_tokenizers, encoder.tokenizers),
+            architecture=encoder.model.architecture(),
+            model=encoder.model.state_dict(),
+            files={PROMPTS: folder / PROMPTS},
+            precision="int8",
+        )
+        return snapshot, encoder.fingerprint
     files = (checkpoint.training_hashes, checkpoint.path / PROMPTS)
     snapshot = Snapshot(
         step=checkpoint.step,
         config_yaml=(checkpoint.path / CONFIG).read_text(encoding="utf-8"),
         text=checkpoint.text,
-        save_tokenizers=lambda folder: shutil.copytree(checkpoint.path / TOKENIZER, folder),
+        save_tokenizers=partial(shutil.copytree, checkpoint.path / TOKENIZER),
         architecture=checkpoint.manifest["architecture"],
         model=checkpoint.tensors(quantised=True),
         files={file.name: file for file in files if file is not None and file.is_file()},
@@ -129,33 +146,13 @@ def _of_checkpoint(checkpoint: Checkpoint, format: Literal["xrep", "int8"]) -> t
         return snapshot, lambda: fingerprint(load_model(checkpoint), checkpoint.text)
     model = load_model(checkpoint)
     quantise_layers(model)
-    snapshot = replace(snapshot, model=model.state_dict(), precision="int8")
-    return snapshot, lambda: fingerprint(model, checkpoint.text)
-
-
-def _of_encoder(path: str | Path, folder: Path) -> tuple[Snapshot, Callable[[], str]]:
-    """Return a pretrained encoder in int8 as a checkpoint, as ``_of_checkpoint`` does; ``folder`` is for its files."""
-    encoder = SentenceEncoder.load(path, device="cpu")
-    quantise_layers(encoder.model)
-    write_json(folder / PROMPTS, {"prompts": encoder.prompts, "default_prompt_name": encoder.default_prompt_name})
-    options = replace(encoder.model.config, encoder=None, source_encoder=None, target_encoder=None)
-    snapshot = Snapshot(
-        step=0,
-        config_yaml=to_yaml({"model": {"name": "dual_encoder", **asdict(options)}}),
-        text=encoder.text,
-        save_tokenizers=partial(save_tokenizers, encoder.tokenizers),
-        architecture=encoder.model.architecture(),
-        model=encoder.model.state_dict(),
-        files={PROMPTS: folder / PROMPTS},
-        precision="int8",
-    )
-    return snapshot, encoder.fingerprint
+    return replace(snapshot, model=model.state_dict(), precision="int8"), partial(fingerprint, model, checkpoint.text)
 
 
 def _write_checkpoint(
     snapshot: Snapshot, fingerprint: Callable[[], str], directory: Path, card: Card, folder: Path
 ) -> dict[Path, str]:
-    """Write what ``_of_checkpoint`` or ``_of_encoder`` returns, with a model card; ``folder`` is for its files."""
+    """Write what ``_snapshot`` returns, with a model card."""
     kind, pipeline = "SentenceEncoder", "sentence-similarity"
     if "decoder" in snapshot.architecture:
         kind, pipeline = "Translator", "translation"
@@ -163,8 +160,8 @@ def _write_checkpoint(
         kind, pipeline = "SentenceClassifier", PIPELINES[snapshot.text.annotation.kind]
     loading = f"import xrep; xrep.{kind}.load({json.dumps(str(directory))})"
     quantised = " The weights of its transformer layers are in int8." if snapshot.precision == "int8" else ""
-    about, languages = f"A model of xrep.{quantised}", snapshot.text.languages
-    card.write(folder, directory.name, about, [loading], [], ("xrep", pipeline), languages, fingerprint)
+    paragraphs = [f"A model of xrep.{quantised}", python_lines(loading)]
+    card.write(folder, directory.name, paragraphs, ("xrep", pipeline), snapshot.text.languages, fingerprint)
     write_checkpoint(directory.absolute(), replace(snapshot, files={README: folder / README, **snapshot.files}))
     return {directory: loading}
 
@@ -177,15 +174,13 @@ def _write_for_transformers(checkpoint: Checkpoint, directory: Path, format: For
         if annotation is not None:
             what, cure = "a classifier", "set `format` to hf or xrep"
         raise UserError(f"{what}, which {format} does not have", path=checkpoint.path, cure=cure)
-    model, tokenizers = load_model(checkpoint), open_tokenizers(checkpoint.path / TOKENIZER)
+    model = load_model(checkpoint)
+    reading = read_by(text, open_tokenizers(checkpoint.path / TOKENIZER), "source")
     if annotation is None:
         languages, pipeline = text.source_languages, "feature-extraction"
         loading = opening_line(model.encoder.library_class, str(directory), languages)
-        about = (
-            f"The encoder of a model trained with xrep to translate from {', '.join(languages)}; the decoder is left"
-        )
-        about += " out. It gives a vector for each token."
-        write = partial(write_huggingface, encoder=model.encoder, **read_by(text, tokenizers, "source"))
+        about = f"The encoder of a model trained with xrep to translate from {', '.join(languages)}; the decoder is"
+        about += " left out. It gives a vector for each token."
     else:
         if not isinstance(model, Classifier):
             raise UserError("its model comes from a plugin", path=checkpoint.path, cure="set `format` to xrep")
@@ -194,14 +189,15 @@ def _write_for_transformers(checkpoint: Checkpoint, directory: Path, format: For
             raise UserError(f"its labels are {read}", path=checkpoint.path, cure="set `format` to xrep")
         languages, pipeline = text.languages, PIPELINES[annotation.kind]
         loading = opening_line(f"AutoModel{CLASSES[annotation.kind]}", str(directory), [])
-        about = (
-            f"A classifier, trained with xrep; it predicts {', '.join(annotation.labels) or 'answers to questions'}."
-        )
-        write = partial(write_classifier, encoder=model.encoder, annotation=annotation, head=model.state_dict())
-    kind, identity = ("transformers", pipeline), partial(fingerprint, model, text)
+        predicted = ", ".join(annotation.labels) or "answers to questions"
+        about = f"A classifier, trained with xrep; it predicts {predicted}."
     with naming(directory), directory_aside(directory) as aside:
-        write(aside)
-        if annotation is not None:
-            save_as_huggingface(tokenizers[SHARED], aside, text.max_length)
-        card.write(aside, directory.name, about, [loading], frozen_types(model.encoder), kind, languages, identity)
+        if annotation is None:
+            write_huggingface(aside, model.encoder, **reading)
+        else:
+            write_classifier(aside, model.encoder, annotation, model.state_dict())
+            reading["save_tokenizer"](aside)
+        paragraphs = [about, python_lines(loading), *frozen_types(model.encoder)]
+        identity = partial(fingerprint, model, text)
+        card.write(aside, directory.name, paragraphs, ("transformers", pipeline), languages, identity)
     return {directory: loading}

@@ -30,12 +30,9 @@ def write_graph(model: DualEncoder, tower: str, directory: Path, runtime: Runtim
     """Write the graph of a tower for a runtime in a directory, in float32, and compare its vectors with the tower's.
 
     Its inputs are ``input_ids`` and ``attention_mask``, int64 [B, T], of any size, padded at the end. Its outputs are
-    ``sentence_embedding`` [B, D], what ``DualEncoder.encode`` returns, and ``last_hidden_state``, the token vectors
-    [B, T, H].
-
-    Raises:
-        UserError: A package that writes or runs graphs is not installed, torch cannot express the encoder as a graph,
-            or the graph computes other vectors.
+    what ``DualEncoder.encode`` returns: ``sentence_embedding`` [B, D], and the token vectors, ``last_hidden_state``
+    [B, T, H]. A UserError says if a package is not installed, torch cannot express the encoder as a graph, or the graph
+    computes other vectors.
     """
     for package in ("onnxscript", {"onnx": "onnxruntime", "openvino": "openvino"}[runtime]):
         try:
@@ -50,7 +47,7 @@ def write_graph(model: DualEncoder, tower: str, directory: Path, runtime: Runtim
     with tempfile.TemporaryDirectory(dir=directory) as folder:  # on the disk that has room for the result
         source = path if runtime == "onnx" else Path(folder, "model.onnx")
         _traced(model, tower).save(source)
-        _compare(_onnx_session(path) if runtime == "onnx" else _openvino_session(source, path), model, tower)
+        _compare(_session(source, path), model, tower)
 
 
 class _Padded(TokenBatch):
@@ -97,34 +94,32 @@ def _traced(model: DualEncoder, tower: str) -> Any:
         raise UserError(problem, cure="choose the format sentence-transformers") from error
 
 
-def _onnx_session(path: Path) -> Callable[..., list[np.ndarray]]:
-    """Return a function that computes the outputs of an ONNX file."""
-    runtime = importlib.import_module("onnxruntime")
-    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda *given: session.run(OUTPUTS, dict(zip(INPUTS, given, strict=True)))
-
-
-def _openvino_session(source: Path, path: Path) -> Callable[..., list[np.ndarray]]:
-    """Write an ONNX file as one of OpenVINO, and return a function that computes its outputs."""
+def _session(source: Path, path: Path) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
+    """Return a function that computes the outputs of an ONNX file, which is first written for OpenVINO if ``path`` is
+    another file."""
+    if source == path:
+        onnxruntime = importlib.import_module("onnxruntime")
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        return lambda inputs: session.run(OUTPUTS, inputs)
     openvino = importlib.import_module("openvino")
     openvino.save_model(openvino.convert_model(source), path, compress_to_fp16=False)
     # On processors with products in bfloat16, OpenVINO would use them for a model in float32.
     compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
-    def run(*given: np.ndarray) -> list[np.ndarray]:
-        outputs = compiled(dict(zip(INPUTS, given, strict=True)))
+    def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        outputs = compiled(inputs)
         return [outputs[name] for name in OUTPUTS]
 
     return run
 
 
-def _compare(run: Callable[..., list[np.ndarray]], model: DualEncoder, tower: str) -> None:
+def _compare(run: Callable[[dict[str, np.ndarray]], list[np.ndarray]], model: DualEncoder, tower: str) -> None:
     """Raise UserError if a graph computes other vectors than a tower on batches of sizes that it was not traced on."""
     for rows, length in ((1, 2), (4, 11)):
         batch = _random_batch(model, tower, rows, length)
         with torch.no_grad():
             expected = model.encode(tower, batch)
-        computed = run(batch.tokens.numpy(), batch.mask.long().numpy())
+        computed = run(dict(zip(INPUTS, (batch.tokens.numpy(), batch.mask.long().numpy()), strict=True)))
         for ours, theirs in zip(expected, computed, strict=True):
             largest = float(ours.abs().max())
             difference = float(np.abs(ours.numpy() - theirs).max()) if ours.shape == theirs.shape else float("inf")

@@ -40,58 +40,43 @@ for name, parameter in model.named_parameters():
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a card says besides what the model itself tells.
-
-    Attributes:
-        license: Identifier of the licence of the model, such as ``apache-2.0``; None leaves it open.
-        results: Records of evaluations, as ``xrep-eval`` writes them.
-        data: Name and sha256 of each file that the model was trained on.
-    """
+    """What a card says besides what the model itself tells: the identifier of its licence, the results of evaluations,
+    each with the model that was measured, and the name and sha256 of each file that it was trained on."""
 
     license: str | None
-    results: Sequence[dict[str, Any]]
+    results: Sequence[tuple[dict[str, Any], EvalResult]]
     data: Sequence[tuple[str, str]]
 
     @classmethod
     def of(cls, path: str | Path, license: str | None = None, results: Sequence[str | Path] = ()) -> Card:
-        """Read what a card says of the model at ``path``; ``results`` are files that ``xrep-eval`` wrote as JSON.
-
-        Raises:
-            UserError: A file has no results, or the licence is no identifier.
-        """
+        """Read what a card says of the model at ``path``; ``results`` are files that ``xrep-eval`` wrote as JSON. A
+        UserError says which file has no results, or that the licence is no identifier."""
         if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
             problem = f"`license` {license!r} is not the identifier of a licence"
             raise UserError(problem, cure="give one of the Hugging Face Hub, such as apache-2.0, cc-by-4.0 or other")
-        records = [record for file in results for record in _records(Path(file))]
-        return cls(license=license, results=records, data=list(_training_files(path)))
+        found = [result for file in results for result in _results_in(Path(file))]
+        return cls(license=license, results=found, data=list(_training_files(path)))
 
     def write(
         self,
         directory: Path,
         name: str,
-        about: str,
-        loading: Sequence[str],
-        details: Sequence[str],
+        text: Sequence[str],
         kind: tuple[str, str],
         languages: Sequence[str],
         fingerprint: Callable[[], str],
     ) -> None:
-        """Write the card of a model into ``directory``.
+        """Write the card of a model into ``directory``, with paragraphs of ``text`` below its name.
 
         Args:
-            name, about: Name of the model, and the paragraph below it.
-            loading, details: Lines of Python that load the model, and paragraphs below them.
             kind: The Hub's names of the library that loads the model and of what the model does.
-            fingerprint: Function that returns the fingerprint of the model, which the results must be of.
-
-        Raises:
-            UserError: The results are of another model.
+            fingerprint: Function that returns the fingerprint of the model; a UserError if the results are of another.
         """
         own = fingerprint() if self.results else ""
-        if others := {str(record["model"]["path"]) for record in self.results if record["model"]["fingerprint"] != own}:
+        if others := {str(model["path"]) for model, _ in self.results if model["fingerprint"] != own}:
             problem = f"`results` were measured on another model, {', '.join(sorted(others))}"
             raise UserError(problem, cure="measure the model that is exported")
-        results = [result for record in self.results for result in _results_of(record)]
+        results = [result for _, result in self.results]
         metadata = ModelCardData(
             language=sorted(languages) or None,
             license=self.license,
@@ -101,8 +86,7 @@ class Card:
             training_data=[{"name": file, "sha256": digest} for file, digest in self.data] or None,
             **{"model_name": name, "eval_results": results} if results else {},
         )
-        paragraphs = [f"---\n{metadata.to_yaml()}\n---", f"# {name}", about, "\n".join(["```python", *loading, "```"])]
-        paragraphs += details
+        paragraphs = [f"---\n{metadata.to_yaml()}\n---", f"# {name}", *text]
         if results:
             rows = (f"| {found.dataset_name} | {found.metric_type} | {found.metric_value:.2f} |" for found in results)
             paragraphs += ["\n".join(["| test | figure | value |", "| --- | --- | ---: |", *rows])]
@@ -112,44 +96,43 @@ class Card:
         (directory / README).write_bytes(("\n\n".join(paragraphs) + "\n").encode("utf-8", "backslashreplace"))
 
 
+def python_lines(*lines: str) -> str:
+    """Return the paragraph that shows lines of Python."""
+    return "\n".join(["```python", *lines, "```"])
+
+
 def frozen_types(*encoders: Encoder) -> list[str]:
     """Return the paragraph about encoders without token types in transformers, see ``xrep.nn.bert.tensors_of``."""
     return [_FROZEN_TYPES] if any(map(lacks_types, encoders)) else []
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of evaluations in a file, of which ``xrep-eval all`` and ``xtreme`` write several."""
+def _results_in(path: Path) -> Iterator[tuple[dict[str, Any], EvalResult]]:
+    """Yield the headline figures in a file, each with the model that was measured."""
     content = read_json(path)
     values = content.get("values")
-    for record in values["results"].values() if isinstance(values, dict) and "results" in values else [content]:
+    several = isinstance(values, dict) and "results" in values  # by ``xrep-eval all`` or ``xtreme``
+    for record in values["results"].values() if several else [content]:
         if not isinstance(record, dict) or not {"test", "headline", "model", "settings", "data"} <= record.keys():
             raise UserError("no results of an evaluation in it", path=path, cure="name what xrep-eval wrote as JSON")
-        yield record
-
-
-def _results_of(record: dict[str, Any]) -> Iterator[EvalResult]:
-    """Yield the headline figures of a record."""
-    test, digests = record["test"], " ".join(sorted(record["data"].values()))
-    task, metric = _MTEB.get(test, ("Other", "score"))
-    for label, value in record["headline"].items():
-        yield EvalResult(
-            task_type=task,
-            dataset_type=test,
-            dataset_name=f"{test}, {label}",
-            dataset_config=label,
-            dataset_split=record["settings"].get("split") or "test",
-            dataset_revision=hashlib.sha256(digests.encode()).hexdigest(),
-            metric_type=metric,
-            metric_value=value,
-        )
+        test, digests = record["test"], " ".join(sorted(record["data"].values()))
+        task, metric = _MTEB.get(test, ("Other", "score"))
+        for label, value in record["headline"].items():
+            result = EvalResult(
+                task_type=task,
+                dataset_type=test,
+                dataset_name=f"{test}, {label}",
+                dataset_config=label,
+                dataset_split=record["settings"].get("split") or "test",
+                dataset_revision=hashlib.sha256(digests.encode()).hexdigest(),
+                metric_type=metric,
+                metric_value=value,
+            )
+            yield record["model"], result
 
 
 def _training_files(path: str | Path) -> Iterator[tuple[str, str]]:
-    """Yield the names and checksums of the training data of a run, as far as it is still there.
-
-    For data that ``xrep-preprocess`` wrote, this is the manifest, which has the checksum of every other file. The
-    checksum of the hashes of all training sentences is part of the run and always known.
-    """
+    """Yield the names and checksums of the training data of a run, as far as it is still there: of data that
+    ``xrep-preprocess`` wrote the manifest, which has the checksum of every other file."""
     if not (Path(path) / MANIFEST).is_file():
         return
     checkpoint = open_checkpoint(path)

@@ -21,17 +21,14 @@ except ModuleNotFoundError:
     raise UserError("scikit-learn is not installed", cure="pip install 'xrep[senteval]'") from None
 
 
-@functools.lru_cache(maxsize=1)
-def _load(real_path: str, device: str | None, dtype: Precision) -> SentenceEncoder:
-    """Load an encoder and cache the last one, because a grid search fits many copies of one transformer."""
-    return SentenceEncoder.load(real_path, device=device, dtype=dtype)
+_load = functools.lru_cache(maxsize=1)(SentenceEncoder.load)  # a grid search fits many copies of one transformer
 
 
 class SentenceVectors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Transformer of scikit-learn that turns sentences into float32 [N, D] by ``SentenceEncoder.encode``.
 
-    It holds the path of the encoder, not the encoder itself. It is therefore small when it is copied, pickled or sent
-    to another process, but the path must exist there. ``fit`` learns nothing from the sentences.
+    It holds the path of the encoder, not the encoder itself, so it is small when it is copied, pickled or sent to
+    another process, where the path must exist. ``fit`` learns nothing from the sentences.
 
     Args:
         path, device, dtype: As in ``SentenceEncoder.load``.
@@ -64,7 +61,7 @@ class SentenceVectors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     def _encoder(self) -> SentenceEncoder:
         # The path is resolved on each call, because RUN/best may be another checkpoint after more training.
         path = os.path.realpath(self.path) if os.path.exists(self.path) else str(self.path)
-        encoder = _load(path, self.device, self.dtype)
+        encoder = _load(path, device=self.device, dtype=self.dtype)
         encoder.model.tower(self.lang and canonical(self.lang))
         return encoder
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from xrep.data.batching import TextSpec, TokenBatch
+from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
 from xrep.errors import UserError
+from xrep.interop.classifiers import read_classifier
 from xrep.models.model import ClassifyingModel, Origin
 from xrep.models.start import (
     EncoderOptions,
@@ -23,7 +25,9 @@ from xrep.models.start import (
 from xrep.nn.encoder import Encoder, TransformerEncoder, initialise
 from xrep.nn.layers import Linear
 from xrep.nn.pooling import Pooling, pool
-from xrep.text.sides import SHARED
+from xrep.text.pretrained_tokenizer import maximum_length
+from xrep.text.sides import SHARED, Tokenizers
+from xrep.text.tokenizer import Tokenizer
 
 SPAN_OUTPUTS = 2
 """Outputs of each token in question answering: how well an answer begins there, and how well it ends there."""
@@ -91,3 +95,17 @@ class Classifier(ClassifyingModel):
         else:
             vectors = pool(self.encoder(tokens), tokens.mask, self.config.pooling)
         return self.output(self.dropout(torch.tanh(self.dense(self.dropout(vectors)))))
+
+
+def load_classifier(directory: Path) -> tuple[Classifier, TextSpec, Tokenizers]:
+    """Load a classifier from a directory of transformers; a UserError if there is none of BERT, RoBERTa or XLM-R in it,
+    or a file is damaged."""
+    head = read_classifier(directory)
+    start, tokenizer = find_start(str(directory)), Tokenizer.load(directory)
+    length = min(maximum_length(directory) or start.shape.max_positions, start.shape.max_positions)
+    text = TextSpec(vocabularies={SHARED: Vocabulary.of(tokenizer)}, max_length=length, annotation=head.annotation)
+    model = Classifier(Classifier.Config(encoder=str(directory)), text)
+    missing, unexpected = model.load_state_dict(head.tensors, strict=False)
+    if unexpected or any(name.startswith(("dense.", "output.")) for name in missing):
+        raise UserError("its head has other tensors", path=directory, cure="fetch the directory again")
+    return model.eval(), text, {SHARED: tokenizer}
