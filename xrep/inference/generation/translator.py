@@ -133,7 +133,8 @@ class Translator:
         tokenizer, device = tokenizer_of(self.tokenizers, "target"), next(self.model.parameters()).device
         translated = [[Hypothesis([], 0.0, [])] for _ in source.tokens]
         with_text = np.flatnonzero([len(ids) for ids in source.tokens])
-        lengths = [len(source.tokens[row]) + self.text.max_length - self.longest_source for row in with_text]
+        special = self.model.source_vocabulary.special_count
+        lengths = [len(source.tokens[row]) + special for row in with_text]
         most = max(1, LOGITS // (options.width * words))
         for places in batches_of(lengths, max_tokens // options.width, most):
             rows = with_text[places]
