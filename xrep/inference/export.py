@@ -57,15 +57,13 @@ def export_path(
 
     Args:
         path: A checkpoint, or what ``SentenceEncoder.load`` accepts; with ``average``, the directory of a run.
-        format: ``xrep`` is a checkpoint of an encoder or a translation model, without the parts that only training
-            needs; ``int8`` is one with the weights of transformer layers in int8 alone, a quarter as large, also of a
-            pretrained encoder. The others are those of ``SentenceEncoder.save``; of a translation model, ``hf`` is the
-            encoder.
+        format: One of ``SentenceEncoder.save``, of which ``hf`` also writes the encoder of a translation model, or a
+            checkpoint of any model: ``xrep`` leaves out what only training needs, ``int8`` has the weights of
+            transformer layers in int8, a quarter as large, and a pretrained encoder can become one, too.
         average: Average the weights of this many of the newest checkpoints of the run; None averages nothing.
-        pooling: Pooling to use instead of that with which the encoder was trained.
-        no_projection: Whether to leave out the projection (frozen_source, table 8, '[CLS] without MLP').
-        layer: Layer whose token vectors are pooled, as in ``SentenceEncoder.load``; the layers above are left out.
-        license, results: What the model card says besides, as in ``SentenceEncoder.save``.
+        pooling, no_projection: Pooling instead of that with which the encoder was trained, and whether to leave out the
+            projection (frozen_source, table 8, '[CLS] without MLP').
+        layer, license, results: As in ``SentenceEncoder.load`` and ``SentenceEncoder.save``.
 
     Returns:
         The directories written, each with a line of Python that loads it.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import importlib
+import importlib.util
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,8 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.registry import one_line
 
 Runtime = Literal["onnx", "openvino"]
+Session = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
+"""Function that computes the outputs of a graph from its inputs, both by their names."""
 FILES: dict[str, str] = {"onnx": "onnx/model.onnx", "openvino": "openvino/openvino_model.xml"}
 """Where sentence-transformers looks for the graph of each runtime."""
 INPUTS, OUTPUTS = ("input_ids", "attention_mask"), ("sentence_embedding", "last_hidden_state")
@@ -35,10 +37,8 @@ def write_graph(model: DualEncoder, tower: str, directory: Path, runtime: Runtim
     computes other vectors.
     """
     for package in ("onnxscript", {"onnx": "onnxruntime", "openvino": "openvino"}[runtime]):
-        try:
-            importlib.import_module(package)  # not a plain import: the type checker would need the extra, too
-        except ImportError:
-            raise UserError(f"{package} is not installed", cure=f"pip install 'xrep[{runtime}]'") from None
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"{package} is not installed", cure=f"pip install 'xrep[{runtime}]'")
     first = next(model.parameters())
     if first.device.type != "cpu" or first.dtype != torch.float32:
         model = copy.deepcopy(model).float().cpu()
@@ -47,7 +47,7 @@ def write_graph(model: DualEncoder, tower: str, directory: Path, runtime: Runtim
     with tempfile.TemporaryDirectory(dir=directory) as folder:  # on the disk that has room for the result
         source = path if runtime == "onnx" else Path(folder, "model.onnx")
         _traced(model, tower).save(source)
-        _compare(_session(source, path), model, tower)
+        _compare(_open(source, path), model, tower)
 
 
 class _Padded(TokenBatch):
@@ -94,34 +94,28 @@ def _traced(model: DualEncoder, tower: str) -> Any:
         raise UserError(problem, cure="choose the format sentence-transformers") from error
 
 
-def _session(source: Path, path: Path) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
-    """Return a function that computes the outputs of an ONNX file, which is first written for OpenVINO if ``path`` is
-    another file."""
+def _open(source: Path, path: Path) -> Session:
+    """Open an ONNX file or, if ``path`` is another file, write it there for OpenVINO and open that one."""
+    # Modules are imported by their names because the type checker would need the extras, too.
     if source == path:
         onnxruntime = importlib.import_module("onnxruntime")
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        return lambda inputs: session.run(OUTPUTS, inputs)
+        return lambda inputs: dict(zip(OUTPUTS, session.run(OUTPUTS, inputs), strict=True))
     openvino = importlib.import_module("openvino")
     openvino.save_model(openvino.convert_model(source), path, compress_to_fp16=False)
     # On processors with products in bfloat16, OpenVINO would use them for a model in float32.
-    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-
-    def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-        outputs = compiled(inputs)
-        return [outputs[name] for name in OUTPUTS]
-
-    return run
+    return openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
 
-def _compare(run: Callable[[dict[str, np.ndarray]], list[np.ndarray]], model: DualEncoder, tower: str) -> None:
+def _compare(run: Session, model: DualEncoder, tower: str) -> None:
     """Raise UserError if a graph computes other vectors than a tower on batches of sizes that it was not traced on."""
     for rows, length in ((1, 2), (4, 11)):
         batch = _random_batch(model, tower, rows, length)
         with torch.no_grad():
             expected = model.encode(tower, batch)
         computed = run(dict(zip(INPUTS, (batch.tokens.numpy(), batch.mask.long().numpy()), strict=True)))
-        for ours, theirs in zip(expected, computed, strict=True):
-            largest = float(ours.abs().max())
+        for ours, name in zip(expected, OUTPUTS, strict=True):
+            largest, theirs = float(ours.abs().max()), computed[name]
             difference = float(np.abs(ours.numpy() - theirs).max()) if ours.shape == theirs.shape else float("inf")
             if not difference <= TOLERANCE * max(largest, 1.0):
                 problem = f"the graph of this encoder computes other vectors: they differ by {difference:.1e}"
