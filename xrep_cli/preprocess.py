@@ -140,22 +140,19 @@ def _main(options: argparse.Namespace) -> None:
 
 @contextmanager
 def _work_folder(directory: str) -> Iterator[Path]:
-    """Context manager that yields the folder beside a data directory that keeps finished steps. It is removed at the
-    end, and if the block raises UserError, because what is wrong will be changed."""
+    """Context manager that yields the folder beside a data directory that keeps finished steps. They are removed if the
+    block raises UserError, because what is wrong will be changed."""
     place = Path(os.path.realpath(directory))
     check_new_directory(place)
-    work = place.with_name(f"{place.name}.work")
-    if not os.path.lexists(work):
-        with naming(directory):
-            work.mkdir(parents=True)
-    with work_folder(work, _OWN_FILE, "writing this data directory", _STEPS):
+    with naming(directory):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    with work_folder(place.with_name(f"{place.name}.work"), _OWN_FILE, "writing this data directory", _STEPS) as work:
         try:
             yield work
         except UserError:
             for step in work.glob(_STEPS):
                 shutil.rmtree(step)
             raise
-        shutil.rmtree(work)
 
 
 def _check_merge(options: argparse.Namespace) -> None:

@@ -179,7 +179,7 @@ def test_the_encoder_of_an_index(shared_encoder: Path, encoder: SentenceEncoder,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "step", ["os.replace", "os.link", "shutil.rmtree", *(f"{index_files.__name__}.{name}" for name in (
+    "step", ["os.replace", "shutil.rmtree", *(f"{index_files.__name__}.{name}" for name in (
         "encode_file", "write_indexes", "describe", "write_json", "flush_to_disk", "check_new_directory"))]
 )  # fmt: skip
 def test_an_interrupted_command_goes_on(encoder, tmp_path, monkeypatch, step):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,8 +13,9 @@ from typing import Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import naming, replace_file, try_lock, write_aside
+from xrep.files import naming, replace_file, write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.inference.work import work_folder
 from xrep.interrupts import Interrupted, StopRequest
 from xrep.nn.encoder import counting_sentences
 from xrep.progress import Counter
@@ -30,6 +31,7 @@ CHUNK_CHARACTERS = 8_000_000
 """Number of characters after which a chunk ends early, so that memory does not grow with the length of the lines."""
 PART_CHUNKS = 16
 """Number of such chunks in each part of a folder of vectors."""
+_OWN_FILE = re.compile(r"lock|whole\.npy|chunk-\d{6}-[0-9a-f]{16}\.npy|\..*\.tmp")
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ class _Encoding:
 
     def write(self, target: Path, lines: Iterable[str]) -> None:
         """Write the vectors of lines to a .npy file."""
-        with _work_folder(target) as folder:
+        with work_folder(target.with_name(f"{target.name}.work"), _OWN_FILE, "writing it", "chunk-*.npy") as folder:
             chunks = [self._chunk(folder, number, chunk) for number, chunk in enumerate(_chunks(lines))]
             with naming(target):
                 whole = ArrayFile.create(folder / "whole.npy", self.origin.dtype, (self.origin.size,))
@@ -184,8 +186,6 @@ class _Encoding:
                     whole.append(np.load(path, allow_pickle=False))
                 whole.close()
                 replace_file(folder / "whole.npy", target)
-            for path in folder.glob("chunk-*.npy"):
-                path.unlink()
 
     def _chunk(self, folder: Path, number: int, lines: list[str]) -> Path:
         """Return the file of the vectors of some lines, after computing them unless it is there."""
@@ -218,27 +218,6 @@ class _Encoding:
             problem = f"its vector is not finite in {rows.dtype}"
             raise UserError(problem, path=self._source, line=self.line + row + 1, cure=cure)
         return rows
-
-
-@contextmanager
-def _work_folder(target: Path) -> Iterator[Path]:
-    """Context manager that yields the folder of unfinished work on a file, which is this process's alone. It is removed
-    if there is nothing in it to go on from."""
-    folder = target.with_name(f"{target.name}.work")
-    with naming(folder):
-        folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("a") as lock:
-        with suppress(OSError):  # Some network file systems do not support locks.
-            if not try_lock(lock):
-                raise UserError("another process is writing it", path=target, cure="wait for it, or write elsewhere")
-        try:
-            yield folder
-        finally:
-            for aside in folder.glob(".chunk-*.tmp"):  # A run that was killed while it wrote a chunk left this file.
-                aside.unlink()
-            with suppress(OSError):
-                (folder / "lock").unlink()
-                folder.rmdir()
 
 
 def differing_names(a: dict[str, object], b: dict[str, object]) -> list[str]:

@@ -19,7 +19,7 @@ from xrep.config.ranges import out_of_range
 from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep.hashing import find_sorted
-from xrep.inference.mining import OWN_FILE, RESUMABLE, MiningOptions, clear, embed, fields, search_texts
+from xrep.inference.mining import OWN_FILE, RESUMABLE, MiningOptions, embed, fields, search_texts
 from xrep.inference.nearest import Found, Side, found_in
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.work import work_folder
@@ -152,7 +152,6 @@ def mine_negatives(
         choice = _Choice(pairs, source, target, found_in([work], "x", k), options)
         with write_aside(output) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
             written, scores = _write(file, pairs, choice)
-        clear(work)
     return MinedNegatives(
         path=str(output),
         pairs=len(pairs.source),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 import re
@@ -11,19 +9,28 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import check_new_directory, check_output, flush_to_disk, naming, remove_files, replace_file, write_json
+from xrep.files import (
+    check_new_directory,
+    check_output,
+    digests_of,
+    flush_to_disk,
+    naming,
+    remove_files,
+    replace_file,
+    write_json,
+)
 from xrep.inference.encoding import encode_file
 from xrep.inference.index_parts import BLOCK_BYTES, MANIFEST, VECTORS, Manifest, PartFacts
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.work import work_folder
-from xrep.models.directory import Described, describe, digest_of
-from xrep.models.plain import from_plain
+from xrep.models.directory import describe, digest_of
 from xrep.store import lines as text_files
 from xrep.store.vectors import Vectors
 from xrep.text.languages import canonical, refuse_pair
@@ -34,7 +41,8 @@ FLAT_ROWS = 100_000
 _CELLS = 4096
 _TRAINING_BYTES, _INDEX_BYTES = 1 << 28, 1 << 31
 """Bytes of the float32 vectors that train an index, and that are in one file of faiss."""
-_OWN_FILE = re.compile(r"lock|text|part|new|(planned|manifest)\.json|vectors-[0-9a-f]{16}\.npy(\.work)?|\..*\.tmp")
+_OWN_FILE, _RESUMABLE = re.compile(r"lock|text|part-[0-9a-f]{64}|new|moved|manifest\.json|\..*\.tmp"), "**/[mv]*"
+"""Names in the folder of unfinished work, and the pattern of those to go on from: vectors, and what follows them."""
 Sentences = str | Path | Iterable[str]
 """A file of sentences, one on each line, or the sentences themselves."""
 
@@ -42,10 +50,10 @@ Sentences = str | Path | Iterable[str]
 def check_place(output: Path, *others: object) -> None:
     """Raise UserError if a new directory would replace the current one, or be in that of the encoder or the text."""
     path, here = Path(os.path.realpath(output)), Path.cwd()
-    if path == here or path in here.parents:
+    if path in (here, *here.parents):
         raise UserError("the current folder, or one that it is in", path=output, cure="name a new directory")
-    for other in (Path(os.path.realpath(other)) for other in others if isinstance(other, str | Path) and other):
-        if other.exists() and (path == other or other in path.parents):
+    for other in (os.path.realpath(other) for other in others if isinstance(other, str | Path) and other):
+        if os.path.exists(other) and Path(other) in (path, *path.parents):
             raise UserError(f"an index inside {other}", path=output, cure="choose another place")
 
 
@@ -59,6 +67,8 @@ def write_part(
 ) -> None:
     """Write a new directory with one part, or a further part of the one that is there.
 
+    The part is prepared in ``{directory}.work/part-{digest}``, where the digest is of what its vectors depend on.
+
     Args:
         new: The manifest of a new index, without parts; None: a part is added.
         how: ``batch_tokens`` and ``show_progress`` of ``encode_file``.
@@ -71,113 +81,94 @@ def write_part(
     refuse_pair(lang or "", "lang")
     lang = lang and canonical(lang)
     check_output(path, folder=True)
-    if new is not None and not (work / "planned.json").exists():
+    if new is not None and not work.exists():
         check_new_directory(path)
-        if new.index not in ("auto", "flat"):
-            new_index(new.size, new.index)  # to report a mistake in it before the text is encoded
+    if new is not None and new.index not in ("auto", "flat"):
+        new_index(new.size, new.index)  # to report a mistake in it before the text is encoded
     encoder.model.tower(lang)
-    with work_folder(work, _OWN_FILE, "writing this index", "vectors-*"):
-        text, digest = _copy(sentences, lang, work / "text")
-        current = Manifest.read(path) if (path / MANIFEST).exists() else None
-        plan = _planned(work, digest)
-        before = replace(plan, parts=plan.parts[:-1]) if plan and new is None else None
-        if plan is None or current not in (plan, before):
-            if new is not None:
-                check_new_directory(path)
-            base = current if new is None else new
-            assert base is not None
-            made_of = hashlib.sha256(f"{base.fingerprint} {lang} {digest} {base.prompt}".encode()).hexdigest()
-            vectors = work / f"vectors-{made_of[:16]}.npy"
-            if not vectors.exists():
-                how |= {"prompt": base.prompt, "lang": lang, "dtype": "float16"}
-                encode_file(encoder, work / "text" / text_files.LINES, vectors, **how)
-            plan = _prepare(work, vectors, base, text, path)
-            write_json(work / "planned.json", {"text": digest, "manifest": asdict(plan)})
-        if current != plan:
-            with naming(path):
-                _put_in_place(work, plan, path)
-        for done in sorted(work.iterdir(), key=lambda each: each.name in ("planned.json", "lock")):
-            shutil.rmtree(done) if done.is_dir() else done.unlink()
-        work.rmdir()
+    with work_folder(work, _OWN_FILE, "writing this index", _RESUMABLE):
+        text = _copy(sentences, lang, work / "text")
+        base = new or Manifest.read(path)
+        made_of = {"encoder": base.fingerprint, "prompt": base.prompt, **digests_of(work / "text")}
+        digest = digest_of({**text, **made_of})
+        if _is_done(path, work, digest, new):
+            return
+        if new is not None:
+            check_new_directory(path)
+        part = work / f"part-{digest}"
+        if not part.exists():
+            os.replace(work / "text", part)
+        if not (part / VECTORS).exists():
+            how |= {"prompt": base.prompt, "lang": lang, "dtype": "float16"}
+            encode_file(encoder, part / text_files.LINES, part / VECTORS, **how)
+        facts = PartFacts(folder=_free_folder(path, base), **text, **_finish(part, base))
+        with naming(path):
+            _put_in_place(work, part, replace(base, parts=[*base.parts, facts]), path)
 
 
-def _planned(work: Path, digest: str) -> Manifest | None:
-    """Return the manifest that an interrupted command would have written next, if it had this text."""
-    try:
-        planned = json.loads((work / "planned.json").read_bytes())
-    except FileNotFoundError:
-        return None
-    return from_plain(Manifest, planned["manifest"], "the manifest") if planned["text"] == digest else None
+def _is_done(path: Path, work: Path, digest: str, new: Manifest | None) -> bool:
+    """Return whether a command with the same arguments was interrupted when all was done but to remove its files."""
+    if not (work / "moved").exists() or not (path / MANIFEST).exists():
+        return False
+    current = Manifest.read(path)
+    same = new is None or current == replace(new, parts=current.parts[:1])
+    return same and (work / "moved").read_text() == f"{digest} {current.parts[-1].folder}"
 
 
-def _copy(sentences: Sentences, lang: str | None, folder: Path) -> tuple[dict[str, Any], str]:
-    """Write the lines that are not empty, with their numbers, and return what they are and a digest of them."""
+def _copy(sentences: Sentences, lang: str | None, folder: Path) -> dict[str, Any]:
+    """Write the lines that are not empty, with their numbers, and return what the manifest says of the text."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    from_file, count = isinstance(sentences, str | Path), 0
+    name, lines = str(sentences) if isinstance(sentences, str | Path) else None, 0
 
     def filled() -> Iterator[tuple[int, str]]:
-        nonlocal count
-        for count, line in read_text(sentences, lang) if from_file else enumerate(sentences, 1):  # type: ignore[arg-type]
+        nonlocal lines
+        for lines, line in read_text(name, lang) if name is not None else enumerate(sentences, 1):  # type: ignore[arg-type]
             if text := " ".join(line.split()):
-                yield count, text
+                yield lines, text
 
-    name = str(sentences) if from_file else None
     if not len(text_files.Lines.write(folder, filled())):
         raise UserError("no sentence in it", path=name, cure="give a text with sentences")
-    digests = {each: describe(folder / each)["sha256"] for each in text_files.FILES}
-    text = {"source": name, "language": lang, "lines": count}
-    return text, digest_of({**digests, **text})
+    return {"source": name, "language": lang, "lines": lines}
 
 
-def _prepare(work: Path, vectors: Path, base: Manifest, text: dict[str, Any], path: Path) -> Manifest:
-    """Write the folder of a part beside the index, and return the manifest with it."""
-    part = work / "part"
-    shutil.rmtree(part, ignore_errors=True)
-    os.replace(work / "text", part)
-    try:
-        os.link(vectors, part / VECTORS)  # it stays where it was, too, until all is done
-    except OSError:  # some file systems have no hard links
-        shutil.copyfile(vectors, part / VECTORS)
-    rows = len(Vectors(vectors))
-    index = base.index
+def _finish(part: Path, base: Manifest) -> dict[str, Any]:
+    """Write the indexes of the vectors of a part, and return what the manifest says of them and of all files."""
+    for left in part.glob("*.faiss"):  # of an interrupted command, which may have wanted another index
+        left.unlink()
+    rows, index = len(Vectors(part / VECTORS)), base.index
     if index == "auto" or (base.parts and rows <= FLAT_ROWS):
         index = f"IVF{min(_CELLS, int(4 * math.sqrt(rows)))},SQ8" if rows > FLAT_ROWS else "flat"
     index_rows = 0 if index == "flat" else write_indexes(part, index)
     for file in (*part.iterdir(), part):
         flush_to_disk(file)
-    files = {file.name: Described(**describe(file)) for file in sorted(part.iterdir())}
-    folder = _free_folder(path, base)
-    facts = PartFacts(folder=folder, rows=rows, index=index, index_rows=index_rows, files=files, **text)
-    return replace(base, parts=[*base.parts, facts])
+    files = {file.name: describe(file) for file in sorted(part.iterdir())}
+    return {"rows": rows, "index": index, "index_rows": index_rows, "files": files}
 
 
 def _free_folder(path: Path, manifest: Manifest) -> str:
-    """Return a name for the next part. Parts that no manifest lists are from commands that will not be repeated."""
-    listed, number = {part.folder for part in manifest.parts}, len(manifest.parts)
-    for left in path.glob("part-[0-9][0-9][0-9][0-9][0-9]") if path.is_dir() else ():
-        if left.name not in listed:
-            own = [file.name for file in left.glob("*.faiss")]
-            remove_files(left, [*text_files.FILES, VECTORS, *own])
-    while (path / f"part-{number:05d}").exists():
-        number += 1
-    return f"part-{number:05d}"
+    """Return a name for the next part. Parts that no manifest lists are from killed commands, and are removed."""
+    for left in {*path.glob("part-[0-9][0-9][0-9][0-9][0-9]")} - {path / part.folder for part in manifest.parts}:
+        remove_files(left, [*text_files.FILES, VECTORS, *(file.name for file in left.glob("*.faiss"))])
+    names = (f"part-{number:05d}" for number in count(len(manifest.parts)))
+    return next(name for name in names if not (path / name).exists())
 
 
-def _put_in_place(work: Path, plan: Manifest, path: Path) -> None:
-    """Move the part that is ready to where the manifest says, and write the manifest; each step is done once."""
-    is_new = len(plan.parts) == 1
+def _put_in_place(work: Path, part: Path, manifest: Manifest, path: Path) -> None:
+    """Move a part that is ready to where the manifest says, and write the manifest; each step is done once."""
+    is_new, folder = len(manifest.parts) == 1, manifest.parts[-1].folder
     target = work / "new" if is_new else path
-    target.mkdir(exist_ok=True)
-    if (work / "part").exists():
-        os.replace(work / "part", target / plan.parts[-1].folder)
-    write_json(work / MANIFEST, asdict(plan))  # not beside the old one, where a killed command would leave a file
+    if is_new:
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir()
+    write_json(work / MANIFEST, asdict(manifest))  # not beside the old one, where a killed command would leave a file
+    (work / "moved").write_text(f"{part.name.removeprefix('part-')} {folder}")
+    os.replace(part, target / folder)
     for each in (target, work / MANIFEST):
         flush_to_disk(each)
     replace_file(work / MANIFEST, target / MANIFEST)
     flush_to_disk(target)
     if is_new:
-        check_new_directory(path)
         replace_file(target, path)
         flush_to_disk(path.parent)
 

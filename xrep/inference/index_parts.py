@@ -17,21 +17,18 @@ goes on from ``{directory}.work``.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from xrep.errors import UserError
-from xrep.models.directory import Described
-from xrep.models.plain import from_plain
 from xrep.precision import Precision
+from xrep.retrieval.ivf import compare_proposed
 from xrep.retrieval.neighbours import neighbours
-from xrep.retrieval.topk import TopK, pair_similarities
+from xrep.retrieval.topk import TopK
 from xrep.store.lines import Lines
 from xrep.store.vectors import Vectors
 
@@ -39,14 +36,15 @@ SCHEMA = 2
 MANIFEST, VECTORS = "manifest.json", "vectors.npy"
 BLOCK_BYTES = 1 << 25
 """Bytes of float32 vectors that are read at a time."""
-_LEAST, _PROPOSALS = 128, 1 << 15
-"""Fewest rows that faiss proposes for a query, and most that are compared at a time, for some queries together."""
+_LEAST = 128
+"""Fewest rows that faiss proposes for a query."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartFacts:
     """A part: its folder; the name (null: no file), the language and the number of lines of its text; its number of
-    sentences; how faiss describes its index ("flat": none), and the rows of each file of faiss; all files."""
+    sentences; how faiss describes its index ("flat": none), and the rows of each file of faiss; ``sha256`` and
+    ``bytes`` of all files."""
 
     folder: str
     source: str | None
@@ -55,7 +53,7 @@ class PartFacts:
     rows: int
     index: str
     index_rows: int
-    files: dict[str, Described]
+    files: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,19 +86,17 @@ class Manifest:
         if schema != SCHEMA:
             problem = f"an index of schema {schema!r:.20}, this version reads {SCHEMA}"
             raise UserError(problem, path=path, cure="use the version that wrote it, or build it again")
-        try:
-            return from_plain(cls, values, "the manifest")
-        except UserError as error:
-            raise UserError(error.problem, path=path / MANIFEST, cure="build it again") from None
+        return cls(**values | {"parts": [PartFacts(**part) for part in values["parts"]]})
 
 
 class Part:
-    """A part of an index, of whose files the sizes are compared. A UserError says which one is damaged."""
+    """A part of an index, whose sentences have the rows from ``start`` on. A UserError says which of its files has
+    another size than it had."""
 
-    def __init__(self, folder: Path, facts: PartFacts) -> None:
-        self.folder, self.facts = folder, facts
+    def __init__(self, folder: Path, facts: PartFacts, start: int) -> None:
+        self.folder, self.facts, self.start = folder, facts, start
         for name, described in facts.files.items():
-            if not (folder / name).is_file() or (folder / name).stat().st_size != described.bytes:
+            if not (folder / name).is_file() or (folder / name).stat().st_size != described["bytes"]:
                 raise damaged(folder / name)
         self.lines, self.vectors = Lines(folder), Vectors(folder / VECTORS)
 
@@ -114,42 +110,27 @@ class Part:
 
     @cached_property
     def _held(self) -> np.ndarray:
+        """The vectors of a small part, which are read once."""
         return self.vectors.read(slice(None))
 
-    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield all vectors, float32, some at a time, with the number of the first one. Few vectors are kept."""
-        step = max(1, BLOCK_BYTES // (4 * self.vectors.size))
-        for start in range(0, self.facts.rows, step):
-            stop = min(start + step, self.facts.rows)
-            yield start, self._held if self.facts.rows <= step else self.vectors.read(slice(start, stop))
-
-    def search(self, x_QD: np.ndarray, k: int, probes: int, *, exact: bool = False) -> TopK:
-        """Return the vectors nearest to queries of length 1: those that faiss proposes, if there is an index of faiss,
-        and if the search is not to be ``exact``. All similarities are computed from the vectors themselves."""
-        best, x = TopK.none(len(x_QD), k), torch.from_numpy(x_QD)
+    def search(self, x_QD: np.ndarray, best: TopK, probes: int, *, exact: bool = False) -> None:
+        """Add the vectors nearest to queries of length 1 to their neighbours: those that faiss proposes, if there is an
+        index of faiss, and if the search is not to be ``exact``. All similarities are computed from the vectors."""
         if not self.facts.index_rows or exact:
-            for first, y_ND in self.blocks() if len(x) else ():
-                found, _ = neighbours(x_QD, y_ND, min(k, len(y_ND)), 0)
-                best.merge(TopK(found.similarity, found.index + first))
-            return best
+            step = max(1, BLOCK_BYTES // (4 * self.vectors.size))
+            for first in range(0, self.facts.rows, step):
+                y_ND = self._held if self.facts.rows <= step else self.vectors.read(slice(first, first + step))
+                found, _ = neighbours(x_QD, y_ND, min(best.k, len(y_ND)), 0)
+                best.merge(TopK(found.similarity, found.index + self.start + first))
+            return
         import faiss
 
         for number, index in enumerate(self._indexes):
             if lists := faiss.try_extract_index_ivf(index):
                 lists.nprobe = min(probes, lists.nlist)
-            wanted = min(max(_LEAST, 8 * k), index.ntotal)
-            step = max(1, _PROPOSALS // wanted)
-            for start in range(0, len(x), step):
-                some = slice(start, start + step)
-                rows = index.search(x_QD[some], wanted)[1]
-                rows += np.where(rows < 0, 0, number * self.facts.index_rows)
-                distinct, place = np.unique(np.maximum(rows, 0), return_inverse=True)
-                y, place = torch.from_numpy(self.vectors.read(distinct)), torch.from_numpy(place.reshape(-1))
-                queries = torch.arange(len(rows)).repeat_interleave(wanted)
-                similarity = pair_similarities(x[some], y, queries, place).view(rows.shape)
-                similarity[rows < 0] = -torch.inf
-                best.slice(start, start + step).merge(TopK(similarity, torch.from_numpy(rows)))
-        return best
+            _, proposed = index.search(x_QD, min(max(_LEAST, 8 * best.k), index.ntotal))
+            first = number * self.facts.index_rows
+            compare_proposed(best, x_QD, proposed, self.vectors, first, self.start + first)
 
 
 def damaged(path: Path) -> UserError:

@@ -185,7 +185,8 @@ def mine(
             search_texts(x, y, k, k, work, options, facts, show_progress)
             found = found_in([work], "x", k), found_in([work], "y", k)
         pairs = None if shard else _write(output, *found, sides, options)
-        clear(work, keep=shard is not None)
+        if shard:
+            _keep_result(work)
     return Mined(
         path=str(work if shard else output),
         pairs=pairs,
@@ -339,14 +340,9 @@ def fields(lines: Lines, rows: np.ndarray) -> list[str]:
     return [line.replace("\t", " ") for line in lines.take(rows)]
 
 
-def clear(work: Path, keep: bool = False) -> None:
-    """Remove the folder of a search or, with ``keep``, all but its results. The lock is removed last: a folder without
-    one is of a completed search."""
+def _keep_result(work: Path) -> None:
+    """Remove all but the result of the search of a shard, the lock last: a folder without one is complete."""
     for side in ("source", "target"):
         shutil.rmtree(work / side)
-    for path in work.iterdir():
-        if path.name != "lock" and not (keep and path.suffix in (".npy", ".json")):
-            path.unlink()
-    (work / "lock").unlink()
-    if not keep:
-        work.rmdir()
+    for path in (*work.glob("*.partial"), *work.glob(".*"), work / "lock"):
+        path.unlink()

@@ -6,12 +6,10 @@ import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import xrep
 from xrep.errors import UserError
@@ -80,8 +78,10 @@ class SearchIndex:
 
     def _open(self) -> None:
         self.manifest = Manifest.read(self.path)
-        self._parts = [Part(self.path / facts.folder, facts) for facts in self.manifest.parts]
-        self._starts = [0, *accumulate(facts.rows for facts in self.manifest.parts)]
+        self._rows, self._parts = 0, list[Part]()
+        for facts in self.manifest.parts:
+            self._parts.append(Part(self.path / facts.folder, facts, self._rows))
+            self._rows += facts.rows
 
     @classmethod
     def build(
@@ -152,27 +152,28 @@ class SearchIndex:
         self._open()
 
     def __len__(self) -> int:
-        return self._starts[-1]
+        return self._rows
 
     @property
     def encoder(self) -> SentenceEncoder:
         """The encoder of the index; a UserError says that it is not found, or not the one that made the vectors."""
         if isinstance(self._encoder, SentenceEncoder):
             return self._encoder
-        manifest, places = self.manifest, [str(self._encoder)]
-        if self._encoder is None:
-            beside = os.path.normpath(os.path.join(os.path.realpath(self.path), manifest.beside))
-            recorded = [place for place in (manifest.beside and beside, manifest.encoder) if place]
-            places = [place for place in recorded if os.path.exists(place) or not os.path.isabs(place)]
-            if not places:
-                where = f"is not where it was ({' or '.join(dict.fromkeys(recorded))})" if recorded else "has no path"
-                raise UserError(f"its encoder {where}", path=self.path, cure="give its directory as `path`")
-        for place in places:
-            loaded = SentenceEncoder.load(place, device=self._device, dtype=manifest.precision)
-            if loaded.fingerprint() == manifest.fingerprint:
+        for place in [self._encoder] if self._encoder else self._recorded():
+            loaded = SentenceEncoder.load(place, device=self._device, dtype=self.manifest.precision)
+            if loaded.fingerprint() == self.manifest.fingerprint:
                 self._encoder = loaded
                 return loaded
         raise self._other_encoder()
+
+    def _recorded(self) -> list[str]:
+        """Return where the encoder may be: a name, its path from the index, and its path when that was built."""
+        beside = os.path.normpath(os.path.join(os.path.realpath(self.path), self.manifest.beside))
+        recorded = [place for place in (self.manifest.beside and beside, self.manifest.encoder) if place]
+        if places := [place for place in recorded if os.path.exists(place) or not os.path.isabs(place)]:
+            return places
+        where = f"is not where it was ({' or '.join(dict.fromkeys(recorded))})" if recorded else "has no path"
+        raise UserError(f"its encoder {where}", path=self.path, cure="give its directory as `path`")
 
     def _other_encoder(self) -> UserError:
         cure = "give `path`, or build the index again"
@@ -234,16 +235,15 @@ class SearchIndex:
 
     def _best(self, x_QD: np.ndarray, k: int, probes: int, exact: bool = False) -> TopK:
         best = TopK.none(len(x_QD), min(k, len(self)))
-        for first, part in zip(self._starts, self._parts, strict=False):
-            found = part.search(x_QD, best.k, probes, exact=exact)
-            best.merge(TopK(found.similarity, torch.where(found.index < 0, -1, found.index + first)))
+        for part in self._parts if len(x_QD) else ():
+            part.search(x_QD, best, probes, exact=exact)
         return best
 
     def hit(self, row: int, score: float) -> Hit:
         """Return the sentence of a row of the index."""
-        number = bisect_right(self._starts, row) - 1
-        part, own = self._parts[number], np.array([row - self._starts[number]])
-        (text,), (line,) = part.lines.take(own), part.lines.numbers(own).tolist()
+        part = self._parts[bisect_right(self._parts, row, key=lambda part: part.start) - 1]
+        place = np.array([row - part.start])
+        (text,), (line,) = part.lines.take(place), part.lines.numbers(place).tolist()
         return Hit(score, row, part.facts.source, line, text)
 
     def check(self, k: int = 10, queries: int = 100) -> Checked:
@@ -256,16 +256,17 @@ class SearchIndex:
         """
         files = [(part.folder / name, one) for part in self._parts for name, one in part.facts.files.items()]
         for path, described in files:
-            if describe(path) != vars(described):
+            if describe(path) != described:
                 raise damaged(path)
         rows = np.sort(np.random.default_rng(0).choice(len(self), min(queries, len(self)), replace=False))
-        bounds = zip(self._parts, self._starts, self._starts[1:], strict=False)
-        vectors = [part.vectors.read(rows[(rows >= first) & (rows < end)] - first) for part, first, end in bounds]
-        x_QD = np.concatenate(vectors)
+        x_QD = np.concatenate([
+            part.vectors.read(rows[(part.start <= rows) & (rows < part.start + part.facts.rows)] - part.start)
+            for part in self._parts
+        ])  # fmt: skip
         exact, found = (self._best(x_QD, k + 1, PROBES, exact).index.tolist() for exact in (True, False))
         shares = []
-        for row, wanted, given in zip(rows.tolist(), exact, found, strict=True):
-            wanted, given = ({*[other for other in some if other not in (row, -1)][:k]} for some in (wanted, given))
+        for row, *both in zip(rows.tolist(), exact, found, strict=True):
+            wanted, given = ({*[other for other in some if other not in (row, -1)][:k]} for some in both)
             shares.append(len(wanted & given) / len(wanted) if wanted else 1.0)
-        size, recall = sum(described.bytes for _, described in files), round(sum(shares) / len(shares), 4)
+        size, recall = sum(described["bytes"] for _, described in files), round(sum(shares) / len(shares), 4)
         return Checked(files=len(files), bytes=size, k=k, queries=len(rows), recall=recall)

@@ -46,14 +46,6 @@ PREFIX = "checkpoint-"
 """Prefix of the names of checkpoints in the directory of a run; the step follows."""
 
 
-@dataclass(kw_only=True)
-class Described:
-    """What the manifest says of a file."""
-
-    sha256: str
-    bytes: int
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint directory whose files were compared with their checksums.

@@ -119,18 +119,30 @@ class PartIndex:
             proposed = [
                 self._index.search(x_BD[place : place + step], wanted)[1] for place in range(0, len(x_BD), step)
             ]
-            self._compare(best.slice(first - start, first - start + len(x_BD)), x_BD, np.concatenate(proposed))
+            some = best.slice(first - start, first - start + len(x_BD))
+            compare_proposed(some, x_BD, np.concatenate(proposed), self._side, self._start, self._number + self._start)
             advance(len(x_BD))
 
-    def _compare(self, best: TopK, x_BD: np.ndarray, proposed_BP: np.ndarray) -> None:
-        """Compare queries with the vectors of the rows proposed for each, -1 for none."""
-        queries, step = torch.from_numpy(x_BD), max(1, _BLOCK // proposed_BP.shape[1])
-        for start in range(0, len(x_BD), step):
-            proposed = torch.from_numpy(proposed_BP[start : start + step])
-            distinct, column = (proposed.clamp(min=0) + self._start).unique(return_inverse=True)
-            row = torch.arange(start, start + len(proposed)).repeat_interleave(proposed.size(1))
-            vectors = torch.from_numpy(self._side.read(distinct.numpy()))
-            similarity = pair_similarities(queries, vectors, row, column.flatten()).view(proposed.shape)
-            number = (proposed + self._start + self._number).masked_fill_(proposed < 0, -1)
-            found = TopK(similarity.masked_fill_(proposed < 0, -torch.inf), number)
-            best.slice(start, start + len(proposed)).merge(found)
+
+def compare_proposed(
+    best: TopK, x_BD: np.ndarray, proposed_BP: np.ndarray, side: Rows, first: int, number: int
+) -> None:
+    """Compare queries with the vectors of the rows that an index proposes for each, and add them to their neighbours.
+
+    Args:
+        best: The neighbours of the queries so far.
+        x_BD: The queries.
+        proposed_BP: Rows of the part of a side that is indexed, -1 for none.
+        first: Which row of the side is the first one of the part.
+        number: The number by which neighbours call that row.
+    """
+    queries, step = torch.from_numpy(x_BD), max(1, _BLOCK // proposed_BP.shape[1])
+    for start in range(0, len(x_BD), step):
+        proposed = torch.from_numpy(proposed_BP[start : start + step])
+        distinct, column = (proposed.clamp(min=0) + first).unique(return_inverse=True)
+        row = torch.arange(start, start + len(proposed)).repeat_interleave(proposed.size(1))
+        vectors = torch.from_numpy(side.read(distinct.numpy()))
+        similarity = pair_similarities(queries, vectors, row, column.flatten()).view(proposed.shape)
+        numbers = (proposed + number).masked_fill_(proposed < 0, -1)
+        found = TopK(similarity.masked_fill_(proposed < 0, -torch.inf), numbers)
+        best.slice(start, start + len(proposed)).merge(found)
