@@ -7,23 +7,20 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xrep.errors import UserError
 from xrep.files import is_stream
 from xrep_cli.common import (
+    SHARED_OPTIONS,
     TEXT_HELP,
     HelpFormatter,
     Parser,
-    add_shared_options,
     choose_device,
     command_parser,
     command_script,
     say_if_slow,
 )
-
-if TYPE_CHECKING:
-    from xrep.inference.search_index import SearchIndex
 
 DESCRIPTION = """\
 Search the lines of a text by their meaning, with queries in any language of the encoder.
@@ -67,7 +64,41 @@ Compare all files of an index with their checksums, and measure its recall.
 
 The recall is the share of the 10 nearest lines, by exact search, that a query finds. 100 lines of the index, drawn with
 a fixed seed, are the queries."""
-COLUMNS = "query\tcosine\tplace\ttext"
+COMMANDS = {"build": BUILD, "add": ADD, "query": QUERY, "check": CHECK}
+ENCODER = ("the encoder: a checkpoint, a directory of Hugging Face or sentence-transformers, or a name in the local "
+    "Hugging Face cache")  # fmt: skip
+PROMPT = "the encoder's prompt that is put in front of the {} (default: {}; or else the encoder's default)"
+LANGUAGE = "language of the {}; needed if the encoder has a tower for each side"
+OPTIONS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("index", "add query check", {"metavar": "INDEX", "help": "the directory of an index"}),
+    ("--path", "build", {"required": True, "metavar": "ENCODER", "help": ENCODER}),
+    ("--path", "add query", {"metavar": "ENCODER", "help": f"{ENCODER} (default: where it was when the index was "
+        "built)"}),
+    ("queries", "query", {"nargs": "*", "metavar": "QUERY", "help": "a query; without any, standard input has one per "
+        "line"}),
+    ("-k", "query", {"type": int, "default": 10, "metavar": "N", "help": "number of sentences for each query"}),
+    ("--probes", "query", {"type": int, "default": 32, "metavar": "N", "help": "number of inverted lists that are "
+        "searched for each query; more find more and take longer"}),
+    ("--input", "build add", {"required": True, "metavar": "FILE", "help": TEXT_HELP}),
+    ("--output", "build", {"required": True, "metavar": "DIR", "help": "a new directory for the index"}),
+    ("--index", "build", {"default": "auto", "metavar": "STRING", "help": "flat: exact search; a description of "
+        "faiss's index_factory, such as IVF4096,SQ8 or IVF4096,PQ48: faiss proposes lines, whose vectors are then "
+        "compared; auto: flat up to 100,000 lines, and inverted lists (IVFn,SQ8) beyond"}),
+    ("--prompt-name", "build", {"metavar": "NAME", "help": PROMPT.format("lines", "the first of document, passage and "
+        "corpus")}),
+    ("--prompt-name", "query", {"metavar": "NAME", "help": PROMPT.format("queries", "query, if there is one")}),
+    ("--lang", "build", {"metavar": "CODE", "help": LANGUAGE.format("lines")}),
+    ("--lang", "add", {"metavar": "CODE", "help": LANGUAGE.format("lines") + " (default: that with which the index was "
+        "built)"}),
+    ("--lang", "query", {"metavar": "CODE", "help": LANGUAGE.format("queries")}),
+    ("--json", "query check", {"action": "store_true", "help": "print JSON"}),
+    ("--json", "build add", {"action": "store_true", "help": "print a summary as JSON"}),
+    ("--batch-tokens", "build add", SHARED_OPTIONS["--batch-tokens"]),
+    ("--precision", "build", SHARED_OPTIONS["--precision"]),
+    ("--device", "build add query", SHARED_OPTIONS["--device"]),
+    ("--plugin", "build add query", SHARED_OPTIONS["--plugin"]),
+)  # fmt: skip
+"""Each option, the commands that have it, and the arguments of ``add_argument``."""
 MOST_QUERIES = 1024
 """Number of queries that are answered at once."""
 
@@ -89,53 +120,20 @@ class _CommandParser(Parser):
 def build_parser() -> argparse.ArgumentParser:
     parser = command_parser("xrep-search", DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_CommandParser)
-    for name, text in (("build", BUILD), ("add", ADD), ("query", QUERY), ("check", CHECK)):
-        summary = text.partition("\n")[0].rstrip(".")
-        command = commands.add_parser(
-            name, help=summary.partition(":")[0], description=text, formatter_class=HelpFormatter
-        )
-        add = command.add_argument
-        if name != "build":
-            add("index", metavar="INDEX", help="the directory of an index")
-        if name == "check":
-            add("--json", action="store_true", help="print JSON")
-            continue
-        where = "" if name == "build" else " (default: where it was when the index was built)"
-        add("--path", required=name == "build", metavar="ENCODER", help="the encoder: a checkpoint, a directory of "
-            f"Hugging Face or sentence-transformers, or a name in the local Hugging Face cache{where}")  # fmt: skip
-        if name == "query":
-            add("queries", nargs="*", metavar="QUERY", help="a query; without any, standard input has one per line")
-            add("-k", type=int, default=10, metavar="N", help="number of sentences for each query")
-            add("--probes", type=int, default=32, metavar="N", help="number of inverted lists that are searched for "
-                "each query; more find more and take longer")  # fmt: skip
-        else:
-            add("--input", required=True, metavar="FILE", help=TEXT_HELP)
-        if name == "build":
-            add("--output", required=True, metavar="DIR", help="a new directory for the index")
-            add("--index", default="auto", metavar="STRING", help="flat: exact search; a description of faiss's "
-                "index_factory, such as IVF4096,SQ8 or IVF4096,PQ48: faiss proposes lines, whose vectors are then "
-                "compared; auto: flat up to 100,000 lines, and inverted lists (IVFn,SQ8) beyond")  # fmt: skip
-        whose = "queries" if name == "query" else "lines"
-        if name != "add":
-            usual = "query, if there is one" if name == "query" else "the first of document, passage and corpus"
-            add("--prompt-name", metavar="NAME", help=f"the encoder's prompt that is put in front of the {whose} "
-                f"(default: {usual}; or else the encoder's default)")  # fmt: skip
-        usual = " (default: that with which the index was built)" if name == "add" else ""
-        add("--lang", metavar="CODE", help=f"language of the {whose}; needed if the encoder has a tower for each "
-            f"side{usual}")  # fmt: skip
-        add("--json", action="store_true", help="print JSON" if name == "query" else "print a summary as JSON")
-        shared = {"build": ("--batch-tokens", "--precision"), "add": ("--batch-tokens",), "query": ()}[name]
-        add_shared_options(command, *shared, "--device", "--plugin")
+    for name, text in COMMANDS.items():
+        summary = text.partition("\n")[0].rstrip(".").partition(":")[0]
+        command = commands.add_parser(name, help=summary, description=text, formatter_class=HelpFormatter)
+        for option, having, given in OPTIONS:
+            if name in having.split():
+                command.add_argument(option, **given)
     return parser
 
 
 def _main(options: argparse.Namespace) -> None:
-    if options.command == "query":
-        _query(options)
-        return
-    if options.command == "check":
-        _check(options)
-        return
+    {"build": _write, "add": _write, "query": _query, "check": _check}[options.command](options)
+
+
+def _write(options: argparse.Namespace) -> None:
     directory = Path(options.output if options.command == "build" else options.index)
     if str(directory) == "-" or is_stream(directory):
         raise UserError("an index is a directory", path=directory, cure="name a directory")
@@ -154,18 +152,15 @@ def _main(options: argparse.Namespace) -> None:
     else:
         index = SearchIndex(directory, options.path, device=device)
         index.add(options.input, **how)
-    print(_summary(index, options.json))
-
-
-def _summary(index: SearchIndex, as_json: bool) -> str:
     facts = asdict(index.manifest)
-    size = sum(one["bytes"] for part in facts["parts"] for one in part.pop("files").values())
-    if as_json:
-        return json.dumps({"path": str(index.path), "rows": len(index), "bytes": size, **facts})
-    lines = sum(part["lines"] for part in facts["parts"])
-    kinds = " and ".join(dict.fromkeys(part["index"] for part in facts["parts"])).replace("flat", "exact search")
-    parts = f" in {len(facts['parts'])} parts" if len(facts["parts"]) > 1 else ""
-    return f"{len(index):,} sentences of {lines:,} lines{parts}, {kinds}, {size / 1e6:,.1f} MB: {index.path}"
+    parts = facts["parts"]
+    size = sum(file["bytes"] for part in parts for file in part.pop("files").values())
+    if options.json:
+        print(json.dumps({"path": str(directory), "rows": len(index), "bytes": size, **facts}))
+        return
+    lines, among = sum(part["lines"] for part in parts), f" in {len(parts)} parts" if len(parts) > 1 else ""
+    kinds = " and ".join(dict.fromkeys(part["index"] for part in parts)).replace("flat", "exact search")
+    print(f"{len(index):,} sentences of {lines:,} lines{among}, {kinds}, {size / 1e6:,.1f} MB: {directory}")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -191,21 +186,21 @@ def _query(options: argparse.Namespace) -> None:
     index = SearchIndex(options.index, options.path, device=choose_device(options.device))
     if not options.queries and sys.stdin.isatty():
         print("type one query per line; Ctrl-D ends", file=sys.stderr)
-    chunks = iter([options.queries]) if options.queries else read_chunks("/dev/stdin", MOST_QUERIES)
-    before = 0
-    for queries in chunks:
+    answered = 0
+    for queries in [options.queries] if options.queries else read_chunks("/dev/stdin", MOST_QUERIES):
         found = index.search(queries, options.k, options.lang, probes=options.probes, prompt_name=options.prompt_name)
-        if not before and not options.json and sys.stdout.isatty():
-            print(COLUMNS)
-        for number, (query, hits) in enumerate(zip(queries, found, strict=True), before + 1):
+        if not answered and not options.json and sys.stdout.isatty():
+            print("query\tcosine\tplace\ttext")
+        for number, (query, hits) in enumerate(zip(queries, found, strict=True), answered + 1):
             if options.json:
                 print(json.dumps({"query": query, "hits": [asdict(hit) for hit in hits]}, ensure_ascii=False))
-            for hit in () if options.json else hits:
-                place = f"{hit.file}:{hit.line}" if hit.file is not None else hit.line
+                continue
+            for hit in hits:
+                place = hit.line if hit.file is None else f"{hit.file}:{hit.line}"
                 print(f"{number}\t{hit.score:.4f}\t{place}\t{hit.text}")
-        before += len(queries)
+        answered += len(queries)
         sys.stdout.flush()
-    if not before:
+    if not answered:
         raise UserError("no query", path="standard input", cure="give a sentence on each line")
 
 

@@ -21,7 +21,6 @@ from xrep.files import (
     check_output,
     digests_of,
     flush_to_disk,
-    naming,
     remove_files,
     replace_file,
     write_json,
@@ -102,8 +101,7 @@ def write_part(
             how |= {"prompt": base.prompt, "lang": lang, "dtype": "float16"}
             encode_file(encoder, part / text_files.LINES, part / VECTORS, **how)
         facts = PartFacts(folder=_free_folder(path, base), **text, **_finish(part, base))
-        with naming(path):
-            _put_in_place(work, part, replace(base, parts=[*base.parts, facts]), path)
+        _put_in_place(work, part, replace(base, parts=[*base.parts, facts]), path)
 
 
 def _is_done(path: Path, work: Path, digest: str, new: Manifest | None) -> bool:

@@ -6,6 +6,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,10 @@ class SearchIndex:
     def __init__(
         self, path: str | Path, encoder: SentenceEncoder | str | Path | None = None, *, device: str | None = None
     ) -> None:
-        self.path, self._device, self._encoder = Path(path), device, encoder
+        self.path, self._device, self._given = Path(path), device, encoder
         self._open()
-        if isinstance(encoder, SentenceEncoder) and encoder.fingerprint() != self.manifest.fingerprint:
-            raise self._other_encoder()
+        if isinstance(encoder, SentenceEncoder):
+            _ = self.encoder  # compare it now
 
     def _open(self) -> None:
         self.manifest = Manifest.read(self.path)
@@ -154,30 +155,25 @@ class SearchIndex:
     def __len__(self) -> int:
         return self._rows
 
-    @property
+    @cached_property
     def encoder(self) -> SentenceEncoder:
         """The encoder of the index; a UserError says that it is not found, or not the one that made the vectors."""
-        if isinstance(self._encoder, SentenceEncoder):
-            return self._encoder
-        for place in [self._encoder] if self._encoder else self._recorded():
-            loaded = SentenceEncoder.load(place, device=self._device, dtype=self.manifest.precision)
-            if loaded.fingerprint() == self.manifest.fingerprint:
-                self._encoder = loaded
-                return loaded
-        raise self._other_encoder()
+        for given in self._recorded() if self._given is None else [self._given]:
+            load = not isinstance(given, SentenceEncoder)
+            encoder = SentenceEncoder.load(given, device=self._device, dtype=self.manifest.precision) if load else given
+            if encoder.fingerprint() == self.manifest.fingerprint:
+                return encoder
+        cure = "give `path`, or build the index again"
+        raise UserError("its vectors were made by another encoder", path=self.path, cure=cure)
 
     def _recorded(self) -> list[str]:
-        """Return where the encoder may be: a name, its path from the index, and its path when that was built."""
+        """Return where the encoder may be: its path from the index, and its path or name when that was built."""
         beside = os.path.normpath(os.path.join(os.path.realpath(self.path), self.manifest.beside))
         recorded = [place for place in (self.manifest.beside and beside, self.manifest.encoder) if place]
         if places := [place for place in recorded if os.path.exists(place) or not os.path.isabs(place)]:
             return places
         where = f"is not where it was ({' or '.join(dict.fromkeys(recorded))})" if recorded else "has no path"
         raise UserError(f"its encoder {where}", path=self.path, cure="give its directory as `path`")
-
-    def _other_encoder(self) -> UserError:
-        cure = "give `path`, or build the index again"
-        return UserError("its vectors were made by another encoder", path=self.path, cure=cure)
 
     def search(
         self,
