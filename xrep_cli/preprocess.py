@@ -144,9 +144,11 @@ def _work_folder(directory: str) -> Iterator[Path]:
     block raises UserError, because what is wrong will be changed."""
     place = Path(os.path.realpath(directory))
     check_new_directory(place)
-    with naming(directory):
-        place.parent.mkdir(parents=True, exist_ok=True)
-    with work_folder(place.with_name(f"{place.name}.work"), _OWN_FILE, "writing this data directory", _STEPS) as work:
+    work = place.with_name(f"{place.name}.work")
+    if not work.exists():
+        with naming(directory):
+            work.mkdir(parents=True)
+    with work_folder(work, _OWN_FILE, "writing this data directory", _STEPS):
         try:
             yield work
         except UserError:
