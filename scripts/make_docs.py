@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import inspect
 import io
@@ -28,6 +29,7 @@ from xrep_cli.xrep import COMMANDS, help_text
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 NOTE = "<!-- Made by scripts/make_docs.py. Change the options in the code, not this page. -->\n"
+PROPERTIES = property, functools.cached_property
 WRITTEN = {"guides": "Guides", "papers": "The papers"}
 """Folders of pages that are written by hand."""
 REFERENCE: dict[str, tuple[str, str, list[str]]] = {
@@ -224,10 +226,10 @@ def described(module: str, name: str, value: Any) -> str:
     texts = [f"## {module}.{name}\n\n{signature(kind + name, value)}\n\n{markdown(inspect.getdoc(value) or '')}\n"]
     for key, member in vars(value).items() if kind else ():
         function = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
-        if key.startswith("_") or not (inspect.isfunction(function) or isinstance(member, property)):
+        if key.startswith("_") or not (inspect.isfunction(function) or isinstance(member, PROPERTIES)):
             continue
         if doc := inspect.getdoc(getattr(value, key)):
-            head = f"`{key}`, a property" if isinstance(member, property) else ""
+            head = f"`{key}`, a property" if isinstance(member, PROPERTIES) else ""
             texts.append(f"### {name}.{key}\n\n{head or signature(key, function)}\n\n{markdown(doc)}\n")
     return "\n".join(texts)
 
