@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,18 +17,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
-from xrep.evaluation.evaluation import (
-    DimensionsOption,
-    EncoderOptions,
-    Evaluation,
-    Examples,
-    Figures,
-    OverlapOption,
-    Result,
-    Score,
-    shares,
-    table,
-)
+from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions, shares, table
 from xrep.evaluation.overlap import Overlap, find_overlap
 from xrep.evaluation.reading import existing_folder, folders_with
 from xrep.metrics.mining import best_threshold, mining_scores
@@ -39,18 +28,13 @@ from xrep.text.readers import read_lines
 
 TUNING = ("training", "train", "dev", "sample")
 """Splits on which the threshold may be tuned; the first one that is available is used."""
-_GOLD = re.compile(r"(\w+)-(\w+)\.(\w+)\.gold")
-_LAYOUT = "the folder must hold files such as zh-en.training.zh, zh-en.training.en and zh-en.training.gold"
+_GOLD = re.compile(r"(\w+-\w+)\.(\w+)\.gold")
 
 
 @dataclass(frozen=True)
 class Split:
-    """One split of a language pair.
-
-    Attributes:
-        source, target: The distinct sentences of each side, whose ``gold`` is the number of ids of each sentence.
-        gold: Rows of source and target of each gold pair, int64 [G, 2].
-    """
+    """One split of a language pair: the distinct sentences of each side, whose ``gold`` is the number of ids of each
+    sentence, and the rows of source and target of each gold pair, int64 [G, 2]."""
 
     pair: str
     name: str
@@ -59,17 +43,16 @@ class Split:
     gold: np.ndarray
 
     @property
-    def pairs(self) -> Examples:
-        """The gold pairs, with the files of both sides and the gold list."""
-        columns = tuple([side.columns[0][row] for row in rows] for side, rows in self.sides)
-        languages = (self.source.languages[0], self.target.languages[0])
-        files = (*self.source.files, *self.target.files)
-        return Examples(self.pair, languages, columns, self.gold, files, self.name)
+    def sides(self) -> tuple[Examples, Examples]:
+        return self.source, self.target
 
     @property
-    def sides(self) -> tuple[tuple[Examples, np.ndarray], tuple[Examples, np.ndarray]]:
-        """Each side, and the rows of it that are in a gold pair."""
-        return (self.source, self.gold[:, 0]), (self.target, self.gold[:, 1])
+    def pairs(self) -> Examples:
+        """The gold pairs, with the files of both sides and the gold list."""
+        columns = zip((side.columns[0] for side in self.sides), self.gold.T, strict=True)
+        texts = tuple([sentences[row] for row in rows] for sentences, rows in columns)
+        languages = (self.source.languages[0], self.target.languages[0])
+        return Examples(self.pair, languages, texts, self.gold, self.source.files + self.target.files, self.name)
 
 
 class Bucc(Evaluation):
@@ -87,7 +70,7 @@ class Bucc(Evaluation):
     """
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions, DimensionsOption, OverlapOption):
+    class Config(VectorTestOptions):
         data: str
         """Folder of the files."""
         langs: str = "all"
@@ -125,11 +108,10 @@ class Bucc(Evaluation):
             raise UserError("`oracle` and `threshold`", cure="give one of them")
         self.tests: list[tuple[Split, Split | None]] = []
         for pair, gold in select(config.langs, config.data).items():
-            split, tuning = plan(gold, pair, config)
+            split, tuning = plan(list(gold), pair, config)
             merge = not config.drop_repeated
             self.tests.append((read_split(gold[split], merge), read_split(gold[tuning], merge) if tuning else None))
-        splits = [split for test in self.tests for split in test if split]
-        return [side for split in splits for side in (split.source, split.target)]
+        return [side for test in self.tests for split in test if split for side in split.sides]
 
     def is_in(self, examples: Examples, languages: Collection[str]) -> bool:
         return is_pair_of(examples.name.split(".")[0], languages)
@@ -140,7 +122,7 @@ class Bucc(Evaluation):
         for whole, tuning in self.tests:
             if whole.source.name in read:
                 test, overlap = leave_out_overlap(whole, model.training_hashes, self.config.drop_overlap)
-                files = (*test.pairs.files, *(tuning.pairs.files if tuning else ()))
+                files = whole.pairs.files + (tuning.pairs.files if tuning else ())
                 score = measure(model, test, tuning, self.config)
                 results.append(Result(replace(test.pairs, files=files), overlap, score))
         return self.figures(results)
@@ -155,26 +137,24 @@ class Bucc(Evaluation):
         for pair, result in results.items():
             own = result.values
             rows.append([pair, *(own[key] for key in columns), f"{own['threshold']:.4f}", own["threshold_from"]])
-        ((label, _),), (mean,) = self.quoted(results).items(), averages.values()
+        (label,), (mean,) = self.quoted(results), averages.values()
         return f"{table(header, rows)}\n{label}: {mean['f1']:.2f}"
 
 
 def select(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:
-    """Find the gold files in a folder and its direct subfolders: language pair -> split -> file.
-
-    Args:
-        pairs: ``all``, or language pairs such as ``de-en,zh-en``.
-    """
+    """Find the gold files of ``all`` pairs, or of such as ``de-en,zh-en``, in a folder and its direct subfolders:
+    language pair -> split -> file."""
     folder, known = existing_folder(folder, "name the folder of the BUCC files"), dict[str, dict[str, Path]]()
     for file in sorted([*folder.glob("*.gold"), *folder.glob("*/*.gold")]):
         if match := _GOLD.fullmatch(file.name):
-            other = known.setdefault(f"{match[1]}-{match[2]}", {}).setdefault(match[3], file)
+            other = known.setdefault(match[1], {}).setdefault(match[2], file)
             if other is not file:
                 raise UserError(f"{other} is of the same split", path=file, cure="keep one of them")
     if not known:
-        raise UserError("no file {xx}-{yy}.{split}.gold in it", path=folder, cure=_LAYOUT)
-    named = [name.strip() for name in pairs.split(",") if name.strip()]
-    wanted = list(dict.fromkeys(known if named == ["all"] else named))
+        cure = "the folder must hold files such as zh-en.training.zh, zh-en.training.en and zh-en.training.gold"
+        raise UserError("no file {xx}-{yy}.{split}.gold in it", path=folder, cure=cure)
+    named = list(filter(None, map(str.strip, pairs.split(","))))
+    wanted = list(known) if named == ["all"] else named
     missing = [name for name in wanted if name not in known]
     if missing or not wanted:
         problem = f"no BUCC files of {' '.join(missing) or 'no pair'}"
@@ -187,12 +167,11 @@ def is_pair_of(pair: str, languages: Collection[str]) -> bool:
     return set(map(canonical, pair.split("-"))) <= set(languages)
 
 
-def plan(splits: Iterable[str], pair: str, config: Bucc.Config) -> tuple[str, str | None]:
+def plan(splits: list[str], pair: str, config: Bucc.Config) -> tuple[str, str | None]:
     """Return the split to measure and the split on which to tune the threshold (None if no tuning is needed)."""
-    splits, measured = list(splits), config.split
-    split = measured or ("test" if "test" in splits else splits[0] if len(splits) == 1 else None)
+    split = config.split or ("test" if "test" in splits else splits[0] if len(splits) == 1 else None)
     if split not in splits:
-        problem = f"no split {measured}" if measured else "which split is measured is not clear"
+        problem = f"no split {config.split}" if config.split else "which split is measured is not clear"
         raise UserError(f"{pair}: {problem}", cure=f"give `split` with one of {' '.join(splits)}")
     if config.threshold is not None or config.oracle:
         return split, None
@@ -204,35 +183,30 @@ def plan(splits: Iterable[str], pair: str, config: Bucc.Config) -> tuple[str, st
 
 
 def read_split(gold: Path, merge: bool = True) -> Split:
-    """Read the split that a gold file belongs to.
-
-    Empty lines are skipped. Equal sentences count as one sentence, and with ``merge`` gold pairs of equal sentences as
-    one pair; otherwise each pair of ids is one.
-    """
-    match = _GOLD.fullmatch(gold.name)
-    assert match is not None
-    files = gold.with_suffix(f".{match[1]}"), gold.with_suffix(f".{match[2]}")
+    """Read the split that a gold file belongs to. Empty lines are skipped. Equal sentences count as one sentence, and
+    with ``merge`` gold pairs of equal sentences as one pair; otherwise each pair of ids is one."""
+    pair, name, _ = gold.name.split(".")
+    files = [gold.with_suffix(f".{language}") for language in pair.split("-")]
     for file in files:
         if not file.is_file():
             raise UserError("no such file", path=file, cure=f"{gold.name} needs the texts of both languages beside it")
     (source, sources), (target, targets) = map(_read_side, files)
-    pairs = dict[tuple[str, str], tuple[int, int]]()
-    for number, (first, second) in _rows(gold, "id<TAB>id"):
-        for name, ids, file in ((first, sources, files[0]), (second, targets, files[1])):
-            if name not in ids:
+    rows = dict[tuple[str, str], tuple[int, int]]()
+    for number, first, second in _rows(gold, "id<TAB>id"):
+        for own, known, file in ((first, sources, files[0]), (second, targets, files[1])):
+            if own not in known:
                 cure = f"{file.name} has no such id: take both files from one release"
-                raise UserError(f"unknown id {name!r}", path=gold, line=number, cure=cure)
-        pairs[first, second] = sources[first], targets[second]
-    rows = np.array(list(pairs.values()))
-    rows = np.unique(rows, axis=0) if merge else rows
-    return Split(f"{match[1]}-{match[2]}", match[3], source, replace(target, files=(files[1], gold)), rows)
+                raise UserError(f"unknown id {own!r}", path=gold, line=number, cure=cure)
+        rows[first, second] = sources[first], targets[second]
+    pairs = np.array(list(rows.values()))
+    target = replace(target, files=(files[1], gold))
+    return Split(pair, name, source, target, np.unique(pairs, axis=0) if merge else pairs)
 
 
 def _read_side(file: Path) -> tuple[Examples, dict[str, int]]:
     """Return the distinct sentences of a file, and the row of each id; ids with equal sentences share a row."""
-    distinct: dict[str, int] = {}
-    rows: dict[str, int] = {}
-    for number, (name, sentence) in _rows(file, "id<TAB>sentence"):
+    distinct, rows = dict[str, int](), dict[str, int]()
+    for number, name, sentence in _rows(file, "id<TAB>sentence"):
         if name in rows:
             raise UserError(f"the id {name!r} occurs twice", path=file, line=number, cure="keep one of the lines")
         rows[name] = distinct.setdefault(sentence, len(distinct))
@@ -240,18 +214,15 @@ def _read_side(file: Path) -> tuple[Examples, dict[str, int]]:
     return Examples(file.name, (language,), (list(distinct),), counts, (file,)), rows
 
 
-def _rows(file: Path, form: str) -> Iterable[tuple[int, tuple[str, str]]]:
+def _rows(file: Path, form: str) -> Iterator[tuple[int, str, str]]:
     """Yield the number and the two columns of each line that is not blank."""
-    count = 0
-    for number, line in read_lines(file):
-        if not line.strip():
-            continue
-        first, tab, second = (part.strip() for part in line.partition("\t"))
-        if "\t" not in line or not first or not second:
+    number = None
+    for number, line in ((number, line) for number, line in read_lines(file) if line.strip()):
+        first, _, second = (part.strip() for part in line.partition("\t"))
+        if not (first and second):
             raise UserError(f"not of the form {form}", path=file, line=number, cure="correct or remove the line")
-        count += 1
-        yield number, (first, second)
-    if not count:
+        yield number, first, second
+    if number is None:
         raise UserError("only empty lines", path=file, cure=f"give a file with lines {form}")
 
 
@@ -261,20 +232,20 @@ def leave_out_overlap(split: Split, training_hashes: Path | None, drop: bool) ->
     if keep.all():
         return split, overlap
     sides, gold = [], []
-    for side, rows in split.sides:
+    for side, rows in zip(split.sides, split.gold.T, strict=True):
         left = np.ones(len(side), dtype=bool)
         left[rows[~keep]] = False
         left[rows[keep]] = True  # these sentences are also in a gold pair that stays
         sides.append(side.only(left))
         gold.append((np.cumsum(left) - 1)[rows[keep]])
-    return replace(split, source=sides[0], target=sides[1], gold=np.stack(gold, axis=1)), overlap
+    return Split(split.pair, split.name, *sides, np.stack(gold, axis=1)), overlap
 
 
 def mine(encoder: Encoder, split: Split, config: Bucc.Config) -> tuple[Candidates, np.ndarray]:
     """Mine the candidate pairs of a split, best first, and return them with a mask of those that are gold, bool [P]."""
     check_neighbours(config.neighbours, len(split.source), len(split.target))
-    sides, show = (split.source, split.target), sys.stderr.isatty()
-    x, y = (encoder.encode(side.columns[0], side.languages[0], show_progress=show) for side in sides)
+    show = sys.stderr.isatty()
+    x, y = (encoder.encode(side.columns[0], side.languages[0], show_progress=show) for side in split.sides)
     nearest = neighbours(x, y, config.neighbours, config.neighbours)
     pairs = choose(*nearest, config.margin, config.retrieval, one_to_one=config.one_to_one)
     if config.drop_repeated:
@@ -285,29 +256,25 @@ def mine(encoder: Encoder, split: Split, config: Bucc.Config) -> tuple[Candidate
 
 
 def measure(encoder: Encoder, measured: Split, tuning: Split | None, config: Bucc.Config) -> Score:
-    """Measure precision, recall and F1 of one split.
+    """Measure precision, recall and F1 of one split with the threshold that is given, or the best one of ``tuning`` or,
+    without it, of the measured split itself (oracle), which should not be quoted for a system.
 
-    The threshold is the one that is given, or the best one of ``tuning`` or, without it, of the measured split itself
-    (oracle). An oracle result should not be quoted for a system.
-
-    Returns:
-        The score, whose details are ``split``, the numbers of pairs, ``threshold``, and its origin ``threshold_from``:
-        the name of a split, ``given``, or ``oracle``.
+    The details are ``split``, the numbers of pairs, ``threshold``, and its origin ``threshold_from``: the name of a
+    split, ``given``, or ``oracle``.
     """
     pairs, correct = mine(encoder, measured, config)
     threshold, origin = config.threshold, "given"
     if threshold is None:
-        split = tuning or measured
+        split, origin = (tuning, tuning.name) if tuning else (measured, "oracle")
         candidates, is_gold = mine(encoder, tuning, config) if tuning else (pairs, correct)
         if not len(candidates):
             raise UserError(f"{split.pair}: no candidates in {split.name}", cure="use another margin or `retrieval`")
         threshold, _ = best_threshold(candidates.score, is_gold, len(split.gold))
-        origin = tuning.name if tuning else "oracle"
     taken = pairs.score.astype(np.float64) >= threshold
-    scores = mining_scores(int(correct[taken].sum()), int(taken.sum()), len(measured.gold))
-    size, sources = len(measured.source), np.asarray(pairs.source)
+    scores = vars(mining_scores(int(correct[taken].sum()), int(taken.sum()), len(measured.gold)))
+    figures = {name: scores[name] for name in ("precision", "recall", "f1")}
+    details = {"split": measured.name, **scores, "threshold": threshold, "threshold_from": origin}
+    sources, size = np.asarray(pairs.source), len(measured.source)
     rows = sources[taken & correct], sources[taken], measured.gold[:, 0]
     right, extracted, gold = (np.bincount(own, minlength=size) for own in rows)  # of each source sentence
-    figures = {name: getattr(scores, name) for name in ("precision", "recall", "f1")}
-    details = {"split": measured.name, **vars(scores), "threshold": threshold, "threshold_from": origin}
     return Score(figures, shares({"f1": np.stack((2 * right, extracted + gold), axis=1)}), details)

@@ -71,6 +71,11 @@ class OverlapOption:
 
 
 @dataclass(kw_only=True)
+class VectorTestOptions(EncoderOptions, DimensionsOption, OverlapOption):
+    """Options of every evaluation of the vectors of a test set."""
+
+
+@dataclass(kw_only=True)
 class PlotOption:
     """Option of every evaluation whose figures have ``plot``."""
 
@@ -253,9 +258,8 @@ class Evaluation(ABC):
 
     def without_overlap(self, model: Any, examples: Examples) -> tuple[Examples, Overlap]:
         """Count the examples that were in the training text, and leave them out with ``drop_overlap``."""
-        drop, columns = getattr(self.config, "drop_overlap", False), examples.columns
-        options = {"drop": drop, "name": examples.name, "least": self.least}
-        rows, overlap = find_overlap(model.training_hashes, *columns, **options)
+        options = {"drop": getattr(self.config, "drop_overlap", False), "name": examples.name, "least": self.least}
+        rows, overlap = find_overlap(model.training_hashes, *examples.columns, **options)
         return examples if rows.all() else examples.only(rows), overlap
 
     def figures(self, measured: Sequence[Result]) -> Figures:
