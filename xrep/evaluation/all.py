@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
-from xrep.evaluation.evaluation import (
-    DimensionsOption,
-    EncoderOptions,
-    Evaluation,
-    Examples,
-    Figures,
-    OverlapOption,
-    table,
-)
+from xrep.evaluation.evaluation import Evaluation, Examples, Figures, VectorTestOptions, table
 from xrep.evaluation.reading import existing_folder
 from xrep.evaluation.runner import Test, run_tests
 from xrep.registry import EVALUATIONS
@@ -43,7 +35,7 @@ class All(Evaluation):
     """
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions, DimensionsOption, OverlapOption):
+    class Config(VectorTestOptions):
         data: str
         """Folder with the data of any tests."""
         langs: str | None = None
@@ -63,21 +55,19 @@ class All(Evaluation):
 
     def measure(self, model: Encoder) -> Figures:
         languages = self._languages(model.languages)
-        tests = self._tests(languages)
-        results = run_tests(tests, lambda test: model)
         langs = "all" if languages is None else ",".join(languages)
+        results = run_tests(self._tests(languages), lambda test: model)
         if not results.records and not results.failed:
             cure = "name others by `langs`, or all"
             raise UserError(f"no test has data in {langs}", path=self.config.data, cure=cure)
-        measured = results.figures.items()
-        rows = [[[label, figure, own.headline[figure]] for figure in own.headline] + [[]] for label, own in measured]
-        lines = [table(["test", "figure", "value"], [row for own in rows for row in own][:-1])]
+        measured, rows = results.figures.items(), []
+        for label, own in measured:
+            rows += [[label, figure, value] for figure, value in own.headline.items()] + [[]]
+        lines = [table(["test", "figure", "value"], rows[:-1])]
         lines += [f"{label}: {own.overlap.line}" for label, own in measured if own.overlap]
-        lines += [f"{label}: left out: {message}" for label, message in results.left_out.items()]
-        lines += [f"{label}: not measured: {message}" for label, message in results.failed.items()]
         whole = [(label, own) for label, own in measured if own.has_all_examples]
         return Figures(
-            text="\n".join(lines),
+            text="\n".join([*lines, *results.notes()]),
             values={"results": results.records, "failed": results.failed, "left_out": results.left_out},
             headline={f"{label}: {figure}": own.headline[figure] for label, own in measured for figure in own.headline},
             intervals={f"{label}: {name}": span for label, own in measured for name, span in own.intervals.items()},
@@ -100,11 +90,11 @@ class All(Evaluation):
         """Return the tests that were found, with the options that they share with this one."""
         tests = []
         for label, (name, config) in self.found.items():
-            own = {field.name for field in fields(config)}
+            own = vars(config).keys()
             shared = {key: value for key, value in vars(self.config).items() if key in own - {"data", "langs"}}
-            has_languages = languages is not None and "langs" in own
-            config = replace(config, **shared, **({"langs": "all"} if has_languages else {}))
-            tests.append(Test(label, name, EVALUATIONS.load(name)(config), languages if has_languages else None))
+            narrowed = languages if "langs" in own else None
+            config = replace(config, **shared, **({} if narrowed is None else {"langs": "all"}))
+            tests.append(Test(label, name, EVALUATIONS.load(name)(config), narrowed))
         return tests
 
 

@@ -49,10 +49,10 @@ class Split:
     @property
     def pairs(self) -> Examples:
         """The gold pairs, with the files of both sides and the gold list."""
-        columns = zip((side.columns[0] for side in self.sides), self.gold.T, strict=True)
-        texts = tuple([sentences[row] for row in rows] for sentences, rows in columns)
+        sides = zip(self.sides, self.gold.T, strict=True)
+        columns = tuple([side.columns[0][row] for row in rows] for side, rows in sides)
         languages = (self.source.languages[0], self.target.languages[0])
-        return Examples(self.pair, languages, texts, self.gold, self.source.files + self.target.files, self.name)
+        return Examples(self.pair, languages, columns, self.gold, self.source.files + self.target.files, self.name)
 
 
 class Bucc(Evaluation):
@@ -233,12 +233,11 @@ def leave_out_overlap(split: Split, training_hashes: Path | None, drop: bool) ->
         return split, overlap
     sides, gold = [], []
     for side, rows in zip(split.sides, split.gold.T, strict=True):
-        left = np.ones(len(side), dtype=bool)
-        left[rows[~keep]] = False
-        left[rows[keep]] = True  # these sentences are also in a gold pair that stays
+        gone = np.setdiff1d(rows[~keep], rows[keep])  # the others are also in a gold pair that stays
+        left = np.isin(np.arange(len(side)), gone, invert=True)
         sides.append(side.only(left))
         gold.append((np.cumsum(left) - 1)[rows[keep]])
-    return Split(split.pair, split.name, *sides, np.stack(gold, axis=1)), overlap
+    return replace(split, source=sides[0], target=sides[1], gold=np.stack(gold, axis=1)), overlap
 
 
 def mine(encoder: Encoder, split: Split, config: Bucc.Config) -> tuple[Candidates, np.ndarray]:
@@ -265,11 +264,9 @@ def measure(encoder: Encoder, measured: Split, tuning: Split | None, config: Buc
     pairs, correct = mine(encoder, measured, config)
     threshold, origin = config.threshold, "given"
     if threshold is None:
-        split, origin = (tuning, tuning.name) if tuning else (measured, "oracle")
         candidates, is_gold = mine(encoder, tuning, config) if tuning else (pairs, correct)
-        if not len(candidates):
-            raise UserError(f"{split.pair}: no candidates in {split.name}", cure="use another margin or `retrieval`")
-        threshold, _ = best_threshold(candidates.score, is_gold, len(split.gold))
+        threshold, _ = best_threshold(candidates.score, is_gold, len((tuning or measured).gold))
+        origin = tuning.name if tuning else "oracle"
     taken = pairs.score.astype(np.float64) >= threshold
     scores = vars(mining_scores(int(correct[taken].sum()), int(taken.sum()), len(measured.gold)))
     figures = {name: scores[name] for name in ("precision", "recall", "f1")}

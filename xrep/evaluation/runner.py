@@ -46,6 +46,11 @@ class Results:
     failed: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
+    def notes(self) -> list[str]:
+        """Return a line for each test that was left out or could not be measured."""
+        left_out = [f"{label}: left out: {reason}" for label, reason in self.left_out.items()]
+        return left_out + [f"{label}: not measured: {reason}" for label, reason in self.failed.items()]
+
 
 def run_tests(tests: Sequence[Test], open_model: Callable[[Test], Any]) -> Results:
     """Read and measure tests one after the other. One that cannot be measured costs only that test."""
@@ -53,17 +58,16 @@ def run_tests(tests: Sequence[Test], open_model: Callable[[Test], Any]) -> Resul
     for number, test in enumerate(tests, start=1):
         print(f"{number} of {len(tests)}: {test.label}", file=sys.stderr, flush=True)
         try:
-            if not test.read() and test.languages is not None:
+            if test.read() or test.languages is None:
+                measured = measure(test.name, test.evaluation, open_model(test))
+                results.figures[test.label], results.records[test.label] = measured
+            else:
                 results.left_out[test.label] = f"no data in {' '.join(test.languages)}"
-                continue
-            figures, record = measure(test.name, test.evaluation, open_model(test))
         except Exception as error:
             if not isinstance(error, (UserError, OSError)):  # a bug
                 traceback.print_exc()
                 error = f"{type(error).__name__}: {error}"
             results.failed[test.label] = " ".join(str(error).split())
-            continue
-        results.figures[test.label], results.records[test.label] = figures, record
     return results
 
 
@@ -115,38 +119,24 @@ def differences(first: Figures, other: Figures) -> dict[str, tuple[float, float,
     }
 
 
-def comparison(
-    records: Mapping[str, Mapping[str, Any]], differing: Mapping[str, Mapping[str, Sequence[float]]] | None = None
-) -> str:
-    """Return a table of the headlines of several models, by name, with their intervals, and of their random weights;
-    empty if there are no headlines.
-
-    Args:
-        differing: The ``differences`` of models from the first one.
-    """
-    figures = list(dict.fromkeys(figure for record in records.values() for figure in record["headline"]))
-    columns = {}
+def comparison(records: Mapping[str, Mapping[str, Any]], differing: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """Return a table of the headlines of several models, by name, with their intervals, of their random weights, and of
+    the ``differences`` of models from the first one; empty if there are no headlines."""
+    columns = dict[str, dict[str, str]]()
     for name, record in records.items():
-        columns[name] = [_quoted(record, figure) for figure in figures]
+        spans = {figure: f" [{low:.2f}, {high:.2f}]" for figure, (low, high) in record["intervals"].items()}
+        columns[name] = {figure: f"{value:.2f}{spans.get(figure, '')}" for figure, value in record["headline"].items()}
         if random := record.get("random_weights"):
             heading = f"{name}, random weights" if len(records) > 1 else "random weights"
-            columns[heading] = [_random(random["headline"].get(figure)) for figure in figures]
-    for name, own in (differing or {}).items():
+            columns[heading] = {figure: _with_spread(own) for figure, own in random["headline"].items()}
+    for name, own in differing.items():
         if own:
             heading = "difference" if len(records) == 2 else f"{name}, difference"
-            columns[heading] = [shown_difference(own[figure]) if figure in own else "" for figure in figures]
-    rows = zip(figures, *columns.values(), strict=True)
-    return table(["figure", *columns], list(rows)) if figures else ""
+            columns[heading] = {figure: shown_difference(difference) for figure, difference in own.items()}
+    figures = dict.fromkeys(figure for record in records.values() for figure in record["headline"])
+    rows = [[figure, *(own.get(figure, "") for own in columns.values())] for figure in figures]
+    return table(["figure", *columns], rows) if rows else ""
 
 
-def _quoted(record: Mapping[str, Any], figure: str) -> str:
-    if figure not in record["headline"]:
-        return ""
-    span = record["intervals"].get(figure)
-    return f"{record['headline'][figure]:.2f}" + (f" [{span[0]:.2f}, {span[1]:.2f}]" if span else "")
-
-
-def _random(own: Mapping[str, float | None] | None) -> str:
-    if own is None:
-        return ""
+def _with_spread(own: Mapping[str, Any]) -> str:
     return f"{own['mean']:.2f}" + ("" if own["spread"] is None else f" ± {own['spread']:.2f}")

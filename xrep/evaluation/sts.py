@@ -17,16 +17,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, encode_columns, whitened
-from xrep.evaluation.evaluation import (
-    DimensionsOption,
-    EncoderOptions,
-    Evaluation,
-    Examples,
-    OverlapOption,
-    Result,
-    Score,
-    table,
-)
+from xrep.evaluation.evaluation import Evaluation, Examples, Result, Score, VectorTestOptions, table
 from xrep.evaluation.overlap import Overlap
 from xrep.evaluation.reading import choose_languages, folders_with
 from xrep.evaluation.sts_sets import find_sets, subsets_of
@@ -46,8 +37,8 @@ CORRELATIONS = {"spearman": spearman, "pearson": pearson}
 QUOTED = "spearman all"
 """Figure by which a test is quoted."""
 AVERAGES = ("all", "mean", "wmean")
-Correlations = dict[str, Any]
-"""Correlations of one test, times 100: the ``AVERAGES``, and ``subsets``, one for each subset, by name."""
+Correlations = dict[str, dict[str, dict[str, Any]]]
+"""Correlations of a test, times 100, as ``[similarity][correlation]``: the ``AVERAGES``, and ``subsets``, by name."""
 SEVEN = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 """The data sets of the published average (SimCSE; CMLM, table 2), which is given if all of them were measured."""
 _FILES = r"STS\.input\..+\.txt|sts-test\.csv|SICK_test_annotated\.txt|stsb-.+-test\.csv"
@@ -73,7 +64,7 @@ class Sts(Evaluation):
     """
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions, DimensionsOption, OverlapOption):
+    class Config(VectorTestOptions):
         data: str
         """Folder of the data sets."""
         langs: str = "all"
@@ -110,8 +101,12 @@ class Sts(Evaluation):
         found = correlations_of(examples.name, subsets, scores)
         figures = {f"{name} {average}": found["cosine"][name][average] for name in CORRELATIONS for average in AVERAGES}
         details = {"split": examples.split, "language": examples.languages[0], **found}
-        together, gold = np.concatenate(scores["cosine"]), np.concatenate([_gold(part) for part in subsets])
-        return Score(figures, lambda seed: {QUOTED: _resampled(together, gold)}, details)
+        together, gold = np.concatenate(scores["cosine"]), examples.gold["score"]
+
+        def resample(seed: int) -> dict[str, np.ndarray]:
+            return {QUOTED: 100 * resampled(lambda rows: spearman(together[rows], gold[rows]), len(gold))}
+
+        return Score(figures, resample, details)
 
     def averages(self, results: Mapping[str, Result]) -> dict[str, list[str]]:
         return {"average of 7": list(SEVEN)} if set(SEVEN) <= results.keys() else {}
@@ -149,8 +144,8 @@ def select(tests: Sequence[Examples], languages: str) -> list[Examples]:
     return [test for test in tests if test.languages[0] in wanted]
 
 
-def measure(encoder: Encoder | SentenceEncoder, test: Examples) -> dict[str, dict[str, Correlations]]:
-    """Return the correlations of one test as ``[similarity][correlation]``."""
+def measure(encoder: Encoder | SentenceEncoder, test: Examples) -> Correlations:
+    """Return the correlations of one test."""
     subsets = subsets_of(test)
     return correlations_of(test.name, subsets, similarities(encoder, subsets))
 
@@ -164,46 +159,24 @@ def similarities(
     encoded = encode_columns(encoder, columns, subsets[0].languages[0])
     joined = whitened(np.concatenate(encoded).astype(np.float64), whiten)
     vectors = np.split(joined, np.cumsum([len(column) for column in encoded])[:-1])
-    return {
-        similarity: [function(first, second) for first, second in zip(vectors[::2], vectors[1::2], strict=True)]
-        for similarity, function in SIMILARITIES.items()
-    }
+    pairs = list(zip(vectors[::2], vectors[1::2], strict=True))
+    return {similarity: [function(*pair) for pair in pairs] for similarity, function in SIMILARITIES.items()}
 
 
-def correlations_of(
-    name: str, subsets: Sequence[Examples], scores: Mapping[str, Sequence[np.ndarray]]
-) -> dict[str, dict[str, Correlations]]:
-    """Return the correlations of scores, by similarity, with the gold scores as ``[similarity][correlation]``."""
-    return {
-        similarity: {kind: average(name, subsets, own, function) for kind, function in CORRELATIONS.items()}
-        for similarity, own in scores.items()
-    }
-
-
-def _gold(subset: Examples) -> np.ndarray:
-    return subset.gold["score"]
-
-
-def _resampled(scores: np.ndarray, gold: np.ndarray) -> np.ndarray:
-    """Return Spearman's correlation on resampled pairs of all subsets together, float64 [R]."""
-    return 100 * resampled(lambda rows: spearman(scores[rows], gold[rows]), len(gold))
-
-
-def average(
-    name: str,
-    subsets: Sequence[Examples],
-    scores: Sequence[np.ndarray],
-    correlation: Callable[[np.ndarray, np.ndarray], float],
-) -> Correlations:
-    """Compute the correlation of each subset's scores [N] with its gold scores, and the three averages."""
-    of_each = {}
-    for subset, score in zip(subsets, scores, strict=True):
-        for kind, series in (("similarities", score), ("gold scores", _gold(subset))):
-            if (series == series[0]).all():
+def correlations_of(name: str, subsets: Sequence[Examples], scores: Mapping[str, Sequence[np.ndarray]]) -> Correlations:
+    """Return the correlations of the scores of each subset, by similarity, with the gold scores."""
+    gold, found = [subset.gold["score"] for subset in subsets], Correlations()
+    for kind, series in [*(("similarities", own) for own in scores.values()), ("gold scores", gold)]:
+        for subset, numbers in zip(subsets, series, strict=True):
+            if (numbers == numbers[0]).all():
                 raise UserError(f"all {kind} of {subset.name} ({name}) are equal", cure="nothing can be measured on it")
-        of_each[subset.name] = 100 * correlation(score, _gold(subset))
-    together = np.concatenate(list(scores)), np.concatenate([_gold(subset) for subset in subsets])
-    values = list(of_each.values())
-    weighted = np.average(values, weights=[len(subset) for subset in subsets])
-    averages = {"all": 100 * correlation(*together), "mean": float(np.mean(values)), "wmean": float(weighted)}
-    return {**averages, "subsets": of_each}
+    for similarity, own in scores.items():
+        for kind, correlation in CORRELATIONS.items():
+            values = [100 * correlation(*pair) for pair in zip(own, gold, strict=True)]
+            found.setdefault(similarity, {})[kind] = {
+                "all": 100 * correlation(np.concatenate(own), np.concatenate(gold)),
+                "mean": float(np.mean(values)),
+                "wmean": float(np.average(values, weights=[len(subset) for subset in subsets])),
+                "subsets": dict(zip([subset.name for subset in subsets], values, strict=True)),
+            }
+    return found

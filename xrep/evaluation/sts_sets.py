@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -24,7 +23,7 @@ from xrep.evaluation.reading import check_parallel, existing_folder, folders_wit
 from xrep.text.languages import canonical
 from xrep.text.readers import read_csv
 
-_SICK = {"test": "SICK_test_annotated.txt", "dev": "SICK_trial.txt", "train": "SICK_train.txt"}
+_SICK = {"SICK_test_annotated.txt": "test", "SICK_trial.txt": "dev", "SICK_train.txt": "train"}
 _STSB = re.compile(r"sts-(train|dev|test)\.csv")
 _TRANSLATED = re.compile(r"stsb-([A-Za-z-]+)-(train|dev|test)\.csv")
 _YEAR = re.compile(r"STS[-_ ]?(?:20)?(1[2-6])(?!\d)", re.IGNORECASE)
@@ -44,38 +43,33 @@ def find_sets(folder: str | Path, split: str = "test") -> list[Examples]:
     the name of the subset of the data set.
     """
     folder = existing_folder(folder, f"name {_LAYOUTS}")
-    sets: dict[str, Examples] = {}
-    for test in (test for inside in folders_with(folder) for test in _sets_in(inside, split)):
-        if test.name in sets:
-            problem = f"{test.name} is in {sets[test.name].files[0].parent}, too"
-            raise UserError(problem, path=test.files[0].parent, cure="name one of the two folders")
-        sets[test.name] = test
+    sets = dict[str, Examples]()
+    for inside, names in folders_with(folder).items():
+        tests = [read_file(inside / name, split) for name in names]
+        if split == "test" and any(inside.glob("STS.input.*.txt")):
+            tests.append(read_semeval(inside))
+        for test in filter(None, tests):
+            if test.name in sets:
+                problem = f"{test.name} is in {sets[test.name].files[0].parent}, too"
+                raise UserError(problem, path=inside, cure="name one of the two folders")
+            sets[test.name] = test
     if not sets:
         raise UserError(f"no STS data set with a {split} split in it", path=folder, cure=f"name {_LAYOUTS}")
     return [sets[name] for name in sorted(sets)]
 
 
-def _sets_in(folder: Path, split: str) -> Iterator[Examples]:
-    """Yield the data sets whose files are directly in this folder."""
-    if split == "test" and any(folder.glob("STS.input.*.txt")):
-        yield read_semeval(folder)
-    names = [f"sts-{split}.csv", _SICK[split], *sorted(file.name for file in folder.glob(f"stsb-*-{split}.csv"))]
-    yield from (test for name in names if (folder / name).is_file() and (test := read_file(folder / name)))
-
-
-def read_file(file: Path) -> Examples | None:
-    """Read a file of STS-B, its translations or SICK. Return None if its name is of none of them."""
-    if file.name in _SICK.values():
-        split = next(split for split, name in _SICK.items() if name == file.name)
-        name, language, rows = "SICK-R", "en", _sick_rows
-    elif match := _STSB.fullmatch(file.name):
-        name, language, split, rows = "STS-B", "en", match[1], _stsb_rows
+def read_file(file: Path, split: str | None = None) -> Examples | None:
+    """Read a file of STS-B, its translations or SICK. Return None if its name is of none of them, or of another split
+    than ``split``."""
+    name, language, own = "SICK-R", "en", _SICK.get(file.name)
+    if match := _STSB.fullmatch(file.name):
+        name, own = "STS-B", match[1]
     elif match := _TRANSLATED.fullmatch(file.name):
-        language, split, rows = canonical(match[1]), match[2], _csv_rows
+        language, own = canonical(match[1]), match[2]
         name = f"STS-B {language}"
-    else:
+    if own is None or split not in (None, own):
         return None
-    return _examples(name, split, language, {name: (file, rows(file))}, [file])
+    return _examples(name, own, language, {name: (file, _rows(file))}, [file])
 
 
 def read_semeval(folder: Path) -> Examples:
@@ -119,13 +113,12 @@ def _examples(
 
 def _number(score: str, path: Path, line: int) -> float:
     try:
-        number = float(score)
+        if 0 <= (number := float(score)) <= 5:
+            return number
     except ValueError:
-        number = math.nan
-    if not 0 <= number <= 5:
-        problem = f"{score.strip()[:40]!r} is not a score of 0 to 5"
-        raise UserError(problem, path=path, line=line, cure="fetch the file again")
-    return number
+        pass
+    problem = f"{score.strip()[:40]!r} is not a score of 0 to 5"
+    raise UserError(problem, path=path, line=line, cure="fetch the file again")
 
 
 def _semeval_rows(file: Path, gold: Path) -> Iterator[_Row]:
@@ -135,26 +128,13 @@ def _semeval_rows(file: Path, gold: Path) -> Iterator[_Row]:
         yield line, fields[0], fields[1], score
 
 
-def _stsb_rows(file: Path) -> Iterator[_Row]:
-    for line, fields in read_columns(file, 7):
-        yield line, fields[5], fields[6], fields[4]
-
-
-def _sick_rows(file: Path) -> Iterator[_Row]:
-    rows = read_columns(file, 4)
-    names = ["sentence_A", "sentence_B", "relatedness_score"]
-    header = next(rows)[1]
-    if missing := [name for name in names if name not in header]:
-        raise UserError(f"no column {missing[0]}", path=file, line=1, cure="fetch SICK again, with its header")
-    columns = [header.index(name) for name in names]
+def _rows(file: Path) -> Iterator[_Row]:
+    if file.name in _SICK:
+        columns, rows = [1, 2, 3], (row for row in read_columns(file, 4) if row[1][3] != "relatedness_score")
+    elif _STSB.fullmatch(file.name):
+        columns, rows = [5, 6, 4], read_columns(file, 7)
+    else:
+        columns, rows = [0, 1, 2], read_csv(file, width=3)
     for line, fields in rows:
-        if len(fields) <= max(columns):
-            raise UserError(f"{len(fields)} columns", path=file, line=line, cure="fetch SICK again")
-        one, other, score = (fields[column] for column in columns)
-        yield line, one, other, score
-
-
-def _csv_rows(file: Path) -> Iterator[_Row]:
-    for line, fields in read_csv(file, width=3):
-        one, other, score = (field.replace("\n", " ") for field in fields)
+        one, other, score = (fields[column].replace("\n", " ") for column in columns)
         yield line, one, other, score

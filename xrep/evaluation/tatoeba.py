@@ -16,17 +16,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, without_components
-from xrep.evaluation.evaluation import (
-    DimensionsOption,
-    Drawing,
-    EncoderOptions,
-    Evaluation,
-    Examples,
-    OverlapOption,
-    PlotOption,
-    Result,
-    Score,
-)
+from xrep.evaluation.evaluation import Drawing, Evaluation, Examples, PlotOption, Result, Score, VectorTestOptions
 from xrep.evaluation.plots import plot_tatoeba
 from xrep.evaluation.reading import check_parallel, choose_languages, existing_folder, folders_with, read_sentences
 from xrep.metrics.bootstrap import resampled_means
@@ -66,7 +56,7 @@ class Tatoeba(Evaluation):
     """
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions, DimensionsOption, OverlapOption, PlotOption):
+    class Config(VectorTestOptions, PlotOption):
         data: str
         """Folder of the test files."""
         langs: str = "all"
@@ -121,36 +111,36 @@ class Tatoeba(Evaluation):
         x, y = (without_components(side, self.config.remove_components) for side in sides)
         right = answers(x, y, self.config)
         accuracy = accuracy_of(right)
-        figures: dict[str, float] = dict(zip(DIRECTIONS, (*accuracy, accuracy.mean), strict=True))
-        return Score(figures, lambda seed: _resamples(right, seed))
+
+        def resample(seed: int) -> dict[str, np.ndarray]:
+            drawn = resampled_means(right.T, seed)
+            return dict(zip(DIRECTIONS, 100 * np.vstack([drawn.T, drawn.mean(axis=1)]), strict=True))
+
+        return Score(dict(zip(DIRECTIONS, (*accuracy, accuracy.mean), strict=True)), resample)
 
     def averages(self, results: Mapping[str, Result]) -> dict[str, list[str]]:
-        whole = {f"average of {group}": list(GROUPS[group]) for group in sorted(GROUPS) if not _missing(group, results)}
-        return {**super().averages(results), **whole}
+        whole = [group for group, missing in _missing(results).items() if not missing]
+        return {**super().averages(results), **{f"average of {group}": list(GROUPS[group]) for group in whole}}
 
     def mean(self, scores: Sequence[Score]) -> dict[str, float]:
         forward, backward = np.mean([[score.figures[key] for key in DIRECTIONS[:2]] for score in scores], axis=0)
         return dict(zip(DIRECTIONS, map(float, (forward, backward, (forward + backward) / 2)), strict=True))
 
     def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
-        averages, direction = self.averages(results), self.config.direction
-        if direction == "both":
-            return {label: ("mean", names) for label, names in averages.items()}
-        return {f"{direction}, {label}": (direction, names) for label, names in averages.items()}
+        direction = self.config.direction
+        figure, prefix = ("mean", "") if direction == "both" else (direction, f"{direction}, ")
+        return {f"{prefix}{label}": (figure, names) for label, names in self.averages(results).items()}
 
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
         """Return a table of the languages by name and of the averages, and the averages that are missing."""
         lines = [super().text({language: results[language] for language in sorted(results, key=name)}, averages)]
-        if missing := {group: count for group in sorted(GROUPS) if (count := len(_missing(group, results)))}:
-            groups = ", ".join(f"{group} ({count} missing)" for group, count in missing.items())
-            lines.append(f"no average over {groups}: not all their languages were measured")
+        if missing := [f"{group} ({count} missing)" for group, count in _missing(results).items() if count]:
+            lines.append(f"no average over {', '.join(missing)}: not all their languages were measured")
         return "\n".join(lines)
 
     def plot(self, results: Mapping[str, Result], headline: Mapping[str, float]) -> Drawing:
-        accuracies = {
-            language: Accuracy(own.score.figures["xx-en"], own.score.figures["en-xx"])
-            for language, own in results.items()
-        }
+        both = {language: [own.score.figures[key] for key in DIRECTIONS[:2]] for language, own in results.items()}
+        accuracies = {language: Accuracy(*own) for language, own in both.items()}
         return lambda picture: plot_tatoeba(accuracies, headline, picture)
 
 
@@ -172,12 +162,12 @@ def available(folder: str | Path) -> dict[str, str]:
 def read_pairs(folder: str | Path, code: str) -> Examples:
     """Read the test pairs of one language: its own sentences and their English translations."""
     paths = [Path(folder) / f"tatoeba.{code}-eng.{side}" for side in (code, "eng")]
+    sides = list[list[str]]()
     for path in paths:
         if not path.is_file():
             raise UserError("no such file", path=path, cure="fetch LASER's Tatoeba test again: each language has two")
-    sides = [read_sentences(path) for path in paths]
-    for path, side in zip(paths, sides, strict=True):
-        if blank := next((number for number, line in enumerate(side, start=1) if not line.strip()), None):
+        sides.append(read_sentences(path))
+        if blank := next((number for number, line in enumerate(sides[-1], start=1) if not line.strip()), None):
             raise UserError("a blank line", path=path, line=blank, cure="fetch LASER's Tatoeba test again")
     check_parallel(sides, paths)
     return Examples(canonical(code), (canonical(code), "en"), tuple(sides), files=tuple(paths))
@@ -186,8 +176,7 @@ def read_pairs(folder: str | Path, code: str) -> Examples:
 def answers(x: np.ndarray, y: np.ndarray, config: Tatoeba.Config) -> np.ndarray:
     """Return which sentences find their translation, and which translations find their sentence: bool [2, N].
 
-    Args:
-        x, y: Vectors of length 1 of the sentences and of their translations, float32 [N, D] each.
+    ``x`` and ``y`` are vectors of length 1 of the sentences and of their translations, float32 [N, D] each.
     """
     if config.margin == "absolute":
         return right_answers(x, y)
@@ -196,12 +185,6 @@ def answers(x: np.ndarray, y: np.ndarray, config: Tatoeba.Config) -> np.ndarray:
     return np.stack([scored & (scores.argmax(axis=axis) == lines) for axis in (1, 0)])
 
 
-def _resamples(right: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-    """Return the accuracies on resampled sentences."""
-    drawn = resampled_means(right.T, seed)
-    columns = (drawn[:, 0], drawn[:, 1], drawn.mean(axis=1))
-    return {direction: 100 * column for direction, column in zip(DIRECTIONS, columns, strict=True)}
-
-
-def _missing(group: str, results: Mapping[str, Result]) -> list[str]:
-    return [language for language in GROUPS[group] if language not in results]
+def _missing(results: Mapping[str, Result]) -> dict[str, int]:
+    """Return how many languages of each published average were not measured."""
+    return {group: sum(language not in results for language in GROUPS[group]) for group in sorted(GROUPS)}

@@ -3,75 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation import bucc
+from xrep.evaluation import bucc, tatoeba
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, OverlapOption, PrecisionOption, table
 from xrep.evaluation.overlap import total
 from xrep.evaluation.reading import existing_folder
 from xrep.evaluation.runner import Test, run_tests
 from xrep.registry import EVALUATIONS
 
-GROUPS: dict[str, tuple[str, ...]] = {
-    "sentence pairs": ("xnli", "pawsx"),
-    "structured prediction": ("pos", "ner"),
-    "question answering": ("xquad", "mlqa", "tydiqa"),
-    "sentence retrieval": ("bucc", "tatoeba"),
-}
-FOLDERS: dict[str, tuple[str, ...]] = {
-    "xnli": ("xnli", "XNLI"), "pawsx": ("pawsx", "x-final", "PAWS-X"), "pos": ("udpos", "pos", "ud"),
-    "ner": ("panx", "ner", "wikiann"), "xquad": ("xquad",), "mlqa": ("mlqa", "MLQA_V1"), "tydiqa": ("tydiqa",),
-    "bucc": ("bucc2018", "bucc"), "tatoeba": ("tatoeba",),
-}  # fmt: skip
-"""Names of the folder of each task in the folder of all."""
-TESTS: dict[str, str] = {"xquad": "qa", "mlqa": "qa", "tydiqa": "qa"}
-"""Names of the evaluations, where they differ from that of the task."""
-RETRIEVAL = GROUPS["sentence retrieval"]
-LANGUAGES: dict[str, tuple[str, ...]] = {
-    task: tuple(codes.split())
-    for task, codes in {
-        "xnli": "ar bg de el en es fr hi ru sw th tr ur vi zh",
-        "pawsx": "de en es fr ja ko zh",
-        "pos": "af ar bg de el en es et eu fa fi fr he hi hu id it ja kk ko mr nl pt ru ta te th tl tr ur vi yo zh",
-        "ner": "af ar bg bn de el en es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr ms my nl pt ru sw ta te th "
-        "tl tr ur vi yo zh",
-        "xquad": "ar de el en es hi ru th tr vi zh",
-        "mlqa": "ar de en es hi vi zh",
-        "tydiqa": "ar bn en fi id ko ru sw te",
-        "bucc": "de fr ru zh",
-        "tatoeba": "af ar bg bn de el es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr nl pt ru sw ta te th tl tr "
-        "ur vi zh",
-    }.items()
-}
-"""Languages over which XTREME averages each task; those of BUCC are paired with English."""
-OPTIONS: dict[str, dict[str, Any]] = {
-    "xquad": {"normalisation": "squad"},
-    "mlqa": {"normalisation": "mlqa"},
-    "tydiqa": {"normalisation": "squad", "split": "dev"},  # it has no public test split
-    "bucc": {"one_to_one": True, "drop_repeated": True},
-    "tatoeba": {"direction": "en-xx"},
-}
-"""Options with which XTREME's protocol differs from the defaults of the evaluations."""
-
 
 @dataclass(frozen=True)
-class Models:
-    """The models of the tasks: what they are loaded from, by task, and the digest of each of these runs."""
+class Task:
+    """A task: its kind, the names of its folder, the languages over which XTREME averages it (those of BUCC are paired
+    with English), and the options of its evaluation in which XTREME's protocol differs from the defaults."""
 
-    runs: Mapping[str, str]
-    digests: Mapping[str, str]
+    kind: str
+    folders: str
+    languages: str
+    options: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def path(self) -> str:
-        return ", ".join(f"{task}={run}" for task, run in self.runs.items())
 
-    def fingerprint(self) -> str:
-        return " ".join(f"{task}:{self.digests[run]}" for task, run in self.runs.items())
+_PAIRS, _TAGGING, _QUESTIONS = "sentence pairs", "structured prediction", "question answering"
+_RETRIEVAL = "sentence retrieval"
+_POS = "af ar bg de el en es et eu fa fi fr he hi hu id it ja kk ko mr nl pt ru ta te th tl tr ur vi yo zh"
+_NER = (
+    "af ar bg bn de el en es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr ms my nl pt ru sw ta te th tl tr ur vi "
+    "yo zh"
+)
+TASKS = {
+    "xnli": Task(_PAIRS, "xnli XNLI", "ar bg de el en es fr hi ru sw th tr ur vi zh"),
+    "pawsx": Task(_PAIRS, "pawsx x-final PAWS-X", "de en es fr ja ko zh"),
+    "pos": Task(_TAGGING, "udpos pos ud", _POS),
+    "ner": Task(_TAGGING, "panx ner wikiann", _NER),
+    "xquad": Task(_QUESTIONS, "xquad", "ar de el en es hi ru th tr vi zh", {"normalisation": "squad"}),
+    "mlqa": Task(_QUESTIONS, "mlqa MLQA_V1", "ar de en es hi vi zh", {"normalisation": "mlqa"}),
+    # It has no public test split.
+    "tydiqa": Task(_QUESTIONS, "tydiqa", "ar bn en fi id ko ru sw te", {"normalisation": "squad", "split": "dev"}),
+    "bucc": Task(_RETRIEVAL, "bucc2018 bucc", "de fr ru zh", {"one_to_one": True, "drop_repeated": True}),
+    "tatoeba": Task(_RETRIEVAL, "tatoeba", " ".join(tatoeba.GROUPS["36"]), {"direction": "en-xx"}),
+}
 
 
 class Xtreme(Evaluation):
@@ -114,75 +91,73 @@ class Xtreme(Evaluation):
 
     def read(self) -> list[Examples]:
         root = existing_folder(self.config.data, "name a folder with a folder for each task")
-        runs = parse_runs(self.config.paths or "")
+        named = parse_runs(self.config.paths or "")
         if self.config.retrieval is not None:
-            runs |= dict.fromkeys(RETRIEVAL, self.config.retrieval)
+            named |= {name: self.config.retrieval for name, task in TASKS.items() if task.kind == _RETRIEVAL}
         self.runs, self.tests = dict[str, str](), list[Test]()
-        for task in (task for group in GROUPS.values() for task in group if task in runs):
-            folder = next((root / name for name in FOLDERS[task] if (root / name).is_dir()), None)
-            if folder is None:
+        for name, task in TASKS.items():
+            folder = next((root / own for own in task.folders.split() if (root / own).is_dir()), None)
+            if folder is None or name not in named:
                 continue
-            kind: Any = EVALUATIONS.load(TESTS.get(task, task))
-            languages = (*LANGUAGES[task], *(["en"] if task == "bucc" else []))
-            evaluation = kind(kind.Config(**self._options(task, folder)))
-            self.tests.append(Test(task, TESTS.get(task, task), evaluation, languages))
+            test = "qa" if task.kind == _QUESTIONS else name
+            kind: Any = EVALUATIONS.load(test)
+            languages = task.languages.split() + (["en"] if name == "bucc" else [])
+            self.tests.append(Test(name, test, kind(kind.Config(**self._options(name, folder))), languages))
             if not self.tests[-1].read():
-                problem = f"no data of {task} in a language of XTREME"
+                problem = f"no data of {name} in a language of XTREME"
                 raise UserError(problem, path=folder, cure=f"its languages are {' '.join(languages)}")
-            self.runs[task] = runs[task]
+            self.runs[name] = named[name]
         if not self.tests:
             raise UserError("no task has both data and a run", path=root, cure="name runs with `paths`")
         return []
 
-    def _options(self, task: str, folder: Path) -> dict[str, Any]:
-        config = self.config
-        shared = {name: getattr(config, name) for name in ("precision", "batch_tokens", "drop_overlap")}
-        options = {"data": str(folder), **shared, **OPTIONS.get(task, {})}
-        if task in RETRIEVAL:
-            options["layer"] = config.layer
-        if task == "bucc":
+    def _options(self, name: str, folder: Path) -> dict[str, Any]:
+        retrieval = ["layer"] if TASKS[name].kind == _RETRIEVAL else []
+        shared = {key: getattr(self.config, key) for key in ("precision", "batch_tokens", "drop_overlap", *retrieval)}
+        options = {"data": str(folder), **shared, **TASKS[name].options}
+        if name == "bucc":
             known = bucc.select("all", folder)
-            pairs = [pair for pair in known if bucc.is_pair_of(pair, (*LANGUAGES[task], "en"))]
-            options["langs"] = ",".join(pairs or known)
+            pairs = [pair for pair in known if bucc.is_pair_of(pair, [*TASKS[name].languages.split(), "en"])]
+            options["langs"] = ",".join(pairs)
             if all({"training", "sample"} <= known[pair].keys() for pair in pairs):
                 options["split"] = "training"
         return options
 
-    def open(self, path: str) -> Models:
+    def open(self, path: str) -> Any:
         """Open each model once, to find what is wrong before the first one is measured."""
         kinds = {self.runs[test.label]: test.evaluation for test in self.tests}
-        return Models(self.runs, {run: evaluation.open(run).fingerprint() for run, evaluation in kinds.items()})
+        digests = {run: evaluation.open(run).fingerprint() for run, evaluation in kinds.items()}
+        path = ", ".join(f"{task}={run}" for task, run in self.runs.items())
+        fingerprint = " ".join(f"{task}:{digests[run]}" for task, run in self.runs.items())
+        return SimpleNamespace(path=path, fingerprint=lambda: fingerprint)
 
-    def measure(self, model: Models) -> Figures:
+    def measure(self, model: Any) -> Figures:
         opened = dict[str, Any]()  # the last model, which serves the next task, too, if it is of the same run
 
         def open_model(test: Test) -> Any:
-            if (path := model.runs[test.label]) not in opened:
+            if (path := self.runs[test.label]) not in opened:
                 opened.clear()
                 opened[path] = test.evaluation.open(path)
             return opened[path]
 
         results = run_tests(self.tests, open_model)
-        scored = {task: task_score(task, figures) for task, figures in results.figures.items()}
-        scores = {task: score for task, (score, _) in scored.items()}
-        resamples = {task: drawn for task, (_, drawn) in scored.items()}
-        groups = {task: group for group, tasks in GROUPS.items() for task in tasks}
-        rows = [
-            [task, groups[task], f"{score:.1f}", *_counts(task, results.figures[task])]
-            for task, score in scores.items()
-        ]
-        headline = dict(scores)
-        missing = [task for task in groups if task not in self.runs]
-        if len(scores) == len(LANGUAGES):
+        scores, resamples, rows = dict[str, float](), dict[str, np.ndarray](), []
+        for name, figures in results.figures.items():
+            scores[name], resamples[name] = task_score(name, figures)
+            found, task = figures.overlap, TASKS[name]
+            measured = f"{len(figures.values['tables'])} of {len(task.languages.split())}"
+            seen = found and f"{'unknown' if found.found is None else found.found} of {found.total}"
+            rows.append([name, task.kind, f"{scores[name]:.1f}", measured, seen or ""])
+        headline, missing = dict(scores), [name for name in TASKS if name not in self.runs]
+        if len(scores) == len(TASKS):
             headline["average"] = float(np.mean(list(scores.values())))
             resamples["average"] = np.mean(list(resamples.values()), axis=0)
             rows += [[], ["average of 9", "", f"{headline['average']:.1f}"]]
         lines = [table(["task", "kind", "score", "languages", "overlap"], rows)]
         lines += [f"not measured, without data or a run: {', '.join(missing)}"] if missing else []
-        lines += [f"{task}: not measured: {message}" for task, message in results.failed.items()]
-        overlaps = [own.overlap for own in results.figures.values() if own.overlap is not None]
+        overlaps = [own.overlap for own in results.figures.values() if own.overlap]
         return Figures(
-            text="\n".join(lines),
+            text="\n".join([*lines, *results.notes()]),
             values={"results": results.records, "failed": results.failed, "tasks": scores},
             headline=headline,
             resamples=resamples,
@@ -193,33 +168,27 @@ class Xtreme(Evaluation):
         )
 
 
-def task_score(task: str, figures: Figures) -> tuple[float, np.ndarray]:
+def task_score(name: str, figures: Figures) -> tuple[float, np.ndarray]:
     """Return the score of a task as XTREME's table has it, in percent, from the figures of its evaluation, and the
     score on resampled examples, float64 [R]."""
     names = list(figures.headline)
-    if task in GROUPS["structured prediction"]:
-        names = [name for name in names if name.startswith("xtreme f1")]
-    names = names if TESTS.get(task) == "qa" else names[:1]
-    score = float(np.mean([figures.headline[name] for name in names]))
-    return score, np.mean([figures.resamples[name] for name in names], axis=0)
-
-
-def _counts(task: str, figures: Figures) -> tuple[str, str]:
-    """Return how many of the languages, and of the examples in the training text, there are."""
-    languages, own = f"{len(figures.values['tables'])} of {len(LANGUAGES[task])}", figures.overlap
-    return languages, "" if own is None else f"{'unknown' if own.found is None else own.found} of {own.total}"
+    if TASKS[name].kind == _TAGGING:
+        names = [own for own in names if own.startswith("xtreme f1")]
+    if TASKS[name].kind != _QUESTIONS:  # which count with both F1 and exact match
+        names = names[:1]
+    score = float(np.mean([figures.headline[own] for own in names]))
+    return score, np.mean([figures.resamples[own] for own in names], axis=0)
 
 
 def parse_runs(text: str) -> dict[str, str]:
     """Return the run of each task; ``qa`` stands for every task of question answering. Raises UserError if a part is
     not TASK=RUN, or there is no such task."""
-    known = [task for group in GROUPS.values() for task in group if task not in RETRIEVAL]
-    runs: dict[str, str] = {}
+    known = {name: task for name, task in TASKS.items() if task.kind != _RETRIEVAL}
+    runs = dict[str, str]()
     for part in filter(None, map(str.strip, text.split(","))):
-        task, equals, path = part.partition("=")
-        tasks = GROUPS["question answering"] if task == "qa" else (task,)
-        if not equals or not path or not set(tasks) <= set(known):
-            cure = f"write TASK=RUN/best; the tasks are {', '.join(known)}"
-            raise UserError(f"`paths` has {part!r}", cure=cure)
+        given, _, path = part.partition("=")
+        tasks = [name for name, task in known.items() if given == name or (given == "qa" and task.kind == _QUESTIONS)]
+        if not tasks or not path:
+            raise UserError(f"`paths` has {part!r}", cure=f"write TASK=RUN/best; the tasks are {', '.join(known)}")
         runs |= dict.fromkeys(tasks, path)
     return runs
