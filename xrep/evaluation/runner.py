@@ -72,20 +72,26 @@ def run_tests(tests: Sequence[Test], open_model: Callable[[Test], Any]) -> Resul
 
 
 def measure(name: str, evaluation: Evaluation, model: Any, seeds: int = 0) -> tuple[Figures, dict[str, Any]]:
-    """Measure a model, and its architecture with random weights of a number of seeds. Return figures and record."""
+    """Measure a model, and its architecture with random weights of a number of seeds. Return the figures and the
+    record. Of random weights it has all values, and of each headline the mean and the spread (the sample standard
+    deviation; null for one seed)."""
     random = [evaluation.measure(with_random_weights(model, seed)) for seed in range(seeds)]
     figures = evaluation.measure(model)
-    more = {"random_weights": random_record(random)} if random else {}
-    return figures, figures.record(name, model) | more
+    record = figures.record(name, model)
+    if random:
+        headline = {}
+        for figure in random[0].headline:
+            own = [measured.headline[figure] for measured in random]
+            spread = float(np.std(own, ddof=1)) if own[1:] else None
+            headline[figure] = {"mean": float(np.mean(own)), "spread": spread, "by_seed": own}
+        values = [dict(measured.values) for measured in random]
+        record["random_weights"] = {"seeds": seeds, "headline": headline, "values": values}
+    return figures, record
 
 
 def models(evaluation: Evaluation, paths: Sequence[str], dimensions: str | None = None) -> Iterator[Any]:
     """Open models one after the other, so that one is in memory at a time, and yield each of them, and with
-    ``dimensions`` those of its shorter vectors.
-
-    Raises:
-        UserError: A model cannot be opened; that is found before the first one is yielded.
-    """
+    ``dimensions`` those of its shorter vectors. Raises UserError before the first one if a model cannot be opened."""
     for path in paths[1:]:
         shortened(evaluation.open(path), dimensions)
     with tempfile.TemporaryDirectory() as folder:
@@ -93,17 +99,6 @@ def models(evaluation: Evaluation, paths: Sequence[str], dimensions: str | None 
             evaluation.config.cache = folder
         for path in paths:
             yield from shortened(evaluation.open(path), dimensions)
-
-
-def random_record(seeds: Sequence[Figures]) -> dict[str, Any]:
-    """Return what is written as JSON about random weights, one ``Figures`` for each seed: the mean and the spread (the
-    sample standard deviation; null for one seed) of each headline, and all values."""
-    headline = {}
-    for figure in seeds[0].headline:
-        own = [figures.headline[figure] for figures in seeds]
-        spread = float(np.std(own, ddof=1)) if own[1:] else None
-        headline[figure] = {"mean": float(np.mean(own)), "spread": spread, "by_seed": own}
-    return {"seeds": len(seeds), "headline": headline, "values": [dict(figures.values) for figures in seeds]}
 
 
 def differences(first: Figures, other: Figures) -> dict[str, tuple[float, float, float]]:

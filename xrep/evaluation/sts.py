@@ -116,7 +116,6 @@ class Sts(Evaluation):
         return {f"{label}, Spearman all": (QUOTED, names) for label, names in labels.items()}
 
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
-        """Return tables of correlations times 100: of the cosine by subset and average, and of all similarities."""
         rows, others = [], []
         for name, result in results.items():
             examples, own = result.examples, result.score.details

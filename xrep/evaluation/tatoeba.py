@@ -132,7 +132,6 @@ class Tatoeba(Evaluation):
         return {f"{prefix}{label}": (figure, names) for label, names in self.averages(results).items()}
 
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
-        """Return a table of the languages by name and of the averages, and the averages that are missing."""
         lines = [super().text({language: results[language] for language in sorted(results, key=name)}, averages)]
         if missing := [f"{group} ({count} missing)" for group, count in _missing(results).items() if count]:
             lines.append(f"no average over {', '.join(missing)}: not all their languages were measured")
