@@ -31,7 +31,7 @@ class NgramEncoder:
         known: The languages of separate towers; None: one shared tower, which encodes any language.
     """
 
-    path, languages = "trigrams", ()
+    path, languages, encoder = "trigrams", (), None
 
     def __init__(
         self, known: Sequence[str] | None = None, training_hashes: Path | None = None, width: int = 1024

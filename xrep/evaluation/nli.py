@@ -12,9 +12,10 @@ import torch
 from xrep.config import still_known
 from xrep.criteria.nli import Nli
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, Loaded, encode_columns
+from xrep.evaluation.encoders import Encoder, encode_columns
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, OverlapOption, Score, shares
 from xrep.evaluation.reading import choose_languages
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.directory import CONFIG, CRITERION, MANIFEST, open_checkpoint
 from xrep.registry import CRITERIA
 from xrep.text.languages import canonical, check_language, name
@@ -113,7 +114,7 @@ def nli_head(encoder: Encoder, part: str | None = None) -> Nli:
         part: Name of the part whose classifier is loaded, if several parts of the run have one.
     """
     cure = "give `path` a checkpoint of a run with the criterion nli, such as run1/best"
-    if not isinstance(encoder, Loaded) or not (Path(encoder.path) / MANIFEST).is_file():
+    if not isinstance(encoder.encoder, SentenceEncoder) or not (Path(encoder.path) / MANIFEST).is_file():
         raise UserError("no run of xrep, so no classifier of natural language inference", path=encoder.path, cure=cure)
     checkpoint = open_checkpoint(encoder.path)
     config, tensors = checkpoint.config, checkpoint.tensors(CRITERION)

@@ -18,7 +18,7 @@ import torch
 
 from xrep.data.batching import batches_of, collate
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, Loaded
+from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, PlotOption
 from xrep.evaluation.multilingual import TextOptions, read_texts
 from xrep.evaluation.plots import plot_points
@@ -70,7 +70,7 @@ class Scatter(Evaluation):
         return draw_rows(read_texts(config), config.sentences, config.seed)
 
     def measure(self, model: Encoder) -> Figures:
-        if self.config.tokens and not isinstance(model, Loaded):
+        if self.config.tokens and not isinstance(model.encoder, SentenceEncoder):
             cure = "name an encoder, or omit `tokens`"
             raise UserError("precomputed vectors have no tokens", path=model.path, cure=cure)
         self.check(model)
@@ -113,7 +113,7 @@ def scatter(
         rows, first = range(len(examples)), {}
         for language, column in zip(examples.languages, examples.columns, strict=True):
             first[language] = len(languages)
-            if tokens and isinstance(encoder, Loaded):
+            if tokens and isinstance(encoder.encoder, SentenceEncoder):
                 names, found = token_vectors(encoder.encoder, column, language)
             else:
                 names, found = [str(len(sentences) + row + 1) for row in rows], encoder.encode(column, language)
