@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -113,8 +113,8 @@ class Bucc(Evaluation):
             self.tests.append((read_split(gold[split], merge), read_split(gold[tuning], merge) if tuning else None))
         return [side for test in self.tests for split in test if split for side in split.sides]
 
-    def is_in(self, examples: Examples, languages: Collection[str]) -> bool:
-        return is_pair_of(examples.name.split(".")[0], languages)
+    def narrow(self, languages: Sequence[str]) -> None:
+        self.tables = [side for side in self.tables if is_pair_of(side.name.split(".")[0], languages)]
 
     def measure(self, model: Encoder) -> Figures:
         self.check(model)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 from tqdm import tqdm
@@ -22,11 +22,8 @@ from xrep.metrics.bootstrap import interval, resampled_share
 from xrep.precision import Precision
 from xrep.text.languages import name
 
-Item = TypeVar("Item")
 Drawing = Callable[[Picture], Sequence[str] | None]
 """Function that draws figures into a file. It may return lines to print below the text."""
-UNRECORDED = ("batch_tokens", "cache", "list_sentences", "dimensions", "plot")
-"""Options that several evaluations share and on which the figures do not depend."""
 
 
 @dataclass(kw_only=True)
@@ -143,13 +140,13 @@ class Result:
 
 
 class Evaluation(ABC):
-    """An evaluation of an encoder, or of another model: a list of ``Examples`` and a ``score``.
+    """An evaluation of an encoder, or of another model: ``Examples`` and a ``score``.
 
-    An evaluation is one class in one file and one line in ``xrep.registry.EVALUATIONS``, or in a plugin. It has to
-    define ``read`` and ``score``. This class does the rest: languages, overlap with the training text, averages,
-    bootstrap, the printed table and the record. An evaluation that needs another order overrides ``measure``.
-    ``xrep-eval NAME`` reads the tables, opens the model, measures it, prints the figures, draws the plot and writes the
-    JSON; an evaluation prints nothing itself.
+    It is one class in one file and one line in ``xrep.registry.EVALUATIONS``, or in a plugin. It defines ``read`` and
+    ``score``, and this class does the rest: languages, overlap with the training text, averages, bootstrap, the printed
+    table and the record. One that needs another order overrides ``measure``. ``xrep-eval NAME`` reads the tables, opens
+    the model, measures it, prints the figures, draws the plot and writes the JSON; an evaluation prints nothing itself.
+    Methods raise UserError if the options, the data or the model are wrong.
 
     - The docstring of the class is the description in ``xrep-eval NAME --help``, and its first line is the summary in
       ``xrep-eval --help``. It has an example that begins with ``xrep-eval NAME --path run1/best``.
@@ -158,9 +155,6 @@ class Evaluation(ABC):
       above. ``list[str]`` takes several arguments, ``Literal`` offers a choice, and a field without a default must be
       given.
     - ``--list-sentences`` writes all columns of all tables, so a column that is only encoded is one of a table, too.
-
-    Args:
-        config: An instance of ``Config``.
     """
 
     Config: ClassVar[type]
@@ -169,12 +163,11 @@ class Evaluation(ABC):
     resampled: ClassVar[bool] = True
     """Whether its figures have ``resamples``; if not, ``--resamples`` is refused before a model is loaded."""
     heading: ClassVar[str] = "language"
-    """Heading of the first column of the printed table."""
     unit: ClassVar[str] = "examples"
-    """What an example is, as heading of the second column."""
+    """Headings of the first two columns of the printed table: what a table is, and an example."""
     least: ClassVar[int] = 1
     """Number of examples of each table that must be left."""
-    unrecorded: ClassVar[frozenset[str]] = frozenset({"data", *UNRECORDED})
+    unrecorded: ClassVar = frozenset({"data", "batch_tokens", "cache", "list_sentences", "dimensions", "plot"})
     """Options on which the figures do not depend."""
 
     def __init__(self, config: Any) -> None:
@@ -182,55 +175,33 @@ class Evaluation(ABC):
 
     @classmethod
     def find(cls, folder: Path) -> dict[Path, Any]:
-        """Return what this evaluation can measure in a folder and its subfolders, for ``xrep-eval all``.
-
-        Returns:
-            A map from the path of the data to a ``Config`` that measures it. By default it is empty, and the
-            evaluation is not part of ``all``.
-        """
+        """Return what ``xrep-eval all`` can measure in a folder and its subfolders: path of the data -> ``Config`` that
+        measures it. By default the evaluation is not part of ``all``."""
         return {}
 
     @abstractmethod
     def read(self) -> list[Examples]:
-        """Check the options and read the data, before a model is loaded.
-
-        Raises:
-            UserError: The options or the data are wrong. Whatever a user can get wrong is found here, except what
-                depends on the model.
-        """
+        """Check the options and read the data, before a model is loaded. Whatever a user can get wrong is found here,
+        except what depends on the model."""
 
     @cached_property
     def tables(self) -> list[Examples]:
         """What ``read`` returned. It is read once; a caller may leave tables out."""
         return self.read()
 
-    def is_in(self, examples: Examples, languages: Collection[str]) -> bool:
-        """Return whether a table belongs to the languages that ``xrep-eval all`` measures."""
-        return set(examples.languages) <= set(languages)
-
     def narrow(self, languages: Sequence[str]) -> None:
-        """Leave out the tables that do not belong to some languages."""
-        self.tables = [examples for examples in self.tables if self.is_in(examples, languages)]
+        """Leave out the tables that do not belong to the languages that ``xrep-eval all`` measures."""
+        self.tables = [examples for examples in self.tables if set(examples.languages) <= set(languages)]
 
     def open(self, path: str) -> Any:
-        """Open the model that ``measure`` takes; by default it is an ``Encoder``.
-
-        It has an attribute ``path``, a method ``fingerprint()``, whose result changes when the output changes, and an
-        attribute ``training_hashes``, as an ``Encoder`` has.
-
-        Raises:
-            UserError: There is no such model at ``path``.
-        """
+        """Open the model that ``measure`` takes, by default an ``Encoder``. It has a ``path``, ``training_hashes``, and
+        a ``fingerprint()``, which changes when the output changes."""
         config = self.config
         more = {"cache": config.cache, "layer": config.layer, "precision": config.precision}
         return open_encoder(path, batch_tokens=config.batch_tokens, **more)
 
     def check(self, model: Any) -> None:
-        """Check before the work that the model fits the tables. By default it encodes a sentence of each language.
-
-        Raises:
-            UserError: It does not.
-        """
+        """Check before the work that the model fits the tables. By default it encodes a sentence of each language."""
         firsts = dict[str, str]()
         for examples in self.tables:
             for language, column in zip(examples.languages, examples.columns, strict=True):
@@ -238,23 +209,15 @@ class Evaluation(ABC):
         check_languages(model, firsts)
 
     def score(self, model: Any, examples: Examples) -> Score:
-        """Measure a model on one table.
-
-        Raises:
-            UserError: The model does not fit the examples or the options.
-        """
+        """Measure a model on one table."""
         raise NotImplementedError
 
     def measure(self, model: Any) -> Figures:
-        """Measure a model on all tables.
-
-        Raises:
-            UserError: The model does not fit the data or the options.
-        """
+        """Measure a model on all tables."""
         self.check(model)
         kept = [self.without_overlap(model, examples) for examples in self.tables]
-        results = [Result(*own, self.score(model, own[0])) for own in progress(kept, self.heading)]
-        return self.figures(results)
+        shown = tqdm(kept, disable=None, leave=False, unit=f" {self.heading}")
+        return self.figures([Result(*own, self.score(model, own[0])) for own in shown])
 
     def without_overlap(self, model: Any, examples: Examples) -> tuple[Examples, Overlap]:
         """Count the examples that were in the training text, and leave them out with ``drop_overlap``."""
@@ -281,7 +244,7 @@ class Evaluation(ABC):
             headline=headline,
             resamples=resamples,
             settings=self.settings(),
-            files=list(dict.fromkeys(file for own in measured for file in own.examples.files)),
+            files=[file for own in measured for file in own.examples.files],
             overlap=total(own.overlap for own in measured),
             plot=self.plot(results, headline),
         )
@@ -305,13 +268,14 @@ class Evaluation(ABC):
         return f"{name(examples.languages[0])} ({examples.name})"
 
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
-        """Return the tables and lines for people, without intervals and overlap."""
-        lines: dict[str, Mapping[str, Any]] = {self.shown(own.examples): own.values for own in results.values()}
-        columns = [key for key, value in next(iter(lines.values())).items() if isinstance(value, float)]
-        header = [self.heading, self.unit, *(column.replace("_", " ") for column in columns)]
+        """Return the ``text`` of ``Figures``."""
+        lines = [(self.shown(own.examples), own.values) for own in results.values()]
+        columns = [key for key, value in lines[0][1].items() if isinstance(value, float)]
         keys = "examples", *columns
-        rows = [[label, *(own.get(key, "") for key in keys)] for label, own in [*lines.items(), *averages.items()]]
-        return table(header, [*rows[: len(lines)], *([[]] if averages else []), *rows[len(lines) :]])
+        rows = [[label, *(own.get(key, "") for key in keys)] for label, own in [*lines, *averages.items()]]
+        if averages:
+            rows.insert(len(lines), [])
+        return table([self.heading, self.unit, *(column.replace("_", " ") for column in columns)], rows)
 
     def settings(self) -> dict[str, Any]:
         """Return what the figures depend on: the options of ``Config``, except those in ``unrecorded``."""
@@ -322,31 +286,25 @@ class Evaluation(ABC):
         return None
 
 
-def progress(items: Sequence[Item], unit: str) -> Iterable[Item]:
-    """Return the items with a progress line on stderr, if that is a terminal."""
-    return tqdm(items, disable=None, leave=False, unit=f" {unit}")
-
-
 @dataclass(kw_only=True)
 class Figures:
     """What ``Evaluation.measure`` returns, in the same form for every evaluation."""
 
     text: str
-    """Tables and lines for people, without intervals and overlap, which the printer adds."""
+    """Tables and lines for people, without the intervals and the overlap that ``printed`` adds."""
     values: Mapping[str, Any]
     """Measured values, unrounded; only JSON types."""
     headline: Mapping[str, float] = field(default_factory=dict)
     """The few figures (name -> number) by which the test is usually quoted; ``xrep-eval all`` prints them."""
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """95% bootstrap confidence intervals of figures in ``headline``, over the examples (``xrep.metrics.bootstrap``).
-    Those of ``resamples`` are added."""
+    """95% bootstrap intervals of figures in ``headline`` (``xrep.metrics.bootstrap``); of ``resamples`` they follow."""
     resamples: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Figures in ``headline`` on examples drawn with replacement, float64 [R]. The draws are the same for all systems
     that are measured on the same examples, so differences between systems are paired."""
     settings: Mapping[str, Any]
     """Everything else that the values depend on, such as split, languages, neighbours and seeds."""
     files: Sequence[str | Path] = ()
-    """Every data file that was read."""
+    """Every data file that was read; one may be named several times."""
     overlap: Overlap | None = None
     """Overlap with the training data; None if the data is not a test set."""
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -374,7 +332,7 @@ class Figures:
             "headline": dict(self.headline),
             "intervals": {name: list(span) for name, span in self.intervals.items()},
             "model": {"path": str(model.path), "fingerprint": model.fingerprint()},
-            "data": {str(path): sha256_of(path) for path in self.files},
+            "data": {str(path): sha256_of(path) for path in dict.fromkeys(self.files)},
             "settings": dict(self.settings),
             "version": xrep.__version__,
             "overlap": asdict(self.overlap) if self.overlap else None,

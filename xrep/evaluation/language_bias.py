@@ -7,7 +7,7 @@ language only translates English; the English sentences of the pool are then tho
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,8 @@ class LanguageBias(Evaluation):
         _even(_pool(tables), self.config.sentences)
         return tables
 
-    def is_in(self, examples: Examples, languages: Collection[str]) -> bool:
-        return set(examples.languages) <= {"en", *languages}
+    def narrow(self, languages: Sequence[str]) -> None:
+        super().narrow(["en", *languages])
 
     def measure(self, model: Encoder) -> Figures:
         """Measure the shares.

@@ -10,21 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, encode_columns
-from xrep.evaluation.evaluation import (
-    DimensionsOption,
-    EncoderOptions,
-    Evaluation,
-    Examples,
-    Figures,
-    OverlapOption,
-    Result,
-    Score,
-    progress,
-    table,
-)
+from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions, table
 from xrep.evaluation.reading import folders_with
 from xrep.evaluation.senteval import readers
 from xrep.evaluation.senteval.protocols import Outcome, parts_of, protocol
@@ -59,7 +49,7 @@ class SentEval(Evaluation):
     """
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions, DimensionsOption, OverlapOption):
+    class Config(VectorTestOptions):
         data: str
         """Folder of the sets."""
         sets: str = "all"
@@ -95,26 +85,24 @@ class SentEval(Evaluation):
         return [examples for splits in self.sets for examples in splits.values()]
 
     def measure(self, model: Encoder) -> Figures:
-        kept = []
+        sets = []
         for splits in self.sets:
-            tested = list(splits)[-1]
-            examples, overlap = self.without_overlap(model, splits[tested])
-            own = {**splits, tested: examples}
-            kept.append((own, examples, overlap, *protocol(own, self.config.folds)))
-        results = list[Result]()
-        vectors = list[np.ndarray]()
-        for splits, examples, overlap, description, measure in progress(kept, "sets"):
+            *_, (tested, whole) = splits.items()
+            examples, overlap = self.without_overlap(model, whole)
+            kept = {**splits, tested: examples}
+            sets.append((kept, examples, overlap, *protocol(kept, self.config.folds)))
+        results, vectors = list[Result](), list[np.ndarray]()
+        for splits, examples, overlap, description, measure in tqdm(sets, disable=None, leave=False, unit=" sets"):
             if not results or results[-1].examples.files != examples.files:  # SICK-E and SICK-R have the same pairs
                 columns = [column for split in splits.values() for column in split.columns]
                 vectors = encode_columns(model, columns, examples.languages[0])
             parts = parts_of(list(splits.values()), vectors)
             outcomes = [measure(*parts, seed=seed) for seed in self.seeds]
-            sizes = {name: len(split) for name, split in splits.items()}
-            score = self._score(outcomes, {"protocol": description, "splits": sizes})
-            results.append(Result(examples, overlap, score))
+            details = {"protocol": description, "splits": {name: len(split) for name, split in splits.items()}}
+            results.append(Result(examples, overlap, self._mean_score(outcomes, details)))
         return self.figures(results)
 
-    def _score(self, outcomes: Sequence[Outcome], details: Mapping[str, Any]) -> Score:
+    def _mean_score(self, outcomes: Sequence[Outcome], details: Mapping[str, Any]) -> Score:
         """Return the means over the seeds; ``test`` is the figure by which the set is usually quoted."""
         columns = {name: [figures[name] for figures, _ in outcomes] for name in outcomes[0][0]}
         mean = {name: float(np.mean(column)) for name, column in columns.items()}
