@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import sys
 from collections.abc import Sequence
@@ -55,12 +54,11 @@ RANDOM = (
     "Measure the architecture of the model with random weights, too, drawn by each of this number of seeds (3 if none "
     "is named), and print their mean and standard deviation. A classifier that was trained stays as it is."
 )
+JSON = "Write the results as JSON; - prints JSON alone on stdout."
 RESAMPLES = (
     "Write the figures on 1,000 samples of the examples, drawn with replacement, as JSON. The samples are the same for "
     "every model, so the differences between the files of two models are those of a paired bootstrap test."
 )
-WRITTEN_ONCE = ("plot", "resamples", "save_translations")
-"""Options of evaluations that name what is written for one model."""
 
 
 def build_parser(chosen: str | None = None) -> Parser:
@@ -81,9 +79,7 @@ def build_parser(chosen: str | None = None) -> Parser:
             if any(spec.name == "cache" for spec in specs):  # of EncoderOptions
                 seeds: dict[str, Any] = {"nargs": "?", "type": int, "const": 3, "default": 0, "metavar": "SEEDS"}
                 command.add_argument("--random-baseline", help=RANDOM, **seeds)
-            command.add_argument(
-                "--json", metavar="FILE", help="Write the results as JSON; - prints JSON alone on stdout."
-            )
+            command.add_argument("--json", metavar="FILE", help=JSON)
             command.add_argument("--resamples", metavar="FILE", help=RESAMPLES)
             add_shared_options(command, "--plugin")
     return parser
@@ -102,47 +98,48 @@ def main(argv: Sequence[str]) -> None:
     name, paths, json_file, _ = (options.pop(key) for key in ("evaluation", "path", "json", "plugin"))
     evaluation = EVALUATIONS.load(name)
     with naming_options({field: "--" + field.replace("_", "-") for field in ("path", *options)}):
-        if options["resamples"] is not None and not evaluation.resampled:
+        seeds, resamples = options.pop("random_baseline", 0), options.pop("resamples")
+        if resamples is not None and not evaluation.resampled:
             raise UserError("this evaluation resamples no figure", cure="leave `resamples` out")
-        results = {"--json": json_file, "--plot": options.get("plot"), "--resamples": options["resamples"]}
-        _check(paths, results, options)
+        outputs = {"--json": json_file, "--plot": options.get("plot"), "--resamples": resamples}
+        data, query_file = options.get("data") or [], options.get("query_file")
+        data = [data] if isinstance(data, str) else data
+        _check(paths, outputs, seeds, [*data, query_file], options)
         say_if_slow("xrep-eval", options.get("precision", "float32"), choose_device(None))
-        own = {key: value for key, value in options.items() if key not in ("random_baseline", "resamples")}
-        made = evaluation(evaluation.Config(**own))
+        made, listed = evaluation(evaluation.Config(**options)), options.get("list_sentences")
         files = [str(file) for examples in made.tables for file in examples.files]
-        check_outputs({**results, "--list-sentences": options.get("list_sentences")}, {"--data": files})
-        if options.get("list_sentences") is not None:
+        check_outputs({**outputs, "--list-sentences": listed}, {"--data": [*data, *files], "--query-file": query_file})
+        if listed is not None:
             from xrep.evaluation.encoders import write_sentences
 
             columns = (pair for own in made.tables for pair in zip(own.languages, own.columns, strict=True))
-            print(f"{write_sentences(options['list_sentences'], columns)} sentences: {options['list_sentences']}")
+            print(f"{write_sentences(listed, columns)} sentences: {listed}")
         elif not paths and made.takes_path:
             raise UserError("no encoder named", cure="give --path, or --list-sentences to measure another system")
         else:
-            _measure(name, made, paths or [""], json_file, options)
+            _measure(name, made, paths or [""], outputs, seeds)
 
 
-def _check(paths: list[str], results: dict[str, str | None], options: dict[str, Any]) -> None:
-    """Check before the work that its results can be written. Raises UserError if they cannot be written, a number is
-    out of range, or matplotlib is missing."""
+def _check(
+    paths: list[str], outputs: dict[str, str | None], seeds: int, files: list[str | None], options: dict[str, Any]
+) -> None:
+    """Check options before the data is read. Raises UserError if they do not go together, a number is out of range, or
+    matplotlib is missing."""
     check_counts({"batch_tokens": options.get("batch_tokens")})
-    if options.get("random_baseline", 0) < 0:
-        raise UserError(f"--random-baseline {options['random_baseline']}", cure="give a number of seeds, such as 3")
+    if seeds < 0:
+        raise UserError(f"--random-baseline {seeds}", cure="give a number of seeds, such as 3")
     if len(set(paths)) < len(paths):
         raise UserError("a --path is given twice", cure="name each model once")
-    for option in WRITTEN_ONCE if len(paths) > 1 else ():
-        if options.get(option) is not None:
-            raise UserError(f"`{option}` with {len(paths)} models", cure="measure one at a time for it")
-    for option, file in results.items():
+    for option, file in {**outputs, "--save-translations": options.get("save_translations")}.items():
+        if file is not None and len(paths) > 1 and option != "--json":  # it is written for one model
+            raise UserError(f"{option} with {len(paths)} models", cure="measure one at a time for it")
         if file is not None and options.get("list_sentences") is not None:
             problem = f"{option} with --list-sentences, which measures nothing"
             raise UserError(problem, cure=f"leave {option} out")
-    inputs = {"--data": options.get("data"), "--query-file": options.get("query_file")}
-    for file in itertools.chain.from_iterable([own] if isinstance(own, str) else own or () for own in inputs.values()):
-        if is_stream(file):
+    for file in files:
+        if file is not None and is_stream(file):
             problem = "a pipe or a device, and evaluations read their files more than once"
             raise UserError(problem, path=file, cure="write what it holds into a file, and leave it out of the data")
-    check_outputs({**results, "--list-sentences": options.get("list_sentences")}, inputs)
     if options.get("cache") is not None:
         check_output(options["cache"], folder=True)
     if (plot := options.get("plot")) is not None:
@@ -154,33 +151,30 @@ def _check(paths: list[str], results: dict[str, str | None], options: dict[str, 
         check_matplotlib()
 
 
-def _measure(
-    name: str, evaluation: Evaluation, paths: list[str], json_file: str | None, options: dict[str, Any]
-) -> None:
+def _measure(name: str, evaluation: Evaluation, paths: list[str], outputs: dict[str, str | None], seeds: int) -> None:
     from xrep.evaluation.plots import Picture
     from xrep.evaluation.runner import comparison, differences, measure, models
 
-    seeds, dimensions = options.get("random_baseline", 0), options.get("dimensions")
+    json_file, plot, resamples = outputs.values()
+    dimensions = getattr(evaluation.config, "dimensions", None)
     several = len(paths) > 1 or dimensions is not None
     records, failed, differing, first = {}, {}, {}, None
     for model in models(evaluation, paths, dimensions):
         figures, record = measure(name, evaluation, model, seeds)
-        path, first, notes = str(model.path), first or figures, None
-        records[path] = record
-        failed |= figures.failed
-        if figures is not first:
-            differing[path] = differences(first, figures)
-        elif options.get("plot") and figures.plot:
-            notes = figures.plot(Picture(options["plot"], path))
-        if options["resamples"] is not None and figures is first:
-            drawn = {
-                name: [None if math.isnan(x) else float(x) for x in own] for name, own in figures.resamples.items()
-            }
-            write_json(options["resamples"], drawn)
-        if json_file != "-":
-            heading = [f"{path}:"] if several else []
-            print("\n".join([*heading, figures.printed(), *(notes or ()), *([""] if heading else [])]))
+        path = str(model.path)
+        records[path], failed = record, failed | figures.failed
         del model  # so that it is not in memory beside the next one
+        if first is not None:
+            differing[path] = differences(first, figures)
+        else:
+            first = figures
+            if plot is not None and figures.plot:
+                figures.plot(Picture(plot, path))
+            if resamples is not None:
+                drawn = {key: own.tolist() for key, own in figures.resamples.items()}
+                write_json(resamples, {key: [None if math.isnan(x) else x for x in own] for key, own in drawn.items()})
+        if json_file != "-":
+            print(f"{path}:\n{figures.printed()}\n" if several else figures.printed())
     if (several or seeds) and json_file != "-":
         print(comparison(records, differing))
     (record, *others) = records.values()

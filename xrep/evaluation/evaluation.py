@@ -22,9 +22,6 @@ from xrep.metrics.bootstrap import interval, resampled_share
 from xrep.precision import Precision
 from xrep.text.languages import name
 
-Drawing = Callable[[Picture], Sequence[str] | None]
-"""Function that draws figures into a file. It may return lines to print below the text."""
-
 
 @dataclass(kw_only=True)
 class PrecisionOption:
@@ -51,15 +48,6 @@ class EncoderOptions(PrecisionOption):
 
 
 @dataclass(kw_only=True)
-class DimensionsOption:
-    """Option of every evaluation that needs nothing but the vectors of sentences."""
-
-    dimensions: str | None = None
-    """Measure vectors that are cut to their first numbers, too: 256,128,64 for these three widths, as an encoder is
-    trained for with --matryoshka."""
-
-
-@dataclass(kw_only=True)
 class OverlapOption:
     """Option of every evaluation on a test set."""
 
@@ -68,8 +56,12 @@ class OverlapOption:
 
 
 @dataclass(kw_only=True)
-class VectorTestOptions(EncoderOptions, DimensionsOption, OverlapOption):
+class VectorTestOptions(EncoderOptions, OverlapOption):
     """Options of every evaluation of the vectors of a test set."""
+
+    dimensions: str | None = None
+    """Measure vectors that are cut to their first numbers, too: 256,128,64 for these three widths, as an encoder is
+    trained for with --matryoshka."""
 
 
 @dataclass(kw_only=True)
@@ -246,7 +238,6 @@ class Evaluation(ABC):
             settings=self.settings(),
             files=[file for own in measured for file in own.examples.files],
             overlap=total(own.overlap for own in measured),
-            plot=self.plot(results, headline),
         )
 
     def averages(self, results: Mapping[str, Result]) -> dict[str, list[str]]:
@@ -281,10 +272,6 @@ class Evaluation(ABC):
         """Return what the figures depend on: the options of ``Config``, except those in ``unrecorded``."""
         return {name: value for name, value in vars(self.config).items() if name not in self.unrecorded}
 
-    def plot(self, results: Mapping[str, Result], headline: Mapping[str, float]) -> Drawing | None:
-        """Return a function that draws the figures; by default there is none."""
-        return None
-
 
 @dataclass(kw_only=True)
 class Figures:
@@ -299,8 +286,8 @@ class Figures:
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """95% bootstrap intervals of figures in ``headline`` (``xrep.metrics.bootstrap``); of ``resamples`` they follow."""
     resamples: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Figures in ``headline`` on examples drawn with replacement, float64 [R]. The draws are the same for all systems
-    that are measured on the same examples, so differences between systems are paired."""
+    """Figures in ``headline`` on examples drawn with replacement, float64 [R]. The draws are the same for all models,
+    so differences between models on the same examples are paired."""
     settings: Mapping[str, Any]
     """Everything else that the values depend on, such as split, languages, neighbours and seeds."""
     files: Sequence[str | Path] = ()
@@ -309,7 +296,8 @@ class Figures:
     """Overlap with the training data; None if the data is not a test set."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Of several tests, those that could not be measured, and the reasons."""
-    plot: Drawing | None = None
+    plot: Callable[[Picture], None] | None = None
+    """Function that draws the figures into a file."""
 
     def __post_init__(self) -> None:
         self.intervals = {**self.intervals, **{name: interval(values) for name, values in self.resamples.items()}}

@@ -39,10 +39,8 @@ def total(overlaps: Iterable[Overlap]) -> Overlap:
     return Overlap(sum(known) if len(known) == len(parts) else None, sum(sizes), dropped)
 
 
-def load_training_hashes(path: Path | None) -> np.ndarray | None:
-    """Map the hashes of the training sentences, sorted uint64 [K], into memory; return None if ``path`` is None."""
-    if path is None:
-        return None
+def load_training_hashes(path: Path) -> np.ndarray:
+    """Map the hashes of the training sentences, sorted uint64 [K], into memory."""
     cure = "restore the file, or delete it to measure without the overlap"
     hashes = open_array(path, "training hashes", cure)
     if hashes.ndim != 1 or hashes.dtype != np.uint64:
@@ -51,11 +49,8 @@ def load_training_hashes(path: Path | None) -> np.ndarray | None:
 
 
 def seen(sentences: Sequence[str], training_hashes: np.ndarray) -> np.ndarray:
-    """Return which sentences are in the training data, ignoring case, punctuation and Unicode form: bool [N].
-
-    Args:
-        training_hashes: Sorted uint64 [K]; of a memory map, only the pages that the binary searches touch are read.
-    """
+    """Return which sentences are in the training data, ignoring case, punctuation and Unicode form: bool [N]. Of
+    sorted ``training_hashes``, uint64 [K], in a memory map, only the pages that the binary searches touch are read."""
     hashes = sentence_hashes(sentences)
     if not len(training_hashes):
         return np.zeros(len(hashes), dtype=bool)
@@ -66,25 +61,24 @@ def seen(sentences: Sequence[str], training_hashes: np.ndarray) -> np.ndarray:
 def find_overlap(
     training_hashes: Path | None, *columns: Sequence[str], drop: bool = False, name: str = "the test", least: int = 1
 ) -> tuple[np.ndarray, Overlap]:
-    """Count the examples with a sentence that is in the training data, and leave them out with ``drop``.
+    """Return a mask of the examples to measure, bool [N], and the overlap with the training data.
 
     Args:
         training_hashes: File of training hashes, or None if there is none.
         columns: Sentences of N examples: one column for single sentences, two for pairs.
+        drop: Leave out the examples of which a sentence is in the training data.
         name: Name of the test, for error messages.
         least: Number of examples that must be left.
-
-    Returns:
-        A mask of the examples to measure, bool [N], and the overlap.
     """
-    count, hashes = len(columns[0]), load_training_hashes(training_hashes)
-    if hashes is None:
+    count, cure = len(columns[0]), "measure without `drop_overlap`"
+    if training_hashes is None:
         if drop:
-            raise UserError("no training hashes beside the encoder", cure="measure without `drop_overlap`")
+            raise UserError("no training hashes beside the encoder", cure=cure)
         return np.ones(count, dtype=bool), Overlap(None, count)
+    hashes = load_training_hashes(training_hashes)
     known = np.logical_or.reduce([seen(column, hashes) for column in columns])
-    overlap = Overlap(int(known.sum()), count, dropped=drop)
-    if drop and count - known.sum() < least:
-        problem = f"{overlap.found} of {count} examples of {name} were in the training text, too few are left"
-        raise UserError(problem, cure="measure without `drop_overlap`")
-    return ~known | (not drop), overlap
+    found = int(known.sum())
+    if drop and count - found < least:
+        problem = f"{found} of {count} examples of {name} were in the training text, too few are left"
+        raise UserError(problem, cure=cure)
+    return ~known | (not drop), Overlap(found, count, dropped=drop)

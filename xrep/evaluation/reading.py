@@ -11,9 +11,6 @@ from xrep.errors import UserError
 from xrep.text.languages import canonical, refuse_pair
 from xrep.text.readers import read_lines
 
-DEPTH = 4
-"""Number of levels of subfolders that are searched: enough for SentEval/data/downstream/SST/binary."""
-
 
 def choose_languages(
     languages: str,
@@ -26,22 +23,19 @@ def choose_languages(
 
     Args:
         languages: ``all``, or codes (``de`` or ``deu``) and names of ``groups``, separated by commas.
-        known: Canonical codes of the available languages.
-        data: What there is for a language, for the error message: ``STS data for``.
-        path: Path of the data, for the error message.
-
-    Raises:
-        UserError: A language is not there, or none is named.
+        known: Canonical codes of the available languages. Raises UserError if another is named, or none.
+        data, path: What there is for a language (``STS data for``), and where, for the error message.
     """
     wanted: list[str] = []
     for code in filter(None, (part.strip() for part in languages.split(","))):
         refuse_pair(code, "langs", known)
         wanted += known if code == "all" else (groups or {}).get(code, (canonical(code),))
-    missing = [language for language in dict.fromkeys(wanted) if language not in known]
+    wanted = list(dict.fromkeys(wanted))
+    missing = [language for language in wanted if language not in known]
     if missing or not wanted:
         problem = f"no {data} {' '.join(missing)}" if missing else "no language named"
         raise UserError(problem, path=path, cure=f"the data has {','.join(known)}")
-    return list(dict.fromkeys(wanted))
+    return wanted
 
 
 def check_seed(seed: int) -> None:
@@ -83,16 +77,13 @@ def check_parallel(columns: Sequence[Sequence[object]], paths: Sequence[Path]) -
 
 
 def folders_with(folder: Path, pattern: str = ".*") -> dict[Path, list[str]]:
-    """Return the folders, up to four levels deep, that have files with a matching name: folder -> their names.
-
-    Args:
-        pattern: Regular expression that the whole name of a file must match.
-    """
+    """Return the folders, up to four levels deep, that have files whose whole name matches a regular expression: folder
+    -> their names. Four are enough for SentEval/data/downstream/SST/binary."""
     matching: dict[Path, list[str]] = {}
-    for place, folders, names in os.walk(folder):
+    for path, folders, names in os.walk(folder):
         folders.sort()
-        if len(Path(place).relative_to(folder).parts) >= DEPTH:
+        if len(Path(path).relative_to(folder).parts) >= 4:
             folders.clear()
-        if own := sorted(name for name in names if re.fullmatch(pattern, name) and Path(place, name).is_file()):
-            matching[Path(place)] = own
+        if own := sorted(name for name in names if re.fullmatch(pattern, name) and Path(path, name).is_file()):
+            matching[Path(path)] = own
     return matching

@@ -16,7 +16,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, without_components
-from xrep.evaluation.evaluation import Drawing, Evaluation, Examples, PlotOption, Result, Score, VectorTestOptions
+from xrep.evaluation.evaluation import Evaluation, Examples, Figures, PlotOption, Result, Score, VectorTestOptions
 from xrep.evaluation.plots import plot_tatoeba
 from xrep.evaluation.reading import check_parallel, choose_languages, existing_folder, folders_with, read_sentences
 from xrep.metrics.bootstrap import resampled_means
@@ -137,10 +137,12 @@ class Tatoeba(Evaluation):
             lines.append(f"no average over {', '.join(missing)}: not all their languages were measured")
         return "\n".join(lines)
 
-    def plot(self, results: Mapping[str, Result], headline: Mapping[str, float]) -> Drawing:
-        both = {language: [own.score.figures[key] for key in DIRECTIONS[:2]] for language, own in results.items()}
+    def figures(self, measured: Sequence[Result]) -> Figures:
+        figures = super().figures(measured)
+        both = {own.examples.name: [own.score.figures[key] for key in DIRECTIONS[:2]] for own in measured}
         accuracies = {language: Accuracy(*own) for language, own in both.items()}
-        return lambda picture: plot_tatoeba(accuracies, headline, picture)
+        figures.plot = lambda picture: plot_tatoeba(accuracies, figures.headline, picture)
+        return figures
 
 
 def available(folder: str | Path) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,12 +25,11 @@ a classification are ``accuracy`` and ``dev``, the accuracy by which the weight 
 
 
 class Part(NamedTuple):
-    """A split: features, float32 [N, D]; classes, int64 [N], or scores, float64 [N]; and the same as distributions over
-    classes, float32 [N, C]."""
+    """A split."""
 
-    x: np.ndarray
-    y: np.ndarray
-    targets: np.ndarray
+    x: np.ndarray  # features, float32 [N, D]
+    y: np.ndarray  # classes, int64 [N], or scores, float64 [N]
+    targets: np.ndarray  # the same as distributions over classes, float32 [N, C]
 
 
 def parts_of(splits: Sequence[Examples], vectors: Sequence[np.ndarray]) -> list[Part]:
@@ -43,12 +42,11 @@ def parts_of(splits: Sequence[Examples], vectors: Sequence[np.ndarray]) -> list[
     """
     following, parts = iter(vectors), []
     for split, targets in zip(splits, _targets(splits), strict=True):
-        y = np.asarray(split.gold)
         lengths = [[0 if text == "." else len(text.split()) for text in column] for column in split.columns]
-        rows = np.lexsort([y.tolist(), *reversed(lengths)])
+        rows = np.lexsort([split.gold.tolist(), *reversed(lengths)])
         u, *v = (next(following)[rows] for _ in split.columns)
         x = np.concatenate([np.abs(u - v[0]), u * v[0]], axis=1) if v else u
-        parts.append(Part(x, y[rows], targets[rows]))
+        parts.append(Part(x, split.gold[rows], targets[rows]))
     return parts
 
 
@@ -59,7 +57,7 @@ def protocol(splits: Mapping[str, Examples], folds: int) -> tuple[str, Callable[
         UserError: A class has less than two training examples per fold (one without folds).
     """
     train, (targets, *_) = next(iter(splits.values())), _targets(list(splits.values()))
-    if np.asarray(train.gold).dtype.kind == "f":
+    if train.gold.dtype.kind == "f":
         return "dev split, regression", relatedness
     counts, needed = targets.sum(0).astype(int), 1 if "dev" in splits else 2 * folds
     if counts.min() < needed:
@@ -80,10 +78,8 @@ def nested(whole: Part, seed: int, folds: int) -> Outcome:
     """
     x, y, targets = whole
     outer = _stratified(y, folds, seed)
-    choices = []
-    for rows, _ in outer:
-        inner: list[Fold] = [(rows[others], rows[own]) for others, own in _stratified(y[rows], folds, seed)]
-        choices.append(_choose(whole, inner, seed))
+    inner = [[(rows[i], rows[j]) for i, j in _stratified(y[rows], folds, seed)] for rows, _ in outer]
+    choices = [_choose(whole, own, seed) for own in inner]
     grid = np.array([[decay] for decay, _ in choices])
     fitted, _ = fit(x, targets, [(rows, None) for rows, _ in outer], grid, seed)
     right = np.zeros(len(y), dtype=bool)
@@ -107,8 +103,7 @@ def folded(train: Part, test: Part, seed: int, folds: int) -> Outcome:
 
 def split(train: Part, dev: Part, test: Part, seed: int) -> Outcome:
     """Choose the weight decay on the dev part, and test the classifier that is best there (SST2 SST5 SICK-E)."""
-    x, targets, fold = _joined(train, dev)
-    weights, scores = fit(x, targets, [fold], np.array([GRID]), seed)
+    weights, scores = _fit(train, dev, np.array([GRID]), seed)
     best = _best(scores)
     return _outcome(logits(test.x, weights[0, best]).argmax(1) == test.y, 100 * float(scores[0, best]))
 
@@ -125,9 +120,8 @@ def relatedness(train: Part, dev: Part, test: Part, seed: int) -> Outcome:
     def score(values: torch.Tensor, _: np.ndarray) -> np.ndarray:
         return np.array([_or_zero(pearson, expected_score(values[:, 0].numpy()), dev.y)])
 
-    x, targets, fold = _joined(train, dev)
     rule = {"gradient": squared_error_gradient, "score": score, "epochs": 50, "tenacity": 3, "maximum": 1000}
-    weights, scores = fit(x, targets, [fold], np.zeros((1, 1)), seed, **rule)
+    weights, scores = _fit(train, dev, np.zeros((1, 1)), seed, **rule)
     predicted = expected_score(logits(test.x, weights[0, 0]))
     drawn = 100 * resampled(lambda rows: _or_zero(pearson, predicted[rows], test.y[rows]), len(predicted))
     figures = {
@@ -152,11 +146,10 @@ def expected_score(values: np.ndarray) -> np.ndarray:
 
 def _targets(splits: Sequence[Examples]) -> list[np.ndarray]:
     """Return the classes or scores of each split of a set as distributions over the classes."""
-    gold = [np.asarray(split.gold) for split in splits]
-    if gold[0].dtype.kind == "f":
-        return [distributions(y) for y in gold]
-    classes = max(2, 1 + int(np.concatenate(gold).max()))
-    return [np.eye(classes, dtype=np.float32)[y] for y in gold]
+    if splits[0].gold.dtype.kind == "f":
+        return [distributions(split.gold) for split in splits]
+    classes = max(2, *(1 + int(split.gold.max()) for split in splits))
+    return [np.eye(classes, dtype=np.float32)[split.gold] for split in splits]
 
 
 def _stratified(y: np.ndarray, folds: int, seed: int) -> list[Fold]:
@@ -166,7 +159,7 @@ def _stratified(y: np.ndarray, folds: int, seed: int) -> list[Fold]:
     return list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(np.zeros((len(y), 1)), y))
 
 
-def _choose(part: Part, folds: list[Fold], seed: int) -> tuple[float, float]:
+def _choose(part: Part, folds: Sequence[Fold], seed: int) -> tuple[float, float]:
     """Return the weight decay with the best mean accuracy on the folds' dev rows, and that accuracy in percent."""
     _, scores = fit(part.x, part.targets, folds, np.tile(GRID, (len(folds), 1)), seed)
     best = _best(scores)
@@ -178,10 +171,11 @@ def _best(scores: np.ndarray) -> int:
     return int(np.round(100 * scores.mean(axis=0), 2).argmax())
 
 
-def _joined(train: Part, dev: Part) -> tuple[np.ndarray, np.ndarray, Fold]:
-    """Return the features and targets of both parts together, and the rows of each part."""
-    size, rows = len(train.y), np.arange(len(train.y) + len(dev.y))
-    return np.concatenate([train.x, dev.x]), np.concatenate([train.targets, dev.targets]), (rows[:size], rows[size:])
+def _fit(train: Part, dev: Part, grid: np.ndarray, seed: int, **rule: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return what ``fit`` does for a training part that stops early by a dev part."""
+    x, targets = np.concatenate([train.x, dev.x]), np.concatenate([train.targets, dev.targets])
+    rows, dev_rows = np.split(np.arange(len(x)), [len(train.x)])
+    return fit(x, targets, [(rows, dev_rows)], grid, seed, **rule)
 
 
 def _outcome(right: np.ndarray, dev: float, **others: float) -> Outcome:
