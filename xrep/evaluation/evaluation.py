@@ -143,9 +143,8 @@ class Evaluation(ABC):
     - The docstring of the class is the description in ``xrep-eval NAME --help``, and its first line is the summary in
       ``xrep-eval --help``. It has an example that begins with ``xrep-eval NAME --path run1/best``.
     - Its nested dataclass ``Config`` has the options, and the string below a field is the help. ``--help`` reads both
-      from the source text without importing the module, so defaults are literals. A ``Config`` can inherit the options
-      above. ``list[str]`` takes several arguments, ``Literal`` offers a choice, and a field without a default must be
-      given.
+      from the source text without importing the module, so defaults are literals. ``list[str]`` takes several
+      arguments, ``Literal`` offers a choice, and a field without a default must be given.
     - ``--list-sentences`` writes all columns of all tables, so a column that is only encoded is one of a table, too.
     """
 
@@ -194,11 +193,8 @@ class Evaluation(ABC):
 
     def check(self, model: Any) -> None:
         """Check before the work that the model fits the tables. By default it encodes a sentence of each language."""
-        firsts = dict[str, str]()
-        for examples in self.tables:
-            for language, column in zip(examples.languages, examples.columns, strict=True):
-                firsts.setdefault(language, column[0])
-        check_languages(model, firsts)
+        sides = (side for own in self.tables for side in zip(own.languages, own.columns, strict=True))
+        check_languages(model, {language: column[0] for language, column in sides})
 
     def score(self, model: Any, examples: Examples) -> Score:
         """Measure a model on one table."""

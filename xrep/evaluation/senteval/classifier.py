@@ -49,11 +49,10 @@ def fit(
     new best one (in total, not in succession, as in SentEval), or after more than ``maximum`` epochs.
 
     Args:
-        x: Features, float32 [N, D].
-        targets: Distributions over classes, float32 [N, C].
+        x, targets: Features, float32 [N, D], and distributions over classes, float32 [N, C].
         grid: Weight decays, [F, R]; they apply to the bias as well.
-        gradient: Function that computes the gradient of an example's loss with respect to its logits, from
-            probabilities and targets [..., C]. That of the cross-entropy is their difference.
+        gradient: Function from probabilities and targets [..., C] to the gradient of an example's loss with respect to
+            its logits. That of the cross-entropy is their difference.
         score: Function of logits [n, R, C] and the n row numbers they belong to, which returns scores [R]; higher is
             better. None: the accuracy.
 
@@ -66,8 +65,7 @@ def fit(
     parts = list[tuple[np.ndarray, np.ndarray]]()
     for (rows, dev), generator in zip(folds, generators, strict=True):
         if dev is None:
-            mixed, held = generator.permutation(rows), max(1, int(_HELD_OUT * len(rows)))
-            rows, dev = mixed[held:], mixed[:held]
+            dev, rows = np.split(generator.permutation(rows), [max(1, int(_HELD_OUT * len(rows)))])
         parts.append((rows, dev))
     running = sorted(range(len(folds)), key=lambda fold: -len(parts[fold][0]))  # see _Layers.epoch
     layers = _Layers(x, targets, grid[running], seed, gradient)
