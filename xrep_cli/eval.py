@@ -155,14 +155,15 @@ def _measure(name: str, evaluation: Evaluation, paths: list[str], outputs: dict[
     from xrep.evaluation.plots import Picture
     from xrep.evaluation.runner import comparison, differences, measure, models
 
-    json_file, plot, resamples = outputs.values()
+    json_file, plot, resamples = (outputs[option] for option in ("--json", "--plot", "--resamples"))
     dimensions = getattr(evaluation.config, "dimensions", None)
     several = len(paths) > 1 or dimensions is not None
     records, failed, differing, first = {}, {}, {}, None
     for model in models(evaluation, paths, dimensions):
         figures, record = measure(name, evaluation, model, seeds)
         path = str(model.path)
-        records[path], failed = record, failed | figures.failed
+        records[path] = record
+        failed |= figures.failed
         del model  # so that it is not in memory beside the next one
         if first is not None:
             differing[path] = differences(first, figures)
