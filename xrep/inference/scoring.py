@@ -20,24 +20,14 @@ def main_metric(annotation: Annotation) -> str:
 
 
 Scores = tuple[dict[str, float], dict[str, np.ndarray]]
-"""Figures by name, and those by which a test is quoted as two numbers of each example, [N, 2]: the figure is the share
-of the sum of the first in that of the second."""
+"""Figures by name in percent, and those by which a test is quoted as two numbers of each example, [N, 2]: the figure
+is the share of the sum of the first in that of the second."""
 
 
 def score(classifier: SentenceClassifier, examples: Sequence[Any], normalisation: Normalisation = "mlqa") -> Scores:
-    """Measure a classifier on examples of its kind.
-
-    Args:
-        normalisation: How answers are compared (``xrep.metrics.answers``).
-
-    Returns:
-        In percent: ``accuracy`` of labels or tags; ``f1``, ``precision`` and ``recall`` of entities; or ``f1`` and
-        ``exact_match`` of answers. Of tags and entities also ``xtreme_f1``, the F1 of ``lenient_entities``. The numbers
-        of each example are those of the accuracy, the F1 scores and the exact match.
-
-    Raises:
-        UserError: The classifier is of another kind.
-    """
+    """Return ``accuracy`` of labels or tags; ``f1``, ``precision`` and ``recall`` of entities; or ``f1`` and
+    ``exact_match`` of answers, which are compared by ``normalisation``. Of tags and entities also ``xtreme_f1``, the F1
+    of ``lenient_entities``. All but precision and recall have numbers of each example."""
     kind = classifier.annotation.kind
     if kind == "tags":
         return _tag_scores(classifier, examples)
@@ -45,31 +35,31 @@ def score(classifier: SentenceClassifier, examples: Sequence[Any], normalisation
         labels, _ = classifier.predict([example.sentences for example in examples])
         columns = {"accuracy": [label == example.label for label, example in zip(labels, examples, strict=True)]}
     else:
-        columns = {"f1": list[float](), "exact_match": list[float]()}
-        for answer, question in zip(classifier.answer(examples), examples, strict=True):
-            gold = [own.text for own in question.answers]
-            for metric, column in zip((f1, exact_match), columns.values(), strict=True):
-                column.append(float(metric(answer.text, gold, question.language, normalisation)))
+        pairs = zip(classifier.answer(examples), examples, strict=True)
+        compared = [
+            (found.text, [gold.text for gold in own.answers], own.language, normalisation) for found, own in pairs
+        ]
+        metrics = {"f1": f1, "exact_match": exact_match}
+        columns = {name: [float(metric(*answer)) for answer in compared] for name, metric in metrics.items()}
     figures = {name: 100 * float(np.mean(column)) for name, column in columns.items()}
     return figures, {name: np.stack((column, np.ones(len(column))), axis=1) for name, column in columns.items()}
 
 
 def _tag_scores(classifier: SentenceClassifier, examples: Sequence[TaggedSentence]) -> Scores:
-    gold = [example.tags for example in examples]
-    tags = classifier.tag([example.words for example in examples])
-    figures, counts = (
-        {"xtreme_f1": entity_score(gold, tags, lenient=True).f1},
-        {"xtreme_f1": _f1_counts(gold, tags, True)},
-    )
+    gold, tags = [example.tags for example in examples], classifier.tag([example.words for example in examples])
     if main_metric(classifier.annotation) == "accuracy":
+        figures = {"accuracy": tag_accuracy(gold, tags)}
         right = [sum(map(str.__eq__, *pair)) for pair in zip(gold, tags, strict=True)]
-        accuracy = np.stack((right, [len(own) for own in gold]), axis=1)
-        return {"accuracy": tag_accuracy(gold, tags), **figures}, {"accuracy": accuracy, **counts}
-    entities = entity_score(gold, tags)
-    entity_figures = {"f1": entities.f1, "precision": entities.precision, "recall": entities.recall}
-    return entity_figures | figures, {"f1": _f1_counts(gold, tags, False)} | counts
+        counts = {"accuracy": np.stack((right, [len(own) for own in gold]), axis=1)}
+    else:
+        strict = entity_score(gold, tags)
+        figures = {"f1": strict.f1, "precision": strict.precision, "recall": strict.recall}
+        counts = {"f1": _f1_counts(gold, tags, lenient=False)}
+    figures["xtreme_f1"] = entity_score(gold, tags, lenient=True).f1
+    counts["xtreme_f1"] = _f1_counts(gold, tags, lenient=True)
+    return figures, counts
 
 
-def _f1_counts(gold: Sequence[Sequence[str]], tags: Sequence[Sequence[str]], lenient: bool) -> np.ndarray:
+def _f1_counts(gold: Sequence[Sequence[str]], tags: Sequence[Sequence[str]], *, lenient: bool) -> np.ndarray:
     counts = [(2 * right, expected + given) for right, expected, given in entity_counts(gold, tags, lenient=lenient)]
     return np.array(counts).reshape(-1, 2)
