@@ -13,10 +13,8 @@ import numpy as np
 from xrep.files import naming
 from xrep.store.arrays import BLOCK_BYTES, ArrayFile
 
-LINES, OFFSETS, NUMBERS = "lines.txt", "offsets.npy", "numbers.npy"
-FILES = (LINES, OFFSETS, NUMBERS)
-_BLOCK = 1 << 14
-"""Number of lines that are written at a time."""
+FILES = LINES, OFFSETS, NUMBERS = "lines.txt", "offsets.npy", "numbers.npy"
+_BLOCK = 1 << 14  # lines that are written at a time
 
 
 class Lines:
@@ -38,18 +36,16 @@ class Lines:
     @classmethod
     def write(cls, folder: Path, numbered: Iterable[tuple[int, str]]) -> Lines:
         """Copy lines without line ends, of which each comes with its number, into a folder that exists."""
-        numbered, place = iter(numbered), 0
-        offsets = ArrayFile.create(folder / OFFSETS, np.int64)
-        numbers = ArrayFile.create(folder / NUMBERS, np.int64)
-        offsets.append(np.zeros(1, np.int64))
+        numbered, ends = iter(numbered), np.zeros(1, np.int64)
+        offsets, numbers = (ArrayFile.create(folder / name, np.int64) for name in (OFFSETS, NUMBERS))
+        offsets.append(ends)
         with naming(folder / LINES), open(folder / LINES, "wb") as file:
             while some := list(islice(numbered, _BLOCK)):
                 lines = [line.encode("utf-8", "replace") + b"\n" for _, line in some]
                 file.write(b"".join(lines))
-                ends = place + np.cumsum([len(line) for line in lines], dtype=np.int64)
+                ends = ends[-1] + np.cumsum([len(line) for line in lines], dtype=np.int64)
                 offsets.append(ends)
                 numbers.append(np.array([number for number, _ in some], np.int64))
-                place = int(ends[-1])
         offsets.close()
         numbers.close()
         return cls(folder)
@@ -79,12 +75,10 @@ class Lines:
 
     def digest(self, start: int = 0, stop: int | None = None) -> str:
         """Return the sha256 of the lines ``start`` to ``stop`` - 1 with their line ends, in hexadecimal digits."""
-        digest, stop = hashlib.sha256(), len(self) if stop is None else stop
-        place, end = (int(self._offsets.read(slice(row, row + 1))[0]) for row in (start, stop))
-        while place < end:
-            content = self._bytes(place, min(end, place + BLOCK_BYTES))
-            digest.update(content)
-            place += len(content)
+        digest, rows = hashlib.sha256(), np.array([start, len(self) if stop is None else stop])
+        begin, end = self._offsets.read(rows).tolist()
+        for place in range(begin, end, BLOCK_BYTES):
+            digest.update(self._bytes(place, min(end, place + BLOCK_BYTES)))
         return digest.hexdigest()
 
     def _bytes(self, start: int, stop: int) -> bytes:

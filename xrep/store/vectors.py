@@ -3,8 +3,7 @@
 Layout of a folder::
 
     manifest.json             what made the vectors, and the parts in the order of their rows
-    part-00000-{digest}.npy   the vectors of the first lines, floats [n, D]
-    part-00001-{digest}.npy   those of the next ones, and so on
+    part-00000-{digest}.npy   the vectors of the first lines, floats [n, D]; 00001 has those of the next ones
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from xrep.files import write_json
 from xrep.store.arrays import ArrayFile
 from xrep.store.lines import Lines
 
-MANIFEST = "manifest.json"
-SCHEMA = 1
+MANIFEST, SCHEMA = "manifest.json", 1
 _CURE = "give a .npy file of floats [sentences, size] or a folder of such parts, as xrep-encode writes them"
 
 
@@ -50,8 +48,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A file of vectors, its number of rows, and the sha256 of the lines that it encodes, as ``text_digest`` returns
-    it."""
+    """A file of vectors, its number of rows, and the ``text_digest`` of the lines that it encodes."""
 
     file: str
     rows: int
@@ -85,44 +82,37 @@ class Manifest:
                 return cls(origin=Origin(**values["origin"]), parts=[Part(**part) for part in values["parts"]])
         except (OSError, ValueError, KeyError, TypeError):
             pass
-        unfinished = any(folder.glob("part-*"))
-        cure = "run the same xrep-encode again, which completes it" if unfinished else _CURE
+        cure = "run the same xrep-encode again, which completes it" if any(folder.glob("part-*")) else _CURE
         raise UserError(f"no vectors: it has no {MANIFEST} of them", path=folder, cure=cure)
 
 
 class Vectors:
-    """The vectors [N, D] of a folder of parts or of a .npy file, which are read some rows at a time.
-
-    Args:
-        path: The folder or the file.
-        cure: What a message about a file that holds no vectors tells to do.
-
-    Raises:
-        UserError: There are no vectors, a part is missing or of another size, or they are no floats in C order.
-    """
+    """The vectors [N, D] of a folder of parts or of a .npy file, which are read some rows at a time. A UserError says
+    if there are none, a part is missing or of another size, or they are no floats in C order; of a file that holds no
+    vectors, it tells to do ``cure``."""
 
     def __init__(self, path: str | Path, cure: str = _CURE) -> None:
         self.path, self._cure = Path(path), cure
         self.manifest = Manifest.read(self.path) if self.path.is_dir() else None
-        parts = self.manifest.parts if self.manifest else []
-        self._files = [self.path / part.file for part in parts] if self.manifest else [self.path]
-        self._open = lru_cache(maxsize=64)(self._open_part)
-        counts = [part.rows for part in parts] if self.manifest else [len(self._open(0))]
-        self._starts = [0, *accumulate(counts)]
+        self._open = lru_cache(maxsize=64)(self._open_file)
         if self.manifest:
+            self._files = [self.path / part.file for part in self.manifest.parts]
+            counts = [part.rows for part in self.manifest.parts]
             self.size, self.dtype = self.manifest.origin.size, np.dtype(self.manifest.origin.dtype)
         else:
-            (self.size,), self.dtype = self._open(0).width, self._open(0).dtype
-        for number, rows in enumerate(counts):
-            part = self._open(number)
+            self._files, whole = [self.path], self._open(self.path)
+            counts, (self.size,), self.dtype = [len(whole)], whole.width, whole.dtype
+        self._starts = [0, *accumulate(counts)]
+        for path, rows in zip(self._files, counts, strict=True):
+            part = self._open(path)
             if (len(part), part.width, part.dtype) != (rows, (self.size,), self.dtype):
                 problem = f"not the part of the vectors that {MANIFEST} describes"
-                raise UserError(problem, path=self._files[number], cure="encode the text again")
+                raise UserError(problem, path=path, cure="encode the text again")
 
-    def _open_part(self, number: int) -> ArrayFile:
-        part = ArrayFile.open(self._files[number], "vectors", self._cure)
+    def _open_file(self, path: Path) -> ArrayFile:
+        part = ArrayFile.open(path, "vectors", self._cure)
         if len(part.width) != 1 or part.dtype.kind != "f" or not part.width[0]:
-            raise UserError("not an array [N, D] of floats", path=self._files[number], cure=self._cure)
+            raise UserError("not an array [N, D] of floats", path=path, cure=self._cure)
         return part
 
     def __len__(self) -> int:
@@ -130,20 +120,14 @@ class Vectors:
 
     def stored(self, rows: slice | np.ndarray) -> np.ndarray:
         """Return some rows as they are in the file, [rows, D]: a slice without a step, or their numbers."""
-        if isinstance(rows, slice):
-            start, stop, _ = rows.indices(len(self))
-            first, last = (self._part_of(row) for row in (start, max(start, stop - 1)))
-            pieces = [
-                self._open(part).read(slice(max(0, start - self._starts[part]), stop - self._starts[part]))
-                for part in range(first, min(last + 1, len(self._files)))
-            ]
-            return pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, np.empty((0, self.size), self.dtype)])
         if len(self._files) == 1:
-            return self._open(0).read(rows)
+            return self._open(self._files[0]).read(rows)
+        if isinstance(rows, slice):
+            rows = np.arange(*rows.indices(len(self)))
         found, part_of = np.empty((len(rows), self.size), self.dtype), np.searchsorted(self._starts, rows, "right") - 1
         for part in np.unique(part_of).tolist():
             some = part_of == part
-            found[some] = self._open(part).read(rows[some] - self._starts[part])
+            found[some] = self._open(self._files[part]).read(rows[some] - self._starts[part])
         return found
 
     def read(self, rows: slice | np.ndarray) -> np.ndarray:
@@ -153,30 +137,23 @@ class Vectors:
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield all rows as they are in the file, some at a time: the number of the first one, and the rows [n, D]."""
-        for part, first in enumerate(self._starts[:-1]):
-            for start, rows in self._open(part).blocks():
+        for path, first in zip(self._files, self._starts, strict=False):
+            for start, rows in self._open(path).blocks():
                 yield first + start, rows
 
     def check_finite(self, rows: np.ndarray, first: int) -> np.ndarray:
-        """Return which of some stored rows are zero in float32, bool [n]; a UserError names one that is not finite.
-
-        Args:
-            first: Number of the first one.
-        """
+        """Return which of some stored rows, from number ``first`` on, are zero in float32, bool [n]; a UserError names
+        one that is not finite."""
         with np.errstate(over="ignore", under="ignore"):
             values = rows.astype(np.float32, copy=False)
         finite = np.isfinite(values).all(axis=1)
         if not finite.all():
             raise self.unusable("is not finite", first + int(np.argmin(finite)))
-        return np.logical_not(values.any(axis=1))
+        return ~values.any(axis=1)
 
     def check_text(self, lines: Lines, path: Path) -> None:
-        """Raise a UserError unless row i can be the vector of line i: there are as many of both and, if the vectors
-        have a manifest, it has the checksums of the lines, which must be stripped.
-
-        Args:
-            path: What the text is called in the message.
-        """
+        """Raise a UserError that names ``path`` unless row i can be the vector of line i: there are as many of both
+        and, if the vectors have a manifest, it has the checksums of the lines, which must be stripped."""
         if len(lines) != len(self):
             problem = f"{len(lines):,} lines, but {self.path} has {len(self):,} vectors"
             line = min(len(lines), len(self)) + 1
@@ -188,13 +165,10 @@ class Vectors:
 
     def unusable(self, problem: str, row: int) -> UserError:
         """Return an error that names a row."""
-        part = self._part_of(row)
+        part = bisect_right(self._starts, row) - 1
         cure = "encode that sentence again, or leave it out here and in the text"
         path, line = self._files[part], row - self._starts[part] + 1
         return UserError(f"the vector of this row {problem}", path=path, line=line, cure=cure)
-
-    def _part_of(self, row: int) -> int:
-        return max(0, min(bisect_right(self._starts, row) - 1, len(self._files) - 1))
 
 
 def normalize_rows(x: np.ndarray) -> np.ndarray:
