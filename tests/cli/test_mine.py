@@ -129,7 +129,7 @@ def test_vectors_of_an_interrupted_run_are_those_of_its_encoder_and_its_text(
     other = write_encoder(tmp_path / "other", seed=1)
     for number, changed in enumerate((["--path", other], ["--path", shared_encoder, "--target", "other.txt"])):
         # Only the encoding of both sides is done.
-        interrupted(monkeypatch, "_check", mine, f"{TEXTS} {number}.tsv --path", shared_encoder)
+        interrupted(monkeypatch, "check_neighbours", mine, f"{TEXTS} {number}.tsv --path", shared_encoder)
         assert mine(f"{TEXTS} {number}.tsv", *changed).code == mine(f"{TEXTS} {number}-anew.tsv", *changed).code == 0
         assert (tmp_path / f"{number}.tsv").read_bytes() == (tmp_path / f"{number}-anew.tsv").read_bytes()
 

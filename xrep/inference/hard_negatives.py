@@ -17,17 +17,13 @@ import torch
 import xrep
 from xrep.config.ranges import out_of_range
 from xrep.errors import UserError
-from xrep.files import write_aside
 from xrep.hashing import find_sorted
-from xrep.inference.mining import OWN_FILE, RESUMABLE, MiningOptions, embed, fields, search_texts
-from xrep.inference.nearest import Found, Side, found_in
+from xrep.inference.mining import MiningOptions, embed, fields, search_folder, search_texts, writing
+from xrep.inference.nearest import Found, Side
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.inference.work import work_folder
-from xrep.retrieval.ivf import make_index
 from xrep.retrieval.margins import first_of_each
 from xrep.retrieval.topk import pair_similarities
 from xrep.store.lines import Lines
-from xrep.store.vectors import Vectors
 from xrep.text.cleaning import NO_KEY, sentence_hash
 from xrep.text.readers import Bitext, read_pairs, read_text
 
@@ -132,37 +128,40 @@ def mine_negatives(
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
     began = time.monotonic()
-    work = output.with_name(f"{output.name}.work")
     shared = {name: vars(options)[name] for name in ("index", "probes", "batch_tokens", "device")}
-    if options.index != "flat":
-        make_index(options.index, encoder.output_size)
-    with work_folder(work, OWN_FILE, "mining into this file", RESUMABLE):
+    searching, dropped = MiningOptions(**shared), Counter[str]()
+    with search_folder(output) as work:
         pairs = _read(bitext, candidates, work)
-        source, target = (
-            embed(lines, lang, encoder, options.batch_tokens)
-            for lines, lang in zip((pairs.sources, pairs.targets), bitext.languages, strict=True)
-        )
-        x, y = (Side(vectors, None, 0, len(vectors)) for vectors in (source, target))
+        texts = zip((pairs.sources, pairs.targets), bitext.languages, strict=True)
+        vectors = [embed(lines, lang, encoder, searching) for lines, lang in texts]
+        x, y = (Side(own, None, 0, len(own)) for own in vectors)
         most = int(np.unique(pairs.source, return_counts=True)[1].max())
         k = min(len(y), options.range_max + min(most + 1, options.range_max))
         facts: dict[str, Any] = {"source": pairs.sources.digest(), "target": pairs.targets.digest(), "neighbours": k}
         facts |= {"encoder": encoder.fingerprint(), "languages": list(bitext.languages), "version": xrep.__version__}
         facts |= {"index": options.index, "probes": options.probes}
-        search_texts(x, y, k, 0, work, MiningOptions(**shared), facts, show_progress)
-        choice = _Choice(pairs, source, target, found_in([work], "x", k), options)
-        with write_aside(output) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
-            written, scores = _write(file, pairs, choice)
+        found, _ = search_texts(x, y, k, 0, work, searching, facts, show_progress)
+        translations = _translations(pairs, x, y)
+        written, scores = 0, list[np.ndarray]()
+        with writing(output, work) as file:
+            for start, negatives, of_negatives in _choose(pairs, translations, found, options, dropped):
+                written += _write(file, pairs, start, negatives)
+                scores.append(of_negatives[negatives >= 0])
+            if not written:
+                left_out = ", ".join(f"{count:,} by {rule}" for rule, count in dropped.items() if count)
+                problem = f"no negative is left ({left_out or 'there are no candidates'})"
+                raise UserError(problem, cure="add `candidates`, or choose weaker margins")
     return MinedNegatives(
         path=str(output),
         pairs=len(pairs.source),
         pairs_with_negatives=written,
-        negatives=len(scores),
+        negatives=sum(map(len, scores)),
         sources=len(pairs.source_keys),
         candidates=len(pairs.target_keys),
         empty=pairs.empty,
         duplicates=pairs.duplicates,
-        dropped=dict(choice.dropped),
-        scores={"translations": _summary(choice.translations), "negatives": _summary(scores)},
+        dropped=dict(dropped),
+        scores={"translations": _summary(translations), "negatives": _summary(np.concatenate(scores))},
         settings=asdict(options),
         version=xrep.__version__,
         seconds=time.monotonic() - began,
@@ -210,109 +209,81 @@ class _Sentences:
 
 def _read(bitext: Bitext, candidates: Path | None, work: Path) -> _Pairs:
     """Read the pairs and further candidates, and write the different sentences of each side to a folder."""
-    both, rows, lines = (_Sentences(), _Sentences()), (array("q"), array("q")), list[Lines]()
-    for side, name in enumerate(("source", "target")):
-        (work / name).mkdir(exist_ok=True)
-        new = both[side].new((texts[side] for _, *texts in read_pairs(bitext)), rows[side])
-        if side == 1 and candidates is not None:
-            more = (text for _, text in read_text(candidates, bitext.languages[1]))
-            new = chain(new, both[side].new(more, array("q")))
-        lines.append(Lines.write(work / name, new))
-    source, target = (np.frombuffer(each, np.int64) for each in rows)
+    (work / "source").mkdir(exist_ok=True)
+    (work / "target").mkdir(exist_ok=True)
+    one, other, rows_of = _Sentences(), _Sentences(), (array("q"), array("q"))
+    sources = Lines.write(work / "source", one.new((source for _, source, _ in read_pairs(bitext)), rows_of[0]))
+    new = other.new((target for *_, target in read_pairs(bitext)), rows_of[1])
+    if candidates is not None:
+        new = chain(new, other.new((text for _, text in read_text(candidates, bitext.languages[1])), array("q")))
+    targets = Lines.write(work / "target", new)
+    source, target = (np.frombuffer(rows, np.int64) for rows in rows_of)
     worded = (source >= 0) & (target >= 0)
     if not worded.any():
         raise UserError("no pair with words on both sides", path=bitext.paths[0], cure="give parallel text")
     source, target = source[worded], target[worded]
-    kept = first_of_each(source * len(lines[1]) + target)
-    return _Pairs(
-        source=source[kept],
-        target=target[kept],
-        sources=lines[0],
-        targets=lines[1],
-        source_keys=both[0].keys(),
-        target_keys=both[1].keys(),
-        empty=int(np.count_nonzero(~worded)),
-        duplicates=len(source) - len(kept),
-    )
+    kept = first_of_each(source * len(targets) + target)
+    empty, duplicates = int(np.count_nonzero(~worded)), len(source) - len(kept)
+    return _Pairs(source[kept], target[kept], sources, targets, one.keys(), other.keys(), empty, duplicates)
 
 
-class _Choice:
-    """Chooses the negatives of pairs among the neighbours of their sources, block by block.
+def _translations(pairs: _Pairs, x: Side, y: Side) -> np.ndarray:
+    """Return the cosines of the pairs, float32 [P]."""
+    scores = []
+    for start in range(0, len(pairs.source), _BLOCK):
+        some = slice(start, start + _BLOCK)
+        one, other = (torch.from_numpy(s.read(rows[some])) for s, rows in ((x, pairs.source), (y, pairs.target)))
+        rows = torch.arange(len(one))
+        scores.append(pair_similarities(one, other, rows, rows).numpy())
+    return np.concatenate(scores)
 
-    Attributes:
-        translations: Scores of the true translations, float32 [P].
-        dropped: How many candidates each rule has left out so far.
-    """
 
-    def __init__(self, pairs: _Pairs, x: Vectors, y: Vectors, nearest: Found, options: NegativeOptions) -> None:
-        self._pairs, self._nearest, self._options = pairs, nearest, options
-        self._known = np.sort(pairs.source * len(pairs.targets) + pairs.target)
-        self._random = np.random.default_rng(options.seed)
-        scores = []
-        for start in range(0, len(pairs.source), _BLOCK):
-            some = slice(start, start + _BLOCK)
-            one, other = (torch.from_numpy(s.read(rows[some])) for s, rows in ((x, pairs.source), (y, pairs.target)))
-            rows = torch.arange(len(one))
-            scores.append(pair_similarities(one, other, rows, rows).numpy())
-        self.translations = np.concatenate(scores)
-        limit = options.max_percentile
-        self._percentile = None if limit is None else float(np.percentile(self.translations, limit))
-        self.dropped = Counter[str]()
-
-    def __call__(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows of the negatives of pairs ``start`` to ``stop`` - 1, the nearest first, and their scores: [n, N]
-        each; a row is -1 if there are fewer."""
-        options, pairs, some = self._options, self._pairs, slice(start, stop)
+def _choose(
+    pairs: _Pairs, translations: np.ndarray, nearest: Found, options: NegativeOptions, dropped: Counter[str]
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield the negatives of some pairs at a time: the number of the first pair, the rows of the negatives, the nearest
+    first, and their scores, [n, N] each; a row is -1 if there are fewer. ``dropped`` counts candidates by rule."""
+    known_pairs = np.sort(pairs.source * len(pairs.targets) + pairs.target)
+    highest_scores = {
+        "absolute_margin": lambda margin: translations - margin,
+        "relative_margin": lambda margin: translations - np.abs(translations) * margin,
+        "max_percentile": lambda percentile: np.percentile(translations, percentile),
+        "max_score": lambda score: score,
+    }
+    limits = {
+        rule: np.broadcast_to(np.float32(highest(value)), translations.shape)
+        for rule, highest in highest_scores.items()
+        if (value := vars(options)[rule]) is not None
+    }
+    random = np.random.default_rng(options.seed)
+    for start in range(0, len(pairs.source), _BLOCK):
+        some = slice(start, start + _BLOCK)
         source = pairs.source[some]
-        nearest = self._nearest.take(source)
-        candidate, score = nearest.index.numpy(), nearest.similarity.numpy()
-        true = self.translations[some, None]
-        known = find_sorted(self._known, source[:, None] * len(pairs.targets) + candidate) >= 0
-        same = pairs.target_keys[candidate] == pairs.source_keys[source][:, None]
-        usable = candidate >= 0
-        usable = self._drop("translation", usable, known | same)
-        rank = usable.cumsum(axis=1) - 1
-        usable &= rank < options.range_max
-        usable = self._drop("range_min", usable, rank < options.range_min)
-        if options.absolute_margin is not None:
-            usable = self._drop("absolute_margin", usable, score > true - options.absolute_margin)
-        if options.relative_margin is not None:
-            usable = self._drop("relative_margin", usable, score > true - np.abs(true) * options.relative_margin)
-        if self._percentile is not None:
-            usable = self._drop("max_percentile", usable, score > self._percentile)
-        if options.max_score is not None:
-            usable = self._drop("max_score", usable, score > options.max_score)
-        if options.min_score is not None:
-            usable = self._drop("min_score", usable, score < options.min_score)
-        drawn = self._random.random(usable.shape) if options.sampling_strategy == "random" else np.zeros(usable.shape)
+        found = nearest.take(source)
+        candidate, score = found.index.numpy(), found.similarity.numpy()
+        known = find_sorted(known_pairs, source[:, None] * len(pairs.targets) + candidate) >= 0
+        known |= pairs.target_keys[candidate] == pairs.source_keys[source][:, None]
+        rank = ((candidate >= 0) & ~known).cumsum(axis=1) - 1
+        usable = (candidate >= 0) & (known | (rank < options.range_max))
+        rules = {"translation": known, "range_min": rank < options.range_min}
+        rules |= {rule: score > limit[some, None] for rule, limit in limits.items()}
+        rules |= {} if options.min_score is None else {"min_score": score < options.min_score}
+        for rule, unwanted in rules.items():
+            dropped[rule] += int(np.count_nonzero(usable & unwanted))
+            usable &= ~unwanted
+        drawn = random.random(usable.shape) if options.sampling_strategy == "random" else np.zeros(usable.shape)
         first = np.argsort(np.where(usable, drawn, 2), axis=1, kind="stable")[:, : options.num_negatives]
         places = np.sort(first, axis=1)
-        taken = np.take_along_axis(usable, places, axis=1)
-        negatives, scores = (np.take_along_axis(each, places, axis=1) for each in (candidate, score))
-        return np.where(taken, negatives, -1), scores
-
-    def _drop(self, rule: str, usable: np.ndarray, unwanted: np.ndarray) -> np.ndarray:
-        """Return the candidates that a rule leaves, bool [n, k], and count the others."""
-        self.dropped[rule] += int(np.count_nonzero(usable & unwanted))
-        return usable & ~unwanted
+        taken, negatives, scores = (np.take_along_axis(each, places, axis=1) for each in (usable, candidate, score))
+        yield start, np.where(taken, negatives, -1), scores
 
 
-def _write(file: IO[str], pairs: _Pairs, choice: _Choice) -> tuple[int, np.ndarray]:
-    """Write the pairs with their negatives; return the number of pairs, and the scores of the negatives."""
-    written, of_negatives = 0, list[np.ndarray]()
-    for start in range(0, len(pairs.source), _BLOCK):
-        negatives, scores = choice(start, start + _BLOCK)
-        taken = negatives >= 0
-        of_negatives.append(scores[taken])
-        some = np.flatnonzero(taken.any(axis=1))
-        rows = np.column_stack((pairs.target[start + some], negatives[some]))
-        sources = fields(pairs.sources, pairs.source[start + some])
-        targets = iter(fields(pairs.targets, rows[rows >= 0]))
-        for source, count in zip(sources, (rows >= 0).sum(axis=1).tolist(), strict=True):
-            file.write("\t".join([source, *islice(targets, count)]) + "\n")
-        written += len(some)
-    if not written:
-        dropped = ", ".join(f"{count:,} by {rule}" for rule, count in choice.dropped.items() if count)
-        problem = f"no negative is left ({dropped or 'there are no candidates'})"
-        raise UserError(problem, cure="add `candidates`, or choose weaker margins")
-    return written, np.concatenate(of_negatives)
+def _write(file: IO[str], pairs: _Pairs, start: int, negatives: np.ndarray) -> int:
+    """Write the pairs from ``start`` on that have negatives, and return their number."""
+    some = np.flatnonzero((negatives >= 0).any(axis=1))
+    rows = np.column_stack((pairs.target[start + some], negatives[some]))
+    targets = iter(fields(pairs.targets, rows[rows >= 0]))
+    sources = fields(pairs.sources, pairs.source[start + some])
+    for source, count in zip(sources, (rows >= 0).sum(axis=1).tolist(), strict=True):
+        file.write("\t".join([source, *islice(targets, count)]) + "\n")
+    return len(some)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 
 import xrep
 from xrep.data.hash_runs import HashRuns
 from xrep.errors import UserError
-from xrep.files import write_aside, write_json
+from xrep.files import naming, replace_file, write_json
 from xrep.hashing import hash_bytes
 from xrep.inference.encoding import differing_names, encode_file
 from xrep.inference.nearest import Found, Side, found_in, merge_found, search_flat, search_index
@@ -30,10 +32,11 @@ from xrep.store.lines import LINES, Lines
 from xrep.store.vectors import Vectors
 from xrep.text.readers import read_text
 
-OWN_FILE = re.compile(r"lock|facts\.json|source|target|[xy]-\d{8}\.\d{8}\.npy(\.partial)?|\..*\.tmp")
+_OWN_FILE = re.compile(r"lock|facts\.json|source|target|pairs\.tsv|[xy]-.*|\..*\.tmp")
 """Names of files in the folder of a search, which may be removed."""
-RESUMABLE = "**/*-*.npy"
+_RESUMABLE = "**/*-*.npy"
 """Pattern of those that are worth keeping: vectors and neighbours."""
+_FACTS, _PAIRS = "facts.json", "pairs.tsv"
 _BLOCK = 1 << 14
 """Number of lines that are read at a time."""
 
@@ -99,31 +102,6 @@ class Mined:
     seconds: float
 
 
-def _distinct(lines: Lines | None, vectors: Vectors, folder: Path) -> tuple[np.ndarray, int]:
-    """Return which rows are neither empty nor repeated, bool [N], and the number of empty ones; without lines, rows are
-    repeated if their vectors are."""
-    keys, filled = HashRuns(folder, width=2), 0
-    first = np.zeros(len(vectors), bool)
-    if lines is None:
-        for start, block in vectors.blocks():
-            keys.add(_keys(np.arange(start, start + len(block)), [hash_bytes(row.data) for row in block]))
-            filled += len(block)
-    for start in range(0, len(lines) if lines is not None else 0, _BLOCK):
-        assert lines is not None
-        some = [line.encode() for line in lines.read(start, start + _BLOCK)]
-        numbers = start + np.flatnonzero([bool(line) for line in some])
-        keys.add(_keys(numbers, [hash_bytes(line) for line in some if line]))
-        filled += len(numbers)
-    for part_N2 in keys.parts():
-        first[part_N2[first_of_each(part_N2[:, 0]), 1].astype(np.int64)] = True
-    return first, len(vectors) - filled
-
-
-def _keys(numbers: np.ndarray, hashes: list[int]) -> np.ndarray:
-    """Return hashes with the numbers of their rows: uint64 [n, 2]."""
-    return np.column_stack((np.array(hashes, np.uint64), numbers.astype(np.uint64)))
-
-
 @dataclass(frozen=True)
 class Opened:
     """A side that was read: the sentences to compare, its lines, and the facts that distinguish it from another."""
@@ -165,44 +143,55 @@ def mine(
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
     began = time.monotonic()
-    work = shard_folder(output, *shard) if shard else output.with_name(f"{output.name}.work")
-    if options.index != "flat":
-        make_index(options.index, Vectors(source.vectors).size if source.vectors else _needed(encoder).output_size)
-    with work_folder(work, OWN_FILE, "mining into this file", RESUMABLE):
-        sides = [open_text(side, work, encoder, options) for side in (source, target)]
-        x, y = (opened.side for opened in sides)
-        _check(x, y, options)
-        facts: dict[str, Any] = {"source": sides[0].facts, "target": sides[1].facts}
-        facts |= {"neighbours": options.neighbours, "index": options.index, "version": xrep.__version__}
+    k = options.neighbours
+    with search_folder(output, shard) as work:
+        one, other = sides = [open_text(side, work, encoder, options) for side in (source, target)]
+        x, y = one.side, other.side
+        if x.size != y.size:
+            problem = f"vectors of {x.size} numbers, but {y.vectors.path} has {y.size}"
+            raise UserError(problem, path=x.vectors.path, cure="encode both sides with one encoder")
+        check_neighbours(k, len(x), len(y))
+        facts: dict[str, Any] = {"source": one.facts, "target": other.facts}
+        facts |= {"neighbours": k, "index": options.index, "version": xrep.__version__}
         facts |= {"probes": options.probes} if options.index != "flat" else {}
-        if shard:
-            facts["shard"] = list(shard)
-            x = x.part(*shard)
-        k = options.neighbours
         if merged:
-            found = _merge_shards(output, merged, k, facts, work)
+            found = _merge_shards(
+                [_shard_folder(output, part, merged) for part in range(1, merged + 1)], k, facts, work
+            )
         else:
-            search_texts(x, y, k, k, work, options, facts, show_progress)
-            found = found_in([work], "x", k), found_in([work], "y", k)
-        pairs = None if shard else _write(output, *found, sides, options)
-        if shard:
-            _keep_result(work)
+            x = x.part(*shard) if shard else x
+            found = search_texts(x, y, k, k, work, options, facts, show_progress)
+        pairs = None if shard else _write(output, work, *found, sides, options)
     return Mined(
         path=str(work if shard else output),
         pairs=pairs,
         sources=len(x),
         targets=len(y),
-        empty=(sides[0].empty, sides[1].empty),
-        duplicates=(sides[0].duplicates, sides[1].duplicates),
-        search=facts,
+        empty=(one.empty, other.empty),
+        duplicates=(one.duplicates, other.duplicates),
+        search={**facts, "shard": list(shard)} if shard else facts,
         settings=asdict(options),
         version=xrep.__version__,
         seconds=time.monotonic() - began,
     )
 
 
-def shard_folder(output: Path, part: int, parts: int) -> Path:
-    """Return the folder in which the search of one of several parts saves its results."""
+@contextmanager
+def search_folder(output: Path, shard: tuple[int, int] | None = None) -> Iterator[Path]:
+    """Context manager that yields the folder of a search, which is on the disk of the output and only this process's.
+    If the block succeeds, the folder is removed; that of a shard keeps what was found, and has no lock any more."""
+    real = Path(os.path.realpath(output)) if output.is_symlink() else output
+    work = _shard_folder(output, *shard) if shard else real.with_name(f"{real.name}.work")
+    with work_folder(work, _OWN_FILE, "mining into this file", _RESUMABLE):
+        yield work
+        if shard:
+            for side in ("source", "target"):
+                shutil.rmtree(work / side)
+            for path in (*work.glob("*.partial"), *work.glob(".*"), work / "lock"):
+                path.unlink()
+
+
+def _shard_folder(output: Path, part: int, parts: int) -> Path:
     return output.with_name(f"{output.name}.shard-{part}-of-{parts}")
 
 
@@ -215,34 +204,49 @@ def open_text(text: Text, work: Path, encoder: SentenceEncoder | None, options: 
         lines = Lines.write(folder, ((number, line.strip()) for number, line in read_text(text.text, text.lang)))
     if text.vectors:
         vectors = Vectors(text.vectors)
-    elif lines is None:
-        raise UserError(f"neither vectors of the {text.name} nor a text", cure="give one or other")
+    elif lines is None or encoder is None:
+        raise UserError(f"no vectors of the {text.name}, nor a text and an encoder", cure="give one or other")
     else:
-        vectors = embed(lines, text.lang, _needed(encoder), options.batch_tokens)
+        vectors = embed(lines, text.lang, encoder, options)
     if lines is not None and text.text:
         vectors.check_text(lines, text.text)
-    first, empty = _distinct(lines, vectors, work.parent)
+    first, filled = np.zeros(len(vectors), bool), 0
+    keys = HashRuns(work.parent, width=2)
+    for start, rows in _contents(lines, vectors):
+        numbers = [number for number, row in enumerate(rows) if len(row)]
+        hashes = np.array([hash_bytes(rows[number]) for number in numbers], np.uint64)
+        keys.add(np.column_stack((hashes, start + np.array(numbers, np.uint64))))
+        filled += len(numbers)
+    for part_N2 in keys.parts():
+        first[part_N2[first_of_each(part_N2[:, 0]), 1].astype(np.int64)] = True
+    chosen = None
+    if not first.all():
+        chosen = ArrayFile.temporary(work.parent, np.int64)
+        for start in range(0, len(first), _BLOCK):
+            chosen.append(start + np.flatnonzero(first[start : start + _BLOCK]))
+    count = int(first.sum())
     facts = {} if lines is None else {"text": lines.digest()}
     facts["vectors"] = _digest(vectors, lines)
-    count, rows = int(first.sum()), None
-    if count < len(first):
-        rows = ArrayFile.temporary(work.parent, np.int64)
-        for start in range(0, len(first), _BLOCK):
-            rows.append(start + np.flatnonzero(first[start : start + _BLOCK]))
-    return Opened(Side(vectors, rows, 0, count), lines, empty, len(first) - empty - count, facts)
+    return Opened(Side(vectors, chosen, 0, count), lines, len(first) - filled, filled - count, facts)
 
 
-def _needed(encoder: SentenceEncoder | None) -> SentenceEncoder:
-    if encoder is None:
-        raise UserError("a text without vectors, and no encoder", cure="give one or other")
-    return encoder
+def _contents(lines: Lines | None, vectors: Vectors) -> Iterator[tuple[int, Sequence[bytes | memoryview]]]:
+    """Yield the number of the first row and what is not to be repeated, some rows at a time: lines, or else vectors."""
+    if lines is None:
+        for start, block in vectors.blocks():
+            yield start, [row.data for row in block]
+    else:
+        for start in range(0, len(lines), _BLOCK):
+            yield start, [line.encode() for line in lines.read(start, start + _BLOCK)]
 
 
-def embed(lines: Lines, lang: str | None, encoder: SentenceEncoder, batch_tokens: int) -> Vectors:
+def embed(lines: Lines, lang: str | None, encoder: SentenceEncoder, options: MiningOptions) -> Vectors:
     """Return the vectors of lines, which are written to a folder beside them. Those that an earlier call has written
-    are used again if the same encoder made them from the same lines."""
+    are used again if the same encoder made them from the same lines. A UserError says if there is no such index."""
+    if options.index != "flat":
+        make_index(options.index, encoder.output_size)
     folder = lines.folder / "vectors"
-    how: dict[str, Any] = {"lang": lang, "dtype": "float16", "batch_tokens": batch_tokens, "parts": True}
+    how: dict[str, Any] = {"lang": lang, "dtype": "float16", "batch_tokens": options.batch_tokens, "parts": True}
     encode_file(encoder, lines.folder / LINES, folder, **how)
     return Vectors(folder)
 
@@ -250,10 +254,9 @@ def embed(lines: Lines, lang: str | None, encoder: SentenceEncoder, batch_tokens
 def _digest(vectors: Vectors, lines: Lines | None) -> str:
     """Return the sha256 of vectors. Those that no manifest vouches for are checked: they are finite, and that of a line
     which is not empty is not zero."""
+    if vectors.manifest:  # names of parts have digests of what made them
+        return hashlib.sha256(repr(vectors.manifest).encode()).hexdigest()
     digest = hashlib.sha256()
-    if vectors.manifest:
-        digest.update(repr(vectors.manifest).encode())  # names of parts have digests of what made them
-        return digest.hexdigest()
     for start, block in vectors.blocks():
         digest.update(block.data)
         zero = vectors.check_finite(block, start)
@@ -264,37 +267,14 @@ def _digest(vectors: Vectors, lines: Lines | None) -> str:
     return digest.hexdigest()
 
 
-def _check(x: Side, y: Side, options: MiningOptions) -> None:
-    if x.vectors.size != y.vectors.size:
-        problem = f"vectors of {x.vectors.size} numbers, but {y.vectors.path} has {y.vectors.size}"
-        raise UserError(problem, path=x.vectors.path, cure="encode both sides with one encoder")
-    check_neighbours(options.neighbours, len(x), len(y))
-
-
-def _read_facts(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise UserError("no such shard", path=path.parent, cure="search that part first, with `shard`") from None
-    except (ValueError, TypeError, RecursionError):
-        raise UserError("a damaged file", path=path, cure=f"remove {path.parent} to begin anew") from None
-
-
 def search_texts(
-    x: Side,
-    y: Side,
-    k_x: int,
-    k_y: int,
-    work: Path,
-    options: MiningOptions,
-    facts: dict[str, Any],
-    show_progress: bool,
-) -> None:
+    x: Side, y: Side, k_x: int, k_y: int, work: Path, options: MiningOptions, facts: dict[str, Any], show_progress: bool
+) -> tuple[Found, Found]:
     """Find neighbours of x and of y (0: none), or go on with an unfinished search of the same ``facts`` in ``work``."""
-    if not (work / "facts.json").exists():
-        write_json(work / "facts.json", facts)
-    elif differing := differing_names(_read_facts(work / "facts.json"), facts):
-        problem = f"an unfinished search is there, with another {', '.join(differing)}"
+    if not (work / _FACTS).exists():
+        write_json(work / _FACTS, facts)
+    elif differing := _differing(work, facts):
+        problem = f"an unfinished search is there, with another {differing}"
         raise UserError(problem, path=work, cure="remove it to begin anew, or write elsewhere")
     if not len(x):
         raise UserError("a part without sentences", cure="cut the source into fewer parts with `shard`")
@@ -302,25 +282,30 @@ def search_texts(
         search_flat(x, y, k_x, k_y, work, device=options.device, show_progress=show_progress)
     else:
         search_index(x, y, k_x, k_y, work, options.index, options.probes, show_progress=show_progress)
+    return found_in([work], "x", k_x), found_in([work], "y", k_y)
 
 
-def _merge_shards(output: Path, count: int, k: int, facts: dict[str, Any], work: Path) -> tuple[Found, Found]:
-    folders = [shard_folder(output, part, count) for part in range(1, count + 1)]
+def _differing(folder: Path, facts: dict[str, Any]) -> str:
+    return ", ".join(differing_names(json.loads((folder / _FACTS).read_text(encoding="utf-8")), facts))
+
+
+def _merge_shards(folders: list[Path], k: int, facts: dict[str, Any], work: Path) -> tuple[Found, Found]:
     for folder in folders:
-        theirs = _read_facts(folder / "facts.json")
-        if differing := differing_names({**theirs, "shard": None}, facts):
+        if not (folder / _FACTS).exists():
+            raise UserError("no such shard", path=folder, cure="search that part first, with `shard`")
+        if differing := _differing(folder, facts):
             cure = "search it again with the same arguments as the others"
-            raise UserError(f"a shard with another {', '.join(differing)}", path=folder, cure=cure)
+            raise UserError(f"a shard with another {differing}", path=folder, cure=cure)
         if (folder / "lock").exists():
             raise UserError("the search of this shard has not ended", path=folder, cure="run it to its end first")
     return found_in(folders, "x", k), merge_found(folders, k, work)
 
 
-def _write(output: Path, x: Found, y: Found, sides: list[Opened], options: MiningOptions) -> int:
+def _write(output: Path, work: Path, x: Found, y: Found, sides: list[Opened], options: MiningOptions) -> int:
     """Write the pairs to ``output`` and return their number."""
     written = 0
-    how = {"one_to_one": options.one_to_one, "folder": output.parent}
-    with write_aside(output) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
+    how = {"one_to_one": options.one_to_one, "folder": work.parent}
+    with writing(output, work) as file:
         for pairs in choose_in_blocks(x, y, options.margin, options.retrieval, **how):
             if options.threshold is not None:
                 with np.errstate(over="ignore"):  # a threshold that float32 cannot hold
@@ -335,14 +320,15 @@ def _write(output: Path, x: Found, y: Found, sides: list[Opened], options: Minin
     return written
 
 
+@contextmanager
+def writing(output: Path, work: Path) -> Iterator[IO[str]]:
+    """Context manager that yields a file in the folder of a search, which becomes the output if the block succeeds."""
+    with naming(output):
+        with open(work / _PAIRS, "w", encoding="utf-8", newline="\n") as file:
+            yield file
+        replace_file(work / _PAIRS, Path(os.path.realpath(output)))
+
+
 def fields(lines: Lines, rows: np.ndarray) -> list[str]:
     """Return some lines as fields of a TSV file, so without tabs."""
     return [line.replace("\t", " ") for line in lines.take(rows)]
-
-
-def _keep_result(work: Path) -> None:
-    """Remove all but the result of the search of a shard, the lock last: a folder without one is complete."""
-    for side in ("source", "target"):
-        shutil.rmtree(work / side)
-    for path in (*work.glob("*.partial"), *work.glob(".*"), work / "lock"):
-        path.unlink()

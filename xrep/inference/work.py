@@ -34,7 +34,8 @@ def work_folder(work: Path, own: re.Pattern[str], what: str, resumable: str) -> 
         return [path for path in work.iterdir() if own.fullmatch(path.name)]
 
     def remove() -> None:
-        for path in sorted(own_files(), key=lambda path: (path.is_file(), path == lock)):  # the lock is the last
+        # What says to which input the other files belong goes after them, and the lock last.
+        for path in sorted(own_files(), key=lambda path: (path.is_file(), path.suffix == ".json", path == lock)):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         with suppress(OSError):  # somebody else has put something there
             work.rmdir()
