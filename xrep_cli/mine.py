@@ -6,6 +6,7 @@ import argparse
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from xrep.config.fields import read_fields
 from xrep.errors import UserError
@@ -62,37 +63,35 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command_parser("xrep-mine", DESCRIPTION)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     summary = "find hard negatives of sentence pairs, instead of translations"
-    _add_negatives(commands.add_parser("negatives", help=summary, description=NEGATIVES, formatter_class=HelpFormatter))
+    negatives = commands.add_parser("negatives", help=summary, description=NEGATIVES, formatter_class=HelpFormatter)
+    path = "a checkpoint, or a directory of Hugging Face or sentence-transformers"
     add = parser.add_argument
-    add("--path", metavar="ENCODER", help="a checkpoint, or a directory of Hugging Face or sentence-transformers")
+    add("--path", metavar="ENCODER", help=path)
     for side in ("source", "target"):
         add(f"--{side}", metavar="FILE", help=f"the {side}: {TEXT_HELP}")
         add(f"--{side}-lang", metavar="CODE", help=f"language of the {side}; needed if the encoder has two towers")
         add(f"--{side}-vectors", metavar="FILE.npy", help=f"the vectors of the {side}, [lines, size], to use instead "
             "of an encoder")  # fmt: skip
     add("--output", metavar="FILE.tsv", help="the file to write the pairs to; - is standard output")
-    for spec in read_fields("", "xrep.inference.mining:MiningOptions"):
-        if spec.name not in ("batch_tokens", "device"):
-            add_field(parser, spec)
+    _add_fields(parser, "xrep.inference.mining:MiningOptions")
     add("--shard", metavar="I/N", help="search only part I of N parts of the source")
     add("--merge", type=int, metavar="N", help="merge the results of N shards")
-    add_shared_options(parser, "--batch-tokens", "--precision", "--device", "--plugin")
-    add("--json", metavar="FILE", help="write a summary as JSON; - prints it on standard output")
-    return parser
-
-
-def _add_negatives(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--path", required=True, metavar="ENCODER", help="a checkpoint, or a directory of Hugging Face or "
-        "sentence-transformers")  # fmt: skip
+    add = negatives.add_argument
+    add("--path", required=True, metavar="ENCODER", help=path)
     add("--bitext", required=True, metavar="PAIR=FILES", help="the pairs")
     add("--candidates", metavar="FILE", help=f"further sentences of the language of the targets: {TEXT_HELP}")
     add("--output", required=True, metavar="FILE.tsv", help="the file to write to; - is standard output")
-    for spec in read_fields("", "xrep.inference.hard_negatives:NegativeOptions"):
+    _add_fields(negatives, "xrep.inference.hard_negatives:NegativeOptions")
+    for each in (parser, negatives):
+        add_shared_options(each, "--batch-tokens", "--precision", "--device", "--plugin")
+        each.add_argument("--json", metavar="FILE", help="write a summary as JSON; - prints it on standard output")
+    return parser
+
+
+def _add_fields(parser: argparse.ArgumentParser, options: str) -> None:
+    for spec in read_fields("", options):
         if spec.name not in ("batch_tokens", "device"):
             add_field(parser, spec)
-    add_shared_options(parser, "--batch-tokens", "--precision", "--device", "--plugin")
-    add("--json", metavar="FILE", help="write a summary as JSON; - prints it on standard output")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -114,12 +113,15 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError("`shard` and `merge`", cure="merge when all shards are there")
     if is_streamed(options.output) and (options.shard or options.merge):
         raise UserError(f"`output` {options.output} with `shard` or `merge`", cure="name a file")
-    if options.output == options.json == "-":
-        raise UserError("the pairs and `json` both go to standard output", cure="name a file for one of them")
     if values["source"] == values["target"] == "-":
         raise UserError("both texts are standard input", cure="name a file for one of them")
     sides = ("source", "target", "source_vectors", "target_vectors")
-    inputs = {f"`{name}`": values[name] for name in sides}
+    _check_outputs(options, {f"`{name}`": values[name] for name in sides})
+
+
+def _check_outputs(options: argparse.Namespace, inputs: dict[str, Any]) -> None:
+    if options.output == options.json == "-":
+        raise UserError("the pairs and `json` both go to standard output", cure="name a file for one of them")
     check_outputs({"`output`": options.output, "`json`": options.json}, inputs)
 
 
@@ -131,30 +133,36 @@ def _main(options: argparse.Namespace) -> None:
     shard = parse_shard(options.shard)
 
     from xrep.inference.mining import MiningOptions, Text, mine
-    from xrep.inference.sentence_encoder import SentenceEncoder
 
     values = vars(options)
-    device = choose_device(options.device)
-    sides: list[Text] = []
-    for side in ("source", "target"):
-        text, vectors = values[side], values[f"{side}_vectors"]
-        files = {"text": text and Path(text), "vectors": vectors and Path(vectors)}
-        sides.append(Text(name=side, lang=values[f"{side}_lang"], **files))
-    needed = any(side.vectors is None for side in sides)
-    encoder = SentenceEncoder.load(options.path, device=device, dtype=options.precision) if needed else None
-    if needed:
-        say_if_slow("xrep-mine", options.precision, device)
-    mining = MiningOptions(**{**values_of(options, MiningOptions), "device": device})
-    source, target = sides
+    options.device = choose_device(options.device)
+    source, target = (
+        Text(name=side, lang=values[f"{side}_lang"], text=text and Path(text), vectors=vectors and Path(vectors))
+        for side, text, vectors in ((side, values[side], values[f"{side}_vectors"]) for side in ("source", "target"))
+    )
+    encoder = _load_encoder(options) if source.vectors is None or target.vectors is None else None
+    mining = MiningOptions(**values_of(options, MiningOptions))
     more = {"encoder": encoder, "shard": shard, "merged": options.merge}
     with output_file(options.output) as output:
         mined = mine(source, target, output, mining, **more, show_progress=True)
-    streamed = is_streamed(options.output)
-    write_summary({**asdict(mined), "path": options.output if streamed else mined.path}, options.json)
+    result = "searched" if mined.pairs is None else f"{mined.pairs:,} pairs"
+    left_out = f"{sum(mined.empty):,} empty and {sum(mined.duplicates):,} repeated lines left out"
+    _tell(options, mined, f"{result}: {mined.sources:,} x {mined.targets:,} sentences, {left_out}")
+
+
+def _load_encoder(options: argparse.Namespace) -> Any:
+    from xrep.inference.sentence_encoder import SentenceEncoder
+
+    encoder = SentenceEncoder.load(options.path, device=options.device, dtype=options.precision)
+    say_if_slow("xrep-mine", options.precision, options.device)
+    return encoder
+
+
+def _tell(options: argparse.Namespace, mined: Any, said: str) -> None:
+    """Write the summary and print a line about what was found."""
+    path = options.output if is_streamed(options.output) else mined.path
+    write_summary({**asdict(mined), "path": path}, options.json)
     if options.json != "-":
-        result = "searched" if mined.pairs is None else f"{mined.pairs:,} pairs"
-        left_out = f"{sum(mined.empty):,} empty and {sum(mined.duplicates):,} repeated lines left out"
-        said = f"{result}: {mined.sources:,} x {mined.targets:,} sentences, {left_out}"
         print_result(said, options.output, mined.path)
 
 
@@ -164,10 +172,7 @@ def _mine_negatives(options: argparse.Namespace) -> None:
     bitext = parse_bitext(options.bitext)
     if bitext.sample is not None:
         raise UserError("pairs are not sampled here", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
-    if options.output == options.json == "-":
-        raise UserError("the pairs and `json` both go to standard output", cure="name a file for one of them")
-    inputs = {"`bitext`": bitext.paths, "`candidates`": options.candidates}
-    check_outputs({"`output`": options.output, "`json`": options.json}, inputs)
+    _check_outputs(options, {"`bitext`": bitext.paths, "`candidates`": options.candidates})
     bitext, note = orient(bitext)
     if note:
         print(note, file=sys.stderr)
@@ -175,24 +180,17 @@ def _mine_negatives(options: argparse.Namespace) -> None:
         next(read_text(options.candidates, bitext.languages[1]))  # errors come before the encoder is loaded
 
     from xrep.inference.hard_negatives import NegativeOptions, mine_negatives
-    from xrep.inference.sentence_encoder import SentenceEncoder
 
-    device = choose_device(options.device)
-    mining = NegativeOptions(**{**values_of(options, NegativeOptions), "device": device})
-    encoder = SentenceEncoder.load(options.path, device=device, dtype=options.precision)
-    say_if_slow("xrep-mine", options.precision, device)
-    more = {"encoder": encoder, "candidates": options.candidates and Path(options.candidates)}
+    options.device = choose_device(options.device)
+    mining = NegativeOptions(**values_of(options, NegativeOptions))
+    more = {"encoder": _load_encoder(options), "candidates": options.candidates and Path(options.candidates)}
     with output_file(options.output) as output:
         mined = mine_negatives(bitext, output, mining, **more, show_progress=True)
-    streamed = is_streamed(options.output)
-    write_summary({**asdict(mined), "path": options.output if streamed else mined.path}, options.json)
-    if options.json != "-":
-        found = f"{mined.negatives:,} negatives of {mined.pairs_with_negatives:,} of {mined.pairs:,} pairs"
-        dropped = ", ".join(f"{count:,} by {rule}" for rule, count in mined.dropped.items() if count) or "none"
-        mean = {name: f"{scores['mean']:.3f}" for name, scores in mined.scores.items()}
-        said = f"{found}, from {mined.candidates:,} candidates; left out: {dropped}; mean cosine of translations "
-        said += f"{mean['translations']}, of negatives {mean['negatives']}"
-        print_result(said, options.output, mined.path)
+    found = f"{mined.negatives:,} negatives of {mined.pairs_with_negatives:,} of {mined.pairs:,} pairs"
+    dropped = ", ".join(f"{count:,} by {rule}" for rule, count in mined.dropped.items() if count) or "none"
+    said = f"{found}, from {mined.candidates:,} candidates; left out: {dropped}; mean cosine of translations "
+    said += f"{mined.scores['translations']['mean']:.3f}, of negatives {mined.scores['negatives']['mean']:.3f}"
+    _tell(options, mined, said)
 
 
 main = command_script(build_parser, _main)
