@@ -136,15 +136,16 @@ def _main(options: argparse.Namespace) -> None:
 
     values = vars(options)
     options.device = choose_device(options.device)
-    source, target = (
-        Text(name=side, lang=values[f"{side}_lang"], text=text and Path(text), vectors=vectors and Path(vectors))
-        for side, text, vectors in ((side, values[side], values[f"{side}_vectors"]) for side in ("source", "target"))
-    )
-    encoder = _load_encoder(options) if source.vectors is None or target.vectors is None else None
+    sides: list[Text] = []
+    for side in ("source", "target"):
+        text, vectors = values[side], values[f"{side}_vectors"]
+        files = {"text": text and Path(text), "vectors": vectors and Path(vectors)}
+        sides.append(Text(name=side, lang=values[f"{side}_lang"], **files))
+    encoder = _load_encoder(options) if any(side.vectors is None for side in sides) else None
     mining = MiningOptions(**values_of(options, MiningOptions))
     more = {"encoder": encoder, "shard": shard, "merged": options.merge}
     with output_file(options.output) as output:
-        mined = mine(source, target, output, mining, **more, show_progress=True)
+        mined = mine(sides[0], sides[1], output, mining, **more, show_progress=True)
     result = "searched" if mined.pairs is None else f"{mined.pairs:,} pairs"
     left_out = f"{sum(mined.empty):,} empty and {sum(mined.duplicates):,} repeated lines left out"
     _tell(options, mined, f"{result}: {mined.sources:,} x {mined.targets:,} sentences, {left_out}")
