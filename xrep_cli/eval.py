@@ -128,6 +128,8 @@ def _check(
     check_counts({"batch_tokens": options.get("batch_tokens")})
     if seeds < 0:
         raise UserError(f"--random-baseline {seeds}", cure="give a number of seeds, such as 3")
+    if seeds and options.get("every_checkpoint"):
+        raise UserError("`every_checkpoint` with --random-baseline", cure="measure one of them at a time")
     if len(set(paths)) < len(paths):
         raise UserError("a --path is given twice", cure="name each model once")
     for option, file in {**outputs, "--save-translations": options.get("save_translations")}.items():
