@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from xrep.files import write_aside
-from xrep_cli.common import add_shared_options, check_outputs, command_parser, command_script
+from xrep_cli.common import add_shared_options, check_outputs, command_parser, command_script, output_file
 
 DESCRIPTION = """\
 Write a page about a run, or about what differs between runs: a single HTML file that needs no network.
@@ -50,15 +50,12 @@ def _main(options: argparse.Namespace) -> None:
         from xrep.report.measuring import measure
 
         measured, failed = measure(runs, options.data, options.batch_tokens)
-        results = {test: {**results.get(test, {}), **measured.get(test, {})} for test in {**results, **measured}}
-    page = render(runs, results, failed).encode("utf-8")
-    if options.output == "-":
-        sys.stdout.flush()
-        sys.stdout.buffer.write(page)
-        return
-    with write_aside(options.output) as aside:
-        aside.write_bytes(page)
-    print(f"the report: {options.output}", file=sys.stderr)
+        for test, records in measured.items():
+            results.setdefault(test, {}).update(records)
+    with output_file(options.output) as path, write_aside(path) as aside:
+        aside.write_bytes(render(runs, results, failed).encode("utf-8"))
+    if options.output != "-":
+        print(f"the report: {options.output}", file=sys.stderr)
 
 
 main = command_script(build_parser, _main)

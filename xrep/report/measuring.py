@@ -20,19 +20,16 @@ from xrep.registry import EVALUATIONS
 from xrep.report.runs import Run
 
 CHECKPOINTS = "alignment of checkpoints"
-_LANGUAGES, _SENTENCES = 6, 12
-"""Number of languages in a picture of sentences, and of sentences of each."""
+_LANGUAGES, _SENTENCES = 6, 12  # in a picture of sentences: languages, and sentences of each
 
 
 def measure(runs: Sequence[Run], data: str, batch_tokens: int) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Measure the best checkpoint of each run on the tests whose data is in a folder.
-
-    The Tatoeba test also gives the pictures: sentences of the languages that the first run was trained on, and
-    alignment and uniformity of every kept checkpoint.
+    """Measure the best checkpoint of each run on the tests whose data is in a folder, of which Tatoeba also gives the
+    pictures.
 
     Returns:
-        Test -> name of the run -> record, which has the ``differences`` from the first
-        run, and a line for each test that could not be measured.
+        Test -> name of the run -> record, which has the ``differences`` from the first run, and a line for each test
+        that could not be measured.
 
     Raises:
         UserError: There is no data of any test, or a run has no checkpoint that encodes sentences.
@@ -40,11 +37,9 @@ def measure(runs: Sequence[Run], data: str, batch_tokens: int) -> tuple[dict[str
     found = find_tests(existing_folder(data, "name a folder with data of tests"))
     for run in runs[1:]:  # what is wrong with an encoder is found before another one is measured
         open_encoder(run.path / "best", batch_tokens=batch_tokens)
-    trained = open_checkpoint(runs[0].path / "best").text
-    for name, config in list(found.values()):
-        if name == "tatoeba":
-            languages = [*trained.source_languages, *trained.target_languages]
-            found.update(_pictures(Path(config.data), languages))
+    text = open_checkpoint(runs[0].path / "best").text
+    for folder in [config.data for name, config in found.values() if name == "tatoeba"]:
+        found.update(_pictures(Path(folder), [*text.source_languages, *text.target_languages]))
     tests = [Test(label, name, EVALUATIONS.load(name)(config)) for label, (name, config) in found.items()]
     records, failed, first = dict[str, dict[str, Any]](), list[str](), dict[str, Figures]()
     for run in runs:
@@ -70,13 +65,10 @@ def _pictures(folder: Path, trained: Sequence[str]) -> Iterator[tuple[str, tuple
     codes = available(folder)
     languages = [language for language in dict.fromkeys(trained) if language in codes][:_LANGUAGES] or list(codes)[:1]
     pools = {language: read_pairs(folder, codes[language]) for language in languages}
-    fewest = min(map(len, pools.values()))
-    shown = min(_SENTENCES, fewest)
+    shown = min(_SENTENCES, *map(len, pools.values()))
     yield "scatter", ("scatter", Scatter.Config(data=str(folder), langs=",".join(languages), sentences=shown, plot="-"))
     first, size = languages[0], len(pools[languages[0]])
     if size >= 7:  # a seventh stay translations, three sevenths are replaced by sentences of the last three
-        files = ",".join(map(str, pools[first].files))
-        pairs = size * 4 // 7
-        config = Alignment.Config(data=f"{first}-en={files}", pairs=pairs, true_pairs=pairs - size * 3 // 7)
-        config.every_checkpoint = True
-        yield CHECKPOINTS, ("alignment", config)
+        files, pairs = ",".join(map(str, pools[first].files)), size * 4 // 7
+        options = {"pairs": pairs, "true_pairs": pairs - size * 3 // 7, "every_checkpoint": True}
+        yield CHECKPOINTS, ("alignment", Alignment.Config(data=f"{first}-en={files}", **options))

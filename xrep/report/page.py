@@ -18,7 +18,7 @@ from xrep import __version__
 from xrep.metrics.bootstrap import shown_difference
 from xrep.progress import duration
 from xrep.report.pictures import Chart, Series, alignment_chart, chart, line_chart, number, scatter_chart, style
-from xrep.report.runs import Run
+from xrep.report.runs import DRAWN, Run
 from xrep.text.languages import name as language_name
 
 Records = Mapping[str, Mapping[str, Any]]
@@ -45,22 +45,19 @@ class Block(NamedTuple):
 
 
 def render(runs: Sequence[Run], results: Mapping[str, Records], failed: Sequence[str] = ()) -> str:
-    """Return the page as HTML.
-
-    Args:
-        results: Results of evaluations, test -> model -> record (``read_results``).
-        failed: Lines about what could not be measured.
-    """
+    """Return the page as HTML, with ``results`` of evaluations, test -> model -> record (``read_results``), and lines
+    about what could not be measured."""
     names = [run.name for run in runs]
     models = dict.fromkeys([*names, *(name for records in results.values() for name in records)])
     numbers = {name: i for i, name in enumerate(models)}
     measured = [block for test, records in results.items() for block in _evaluation(test, records, numbers)]
     measured = [Block(note=_INTERVALS), *measured] if measured else []
-    summaries = [_run(run) for run in runs]
     launches = [_launch(run.name, launch) for run in runs for launch in run.launches]
     sections = {
         "Runs": [
-            Block("", ["run", "objective", "steps", "examples", "time", "best validation", "state"], summaries),
+            Block(
+                "", ["run", "objective", "steps", "examples", "time", "best validation", "state"], [*map(_run, runs)]
+            ),
             *(Block(note=line) for run in runs for line in run.damaged),
         ],
         "Options": _options(runs),
@@ -101,12 +98,12 @@ def _launch(name: str, launch: Mapping[str, Any]) -> list[str]:
 def _options(runs: Sequence[Run]) -> list[Block]:
     header = ["option", *(run.name for run in runs)]
     keys = [key for key in dict.fromkeys(key for run in runs for key in run.options) if key not in _UNIMPORTANT]
-    rows = {key: [key, *(_text(run.options.get(key, "")) for run in runs)] for key in keys}
-    differing = [row for key, row in rows.items() if _differs(key, runs)]
+    rows = [[key, *(_text(run.options.get(key, "")) for run in runs)] for key in keys]
+    differing = [row for row in rows if _differs(row[0], runs)]
     told = "differ between the runs" if len(runs) > 1 else "are not at their defaults"
     return [
         Block("", header, differing, "code", f"{'Options that' if differing else 'No options'} {told}."),
-        Block(f"All {len(rows)} options", header, [*rows.values()], "code", folded=True),
+        Block(f"All {len(rows)} options", header, rows, "code", folded=True),
     ]
 
 
@@ -168,10 +165,9 @@ def _evaluation(test: str, records: Records, numbers: Mapping[str, int]) -> Iter
 def _pictures(results: Mapping[str, Records], numbers: Mapping[str, int]) -> list[Block]:
     sentences, alignments, languages = [], [], dict[str, int]()
     for records in results.values():
-        scattered = [(name, own["values"]) for name, own in records.items() if own["test"] == "scatter"]
-        sentences += [scatter_chart(name, values, languages) for name, values in scattered]
-        measured = {name: own for name, own in records.items() if own["test"] == "alignment"}
-        alignments += [alignment_chart(measured, numbers)] if measured else []
+        drawn = {kind: {name: own for name, own in records.items() if own["test"] == kind} for kind in DRAWN}
+        sentences += [scatter_chart(name, own["values"], languages) for name, own in drawn["scatter"].items()]
+        alignments += [alignment_chart(drawn["alignment"], numbers)] if drawn["alignment"] else []
     legend = {language_name(code): (style(i)[0], "dot") for code, i in languages.items()}
     return [Block(charts=sentences, legend=legend), Block(charts=alignments)]
 
@@ -187,15 +183,15 @@ def _data(runs: Sequence[Run]) -> list[Block]:
 
 
 def _overlap(results: Mapping[str, Records], models: Sequence[str]) -> list[Block]:
-    rows = []
-    for test, records in results.items():
-        overlaps = {name: own["overlap"] for name, own in records.items() if own["overlap"]}
-        rows += [[test, *(_counted(overlaps[name]) if name in overlaps else "" for name in models)]] if overlaps else []
+    rows = [[test, *(_counted(records.get(name)) for name in models)] for test, records in results.items()]
+    rows = [row for row in rows if any(row[1:])]
     note = "Test examples with a sentence that is also in the training text." if rows else ""
     return [Block("", ["test", *models], rows, note=note)]
 
 
-def _counted(overlap: Mapping[str, Any]) -> tuple[str, str]:
+def _counted(record: Mapping[str, Any] | None) -> tuple[str, str] | str:
+    if not record or not (overlap := record["overlap"]):
+        return ""
     counted = "unknown" if overlap["found"] is None else f"{overlap['found']:,} of {overlap['total']:,}"
     return counted, "left out" if overlap["dropped"] else ""
 

@@ -22,9 +22,11 @@ _FAINT, _GRID, _CARD = "#f00d10", "#f00d11", "#f00d12"
 """Colours that stand for those of the page's style, as #f00d00, #f00d01, ... do for those of series."""
 _OF_PAGE = {f"#f00d{i:02x}": f"series-{i}" for i in range(COLOURS)} | {_FAINT: "faint", _GRID: "grid", _CARD: "card"}
 _STYLE = {
-    "axes.labelcolor": _FAINT, "figure.dpi": 72, "font.size": 11, "font.sans-serif": ["DejaVu Sans"],
-    "grid.color": _GRID, "lines.linewidth": 1.8, "lines.markersize": 7, "path.simplify": False, "svg.fonttype": "none",
-    "xtick.color": _FAINT, "ytick.color": _FAINT,
+    "axes.grid": True, "axes.grid.axis": "y", "axes.labelcolor": _FAINT, "figure.dpi": 72,
+    "font.size": 11, "font.sans-serif": ["DejaVu Sans"], "grid.color": _GRID, "lines.linewidth": 1.8,
+    "lines.markersize": 7, "path.simplify": False, "svg.fonttype": "none", "xtick.color": _FAINT, "ytick.color": _FAINT,
+    "xtick.major.size": 0, "ytick.major.size": 0,
+    "axes.spines.left": False, "axes.spines.right": False, "axes.spines.top": False, "axes.spines.bottom": False,
 }  # fmt: skip
 
 
@@ -66,9 +68,9 @@ def line_chart(title: str, curves: Mapping[str, Curve], numbers: Mapping[str, in
 def alignment_chart(records: Mapping[str, Mapping[str, Any]], numbers: Mapping[str, int]) -> Chart:
     """Return alignment and uniformity of all models, of runs those of every checkpoint."""
     series, pairs = [], ""
-    for name, values in ((name, record["values"]) for name, record in records.items()):
-        pairs, points, texts = values["pairs"], [], []
-        for own in values.get("checkpoints", [values]):
+    for name, record in records.items():
+        points, texts, pairs = [], [], record["values"]["pairs"]
+        for own in record["values"].get("checkpoints", [record["values"]]):
             step = f", step {own['step']}" if "step" in own else ""
             points.append((own["uniformity"], own["alignment"]))
             texts.append(f"{name}{step}\nalignment {own['alignment']:.4f}\nuniformity {own['uniformity']:.4f}")
@@ -102,13 +104,8 @@ def chart(
     is_curves: bool = False,
     rows: bool = False,
 ) -> Chart:
-    """Return a chart of lines and points.
-
-    Args:
-        labels: Names of the axes. Without them, the axes have no scale, and without rows a unit is as long on both.
-        links: Grey lines behind the points.
-        rows: Whether the chart is a small one, and the series are at y = 0, -1, -2, ...
-    """
+    """Return a chart of lines and points, with grey ``links`` behind the points. Without ``labels``, the axes have no
+    scale, and a unit is as long on both; with ``rows`` it is a small one, whose series are at y = 0, -1, -2, ..."""
     width, height = (140, 10 * len(series) + 2) if rows else (360, 220)  # pixels of a phone, where letters are readable
     with rc_context({**_STYLE, "svg.hashsalt": title}):
         figure = Figure(figsize=(width / 72, height / 72), layout="constrained" if labels else None)
@@ -121,11 +118,8 @@ def chart(
             if not is_curves:
                 marker = {"linestyle": "", "marker": "o", "markeredgecolor": _CARD, "markeredgewidth": 0.8}
                 axes.plot(*zip(*own.points, strict=True), color=colour, clip_on=False, **marker)
-        axes.spines[:].set_visible(False)
         if labels:
             axes.set(xlabel=labels[0], ylabel=labels[1])
-            axes.grid(axis="y")
-            axes.tick_params(length=0)
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=is_curves and axis is axes.xaxis))
                 axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))

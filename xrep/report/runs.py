@@ -26,7 +26,7 @@ MOST_POINTS = 300  # of a longer curve, neighbouring records are averaged
 PARTS = ("task", "model", "criterion", "validation", "optimizer", "lr_scheduler")  # they have options of their own
 _KINDS = {"train": "training", "valid": "validation"}
 _RESULT = ("test", "model", "values", "headline", "intervals", "overlap", "version")
-_DRAWN = {"scatter": ("points", "sentences", "explained"), "alignment": ("pairs", "alignment", "uniformity")}
+DRAWN = {"scatter": ("points", "sentences", "explained"), "alignment": ("pairs", "alignment", "uniformity")}
 Curve = list[tuple[float, float]]
 Parsed = TypeVar("Parsed")
 
@@ -67,8 +67,8 @@ def _read_run(name: str, path: Path) -> Run:
     values, damaged = read_saved_config(path / CONFIG), list[str]()
     options, defaults = flat(values), flat(_defaults(values))
     changed = {key for key, value in options.items() if defaults.get(key, options) != value}
-    summary = _parsed(path / SUMMARY, damaged, _summary) or [{}]
-    data = _parsed(path / DATA_STATISTICS, damaged, _statistics) or [{}]
+    (summary,) = _parsed(path / SUMMARY, damaged, _summary) or [{}]
+    (data,) = _parsed(path / DATA_STATISTICS, damaged, _statistics) or [{}]
     launches, curves = list[dict[str, Any]](), dict[tuple[str, str], Curve]()
     for event, step, record in _parsed(path / LAUNCHES, damaged, lambda own: (own["event"], own["step"], own)):
         if event == "start":
@@ -80,20 +80,20 @@ def _read_run(name: str, path: Path) -> Run:
             if isinstance(value, (int, float)) and math.isfinite(value):
                 curves.setdefault((kind, figure), []).append((step, value))
     curves = {key: _thinned(curve) for key, curve in curves.items()}
-    return Run(name, path, options, changed, summary[0], data[0], launches, curves, damaged)
+    return Run(name, path, options, changed, summary, data, launches, curves, damaged)
 
 
 def _parsed(path: Path, damaged: list[str], parse: Callable[[Any], Parsed]) -> list[Parsed]:
     """Return what ``parse`` makes of the content of a JSON file, or of each line of JSON lines; nothing if there is no
     file. A line about each record that is damaged is added to ``damaged``."""
+    records, has_lines = [], path.suffix == ".jsonl"
     content = path.read_bytes() if path.is_file() else None
-    lines, records = path.suffix == ".jsonl", []
-    for i, text in enumerate([] if content is None else content.splitlines() if lines else [content], start=1):
+    for i, text in enumerate([] if content is None else content.splitlines() if has_lines else [content], start=1):
         try:
             records.append(parse(json.loads(text)))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else "it is not whole"
-            damaged.append(f"{path}{f':{i}' if lines else ''}: a damaged record is left out: {why}")
+            damaged.append(f"{path}{f':{i}' if has_lines else ''}: a damaged record is left out: {why}")
     return records
 
 
@@ -116,11 +116,11 @@ def _statistics(parts: dict[str, Any]) -> dict[str, tuple[Any, str]]:
     found = {}
     for part, facts in parts.items():
         rows = []
-        for split, corpora in facts.get("splits", {}).items():
-            for count, tokens in ((corpus["rows"], corpus["tokens"]) for corpus in corpora):
-                mean = sum(tokens.values()) / max(1, count * len(tokens))
-                sides = ", ".join(f"{language} {own:,}" for language, own in tokens.items())
-                rows.append((f"{split} {'-'.join(tokens)}", f"{count:,}", sides, f"{mean:.1f}"))
+        for split, corpus in ((split, own) for split, corpora in facts.get("splits", {}).items() for own in corpora):
+            count, tokens = corpus["rows"], corpus["tokens"]
+            mean = sum(tokens.values()) / max(1, count * len(tokens))
+            sides = ", ".join(f"{language} {own:,}" for language, own in tokens.items())
+            rows.append((f"{split} {'-'.join(tokens)}", f"{count:,}", sides, f"{mean:.1f}"))
         steps = sum(map(Counter, facts.get("cleaning", {}).values()), Counter[str]())
         counted = ", ".join(f"{count:,} {step}" for step, count in steps.items())
         found[part] = tuple(rows), f"Cleaning, all files together: {counted}." if counted else ""
@@ -137,18 +137,14 @@ def read_results(runs: Sequence[Run], files: Sequence[str]) -> dict[str, dict[st
     """Return the results of evaluations: test -> model -> record. A model is called by the name of its run, if it is
     that run's best checkpoint, or by its path.
 
-    The results are those in the directories of the runs and in ``files``, which name further JSON files of
-    ``xrep-eval --json``; if a model has several results of one test, the last one counts.
-
-    Raises:
-        UserError: One of ``files`` is not a result.
+    The results are those in the directories of the runs and in ``files``, further JSON files of ``xrep-eval --json``,
+    of which a UserError says if they hold none. Of several results of one test and model the last one counts.
     """
     results = dict[str, dict[str, dict[str, Any]]]()
     inside = [(path, run) for run in runs for path in sorted(run.path.glob("*.json"))]
+    inside = [(path, run) for path, run in inside if path.name not in (SUMMARY, DATA_STATISTICS)]
     for path, run in [*inside, *((Path(file), None) for file in files)]:
-        found = sum(
-            _parsed(path, run.damaged if run and path.name not in (SUMMARY, DATA_STATISTICS) else [], records_in), []
-        )
+        (found,) = _parsed(path, run.damaged if run else [], _records_in) or [[]]
         if run is None and not found:
             problem = "not a result" if path.is_file() else "no such file"
             raise UserError(problem, path=path, cure="name what xrep-eval --json wrote")
@@ -157,15 +153,15 @@ def read_results(runs: Sequence[Run], files: Sequence[str]) -> dict[str, dict[st
     return results
 
 
-def records_in(content: Any) -> list[tuple[str, dict[str, Any]]]:
+def _records_in(content: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return the test and the record of each result in what ``xrep-eval --json`` wrote: of one test or of all, of one
     model or of several. Other JSON has none."""
     if not isinstance(content, dict) or "test" not in content:
         return []
-    models = [*content["models"].values()] if "models" in content else [content]
+    models = content.get("models", {"": content}).values()
     several = [own["values"]["results"] if own["test"] == "all" else {own["test"]: own} for own in models]
     records = [(label, {key: own[key] for key in _RESULT}) for results in several for label, own in results.items()]
-    _ = [record["values"][key] for _, record in records for key in _DRAWN.get(record["test"], ())]  # they are there
+    _ = [record["values"][key] for _, record in records for key in DRAWN.get(record["test"], ())]  # they are there
     return records
 
 
