@@ -85,15 +85,12 @@ class SentenceEncoder:
             path: Directory of a checkpoint, of Hugging Face or of sentence-transformers (also one that ``save`` wrote),
                 or the name of a model on the Hugging Face Hub, ``organisation/name``, which is fetched if it is not in
                 the local cache. Nothing that is fetched is run.
-            device: Device of the encoder. The default is a GPU if there is one, else the CPU.
-            dtype: Type of weights and activations. bfloat16 changes vectors by a cosine distance of about 1e-4. It is
-                faster on GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16). Other CPUs compute products
-                in float32 and round their results, which is not faster than float32. int8 computes the products of
-                transformer layers in int8, on CPUs (cosine distances of about 1e-3): weights with a scale for each
-                output, inputs with one for each token, so that the vector of a sentence does not depend on others. An
-                encoder that was saved in int8 remains so.
-            random_weights: Seed by which the architecture is initialised randomly, instead of loading the trained
-                weights, as the baseline of an evaluation.
+            device: The default is a GPU if there is one, else the CPU.
+            dtype: Type of weights and activations. bfloat16 changes vectors by a cosine distance of about 1e-4, and is
+                faster on GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16). int8 is for the products of
+                transformer layers on CPUs (cosine distances of about 1e-3): weights have a scale for each output,
+                inputs one for each token. An encoder that was saved in int8 remains so.
+            random_weights: Seed of random weights of the same architecture, the baseline of an evaluation.
             layer: Layer whose token vectors are pooled; 0: the embeddings. None: that with which it was trained.
 
         Raises:
@@ -114,6 +111,19 @@ class SentenceEncoder:
     def output_size(self) -> int:
         """The dimension D of the vectors."""
         return self.model.output_size
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which the encoder computes."""
+        return next(self.model.parameters()).device
+
+    @property
+    def precision(self) -> Precision:
+        """The precision in which it computes: float32, bfloat16, float16 or int8."""
+        if is_quantised(self.model):
+            return "int8"
+        names: dict[torch.dtype, Precision] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+        return names.get(next(self.model.parameters()).dtype, "float32")
 
     def encode(
         self,
@@ -137,7 +147,7 @@ class SentenceEncoder:
             batch_size: Number of sentences per batch, at most; None: as many as ``batch_tokens`` allows.
             normalize: Scale the vectors to length 1; otherwise they are as the model computes them.
             prompt: Text that is put in front of each sentence; an empty one leaves the default prompt out.
-            prompt_name: Name in ``prompts`` of the prompt. The default is ``default_prompt_name``.
+            prompt_name: Name of the prompt in ``prompts``. The default is ``default_prompt_name``.
             show_progress: Show a progress bar on stderr.
 
         Raises:
@@ -147,11 +157,10 @@ class SentenceEncoder:
             raise UserError(f"`batch_size` must be at least 1, not {batch_size}")
         refuse_pair(lang or "", "lang")
         tower = self.model.tower(lang and canonical(lang))
-        several = [sentences] if isinstance(sentences, str) else sentences
-        begin = self.find_prompt(prompt_name) if prompt is None else prompt
-        prompted = [begin + sentence for sentence in several] if begin else several
+        prompt = self.find_prompt(prompt_name) if prompt is None else prompt
+        prompted = [prompt + sentence for sentence in ([sentences] if isinstance(sentences, str) else sentences)]
         tokens = self._tokenize(prompted, tokenizer_of(self.tokenizers, tower))
-        vectors = np.empty((len(several), self.output_size), dtype=np.float32)
+        vectors = np.empty((len(tokens), self.output_size), dtype=np.float32)
         vocabulary = self.text.vocabulary(tower)
         lengths = [min(len(ids) + 2, self.text.max_length) for ids in tokens]
         with torch.inference_mode(), tqdm(total=len(tokens), unit="sentence", disable=not show_progress) as bar:
@@ -175,20 +184,14 @@ class SentenceEncoder:
         license: str | None = None,
         results: Sequence[str | Path] = (),
     ) -> dict[Path, str]:
-        """Write the encoder as directories of other libraries, which contain no code.
+        """Write the encoder as directories of other libraries, which contain no code, and return each of them with a
+        line of Python that loads it.
 
         ``load`` and sentence-transformers read ``path`` again with exactly the same weights; an encoder with two towers
         keeps both, and the languages that each reads. ``hf`` is the transformer alone: two towers are in the folders
         ``source`` and ``target``. ``onnx`` and ``openvino`` are graphs for these runtimes, with pooling and projection
-        inside, which ``load`` does not read (extras of these names). The model card (``README.md``) says how to load
-        them; its metadata are languages, checksums of the training data, and:
-
-        Args:
-            license: Identifier of the licence of the encoder, such as ``apache-2.0``.
-            results: Files that ``xrep-eval`` wrote as JSON, with results of this encoder.
-
-        Returns:
-            The directories written, each with a line of Python that loads it.
+        inside, which ``load`` does not read (extras of these names). The model card (``README.md``) also has the
+        ``license`` (an identifier such as ``apache-2.0``) and the ``results``, files that ``xrep-eval`` wrote as JSON.
 
         Raises:
             UserError: ``path`` is not empty, those libraries have no such encoder, or the results are of another one.
@@ -222,24 +225,11 @@ class SentenceEncoder:
                 raise UserError(problem, cure="check the name and the network, and log in: hf auth login") from error
         return str(made)
 
-    @property
-    def precision(self) -> Precision:
-        """The precision in which it computes: float32, bfloat16, float16 or int8."""
-        if is_quantised(self.model):
-            return "int8"
-        names: dict[torch.dtype, Precision] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
-        return names.get(next(self.model.parameters()).dtype, "float32")
-
     def fingerprint(self) -> str:
         """Return a hex digest of the weights and of what else determines the vectors, but not of the path."""
         digest = fingerprint(self.model, self.text)
         prompt = self.find_prompt(None)
         return hashlib.sha256(f"{digest} {prompt}".encode()).hexdigest() if prompt else digest
-
-    @property
-    def device(self) -> torch.device:
-        """The device on which the encoder computes."""
-        return next(self.model.parameters()).device
 
     def write(self, directory: Path, place: str, format: Format, card: Card) -> dict[Path, str]:
         """Write what ``save`` writes, with this card, which names ``place`` to load it."""
@@ -280,8 +270,7 @@ def unit_rows(vectors: Any) -> Tensor:
 
 def _load_run(path: str | Path, random_weights: bool) -> SentenceEncoder:
     checkpoint = open_checkpoint(path)
-    model = load_model(checkpoint, random_weights)
-    tokenizers = open_tokenizers(checkpoint.path / TOKENIZER)
+    model, tokenizers = load_model(checkpoint, random_weights), open_tokenizers(checkpoint.path / TOKENIZER)
     hashes = None if random_weights else checkpoint.training_hashes
     return SentenceEncoder(model, tokenizers, checkpoint.text, hashes, path=path, prompts=read_prompts(Path(path)))
 
