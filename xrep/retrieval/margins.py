@@ -57,11 +57,7 @@ class Found(Protocol):
 
 def apply_margin(cosine: np.ndarray, mean_x: np.ndarray, mean_y: np.ndarray, margin: Margin) -> np.ndarray:
     """Return the scores of pairs, given their cosines and the mean cosines of x and of y with their neighbours. The
-    three arrays are broadcast against each other.
-
-    Raises:
-        ValueError: The margin is unknown.
-    """
+    three arrays are broadcast against each other."""
     if margin not in MARGINS:
         raise ValueError(f"margin must be one of {', '.join(MARGINS)}, not {margin!r}")
     if margin == "absolute":
@@ -76,18 +72,18 @@ def apply_margin(cosine: np.ndarray, mean_x: np.ndarray, mean_y: np.ndarray, mar
 def neighbour_means(found: Found) -> np.ndarray:
     """Return the mean cosine of each row with its k neighbours, or with those that an approximate search found (0 if
     none): [N]."""
-    means = [np.empty(0, np.float32)]
+    means = []
     for _, index_BK, cosine_BK in _blocks(found):
         there_BK = index_BK >= 0  # others were not found
-        means.append(np.where(there_BK, cosine_BK, 0).sum(axis=1) / np.maximum(there_BK.sum(axis=1), 1))
-        means[-1] = means[-1].astype(cosine_BK.dtype)
-    return np.concatenate(means[1:] or means)
+        sums_B = np.where(there_BK, cosine_BK, 0).sum(axis=1)
+        means.append((sums_B / np.maximum(there_BK.sum(axis=1), 1)).astype(cosine_BK.dtype))
+    return np.concatenate(means)
 
 
 def _blocks(found: Found) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield the number of the first row, the indices and the cosines of some rows at a time, [B, k]."""
+    """Yield the number of the first row, the indices and the cosines of some rows at a time, [B, k]; once at least."""
     step = max(1, _SCORED // max(1, found.k))
-    for start in range(0, len(found), step):
+    for start in range(0, max(1, len(found)), step):
         some = found.slice(start, start + step)
         yield start, some.index.numpy(), some.similarity.numpy()
 
@@ -145,12 +141,9 @@ def choose(x: Found, y: Found, margin: Margin, retrieval: Retrieval, *, one_to_o
 
     Args:
         x, y: The neighbours of sources, which are targets, and those of targets.
-
-    Raises:
-        ValueError: the retrieval or the margin is unknown.
     """
     empty = np.empty(0, np.int64)
-    blocks = [Candidates(empty, empty, neighbour_means(x)[:0])]
+    blocks = [Candidates(empty, empty, x.slice(0, 0).similarity[:, 0].numpy())]
     blocks += choose_in_blocks(x, y, margin, retrieval, one_to_one=one_to_one)
     return Candidates(*map(np.concatenate, zip(*(vars(block).values() for block in blocks), strict=True)))
 
@@ -184,13 +177,10 @@ def choose_in_blocks(
     while rows := list(islice(ordered, _SORTED)):
         key, source, target = np.array(rows).T
         block = Candidates(source.astype(np.int64), target.astype(np.int64), -key.astype(mean_x.dtype))
-        block = block.take(~used_x[block.source])
-        if one_to_one:
-            block = _without_repetition(block.take(~used_y[block.target]))
-            used_y[block.target] = True
-        else:
-            block = block.take(first_of_each(block.source))
+        block = block.take(~(used_x[block.source] | used_y[block.target]))
+        block = _without_repetition(block, one_to_one)
         used_x[block.source] = True
+        used_y[block.target] = one_to_one
         yield block
 
 
@@ -234,11 +224,12 @@ def first_of_each(values: np.ndarray) -> np.ndarray:
     return np.sort(np.unique(values, return_index=True)[1])
 
 
-def _without_repetition(ordered: Candidates) -> Candidates:
+def _without_repetition(ordered: Candidates, one_to_one: bool) -> Candidates:
+    """Return the best pair of each source and, with ``one_to_one``, of each target, leaving out those already used."""
     sources, targets, kept = set[int](), set[int](), list[int]()
     for place, (source, target) in enumerate(zip(ordered.source.tolist(), ordered.target.tolist(), strict=True)):
         if source not in sources and target not in targets:
-            sources.add(source)
-            targets.add(target)
             kept.append(place)
+            sources.add(source)
+            targets.update((target,) if one_to_one else ())
     return ordered.take(np.array(kept, dtype=np.int64))
