@@ -35,12 +35,11 @@ def score(classifier: SentenceClassifier, examples: Sequence[Any], normalisation
         labels, _ = classifier.predict([example.sentences for example in examples])
         columns = {"accuracy": [label == example.label for label, example in zip(labels, examples, strict=True)]}
     else:
-        pairs = zip(classifier.answer(examples), examples, strict=True)
-        compared = [
-            (found.text, [gold.text for gold in own.answers], own.language, normalisation) for found, own in pairs
-        ]
-        metrics = {"f1": f1, "exact_match": exact_match}
-        columns = {name: [float(metric(*answer)) for answer in compared] for name, metric in metrics.items()}
+        columns = {"f1": [], "exact_match": []}
+        for found, own in zip(classifier.answer(examples), examples, strict=True):
+            answers = [gold.text for gold in own.answers]
+            for name, metric in (("f1", f1), ("exact_match", exact_match)):
+                columns[name].append(float(metric(found.text, answers, own.language, normalisation)))
     figures = {name: 100 * float(np.mean(column)) for name, column in columns.items()}
     return figures, {name: np.stack((column, np.ones(len(column))), axis=1) for name, column in columns.items()}
 
