@@ -52,12 +52,11 @@ def render(runs: Sequence[Run], results: Mapping[str, Records], failed: Sequence
     numbers = {name: i for i, name in enumerate(models)}
     measured = [block for test, records in results.items() for block in _evaluation(test, records, numbers)]
     measured = [Block(note=_INTERVALS), *measured] if measured else []
+    summaries = [_run(run) for run in runs]
     launches = [_launch(run.name, launch) for run in runs for launch in run.launches]
     sections = {
         "Runs": [
-            Block(
-                "", ["run", "objective", "steps", "examples", "time", "best validation", "state"], [*map(_run, runs)]
-            ),
+            Block("", ["run", "objective", "steps", "examples", "time", "best validation", "state"], summaries),
             *(Block(note=line) for run in runs for line in run.damaged),
         ],
         "Options": _options(runs),

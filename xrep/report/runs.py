@@ -116,11 +116,11 @@ def _statistics(parts: dict[str, Any]) -> dict[str, tuple[Any, str]]:
     found = {}
     for part, facts in parts.items():
         rows = []
-        for split, corpus in ((split, own) for split, corpora in facts.get("splits", {}).items() for own in corpora):
-            count, tokens = corpus["rows"], corpus["tokens"]
-            mean = sum(tokens.values()) / max(1, count * len(tokens))
-            sides = ", ".join(f"{language} {own:,}" for language, own in tokens.items())
-            rows.append((f"{split} {'-'.join(tokens)}", f"{count:,}", sides, f"{mean:.1f}"))
+        for split, corpora in facts.get("splits", {}).items():
+            for count, tokens in ((corpus["rows"], corpus["tokens"]) for corpus in corpora):
+                mean = sum(tokens.values()) / max(1, count * len(tokens))
+                sides = ", ".join(f"{language} {own:,}" for language, own in tokens.items())
+                rows.append((f"{split} {'-'.join(tokens)}", f"{count:,}", sides, f"{mean:.1f}"))
         steps = sum(map(Counter, facts.get("cleaning", {}).values()), Counter[str]())
         counted = ", ".join(f"{count:,} {step}" for step, count in steps.items())
         found[part] = tuple(rows), f"Cleaning, all files together: {counted}." if counted else ""
