@@ -15,7 +15,7 @@ from torch import Tensor
 
 from xrep.kernels.precision import accumulation_dtype
 
-_PIECE = 1 << 17
+_PIECE = 1 << 18
 """Number of products of numbers that are held at a time: in float64, they stay in the cache."""
 
 
