@@ -76,6 +76,40 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert stat.S_IMODE(destination.stat().st_mode) == 0o777 & ~_umask()
 
 
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_a_folder_comes_back_if_no_other_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    replace, moved = os.replace, list[str]()
+
+    def fail_when_moved(one: Path, other: Path) -> None:
+        moved.append(os.fspath(other)[-4:])
+        if moved[-2:-1] == [".old"]:
+            raise error
+        replace(one, other)
+
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "old").write_text("precious")
+    monkeypatch.setattr(os, "replace", fail_when_moved)
+    with pytest.raises(error), directory_aside(tmp_path / "model", lambda path: False) as folder:
+        (folder / "new").write_text("")
+    assert contents(tmp_path) == {"model/old": b"precious"}
+
+
+def test_files_and_folders_take_the_place_of_each_other(tmp_path: Path) -> None:
+    for name in ("tokenizer/deep/model", "weights", "notes/a", "linked/b", "mine/b"):
+        (tmp_path / "model" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "model" / name).write_text("old")
+    with directory_aside(tmp_path / "model", lambda path: False) as folder:
+        (folder / "tokenizer").write_text("new")
+        (folder / "weights").mkdir()
+        (folder / "weights" / "model").write_text("new")
+        (folder / "linked").symlink_to("mine")
+    new = {"tokenizer": b"new", "weights/model": b"new", "linked": "mine"}
+    assert contents(tmp_path / "model") == {**new, "notes/a": b"old", "mine/b": b"old"}
+    assert mode(tmp_path / "model" / "weights") & 0o100
+
+
 def test_a_link_to_a_folder_is_replaced_not_followed(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("precious")
@@ -155,6 +189,7 @@ def test_modes_stay(tmp_path: Path) -> None:
             (aside / "later").write_text("")
         assert mode(folder) == wanted and mode(folder / "data") == (0o666 & ~_umask() if wanted == 0o700 else 0o600)
         (folder / "data").chmod(0o600)
+        assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
     empty = tmp_path / "empty"
     empty.mkdir(0o700)
     with directory_aside(empty) as aside:

@@ -108,15 +108,22 @@ def _take_access(new: Path, old: Path) -> None:
         new.chmod(stat.S_IMODE(status.st_mode))
 
 
+def _is_folder(path: Path) -> bool:
+    """Return whether a path is a folder, and not a link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
 def _take_over(new: Path, old: Path) -> None:
     """Prepare a folder to replace another one: what only ``old`` has is then in both, and what both have keeps its mode
-    and owner."""
-    both = list[tuple[Path, Path]]()
-    for path in (old, *sorted(old.rglob("*"))):
+    and owner. A file of ``new`` replaces a folder of its name with all that is in it, and the reverse."""
+    both = [(new, old)]
+    for path in sorted(old.rglob("*")):
         twin = new / path.relative_to(old)
+        if not _is_folder(twin.parent):  # in a folder that is replaced by a file
+            continue
         if os.path.lexists(twin):
-            both.append((twin, path))
-        elif path.is_dir() and not path.is_symlink():
+            both += [(twin, path)] if _is_folder(twin) == _is_folder(path) else []
+        elif _is_folder(path):
             twin.mkdir()
             both.append((twin, path))
         else:
@@ -138,7 +145,7 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
         return
     for name in names:
         (folder / name).unlink(missing_ok=True)
-    for path in sorted((path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink()), reverse=True):
+    for path in sorted(filter(_is_folder, folder.rglob("*")), reverse=True):
         _remove_empty(path)
     _remove_empty(folder)
 
@@ -204,7 +211,7 @@ def directory_aside(path: str | Path, is_current: Callable[[Path], bool] | None 
     aside, old = (path.with_name(f".{path.name}.{secrets.token_hex(4)}.{ending}") for ending in ("partial", "old"))
     with naming(path):
         aside.mkdir(parents=True)
-        if path.is_dir() and not path.is_symlink():  # nobody can read the new folder who cannot read the old one
+        if _is_folder(path):  # nobody can read the new folder who cannot read the old one
             aside.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_IRWXU)
     try:
         yield aside
@@ -212,7 +219,7 @@ def directory_aside(path: str | Path, is_current: Callable[[Path], bool] | None 
             check_new_directory(path)
         elif is_current(path):
             return
-        if path.is_dir() and not path.is_symlink():
+        if _is_folder(path):
             _take_over(aside, path)
         try:
             os.replace(aside, path)  # fails if a folder is there that is not empty
@@ -229,11 +236,21 @@ def directory_aside(path: str | Path, is_current: Callable[[Path], bool] | None 
                 if not is_current(path):
                     raise
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        if old.is_dir() and not old.is_symlink():
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            old.unlink(missing_ok=True)
+        if os.path.lexists(old) and not os.path.lexists(path):  # the new folder did not take its place
+            os.replace(old, path)
+        for left in (aside, old):
+            _remove(left)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with all that is in it, also where a mode forbids to write."""
+    if not _is_folder(path):
+        path.unlink(missing_ok=True)
+        return
+    for folder in filter(_is_folder, (path, *path.rglob("*"))):
+        with suppress(OSError):
+            folder.chmod(stat.S_IRWXU)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def check_new_directory(path: Path) -> None:
