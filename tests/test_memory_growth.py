@@ -101,7 +101,7 @@ from xrep.store import arrays
 from xrep_cli.mine import main
 hash_runs._RUN = nearest.MOST_ROWS = 20_000
 mining._BLOCK, margins._SCORED, margins._SORTED = 2000, 1 << 15, 1 << 13
-arrays.BLOCK_BYTES = 1 << 17
+arrays.READ_BYTES = 1 << 17
 def invent(x, y, best_x, best_y, first_x, first_y, advance):
     for best, first in ((best_x, first_x), (best_y, first_y)):
         rows = torch.arange(first, first + len(best.index))[:, None]

@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -285,6 +285,17 @@ def output_file(named: str) -> Iterator[Path]:
         sys.stdout.flush()
         with open(Path(folder) / "output", "rb") as content:
             shutil.copyfileobj(content, sys.stdout.buffer)
+
+
+@contextmanager
+def text_writer(output: str) -> Iterator[Callable[[str], object]]:
+    """Context manager that yields a function to write text with: into a file, which appears if the block succeeds, or
+    at once to standard output, a device or a pipe; in UTF-8, whatever the locale says."""
+    streamed = is_streamed(output)
+    with nullcontext(output) if streamed else write_aside(output) as path:
+        opened = nullcontext(sys.stdout.buffer) if output == "-" else open(path, "ab" if streamed else "wb")
+        with opened as file:
+            yield lambda text: (file.write(text.encode()), file.flush())
 
 
 def write_summary(values: Any, file: str | None) -> None:

@@ -33,8 +33,8 @@ Encode each line of a text file: row i of the output is the vector of line i.
   torchrun --nproc-per-node 4 -m xrep_cli.encode ... --output vectors/        four processes share the text
 
 An output that ends in .npy is one file: read it with numpy.load("vectors.npy", mmap_mode="r"). Any other name is a
-folder of parts and a manifest, which names the encoder, the language and a checksum of the text. xrep-mine,
---teacher-vectors and xrep-search read both. The text may have any number of lines; memory does not grow with it. If the
+folder of parts and a manifest, which names the encoder, the language and a checksum of the text. xrep-mine and
+--teacher-vectors of xrep-train read both. The text may have any number of lines; memory does not grow with it. If the
 command is interrupted, repeat it: it continues where it stopped and writes the same vectors."""
 
 
@@ -44,8 +44,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--path", required=True, metavar="ENCODER", help="a checkpoint, a directory of Hugging Face or "
         "sentence-transformers, or a name in the local Hugging Face cache")  # fmt: skip
     add("--input", required=True, metavar="FILE", help=TEXT_HELP)
-    add("--output", required=True, metavar="FILE.npy", help="the file to write the vectors to, [lines, size], or a "
-        "folder; - is standard output")  # fmt: skip
+    add("--output", required=True, metavar="FILE.npy|FOLDER", help="where to write the vectors, [lines, size]; - is "
+        "standard output")  # fmt: skip
     add("--lang", metavar="CODE", help="language of the lines; needed if the encoder has a tower for each side")
     add("--dtype", choices=("float32", "float16"), default="float32", help="type of the vectors in the file")
     add("--no-normalize", action="store_true", help="write the vectors as the model gives them, not scaled to length 1")

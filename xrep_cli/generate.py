@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from xrep.config.fields import fields_of_class
 from xrep.errors import ConfigError, UserError
-from xrep.files import is_stream, write_aside
+from xrep.files import is_stream
 from xrep.inference.generation.options import SearchOptions
 from xrep.progress import ProgressLine
 from xrep_cli.common import (
@@ -24,6 +22,7 @@ from xrep_cli.common import (
     command_parser,
     command_script,
     say_if_slow,
+    text_writer,
     values_of,
     write_summary,
 )
@@ -125,17 +124,6 @@ def _load(options: argparse.Namespace) -> Translator:
     return translator
 
 
-@contextmanager
-def _writer(output: str) -> Iterator[Callable[[str], object]]:
-    """Context manager that yields a function to write text with: into a file, which appears if the block succeeds, or
-    at once to standard output, a device or a pipe; in UTF-8, whatever the locale says."""
-    appears_at_once = output == "-" or is_stream(output)
-    with nullcontext(output) if appears_at_once else write_aside(output) as path:
-        opened = nullcontext(sys.stdout.buffer) if output == "-" else open(path, "ab" if appears_at_once else "wb")
-        with opened as file:
-            yield lambda text: (file.write(text.encode()), file.flush())
-
-
 def _state(summary: Summary, lines: int, empty: str = "", seconds: str = "") -> str:
     speed = f"{summary.tokens / max(summary.seconds, 1e-9):,.0f} tokens a second"
     return f"{lines:,} line{'s' * (lines != 1)}{empty}, {seconds}{speed}"
@@ -171,7 +159,7 @@ def _main(options: argparse.Namespace) -> None:
         print("type one sentence per line; Ctrl-D ends", file=sys.stderr)
     # Translations that appear on the same terminal would be mixed with the line.
     line = ProgressLine(shown=options.output != "-" or (sys.stderr.isatty() and not sys.stdout.isatty()))
-    with _writer(options.output) as write:
+    with text_writer(options.output) as write:
         done = translate_stream(
             translator,
             _named(options.input),

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Container, Iterator
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from xrep_cli.common import (
     add_shared_options,
@@ -15,6 +15,7 @@ from xrep_cli.common import (
     command_parser,
     command_script,
     say_if_slow,
+    text_writer,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     check_outputs({"`output`": options.output}, {"`input`": options.input})
-    from xrep.files import write_aside
     from xrep.inference.classifier import SentenceClassifier
 
     device = choose_device(options.device)
@@ -56,14 +56,11 @@ def run(options: argparse.Namespace) -> None:
         options.path, device=device, dtype=options.precision, batch_tokens=options.batch_tokens
     )
     say_if_slow("xrep-predict", options.precision, device)
-    if options.output == "-":
-        _write(classifier, options, sys.stdout)
-        return
-    with write_aside(options.output) as aside, open(aside, "w", encoding="utf-8") as file:
-        _write(classifier, options, file)
+    with text_writer(options.output) as write:
+        _predict(classifier, options, write)
 
 
-def _write(classifier: SentenceClassifier, options: argparse.Namespace, file: TextIO) -> None:
+def _predict(classifier: SentenceClassifier, options: argparse.Namespace, write: Callable[[str], object]) -> None:
     """Write a line for each line of the input; those of a pipe are answered as they arrive."""
     from xrep.errors import UserError
     from xrep.text.chunks import read_chunks
@@ -76,9 +73,9 @@ def _write(classifier: SentenceClassifier, options: argparse.Namespace, file: Te
         for number, row in enumerate(rows, before + 1):
             if len(row) not in widths:
                 raise UserError(f"{len(row)} columns, where a line is {form}", path=origin, line=number)
-        for text, fields in predict(classifier, rows):
-            print(json.dumps(fields, ensure_ascii=False) if options.jsonl else text, file=file)
-        file.flush()
+        predicted = predict(classifier, rows)
+        shown = (json.dumps(fields, ensure_ascii=False) if options.jsonl else text for text, fields in predicted)
+        write("".join(f"{line}\n" for line in shown))
         before += len(lines)
     if not before:
         raise UserError("the file is empty", path=origin, cure="give a file with text")

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import gzip
 import itertools
+import json
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
+from tests.support.runs import contents
 from xrep.errors import UserError
 from xrep.inference import encoding
 from xrep.inference.encoding import Encoded, encode_file
@@ -132,7 +134,7 @@ OTHERS: dict[str, tuple[dict[str, Any], int]] = {
 @pytest.mark.parametrize("what", OTHERS)
 def test_chunks_of_another_run_are_used_only_if_they_are_the_same(encode, interrupted, source, tmp_path, what):
     output, (options, resumed) = interrupted(), OTHERS[what]
-    (tmp_path / "vectors.npy.work/.chunk-000003-0.npy.123.tmp").write_text("{")  # of a run that was killed
+    (tmp_path / f"vectors.npy.work/.chunk-000003-{0:016}.npy.123.tmp").write_text("{")  # of a run that was killed
     if what == "encoder":
         options = {"encoder": SentenceEncoder.load(write_encoder(tmp_path / "other", seed=8), device="cpu")}
     elif "input" in what:
@@ -145,10 +147,29 @@ def test_chunks_of_another_run_are_used_only_if_they_are_the_same(encode, interr
 
 
 def test_files_of_others_beside_the_chunks_stay(encode: Encode, interrupted: Stop, tmp_path: Path) -> None:
-    output = interrupted()
-    (tmp_path / "vectors.npy.work/notes.txt").touch()
+    output, others = interrupted(), [".notes.tmp", "chunk-notes.npy", "notes.txt"]
+    for name in others:
+        (tmp_path / "vectors.npy.work" / name).touch()
     encode(output)
-    assert left_in(tmp_path / "vectors.npy.work") == ["notes.txt"]
+    assert left_in(tmp_path / "vectors.npy.work") == others
+    (tmp_path / "vectors.npy.work/whole.npy").touch()  # a name like one of ours, in a folder that is not
+    with pytest.raises(UserError, match=r"vectors.npy.work: not the folder of an unfinished command"):
+        encode(output)
+    assert left_in(tmp_path / "vectors.npy.work") == [*others, "whole.npy"]
+
+
+def test_who_cannot_read_the_output_cannot_read_what_is_kept_for_it(
+    encode: Encode, interrupted: Stop, tmp_path: Path
+) -> None:
+    output = tmp_path / "vectors.npy"
+    for mode in (0o640, 0o600):
+        output.touch()
+        output.chmod(mode)
+        with pytest.raises(AssertionError):  # because the output is there
+            interrupted()
+        assert not (tmp_path / "vectors.npy.work").stat().st_mode & (0o007 if mode == 0o640 else 0o077)
+    encode(output)
+    assert output.stat().st_mode & 0o777 == 0o600
 
 
 def test_two_processes_do_not_write_one_file(encode: Encode, interrupted: Stop, tmp_path: Path) -> None:
@@ -207,18 +228,56 @@ def test_processes_share_the_parts_of_a_folder(encode, encoder, source, tmp_path
     again = [encode(folder, rank=rank, **shared) for rank in range(world_size)]
     assert sum(each.resumed for each in again) == count
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*.npy")} == files
+    (folder / "part-00000-1234-c000.npy").touch()
+    with monkeypatch.context() as patch, pytest.raises(TypeError):  # a command that is killed
+        patch.setattr(encoding, "replace_file", None)
+        encode(folder, path=str(write(tmp_path / "other.txt", ["Haus"])), parts=True)
+    assert len([*folder.glob("*.work")]) == 1
     encode(folder, parts=True, dtype="float16")  # replaces them
     assert Vectors(folder).dtype == np.float16
-    assert len(left_in(folder)) == len(vectors.manifest.parts) + 2 and (folder / "notes.txt").exists()
+    others = [".lock", "manifest.json", "notes.txt", "part-00000-1234-c000.npy"]
+    assert left_in(folder) == sorted([*others, *(part.file for part in Vectors(folder).manifest.parts)])
+
+
+def test_two_commands_do_not_write_one_folder(encode: Encode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vectors").symlink_to("later")
+    other, refused, first = str(write(tmp_path / "other.txt", ["Haus"])), list[str](), SentenceEncoder.encode
+
+    def encode_both(self: SentenceEncoder, *given: Any, **options: Any) -> np.ndarray:
+        for world_size in (1, 2):
+            with pytest.raises(UserError) as error:
+                encode(tmp_path / "vectors", path=other, parts=True, world_size=world_size)
+            refused.append(str(error.value))
+        return first(self, *given, **options)
+
+    monkeypatch.setattr(SentenceEncoder, "encode", encode_both)
+    assert encode(tmp_path / "vectors", parts=True).lines == len(Vectors(tmp_path / "later")) == 28
+    error = f"{tmp_path}/later: another process is writing it; wait for it, or write elsewhere"
+    assert {*refused} == {error}
+
+
+@pytest.mark.parametrize("kind", ["sentence encoder", "search index", "data directory", "folder with another manifest"])
+def test_a_folder_of_something_else_stays(encode: Encode, tmp_path: Path, kind: str) -> None:
+    if kind == "sentence encoder":
+        write_encoder(tmp_path / "there")
+    else:
+        (tmp_path / "there").mkdir()
+        content = {"search index": {"parts": []}, "data directory": {"format": "xrep-data"}}.get(kind, {})
+        (tmp_path / "there/manifest.json").write_text(json.dumps(content))
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match=rf"there: a {kind}.*; name a new folder"):
+        encode(tmp_path / "there", parts=True)
+    assert contents(tmp_path) == before
 
 
 def test_what_several_processes_cannot_share(encode: Encode, tmp_path: Path) -> None:
     for options, problem in (
         ({"path": "-", "parts": True}, "several processes cannot share what can be read once only; name a file"),
         ({}, "v.npy: several processes cannot write one file; name a folder"),
+        ({"rank": 1, "world_size": 1, "parts": True}, "this is process 1 of 1; the environment variable RANK must"),
     ):
         with pytest.raises(UserError, match=problem):
-            encode(tmp_path / "v.npy", rank=0, world_size=2, **options)
+            encode(tmp_path / "v.npy", **{"world_size": 2, **options})
 
 
 def test_vectors_that_are_not_finite_name_their_line(encode: Encode, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from xrep.errors import UserError
 from xrep.store.arrays import ArrayFile
 from xrep.store.lines import Lines
-from xrep.store.vectors import Manifest, Origin, Part, Vectors, normalize_rows
+from xrep.store.vectors import Manifest, Origin, Part, Vectors, normalize_rows, text_digest
 
 LINES = ["ein Satz", "", "zwei\tWörter", "\u2028 und \x85", "x" * 1000]
 ORIGIN = Origin(encoder="e", language="de", prompt=None, normalize=True, batch_tokens=64, size=3, dtype="float16")
@@ -65,6 +65,15 @@ def test_lines_come_back_by_place_and_with_their_numbers(tmp_path: Path) -> None
     assert Lines(tmp_path).digest() == lines.digest(0, 5) != digest
 
 
+def test_a_line_end_inside_a_line_shifts_no_other(tmp_path: Path) -> None:
+    given = ["eins\rzwei\r\ndrei", "vier", "\n"]
+    lines = Lines.write(tmp_path, enumerate((line.strip() for line in given), 1))
+    assert lines.read(0, 3) == lines.take([0, 1, 2]) == ["eins zwei  drei", "vier", ""]
+    assert (tmp_path / "lines.txt").read_bytes() == b"eins zwei  drei\nvier\n\n" and lines.digest() == text_digest(
+        given
+    )
+
+
 def test_no_lines(tmp_path: Path) -> None:
     lines = Lines.write(tmp_path, [])
     assert len(lines) == 0 and lines.read(0, 0) == [] and lines.digest() == hashlib.sha256().hexdigest()
@@ -110,14 +119,19 @@ def test_what_holds_no_vectors_is_named(tmp_path: Path) -> None:
     np.save(tmp_path / "columns.npy", np.ones((3, 4)).T)
     folder = write_parts(tmp_path / "parts", [np.ones((2, 3)), np.ones((2, 3))], [""] * 4)
     np.save(folder / "part-00001.npy", np.ones((1, 3), np.float16))
-    (tmp_path / "unfinished").mkdir()
-    (tmp_path / "unfinished/part-00000.npy.partial").touch()
+    for name, content in {"unfinished": None, "index": '{"schema": 2, "parts": []}', "later": "later"}.items():
+        write_parts(tmp_path / name, [np.ones((2, 3))], [""] * 2)
+        manifest = tmp_path / name / "manifest.json"
+        later = manifest.read_text().replace('"schema": 1', '"schema": 9')
+        manifest.write_text(later if content == "later" else content) if content else manifest.unlink()
     for name, problem in {
         "whole.npy": "not an array .N, D. of floats",
         "columns.npy": "do not lie one after the other",
         "missing.npy": "no such file",
         "parts": "part-00001.npy.*not the part",
         "unfinished": "run the same xrep-encode again",
+        "index": r"index/manifest.json: not the manifest of vectors",
+        "later": r"later/manifest.json: vectors of schema 9, this version reads 1; use the version that wrote them",
     }.items():
         with pytest.raises(UserError, match=problem):
             Vectors(tmp_path / name)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,14 +16,15 @@ from typing import Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import naming, replace_file, write_aside
+from xrep.files import naming, replace_file, try_lock, write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.inference.work import work_folder
+from xrep.inference.work import remove_work, work_folder
 from xrep.interrupts import Interrupted, StopRequest
+from xrep.models.kinds import kind_of
 from xrep.nn.encoder import counting_sentences
 from xrep.progress import Counter
 from xrep.store.arrays import ArrayFile
-from xrep.store.vectors import Manifest, Origin, Part, text_digest
+from xrep.store.vectors import LOCK, MANIFEST, Manifest, Origin, Part, text_digest
 from xrep.text.languages import canonical, refuse_pair
 from xrep.text.readers import read_text
 
@@ -31,13 +35,15 @@ CHUNK_CHARACTERS = 8_000_000
 """Number of characters after which a chunk ends early, so that memory does not grow with the length of the lines."""
 PART_CHUNKS = 16
 """Number of such chunks in each part of a folder of vectors."""
-_OWN_FILE = re.compile(r"lock|whole\.npy|chunk-\d{6}-[0-9a-f]{16}\.npy|\..*\.tmp")
+_OWN_FILE = re.compile(r"whole\.npy|\.?chunk-\d{6}-[0-9a-f]{16}\.npy(\.\d+\.tmp)?")
+_PART = re.compile(r"(part-\d{5}-[0-9a-f]{16}\.npy)(\.work)?")
+"""Names of parts, and of the folders in which they are made."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """The result of ``encode_file``: this process wrote the vectors of ``lines`` lines, [lines, size], to ``path``, and
-    found those of ``resumed`` of them there."""
+    """The result of ``encode_file``: ``path`` has the vectors [lines, size] of this process's ``lines``, of which an
+    earlier call had computed those of ``resumed`` lines."""
 
     path: Path
     lines: int
@@ -69,19 +75,20 @@ def encode_file(
 
     Args:
         path: The input file, as ``read_text`` reads it; ``-`` is standard input.
-        output: The file or, with ``parts``, the folder, in which parts of other vectors are replaced.
+        output: The file or, with ``parts``, the folder, in which other vectors are replaced. Its other files stay.
         dtype: Type of the numbers.
         lang, batch_tokens, normalize, prompt: As in ``SentenceEncoder.encode``.
         rank, world_size: Number of this process, from 0, and number of processes. They share the parts of a folder.
 
     Raises:
-        UserError: A line is invalid, a vector is not finite in ``dtype``, another process is writing the file, or
-            several processes cannot share the work.
+        UserError: A line is invalid, a vector is not finite in ``dtype``, another process is writing there, the folder
+            holds something else than vectors, or several processes cannot share the work.
         Interrupted: Ctrl-C was pressed, and the chunk that was being encoded is saved.
     """
-    started, file = time.monotonic(), "/dev/stdin" if path == "-" else path
-    if world_size > 1:
-        _check_ranks(rank, world_size, path, output if not parts else None)
+    started = time.monotonic()
+    _check_ranks(rank, world_size, path, output if not parts else None)
+    if parts:
+        _check_folder(output)
     refuse_pair(lang or "", "lang")
     lang = lang and canonical(lang)
     encoder.model.tower(lang)
@@ -94,15 +101,18 @@ def encode_file(
         size=encoder.output_size,
         dtype=dtype,
     )
-    lines = (text for _, text in read_text(file, lang))
+    lines, place = (text for _, text in read_text(path, lang)), Path(os.path.realpath(output))
     with Counter("lines", shown=show_progress) as progress:
-        work = _Encoding(encoder, origin, file, progress)
+        work = _Encoding(encoder, origin, path, progress)
         try:
             if parts:
-                output.mkdir(exist_ok=True)
-                _write_parts(work, output, lines, rank, world_size)
+                place.mkdir(exist_ok=True)
+                # The ranks of one command share the folder; two commands do not.
+                what = repr((origin, os.path.realpath(path), world_size)) if world_size > 1 else secrets.token_hex()
+                with _locked(place, what):
+                    _write_parts(work, place, lines, rank, world_size)
             else:
-                work.write(Path(os.path.realpath(output)), lines)
+                work.write(place, lines)
         except KeyboardInterrupt:
             saved = f"{work.lines:,} lines are saved, and the same command goes on after them"
             raise Interrupted(saved if work.lines else "nothing is saved yet") from None
@@ -114,10 +124,33 @@ def _check_ranks(rank: int, world_size: int, path: str | Path, single: Path | No
     if not 0 <= rank < world_size:
         cure = "the environment variable RANK must count from 0 and be below WORLD_SIZE"
         raise UserError(f"this is process {rank} of {world_size}", cure=cure)
-    if path == "-" or not Path(path).is_file():
+    if world_size > 1 and (path == "-" or not Path(path).is_file()):
         raise UserError("several processes cannot share what can be read once only", path=path, cure="name a file")
-    if single is not None:
+    if world_size > 1 and single is not None:
         raise UserError("several processes cannot write one file", path=single, cure="name a folder as `output`")
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise a UserError if a folder has a manifest that is not one of vectors, which a new one would replace."""
+    kind = kind_of(folder)
+    if (folder / MANIFEST).exists() and kind != "folder of encoded lines":
+        raise UserError(f"a {kind or f'folder with another {MANIFEST}'}", path=folder, cure="name a new folder")
+
+
+@contextmanager
+def _locked(folder: Path, what: str) -> Iterator[None]:
+    """Context manager that locks a folder for the processes that write the same, which ``what`` says."""
+    with (folder / LOCK).open("a+") as file:
+        with suppress(OSError):  # some network file systems do not support locks
+            if try_lock(file):
+                file.truncate(0)
+                file.write(what)
+                file.flush()
+            fcntl.flock(file, fcntl.LOCK_SH)
+            file.seek(0)
+            if file.read() != what:
+                raise UserError("another process is writing it", path=folder, cure="wait for it, or write elsewhere")
+        yield
 
 
 def _chunks(lines: Iterable[str], chunks: int = 1) -> Iterator[list[str]]:
@@ -137,7 +170,7 @@ def _chunks(lines: Iterable[str], chunks: int = 1) -> Iterator[list[str]]:
 
 def _write_parts(work: _Encoding, folder: Path, lines: Iterator[str], rank: int, world_size: int) -> None:
     """Write this process's share of the parts of a folder. The last process that ends writes the manifest, and removes
-    the parts of earlier vectors."""
+    the parts of earlier vectors, also unfinished ones."""
     parts = list[Part]()
     for number, some in enumerate(_chunks(lines, PART_CHUNKS)):
         name = f"part-{number:05d}-{work.origin.digest(some)}.npy"
@@ -150,8 +183,11 @@ def _write_parts(work: _Encoding, folder: Path, lines: Iterator[str], rank: int,
             work.write(folder / name, some)
     if all((folder / part.file).exists() for part in parts):
         Manifest(origin=work.origin, parts=parts).write(folder)
-        for path in {*folder.glob("part-?????-*.npy")} - {folder / part.file for part in parts}:
-            path.unlink(missing_ok=True)
+        named = {part.file for part in parts}
+        for path, match in ((path, _PART.fullmatch(path.name)) for path in folder.iterdir()):
+            if match and match[1] not in named:
+                with suppress(FileNotFoundError):  # another process has ended at the same time
+                    remove_work(path, _OWN_FILE) if match[2] else path.unlink()
 
 
 class _Encoding:
@@ -218,8 +254,3 @@ class _Encoding:
             problem = f"its vector is not finite in {rows.dtype}"
             raise UserError(problem, path=self._source, line=self.line + row + 1, cure=cure)
         return rows
-
-
-def differing_names(a: dict[str, object], b: dict[str, object]) -> list[str]:
-    """Return the sorted keys that do not have the same value in both."""
-    return sorted(name for name in {*a, *b} if a.get(name) != b.get(name))

@@ -21,7 +21,7 @@ from xrep.data.hash_runs import HashRuns
 from xrep.errors import UserError
 from xrep.files import naming, replace_file, write_json
 from xrep.hashing import hash_bytes
-from xrep.inference.encoding import differing_names, encode_file
+from xrep.inference.encoding import encode_file
 from xrep.inference.nearest import Found, Side, found_in, merge_found, search_flat, search_index
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.work import work_folder
@@ -286,7 +286,8 @@ def search_texts(
 
 
 def _differing(folder: Path, facts: dict[str, Any]) -> str:
-    return ", ".join(differing_names(json.loads((folder / _FACTS).read_text(encoding="utf-8")), facts))
+    before = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+    return ", ".join(sorted(name for name in {*before, *facts} if before.get(name) != facts.get(name)))
 
 
 def _merge_shards(folders: list[Path], k: int, facts: dict[str, Any], work: Path) -> tuple[Found, Found]:

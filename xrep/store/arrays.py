@@ -19,7 +19,7 @@ from xrep.files import naming
 
 _HEADER_BYTES = 128
 """Bytes of the header of a .npy file, whatever its number of rows."""
-BLOCK_BYTES = 1 << 24
+READ_BYTES = 1 << 24
 """Bytes of an array that are read at a time."""
 
 
@@ -102,7 +102,7 @@ class ArrayFile:
             start = end
         return found
 
-    def blocks(self, size: int = BLOCK_BYTES) -> Iterator[tuple[int, np.ndarray]]:
+    def blocks(self, size: int = READ_BYTES) -> Iterator[tuple[int, np.ndarray]]:
         """Yield all rows, about ``size`` bytes at a time: the number of the first one, and the rows."""
         step = max(1, size // max(1, self.row_bytes))
         for start in range(0, self._rows, step):

@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
 
 from xrep.files import naming
-from xrep.store.arrays import BLOCK_BYTES, ArrayFile
+from xrep.store.arrays import READ_BYTES, ArrayFile
 
 FILES = LINES, OFFSETS, NUMBERS = "lines.txt", "offsets.npy", "numbers.npy"
 _BLOCK = 1 << 14  # lines that are written at a time
+
+
+def stored(line: str) -> bytes:
+    r"""Return a line as it is in the file: one line, so with spaces in place of ``\n`` and ``\r`` inside."""
+    return line.replace("\r", " ").replace("\n", " ").encode("utf-8", "replace") + b"\n"
 
 
 class Lines:
@@ -35,13 +40,13 @@ class Lines:
 
     @classmethod
     def write(cls, folder: Path, numbered: Iterable[tuple[int, str]]) -> Lines:
-        """Copy lines without line ends, of which each comes with its number, into a folder that exists."""
+        """Copy lines, of which each comes with its number, into a folder that exists; see ``stored``."""
         numbered, ends = iter(numbered), np.zeros(1, np.int64)
         offsets, numbers = (ArrayFile.create(folder / name, np.int64) for name in (OFFSETS, NUMBERS))
         offsets.append(ends)
         with naming(folder / LINES), open(folder / LINES, "wb") as file:
             while some := list(islice(numbered, _BLOCK)):
-                lines = [line.encode("utf-8", "replace") + b"\n" for _, line in some]
+                lines = [stored(line) for _, line in some]
                 file.write(b"".join(lines))
                 ends = ends[-1] + np.cumsum([len(line) for line in lines], dtype=np.int64)
                 offsets.append(ends)
@@ -55,8 +60,9 @@ class Lines:
 
     def read(self, start: int, stop: int) -> list[str]:
         """Return the lines ``start`` to ``stop`` - 1."""
-        offsets = self._offsets.read(slice(start, stop + 1))
-        return self._bytes(int(offsets[0]), int(offsets[-1])).decode().split("\n")[:-1] if len(offsets) > 1 else []
+        begin, *ends = self._offsets.read(slice(start, stop + 1)).tolist() or [0]
+        content = self._bytes(begin, max([begin, *ends]))
+        return [content[one - begin : other - begin - 1].decode() for one, other in pairwise([begin, *ends])]
 
     def take(self, rows: Sequence[int] | np.ndarray) -> list[str]:
         """Return some lines, in the order of ``rows``."""
@@ -77,8 +83,8 @@ class Lines:
         """Return the sha256 of the lines ``start`` to ``stop`` - 1 with their line ends, in hexadecimal digits."""
         digest, rows = hashlib.sha256(), np.array([start, len(self) if stop is None else stop])
         begin, end = self._offsets.read(rows).tolist()
-        for place in range(begin, end, BLOCK_BYTES):
-            digest.update(self._bytes(place, min(end, place + BLOCK_BYTES)))
+        for place in range(begin, end, READ_BYTES):
+            digest.update(self._bytes(place, min(end, place + READ_BYTES)))
         return digest.hexdigest()
 
     def _bytes(self, start: int, stop: int) -> bytes:

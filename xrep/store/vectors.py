@@ -4,6 +4,7 @@ Layout of a folder::
 
     manifest.json             what made the vectors, and the parts in the order of their rows
     part-00000-{digest}.npy   the vectors of the first lines, floats [n, D]; 00001 has those of the next ones
+    .lock                     keeps two commands from writing there at a time
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import numpy as np
 from xrep.errors import UserError
 from xrep.files import write_json
 from xrep.store.arrays import ArrayFile
-from xrep.store.lines import Lines
+from xrep.store.lines import Lines, stored
 
-MANIFEST, SCHEMA = "manifest.json", 1
+MANIFEST, LOCK, SCHEMA = "manifest.json", ".lock", 1
 _CURE = "give a .npy file of floats [sentences, size] or a folder of such parts, as xrep-encode writes them"
 
 
@@ -42,8 +43,10 @@ class Origin:
 
     def digest(self, lines: Iterable[str]) -> str:
         """Return a short digest of lines and of what makes vectors of them."""
-        content = json.dumps([vars(self), *lines]).encode()
-        return hashlib.sha256(content).hexdigest()[:16]
+        digest = hashlib.sha256()
+        for each in (vars(self), *lines):
+            digest.update(json.dumps(each).encode() + b"\n")
+        return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +59,10 @@ class Part:
 
 
 def text_digest(lines: Iterable[str]) -> str:
-    """Return the sha256 of lines, each of them stripped and with a line end, in hexadecimal digits."""
+    """Return the sha256 of lines, each of them stripped and as ``Lines`` stores it, in hexadecimal digits."""
     digest = hashlib.sha256()
     for line in lines:
-        digest.update(line.strip().encode("utf-8", "replace") + b"\n")
+        digest.update(stored(line.strip()))
     return digest.hexdigest()
 
 
@@ -76,20 +79,31 @@ class Manifest:
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         """Read the manifest of a folder; a UserError says that it has none that this version reads."""
+        if not (folder / MANIFEST).exists():
+            cure = "run the same xrep-encode again, which completes it" if any(folder.glob("part-*")) else _CURE
+            raise UserError(f"no vectors: it has no {MANIFEST}", path=folder, cure=cure)
         try:
             values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-            if values["schema"] == SCHEMA:
-                return cls(origin=Origin(**values["origin"]), parts=[Part(**part) for part in values["parts"]])
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
-        cure = "run the same xrep-encode again, which completes it" if any(folder.glob("part-*")) else _CURE
-        raise UserError(f"no vectors: it has no {MANIFEST} of them", path=folder, cure=cure)
+            schema, origin, parts = values["schema"], values["origin"], values["parts"]
+            if schema == SCHEMA:
+                return cls(origin=Origin(**origin), parts=[Part(**part) for part in parts])
+        except (ValueError, KeyError, TypeError):
+            raise UserError("not the manifest of vectors", path=folder / MANIFEST, cure=_CURE) from None
+        problem = f"vectors of schema {schema!r:.20}, this version reads {SCHEMA}"
+        raise UserError(
+            problem, path=folder / MANIFEST, cure="use the version that wrote them, or encode the text again"
+        )
 
 
 class Vectors:
-    """The vectors [N, D] of a folder of parts or of a .npy file, which are read some rows at a time. A UserError says
-    if there are none, a part is missing or of another size, or they are no floats in C order; of a file that holds no
-    vectors, it tells to do ``cure``."""
+    """The vectors [N, D] of a folder of parts or of a .npy file, which are read some rows at a time.
+
+    Args:
+        cure: What to do about a file that holds no vectors, for the message.
+
+    Raises:
+        UserError: There are none, a part is missing or of another size, or they are not floats in C order.
+    """
 
     def __init__(self, path: str | Path, cure: str = _CURE) -> None:
         self.path, self._cure = Path(path), cure
