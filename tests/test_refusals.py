@@ -177,7 +177,7 @@ mine ... --source de.txt                     | de.txt:4: 3 lines, but x.npy has 
 mine ... --neighbours 41                     | lower --neighbours to 40, or give more sentences
 mine ... --neighbours 0                      | --neighbours 0; give at least 1
 mine ... --threshold nan                     | argument --threshold: must be a finite number, not 'nan'
-mine ... --index tree                        | --index tree: no index of vectors of 8 numbers; give flat, ivf or
+mine ... --index tree                        | --index tree is not possible: could not parse index string tree
 mine ... --shard 3/2                         | --shard 3/2; write --shard 1/8, the parts being counted from 1
 mine ... --shard 1/1000                      | a part without sentences; cut the source into fewer parts with --shard
 mine ... --shard 1/2 --merge 2               | --shard and --merge

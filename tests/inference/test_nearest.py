@@ -103,12 +103,13 @@ def test_strings_of_the_factory_of_faiss(make_side, tmp_path, monkeypatch, name)
     )
 
 
-def test_strings_that_faiss_does_not_know_are_refused(make_side, tmp_path):
-    for name in ("IVF4096,XY", "PQ7", ""):
-        with pytest.raises(UserError, match=f"`index` {name}: no index of vectors of 16 numbers; give flat, ivf or"):
+def test_strings_that_faiss_cannot_use_are_refused(make_side, tmp_path):
+    for name, reason in (("IVF4096,XY", "could not parse code"), ("PQ7", "The dimension of the vector"), ("", "")):
+        with pytest.raises(UserError, match=f"`index` {name} is not possible: {reason}.*; choose another `index`"):
             make_index(name, 16)
-    with pytest.raises(UserError, match="`index` IVF4096,Flat: 20 sentences are too few for it; name an index with"):
-        run(make_side(20, 1), make_side(20, 2), tmp_path / "found", "IVF4096,Flat")
+    for name, reason in (("IVF4096,Flat", "Number of training points"), ("IDMap2,IVF4,Flat", "add does not make")):
+        with pytest.raises(UserError, match=f"`index` {name} is not possible: {reason}"):
+            run(make_side(20, 1), make_side(20, 2), tmp_path / name, name)
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ vectors themselves, so similarities are exact; only some neighbours may be missi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,19 +53,55 @@ def make_index(name: str, size: int, rows: int = 1 << 20) -> tuple[Any, Any]:
     import faiss
 
     cells = max(1, min(_MOST_CELLS, int(4 * math.sqrt(rows)), rows // _TRAINING_ROWS_A_CELL))
-    factory = f"IVF{cells},SQfp16" if name == "ivf" else name
-    try:
+    with _possible(name):
+        factory = f"IVF{cells},SQfp16" if name == "ivf" else name
         index = faiss.index_factory(size, factory, faiss.METRIC_INNER_PRODUCT)
-    except (RuntimeError, TypeError):
-        cure = "give flat, ivf or a string of faiss's factory, such as IVF4096,SQ8"
-        raise UserError(f"`index` {name}: no index of vectors of {size} numbers", cure=cure) from None
     lists: Any = faiss.try_extract_index_ivf(index)
-    if lists is not None:
-        lists = faiss.downcast_index(lists)
-        lists.cp.seed, lists.cp.min_points_per_centroid = 1234, 1
-        if isinstance(lists, faiss.IndexIVFScalarQuantizer):
-            lists.by_residual = False  # as exact, and faster
+    lists = lists if lists is None else faiss.downcast_index(lists)
+    for trained in (lists, *(getattr(each, "pq", None) for each in (lists, index))):
+        if trained is not None:
+            trained.cp.seed, trained.cp.min_points_per_centroid = 1234, 1  # with fewer, faiss warns on stderr
     return index, lists
+
+
+@contextmanager
+def _possible(name: str) -> Iterator[None]:
+    """Context manager in which an error of faiss is one of the user, who chose this index."""
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:
+        reason = next(iter(str(error).strip().splitlines()), "").rsplit(": ", 1)[-1]
+        problem = f"`index` {name} is not possible: {reason}"
+        raise UserError(problem, cure="choose another `index`, such as flat or IVF4096,SQ8") from None
+
+
+def train(index: Any, name: str, vectors: Rows, start: int, stop: int, least: int) -> None:
+    """Train an index with some of the rows ``start`` to ``stop`` - 1, which are drawn with a fixed seed: 48 a cell, and
+    at least so many, if there are as many and they need no more than 256 MB."""
+    import faiss
+
+    lists = faiss.try_extract_index_ivf(index)
+    cells, rows = lists.nlist if lists is not None else 1, stop - start
+    wanted = max(least, _TRAINING_ROWS_A_CELL * cells)
+    few = min(rows, wanted, max(cells, _TRAINING_BYTES // (4 * vectors.size)))
+    drawn = start + np.sort(np.random.default_rng(0).choice(rows, few, replace=False, shuffle=False))
+    with _possible(name):
+        index.train(vectors.read(drawn))
+
+
+def add(
+    index: Any,
+    name: str,
+    vectors: Rows,
+    start: int,
+    stop: int,
+    advance: Callable[[int], object] = lambda _: None,
+) -> None:
+    """Add the rows ``start`` to ``stop`` - 1 to an index. ``advance`` is called now and then."""
+    with _possible(name):
+        for first in range(start, stop, _BLOCK):
+            index.add(vectors.read(slice(first, min(first + _BLOCK, stop))))
+            advance(0)  # so that the time left is told anew
 
 
 def _code_bytes(index: Any, lists: Any) -> int:
@@ -92,20 +129,14 @@ class PartIndex:
     def __init__(
         self, name: str, side: Rows, start: int, stop: int, number: int, probes: int, advance: Callable[[int], object]
     ) -> None:
+        import faiss
+
         self._side, self._start, self._number = side, start, number
         self._index, lists = make_index(name, side.size, stop - start)
-        cells, rows = lists.nlist if lists is not None else 1, stop - start
-        wanted = _TRAINING_ROWS_A_CELL * (cells if name == "ivf" else max(cells, _MOST_CELLS))
-        few = min(rows, wanted, max(cells, _TRAINING_BYTES // (4 * side.size)))
-        training = start + np.sort(np.random.default_rng(0).choice(rows, few, replace=False, shuffle=False))
-        try:
-            self._index.train(side.read(training))
-        except RuntimeError:
-            cure = "name an index with fewer cells or smaller codes"
-            raise UserError(f"`index` {name}: {rows:,} sentences are too few for it", cure=cure) from None
-        for first in range(start, stop, _BLOCK):
-            self._index.add(side.read(slice(first, min(first + _BLOCK, stop))))
-            advance(0)  # so that the time left is told anew
+        if isinstance(lists, faiss.IndexIVFScalarQuantizer):
+            lists.by_residual = False  # as exact, and faster
+        train(self._index, name, side, start, stop, 0 if name == "ivf" else _TRAINING_ROWS_A_CELL * _MOST_CELLS)
+        add(self._index, name, side, start, stop, advance)
         if lists is not None:
             lists.nprobe = min(probes, lists.nlist)
         self._times = 1 if _code_bytes(self._index, lists) >= 2 * side.size else _PROPOSED
