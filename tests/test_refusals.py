@@ -187,6 +187,7 @@ mine ... --output x.npy                      | x.npy: --output is the same file 
 mine ... --json m.tsv                        | m.tsv: --json is the same file as --output
 mine ... --output - --json -                 | the pairs and --json both go to standard output; name a file
 mine ... --output /dev/full                  | No space left on device; free some space and run the command again
+mine negatives --path enc --bitext de-en=/dev/stdin --output m.tsv | /dev/stdin: pairs are read several times; give
 WORLD_SIZE=many mine ...                     | WORLD_SIZE is 'many', not a number
 
 search query absent Hund                     | absent: no such index; build it with xrep-search build

@@ -70,8 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
     for side in ("source", "target"):
         add(f"--{side}", metavar="FILE", help=f"the {side}: {TEXT_HELP}")
         add(f"--{side}-lang", metavar="CODE", help=f"language of the {side}; needed if the encoder has two towers")
-        add(f"--{side}-vectors", metavar="FILE.npy", help=f"the vectors of the {side}, [lines, size], to use instead "
-            "of an encoder")  # fmt: skip
+        add(f"--{side}-vectors", metavar="VECTORS", help=f"the vectors of the {side}, to use instead of an encoder: a "
+            "folder or a file that xrep-encode wrote, or a .npy file [lines, size]")  # fmt: skip
     add("--output", metavar="FILE.tsv", help="the file to write the pairs to; - is standard output")
     _add_fields(parser, "xrep.inference.mining:MiningOptions")
     add("--shard", metavar="I/N", help="search only part I of N parts of the source")
@@ -89,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_fields(parser: argparse.ArgumentParser, options: str) -> None:
-    for spec in read_fields("", options):
+    for spec in sorted(read_fields("", options), key=lambda spec: spec.owner.__name__ == "SearchOptions"):
         if spec.name not in ("batch_tokens", "device"):
             add_field(parser, spec)
 
@@ -174,10 +174,13 @@ def _mine_negatives(options: argparse.Namespace) -> None:
     if bitext.sample is not None:
         raise UserError("pairs are not sampled here", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
     _check_outputs(options, {"`bitext`": bitext.paths, "`candidates`": options.candidates})
+    for path in bitext.paths:
+        if is_streamed(path):
+            raise UserError("pairs are read several times", path=path, cure="give a file, not a pipe")
     bitext, note = orient(bitext)
     if note:
         print(note, file=sys.stderr)
-    if options.candidates is not None:
+    if options.candidates is not None and not is_streamed(options.candidates):
         next(read_text(options.candidates, bitext.languages[1]))  # errors come before the encoder is loaded
 
     from xrep.inference.hard_negatives import NegativeOptions, mine_negatives

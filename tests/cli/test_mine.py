@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from tests.support.runs import contents
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.store.vectors import normalize_rows
+from xrep.store.vectors import Manifest, Origin, Part, normalize_rows
 
 GERMAN, ENGLISH = (list(side) for side in zip(*sentence_pairs(300), strict=True))
 VECTORS = "--source-vectors x.npy --target-vectors y.npy --output "
@@ -104,9 +105,67 @@ def test_shards_of_many_machines_are_merged(mine: Mine, tmp_path: Path) -> None:
     searched = [mine(f"{line} --shard {part}/3").out for part in (3, 1, 2)]
     assert searched[0].startswith("searched: 167 x 400 sentences")
     other = mine(f"{line} --merge 3 --neighbours 3")
-    assert "shard-1-of-3: a shard with another neighbours; search it again" in other.err
+    assert "shard-1-of-3: a shard that differs in neighbours; search it again" in other.err
     assert mine(f"{line} --merge 3").code == mine(f"{VECTORS} whole.tsv").code == 0
     assert (tmp_path / "mined.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("planted")
+def test_shards_that_are_incomplete_or_exchanged_are_refused(
+    mine: Mine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, one, other = f"{VECTORS} mined.tsv", *(tmp_path / f"mined.tsv.shard-{part}-of-2" for part in (1, 2))
+    assert mine(f"{line} --shard 1/2").code == mine(f"{line} --shard 2/2").code == 0
+    assert "which differs in neighbours; remove it" in mine(f"{line} --shard 1/2 --neighbours 3").err
+    for name, message in (
+        ("x-00000000.00000000.npy", "1-of-2: neighbours of 0 sentences in x-*.npy, not of 250; copy the whole folder"),
+        ("y-00000000.00000000.npy", "1-of-2: neighbours of 0 sentences in y-*.npy, not of 400; copy the whole folder"),
+        ("facts.json", "1-of-2: no such shard; search that part first"),
+    ):
+        (one / name).rename(tmp_path / name)
+        assert message in mine(f"{line} --merge 2").err
+        (tmp_path / name).rename(one / name)
+    complete = (one / "facts.json").read_text()
+    for content, message in (
+        (complete[:50], "facts.json: a damaged file; remove the folder to begin anew"),
+        (complete.replace("true", "false"), "the search of this shard has not ended"),
+    ):
+        (one / "facts.json").write_text(content)
+        assert message in mine(f"{line} --merge 2").err
+    (one / "facts.json").write_text(complete)
+    for source, target in ((one, tmp_path / "aside"), (other, one), (tmp_path / "aside", other)):
+        source.rename(target)
+    assert "1-of-2: this is shard 2 of 2; give it its own name again" in mine(f"{line} --merge 2").err
+    for source, target in ((one, tmp_path / "aside"), (other, one), (tmp_path / "aside", other)):
+        source.rename(target)
+    interrupted(monkeypatch, "_write", mine, f"{line} --merge 2")
+    assert mine(line).code == mine(f"{VECTORS} merged.tsv").code == 0  # which do not go on from a merge
+    assert (tmp_path / "mined.tsv").read_bytes() == (tmp_path / "merged.tsv").read_bytes()
+    assert mine(f"{line} --merge 2").code == 0
+    assert (tmp_path / "mined.tsv").read_bytes() == (tmp_path / "merged.tsv").read_bytes()
+
+
+@pytest.mark.usefixtures("planted")
+@pytest.mark.parametrize(
+    ("encoder", "value", "message"),
+    [
+        ("one", np.nan, "x/part-00000-0.npy:3: the vector of this row is not finite; encode that sentence again"),
+        ("one", 0, "x/part-00000-0.npy:3: the vector of this row is zero; encode that sentence again"),
+        ("other", 1, "x: vectors of another encoder or precision than those of y; encode both sides with one encoder"),
+    ],
+)
+def test_folders_of_vectors_are_checked(encoder: str, value: float, message: str, mine: Mine, tmp_path: Path) -> None:
+    for name, made_by in (("x", encoder), ("y", "one")):
+        array, folder = np.load(tmp_path / f"{name}.npy"), tmp_path / name
+        array[2] = value if name == "x" else array[2]
+        folder.mkdir()
+        np.save(folder / "part-00000-0.npy", array)
+        how: dict[str, Any] = {"language": None, "prompt": None, "normalize": True, "batch_tokens": 1, "size": 32}
+        part = Part(file="part-00000-0.npy", rows=len(array), text="")
+        Manifest(origin=Origin(encoder=made_by, dtype="float16", **how), parts=[part]).write(folder)
+    assert message in mine("--source-vectors x --target-vectors y --output mined.tsv").err
+    assert not list(tmp_path.glob("mined*"))
 
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, function: str, mine: Mine, *line: object) -> None:
@@ -139,7 +198,7 @@ def test_what_is_unfinished_is_not_mixed_with_something_else(
 ) -> None:
     interrupted(monkeypatch, "_write", mine, f"{VECTORS} mined.tsv")
     before = contents(tmp_path / "mined.tsv.work")
-    error = "an unfinished search is there, with another neighbours; remove it to begin anew, or write elsewhere"
+    error = "an unfinished search is there, which differs in neighbours; remove it to begin anew, or write elsewhere"
     said = mine(f"{VECTORS} mined.tsv --neighbours 5")
     assert (said.code, said.err.splitlines()[-1]) == (2, f"xrep-mine: error: mined.tsv.work: {error}")
     assert contents(tmp_path / "mined.tsv.work") == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -152,11 +153,18 @@ def test_parts_of_the_source_are_merged(make_side: Callable[..., Side], tmp_path
         folders.append(tmp_path / f"part{start}")
         run(Side(x.vectors, None, start, stop), y, folders[-1], "flat")
     xy = whole(found_in(folders, "x", 4))
-    for _ in range(2):  # the second time as if the first command had been killed
-        (tmp_path / "merged").mkdir(exist_ok=True)
-        assert_same((xy, whole(merge_found(folders, 4, tmp_path / "merged"))), expected)
+    assert_same((xy, whole(merge_found(folders, 4, tmp_path / "merged.npy"))), expected)
     some = np.array([150, 3, 3, 199, 70])
     assert found_in(folders, "x", 4).take(some).index.tolist() == expected[0].index[some].tolist()
+
+
+def test_few_of_many_files_are_open_at_a_time(tmp_path: Path) -> None:
+    before, paths = len(os.listdir("/dev/fd")), [tmp_path / f"{number}.npy" for number in range(100)]
+    for number, path in enumerate(paths):
+        np.save(path, np.full((2, 3), number, np.int32))
+    found = Found(paths, 1)
+    assert found.take(np.array([199, 0, 7])).index.tolist() == [[99 * (2**32 + 1)], [0], [3 * (2**32 + 1)]]
+    assert len(found) == 200 and len(os.listdir("/dev/fd")) < before + len(paths)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -80,8 +82,11 @@ def test_blocks_in_files_are_those_in_memory(tmp_path, monkeypatch, retrieval, o
     whole = choose(*near, "ratio", retrieval, one_to_one=one_to_one)
     monkeypatch.setattr(margins, "_SCORED", 64)
     monkeypatch.setattr(margins, "_SORTED", 8)
-    blocks = list(margins.choose_in_blocks(*near, "ratio", retrieval, one_to_one=one_to_one, folder=tmp_path))
-    assert len(blocks) > 3
+    blocks, before, opened = list[margins.Candidates](), len(os.listdir("/dev/fd")), set[int]()
+    for block in margins.choose_in_blocks(*near, "ratio", retrieval, one_to_one=one_to_one, folder=tmp_path):
+        blocks.append(block)
+        opened.add(len(os.listdir("/dev/fd")))
+    assert len(blocks) > 3 and max(opened) <= before + 1
     for name, column in vars(whole).items():
         assert np.concatenate([vars(block)[name] for block in blocks]).tobytes() == column.tobytes()
     assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,7 @@ import xrep
 from xrep.config.ranges import out_of_range
 from xrep.errors import UserError
 from xrep.hashing import find_sorted
-from xrep.inference.mining import MiningOptions, embed, fields, search_folder, search_texts, writing
+from xrep.inference.mining import SearchOptions, embed, fields, search_folder, search_texts, writing
 from xrep.inference.nearest import Found, Side
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.retrieval.margins import first_of_each
@@ -32,7 +32,7 @@ _BLOCK = 1 << 13
 
 
 @dataclass(frozen=True, kw_only=True)
-class NegativeOptions:
+class NegativeOptions(SearchOptions):
     """Options of ``mine_negatives``; most have the names of sentence-transformers' ``mine_hard_negatives``.
 
     Raises:
@@ -60,16 +60,6 @@ class NegativeOptions:
     """Which of the remaining candidates are taken: the nearest, or any of them at random."""
     seed: int = 1
     """Random seed of the sampling strategy random."""
-    index: str = "flat"
-    """flat is exact search. Others may miss neighbours and are faster for millions of sentences: ivf, an inverted file
-    of faiss for the number of sentences, or a string of faiss's own factory, such as IVF4096,SQ8 or
-    IVF4096,PQ192x4fs."""
-    probes: int = 32
-    """Number of cells of an inverted file that are searched for each sentence."""
-    batch_tokens: int = 4096
-    """Number of subwords per batch of the encoder."""
-    device: str = "cpu"
-    """Device on which the exact search computes its products."""
 
     def __post_init__(self) -> None:
         ranges = dict.fromkeys(("num_negatives", "range_max", "probes", "batch_tokens"), "[1, 2147483647]")
@@ -128,19 +118,18 @@ def mine_negatives(
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
     began = time.monotonic()
-    shared = {name: vars(options)[name] for name in ("index", "probes", "batch_tokens", "device")}
-    searching, dropped = MiningOptions(**shared), Counter[str]()
+    dropped = Counter[str]()
     with search_folder(output) as work:
         pairs = _read(bitext, candidates, work)
         texts = zip((pairs.sources, pairs.targets), bitext.languages, strict=True)
-        vectors = [embed(lines, lang, encoder, searching) for lines, lang in texts]
+        vectors = [embed(lines, lang, encoder, options, show_progress) for lines, lang in texts]
         x, y = (Side(own, None, 0, len(own)) for own in vectors)
         most = int(np.unique(pairs.source, return_counts=True)[1].max())
         k = min(len(y), options.range_max + min(most + 1, options.range_max))
         facts: dict[str, Any] = {"source": pairs.sources.digest(), "target": pairs.targets.digest(), "neighbours": k}
         facts |= {"encoder": encoder.fingerprint(), "languages": list(bitext.languages), "version": xrep.__version__}
         facts |= {"index": options.index, "probes": options.probes}
-        found, _ = search_texts(x, y, k, 0, work, searching, facts, show_progress)
+        found, _ = search_texts(x, y, k, 0, work, options, facts, show_progress)
         translations = _translations(pairs, x, y)
         written, scores = 0, list[np.ndarray]()
         with writing(output, work) as file:

@@ -25,18 +25,22 @@ from xrep.inference.encoding import encode_file
 from xrep.inference.nearest import Found, Side, found_in, merge_found, search_flat, search_index
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.work import work_folder
-from xrep.retrieval.ivf import make_index
+from xrep.retrieval.ivf import PROBES, make_index
 from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose_in_blocks, first_of_each
 from xrep.store.arrays import ArrayFile
 from xrep.store.lines import LINES, Lines
 from xrep.store.vectors import Vectors
 from xrep.text.readers import read_text
 
-_OWN_FILE = re.compile(r"lock|facts\.json|source|target|pairs\.tsv|[xy]-.*|\..*\.tmp")
-"""Names of files in the folder of a search, which may be removed."""
+_FACTS, _PAIRS, _MERGED = "facts.json", "pairs.tsv", "merged.npy"
+_RESULT = re.compile(r"facts\.json|[xy]-\d{8}\.\d{8}\.npy")
+"""Names of files in the folder of a search that are the result of a shard."""
+_OWN_FILE = re.compile(
+    rf"{_RESULT.pattern}(\.partial)?|\.facts\.json\.\d+\.tmp|lock|source|target|pairs\.tsv|merged\.npy"
+)
+"""Names of all files there, which may be removed."""
 _RESUMABLE = "**/*-*.npy"
 """Pattern of those that are worth keeping: vectors and neighbours."""
-_FACTS, _PAIRS = "facts.json", "pairs.tsv"
 _BLOCK = 1 << 14
 """Number of lines that are read at a time."""
 
@@ -53,7 +57,23 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MiningOptions:
+class SearchOptions:
+    """Options of every search for neighbours."""
+
+    index: str = "flat"
+    """flat is exact search. Others may miss neighbours and are faster for millions of sentences: ivf, an inverted file
+    of faiss for the number of sentences, or a string of faiss's own factory, such as IVF4096,SQ8 or
+    IVF4096,PQ192x4fs."""
+    probes: int = PROBES
+    """Number of cells of an inverted file that are searched for each sentence."""
+    batch_tokens: int = 4096
+    """Number of subwords per batch of the encoder."""
+    device: str = "cpu"
+    """Device on which the exact search computes its products."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiningOptions(SearchOptions):
     """Options of ``mine``."""
 
     margin: Margin = "ratio"
@@ -68,16 +88,6 @@ class MiningOptions:
     """Leave out pairs with a lower score; none: keep all."""
     one_to_one: bool = False
     """Use each target only once, in its best pair. (Each source is in at most one pair anyway.)"""
-    index: str = "flat"
-    """flat is exact search. Others may miss neighbours and are faster for millions of sentences: ivf, an inverted file
-    of faiss for the number of sentences, or a string of faiss's own factory, such as IVF4096,SQ8 or
-    IVF4096,PQ192x4fs."""
-    probes: int = 32
-    """Number of cells of an inverted file that are searched for each sentence."""
-    batch_tokens: int = 4096
-    """Number of subwords per batch of the encoder."""
-    device: str = "cpu"
-    """Device on which the exact search computes its products."""
 
 
 @dataclass(frozen=True)
@@ -145,22 +155,20 @@ def mine(
     began = time.monotonic()
     k = options.neighbours
     with search_folder(output, shard) as work:
-        one, other = sides = [open_text(side, work, encoder, options) for side in (source, target)]
+        one, other = sides = [open_text(side, work, encoder, options, show_progress) for side in (source, target)]
         x, y = one.side, other.side
-        if x.size != y.size:
-            problem = f"vectors of {x.size} numbers, but {y.vectors.path} has {y.size}"
-            raise UserError(problem, path=x.vectors.path, cure="encode both sides with one encoder")
+        _check_alike(x.vectors, y.vectors)
         check_neighbours(k, len(x), len(y))
         facts: dict[str, Any] = {"source": one.facts, "target": other.facts}
         facts |= {"neighbours": k, "index": options.index, "version": xrep.__version__}
         facts |= {"probes": options.probes} if options.index != "flat" else {}
         if merged:
-            found = _merge_shards(
-                [_shard_folder(output, part, merged) for part in range(1, merged + 1)], k, facts, work
-            )
+            found = _merge_shards(output, merged, x, y, k, facts, work)
         else:
-            x = x.part(*shard) if shard else x
+            x, facts = (x.part(*shard), {**facts, "shard": list(shard)}) if shard else (x, facts)
             found = search_texts(x, y, k, k, work, options, facts, show_progress)
+        if shard:
+            write_json(work / _FACTS, {**facts, "complete": True})
         pairs = None if shard else _write(output, work, *found, sides, options)
     return Mined(
         path=str(work if shard else output),
@@ -169,7 +177,7 @@ def mine(
         targets=len(y),
         empty=(one.empty, other.empty),
         duplicates=(one.duplicates, other.duplicates),
-        search={**facts, "shard": list(shard)} if shard else facts,
+        search=facts,
         settings=asdict(options),
         version=xrep.__version__,
         seconds=time.monotonic() - began,
@@ -184,18 +192,27 @@ def search_folder(output: Path, shard: tuple[int, int] | None = None) -> Iterato
     work = _shard_folder(output, *shard) if shard else real.with_name(f"{real.name}.work")
     with work_folder(work, _OWN_FILE, "mining into this file", _RESUMABLE):
         yield work
-        if shard:
-            for side in ("source", "target"):
-                shutil.rmtree(work / side)
-            for path in (*work.glob("*.partial"), *work.glob(".*"), work / "lock"):
-                path.unlink()
+        for path in list(work.iterdir()) if shard else ():
+            if _OWN_FILE.fullmatch(path.name) and not _RESULT.fullmatch(path.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _shard_folder(output: Path, part: int, parts: int) -> Path:
     return output.with_name(f"{output.name}.shard-{part}-of-{parts}")
 
 
-def open_text(text: Text, work: Path, encoder: SentenceEncoder | None, options: MiningOptions) -> Opened:
+def _check_alike(x: Vectors, y: Vectors) -> None:
+    """Raise a UserError unless one encoder can have made both."""
+    problem = f"vectors of {x.size} numbers, but {y.path} has {y.size}" if x.size != y.size else ""
+    if x.manifest and y.manifest and x.manifest.origin.encoder != y.manifest.origin.encoder:
+        problem = f"vectors of another encoder or precision than those of {y.path}"
+    if problem:
+        raise UserError(problem, path=x.path, cure="encode both sides with one encoder")
+
+
+def open_text(
+    text: Text, work: Path, encoder: SentenceEncoder | None, options: SearchOptions, show_progress: bool
+) -> Opened:
     """Read a text, read or compute its vectors, and leave out empty and repeated lines. ``work`` is for intermediate
     files."""
     folder, lines = work / text.name, None
@@ -204,12 +221,12 @@ def open_text(text: Text, work: Path, encoder: SentenceEncoder | None, options: 
         lines = Lines.write(folder, ((number, line.strip()) for number, line in read_text(text.text, text.lang)))
     if text.vectors:
         vectors = Vectors(text.vectors)
+        if lines is not None and text.text:
+            vectors.check_text(lines, text.text)
     elif lines is None or encoder is None:
-        raise UserError(f"no vectors of the {text.name}, nor a text and an encoder", cure="give one or other")
+        raise UserError(f"no vectors of the {text.name}", cure="give them, or a text and an encoder")
     else:
-        vectors = embed(lines, text.lang, encoder, options)
-    if lines is not None and text.text:
-        vectors.check_text(lines, text.text)
+        vectors = embed(lines, text.lang, encoder, options, show_progress)
     first, filled = np.zeros(len(vectors), bool), 0
     keys = HashRuns(work.parent, width=2)
     for start, rows in _contents(lines, vectors):
@@ -226,7 +243,17 @@ def open_text(text: Text, work: Path, encoder: SentenceEncoder | None, options: 
             chosen.append(start + np.flatnonzero(first[start : start + _BLOCK]))
     count = int(first.sum())
     facts = {} if lines is None else {"text": lines.digest()}
-    facts["vectors"] = _digest(vectors, lines)
+    # The names of parts have digests of what made them. ``embed`` makes no vectors that need a check.
+    digest = hashlib.sha256(repr(vectors.manifest).encode() if vectors.manifest else b"")
+    for start, block in vectors.blocks() if text.vectors else ():
+        if not vectors.manifest:
+            digest.update(block.data)
+        zero = vectors.check_finite(block, start)
+        if lines is not None:
+            zero &= lines.filled(start, start + len(block))
+        if zero.any():
+            raise vectors.unusable("is zero", start + int(np.argmax(zero)))
+    facts["vectors"] = digest.hexdigest()
     return Opened(Side(vectors, chosen, 0, count), lines, len(first) - filled, filled - count, facts)
 
 
@@ -240,41 +267,27 @@ def _contents(lines: Lines | None, vectors: Vectors) -> Iterator[tuple[int, Sequ
             yield start, [line.encode() for line in lines.read(start, start + _BLOCK)]
 
 
-def embed(lines: Lines, lang: str | None, encoder: SentenceEncoder, options: MiningOptions) -> Vectors:
+def embed(
+    lines: Lines, lang: str | None, encoder: SentenceEncoder, options: SearchOptions, show_progress: bool
+) -> Vectors:
     """Return the vectors of lines, which are written to a folder beside them. Those that an earlier call has written
     are used again if the same encoder made them from the same lines. A UserError says if there is no such index."""
     if options.index != "flat":
         make_index(options.index, encoder.output_size)
     folder = lines.folder / "vectors"
     how: dict[str, Any] = {"lang": lang, "dtype": "float16", "batch_tokens": options.batch_tokens, "parts": True}
-    encode_file(encoder, lines.folder / LINES, folder, **how)
+    encode_file(encoder, lines.folder / LINES, folder, show_progress=show_progress, **how)
     return Vectors(folder)
 
 
-def _digest(vectors: Vectors, lines: Lines | None) -> str:
-    """Return the sha256 of vectors. Those that no manifest vouches for are checked: they are finite, and that of a line
-    which is not empty is not zero."""
-    if vectors.manifest:  # names of parts have digests of what made them
-        return hashlib.sha256(repr(vectors.manifest).encode()).hexdigest()
-    digest = hashlib.sha256()
-    for start, block in vectors.blocks():
-        digest.update(block.data)
-        zero = vectors.check_finite(block, start)
-        if lines is not None:
-            zero &= lines.filled(start, start + len(block))
-        if zero.any():
-            raise vectors.unusable("is zero", start + int(np.argmax(zero)))
-    return digest.hexdigest()
-
-
 def search_texts(
-    x: Side, y: Side, k_x: int, k_y: int, work: Path, options: MiningOptions, facts: dict[str, Any], show_progress: bool
+    x: Side, y: Side, k_x: int, k_y: int, work: Path, options: SearchOptions, facts: dict[str, Any], show_progress: bool
 ) -> tuple[Found, Found]:
     """Find neighbours of x and of y (0: none), or go on with an unfinished search of the same ``facts`` in ``work``."""
     if not (work / _FACTS).exists():
         write_json(work / _FACTS, facts)
-    elif differing := _differing(work, facts):
-        problem = f"an unfinished search is there, with another {differing}"
+    elif differing := _differing({**_facts_of(work), "complete": None}, facts):
+        problem = f"an unfinished search is there, which differs in {differing}"
         raise UserError(problem, path=work, cure="remove it to begin anew, or write elsewhere")
     if not len(x):
         raise UserError("a part without sentences", cure="cut the source into fewer parts with `shard`")
@@ -285,21 +298,39 @@ def search_texts(
     return found_in([work], "x", k_x), found_in([work], "y", k_y)
 
 
-def _differing(folder: Path, facts: dict[str, Any]) -> str:
-    before = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
-    return ", ".join(sorted(name for name in {*before, *facts} if before.get(name) != facts.get(name)))
+def _facts_of(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((folder / _FACTS).read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        raise UserError("a damaged file", path=folder / _FACTS, cure="remove the folder to begin anew") from None
 
 
-def _merge_shards(folders: list[Path], k: int, facts: dict[str, Any], work: Path) -> tuple[Found, Found]:
-    for folder in folders:
+def _differing(known: dict[str, Any], facts: dict[str, Any]) -> str:
+    return ", ".join(sorted(name for name in {*known, *facts} if known.get(name) != facts.get(name)))
+
+
+def _merge_shards(
+    output: Path, shards: int, x: Side, y: Side, k: int, facts: dict[str, Any], work: Path
+) -> tuple[Found, Found]:
+    """Merge what was found for all parts of x."""
+    folders = [_shard_folder(output, part, shards) for part in range(1, shards + 1)]
+    for part, folder in enumerate(folders, 1):
         if not (folder / _FACTS).exists():
             raise UserError("no such shard", path=folder, cure="search that part first, with `shard`")
-        if differing := _differing(folder, facts):
+        known = _facts_of(folder)
+        complete, (number, of) = known.pop("complete", False), known.pop("shard", (0, 0))
+        if differing := _differing(known, facts):
             cure = "search it again with the same arguments as the others"
-            raise UserError(f"a shard with another {differing}", path=folder, cure=cure)
-        if (folder / "lock").exists():
+            raise UserError(f"a shard that differs in {differing}", path=folder, cure=cure)
+        if (number, of) != (part, shards):
+            raise UserError(f"this is shard {number} of {of}", path=folder, cure="give it its own name again")
+        if not complete:
             raise UserError("the search of this shard has not ended", path=folder, cure="run it to its end first")
-    return found_in(folders, "x", k), merge_found(folders, k, work)
+        for side, rows in (("x", len(x.part(part, shards))), ("y", len(y))):
+            if (found := len(found_in([folder], side, k))) != rows:
+                problem = f"neighbours of {found:,} sentences in {side}-*.npy, not of {rows:,}"
+                raise UserError(problem, path=folder, cure="copy the whole folder, or search that part again")
+    return found_in(folders, "x", k), merge_found(folders, k, work / _MERGED)
 
 
 def _write(output: Path, work: Path, x: Found, y: Found, sides: list[Opened], options: MiningOptions) -> int:

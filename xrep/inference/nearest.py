@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 
@@ -67,11 +68,12 @@ class Side:
 
 
 class Found:
-    """The neighbours [N, k] of a side in files, one after the other."""
+    """The neighbours [N, k] of a side in files, one after the other, of which few are open at a time."""
 
     def __init__(self, paths: Sequence[Path], k: int) -> None:
-        self.k, self._files = k, [ArrayFile.open(path, "neighbours", "remove it to begin anew") for path in paths]
-        self._starts = [0, *accumulate(map(len, self._files))]
+        self.k, self._paths = k, paths
+        self._open = lru_cache(maxsize=64)(_neighbours)
+        self._starts = [0, *accumulate(len(self._open(path)) for path in paths)]
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -88,12 +90,17 @@ class Found:
 
     def _read(self, rows: np.ndarray) -> TopK:
         pieces = [np.empty((0, 3 * self.k), np.int32)]
-        for first, file in zip(self._starts, self._files, strict=False):
-            start, stop = np.searchsorted(rows, (first, first + len(file))).tolist()
-            pieces.append(file.read(rows[start:stop] - first))
+        edges = np.searchsorted(rows, self._starts).tolist()
+        for path, first, start, stop in zip(self._paths, self._starts, edges, edges[1:], strict=False):
+            if start < stop:
+                pieces.append(self._open(path).read(rows[start:stop] - first))
         bits = np.concatenate(pieces)
         similarity, index = (np.ascontiguousarray(part) for part in np.split(bits, [self.k], axis=1))
         return TopK(torch.from_numpy(similarity.view(np.float32)), torch.from_numpy(index.view(np.int64)))
+
+
+def _neighbours(path: Path) -> ArrayFile:
+    return ArrayFile.open(path, "neighbours", "remove it to begin anew")
 
 
 def _latest(folder: Path, side: str) -> dict[int, tuple[int, Path]]:
@@ -121,7 +128,7 @@ def _replacing(folder: Path, side: str, block: int, part: int, k: int) -> Iterat
     yield Found([before[1]] if before and k else [], k), file
     file.close()
     os.replace(aside, path)
-    if before and before[1] != path:  # a repeated merge of shards makes the same file
+    if before and before[1] != path:  # a strip of x is found again if the process was killed before that of y was there
         before[1].unlink()
 
 
@@ -213,13 +220,13 @@ def search_index(
                 raise KeyboardInterrupt
 
 
-def merge_found(parts: Sequence[Path], k: int, folder: Path) -> Found:
-    """Merge the neighbours of all of y that searches of parts of x left in some folders, into a file in ``folder``."""
-    found = [found_in([part], "y", k) for part in parts]
-    with _replacing(folder, "y", 0, 0, k) as (_, file):
-        for start, stop in _blocks(len(found[0]), MOST_ROWS):
-            best = found[0].slice(start, stop)
-            for other in found[1:]:
-                best.merge(other.slice(start, stop))
-            _append(file, best)
-    return found_in([folder], "y", k)
+def merge_found(parts: Sequence[Path], k: int, path: Path) -> Found:
+    """Merge the neighbours of all of y that searches of parts of x left in some folders, into a file."""
+    found, file = [found_in([part], "y", k) for part in parts], ArrayFile.create(path, np.int32, (3 * k,))
+    for start, stop in _blocks(len(found[0]), MOST_ROWS):
+        best = found[0].slice(start, stop)
+        for other in found[1:]:
+            best.merge(other.slice(start, stop))
+        _append(file, best)
+    file.close()
+    return Found([path], k)

@@ -17,6 +17,8 @@ import torch
 from xrep.errors import UserError
 from xrep.retrieval.topk import TopK, pair_similarities
 
+PROBES = 32
+"""Number of cells of an inverted file that are searched for each query, unless the user wants another."""
 _PART_BYTES = 1 << 30
 """Bytes of the index that is held at a time."""
 _BLOCK = 1 << 14

@@ -42,6 +42,8 @@ _SCORED = 1 << 19
 """Number of neighbours that are scored at a time."""
 _SORTED = 1 << 15
 """Number of candidates that are taken at a time, in the order of their scores."""
+_ROWS = 1 << 9
+"""Number of candidates that are read at a time from each of the sorted runs."""
 
 
 class Found(Protocol):
@@ -160,20 +162,20 @@ def choose_in_blocks(
     """Yield the candidates that ``choose`` returns, some at a time.
 
     Args:
-        folder: Where candidates are kept, in files without names; None: where temporary files are. Memory holds 5 bytes
-            for each sentence, its mean and whether it is used, and with ``intersection`` 8 more for each target.
+        folder: Where candidates are kept, in a file without a name; None: where temporary files are. Memory holds 5
+            bytes for each sentence, its mean and whether it is used, and with ``intersection`` 8 more for each target.
     """
     if retrieval not in RETRIEVALS:
         raise ValueError(f"retrieval must be one of {', '.join(RETRIEVALS)}, not {retrieval!r}")
     mean_x, mean_y = neighbour_means(x), neighbour_means(y)
     used_x, used_y = np.zeros(len(x), bool), np.zeros(len(y), bool)
-    runs = list[ArrayFile]()
+    candidates, ends = ArrayFile.temporary(folder or Path(tempfile.gettempdir()), np.float64, (3,)), [0]
     for found in _candidates(x, y, mean_x, mean_y, margin, retrieval):
         order = np.lexsort((found.target, found.source, -found.score))
         columns = -found.score[order].astype(np.float64), found.source[order], found.target[order]
-        runs.append(ArrayFile.temporary(folder or Path(tempfile.gettempdir()), np.float64, (3,)))
-        runs[-1].append(np.stack(columns, axis=1))  # float64 holds row numbers up to 2**53
-    ordered = heapq.merge(*map(_rows, runs))
+        candidates.append(np.stack(columns, axis=1))  # float64 holds row numbers up to 2**53
+        ends.append(len(candidates))
+    ordered = heapq.merge(*(_rows(candidates, *run) for run in zip(ends, ends[1:], strict=False)))
     while rows := list(islice(ordered, _SORTED)):
         key, source, target = np.array(rows).T
         block = Candidates(source.astype(np.int64), target.astype(np.int64), -key.astype(mean_x.dtype))
@@ -214,9 +216,10 @@ def _best(
         yield Candidates(**{side: start + rows, other: index_B[rows], "score": score_B[rows]})
 
 
-def _rows(run: ArrayFile) -> Iterator[list[float]]:
-    for _, rows in run.blocks(1 << 13):
-        yield from rows.tolist()
+def _rows(file: ArrayFile, first: int, last: int) -> Iterator[list[float]]:
+    """Yield some rows, of which few are in memory."""
+    for start in range(first, last, _ROWS):
+        yield from file.read(slice(start, min(start + _ROWS, last))).tolist()
 
 
 def first_of_each(values: np.ndarray) -> np.ndarray:
