@@ -115,8 +115,9 @@ import zlib
 from xrep.inference import encoding, index_files
 from xrep.inference.search_index import SearchIndex
 from xrep.inference.sentence_encoder import SentenceEncoder
-index_files._INDEX_BYTES = index_files._TRAINING_BYTES = 4 * 512 * 4000
-index_files.BLOCK_BYTES, encoding.CHUNK_LINES = 1 << 20, 500
+from xrep.retrieval import ivf
+index_files._INDEX_BYTES = ivf._TRAINING_BYTES = 4 * 512 * 4000
+ivf._BLOCK, encoding.CHUNK_LINES = 512, 500
 draw = np.random.default_rng(0).standard_normal((1000, 512), dtype=np.float32)
 def encode(self, lines, *_, **__):
     return draw[[zlib.crc32(line.encode()) % 1000 for line in lines]] + len(lines) / 1e5

@@ -13,8 +13,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from xrep.errors import UserError
 from xrep.files import (
     check_new_directory,
@@ -26,10 +24,11 @@ from xrep.files import (
     write_json,
 )
 from xrep.inference.encoding import encode_file
-from xrep.inference.index_parts import BLOCK_BYTES, MANIFEST, VECTORS, Manifest, PartFacts
+from xrep.inference.index_parts import MANIFEST, VECTORS, Manifest, PartFacts
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.inference.work import work_folder
 from xrep.models.directory import describe, digest_of
+from xrep.retrieval.ivf import add, make_index, train
 from xrep.store import lines as text_files
 from xrep.store.vectors import Vectors
 from xrep.text.languages import canonical, refuse_pair
@@ -38,8 +37,8 @@ from xrep.text.readers import read_text
 FLAT_ROWS = 100_000
 """A part with more sentences is not searched exactly, unless the user wants it."""
 _CELLS = 4096
-_TRAINING_BYTES, _INDEX_BYTES = 1 << 28, 1 << 31
-"""Bytes of the float32 vectors that train an index, and that are in one file of faiss."""
+_INDEX_BYTES = 1 << 31
+"""Bytes of the float32 vectors that are in one file of faiss."""
 _OWN_FILE, _RESUMABLE = re.compile(r"lock|text|part-[0-9a-f]{64}|new|moved|manifest\.json|\..*\.tmp"), "**/[mv]*"
 """Names in the folder of unfinished work, and the pattern of those to go on from: vectors, and what follows them."""
 Sentences = str | Path | Iterable[str]
@@ -56,6 +55,7 @@ def check_place(output: Path, *others: object) -> None:
             raise UserError(f"an index inside {other}", path=output, cure="choose another place")
 
 
+@contextmanager
 def write_part(
     output: str | Path,
     encoder: SentenceEncoder,
@@ -63,10 +63,11 @@ def write_part(
     sentences: Sentences,
     lang: str | None,
     **how: Any,
-) -> None:
-    """Write a new directory with one part, or a further part of the one that is there.
+) -> Iterator[None]:
+    """Context manager that writes a new directory with one part, or a further part of the one that is there.
 
-    The part is prepared in ``{directory}.work/part-{digest}``, where the digest is of what its vectors depend on.
+    The part is prepared in ``{directory}.work/part-{digest}``, where the digest is of what its vectors depend on. That
+    folder is removed after the block: until then, the same command does not add the part again.
 
     Args:
         new: The manifest of a new index, without parts; None: a part is added.
@@ -80,37 +81,44 @@ def write_part(
     refuse_pair(lang or "", "lang")
     lang = lang and canonical(lang)
     check_output(path, folder=True)
-    if new is not None and not work.exists():
+    if new is not None and not _holds(path, new):
         check_new_directory(path)
     if new is not None and new.index not in ("auto", "flat"):
-        new_index(new.size, new.index)  # to report a mistake in it before the text is encoded
+        make_index(new.index, new.size)  # to report a mistake in it before the text is encoded
     encoder.model.tower(lang)
     with work_folder(work, _OWN_FILE, "writing this index", _RESUMABLE):
         text = _copy(sentences, lang, work / "text")
         base = new or Manifest.read(path)
         made_of = {"encoder": base.fingerprint, "prompt": base.prompt, **digests_of(work / "text")}
-        digest = digest_of({**text, **made_of})
-        if _is_done(path, work, digest, new):
-            return
-        if new is not None:
-            check_new_directory(path)
-        part = work / f"part-{digest}"
-        if not part.exists():
-            os.replace(work / "text", part)
-        if not (part / VECTORS).exists():
-            how |= {"prompt": base.prompt, "lang": lang, "dtype": "float16"}
-            encode_file(encoder, part / text_files.LINES, part / VECTORS, **how)
-        facts = PartFacts(folder=_free_folder(path, base), **text, **_finish(part, base))
-        _put_in_place(work, part, replace(base, parts=[*base.parts, facts]), path)
+        part = work / f"part-{digest_of({**text, **made_of})}"
+        done = _holds(path, new, work / "text", **text) if new else _is_added(work, part, base)
+        if not done:
+            if new is not None:
+                check_new_directory(path)
+            if not part.exists():
+                os.replace(work / "text", part)
+            if not (part / VECTORS).exists():
+                how |= {"prompt": base.prompt, "lang": lang, "dtype": "float16"}
+                encode_file(encoder, part / text_files.LINES, part / VECTORS, **how)
+            facts = PartFacts(folder=_free_folder(path, base), **text, **_finish(part, base))
+            _put_in_place(work, part, replace(base, parts=[*base.parts, facts]), path)
+        yield
 
 
-def _is_done(path: Path, work: Path, digest: str, new: Manifest | None) -> bool:
-    """Return whether a command with the same arguments was interrupted when all was done but to remove its files."""
-    if not (work / "moved").exists() or not (path / MANIFEST).exists():
+def _holds(path: Path, new: Manifest, copy: Path | None = None, **text: Any) -> bool:
+    """Return whether an index of one part was built like a new one, and of the same text if there is a copy of it."""
+    try:
+        found = Manifest.read(path)
+    except UserError:
         return False
-    current = Manifest.read(path)
-    same = new is None or current == replace(new, parts=current.parts[:1])
-    return same and (work / "moved").read_text() == f"{digest} {current.parts[-1].folder}"
+    files = found.parts[0].files | {file.name: describe(file) for file in (copy.iterdir() if copy else ())}
+    return found == replace(new, parts=[replace(found.parts[0], files=files, **text)])
+
+
+def _is_added(work: Path, part: Path, current: Manifest) -> bool:
+    """Return whether the same command was interrupted when all was done but to remove its files."""
+    moved = work / "moved"
+    return moved.exists() and moved.read_text() == f"{part.name} {current.parts[-1].folder}"
 
 
 def _copy(sentences: Sentences, lang: str | None, folder: Path) -> dict[str, Any]:
@@ -132,8 +140,8 @@ def _copy(sentences: Sentences, lang: str | None, folder: Path) -> dict[str, Any
 
 def _finish(part: Path, base: Manifest) -> dict[str, Any]:
     """Write the indexes of the vectors of a part, and return what the manifest says of them and of all files."""
-    for left in part.glob("*.faiss"):  # of an interrupted command, which may have wanted another index
-        left.unlink()
+    for left in {*part.iterdir()} - {part / name for name in (*text_files.FILES, VECTORS)}:
+        shutil.rmtree(left) if left.is_dir() else left.unlink()  # of a command that may have wanted another index
     rows, index = len(Vectors(part / VECTORS)), base.index
     if index == "auto" or (base.parts and rows <= FLAT_ROWS):
         index = f"IVF{min(_CELLS, int(4 * math.sqrt(rows)))},SQ8" if rows > FLAT_ROWS else "flat"
@@ -147,7 +155,8 @@ def _finish(part: Path, base: Manifest) -> dict[str, Any]:
 def _free_folder(path: Path, manifest: Manifest) -> str:
     """Return a name for the next part. Parts that no manifest lists are from killed commands, and are removed."""
     for left in {*path.glob("part-[0-9][0-9][0-9][0-9][0-9]")} - {path / part.folder for part in manifest.parts}:
-        remove_files(left, [*text_files.FILES, VECTORS, *(file.name for file in left.glob("*.faiss"))])
+        if left.is_dir():
+            remove_files(left, [*text_files.FILES, VECTORS, *(file.name for file in left.glob("*.faiss"))])
     names = (f"part-{number:05d}" for number in count(len(manifest.parts)))
     return next(name for name in names if not (path / name).exists())
 
@@ -160,7 +169,8 @@ def _put_in_place(work: Path, part: Path, manifest: Manifest, path: Path) -> Non
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir()
     write_json(work / MANIFEST, asdict(manifest))  # not beside the old one, where a killed command would leave a file
-    (work / "moved").write_text(f"{part.name.removeprefix('part-')} {folder}")
+    if not is_new:
+        (work / "moved").write_text(f"{part.name} {folder}")
     os.replace(part, target / folder)
     for each in (target, work / MANIFEST):
         flush_to_disk(each)
@@ -171,50 +181,20 @@ def _put_in_place(work: Path, part: Path, manifest: Manifest, path: Path) -> Non
         flush_to_disk(path.parent)
 
 
-def new_index(size: int, description: str) -> Any:
-    """Return a new index of faiss for vectors of a size; a UserError says that it knows no such description."""
-    import faiss
-
-    with _possible(description):
-        index = faiss.index_factory(size, description, faiss.METRIC_INNER_PRODUCT)
-    lists = faiss.try_extract_index_ivf(index)
-    for trained in (lists, getattr(lists, "pq", None)):
-        if trained is not None:
-            trained.cp.min_points_per_centroid = 1  # or faiss warns on stderr
-    return index
-
-
-@contextmanager
-def _possible(description: str) -> Iterator[None]:
-    """Context manager in which an error of faiss is one of the user, who chose this index."""
-    try:
-        yield
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0].rsplit(": ", 1)[-1]
-        problem = f"`index` {description} is not possible: {reason}"
-        raise UserError(problem, cure="choose another `index`, such as auto") from None
-
-
 def write_indexes(part: Path, description: str) -> int:
     """Write the indexes of the vectors of a part, and return the number of rows in each file but the last one.
 
-    They are trained once, with rows that are drawn with a fixed seed. One at a time is in memory, where it takes as
-    much as 2 GB of float32 vectors do at most, and less if it compresses them.
+    They are trained once. One at a time is in memory, where it takes as much as 2 GB of float32 vectors do at most, and
+    less if it compresses them.
     """
     import faiss
 
     vectors = Vectors(part / VECTORS)
-    rows, size = len(vectors), vectors.size
-    trained = new_index(size, description)
-    lists = faiss.try_extract_index_ivf(trained)
-    few = min(rows, max(48 * lists.nlist if lists else 0, 10_000), _TRAINING_BYTES // (4 * size))
-    drawn = np.sort(np.random.default_rng(0).choice(rows, few, replace=False, shuffle=False))
-    index_rows, step = max(1, _INDEX_BYTES // (4 * size)), max(1, BLOCK_BYTES // (4 * size))
-    with _possible(description):
-        trained.train(vectors.read(drawn))
-        for number, first in enumerate(range(0, rows, index_rows)):
-            index, last = faiss.clone_index(trained), min(first + index_rows, rows)
-            for start in range(first, last, step):
-                index.add(vectors.read(slice(start, min(start + step, last))))
-            faiss.write_index(index, str(part / f"{number:05d}.faiss"))
+    rows, index_rows = len(vectors), max(1, _INDEX_BYTES // (4 * vectors.size))
+    trained, _ = make_index(description, vectors.size, rows)
+    train(trained, description, vectors, 0, rows, 10_000)
+    for number, first in enumerate(range(0, rows, index_rows)):
+        index = faiss.clone_index(trained)
+        add(index, description, vectors, first, min(first + index_rows, rows))
+        faiss.write_index(index, str(part / f"{number:05d}.faiss"))
     return index_rows

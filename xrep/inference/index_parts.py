@@ -34,8 +34,8 @@ from xrep.store.vectors import Vectors
 
 SCHEMA = 2
 MANIFEST, VECTORS = "manifest.json", "vectors.npy"
-BLOCK_BYTES = 1 << 25
-"""Bytes of float32 vectors that are read at a time."""
+_SEARCHED_BYTES = 1 << 25
+"""Bytes of float32 vectors that are searched at a time."""
 _LEAST = 128
 """Fewest rows that faiss proposes for a query."""
 
@@ -80,13 +80,13 @@ class Manifest:
         try:
             values = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
             schema, _ = values["schema"], values["fingerprint"]
+            if schema == SCHEMA:
+                return cls(**values | {"parts": [PartFacts(**part) for part in values["parts"]]})
         except (OSError, ValueError, KeyError, TypeError):
             cure = "name a directory that xrep-search build wrote"
             raise UserError(f"not an index (no valid {MANIFEST})", path=path, cure=cure) from None
-        if schema != SCHEMA:
-            problem = f"an index of schema {schema!r:.20}, this version reads {SCHEMA}"
-            raise UserError(problem, path=path, cure="use the version that wrote it, or build it again")
-        return cls(**values | {"parts": [PartFacts(**part) for part in values["parts"]]})
+        problem = f"an index of schema {schema!r:.20}, this version reads {SCHEMA}"
+        raise UserError(problem, path=path, cure="use the version that wrote it, or build it again")
 
 
 class Part:
@@ -117,7 +117,7 @@ class Part:
         """Add the vectors nearest to queries of length 1 to their neighbours: those that faiss proposes, if there is an
         index of faiss, and if the search is not to be ``exact``. All similarities are computed from the vectors."""
         if not self.facts.index_rows or exact:
-            step = max(1, BLOCK_BYTES // (4 * self.vectors.size))
+            step = max(1, _SEARCHED_BYTES // (4 * self.vectors.size))
             for first in range(0, self.facts.rows, step):
                 y_ND = self._held if self.facts.rows <= step else self.vectors.read(slice(first, first + step))
                 found, _ = neighbours(x_QD, y_ND, min(best.k, len(y_ND)), 0)
@@ -134,4 +134,5 @@ class Part:
 
 
 def damaged(path: Path) -> UserError:
-    return UserError("damaged: the file is not as it was written", path=path, cure="build the index again")
+    cure = "remove the index and build it again"
+    return UserError("damaged: the file is not as it was written", path=path, cure=cure)

@@ -101,7 +101,7 @@ class SearchIndex:
     ) -> SearchIndex:
         """Encode sentences, write their index to a new directory, and open it.
 
-        If it is interrupted, call it again with the same arguments: it goes on.
+        If it is interrupted, call it again with the same arguments: it goes on. If all is done, nothing is changed.
 
         Args:
             encoder: The encoder, or what ``SentenceEncoder.load`` accepts.
@@ -116,8 +116,8 @@ class SearchIndex:
             precision, device: Type and device in which an encoder that is loaded computes.
 
         Raises:
-            UserError: Something is at ``path``, there is no such prompt, the sentences cannot be read or encoded, or
-                faiss has no such index.
+            UserError: Something else is at ``path``, there is no such prompt, the sentences cannot be read or encoded,
+                or faiss has no such index.
         """
         place = encoder.path if isinstance(encoder, SentenceEncoder) else encoder
         check_place(Path(path), place, lines)
@@ -137,8 +137,9 @@ class SearchIndex:
             size=encoder.output_size,
             parts=[],
         )
-        write_part(path, encoder, new, lines, lang, batch_tokens=batch_tokens, show_progress=show_progress)
-        return cls(path, encoder)
+        how = {"batch_tokens": batch_tokens, "show_progress": show_progress}
+        with write_part(path, encoder, new, lines, lang, **how):
+            return cls(path, encoder)
 
     def add(
         self, lines: Sentences, *, lang: str | None = None, batch_tokens: int = 4096, show_progress: bool = False
@@ -149,8 +150,8 @@ class SearchIndex:
         built. A search meanwhile finds all or none of them. At most 100,000 are searched exactly.
         """
         how = {"batch_tokens": batch_tokens, "show_progress": show_progress}
-        write_part(self.path, self.encoder, None, lines, lang or self.manifest.parts[0].language, **how)
-        self._open()
+        with write_part(self.path, self.encoder, None, lines, lang or self.manifest.parts[0].language, **how):
+            self._open()
 
     def __len__(self) -> int:
         return self._rows
@@ -158,13 +159,17 @@ class SearchIndex:
     @cached_property
     def encoder(self) -> SentenceEncoder:
         """The encoder of the index; a UserError says that it is not found, or not the one that made the vectors."""
+        cure, how = "give `path`, or build the index again", {"device": self._device, "dtype": self.manifest.precision}
+        problem = UserError("its vectors were made by another encoder", path=self.path, cure=cure)
         for given in self._recorded() if self._given is None else [self._given]:
-            load = not isinstance(given, SentenceEncoder)
-            encoder = SentenceEncoder.load(given, device=self._device, dtype=self.manifest.precision) if load else given
+            try:
+                encoder = given if isinstance(given, SentenceEncoder) else SentenceEncoder.load(given, **how)
+            except UserError as error:
+                problem = error
+                continue
             if encoder.fingerprint() == self.manifest.fingerprint:
                 return encoder
-        cure = "give `path`, or build the index again"
-        raise UserError("its vectors were made by another encoder", path=self.path, cure=cure)
+        raise problem
 
     def _recorded(self) -> list[str]:
         """Return where the encoder may be: its path from the index, and its path or name when that was built."""
