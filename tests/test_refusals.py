@@ -244,38 +244,40 @@ eval tatoeba ... --data absent               | absent: no such folder; name the 
 eval tatoeba ... --data dir                  | dir: no file tatoeba.{xxx}-eng.{xxx} in it; name the folder
 eval tatoeba ... --data blank                | blank/tatoeba.deu-eng.deu:2: a blank line
 eval tatoeba ... --langs xx                  | xx; the data has
-eval tatoeba ... --langs ,                   | no language named
-eval tatoeba ... --neighbours 0              | --neighbours 0; give at least 1
+eval tatoeba ... --dimensions 8 --resamples r.json | --resamples with --dimensions; measure one model, and one width
 eval tatoeba ... --margin ratio --neighbours 41 | --neighbours 41, but 40 pairs of de;
 eval tatoeba ... --remove-components 16      | --remove-components 16 of vectors 16 wide
 eval tatoeba ... --drop-overlap              | no training hashes beside the encoder
 eval tatoeba ... --plot plot.banana          | a plot is one of .png,
 eval tatoeba ... --json absent/t.json        | absent: no such folder
-eval tatoeba ... --json tat/tatoeba.deu-eng.deu | --json is the same file as --data
+eval all ... --json tat/tatoeba.deu-eng.deu  | --json is the same file as --data
 eval tatoeba ... --cache de.txt              | de.txt: is a file already
 eval tatoeba ... --random-baseline -1        | --random-baseline -1; give a number of seeds
 eval alignment ... --random-baseline --every-checkpoint | --every-checkpoint with --random-baseline; measure one
+eval translation ... --data mt.{lang} --json mt.en | --json is the same file as --data
 eval translation ... --data mt.{lang} --langs de | enc: a sentence encoder, not a translation model
-eval language-bias ... --data mt.{lang} --langs xx | xx; the data has
 eval language-bias ... --data mt.{lang} --sentences 1 | fewer than 2 sentences
 eval scatter ... --data mt.{lang} --plot o.png --seed -1 | --seed -1; give a number from 0 to 4294967295
 eval alignment ... --data de-en=mt.de,mt.en  | 40 pairs, but 1000 and 750 others
 eval alignment ... --data de-en=mt.de,absent | absent: no such file
+eval alignment ... --data de-en=/dev/stdin,mt.en | /dev/stdin: a pipe or a device, and evaluations read
 eval alignment ... --data sts/sts-test.csv --positive-above 5 | no pair scores higher than 5
 eval alignment ... --data de-en=mt.de,mt.en --resamples r.json | this evaluation resamples no figure; leave --resamples
 eval sts ... --data sts --split dev          | no STS data set with a dev split in it
 eval sts ... --data bad_sts                  | bad_sts/sts-test.csv:2: '5.1' is not a score of 0 to 5; fetch the file
 eval bucc ... --data bucc                    | there is no split but dev
-eval bucc ... --data bucc --oracle --langs de-fr | no BUCC files of de-fr; it holds de-en
+eval bucc ... --data bucc --oracle --langs de-fr | no BUCC files of de-fr; the data has de-en
+eval bucc ... --data bucc --oracle --neighbours 0 | --neighbours 0; give at least 1
 eval bucc ... --data bucc --oracle --threshold 1 | --oracle and --threshold; give one of them
 eval neighbours ... --data mt.de             | no query; give --query
-eval neighbours ... --data mt.de --query Hund --top 0 | --top 0; give at least 1
 eval nli ... --data sts                      | sts/sts-test.csv: holds triplets without labels
 eval senteval ... --data dir                 | dir: none of SentEval's sets is in it; name the folder of
 eval xnli ... --data dir                     | dir: no labelled text; name a file, or a folder of files that
 eval ner --path cls/best --data labels       | predicts labels of texts, not tags of words
 eval amazon --path cls/best --data strange   | strange/test-de.tsv:2: unknown label 'hungry'
 eval all ... --data dir                      | dir: no data of any test in it
+eval all ... --langs ,                       | --langs ',' names nothing; give names, separated by commas
+eval xtreme ... --retrieval enc              | --path enc, and other options name the models; leave --path out
 
 export ... --path dir                        | dir: not a checkpoint
 export ... --output dir                      | dir: exists and is not empty
@@ -296,7 +298,7 @@ report ... --results broken.yaml             | broken.yaml: not a result
 report ... --results absent.json             | absent.json: no such file; name what xrep-eval --json wrote
 report ... --results done/summary.json       | summary.json: not a result
 report ... --output done/metrics.jsonl       | --output is the same file as a file of RUN
-report ... --data dir                        | no data of any test in it
+report ... --data tat --output tat/tatoeba.deu-eng.deu | --output is the same file as --data
 """
 ROWS = [row for row in REFUSALS.splitlines() if row]
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
+import itertools
 import math
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +46,8 @@ Measure a sentence encoder, or a translation model, on published test sets.
   xrep-eval sts --help
 
 The encoder is a checkpoint, a directory of Hugging Face or sentence-transformers, or the vectors of any other system:
---list-sentences writes the sentences of a test; their vectors then are in a folder, as vectors.npy [N, D] beside that
-list, sentences.tsv."""
+--list-sentences writes the sentences of a test; put that list, as sentences.tsv, and vectors.npy [N, D] into one
+folder."""
 PATH = (
     "The model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
     "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows. Repeat it to compare "
@@ -59,6 +62,7 @@ RESAMPLES = (
     "Write the figures on 1,000 samples of the examples, drawn with replacement, as JSON. The samples are the same for "
     "every model, so the differences between the files of two models are those of a paired bootstrap test."
 )
+RESULTS = (".json", ".png", ".svg", ".pdf", ".html")
 
 
 def build_parser(chosen: str | None = None) -> Parser:
@@ -101,14 +105,15 @@ def main(argv: Sequence[str]) -> None:
         seeds, resamples = options.pop("random_baseline", 0), options.pop("resamples")
         if resamples is not None and not evaluation.resampled:
             raise UserError("this evaluation resamples no figure", cure="leave `resamples` out")
+        if paths and not evaluation.takes_path:
+            raise UserError(f"`path` {paths[0]}, and other options name the models", cure="leave `path` out")
         outputs = {"--json": json_file, "--plot": options.get("plot"), "--resamples": resamples}
-        data, query_file = options.get("data") or [], options.get("query_file")
-        data = [data] if isinstance(data, str) else data
-        _check(paths, outputs, seeds, [*data, query_file], options)
+        read = {f"--{name.replace('_', '-')}": files_of(options.get(name)) for name in ("data", "query_file")}
+        _check(paths, outputs, seeds, read, options)
         say_if_slow("xrep-eval", options.get("precision", "float32"), choose_device(None))
         made, listed = evaluation(evaluation.Config(**options)), options.get("list_sentences")
-        files = [str(file) for examples in made.tables for file in examples.files]
-        check_outputs({**outputs, "--list-sentences": listed}, {"--data": [*data, *files], "--query-file": query_file})
+        read["--data"] += [str(file) for examples in made.tables for file in examples.files]  # .json, too
+        check_outputs({**outputs, "--list-sentences": listed}, read)
         if listed is not None:
             from xrep.evaluation.encoders import write_sentences
 
@@ -120,8 +125,23 @@ def main(argv: Sequence[str]) -> None:
             _measure(name, made, paths or [""], outputs, seeds)
 
 
+def files_of(named: str | list[str] | None) -> list[str]:
+    """Return the files that an option names: ``FILE``, ``de-en=FILE,FILE``, ``test.{lang}`` or a folder. In a folder,
+    results of earlier evaluations are left out, because they may be written again; and its own name is returned."""
+    from xrep.evaluation.reading import folders_with
+    from xrep.text.readers import parse_bitext
+
+    parts = [named] if isinstance(named, str) else list(named or ())
+    for argument in [*parts]:
+        with suppress(UserError):  # it is no parallel text
+            parts += parse_bitext(argument).paths
+    found = [Path(path) for part in parts for path in glob.glob(glob.escape(part).replace("{lang}", "*"))]
+    found += [folder / name for part in parts for folder, names in folders_with(Path(part)).items() for name in names]
+    return [*parts, *(str(file) for file in found if file.suffix not in RESULTS)]
+
+
 def _check(
-    paths: list[str], outputs: dict[str, str | None], seeds: int, files: list[str | None], options: dict[str, Any]
+    paths: list[str], outputs: dict[str, str | None], seeds: int, read: dict[str, list[str]], options: dict[str, Any]
 ) -> None:
     """Check options before the data is read. Raises UserError if they do not go together, a number is out of range, or
     matplotlib is missing."""
@@ -132,14 +152,15 @@ def _check(
         raise UserError("`every_checkpoint` with --random-baseline", cure="measure one of them at a time")
     if len(set(paths)) < len(paths):
         raise UserError("a --path is given twice", cure="name each model once")
+    several = f"{len(paths)} models" if len(paths) > 1 else options.get("dimensions") and "--dimensions"
     for option, file in {**outputs, "--save-translations": options.get("save_translations")}.items():
-        if file is not None and len(paths) > 1 and option != "--json":  # it is written for one model
-            raise UserError(f"{option} with {len(paths)} models", cure="measure one at a time for it")
+        if file is not None and several and option != "--json":  # it is written for one model
+            raise UserError(f"{option} with {several}", cure="measure one model, and one width, for it")
         if file is not None and options.get("list_sentences") is not None:
             problem = f"{option} with --list-sentences, which measures nothing"
             raise UserError(problem, cure=f"leave {option} out")
-    for file in files:
-        if file is not None and is_stream(file):
+    for file in itertools.chain.from_iterable(read.values()):
+        if is_stream(file):
             problem = "a pipe or a device, and evaluations read their files more than once"
             raise UserError(problem, path=file, cure="write what it holds into a file, and leave it out of the data")
     if options.get("cache") is not None:
@@ -173,7 +194,7 @@ def _measure(name: str, evaluation: Evaluation, paths: list[str], outputs: dict[
             first = figures
             if plot is not None and figures.plot:
                 figures.plot(Picture(plot, path))
-            if resamples is not None:
+            if resamples is not None and figures.resamples:
                 drawn = {key: own.tolist() for key, own in figures.resamples.items()}
                 write_json(resamples, {key: [None if math.isnan(x) else x for x in own] for key, own in drawn.items()})
         if json_file != "-":
@@ -185,6 +206,8 @@ def _measure(name: str, evaluation: Evaluation, paths: list[str], outputs: dict[
     if failed:
         problem = f"{', '.join(failed)} could not be measured"
         raise UserError(problem, cure="; ".join(failed.values()))
+    if resamples is not None and first is not None and not first.resamples:
+        raise UserError("this evaluation resamples no figure", cure="leave `resamples` out")
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ def test_scores_of_each_language(data: Path, given: list[object], cli: Commands)
     assert "German (de)" in printed and "Spanish (es), zero-shot" in printed and "mean of 2" in printed
     assert "overlap: 20 of 80 test examples" in printed and "into English (en)" in printed
     assert "multi-bleu" not in printed and "cut" not in printed
+    assert printed.splitlines()[1].split() == ["source", "sentences", "BLEU", "chrF2"]
 
 
 def test_the_defaults_of_the_search_are_those_of_generation() -> None:

@@ -90,6 +90,10 @@ def test_equal_sentences_count_once(tmp_path: Path) -> None:
     kept, _ = bucc.leave_out_overlap(split, hashes, drop=True)
     assert (*kept.source.columns, *kept.target.columns) == (["Haus", "Hof"], ["yard", "home"])
     assert kept.gold.tolist() == [[0, 1], [1, 0]] and bucc.leave_out_overlap(split, hashes, drop=False)[0] is split
+    write(tmp_path / "de-en.dev.de", ["d1\tHaus", "d2\tHaus", "d3\tHaus"])
+    once = bucc.read_split(tmp_path / "de-en.dev.gold", merge=False)
+    with pytest.raises(UserError, match="de-en: no candidates in dev; use another margin or `retrieval`, or leave"):
+        bucc.measure(TRIGRAMS, once, None, Bucc.Config(data="", neighbours=1, drop_repeated=True))
     write(tmp_path / "de-en.dev.gold", ["", " "])
     with pytest.raises(UserError, match="de-en.dev.gold: only empty lines"):
         bucc.read_split(tmp_path / "de-en.dev.gold")

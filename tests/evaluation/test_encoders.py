@@ -67,6 +67,11 @@ def test_kept_vectors_are_taken_for_the_same_question_only(
     loaded.encode(sentences[::-1], "de")
     loaded.encode(["ein Hauszwei", " Häuser"], "de")
     assert len(asked) == 3
+    long = [" ".join(["Haus"] * 10_000), "b"]  # which is longer in the list, behind its language
+    np.testing.assert_array_equal(*(loaded.encode(long, "de") for _ in range(2)))
+    (kept / "sentences.tsv").unlink()
+    with pytest.raises(UserError, match=r"damaged \(no such file\); delete this folder of the cache"):
+        loaded.encode(sentences, "de")
     other = open_encoder(write_encoder(tmp_path / "best", seed=3), cache=cache)
     assert not np.allclose(other.encode(sentences, "de"), first)
     broken, kept = SentenceEncoder.load(shared_encoder), set(cache.iterdir())

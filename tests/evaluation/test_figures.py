@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,11 @@ def test_a_record_says_what_made_the_figures(tmp_path: Path) -> None:
         json_text({"mean": float("nan")})
     # Differences are those of the same draws.
     assert differences(first, other)["mean"] == pytest.approx((0.25, 0.25, 0.25)) and differences(first, dropped) == {}
+    # There are none if the tables differ, also those of one of several tests.
+    german, spanish = (replace(first, values={"tables": {code: {"examples": 4}}}) for code in ("de", "es"))
+    several = [replace(first, parts={"sts": first, "tatoeba": own}) for own in (german, spanish)]
+    assert differences(german, german)["mean"][0] == 0 and differences(german, spanish) == {}
+    assert differences(*several) == {"sts: mean": (0, 0, 0)}
 
 
 def test_columns_are_counted_by_row_and_tests_add_up(tmp_path: Path) -> None:

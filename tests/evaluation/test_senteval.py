@@ -159,7 +159,7 @@ def test_settings_that_cannot_be(folder: Path) -> None:
     for options, message in (
         ({"folds": 40}, "MR has 60 training examples of class 0, 80 are needed.*fewer `folds` or without MR"),
         ({"sets": "SST2"}, "SST2 has 0 training examples of class 1, 1 are needed"),
-        ({"sets": "MR,SST"}, "no set SST; it holds MR CR SUBJ MPQA SST2"),
+        ({"sets": "MR,SST"}, "no set SST; the data has MR,CR,SUBJ,MPQA,SST2"),
         ({"seeds": "1,a"}, "`seeds` '1,a'; give different numbers from 0"),
         ({"seeds": "1,1"}, "`seeds` '1,1'; give different numbers from 0"),
     ):

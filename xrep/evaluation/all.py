@@ -11,10 +11,10 @@ from typing import Any
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, VectorTestOptions, table
-from xrep.evaluation.reading import existing_folder
+from xrep.evaluation.reading import existing_folder, named_languages
 from xrep.evaluation.runner import Test, run_tests
+from xrep.evaluation.tatoeba import GROUPS
 from xrep.registry import EVALUATIONS
-from xrep.text.languages import canonical, refuse_pair
 
 
 class All(Evaluation):
@@ -39,16 +39,15 @@ class All(Evaluation):
         data: str
         """Folder with the data of any tests."""
         langs: str | None = None
-        """Languages to measure (de,fr or deu,fra), or all. The default is those of the encoder's training text; all if
-        they are not known."""
+        """Languages to measure (de,fr or deu,fra), or 14, 28, 36 or 11 of Tatoeba, or all. The default is those of the
+        encoder's training text; all if they are not known."""
 
     config: Config
 
     def read(self) -> list[Examples]:
         config = self.config
         self.found = find_tests(existing_folder(config.data, "name a folder with data of tests"))
-        for code in (config.langs or "").split(","):
-            refuse_pair(code.strip(), "langs")
+        self.named = None if config.langs is None else named_languages(config.langs, groups=GROUPS)
         if config.list_sentences is None:  # the languages are those of the encoder
             return []
         return [examples for test in self._tests(self._languages([])) for examples in test.read()]
@@ -65,22 +64,20 @@ class All(Evaluation):
             rows += [[label, figure, value] for figure, value in own.headline.items()] + [[]]
         lines = [table(["test", "figure", "value"], rows[:-1])]
         lines += [f"{label}: {own.overlap.line}" for label, own in measured if own.overlap]
-        whole = [(label, own) for label, own in measured if own.has_all_examples]
         return Figures(
             text="\n".join([*lines, *results.notes()]),
             values={"results": results.records, "failed": results.failed, "left_out": results.left_out},
             headline={f"{label}: {figure}": own.headline[figure] for label, own in measured for figure in own.headline},
-            intervals={f"{label}: {name}": span for label, own in measured for name, span in own.intervals.items()},
-            resamples={f"{label}: {name}": drawn for label, own in whole for name, drawn in own.resamples.items()},
+            resamples={f"{label}: {name}": drawn for label, own in measured for name, drawn in own.resamples.items()},
+            parts=results.figures,
             settings={**self.settings(), "data": self.config.data, "languages": langs},  # each result names its files
             failed=results.failed,
         )
 
     def _languages(self, trained: Sequence[str]) -> list[str] | None:
         """Return the languages to measure; None: all."""
-        if self.config.langs is not None:
-            named = [code.strip() for code in self.config.langs.split(",") if code.strip()]
-            return None if "all" in named else [canonical(code) for code in named]
+        if self.named is not None:
+            return None if "all" in self.named else self.named
         if len(trained) < 2:  # a single language says little about an encoder that reads several
             return None
         print(f"languages of the encoder's training text: {','.join(trained)}", file=sys.stderr)

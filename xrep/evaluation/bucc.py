@@ -19,7 +19,7 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions, shares, table
 from xrep.evaluation.overlap import Overlap, find_overlap
-from xrep.evaluation.reading import existing_folder, folders_with
+from xrep.evaluation.reading import check_least, choose_names, existing_folder, folders_with, named
 from xrep.metrics.mining import best_threshold, mining_scores
 from xrep.retrieval.margins import Candidates, check_neighbours, choose
 from xrep.retrieval.neighbours import neighbours
@@ -106,6 +106,7 @@ class Bucc(Evaluation):
         config = self.config
         if config.oracle and config.threshold is not None:
             raise UserError("`oracle` and `threshold`", cure="give one of them")
+        check_least(config, neighbours=1)
         self.tests: list[tuple[Split, Split | None]] = []
         for pair, gold in select(config.langs, config.data).items():
             split, tuning = plan(list(gold), pair, config)
@@ -153,13 +154,7 @@ def select(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:
     if not known:
         cure = "the folder must hold files such as zh-en.training.zh, zh-en.training.en and zh-en.training.gold"
         raise UserError("no file {xx}-{yy}.{split}.gold in it", path=folder, cure=cure)
-    named = list(filter(None, map(str.strip, pairs.split(","))))
-    wanted = list(known) if named == ["all"] else named
-    missing = [name for name in wanted if name not in known]
-    if missing or not wanted:
-        problem = f"no BUCC files of {' '.join(missing) or 'no pair'}"
-        raise UserError(problem, path=folder, cure=f"it holds {' '.join(known)}")
-    return {name: known[name] for name in wanted}
+    return {name: known[name] for name in choose_names(named(pairs, "langs"), known, "BUCC files of", folder)}
 
 
 def is_pair_of(pair: str, languages: Collection[str]) -> bool:
@@ -264,8 +259,12 @@ def measure(encoder: Encoder, measured: Split, tuning: Split | None, config: Buc
     pairs, correct = mine(encoder, measured, config)
     threshold, origin = config.threshold, "given"
     if threshold is None:
+        split = tuning or measured
         candidates, is_gold = mine(encoder, tuning, config) if tuning else (pairs, correct)
-        threshold, _ = best_threshold(candidates.score, is_gold, len((tuning or measured).gold))
+        if not len(candidates.score):
+            cure = "use another margin or `retrieval`, or leave `drop_repeated` out"
+            raise UserError(f"{split.pair}: no candidates in {split.name}", cure=cure)
+        threshold, _ = best_threshold(candidates.score, is_gold, len(split.gold))
         origin = tuning.name if tuning else "oracle"
     taken = pairs.score.astype(np.float64) >= threshold
     scores = vars(mining_scores(int(correct[taken].sum()), int(taken.sum()), len(measured.gold)))

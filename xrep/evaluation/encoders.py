@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from xrep.errors import UserError
+from xrep.evaluation.reading import named
 from xrep.files import build_once, sha256_of, write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import remove_components, whiten
@@ -73,7 +74,11 @@ class Encoder:
 
             kept = self.cache / hashlib.sha256(question.encode()).hexdigest()[:32]
             build_once(kept, VECTORS, build)
-            vectors = Precomputed(kept).encode(sentences, lang, normalize=normalize)
+            try:
+                vectors = Precomputed(kept).encode(sentences, lang, normalize=normalize)
+            except UserError as error:
+                cure = "delete this folder of the cache, and its vectors are computed again"
+                raise UserError(f"damaged ({error.problem})", path=kept, cure=cure) from None
         if self.truncate_dim is None:
             return vectors
         vectors = vectors[:, : self.truncate_dim]
@@ -102,7 +107,7 @@ class Precomputed:
         if self._vectors.ndim != 2 or self._vectors.dtype.kind != "f" or not self._vectors.shape[1]:
             raise UserError("not an array [N, D] of floats", path=vectors, cure=_LAYOUT)
         self.output_size = self._vectors.shape[1]
-        for number, line in read_lines(sentences):
+        for number, line in read_lines(sentences, most_words=None):
             language, tab, sentence = line.partition("\t")
             if not tab:
                 raise UserError("no tab in the line", path=sentences, line=number, cure=_LAYOUT)
@@ -200,7 +205,7 @@ def whitened(vectors: np.ndarray, count: int) -> np.ndarray:
 def shortened(encoder: Any, dimensions: str | None) -> list[Any]:
     """Return an encoder, and those of its vectors cut to the widths in ``dimensions``, such as ``256,128,64``. Raises
     UserError if ``dimensions`` is not a list of numbers above 0 and below the width of the vectors."""
-    encoders, widths = [encoder], [] if dimensions is None else [width.strip() for width in dimensions.split(",")]
+    encoders, widths = [encoder], [] if dimensions is None else named(dimensions, "dimensions")
     if not all(width.isdecimal() and int(width) for width in widths):
         raise UserError(f"`dimensions` {dimensions!r}", cure="write numbers above 0, such as 256,128,64")
     for width in dict.fromkeys(map(int, widths)):

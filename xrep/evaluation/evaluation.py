@@ -292,6 +292,8 @@ class Figures:
     """Overlap with the training data; None if the data is not a test set."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Of several tests, those that could not be measured, and the reasons."""
+    parts: Mapping[str, Figures] = field(default_factory=dict)
+    """Of several tests, the figures of each, by its label."""
     plot: Callable[[Picture], None] | None = None
     """Function that draws the figures into a file."""
 

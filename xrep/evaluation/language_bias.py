@@ -20,7 +20,7 @@ from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Fig
 from xrep.evaluation.multilingual import TextOptions, languages_of, read_texts
 from xrep.evaluation.overlap import total
 from xrep.evaluation.plots import plot_language_bias
-from xrep.evaluation.reading import folders_with
+from xrep.evaluation.reading import check_least, folders_with
 from xrep.metrics.geometry import language_shares
 from xrep.text.languages import name
 
@@ -58,8 +58,7 @@ class LanguageBias(Evaluation):
         return {path: cls.Config(data=str(path)) for path in folders_with(folder, r"tatoeba\..+-eng\..+")}
 
     def read(self) -> list[Examples]:
-        if self.config.remove_components < 1:
-            raise UserError(f"`remove_components` {self.config.remove_components}", cure="give at least 1")
+        check_least(self.config, neighbours=1, remove_components=1)
         tables = read_texts(self.config)
         _even(_pool(tables), self.config.sentences)
         return tables
@@ -83,7 +82,7 @@ class LanguageBias(Evaluation):
         languages, count, k, removed = languages_of(even), len(even[0]), config.neighbours, config.remove_components
         self.check(model)
         sentences, most = f"{count} sentences of each of {len(languages)} languages", count * len(languages) - 1
-        if not 1 <= k <= most:
+        if k > most:
             raise UserError(f"`neighbours` {k}, but {sentences}", cure=f"give 1 to {most}")
         if removed >= count:
             raise UserError(f"`remove_components` {removed}, but {sentences}", cure=f"give at most {count - 1}")

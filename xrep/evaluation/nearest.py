@@ -14,7 +14,7 @@ from tqdm import tqdm
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, check_languages
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures
-from xrep.evaluation.reading import read_sentences
+from xrep.evaluation.reading import check_least, read_sentences
 from xrep.retrieval.neighbours import neighbours
 from xrep.text.chunks import CHUNK_LINES, read_chunks
 from xrep.text.languages import check_language
@@ -63,8 +63,7 @@ class Neighbours(Evaluation):
     def read(self) -> list[Examples]:
         """Return the queries and, only to list its sentences, the text, which may be larger than the memory."""
         config = self.config
-        if config.top < 1:
-            raise UserError(f"`top` {config.top}", cure="give at least 1")
+        check_least(config, top=1)
         check_language(config.lang, "lang")
         check_language(config.data_lang, "data_lang")
         queries, lang = read_queries(config.query, config.query_file), config.lang or ""
@@ -75,7 +74,8 @@ class Neighbours(Evaluation):
 
     def measure(self, model: Encoder) -> Figures:
         config, (queries,) = self.config, self.tables[0].columns
-        hits = nearest(model, queries, config.data, config.top, config.lang, config.data_lang or config.lang)
+        text_lang = config.data_lang or config.lang
+        hits = nearest(model, queries, config.data, config.top, config.lang, text_lang)
         lines, found = list[str](), list[dict[str, Any]]()
         for query, own in zip(queries, hits, strict=True):
             lines += [f"query: {query}", *(f"{h.similarity:6.3f}  {h.file}:{h.line}  {h.sentence}" for h in own), ""]
@@ -83,7 +83,7 @@ class Neighbours(Evaluation):
         return Figures(
             text="\n".join(lines[:-1]),
             values={"queries": found},
-            settings=self.settings(),
+            settings={**self.settings(), "data_lang": text_lang},
             files=[*config.data, *filter(None, [config.query_file])],
         )
 

@@ -21,7 +21,6 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.files import write_aside
-from xrep.metrics.retrieval import Accuracy
 from xrep.text.languages import name
 
 if TYPE_CHECKING:
@@ -82,12 +81,12 @@ def _picture(picture: Picture, width: float, height: float, note: str = "") -> I
         print("warning: the picture has boxes for letters that no font has; install Noto Sans fonts", file=sys.stderr)
 
 
-def plot_tatoeba(accuracies: Mapping[str, Accuracy], averages: Mapping[str, float], picture: Picture) -> None:
-    """Draw a bar for each direction of each language, best mean first, and write the averages below.
+def plot_tatoeba(accuracies: Mapping[str, Any], averages: Mapping[str, float], picture: Picture) -> None:
+    """Draw a bar for each direction of each language, best ``mean`` first, and write the averages below.
 
     Up to 30 languages are drawn in one column, more in several columns of the same height.
     """
-    languages = sorted(accuracies, key=lambda language: (-accuracies[language].mean, name(language)))
+    languages = sorted(accuracies, key=lambda language: (-accuracies[language]["mean"], name(language)))
     columns = math.ceil(len(languages) / _ROWS_PER_COLUMN)
     rows = math.ceil(len(languages) / columns)
     note = "    ".join(f"{average}: {value:.2f}" for average, value in averages.items())
@@ -96,10 +95,10 @@ def plot_tatoeba(accuracies: Mapping[str, Accuracy], averages: Mapping[str, floa
         for axes, start in zip(panels, range(0, len(languages), rows), strict=True):
             shown = languages[start : start + rows]
             _name_bars(axes, shown, rows)
-            for offset, direction, label in ((-0.2, "forward", "xx → en"), (0.2, "backward", "en → xx")):
-                values = [getattr(accuracies[language], direction) for language in shown]
+            for offset, direction, label in ((-0.2, "xx-en", "xx → en"), (0.2, "en-xx", "en → xx")):
+                values = [accuracies[language][direction] for language in shown]
                 axes.barh(np.arange(len(shown)) + offset, values, height=0.4, label=label)
-            for row, text in enumerate(["mean", *(f"{accuracies[language].mean:.1f}" for language in shown)], -1):
+            for row, text in enumerate(["mean", *(f"{accuracies[language]['mean']:.1f}" for language in shown)], -1):
                 axes.text(102, row, text, va="center", fontsize=7)
             axes.xaxis.grid(True)
         panels[0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)

@@ -12,30 +12,54 @@ from xrep.text.languages import canonical, refuse_pair
 from xrep.text.readers import read_lines
 
 
+def named(text: str, option: str) -> list[str]:
+    """Return the names in the value of an option, which commas separate, each once. Raises UserError if it has none."""
+    if names := [name for name in map(str.strip, text.split(",")) if name]:
+        return list(dict.fromkeys(names))
+    raise UserError(f"`{option}` {text!r} names nothing", cure="give names, separated by commas")
+
+
+def choose_names(
+    names: Collection[str], known: Collection[str], data: str, path: str | Path | None = None
+) -> list[str]:
+    """Return which of the ``known`` names are among ``names``, of which ``all`` stands for all of them.
+
+    They are in the order of ``known``, on which the draws of the bootstrap depend. Raises UserError if another is
+    named; ``data`` and ``path`` say what there is of a name (``STS data for``), and where.
+    """
+    if missing := [name for name in names if name not in {"all", *known}]:
+        raise UserError(f"no {data} {' '.join(missing)}", path=path, cure=f"the data has {','.join(known)}")
+    return [name for name in known if name in names or "all" in names]
+
+
+def named_languages(
+    text: str, known: Collection[str] = (), groups: Mapping[str, Sequence[str]] | None = None
+) -> list[str]:
+    """Return the canonical codes in the value of ``langs``, each once. They are given as ``de`` or ``deu``, or by the
+    name of one of the ``groups``; ``all`` stays as it is. Raises UserError if a pair is named, or nothing."""
+    languages = list[str]()
+    for code in named(text, "langs"):
+        refuse_pair(code, "langs", known)
+        languages += (groups or {}).get(code, (code if code == "all" else canonical(code),))
+    return list(dict.fromkeys(languages))
+
+
 def choose_languages(
-    languages: str,
+    text: str,
     known: Collection[str],
     data: str,
     path: str | Path | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> list[str]:
-    """Return the canonical codes of the named languages, each once, in the order in which they are named.
+    """Return the languages that the value of ``langs`` names, as ``named_languages`` and ``choose_names`` do."""
+    return choose_names(named_languages(text, known, groups), known, data, path)
 
-    Args:
-        languages: ``all``, or codes (``de`` or ``deu``) and names of ``groups``, separated by commas.
-        known: Canonical codes of the available languages. Raises UserError if another is named, or none.
-        data, path: What there is for a language (``STS data for``), and where, for the error message.
-    """
-    wanted: list[str] = []
-    for code in filter(None, (part.strip() for part in languages.split(","))):
-        refuse_pair(code, "langs", known)
-        wanted += known if code == "all" else (groups or {}).get(code, (canonical(code),))
-    wanted = list(dict.fromkeys(wanted))
-    missing = [language for language in wanted if language not in known]
-    if missing or not wanted:
-        problem = f"no {data} {' '.join(missing)}" if missing else "no language named"
-        raise UserError(problem, path=path, cure=f"the data has {','.join(known)}")
-    return wanted
+
+def check_least(options: object, **least: int) -> None:
+    """Raise a UserError if a number among the options of an evaluation is below its least value."""
+    for name, value in least.items():
+        if (given := getattr(options, name)) < value:
+            raise UserError(f"`{name}` {given}", cure=f"give at least {value}")
 
 
 def check_seed(seed: int) -> None:

@@ -103,9 +103,14 @@ def models(evaluation: Evaluation, paths: Sequence[str], dimensions: str | None 
 
 def differences(first: Figures, other: Figures) -> dict[str, tuple[float, float, float]]:
     """Return the difference of each figure of another model from that of the first one, and the bounds of its 95%
-    interval by a paired bootstrap: both are computed on the same draws of examples. There are none if each model was
-    measured without examples of its own training text."""
-    if not (first.has_all_examples and other.has_all_examples):
+    interval by a paired bootstrap: both are computed on the same draws of examples. There are none if the models were
+    measured on different tables, or each without examples of its own training text."""
+    if first.parts:
+        parts = {label: (own, other.parts[label]) for label, own in first.parts.items() if label in other.parts}
+        return {f"{label}: {name}": own for label, pair in parts.items() for name, own in differences(*pair).items()}
+    tables = [own.values.get("tables", {}) for own in (first, other)]
+    sizes = [[(name, table["examples"]) for name, table in own.items()] for own in tables]
+    if sizes[0] != sizes[1] or not (first.has_all_examples and other.has_all_examples):
         return {}
     return {
         name: (other.headline[name] - value, *interval(other.resamples[name] - first.resamples[name]))

@@ -18,9 +18,16 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, without_components
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, PlotOption, Result, Score, VectorTestOptions
 from xrep.evaluation.plots import plot_tatoeba
-from xrep.evaluation.reading import check_parallel, choose_languages, existing_folder, folders_with, read_sentences
+from xrep.evaluation.reading import (
+    check_least,
+    check_parallel,
+    choose_languages,
+    existing_folder,
+    folders_with,
+    read_sentences,
+)
 from xrep.metrics.bootstrap import resampled_means
-from xrep.metrics.retrieval import Accuracy, accuracy_of, right_answers
+from xrep.metrics.retrieval import accuracy_of, right_answers
 from xrep.retrieval.margins import margin_scores
 from xrep.text.languages import canonical, name
 
@@ -36,6 +43,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
 Sentence Embedding" (section 4.4, appendix A; the 36 are XTREME's, and the 28 are those of them with 1000 pairs). 11 are
 those of "Universal Sentence Representation Learning with Conditional Masked Language Model" (table 8)."""
 DIRECTIONS = ("xx-en", "en-xx", "mean")
+PROTOCOL = (
+    "best by cosine (or its margin) among all sentences of the other side, right if on the same line; both directions"
+)
 
 
 class Tatoeba(Evaluation):
@@ -84,10 +94,7 @@ class Tatoeba(Evaluation):
 
     def read(self) -> list[Examples]:
         config, codes = self.config, available(self.config.data)
-        if config.neighbours < 1:
-            raise UserError(f"`neighbours` {config.neighbours}", cure="give at least 1")
-        if config.remove_components < 0:
-            raise UserError(f"`remove_components` {config.remove_components}", cure="give 0 or more")
+        check_least(config, neighbours=1, remove_components=0)
         wanted = choose_languages(config.langs, codes, "Tatoeba files for", config.data, GROUPS)
         tables = [read_pairs(config.data, codes[language]) for language in wanted]
         self._check_size(min(tables, key=len))
@@ -102,8 +109,7 @@ class Tatoeba(Evaluation):
             raise UserError(f"`remove_components` {config.remove_components}, but {pairs}", cure=cure)
 
     def narrow(self, languages: Sequence[str]) -> None:
-        tables = {examples.name: examples for examples in self.tables}
-        self.tables = [tables[language] for language in languages if language in tables]
+        super().narrow(["en", *languages])
 
     def score(self, model: Encoder, examples: Examples) -> Score:
         self._check_size(examples)
@@ -139,10 +145,11 @@ class Tatoeba(Evaluation):
 
     def figures(self, measured: Sequence[Result]) -> Figures:
         figures = super().figures(measured)
-        both = {own.examples.name: [own.score.figures[key] for key in DIRECTIONS[:2]] for own in measured}
-        accuracies = {language: Accuracy(*own) for language, own in both.items()}
-        figures.plot = lambda picture: plot_tatoeba(accuracies, figures.headline, picture)
+        figures.plot = lambda picture: plot_tatoeba(figures.values["tables"], figures.headline, picture)
         return figures
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "protocol": PROTOCOL}
 
 
 def available(folder: str | Path) -> dict[str, str]:

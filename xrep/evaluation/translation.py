@@ -11,7 +11,7 @@ from typing import Literal
 
 from xrep.config.ranges import out_of_range
 from xrep.errors import ConfigError, UserError
-from xrep.evaluation.evaluation import Evaluation, Examples, OverlapOption, PrecisionOption, Result, Score
+from xrep.evaluation.evaluation import Evaluation, Examples, OverlapOption, PrecisionOption, Result, Score, table
 from xrep.evaluation.multilingual import files_of_pattern, read_parallel
 from xrep.evaluation.reading import choose_languages
 from xrep.files import check_output, write_aside
@@ -35,7 +35,7 @@ class TranslationQuality(Evaluation):
     it is transfer from the others.
 
     Papers that give tokenised BLEU tokenise both sides by Moses and score by its multi-bleu.perl. With text that is
-    tokenised so, --tokenize none prints the script's BLEU as well.
+    tokenised so, --tokenize none prints that BLEU as well, in the form in which sacrebleu writes it.
     """
 
     @dataclass(kw_only=True)
@@ -65,7 +65,7 @@ class TranslationQuality(Evaluation):
         """Folder to which the translations of each language are written, as de-en.en."""
 
     config: Config
-    heading, unit = "source", "sentences"
+    heading = "source"
     unrecorded = Evaluation.unrecorded | {"max_tokens", "save_translations"}
 
     def read(self) -> list[Examples]:
@@ -85,7 +85,7 @@ class TranslationQuality(Evaluation):
         return Translator.load(path, dtype=self.config.precision)
 
     def check(self, model: Translator) -> None:
-        """Read a table for each source language, in the order in which these are named."""
+        """Read a table for each source language."""
         target, wanted = model.model.target_languages[model.target(self.config.target_lang)], self.languages
         if self.config.langs == "all":
             wanted = [language for language in wanted if language != target]
@@ -135,11 +135,15 @@ class TranslationQuality(Evaluation):
         return f"{name(language)} ({language}){'' if language in self.seen else ', zero-shot'}"
 
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
-        """Return the table, the signatures and, for tokenised text, BLEU as multi-bleu.perl computes it."""
+        """Return the table, the signatures and, for tokenised text, the BLEU that multi-bleu.perl computes, as
+        sacrebleu writes it."""
         first, *_ = measured = list(results.values())
         target = first.examples.languages[1]
-        lines = [f"into {name(target)} ({target})", super().text(results, averages)]
-        lines += [f"{score}|{signature}" for score, signature in first.score.details["signatures"].items()]
+        signatures, rows = first.score.details["signatures"], list[list[object]]()
+        rows += [[self.shown(own.examples), len(own.examples), *own.score.figures.values()] for own in measured]
+        rows += [[], *([label, own["examples"], own["bleu"], own["chrf"]] for label, own in averages.items())]
+        lines = [f"into {name(target)} ({target})", table(["source", "sentences", *signatures], rows)]
+        lines += [f"{score}|{signature}" for score, signature in signatures.items()]
         if self.config.tokenize == "none":
             lines += [f"multi-bleu {own.examples.name}: {own.score.details['multi_bleu']['text']}" for own in measured]
         cuts = {own.examples.languages[0]: own.score.details["cut"] for own in measured}

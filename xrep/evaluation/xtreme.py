@@ -14,7 +14,7 @@ from xrep.errors import UserError
 from xrep.evaluation import bucc, tatoeba
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, OverlapOption, PrecisionOption, table
 from xrep.evaluation.overlap import total
-from xrep.evaluation.reading import existing_folder
+from xrep.evaluation.reading import existing_folder, named
 from xrep.evaluation.runner import Test, run_tests
 from xrep.registry import EVALUATIONS
 
@@ -44,7 +44,7 @@ TASKS = {
     "ner": Task(_TAGGING, "panx ner wikiann", _NER),
     "xquad": Task(_QUESTIONS, "xquad", "ar de el en es hi ru th tr vi zh", {"normalisation": "squad"}),
     "mlqa": Task(_QUESTIONS, "mlqa MLQA_V1", "ar de en es hi vi zh", {"normalisation": "mlqa"}),
-    # It has no public test split.
+    # TyDiQA has no public test split.
     "tydiqa": Task(_QUESTIONS, "tydiqa", "ar bn en fi id ko ru sw te", {"normalisation": "squad", "split": "dev"}),
     "bucc": Task(_RETRIEVAL, "bucc2018 bucc", "de fr ru zh", {"one_to_one": True, "drop_repeated": True}),
     "tatoeba": Task(_RETRIEVAL, "tatoeba", " ".join(tatoeba.GROUPS["36"]), {"direction": "en-xx"}),
@@ -91,13 +91,13 @@ class Xtreme(Evaluation):
 
     def read(self) -> list[Examples]:
         root = existing_folder(self.config.data, "name a folder with a folder for each task")
-        named = parse_runs(self.config.paths or "")
+        runs = {} if self.config.paths is None else parse_runs(self.config.paths)
         if self.config.retrieval is not None:
-            named |= {name: self.config.retrieval for name, task in TASKS.items() if task.kind == _RETRIEVAL}
+            runs |= {name: self.config.retrieval for name, task in TASKS.items() if task.kind == _RETRIEVAL}
         self.runs, self.tests = dict[str, str](), list[Test]()
         for name, task in TASKS.items():
             folder = next((root / own for own in task.folders.split() if (root / own).is_dir()), None)
-            if folder is None or name not in named:
+            if folder is None or name not in runs:
                 continue
             test = "qa" if task.kind == _QUESTIONS else name
             kind: Any = EVALUATIONS.load(test)
@@ -106,10 +106,10 @@ class Xtreme(Evaluation):
             if not self.tests[-1].read():
                 problem = f"no data of {name} in a language of XTREME"
                 raise UserError(problem, path=folder, cure=f"its languages are {' '.join(languages)}")
-            self.runs[name] = named[name]
+            self.runs[name] = runs[name]
         if not self.tests:
             raise UserError("no task has both data and a run", path=root, cure="name runs with `paths`")
-        return []
+        return [examples for test in self.tests for examples in test.evaluation.tables]
 
     def _options(self, name: str, folder: Path) -> dict[str, Any]:
         retrieval = ["layer"] if TASKS[name].kind == _RETRIEVAL else []
@@ -185,7 +185,7 @@ def parse_runs(text: str) -> dict[str, str]:
     not TASK=RUN, or there is no such task."""
     known = {name: task for name, task in TASKS.items() if task.kind != _RETRIEVAL}
     runs = dict[str, str]()
-    for part in filter(None, map(str.strip, text.split(","))):
+    for part in named(text, "paths"):
         given, _, path = part.partition("=")
         tasks = [name for name, task in known.items() if given == name or (given == "qa" and task.kind == _QUESTIONS)]
         if not tasks or not path:

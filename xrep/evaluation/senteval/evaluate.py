@@ -15,7 +15,7 @@ from tqdm import tqdm
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, encode_columns
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions, table
-from xrep.evaluation.reading import folders_with
+from xrep.evaluation.reading import choose_names, folders_with, named
 from xrep.evaluation.senteval import readers
 from xrep.evaluation.senteval.protocols import Outcome, parts_of, protocol
 from xrep.text.languages import canonical, check_language
@@ -134,8 +134,4 @@ class SentEval(Evaluation):
 def select(sets: str, data: str | Path, lang: str) -> list[readers.Splits]:
     """Read the requested sets: ``all`` sets in the folder ``data``, or names separated by commas."""
     found = readers.find(data)
-    wanted = list(found) if sets == "all" else [name.strip() for name in sets.split(",") if name.strip()]
-    missing = [name for name in wanted if name not in found]
-    if missing or not wanted:
-        raise UserError(f"no set {' '.join(missing) or 'named'}", path=data, cure=f"it holds {' '.join(found)}")
-    return [readers.read(name, *found[name], lang) for name in readers.SETS if name in wanted]
+    return [readers.read(name, *found[name], lang) for name in choose_names(named(sets, "sets"), found, "set", data)]
