@@ -51,7 +51,8 @@ REFERENCE: dict[str, tuple[str, str, list[str]]] = {
          "xrep.criteria.criterion:Loss", "xrep.criteria.criterion:Term",
          "xrep.criteria.contrastive:ContrastiveCriterion", "xrep.tasks.task:Task", "xrep.models.model:Model",
          "xrep.nn.encoder:Encoder", "xrep.training.validator:Validator", "xrep.evaluation.evaluation:Evaluation",
-         "xrep.evaluation.evaluation:Figures", "xrep.evaluation.encoders:Encoder", "xrep.errors:UserError"],
+         "xrep.evaluation.evaluation:TableEvaluation", "xrep.evaluation.evaluation:Figures",
+         "xrep.evaluation.encoders:Encoder", "xrep.errors:UserError"],
     ),
 }  # fmt: skip
 """Pages of the reference: title, summary and the names on the page; ``*`` is all that a module defines or lists."""

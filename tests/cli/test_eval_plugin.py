@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Score
+from xrep.evaluation.evaluation import EncoderOptions, Examples, Score, TableEvaluation
 from xrep.registry import EVALUATIONS
 
 
 @EVALUATIONS.register("mine")
-class Mine(Evaluation):
+class Mine(TableEvaluation):
     """Measure the mean cosine of neighbouring lines.
 
       xrep-eval mine --path run1/best --data lines.txt --scale 100

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.evaluation import Evaluation, Examples, OverlapOption, PrecisionOption, Result, Score, shares
+from xrep.evaluation.evaluation import Examples, OverlapOption, PrecisionOption, Result, Score, TableEvaluation, shares
 from xrep.evaluation.reading import choose_languages
 from xrep.inference import scoring
 from xrep.inference.classifier import SentenceClassifier
@@ -22,7 +22,7 @@ from xrep.text.languages import name
 _UNLABELLED = " (XTREME's script leaves the labels out of its tests: take the files of their publishers)"
 
 
-class AnnotatedEvaluation(Evaluation):
+class AnnotatedEvaluation(TableEvaluation):
     """Base class of the evaluations of classifiers."""
 
     task: ClassVar[type[AnnotatedTask]]

@@ -132,20 +132,21 @@ class Result:
 
 
 class Evaluation(ABC):
-    """An evaluation of an encoder, or of another model: ``Examples`` and a ``score``.
+    """An evaluation of an encoder, or of another model.
 
-    It is one class in one file and one line in ``xrep.registry.EVALUATIONS``, or in a plugin. It defines ``read`` and
-    ``score``, and this class does the rest: languages, overlap with the training text, averages, bootstrap, the printed
-    table and the record. One that needs another order overrides ``measure``. ``xrep-eval NAME`` reads the tables, opens
-    the model, measures it, prints the figures, draws the plot and writes the JSON; an evaluation prints nothing itself.
-    Methods raise UserError if the options, the data or the model are wrong.
+    It is one class in one file and one line in ``xrep.registry.EVALUATIONS``, or in a plugin. ``xrep-eval NAME`` reads
+    its tables, opens the model, measures it, prints the figures, draws the plot and writes the JSON. Most evaluations
+    are a ``TableEvaluation``, which defines ``read`` and the ``score`` of one table; one that needs another order
+    defines ``measure``. Both find here the languages, the overlap with the training text, averages, bootstrap, the
+    printed table and the record. Methods raise UserError if the options, the data or the model are wrong, and print
+    nothing to stdout.
 
     - The docstring of the class is the description in ``xrep-eval NAME --help``, and its first line is the summary in
       ``xrep-eval --help``. It has an example that begins with ``xrep-eval NAME --path run1/best``.
     - Its nested dataclass ``Config`` has the options, and the string below a field is the help. ``--help`` reads both
       from the source text without importing the module, so defaults are literals. ``list[str]`` takes several
       arguments, ``Literal`` offers a choice, and a field without a default must be given.
-    - ``--list-sentences`` writes all columns of all tables, so a column that is only encoded is one of a table, too.
+    - ``--list-sentences`` writes all columns of all tables, so each sentence that is encoded must be in one of them.
     """
 
     Config: ClassVar[type]
@@ -196,16 +197,9 @@ class Evaluation(ABC):
         sides = (side for own in self.tables for side in zip(own.languages, own.columns, strict=True))
         check_languages(model, {language: column[0] for language, column in sides})
 
-    def score(self, model: Any, examples: Examples) -> Score:
-        """Measure a model on one table."""
-        raise NotImplementedError
-
+    @abstractmethod
     def measure(self, model: Any) -> Figures:
         """Measure a model on all tables."""
-        self.check(model)
-        kept = [self.without_overlap(model, examples) for examples in self.tables]
-        shown = tqdm(kept, disable=None, leave=False, unit=f" {self.heading}")
-        return self.figures([Result(*own, self.score(model, own[0])) for own in shown])
 
     def without_overlap(self, model: Any, examples: Examples) -> tuple[Examples, Overlap]:
         """Count the examples that were in the training text, and leave them out with ``drop_overlap``."""
@@ -269,6 +263,20 @@ class Evaluation(ABC):
         return {name: value for name, value in vars(self.config).items() if name not in self.unrecorded}
 
 
+class TableEvaluation(Evaluation):
+    """An evaluation that measures each table of examples alone: ``read`` and ``score``."""
+
+    @abstractmethod
+    def score(self, model: Any, examples: Examples) -> Score:
+        """Measure a model on one table, of which the overlap was left out if that was asked for."""
+
+    def measure(self, model: Any) -> Figures:
+        self.check(model)
+        kept = [self.without_overlap(model, examples) for examples in self.tables]
+        shown = tqdm(kept, disable=None, leave=False, unit=f" {self.heading}")
+        return self.figures([Result(*own, self.score(model, own[0])) for own in shown])
+
+
 @dataclass(kw_only=True)
 class Figures:
     """What ``Evaluation.measure`` returns, in the same form for every evaluation."""
@@ -280,7 +288,8 @@ class Figures:
     headline: Mapping[str, float] = field(default_factory=dict)
     """The few figures (name -> number) by which the test is usually quoted; ``xrep-eval all`` prints them."""
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """95% bootstrap intervals of figures in ``headline`` (``xrep.metrics.bootstrap``); of ``resamples`` they follow."""
+    """95% bootstrap intervals of figures in ``headline``: name -> lower and upper bound. Those of figures that have
+    ``resamples`` are computed from these."""
     resamples: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Figures in ``headline`` on examples drawn with replacement, float64 [R]. The draws are the same for all models,
     so differences between models on the same examples are paired."""

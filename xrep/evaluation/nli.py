@@ -13,7 +13,7 @@ from xrep.config import still_known
 from xrep.criteria.nli import Nli
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, encode_columns
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, OverlapOption, Score, shares
+from xrep.evaluation.evaluation import EncoderOptions, Examples, OverlapOption, Score, TableEvaluation, shares
 from xrep.evaluation.reading import choose_languages
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.directory import CONFIG, CRITERION, MANIFEST, open_checkpoint
@@ -25,7 +25,7 @@ CHUNK = 4096
 """Number of pairs that are classified at a time."""
 
 
-class NliAccuracy(Evaluation):
+class NliAccuracy(TableEvaluation):
     """Measure natural language inference by the classifier of a run: XNLI, SNLI, MNLI, CNSD.
 
     The accuracy is the share of pairs of premise and hypothesis that the classifier puts into their class (entailment,

@@ -17,7 +17,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, encode_columns, whitened
-from xrep.evaluation.evaluation import Evaluation, Examples, Result, Score, VectorTestOptions, table
+from xrep.evaluation.evaluation import Examples, Result, Score, TableEvaluation, VectorTestOptions, table
 from xrep.evaluation.overlap import Overlap
 from xrep.evaluation.reading import choose_languages, folders_with
 from xrep.evaluation.sts_sets import find_sets, subsets_of
@@ -44,7 +44,7 @@ SEVEN = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 _FILES = r"STS\.input\..+\.txt|sts-test\.csv|SICK_test_annotated\.txt|stsb-.+-test\.csv"
 
 
-class Sts(Evaluation):
+class Sts(TableEvaluation):
     """Measure semantic textual similarity: STS12-16, STS-B, SICK-R, multilingual STS-B.
 
     It is zero-shot: the Spearman and Pearson correlation of people's scores with the cosine (and dot product, negative

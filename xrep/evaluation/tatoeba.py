@@ -16,7 +16,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, without_components
-from xrep.evaluation.evaluation import Evaluation, Examples, Figures, PlotOption, Result, Score, VectorTestOptions
+from xrep.evaluation.evaluation import Examples, Figures, PlotOption, Result, Score, TableEvaluation, VectorTestOptions
 from xrep.evaluation.plots import plot_tatoeba
 from xrep.evaluation.reading import (
     check_least,
@@ -48,7 +48,7 @@ PROTOCOL = (
 )
 
 
-class Tatoeba(Evaluation):
+class Tatoeba(TableEvaluation):
     """Find the translation of each sentence among up to 1000 sentences, in 112 languages.
 
     The data is the Tatoeba test in LASER's layout: --data holds tatoeba.deu-eng.deu, tatoeba.deu-eng.eng and so on.

@@ -11,7 +11,7 @@ from typing import Literal
 
 from xrep.config.ranges import out_of_range
 from xrep.errors import ConfigError, UserError
-from xrep.evaluation.evaluation import Evaluation, Examples, OverlapOption, PrecisionOption, Result, Score, table
+from xrep.evaluation.evaluation import Examples, OverlapOption, PrecisionOption, Result, Score, TableEvaluation, table
 from xrep.evaluation.multilingual import files_of_pattern, read_parallel
 from xrep.evaluation.reading import choose_languages
 from xrep.files import check_output, write_aside
@@ -21,7 +21,7 @@ from xrep.metrics.translation import bleu, chrf, multi_bleu, resampled_bleu
 from xrep.text.languages import name
 
 
-class TranslationQuality(Evaluation):
+class TranslationQuality(TableEvaluation):
     """Translate a test set from each of its languages into one: BLEU and chrF.
 
     The scores are those of sacrebleu, with their signatures.
@@ -66,7 +66,7 @@ class TranslationQuality(Evaluation):
 
     config: Config
     heading = "source"
-    unrecorded = Evaluation.unrecorded | {"max_tokens", "save_translations"}
+    unrecorded = TableEvaluation.unrecorded | {"max_tokens", "save_translations"}
 
     def read(self) -> list[Examples]:
         """Check the options. The target language depends on the model, so ``check`` reads the text."""
