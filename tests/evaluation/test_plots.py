@@ -13,7 +13,7 @@ from xrep.errors import UserError
 from xrep.evaluation import plots
 from xrep.evaluation.plots import Picture
 
-pytest.importorskip("matplotlib")
+matplotlib = pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.slow
 UNDRAWABLE = "\ue123"  # a character for private use, which no font has
 
@@ -115,10 +115,11 @@ def test_the_suffix_says_the_kind_and_the_model_is_named(tmp_path: Path, monkeyp
     accuracies = {"de": {"xx-en": 1.0, "en-xx": 2.0, "mean": 1.5}}
     for kind, first in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("PDF", b"%PDF")):
         files = []
-        for _ in range(2):
-            plots.plot_tatoeba(accuracies, {}, Picture(tmp_path / f"out.{kind}", model="run1/best"))
+        for settings in ({}, {"font.size": 20, "axes.facecolor": "red"}):
+            with matplotlib.rc_context(settings):
+                plots.plot_tatoeba(accuracies, {}, Picture(tmp_path / f"out.{kind}", model="run1/best"))
             files.append((tmp_path / f"out.{kind}").read_bytes())
-        assert files[0].startswith(first) and files[0] == files[1]  # the clock leaves no trace
+        assert files[0].startswith(first) and files[0] == files[1]  # clock and matplotlibrc leave no trace
         assert kind != "svg" or b"<!-- run1/best -->" in files[0]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'xrep\[plot\]'"):

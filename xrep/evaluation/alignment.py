@@ -119,7 +119,6 @@ class Alignment(Evaluation):
             text=f"{pairs.name}: {counts.format(**last)}\n{self.rule}\n{shown}",
             values={
                 "tables": {pairs.name: last},
-                "averages": {},
                 "pairs": pairs.name,
                 **{loss: last[loss] for loss in LOSSES},
                 **({"checkpoints": checkpoints} if run else {}),

@@ -104,8 +104,9 @@ class Score:
     figures: Mapping[str, float]
     """Figures by name, unrounded. They are columns of the printed table and are averaged over the tables."""
     resample: Callable[[int], Mapping[str, np.ndarray]] = lambda seed: {}
-    """Function that draws the examples with replacement by a seed, and returns figures on these draws, float64 [R];
-    see ``shares``."""
+    """Function that draws the examples with replacement by a seed, the number of the table, and returns figures on
+    these draws, float64 [R]; see ``shares``. Where tables are quoted alone, it ignores the seed, so that the interval
+    of a table does not depend on which other tables are measured."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """What else is written as JSON. It is not averaged; numbers with a fraction are columns of the printed table."""
 
@@ -284,7 +285,8 @@ class Figures:
     text: str
     """Tables and lines for people, without the intervals and the overlap that ``printed`` adds."""
     values: Mapping[str, Any]
-    """Measured values, unrounded; only JSON types."""
+    """Measured values, unrounded; only JSON types. ``tables`` has those of each table and ``averages`` their averages;
+    both are empty where an evaluation does not measure table by table. Other keys are free."""
     headline: Mapping[str, float] = field(default_factory=dict)
     """The few figures (name -> number) by which the test is usually quoted; ``xrep-eval all`` prints them."""
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -307,6 +309,7 @@ class Figures:
     """Function that draws the figures into a file."""
 
     def __post_init__(self) -> None:
+        self.values = {"tables": {}, "averages": {}, **self.values}
         self.intervals = {**self.intervals, **{name: interval(values) for name, values in self.resamples.items()}}
 
     @property

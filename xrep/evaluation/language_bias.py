@@ -106,7 +106,7 @@ class LanguageBias(Evaluation):
             },
             headline={own: means[0], f"{own}, {after}": means[1]},
             settings={**self.settings(), "languages": languages, "sentences": count},
-            files=list(dict.fromkeys(file for examples in self.tables for file in examples.files)),
+            files=[file for examples in self.tables for file in examples.files],
             overlap=total(overlap for _, overlap in kept),
             plot=lambda picture: plot_language_bias(languages, shares, title, picture),
         )

@@ -1,6 +1,8 @@
 """Plots of results as PNG, SVG or PDF files.
 
 They need matplotlib (extra ``plot``), which is imported only when a plot is drawn; without it, a ``UserError`` says so.
+A user's settings of matplotlib change nothing. Letters that its own font has not are drawn in fonts of the machine, so
+such a plot may look otherwise on another one.
 """
 
 from __future__ import annotations
@@ -63,13 +65,14 @@ def _picture(picture: Picture, width: float, height: float, note: str = "") -> I
     """Context manager that yields a figure of a size in inches, and writes it at the end, with a note and the model
     below it."""
     check_matplotlib()
-    from matplotlib import font_manager, rc_context
+    from matplotlib import font_manager
     from matplotlib.figure import Figure
+    from matplotlib.style import context
 
     kind = Path(picture.path).suffix.lower()
     kind = kind if kind in KINDS else ".png"  # of a pipe
     fonts = ["DejaVu Sans", *sorted(filter(_FONTS.match, font_manager.get_font_names()))]
-    with rc_context({**_STYLE, "font.family": fonts}), write_aside(picture.path) as temporary:
+    with context({**_STYLE, "font.family": fonts}, after_reset=True), write_aside(picture.path) as temporary:
         figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
         yield figure
         below = "\n".join(filter(None, (note, picture.model)))

@@ -62,10 +62,10 @@ def check_least(options: object, **least: int) -> None:
             raise UserError(f"`{name}` {given}", cure=f"give at least {value}")
 
 
-def check_seed(seed: int) -> None:
+def check_seed(seed: int, option: str = "seed") -> None:
     """Raise a UserError if a seed is not in the range that numpy and scikit-learn take."""
     if not 0 <= seed < 2**32:
-        raise UserError(f"`seed` {seed}", cure="give a number from 0 to 4294967295")
+        raise UserError(f"`{option}` {seed}", cure="give a number from 0 to 4294967295")
 
 
 def existing_folder(path: str | Path, cure: str) -> Path:

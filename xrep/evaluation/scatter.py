@@ -79,7 +79,7 @@ class Scatter(Evaluation):
             text=text(values, "sentences" if links else "tokens"),
             values=values,
             settings=self.settings(),
-            files=list(dict.fromkeys(file for examples in self.tables for file in examples.files)),
+            files=[file for examples in self.tables for file in examples.files],
             plot=lambda picture: plot_points(values, links, picture),
         )
 

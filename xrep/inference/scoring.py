@@ -10,7 +10,7 @@ import numpy as np
 from xrep.data.batching import Annotation
 from xrep.inference.classifier import SentenceClassifier
 from xrep.metrics.answers import Normalisation, exact_match, f1
-from xrep.metrics.entities import entity_counts, entity_score, is_entity_scheme, tag_accuracy
+from xrep.metrics.entities import entity_counts, is_entity_scheme, score_of, tag_accuracy
 from xrep.text.annotated import TaggedSentence
 
 
@@ -51,14 +51,14 @@ def _tag_scores(classifier: SentenceClassifier, examples: Sequence[TaggedSentenc
         right = [sum(map(str.__eq__, *pair)) for pair in zip(gold, tags, strict=True)]
         counts = {"accuracy": np.stack((right, [len(own) for own in gold]), axis=1)}
     else:
-        strict = entity_score(gold, tags)
-        figures = {"f1": strict.f1, "precision": strict.precision, "recall": strict.recall}
-        counts = {"f1": _f1_counts(gold, tags, lenient=False)}
-    figures["xtreme_f1"] = entity_score(gold, tags, lenient=True).f1
-    counts["xtreme_f1"] = _f1_counts(gold, tags, lenient=True)
+        strict = entity_counts(gold, tags)
+        own = score_of(strict)
+        figures = {"f1": own.f1, "precision": own.precision, "recall": own.recall}
+        counts = {"f1": _f1_counts(strict)}
+    lenient = entity_counts(gold, tags, lenient=True)
+    figures["xtreme_f1"], counts["xtreme_f1"] = score_of(lenient).f1, _f1_counts(lenient)
     return figures, counts
 
 
-def _f1_counts(gold: Sequence[Sequence[str]], tags: Sequence[Sequence[str]], *, lenient: bool) -> np.ndarray:
-    counts = [(2 * right, expected + given) for right, expected, given in entity_counts(gold, tags, lenient=lenient)]
-    return np.array(counts).reshape(-1, 2)
+def _f1_counts(counts: Sequence[tuple[int, int, int]]) -> np.ndarray:
+    return np.array([(2 * right, expected + given) for right, expected, given in counts]).reshape(-1, 2)

@@ -67,7 +67,12 @@ def entity_score(
     """Compare the entities of sentences, which are those of ``lenient_entities`` or those of ``entities_of``; one is
     right if both ends and the type agree (micro-average). Another number of tags of a sentence is a ValueError.
     """
-    right, expected, given = map(sum, zip((0, 0, 0), *entity_counts(gold, predicted, lenient=lenient), strict=True))
+    return score_of(entity_counts(gold, predicted, lenient=lenient))
+
+
+def score_of(counts: Sequence[tuple[int, int, int]]) -> EntityScore:
+    """Return the score of the ``entity_counts`` of sentences."""
+    right, expected, given = map(sum, zip((0, 0, 0), *counts, strict=True))
     precision, recall = right / max(given, 1), right / max(expected, 1)
     f1 = 2 * precision * recall / (precision + recall) if right else 0.0
     return EntityScore(100 * precision, 100 * recall, 100 * f1)

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
-from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.style import context
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from xrep.report.runs import Curve
@@ -107,7 +107,7 @@ def chart(
     """Return a chart of lines and points, with grey ``links`` behind the points. Without ``labels``, the axes have no
     scale, and a unit is as long on both; with ``rows`` it is a small one, whose series are at y = 0, -1, -2, ..."""
     width, height = (140, 10 * len(series) + 2) if rows else (360, 220)  # pixels of a phone, where letters are readable
-    with rc_context({**_STYLE, "svg.hashsalt": title}):
+    with context({**_STYLE, "svg.hashsalt": title}, after_reset=True):  # whatever a user's matplotlibrc says
         figure = Figure(figsize=(width / 72, height / 72), layout="constrained" if labels else None)
         axes = figure.add_subplot() if labels else figure.add_axes((0.02, 0, 0.96, 1))
         for link in links:

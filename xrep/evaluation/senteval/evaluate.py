@@ -15,7 +15,7 @@ from tqdm import tqdm
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, encode_columns
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions, table
-from xrep.evaluation.reading import choose_names, folders_with, named
+from xrep.evaluation.reading import check_seed, choose_names, folders_with, named
 from xrep.evaluation.senteval import readers
 from xrep.evaluation.senteval.protocols import Outcome, parts_of, protocol
 from xrep.text.languages import canonical, check_language
@@ -58,7 +58,8 @@ class SentEval(Evaluation):
         """Language of the sentences."""
         seeds: str = "1111"
         """Seeds of folds, initial weights and order of batches, separated by commas. Several give mean and spread. 1111
-        is SentEval's, which draws the folds of MR, CR, SUBJ and MPQA with it whatever the other seed is."""
+        is SentEval's. SentEval itself draws the folds of MR, CR, SUBJ and MPQA with 1111 whatever seed it is given.
+        Here all folds are drawn with the given seed."""
         folds: int = 10
         """Number of folds of every cross-validation."""
 
@@ -76,9 +77,10 @@ class SentEval(Evaluation):
         check_language(self.config.lang, "lang")
         parts = self.config.seeds.split(",")
         self.seeds = [int(part) for part in parts if part.strip().isdecimal()]
-        if len(set(self.seeds)) < len(parts) or max(self.seeds) >= 2**32:
-            cure = "give different numbers from 0 to 4294967295, such as 1,2,3"
-            raise UserError(f"`seeds` {self.config.seeds!r}", cure=cure)
+        if len(set(self.seeds)) < len(parts):
+            raise UserError(f"`seeds` {self.config.seeds!r}", cure="give different numbers, such as 1,2,3")
+        for seed in self.seeds:
+            check_seed(seed, "seeds")
         if self.config.folds < 2:
             raise UserError(f"{self.config.folds} folds", cure="give `folds` 2 or more")
         self.sets = select(self.config.sets, self.config.data, canonical(self.config.lang))
