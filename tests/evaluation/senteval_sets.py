@@ -45,7 +45,8 @@ def write_sets(folder: Path, size: int = 60, seed: int = 0) -> Path:
         stars = [(label, sentence(generator, f"{label}stars")) for label in range(5) for _ in range(size // 5)]
         write(folder / "SST" / "fine" / f"sentiment-{part}", [f"{text}\t{label}" for label, text in stars])
     for file in ("train_5500.label", "TREC_10.label"):
-        lines = [f"{label} {cue} {sentence(generator, OTHER)} ?" for label, cue in QUESTIONS.items() for _ in range(size // 2)]
+        cues = [pair for pair in QUESTIONS.items() for _ in range(size // 2)]
+        lines = [f"{label} {cue} {sentence(generator, OTHER)} ?" for label, cue in cues]
         write(folder / "TREC" / file, lines)
     for part in ("train", "test"):
         rows = ["\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"]

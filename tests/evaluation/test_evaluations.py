@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.support.nli_data import nli_rows
 from xrep.errors import UserError
 from xrep.evaluation.encoders import open_encoder
 from xrep.evaluation.overlap import Overlap
+from xrep.files import json_text
 from xrep.registry import EVALUATIONS
 
 NUMBERED = [(f"{german} {n}", f"{english} {n}") for n, (german, english) in enumerate(sentence_pairs(24))]
@@ -99,10 +100,44 @@ CASES = [
          options={"query": [NUMBERED[0][0]], "lang": "de"}),
 ]  # fmt: skip
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("classifier")]
+WITHOUT_INFLUENCE = set(
+    "data query query_file batch_tokens max_tokens cache list_sentences dimensions plot save_translations".split()
+)
+"""Options that change no figure, or name what the record has beside its settings: data by checksums, queries."""
+NO_TESTS = {"neighbours", "scatter"}
+"""Evaluations of a user's own text, in which overlap with the training text means nothing."""
+WITHOUT_TABLES = {*NO_TESTS, "language-bias"}
+"""Evaluations whose values are not those of tables."""
+KEYS = {"test", "values", "headline", "intervals", "model", "data", "settings", "version", "overlap"}
 
 
 def options_of(case: Case, data: Path) -> dict[str, Any]:
     return {**case.options, "data": [str(data)] if case.name == "neighbours" else str(data)}
+
+
+def check_record(case: Case, record: dict[str, Any]) -> None:
+    """Every record has the same keys: tables, of which each has its overlap, averages, and all options on which figures
+    depend."""
+    assert record.keys() == KEYS and set(record["intervals"]) <= set(record["headline"])
+    options = {option.name for option in fields(EVALUATIONS.load(case.name).Config)}
+    assert options - WITHOUT_INFLUENCE <= set(record["settings"])
+    assert (record["overlap"] is None) == (case.name in NO_TESTS)
+    tables, averages = record["values"]["tables"], record["values"]["averages"]
+    assert bool(tables) == (case.name not in WITHOUT_TABLES) and (tables or not averages)
+    if tables:
+        counts = {key: sum(own["overlap"][key] for own in tables.values()) for key in ("found", "total")}
+        assert counts == {key: record["overlap"][key] for key in counts} and counts["found"] == len(case.seen)
+        assert all(0 < own["examples"] <= own["overlap"]["total"] for own in tables.values())
+    for label, own in averages.items():
+        assert isinstance(own.pop("examples"), int) and all(isinstance(value, float) for value in own.values()), label
+
+
+@pytest.mark.parametrize("name", EVALUATIONS.names())
+def test_every_test_counts_the_overlap(name: str) -> None:
+    kind = EVALUATIONS.load(name)
+    options = {option.name for option in fields(kind.Config)}
+    assert options & kind.unrecorded <= WITHOUT_INFLUENCE
+    assert ("drop_overlap" in options) == (name not in NO_TESTS)
 
 
 def numbers(values: Any, name: str = "") -> dict[str, float]:
@@ -128,6 +163,7 @@ def test_what_was_trained_on_is_counted_and_left_out(case: Case, tmp_path: Path)
     encoder = NgramEncoder(training_hashes=save_hashes(tmp_path, ["!?", "Nobody knows.", *case.known]))
     counted = measured(kind, encoder, **given)
     assert counted.overlap == Overlap(len(case.seen), total) and f"{len(case.seen)} of {total}" in counted.printed()
+    check_record(case, json.loads(json_text(counted.record(case.name, encoder))))
     dropped = measured(kind, encoder, **given, drop_overlap=True)
     without = options_of(case, case.write_without(tmp_path / "without"))
     expected = measured(kind, NgramEncoder(), **without)
@@ -156,6 +192,8 @@ def test_the_command_prints_and_writes_what_was_measured(
     result = cli("eval", *line, *drawing, "--path", shared_encoder, "--json", tmp_path / "out.json")
     assert result.code == 0 and result.out.startswith(expected.printed())
     record = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    if case.name in NO_TESTS:
+        check_record(case, record)
     assert record["test"] == case.name and record["values"] == json.loads(json.dumps(expected.values))
     assert record["headline"] == expected.headline
     assert record["model"] == {"path": str(shared_encoder), "fingerprint": encoder.fingerprint()}

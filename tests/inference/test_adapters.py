@@ -152,13 +152,6 @@ def test_what_cannot_be_told_apart_is_refused_or_told_by_the_user(tmp_path: Path
         model.encode([{"image": [0]}], task_metadata=metadata, hf_split="test", hf_subset="en-ko")
 
 
-def test_any_language_does_for_a_shared_tower(raw: Path) -> None:
-    model = MtebEncoder(raw)
-    expected = model.encoder.encode(GERMAN, normalize=False)
-    for languages, subset in (({"fr-ja": ["fra-Latn", "jpn-Jpan"]}, "fr-ja"), ({"default": ["xho-Latn"]}, "default")):
-        np.testing.assert_allclose(encoded(model, GERMAN, languages, subset), expected, atol=1e-5)
-
-
 def test_similarities(raw: Path) -> None:
     model, x = MtebEncoder(raw), np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
     y = np.random.default_rng(1).normal(size=(3, 5)) * 9

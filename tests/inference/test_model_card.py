@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.evaluation.conftest import write_tatoeba
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from xrep import SentenceEncoder
@@ -35,22 +36,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "corpus" / name).write_text(f"ein Haus {name}\n")
     task = {"task": {"name": "bitext", "data": str(folder / "corpus")}}
     write_encoder(folder / "run" / "best", towers="separate", options=task)
-    (folder / "tatoeba").mkdir()
-    for side, lines in zip(("deu", "eng"), zip(*sentence_pairs(30), strict=True), strict=True):
-        (folder / "tatoeba" / f"tatoeba.deu-eng.{side}").write_text("\n".join(lines) + "\n")
+    write_tatoeba(folder / "tatoeba", "deu", sentence_pairs(30))
     return folder
 
 
 @pytest.fixture(scope="module")
 def results(folder: Path) -> Path:
-    given = {
-        "data": folder / "tatoeba",
-        "langs": "deu",
-        "path": folder / "run" / "best",
-        "json": folder / "tatoeba.json",
-    }
-    assert xrep_eval(["tatoeba", *(word for name, value in given.items() for word in (f"--{name}", str(value)))]) == 0
-    return folder / "tatoeba.json"
+    line = ["--data", folder / "tatoeba", "--langs", "deu", "--path", folder / "run/best", "--json", folder / "t.json"]
+    assert xrep_eval(["tatoeba", *map(str, line)]) == 0
+    return folder / "t.json"
 
 
 def test_languages_data_results_and_licence(folder: Path, results: Path, tmp_path: Path) -> None:

@@ -63,14 +63,6 @@ def test_sentences_that_are_too_long_are_cut(loaded: Translator) -> None:
     assert found[1][0].tokens == same[0].tokens
 
 
-def test_what_is_drawn_depends_on_the_number_of_a_line(loaded: Translator) -> None:
-    options = SearchOptions(sampling=True, max_length_b=10, seed=3)
-    whole = loaded.translate(GERMAN, options=options)
-    part = loaded.translate(GERMAN[20:], options=options, max_tokens=50, first=20)
-    assert [one[0].tokens for one in part] == [one[0].tokens for one in whole[20:]]
-    assert whole[0][0].tokens != loaded.translate([GERMAN[1], GERMAN[0]], options=options)[1][0].tokens
-
-
 def test_bfloat16_is_near(translator: Path, loaded: Translator) -> None:
     half = Translator.load(translator, device="cpu", dtype="bfloat16")
     assert next(half.model.parameters()).dtype == torch.bfloat16
