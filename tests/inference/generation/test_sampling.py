@@ -74,7 +74,7 @@ def test_draws_depend_on_the_seed_and_the_number_of_a_sentence_and_not_on_the_ot
         assert [h.tokens for h in together[row]] == [h.tokens for h in alone]
     other = drawn_by(model, source, numbers, nbest=3, seed=3)
     pairs = [[[h.tokens for h in some] for some in two] for two in zip(together, other, strict=True)]
-    assert sum(a == b for a, b in pairs) < 6 and sum(a[0] == a[1] == a[2] for a, _ in pairs) < 6
+    assert sum(a == b for a, b in pairs) < 12 and sum(a[0] == a[1] == a[2] for a, _ in pairs) < 12
 
 
 def test_lengths_and_repeats_are_bounded() -> None:
