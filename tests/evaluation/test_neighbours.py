@@ -22,22 +22,22 @@ def test_the_nearest_are_those_of_the_whole_product(
     sentences, the earlier come first."""
     monkeypatch.setattr(nearest, "CHUNK_LINES", chunk)
     lines = [*SENTENCES[:60], "", SENTENCES[3], "  ", *SENTENCES[60:], *SENTENCES[:20], SENTENCES[3]]
-    files = [write(tmp_path / "a.en", lines[:50]), write(tmp_path / "b.en", lines[50:])]
+    data = [str(write(tmp_path / "a.en", lines[:50])), str(write(tmp_path / "b.en", lines[50:]))]
     queries = ["the old man sees a red house", SENTENCES[3], "her teacher paints the cold river", "zzz", "a"]
     encoder = NgramEncoder()
-    hits = nearest.nearest(encoder, queries, files, top=9)
+    found = measured(nearest.Neighbours, encoder, query=queries, data=data, top=9).values["queries"]
     similarity = encoder.encode(queries) @ encoder.encode(SENTENCES).T
-    for query, row, found in zip(queries, similarity, hits, strict=True):
+    for query, row, own in zip(queries, similarity, found, strict=True):
         order = [i for i in np.argsort(-row, kind="stable") if SENTENCES[i] != query][:9]
-        assert [hit.sentence for hit in found] == [SENTENCES[i] for i in order]
-        np.testing.assert_allclose([hit.similarity for hit in found], row[order], atol=1e-6)
-        for hit in found:
-            assert lines.index(hit.sentence) == hit.line - 1 + 50 * hit.file.endswith("b.en")
+        assert own["query"] == query and [hit["sentence"] for hit in own["nearest"]] == [SENTENCES[i] for i in order]
+        np.testing.assert_allclose([hit["similarity"] for hit in own["nearest"]], row[order], atol=1e-6)
+        for hit in own["nearest"]:
+            assert lines.index(hit["sentence"]) == hit["line"] - 1 + 50 * hit["file"].endswith("b.en")
     encoder.encode = lambda sentences, *given, **options: np.ones((len(sentences), 1), np.float32)
-    (found,) = nearest.nearest(encoder, ["query"], files, top=5)
-    assert [hit.line for hit in found] == [1, 2, 3, 4, 5]
+    (own,) = measured(nearest.Neighbours, encoder, query=["query"], data=data, top=5).values["queries"]
+    assert [hit["line"] for hit in own["nearest"]] == [1, 2, 3, 4, 5]
     with pytest.raises(UserError, match="`top` 500, but 120 different sentences"):
-        nearest.nearest(encoder, ["query"], files, top=500)
+        measured(nearest.Neighbours, encoder, query=["query"], data=data, top=500)
 
 
 def test_queries_and_text_of_two_languages(tmp_path: Path) -> None:
@@ -52,10 +52,3 @@ def test_queries_and_text_of_two_languages(tmp_path: Path) -> None:
     assert found == [("das Dach", ["a tree", "the house"]), ("das Haus", ["the house", "a tree"])]
     assert figures.text.splitlines()[:2] == ["query: das Dach", f" 0.995  {file}:2  a tree"]
     assert figures.files == [str(file), str(queries)] and figures.settings["data_lang"] == "en"
-    with pytest.raises(UserError, match="cannot encode fr"):
-        nearest.nearest(NgramEncoder(known=["de"]), ["one"], [file], top=1, lang="de", text_lang="fr")
-
-
-def test_a_query_that_is_no_utf_8_is_refused() -> None:
-    with pytest.raises(UserError, match=r"`query` '\\udcff' is not UTF-8; give it in a `query_file`"):
-        nearest.read_queries(["\udcff"], None)

@@ -4,31 +4,19 @@ Representations with Dual Momentum Contrast"."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from heapq import nlargest
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, check_languages
+from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures
 from xrep.evaluation.reading import check_least, read_sentences
 from xrep.retrieval.neighbours import neighbours
 from xrep.text.chunks import CHUNK_LINES, read_chunks
 from xrep.text.languages import check_language
-from xrep.text.readers import read_lines
-
-
-@dataclass(frozen=True)
-class Hit:
-    """A sentence of the text, with its cosine to the query and the file and line of its first occurrence."""
-
-    similarity: float
-    file: str
-    line: int
-    sentence: str
 
 
 class Neighbours(Evaluation):
@@ -66,73 +54,47 @@ class Neighbours(Evaluation):
         check_least(config, top=1)
         check_language(config.lang, "lang")
         check_language(config.data_lang, "data_lang")
-        queries, lang = read_queries(config.query, config.query_file), config.lang or ""
-        files = config.data if config.list_sentences else []
-        text = list(dict.fromkeys(sentence for _, lines in _chunks(files) for sentence in lines))
+        given = [*config.query, *(read_sentences(Path(config.query_file)) if config.query_file else [])]
+        queries = list(dict.fromkeys(query for query in given if query.strip()))
+        if not queries:
+            raise UserError("no query", cure="give `query` 'a sentence', or `query_file` with one on each line")
+        files, lang = config.data if config.list_sentences else [], config.lang or ""
+        text = [sentence for _, lines in _chunks(files) for sentence in lines]
         tables = ("query", lang, queries), ("data", config.data_lang or lang, text)
         return [Examples(name, (language,), (column,)) for name, language, column in tables if column]
 
     def measure(self, model: Encoder) -> Figures:
+        """Search without holding all of the text. The values for JSON are a list of ``queries``, each with its
+        ``nearest`` sentences: the cosine as ``similarity``, and the ``file`` and ``line`` of the first occurrence."""
         config, (queries,) = self.config, self.tables[0].columns
-        text_lang = config.data_lang or config.lang
-        hits = nearest(model, queries, config.data, config.top, config.lang, text_lang)
-        lines, found = list[str](), list[dict[str, Any]]()
-        for query, own in zip(queries, hits, strict=True):
-            lines += [f"query: {query}", *(f"{h.similarity:6.3f}  {h.file}:{h.line}  {h.sentence}" for h in own), ""]
-            found.append({"query": query, "nearest": list(map(asdict, own))})
+        lang, text_lang, top = config.lang, config.data_lang or config.lang, config.top
+        vectors, best = model.encode(queries, lang), [dict[str, dict[str, Any]]() for _ in queries]
+        for file, lines in tqdm(_chunks(config.data), disable=None, unit=" lines", unit_scale=CHUNK_LINES, leave=False):
+            sentences = list(lines)
+            # One more than needed, because the query itself may be among them.
+            near, _ = neighbours(vectors, model.encode(sentences, text_lang), min(top + 1, len(sentences)), 0)
+            for row, query in enumerate(queries):
+                for similarity, column in zip(near.similarity[row].tolist(), near.index[row].tolist(), strict=True):
+                    if (sentence := sentences[column]) != query:
+                        hit = {"similarity": similarity, "file": file, "line": lines[sentence], "sentence": sentence}
+                        best[row].setdefault(sentence, hit)
+                ranked = sorted(best[row].items(), key=lambda item: -item[1]["similarity"])  # of equal ones the first
+                best[row] = dict(ranked[:top])
+        if (fewest := min(map(len, best))) < top:
+            problem = f"`top` {top}, but {fewest} different sentences to find"
+            raise UserError(problem, path=config.data[0], cure="give a smaller `top`, or more text")
+        found = {query: list(hits.values()) for query, hits in zip(queries, best, strict=True)}
+        shown = "{similarity:6.3f}  {file}:{line}  {sentence}"
+        texts = ["\n".join([f"query: {query}", *map(shown.format_map, hits)]) for query, hits in found.items()]
         return Figures(
-            text="\n".join(lines[:-1]),
-            values={"queries": found},
+            text="\n\n".join(texts),
+            values={"queries": [{"query": query, "nearest": hits} for query, hits in found.items()]},
             settings={**self.settings(), "data_lang": text_lang},
             files=[*config.data, *filter(None, [config.query_file])],
         )
 
 
-def read_queries(queries: Sequence[str], file: str | Path | None) -> list[str]:
-    """Return the given queries and those in the lines of a file, without blank and repeated ones."""
-    lines = read_sentences(Path(file)) if file is not None else []
-    distinct = list(dict.fromkeys(query for query in [*queries, *lines] if query.strip()))
-    if not distinct:
-        raise UserError("no query", cure="give `query` 'a sentence', or `query_file` with one on each line")
-    for query in distinct:
-        if any("\ud800" <= character <= "\udfff" for character in query):
-            raise UserError(f"`query` {query!r} is not UTF-8", cure="give it in a `query_file`, which is UTF-8")
-    return distinct
-
-
-def nearest(
-    encoder: Encoder,
-    queries: Sequence[str],
-    files: Sequence[str | Path],
-    top: int = 3,
-    lang: str | None = None,
-    text_lang: str | None = None,
-) -> list[list[Hit]]:
-    """Return the ``top`` sentences nearest to each query by cosine, nearest first, without holding all of the text.
-
-    Args:
-        lang, text_lang: Languages of the queries and of the text, for encoders that need them.
-    """
-    first = next((line for file in files for _, line in read_lines(file) if line.strip()), "")
-    check_languages(encoder, {code: line for code, line in ((text_lang, first), (lang, queries[0])) if code})
-    vectors, best = encoder.encode(list(queries), lang), [list[Hit]() for _ in queries]
-    for file, lines in tqdm(_chunks(files), disable=None, unit=" lines", unit_scale=CHUNK_LINES, leave=False):
-        sentences = list(lines)
-        # One more than needed, because the query itself may be among them.
-        near, _ = neighbours(vectors, encoder.encode(sentences, text_lang), min(top + 1, len(sentences)), 0)
-        for row, (similarities, columns) in enumerate(zip(near.similarity.tolist(), near.index.tolist(), strict=True)):
-            known = {queries[row], *(hit.sentence for hit in best[row])}
-            for similarity, sentence in zip(similarities, (sentences[column] for column in columns), strict=True):
-                if sentence not in known:
-                    best[row].append(Hit(similarity, file, lines[sentence], sentence))
-            best[row] = nlargest(top, best[row], key=lambda hit: hit.similarity)  # of equal ones the first
-    if (fewest := min(map(len, best))) < top:
-        problem = f"`top` {top}, but {fewest} different sentences to find"
-        raise UserError(problem, path=files[0], cure="give a smaller `top`, or more text")
-    return best
-
-
-def _chunks(files: Sequence[str | Path]) -> Iterator[tuple[str, dict[str, int]]]:
+def _chunks(files: Sequence[str]) -> Iterator[tuple[str, dict[str, int]]]:
     """Yield each chunk of each file: the file, and its sentences with the lines where they first occur."""
     for file in files:
         count = 0
@@ -143,4 +105,4 @@ def _chunks(files: Sequence[str | Path]) -> Iterator[tuple[str, dict[str, int]]]
                     lines.setdefault(sentence, line)
             count += len(chunk)
             if lines:
-                yield str(file), lines
+                yield file, lines
