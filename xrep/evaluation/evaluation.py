@@ -25,16 +25,12 @@ from xrep.text.languages import name
 
 @dataclass(kw_only=True)
 class PrecisionOption:
-    """Option of every evaluation of a model."""
-
     precision: Precision = "float32"
     """Type in which the model computes; int8 is for CPUs, and faster than float32 there."""
 
 
 @dataclass(kw_only=True)
 class EncoderOptions(PrecisionOption):
-    """Options of every evaluation that encodes sentences."""
-
     batch_tokens: int = 4096
     """Number of subwords that go through the encoder at once."""
     layer: int | None = None
@@ -49,16 +45,12 @@ class EncoderOptions(PrecisionOption):
 
 @dataclass(kw_only=True)
 class OverlapOption:
-    """Option of every evaluation on a test set."""
-
     drop_overlap: bool = False
     """Leave out the examples that were in the training text."""
 
 
 @dataclass(kw_only=True)
 class VectorTestOptions(EncoderOptions, OverlapOption):
-    """Options of every evaluation of the vectors of a test set."""
-
     dimensions: str | None = None
     """Measure vectors that are cut to their first numbers, too: 256,128,64 for these three widths, as an encoder is
     trained for with --matryoshka."""
@@ -66,8 +58,6 @@ class VectorTestOptions(EncoderOptions, OverlapOption):
 
 @dataclass(kw_only=True)
 class PlotOption:
-    """Option of every evaluation whose figures have ``plot``."""
-
     plot: str | None = None
     """Draw the results as this file, which ends in .png, .svg or .pdf (needs the extra 'plot')."""
 
@@ -84,7 +74,6 @@ class Examples:
     gold: Any = None
     """What is known of each row, an array [N, ...]: its class, its score or the annotated example; or None."""
     files: tuple[Path, ...] = ()
-    """Files from which the examples were read."""
     split: str = ""
     """Split of the data set, if it has several."""
 
@@ -99,7 +88,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Score:
-    """What ``Evaluation.score`` returns for one ``Examples``."""
+    """What ``TableEvaluation.score`` returns for one ``Examples``."""
 
     figures: Mapping[str, float]
     """Figures by name, unrounded. They are columns of the printed table and are averaged over the tables."""
@@ -138,9 +127,8 @@ class Evaluation(ABC):
     It is one class in one file and one line in ``xrep.registry.EVALUATIONS``, or in a plugin. ``xrep-eval NAME`` reads
     its tables, opens the model, measures it, prints the figures, draws the plot and writes the JSON. Most evaluations
     are a ``TableEvaluation``, which defines ``read`` and the ``score`` of one table; one that needs another order
-    defines ``measure``. Both find here the languages, the overlap with the training text, averages, bootstrap, the
-    printed table and the record. Methods raise UserError if the options, the data or the model are wrong, and print
-    nothing to stdout.
+    defines ``measure``. Methods raise UserError if the options, the data or the model are wrong, and print nothing to
+    stdout.
 
     - The docstring of the class is the description in ``xrep-eval NAME --help``, and its first line is the summary in
       ``xrep-eval --help``. It has an example that begins with ``xrep-eval NAME --path run1/best``.
@@ -158,6 +146,8 @@ class Evaluation(ABC):
     heading: ClassVar[str] = "language"
     unit: ClassVar[str] = "examples"
     """Headings of the first two columns of the printed table: what a table is, and an example."""
+    labels: ClassVar[Mapping[str, str]] = {}
+    """Headings of figures whose name is not printed as it is."""
     least: ClassVar[int] = 1
     """Number of examples of each table that must be left."""
     unrecorded: ClassVar = frozenset({"data", "batch_tokens", "cache", "list_sentences", "dimensions", "plot"})
@@ -179,7 +169,7 @@ class Evaluation(ABC):
 
     @cached_property
     def tables(self) -> list[Examples]:
-        """What ``read`` returned. It is read once; a caller may leave tables out."""
+        """What ``read`` returned; a caller may leave tables out."""
         return self.read()
 
     def narrow(self, languages: Sequence[str]) -> None:
@@ -189,9 +179,8 @@ class Evaluation(ABC):
     def open(self, path: str) -> Any:
         """Open the model that ``measure`` takes, by default an ``Encoder``. It has a ``path``, ``training_hashes``, and
         a ``fingerprint()``, which changes when the output changes."""
-        config = self.config
-        more = {"cache": config.cache, "layer": config.layer, "precision": config.precision}
-        return open_encoder(path, batch_tokens=config.batch_tokens, **more)
+        options = {name: getattr(self.config, name) for name in ("batch_tokens", "cache", "layer", "precision")}
+        return open_encoder(path, **options)
 
     def check(self, model: Any) -> None:
         """Check before the work that the model fits the tables. By default it encodes a sentence of each language."""
@@ -211,20 +200,21 @@ class Evaluation(ABC):
     def figures(self, measured: Sequence[Result]) -> Figures:
         """Return the averages, the resampled figures, the table and the record of the results of all tables."""
         results = {result.examples.name: result for result in measured}
-        averages = dict[str, dict[str, float]]()
-        for label, names in self.averages(results).items():
-            averages[label] = self.mean([results[own].score for own in names])
-            averages[label]["examples"] = sum(len(results[own].examples) for own in names)
         drawn = {name: own.score.resample(seed) for seed, (name, own) in enumerate(results.items())}
-        headline, resamples = dict[str, float](), dict[str, np.ndarray]()
-        for label, (figure, names) in self.quoted(results).items():
-            headline[label] = self.mean([results[own].score for own in names])[figure]
+
+        def mean(names: Sequence[str]) -> dict[str, float]:
+            return self.mean([results[own].score for own in names])
+
+        averages, quoted, resamples = {}, self.quoted(results), {}
+        for label, names in self.averages(results).items():
+            averages[label] = {**mean(names), "examples": sum(len(results[own].examples) for own in names)}
+        for label, (figure, names) in quoted.items():
             if all(figure in drawn[own] for own in names):
                 resamples[label] = np.mean([drawn[own][figure] for own in names], axis=0)
         return Figures(
             text=self.text(results, averages),
             values={"tables": {name: own.values for name, own in results.items()}, "averages": averages},
-            headline=headline,
+            headline={label: mean(names)[figure] for label, (figure, names) in quoted.items()},
             resamples=resamples,
             settings=self.settings(),
             files=[file for own in measured for file in own.examples.files],
@@ -253,11 +243,12 @@ class Evaluation(ABC):
         """Return the ``text`` of ``Figures``."""
         lines = [(self.shown(own.examples), own.values) for own in results.values()]
         columns = [key for key, value in lines[0][1].items() if isinstance(value, float)]
+        headings = [self.labels.get(column, column.replace("_", " ")) for column in columns]
         keys = "examples", *columns
         rows = [[label, *(own.get(key, "") for key in keys)] for label, own in [*lines, *averages.items()]]
         if averages:
             rows.insert(len(lines), [])
-        return table([self.heading, self.unit, *(column.replace("_", " ") for column in columns)], rows)
+        return table([self.heading, self.unit, *headings], rows)
 
     def settings(self) -> dict[str, Any]:
         """Return what the figures depend on: the options of ``Config``, except those in ``unrecorded``."""
@@ -269,7 +260,7 @@ class TableEvaluation(Evaluation):
 
     @abstractmethod
     def score(self, model: Any, examples: Examples) -> Score:
-        """Measure a model on one table, of which the overlap was left out if that was asked for."""
+        """Measure a model on one table, already without the overlap if it is to be left out."""
 
     def measure(self, model: Any) -> Figures:
         self.check(model)
@@ -289,9 +280,6 @@ class Figures:
     both are empty where an evaluation does not measure table by table. Other keys are free."""
     headline: Mapping[str, float] = field(default_factory=dict)
     """The few figures (name -> number) by which the test is usually quoted; ``xrep-eval all`` prints them."""
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """95% bootstrap intervals of figures in ``headline``: name -> lower and upper bound. Those of figures that have
-    ``resamples`` are computed from these."""
     resamples: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Figures in ``headline`` on examples drawn with replacement, float64 [R]. The draws are the same for all models,
     so differences between models on the same examples are paired."""
@@ -310,7 +298,11 @@ class Figures:
 
     def __post_init__(self) -> None:
         self.values = {"tables": {}, "averages": {}, **self.values}
-        self.intervals = {**self.intervals, **{name: interval(values) for name, values in self.resamples.items()}}
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """95% bootstrap intervals of the figures that have ``resamples``: name -> lower and upper bound."""
+        return {name: interval(values) for name, values in self.resamples.items()}
 
     @property
     def has_all_examples(self) -> bool:

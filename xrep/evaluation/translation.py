@@ -11,7 +11,7 @@ from typing import Literal
 
 from xrep.config.ranges import out_of_range
 from xrep.errors import ConfigError, UserError
-from xrep.evaluation.evaluation import Examples, OverlapOption, PrecisionOption, Result, Score, TableEvaluation, table
+from xrep.evaluation.evaluation import Examples, OverlapOption, PrecisionOption, Result, Score, TableEvaluation
 from xrep.evaluation.multilingual import files_of_pattern, read_parallel
 from xrep.evaluation.reading import choose_languages
 from xrep.files import check_output, write_aside
@@ -65,7 +65,7 @@ class TranslationQuality(TableEvaluation):
         """Folder to which the translations of each language are written, as de-en.en."""
 
     config: Config
-    heading = "source"
+    heading, unit, labels = "source", "sentences", {"bleu": "BLEU", "chrf": "chrF2"}
     unrecorded = TableEvaluation.unrecorded | {"max_tokens", "save_translations"}
 
     def read(self) -> list[Examples]:
@@ -138,11 +138,8 @@ class TranslationQuality(TableEvaluation):
         """Return the table, the signatures and, for tokenised text, the BLEU that multi-bleu.perl computes, as
         sacrebleu writes it."""
         first, *_ = measured = list(results.values())
-        target = first.examples.languages[1]
-        signatures, rows = first.score.details["signatures"], list[list[object]]()
-        rows += [[self.shown(own.examples), len(own.examples), *own.score.figures.values()] for own in measured]
-        rows += [[], *([label, own["examples"], own["bleu"], own["chrf"]] for label, own in averages.items())]
-        lines = [f"into {name(target)} ({target})", table(["source", "sentences", *signatures], rows)]
+        target, signatures = first.examples.languages[1], first.score.details["signatures"]
+        lines = [f"into {name(target)} ({target})", super().text(results, averages)]
         lines += [f"{score}|{signature}" for score, signature in signatures.items()]
         if self.config.tokenize == "none":
             lines += [f"multi-bleu {own.examples.name}: {own.score.details['multi_bleu']['text']}" for own in measured]
