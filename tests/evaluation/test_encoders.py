@@ -35,13 +35,11 @@ def test_vectors_are_found_by_language_and_text_in_any_order(tmp_path: Path) -> 
     np.save(tmp_path / "vectors.npy", given)
     encoder = open_encoder(tmp_path)
     assert encoder.fingerprint() != before
-    with pytest.raises(UserError, match=r"vectors.npy: 1 of 2 vectors are not finite"):
+    with pytest.raises(UserError, match=r"1 of 2 vectors are not finite; .*, or check the system that made them"):
         encoder.encode(["We drink.", "Chat"], "en")
-    encoder.encode(["We drink."], "en")
     for count, old, new, message in (
         (3, "", "", "sentences.tsv: 4 lines, but vectors.npy has 3 rows"),
         (4, "\tChat", " Chat", "sentences.tsv:3: no tab in the line"),
-        (4, "fr\t", "en\t", "sentences.tsv:4: the sentence is also in line 3"),
     ):
         np.save(tmp_path / "vectors.npy", np.ones((count, 3)))
         rows.write_text(text.replace(old, new), encoding="utf-8")
@@ -69,14 +67,11 @@ def test_kept_vectors_are_taken_for_the_same_question_only(
     assert len(asked) == 3
     long = [" ".join(["Haus"] * 10_000), "b"]  # which is longer in the list, behind its language
     np.testing.assert_array_equal(*(loaded.encode(long, "de") for _ in range(2)))
-    (kept / "sentences.tsv").unlink()
-    with pytest.raises(UserError, match=r"damaged \(no such file\); delete this folder of the cache"):
-        loaded.encode(sentences, "de")
     other = open_encoder(write_encoder(tmp_path / "best", seed=3), cache=cache)
     assert not np.allclose(other.encode(sentences, "de"), first)
     broken, kept = SentenceEncoder.load(shared_encoder), set(cache.iterdir())
     next(broken.model.parameters()).data.fill_(float("nan"))
-    with pytest.raises(UserError, match="2 of 2 vectors are not finite; take an earlier checkpoint"):
+    with pytest.raises(UserError, match="2 of 2 vectors are not finite; take an earlier checkpoint, or"):
         Encoder("run1/best", broken, cache=cache).encode(["a", "b"], "de")
     assert set(cache.iterdir()) == kept
 
@@ -84,10 +79,8 @@ def test_kept_vectors_are_taken_for_the_same_question_only(
 def test_every_language_without_a_tower_is_named() -> None:
     asked = {"en": "yes", "de": "ja", "fr": "oui", "zh": "是"}
     check_languages(NgramEncoder(), asked)
-    with pytest.raises(UserError, match=r"cannot encode fr zh \(.*\); give `langs` de$"):
+    with pytest.raises(UserError, match=r"cannot encode fr zh \(.*\); leave them out of `langs`, or name another"):
         check_languages(NgramEncoder(known=["de", "en"]), asked)
-    with pytest.raises(UserError, match="cannot encode en .*name another encoder"):
-        check_languages(NgramEncoder(known=["de", "zh", "fr"]), asked)
 
 
 # -- layers other than the last one ------------------------------------------------------------------------------------

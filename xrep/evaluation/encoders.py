@@ -37,8 +37,6 @@ class Encoder:
     path: str
     """Path from which it was opened."""
     encoder: SentenceEncoder | Precomputed
-    training_hashes: Path | None = None
-    """File with the hashes of its training sentences, see ``xrep.evaluation.overlap``; None if there is none."""
     batch_tokens: int = 4096
     """Number of subwords that are encoded at a time."""
     cache: Path | None = None
@@ -53,6 +51,11 @@ class Encoder:
     def languages(self) -> list[str]:
         """Canonical codes of the languages that it was trained on; empty if they are not known."""
         return self.encoder.languages
+
+    @property
+    def training_hashes(self) -> Path | None:
+        """File with the hashes of its training sentences, see ``xrep.evaluation.overlap``; None if there is none."""
+        return self.encoder.training_hashes
 
     def fingerprint(self) -> str:
         """Return a digest that changes when the vectors that the encoder computes change."""
@@ -74,11 +77,7 @@ class Encoder:
 
             kept = self.cache / hashlib.sha256(question.encode()).hexdigest()[:32]
             build_once(kept, VECTORS, build)
-            try:
-                vectors = Precomputed(kept).encode(sentences, lang, normalize=normalize)
-            except UserError as error:
-                cure = "delete this folder of the cache, and its vectors are computed again"
-                raise UserError(f"damaged ({error.problem})", path=kept, cure=cure) from None
+            vectors = Precomputed(kept).encode(sentences, lang, normalize=normalize)
         if self.truncate_dim is None:
             return vectors
         vectors = vectors[:, : self.truncate_dim]
@@ -87,7 +86,10 @@ class Encoder:
     def _computed(self, sentences: Sequence[str], lang: str | None, normalize: bool, show_progress: bool) -> np.ndarray:
         options = {"batch_tokens": self.batch_tokens, "show_progress": show_progress}
         vectors = self.encoder.encode(sentences, lang, normalize=normalize, **options)
-        return finite(vectors, self.path, "take an earlier checkpoint")
+        if wrong := int((~np.isfinite(vectors)).any(axis=1).sum()):
+            cure = "take an earlier checkpoint, or check the system that made them"
+            raise UserError(f"{wrong} of {len(vectors)} vectors are not finite", path=self.path, cure=cure)
+        return vectors
 
 
 class Precomputed:
@@ -97,13 +99,12 @@ class Precomputed:
         path: Folder with ``vectors.npy`` [N, D] and ``sentences.tsv``, N lines ``language<TAB>sentence``.
     """
 
+    training_hashes = None
+
     def __init__(self, path: str | Path) -> None:
-        self.path, folder = str(path), Path(path)
-        self._files = vectors, sentences = folder / VECTORS, folder / SENTENCES
-        hashes = folder / "training_hashes.npy"
-        self.training_hashes = hashes if hashes.is_file() else None
-        self.languages: list[str] = []
-        self._vectors, self._rows = open_array(vectors, "vectors", _LAYOUT), dict[tuple[str, str], int]()
+        self.path, self.languages = str(path), list[str]()
+        self._files = vectors, sentences = Path(path, VECTORS), Path(path, SENTENCES)
+        self._vectors, keys = open_array(vectors, "vectors", _LAYOUT), list[tuple[str, str]]()
         if self._vectors.ndim != 2 or self._vectors.dtype.kind != "f" or not self._vectors.shape[1]:
             raise UserError("not an array [N, D] of floats", path=vectors, cure=_LAYOUT)
         self.output_size = self._vectors.shape[1]
@@ -111,16 +112,13 @@ class Precomputed:
             language, tab, sentence = line.partition("\t")
             if not tab:
                 raise UserError("no tab in the line", path=sentences, line=number, cure=_LAYOUT)
-            row = self._rows.setdefault((canonical(language) if language else "", sentence), number - 1)
-            if row < number - 1:
-                cure = "keep one of the two, here and in the vectors"
-                raise UserError(f"the sentence is also in line {row + 1}", path=sentences, line=number, cure=cure)
-        if len(self._rows) != len(self._vectors):
-            problem = f"{len(self._rows)} lines, but {VECTORS} has {len(self._vectors)} rows"
+            keys.append((canonical(language) if language else "", sentence))
+        if len(keys) != len(self._vectors):
+            problem = f"{len(keys)} lines, but {VECTORS} has {len(self._vectors)} rows"
             raise UserError(problem, path=sentences, cure="row i must be the vector of line i")
+        self._rows = {key: row for row, key in enumerate(keys)}
 
     def fingerprint(self) -> str:
-        """Return a digest of the files."""
         return hashlib.sha256(b"".join(bytes.fromhex(sha256_of(file)) for file in self._files)).hexdigest()
 
     def encode(
@@ -133,9 +131,7 @@ class Precomputed:
             problem = f"no vector for {len(missing)} of {len(sentences)} sentences of {language or 'no language'}, "
             cure = "encode what `list_sentences` writes"
             raise UserError(f"{problem}the first is {missing[0][:80]!r}", path=self.path, cure=cure)
-        with np.errstate(over="ignore"):  # numbers that do not fit are counted below
-            vectors = self._vectors[[self._rows[key] for key in keys]].astype(np.float32)
-        finite(vectors, self._files[0], "check the system that made them")
+        vectors = self._vectors[[self._rows[key] for key in keys]].astype(np.float32)
         return normalize_rows(vectors) if normalize else vectors
 
 
@@ -155,11 +151,10 @@ def open_encoder(
     """
     if kind_of(path) != "folder of vectors":
         encoder = SentenceEncoder.load(path, layer=layer, dtype=precision)
-        return Encoder(str(path), encoder, encoder.training_hashes, batch_tokens, Path(cache) if cache else None)
+        return Encoder(str(path), encoder, batch_tokens, Path(cache) if cache else None)
     if layer is not None:
         raise UserError("`layer` of vectors that another system computed", path=path, cure="leave it out")
-    vectors = Precomputed(path)
-    return Encoder(str(path), vectors, vectors.training_hashes)
+    return Encoder(str(path), Precomputed(path))
 
 
 def check_languages(encoder: Encoder, sentences: Mapping[str, str]) -> None:
@@ -171,9 +166,8 @@ def check_languages(encoder: Encoder, sentences: Mapping[str, str]) -> None:
         except UserError as error:
             refused[language] = error.problem
     if refused:
-        known = [language for language in sentences if language not in {**refused, "en": ""}]
-        cure = f"give `langs` {','.join(known)}" if known and "en" not in refused else "name another encoder"
-        raise UserError(f"the encoder cannot encode {' '.join(refused)} ({next(iter(refused.values()))})", cure=cure)
+        problem = f"the encoder cannot encode {' '.join(refused)} ({next(iter(refused.values()))})"
+        raise UserError(problem, cure="leave them out of `langs`, or name another encoder")
 
 
 def encode_columns(encoder: Encoder | SentenceEncoder, columns: Sequence[Sequence[str]], lang: str) -> list[np.ndarray]:
@@ -203,39 +197,28 @@ def whitened(vectors: np.ndarray, count: int) -> np.ndarray:
 
 
 def shortened(encoder: Any, dimensions: str | None) -> list[Any]:
-    """Return an encoder, and those of its vectors cut to the widths in ``dimensions``, such as ``256,128,64``. Raises
-    UserError if ``dimensions`` is not a list of numbers above 0 and below the width of the vectors."""
-    encoders, widths = [encoder], [] if dimensions is None else named(dimensions, "dimensions")
-    if not all(width.isdecimal() and int(width) for width in widths):
-        raise UserError(f"`dimensions` {dimensions!r}", cure="write numbers above 0, such as 256,128,64")
-    for width in dict.fromkeys(map(int, widths)):
-        if width >= encoder.encoder.output_size:
-            problem = f"`dimensions` {width} of vectors of {encoder.encoder.output_size} numbers"
-            raise UserError(problem, path=encoder.path, cure="name smaller ones")
+    """Return an encoder, and those of its vectors cut to the widths in ``dimensions``, such as ``256,128,64``."""
+    encoders = [encoder]
+    for width in [] if dimensions is None else named(dimensions, "dimensions"):
+        size = encoder.encoder.output_size
+        if not width.isdecimal() or not 0 < int(width) < size:
+            problem, cure = f"`dimensions` {width} of vectors of {size} numbers", f"give numbers from 1 to {size - 1}"
+            raise UserError(problem, path=encoder.path, cure=cure)
         encoders.append(copy.copy(encoder))  # which computes the digest of the weights only once
-        encoders[-1].truncate_dim, encoders[-1].path = width, f"{encoder.path}:{width}"
+        encoders[-1].truncate_dim, encoders[-1].path = int(width), f"{encoder.path}:{width}"
     return encoders
 
 
-def with_random_weights(encoder: Any, seed: int) -> Encoder:
-    """Return an encoder of the same architecture whose weights are drawn by ``seed``. Raises UserError if the encoder
-    is not one that xrep loaded, such as the vectors of another system."""
-    whole = getattr(encoder, "encoder", None)
-    if not isinstance(whole, SentenceEncoder):
-        cure = "measure without `random_baseline`"
-        raise UserError("no encoder whose weights can be drawn at random", path=encoder.path, cure=cure)
+def with_random_weights(encoder: Encoder, seed: int) -> Encoder:
+    """Return an encoder of the same architecture whose weights are drawn by ``seed``."""
+    whole = encoder.encoder
+    if isinstance(whole, Precomputed):
+        problem, cure = "vectors without weights that can be drawn at random", "measure without `random_baseline`"
+        raise UserError(problem, path=encoder.path, cure=cure)
     options = {"layer": whole.model.config.pooled_layer, "dtype": whole.precision}
     random = SentenceEncoder.load(whole.path, random_weights=seed, **options)
-    return replace(encoder, encoder=random)  # with the same training hashes, so that both have the same examples
-
-
-def finite(vectors: np.ndarray, path: str | Path, cure: str) -> np.ndarray:
-    """Return vectors [N, D]. Raises UserError if one of them is not finite, or all are 0."""
-    if wrong := int((~np.isfinite(vectors)).any(axis=1).sum()):
-        raise UserError(f"{wrong} of {len(vectors)} vectors are not finite", path=path, cure=cure)
-    if not vectors.any():
-        raise UserError(f"every number of {len(vectors)} vectors is 0", path=path, cure=cure)
-    return vectors
+    random.training_hashes = whole.training_hashes  # so that both have the same examples
+    return replace(encoder, encoder=random)
 
 
 def write_sentences(path: str | Path, columns: Iterable[tuple[str, Iterable[str]]]) -> int:
