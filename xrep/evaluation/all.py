@@ -12,7 +12,7 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, VectorTestOptions, table
 from xrep.evaluation.reading import existing_folder, named_languages
-from xrep.evaluation.runner import Test, run_tests
+from xrep.evaluation.runner import Test, run_tests, shared_options
 from xrep.evaluation.tatoeba import GROUPS
 from xrep.registry import EVALUATIONS
 
@@ -87,10 +87,8 @@ class All(Evaluation):
         """Return the tests that were found, with the options that they share with this one."""
         tests = []
         for label, (name, config) in self.found.items():
-            own = vars(config).keys()
-            shared = {key: value for key, value in vars(self.config).items() if key in own - {"data", "langs"}}
-            narrowed = languages if "langs" in own else None
-            config = replace(config, **shared, **({} if narrowed is None else {"langs": "all"}))
+            config, narrowed = shared_options(config, self.config), languages if "langs" in vars(config) else None
+            config = config if narrowed is None else replace(config, langs="all")
             tests.append(Test(label, name, EVALUATIONS.load(name)(config), narrowed))
         return tests
 

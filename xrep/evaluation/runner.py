@@ -6,14 +6,14 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import shortened, with_random_weights
-from xrep.evaluation.evaluation import Evaluation, Examples, Figures, table
+from xrep.evaluation.evaluation import Evaluation, Examples, Figures, VectorTestOptions, table
 from xrep.metrics.bootstrap import interval, shown_difference
 
 
@@ -50,6 +50,12 @@ class Results:
         """Return a line for each test that was left out or could not be measured."""
         left_out = [f"{label}: left out: {reason}" for label, reason in self.left_out.items()]
         return left_out + [f"{label}: not measured: {reason}" for label, reason in self.failed.items()]
+
+
+def shared_options(config: Any, options: Any) -> Any:
+    """Return the ``Config`` of a test with the options that it shares with the evaluation that runs it."""
+    names = {own.name for own in fields(VectorTestOptions)} & vars(config).keys() & vars(options).keys()
+    return replace(config, **{name: getattr(options, name) for name in names})
 
 
 def run_tests(tests: Sequence[Test], open_model: Callable[[Test], Any]) -> Results:

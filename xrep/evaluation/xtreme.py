@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ from xrep.evaluation import bucc, tatoeba
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, OverlapOption, PrecisionOption, table
 from xrep.evaluation.overlap import total
 from xrep.evaluation.reading import existing_folder, named
-from xrep.evaluation.runner import Test, run_tests
+from xrep.evaluation.runner import Test, run_tests, shared_options
 from xrep.registry import EVALUATIONS
 
 
@@ -28,6 +27,13 @@ class Task:
     folders: str
     languages: str
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def scored(self, names: Iterable[str]) -> list[str]:
+        """Return those of the figures of its evaluation whose mean XTREME's table has: F1 and exact match of questions,
+        and one figure of the others."""
+        if self.kind == _QUESTIONS:
+            return list(names)
+        return [name for name in names if self.kind != _TAGGING or name.startswith("xtreme f1")][:1]
 
 
 _PAIRS, _TAGGING, _QUESTIONS = "sentence pairs", "structured prediction", "question answering"
@@ -93,61 +99,47 @@ class Xtreme(Evaluation):
         root = existing_folder(self.config.data, "name a folder with a folder for each task")
         runs = {} if self.config.paths is None else parse_runs(self.config.paths)
         if self.config.retrieval is not None:
-            runs |= {name: self.config.retrieval for name, task in TASKS.items() if task.kind == _RETRIEVAL}
+            runs |= dict.fromkeys(("bucc", "tatoeba"), self.config.retrieval)
         self.runs, self.tests = dict[str, str](), list[Test]()
         for name, task in TASKS.items():
             folder = next((root / own for own in task.folders.split() if (root / own).is_dir()), None)
             if folder is None or name not in runs:
                 continue
-            test = "qa" if task.kind == _QUESTIONS else name
+            test, languages, options = name, task.languages.split(), {"data": str(folder), **task.options}
+            if task.kind == _QUESTIONS:
+                test = "qa"
+            elif name == "bucc":
+                languages.append("en")
+                if all({"training", "sample"} <= splits.keys() for splits in bucc.select("all", folder).values()):
+                    options["split"] = "training"
             kind: Any = EVALUATIONS.load(test)
-            languages = task.languages.split() + (["en"] if name == "bucc" else [])
-            self.tests.append(Test(name, test, kind(kind.Config(**self._options(name, folder))), languages))
-            if not self.tests[-1].read():
-                problem = f"no data of {name} in a language of XTREME"
-                raise UserError(problem, path=folder, cure=f"its languages are {' '.join(languages)}")
+            evaluation = kind(shared_options(kind.Config(**options), self.config))
+            self.tests.append(Test(name, test, evaluation, languages))
             self.runs[name] = runs[name]
         if not self.tests:
             raise UserError("no task has both data and a run", path=root, cure="name runs with `paths`")
-        return [examples for test in self.tests for examples in test.evaluation.tables]
-
-    def _options(self, name: str, folder: Path) -> dict[str, Any]:
-        retrieval = ["layer"] if TASKS[name].kind == _RETRIEVAL else []
-        shared = {key: getattr(self.config, key) for key in ("precision", "batch_tokens", "drop_overlap", *retrieval)}
-        options = {"data": str(folder), **shared, **TASKS[name].options}
-        if name == "bucc":
-            known = bucc.select("all", folder)
-            pairs = [pair for pair in known if bucc.is_pair_of(pair, [*TASKS[name].languages.split(), "en"])]
-            options["langs"] = ",".join(pairs)
-            if all({"training", "sample"} <= known[pair].keys() for pair in pairs):
-                options["split"] = "training"
-        return options
+        return [examples for test in self.tests for examples in test.read()]
 
     def open(self, path: str) -> Any:
         """Open each model once, to find what is wrong before the first one is measured."""
         kinds = {self.runs[test.label]: test.evaluation for test in self.tests}
         digests = {run: evaluation.open(run).fingerprint() for run, evaluation in kinds.items()}
-        path = ", ".join(f"{task}={run}" for task, run in self.runs.items())
         fingerprint = " ".join(f"{task}:{digests[run]}" for task, run in self.runs.items())
+        path = ", ".join(f"{task}={run}" for task, run in self.runs.items())
         return SimpleNamespace(path=path, fingerprint=lambda: fingerprint)
 
     def measure(self, model: Any) -> Figures:
-        opened = dict[str, Any]()  # the last model, which serves the next task, too, if it is of the same run
-
-        def open_model(test: Test) -> Any:
-            if (path := self.runs[test.label]) not in opened:
-                opened.clear()
-                opened[path] = test.evaluation.open(path)
-            return opened[path]
-
-        results = run_tests(self.tests, open_model)
-        scores, resamples, rows = dict[str, float](), dict[str, np.ndarray](), []
-        for name, figures in results.figures.items():
-            scores[name], resamples[name] = task_score(name, figures)
-            found, task = figures.overlap, TASKS[name]
-            measured = f"{len(figures.values['tables'])} of {len(task.languages.split())}"
-            seen = found and f"{'unknown' if found.found is None else found.found} of {found.total}"
-            rows.append([name, task.kind, f"{scores[name]:.1f}", measured, seen or ""])
+        results = run_tests(self.tests, lambda test: test.evaluation.open(self.runs[test.label]))
+        scores, resamples, overlaps, rows = dict[str, float](), dict[str, np.ndarray](), [], []
+        for name, own in results.figures.items():
+            task, scored = TASKS[name], TASKS[name].scored(own.headline)
+            scores[name] = float(np.mean([own.headline[figure] for figure in scored]))
+            resamples[name] = np.mean([own.resamples[figure] for figure in scored], axis=0)
+            overlap = own.overlap or total([])
+            overlaps.append(overlap)
+            measured = f"{len(own.values['tables'])} of {len(task.languages.split())}"
+            seen = f"{'unknown' if overlap.found is None else overlap.found} of {overlap.total}"
+            rows.append([name, task.kind, f"{scores[name]:.1f}", measured, seen])
         headline, missing = dict(scores), [name for name in TASKS if name not in self.runs]
         if len(scores) == len(TASKS):
             headline["average"] = float(np.mean(list(scores.values())))
@@ -155,7 +147,6 @@ class Xtreme(Evaluation):
             rows += [[], ["average of 9", "", f"{headline['average']:.1f}"]]
         lines = [table(["task", "kind", "score", "languages", "overlap"], rows)]
         lines += [f"not measured, without data or a run: {', '.join(missing)}"] if missing else []
-        overlaps = [own.overlap for own in results.figures.values() if own.overlap]
         return Figures(
             text="\n".join([*lines, *results.notes()]),
             values={"results": results.records, "failed": results.failed, "tasks": scores},
@@ -163,32 +154,19 @@ class Xtreme(Evaluation):
             resamples=resamples,
             settings={**self.settings(), "runs": self.runs},
             files=[file for own in results.figures.values() for file in own.files],
-            overlap=total(overlaps) if overlaps else None,
+            overlap=total(overlaps),
             failed=results.failed,
         )
 
 
-def task_score(name: str, figures: Figures) -> tuple[float, np.ndarray]:
-    """Return the score of a task as XTREME's table has it, in percent, from the figures of its evaluation, and the
-    score on resampled examples, float64 [R]."""
-    names = list(figures.headline)
-    if TASKS[name].kind == _TAGGING:
-        names = [own for own in names if own.startswith("xtreme f1")]
-    if TASKS[name].kind != _QUESTIONS:  # which count with both F1 and exact match
-        names = names[:1]
-    score = float(np.mean([figures.headline[own] for own in names]))
-    return score, np.mean([figures.resamples[own] for own in names], axis=0)
-
-
 def parse_runs(text: str) -> dict[str, str]:
-    """Return the run of each task; ``qa`` stands for every task of question answering. Raises UserError if a part is
-    not TASK=RUN, or there is no such task."""
-    known = {name: task for name, task in TASKS.items() if task.kind != _RETRIEVAL}
+    """Return the run of each task; ``qa`` stands for every task of question answering."""
+    tasks = {name: [name] for name, task in TASKS.items() if task.kind != _RETRIEVAL}
+    tasks["qa"] = [name for name, task in TASKS.items() if task.kind == _QUESTIONS]
     runs = dict[str, str]()
     for part in named(text, "paths"):
-        given, _, path = part.partition("=")
-        tasks = [name for name, task in known.items() if given == name or (given == "qa" and task.kind == _QUESTIONS)]
-        if not tasks or not path:
-            raise UserError(f"`paths` has {part!r}", cure=f"write TASK=RUN/best; the tasks are {', '.join(known)}")
-        runs |= dict.fromkeys(tasks, path)
+        task, _, path = part.partition("=")
+        if task not in tasks or not path:
+            raise UserError(f"`paths` has {part!r}", cure=f"write TASK=RUN/best; the tasks are {', '.join(tasks)}")
+        runs |= dict.fromkeys(tasks[task], path)
     return runs
