@@ -250,17 +250,15 @@ eval tatoeba ... --remove-components 16      | --remove-components 16 of vectors
 eval tatoeba ... --drop-overlap              | no training hashes beside the encoder
 eval tatoeba ... --plot plot.banana          | a plot is one of .png,
 eval tatoeba ... --json absent/t.json        | absent: no such folder
-eval all ... --json tat/tatoeba.deu-eng.deu  | --json is the same file as --data
+eval tatoeba ... --json tat/tatoeba.deu-eng.deu | --json is the same file as --data
 eval tatoeba ... --cache de.txt              | de.txt: is a file already
 eval tatoeba ... --random-baseline -1        | --random-baseline -1; give a number of seeds
 eval alignment ... --random-baseline --every-checkpoint | --every-checkpoint with --random-baseline; measure one
-eval translation ... --data mt.{lang} --json mt.en | --json is the same file as --data
 eval translation ... --data mt.{lang} --langs de | enc: a sentence encoder, not a translation model
 eval language-bias ... --data mt.{lang} --sentences 1 | fewer than 2 sentences
 eval scatter ... --data mt.{lang} --plot o.png --seed -1 | --seed -1; give a number from 0 to 4294967295
 eval alignment ... --data de-en=mt.de,mt.en  | 40 pairs, but 1000 and 750 others
 eval alignment ... --data de-en=mt.de,absent | absent: no such file
-eval alignment ... --data de-en=/dev/stdin,mt.en | /dev/stdin: a pipe or a device, and evaluations read
 eval alignment ... --data sts/sts-test.csv --positive-above 5 | no pair scores higher than 5
 eval alignment ... --data de-en=mt.de,mt.en --resamples r.json | this evaluation resamples no figure; leave --resamples
 eval sts ... --data sts --split dev          | no STS data set with a dev split in it
@@ -298,7 +296,6 @@ report ... --results broken.yaml             | broken.yaml: not a result
 report ... --results absent.json             | absent.json: no such file; name what xrep-eval --json wrote
 report ... --results done/summary.json       | summary.json: not a result
 report ... --output done/metrics.jsonl       | --output is the same file as a file of RUN
-report ... --data tat --output tat/tatoeba.deu-eng.deu | --output is the same file as --data
 """
 ROWS = [row for row in REFUSALS.splitlines() if row]
 

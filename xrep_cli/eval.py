@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
-import itertools
 import math
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xrep.config.fields import read_fields
 from xrep.config.source import docstring
 from xrep.errors import UserError
-from xrep.files import check_output, is_stream, write_json
+from xrep.files import check_output, write_json
 from xrep.registry import EVALUATIONS, import_plugin
 from xrep_cli.common import (
     HelpFormatter,
@@ -62,7 +59,6 @@ RESAMPLES = (
     "Write the figures on 1,000 samples of the examples, drawn with replacement, as JSON. The samples are the same for "
     "every model, so the differences between the files of two models are those of a paired bootstrap test."
 )
-RESULTS = (".json", ".png", ".svg", ".pdf", ".html")
 
 
 def build_parser(chosen: str | None = None) -> Parser:
@@ -108,12 +104,11 @@ def main(argv: Sequence[str]) -> None:
         if paths and not evaluation.takes_path:
             raise UserError(f"`path` {paths[0]}, and other options name the models", cure="leave `path` out")
         outputs = {"--json": json_file, "--plot": options.get("plot"), "--resamples": resamples}
-        read = {f"--{name.replace('_', '-')}": files_of(options.get(name)) for name in ("data", "query_file")}
-        _check(paths, outputs, seeds, read, options)
+        _check(options, outputs, seeds, len(paths))
         say_if_slow("xrep-eval", options.get("precision", "float32"), choose_device(None))
         made, listed = evaluation(evaluation.Config(**options)), options.get("list_sentences")
-        read["--data"] += [str(file) for examples in made.tables for file in examples.files]  # .json, too
-        check_outputs({**outputs, "--list-sentences": listed}, read)
+        files = [str(file) for examples in made.tables for file in examples.files]
+        check_outputs({**outputs, "--list-sentences": listed}, {"--data": files})
         if listed is not None:
             from xrep.evaluation.encoders import write_sentences
 
@@ -125,50 +120,24 @@ def main(argv: Sequence[str]) -> None:
             _measure(name, made, paths or [""], outputs, seeds)
 
 
-def files_of(named: str | list[str] | None) -> list[str]:
-    """Return the files that an option names: ``FILE``, ``de-en=FILE,FILE``, ``test.{lang}`` or a folder. In a folder,
-    results of earlier evaluations are left out, because they may be written again; and its own name is returned."""
-    from xrep.evaluation.reading import folders_with
-    from xrep.text.readers import parse_bitext
-
-    parts = [named] if isinstance(named, str) else list(named or ())
-    for argument in [*parts]:
-        with suppress(UserError):  # it is no parallel text
-            parts += parse_bitext(argument).paths
-    found = [Path(path) for part in parts for path in glob.glob(glob.escape(part).replace("{lang}", "*"))]
-    found += [folder / name for part in parts for folder, names in folders_with(Path(part)).items() for name in names]
-    return [*parts, *(str(file) for file in found if file.suffix not in RESULTS)]
-
-
-def _check(
-    paths: list[str], outputs: dict[str, str | None], seeds: int, read: dict[str, list[str]], options: dict[str, Any]
-) -> None:
+def _check(options: Mapping[str, Any], outputs: Mapping[str, str | None], seeds: int, models: int) -> None:
     """Check options before the data is read. Raises UserError if they do not go together, a number is out of range, or
     matplotlib is missing."""
-    check_counts({"batch_tokens": options.get("batch_tokens")})
+    check_counts(options)
     if seeds < 0:
         raise UserError(f"--random-baseline {seeds}", cure="give a number of seeds, such as 3")
     if seeds and options.get("every_checkpoint"):
         raise UserError("`every_checkpoint` with --random-baseline", cure="measure one of them at a time")
-    if len(set(paths)) < len(paths):
-        raise UserError("a --path is given twice", cure="name each model once")
-    several = f"{len(paths)} models" if len(paths) > 1 else options.get("dimensions") and "--dimensions"
-    for option, file in {**outputs, "--save-translations": options.get("save_translations")}.items():
-        if file is not None and several and option != "--json":  # it is written for one model
-            raise UserError(f"{option} with {several}", cure="measure one model, and one width, for it")
-        if file is not None and options.get("list_sentences") is not None:
-            problem = f"{option} with --list-sentences, which measures nothing"
-            raise UserError(problem, cure=f"leave {option} out")
-    for file in itertools.chain.from_iterable(read.values()):
-        if is_stream(file):
-            problem = "a pipe or a device, and evaluations read their files more than once"
-            raise UserError(problem, path=file, cure="write what it holds into a file, and leave it out of the data")
+    several = f"{models} models" if models > 1 else options.get("dimensions") and "--dimensions"
+    of_one = {**outputs, "--json": None, "--save-translations": options.get("save_translations")}
+    for option in (name for name, file in of_one.items() if file is not None and several):
+        raise UserError(f"{option} with {several}", cure="measure one model, and one width, for it")
     if options.get("cache") is not None:
         check_output(options["cache"], folder=True)
     if (plot := options.get("plot")) is not None:
         from xrep.evaluation.plots import KINDS, check_matplotlib
 
-        if Path(plot).suffix.lower() not in KINDS and not is_stream(plot):
+        if Path(plot).suffix.lower() not in KINDS:
             kinds = ", ".join(KINDS)
             raise UserError(f"a plot is one of {kinds}", path=plot, cure="give a name that ends with one of them")
         check_matplotlib()
@@ -190,24 +159,20 @@ def _measure(name: str, evaluation: Evaluation, paths: list[str], outputs: dict[
         del model  # so that it is not in memory beside the next one
         if first is not None:
             differing[path] = differences(first, figures)
-        else:
-            first = figures
-            if plot is not None and figures.plot:
-                figures.plot(Picture(plot, path))
-            if resamples is not None and figures.resamples:
-                drawn = {key: own.tolist() for key, own in figures.resamples.items()}
-                write_json(resamples, {key: [None if math.isnan(x) else x for x in own] for key, own in drawn.items()})
+        first = first or figures
         if json_file != "-":
             print(f"{path}:\n{figures.printed()}\n" if several else figures.printed())
+        if plot is not None and figures.plot:
+            figures.plot(Picture(plot, path))
+        if resamples is not None:
+            drawn = {key: own.tolist() for key, own in figures.resamples.items()}
+            write_json(resamples, {key: [None if math.isnan(x) else x for x in own] for key, own in drawn.items()})
     if (several or seeds) and json_file != "-":
         print(comparison(records, differing))
     (record, *others) = records.values()
     write_summary({"test": name, "models": records, "differences": differing} if others else record, json_file)
     if failed:
-        problem = f"{', '.join(failed)} could not be measured"
-        raise UserError(problem, cure="; ".join(failed.values()))
-    if resamples is not None and first is not None and not first.resamples:
-        raise UserError("this evaluation resamples no figure", cure="leave `resamples` out")
+        raise UserError(f"{', '.join(failed)} could not be measured", cure="; ".join(failed.values()))
 
 
 if __name__ == "__main__":

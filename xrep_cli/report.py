@@ -7,7 +7,6 @@ import sys
 
 from xrep.files import write_aside
 from xrep_cli.common import add_shared_options, check_outputs, command_parser, command_script, output_file
-from xrep_cli.eval import files_of
 
 DESCRIPTION = """\
 Write a page about a run, or about what differs between runs: a single HTML file that needs no network.
@@ -43,7 +42,7 @@ def _main(options: argparse.Namespace) -> None:
 
     runs = read_runs(options.runs)
     inside = [str(path) for run in runs for path in run.path.iterdir() if path.is_file() and path.suffix != ".html"]
-    read = {"--results": options.results, "a file of RUN": inside, "--data": files_of(options.data)}
+    read = {"--results": options.results, "a file of RUN": inside}
     check_outputs({"--output": options.output}, read)
     results, failed = read_results(runs, options.results), []
     for line in (line for run in runs for line in run.damaged):

@@ -14,7 +14,6 @@ from xrep.evaluation.plots import Picture
 
 matplotlib = pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.slow
-UNDRAWABLE = "\ue123"  # a character for private use, which no font has
 
 
 @pytest.fixture
@@ -89,15 +88,10 @@ def points_of(labels: list[str], languages: list[str]) -> dict[str, Any]:
     return {"method": "pca", "explained": 0.5, "points": points, "sentences": [{}] * 3}
 
 
-def test_labels_of_any_script_are_drawn(draw: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_of_any_script_are_drawn(draw: Callable[..., Any]) -> None:
     labels = ["$x_1", "$\\frac$", "Straße", "кот", "بيت", " \n", "\u200d"]
     figure = draw(plots.plot_points, points_of(labels, ["de"] * 7), [])[0]
     assert [text.get_text() for text in figure.axes[0].texts] == [label.strip() for label in labels]
-    assert not capsys.readouterr().err
-    draw(plots.plot_points, points_of(["a", UNDRAWABLE, UNDRAWABLE], ["zh"] * 3), [])
-    assert capsys.readouterr().err.splitlines() == [
-        "warning: the picture has boxes for letters that no font has; install Noto Sans fonts"
-    ]
 
 
 @pytest.mark.parametrize(("count", "tokens", "labels"), [(100, True, 100), (600, True, 0), (600, False, 1)])

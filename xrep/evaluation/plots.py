@@ -1,6 +1,5 @@
-"""Plots of results as PNG, SVG or PDF files.
+"""Plots of results as PNG, SVG or PDF files by matplotlib (extra ``plot``), which is imported only when one is drawn.
 
-They need matplotlib (extra ``plot``), which is imported only when a plot is drawn; without it, a ``UserError`` says so.
 A user's settings of matplotlib change nothing. Letters that its own font has not are drawn in fonts of the machine, so
 such a plot may look otherwise on another one.
 """
@@ -11,9 +10,7 @@ import importlib.util
 import itertools
 import math
 import re
-import sys
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +44,6 @@ _FONTS = re.compile("Noto Sans|Noto Serif|Droid Sans|WenQuanYi|Unifont")
 
 
 def check_matplotlib() -> None:
-    """Check that a plot can be drawn, before the expensive work starts."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("a plot needs matplotlib", cure="pip install 'xrep[plot]'")
 
@@ -59,41 +55,51 @@ class Picture:
     path: str | Path
     model: str = ""
 
+    @contextmanager
+    def drawn(self, width: float, height: float, note: str = "") -> Iterator[Figure]:
+        """Context manager that yields a figure of a size in inches, and writes it at the end, with a note and the model
+        below it."""
+        from matplotlib import font_manager
+        from matplotlib.figure import Figure
+        from matplotlib.style import context
 
-@contextmanager
-def _picture(picture: Picture, width: float, height: float, note: str = "") -> Iterator[Figure]:
-    """Context manager that yields a figure of a size in inches, and writes it at the end, with a note and the model
-    below it."""
-    check_matplotlib()
-    from matplotlib import font_manager
-    from matplotlib.figure import Figure
-    from matplotlib.style import context
-
-    kind = Path(picture.path).suffix.lower()
-    kind = kind if kind in KINDS else ".png"  # of a pipe
-    fonts = ["DejaVu Sans", *sorted(filter(_FONTS.match, font_manager.get_font_names()))]
-    with context({**_STYLE, "font.family": fonts}, after_reset=True), write_aside(picture.path) as temporary:
-        figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-        yield figure
-        below = "\n".join(filter(None, (note, picture.model)))
-        figure.supxlabel(below, fontsize=7.5, color="#444444", parse_math=False)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.filterwarnings("always", "Glyph .* missing from font")
+        kind = Path(self.path).suffix.lower()
+        fonts = ["DejaVu Sans", *sorted(filter(_FONTS.match, font_manager.get_font_names()))]
+        with context({**_STYLE, "font.family": fonts}, after_reset=True), write_aside(self.path) as temporary:
+            figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+            yield figure
+            below = "\n".join(filter(None, (note, self.model)))
+            figure.supxlabel(below, fontsize=7.5, color="#444444", parse_math=False)
             figure.savefig(temporary, format=kind[1:], metadata=KINDS[kind])
-    if caught:
-        print("warning: the picture has boxes for letters that no font has; install Noto Sans fonts", file=sys.stderr)
+
+
+def _named(languages: Iterable[str]) -> list[str]:
+    return [f"{name(language)} ({language})" for language in languages]
+
+
+def _name_bars(axes: Axes, languages: Sequence[str], rows: int) -> None:
+    axes.set_prop_cycle(color=_COLOURS)
+    axes.set_yticks(range(len(languages)), _named(languages), fontsize=8)
+    axes.set(xlim=(0, 100), ylim=(rows - 0.4, -0.6))
+    axes.tick_params(axis="x", labelsize=8)
+
+
+def _label(axes: Axes, point: tuple[float, float], text: str) -> None:
+    """Write beside a point, with a white edge so that the text can be read on lines."""
+    from matplotlib.patheffects import withStroke
+
+    options = {"path_effects": [withStroke(linewidth=2, foreground="white")], "parse_math": False, "fontsize": 7.5}
+    axes.annotate(text, point, (4, 4), textcoords="offset points", zorder=4, **options)
 
 
 def plot_tatoeba(accuracies: Mapping[str, Any], averages: Mapping[str, float], picture: Picture) -> None:
-    """Draw a bar for each direction of each language, best ``mean`` first, and write the averages below.
-
-    Up to 30 languages are drawn in one column, more in several columns of the same height.
-    """
+    """Draw a bar for each direction of each language, best ``mean`` first, and write the averages below. Up to 30
+    languages are in one column, more in several columns of the same height."""
     languages = sorted(accuracies, key=lambda language: (-accuracies[language]["mean"], name(language)))
     columns = math.ceil(len(languages) / _ROWS_PER_COLUMN)
     rows = math.ceil(len(languages) / columns)
     note = "    ".join(f"{average}: {value:.2f}" for average, value in averages.items())
-    with _picture(picture, max(6.5, 3.6 * columns), 1.5 + 0.29 * rows, note) as figure:
+    with picture.drawn(max(6.5, 3.6 * columns), 1.5 + 0.29 * rows, note) as figure:
         panels = figure.subplots(1, columns, squeeze=False)[0]
         for axes, start in zip(panels, range(0, len(languages), rows), strict=True):
             shown = languages[start : start + rows]
@@ -108,19 +114,12 @@ def plot_tatoeba(accuracies: Mapping[str, Any], averages: Mapping[str, float], p
         figure.suptitle("Tatoeba: nearest neighbour is the translation (%)")
 
 
-def _name_bars(axes: Axes, languages: Sequence[str], rows: int) -> None:
-    axes.set_prop_cycle(color=_COLOURS)
-    axes.set_yticks(range(len(languages)), [f"{name(language)} ({language})" for language in languages], fontsize=8)
-    axes.set(xlim=(0, 100), ylim=(rows - 0.4, -0.6))
-    axes.tick_params(axis="x", labelsize=8)
-
-
 def plot_alignment(
     steps: Sequence[int | None], alignment: Sequence[float], uniformity: Sequence[float], pairs: str, picture: Picture
 ) -> None:
     """Draw alignment against uniformity on some pairs: one point, whose step is None, or the checkpoints of a run
     coloured by step."""
-    with _picture(picture, 6.4, 4.8) as figure:
+    with picture.drawn(6.4, 4.8) as figure:
         axes, points, is_run = figure.subplots(), list(zip(uniformity, alignment, strict=True)), steps[0] is not None
         colours: dict[str, Any] = {"c": steps, "cmap": "cividis"} if is_run else {"color": _COLOURS[0]}
         drawn = axes.scatter(uniformity, alignment, **colours, s=45, edgecolors="black", linewidths=0.6, zorder=3)
@@ -137,44 +136,32 @@ def plot_alignment(
         axes.grid(True)
 
 
-def _label(axes: Axes, point: tuple[float, float], text: str) -> None:
-    """Write beside a point, with a white edge so that the text can be read on lines."""
-    from matplotlib.patheffects import withStroke
-
-    options = {"path_effects": [withStroke(linewidth=2, foreground="white")], "parse_math": False, "fontsize": 7.5}
-    axes.annotate(text, point, (4, 4), textcoords="offset points", zorder=4, **options)
-
-
 def plot_language_bias(
     languages: Sequence[str], shares: Mapping[str, np.ndarray], title: str, picture: Picture
 ) -> None:
-    """Draw which languages the neighbours of each query language are in, with one panel per matrix.
-
-    The query's own language is outlined and labelled with its share in percent. With more than 16 languages, the bars
-    only distinguish the own language from all others together.
+    """Draw which languages the neighbours of each query language are in, with one panel per matrix. The query's own
+    language is outlined; with more than 16 languages, all others are together.
 
     Args:
         shares: Title of each panel -> shares in percent, [L, L]; row i belongs to the queries in ``languages[i]``.
     """
     rows = np.arange(len(languages))
-    with _picture(picture, 10.5, 1.7 + max(0.3 * len(languages), 1.2)) as figure:
+    with picture.drawn(10.5, 1.7 + max(0.3 * len(languages), 1.2)) as figure:
         panels = figure.subplots(1, len(shares), sharey=True)
         for axes, (panel, matrix) in zip(panels, shares.items(), strict=True):
-            diagonal, columns = matrix.diagonal(), matrix.T
-            labels = [f"{name(language)} ({language})" for language in languages]
-            begin = np.cumsum(matrix, axis=1).diagonal() - diagonal
+            own, labels, columns = matrix.diagonal(), _named(languages), matrix.T
+            begin = np.cumsum(matrix, axis=1).diagonal() - own
             if len(languages) > 16:  # more cannot be distinguished in one bar
-                labels, columns = ["its own language", "other languages"], np.stack([diagonal, 100 - diagonal])
-                begin = np.zeros_like(diagonal)
+                labels, columns, begin = ["its own language", "other languages"], np.stack([own, 100 - own]), 0 * own
             _name_bars(axes, languages, len(languages))
             for i, (label, share, end) in enumerate(zip(labels, columns, np.cumsum(columns, axis=0), strict=True)):
                 style: dict[str, Any] = {"hatch": _HATCHES[i // len(_COLOURS)], "edgecolor": "white", "linewidth": 0.5}
                 axes.barh(rows, share, left=end - share, height=0.8, label=label, **style)
-            outlined = axes.barh(rows, diagonal, left=begin, height=0.8, fill=False, edgecolor="black", linewidth=1.4)
+            outlined = axes.barh(rows, own, left=begin, height=0.8, fill=False, edgecolor="black", linewidth=1.4)
             box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
             axes.bar_label(outlined, fmt="%.0f", label_type="center", fontsize=7, bbox=box)
             axes.set_xlabel("share of neighbours (%)", fontsize=9)
-            axes.set_title(f"{panel}: own language {diagonal.mean():.1f}% on average", fontsize=9.5)
+            axes.set_title(f"{panel}: own language {own.mean():.1f}% on average", fontsize=9.5)
         figure.suptitle(title)
         figure.supylabel("language of the query", fontsize=9)
         legend = panels[0].get_legend_handles_labels()
@@ -182,10 +169,8 @@ def plot_language_bias(
 
 
 def plot_points(values: Mapping[str, Any], links: Sequence[tuple[int, int]], picture: Picture) -> None:
-    """Draw points for sentences, with lines between translations, or for tokens.
-
-    If there are few points, they are labelled: sentences with their number, beside the English (or first) side, and
-    tokens with their text.
+    """Draw points for sentences, with lines between translations, or for tokens. If there are few, they are labelled:
+    sentences with their number, beside the English (or first) side, and tokens with their text.
 
     Args:
         values: What ``Scatter`` writes as JSON.
@@ -199,13 +184,14 @@ def plot_points(values: Mapping[str, Any], links: Sequence[tuple[int, int]], pic
     style = {"s": 38, "edgecolors": "black", "linewidths": 0.5} if few else {"s": 9, "alpha": 0.6, "linewidths": 0}
     kind = "Translations" if links else "Tokens of translations"
     kept = "" if values["explained"] is None else f", {100 * values['explained']:.0f}% of the variance"
-    with _picture(picture, 8.4, 6) as figure:
+    with picture.drawn(8.4, 6) as figure:
         axes = figure.subplots()
         for pair in links:
             axes.plot(*points[list(pair)].T, color="#9a9a9a", linewidth=0.7, zorder=1)
-        for i, language in enumerate(dict.fromkeys(languages.tolist())):
+        distinct = list(dict.fromkeys(languages.tolist()))
+        for i, (language, label) in enumerate(zip(distinct, _named(distinct), strict=True)):
             looks = {"c": _COLOURS[i % len(_COLOURS)], "marker": _MARKERS[i % len(_MARKERS)], "zorder": 2, **style}
-            axes.scatter(*points[languages == language].T, label=f"{name(language)} ({language})", **looks)
+            axes.scatter(*points[languages == language].T, label=label, **looks)
         for i in labelled:
             _label(axes, (*points[i],), values["points"][i]["label"].strip())
         axes.set_title(f"{kind} ({'PCA' if values['method'] == 'pca' else 't-SNE'}{kept})")
