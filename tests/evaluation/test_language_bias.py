@@ -58,10 +58,10 @@ def test_shares_are_those_of_the_formula_and_the_table_shows_them(tmp_path: Path
     assert figures.values["own"]["after"] == pytest.approx(after.diagonal().mean())
     assert figures.values["unbiased"] == pytest.approx(100 * 39 / 119)
     row = figures.printed().splitlines()[3]
-    assert row.split() == ["German", "(de)", f"{before[0, 0]:.1f}", f"{after[0, 0]:.1f}"]
+    assert row.split() == ["German", "(de)", f"{before[0, 0]:.2f}", f"{after[0, 0]:.2f}"]
     for options, message in (
         ({"neighbours": 120}, "`neighbours` 120, but 40 sentences of each of 3 languages; give 1 to 119"),
-        ({"remove_components": 40}, "`remove_components` 40, but 40 sentences .*; give at most 39"),
+        ({"remove_components": 40}, "`remove_components` 40, but 40 sentences .*; give 1 to 39"),
     ):
         with pytest.raises(UserError, match=message):
             measured(LanguageBias, encoder, data=data, **options)

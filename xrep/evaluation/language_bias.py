@@ -81,27 +81,26 @@ class LanguageBias(Evaluation):
         columns = {own: column for each in even for own, column in zip(each.languages, each.columns, strict=True)}
         languages, count, k, removed = languages_of(even), len(even[0]), config.neighbours, config.remove_components
         self.check(model)
-        sentences, most = f"{count} sentences of each of {len(languages)} languages", count * len(languages) - 1
-        if k > most:
-            raise UserError(f"`neighbours` {k}, but {sentences}", cure=f"give 1 to {most}")
-        if removed >= count:
-            raise UserError(f"`remove_components` {removed}, but {sentences}", cure=f"give at most {count - 1}")
+        sentences, others = f"{count} sentences of each of {len(languages)} languages", count * len(languages) - 1
+        for option, most in (("neighbours", others), ("remove_components", count - 1)):
+            if (given := getattr(config, option)) > most:
+                raise UserError(f"`{option}` {given}, but {sentences}", cure=f"give 1 to {most}")
         vectors = [model.encode(columns[language], language) for language in languages]
         without = [without_components(own, removed) for own in vectors]
         after = f"without {removed} component{'s' if removed > 1 else ''}"
         shares = {"as it is": 100 * language_shares(vectors, k), after: 100 * language_shares(without, k)}
         means = [float(matrix.diagonal().mean()) for matrix in shares.values()]
         # The share of the own language if neighbours were drawn at random from the other sentences.
-        unbiased = 100 * (count - 1) / most
-        when, own = ("before", "after"), f"own language of {len(languages)}"
+        unbiased, own = 100 * (count - 1) / others, f"own language of {len(languages)}"
         heading = f"share (%) of the own language among the {k} nearest neighbours, {unbiased:.1f} without a bias"
         title = f"Languages of the {k} nearest neighbours ({unbiased:.1f}% each without a bias)"
         return Figures(
             text=f"{heading}; {sentences}\n{_text(languages, shares)}",
             values={
-                "own": dict(zip(when, means, strict=True)),
+                "own": {"before": means[0], "after": means[1]},
                 "unbiased": unbiased,
-                **{name: _nested(languages, matrix) for name, matrix in zip(when, shares.values(), strict=True)},
+                "before": _nested(languages, shares["as it is"]),
+                "after": _nested(languages, shares[after]),
                 "sentences": count,
             },
             headline={own: means[0], f"{own}, {after}": means[1]},
@@ -139,15 +138,12 @@ def _even(tables: Sequence[Examples], limit: int) -> list[Examples]:
 def _text(languages: Sequence[str], shares: Mapping[str, np.ndarray]) -> str:
     """Return the share of the own language before and after and, for up to 12 languages, the shares of all."""
     own = np.stack([matrix.diagonal() for matrix in shares.values()], axis=1)
-    names = [f"{name(language)} ({language})" for language in languages]
-    parts = [table(["query", *shares], [*_rows(names, own), [], *_rows(["mean"], own.mean(axis=0, keepdims=True))])]
+    rows = [[f"{name(language)} ({language})", *row] for language, row in zip(languages, own.tolist(), strict=True)]
+    parts = [table(["query", *shares], [*rows, [], ["mean", *own.mean(axis=0).tolist()]])]
     for title, matrix in shares.items() if len(languages) <= 12 else ():
-        parts += ["", f"share (%) of each language, {title}", table(["query", *languages], _rows(languages, matrix))]
+        rows = [[language, *row.values()] for language, row in _nested(languages, matrix).items()]
+        parts += ["", f"share (%) of each language, {title}", table(["query", *languages], rows)]
     return "\n".join(parts)
-
-
-def _rows(names: Sequence[str], shares: np.ndarray) -> list[list[str]]:
-    return [[name, *(f"{share:.1f}" for share in row)] for name, row in zip(names, shares, strict=True)]
 
 
 def _nested(languages: Sequence[str], shares: np.ndarray) -> dict[str, dict[str, float]]:
