@@ -143,11 +143,11 @@ class Evaluation(ABC):
     """Whether ``--path`` names the model; if not, the options of the evaluation name it."""
     resampled: ClassVar[bool] = True
     """Whether its figures have ``resamples``; if not, ``--resamples`` is refused before a model is loaded."""
+    labels: ClassVar[Mapping[str, str]] = {}
+    """Headings of figures whose name is not printed as it is."""
     heading: ClassVar[str] = "language"
     unit: ClassVar[str] = "examples"
     """Headings of the first two columns of the printed table: what a table is, and an example."""
-    labels: ClassVar[Mapping[str, str]] = {}
-    """Headings of figures whose name is not printed as it is."""
     least: ClassVar[int] = 1
     """Number of examples of each table that must be left."""
     unrecorded: ClassVar = frozenset({"data", "batch_tokens", "cache", "list_sentences", "dimensions", "plot"})

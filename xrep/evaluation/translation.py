@@ -3,14 +3,12 @@ Universal Representations Across Languages" (table 6), where a model trained on 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from xrep.config.ranges import out_of_range
-from xrep.errors import ConfigError, UserError
+from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples, OverlapOption, PrecisionOption, Result, Score, TableEvaluation
 from xrep.evaluation.multilingual import files_of_pattern, read_parallel
 from xrep.evaluation.reading import choose_languages
@@ -71,10 +69,10 @@ class TranslationQuality(TableEvaluation):
     def read(self) -> list[Examples]:
         """Check the options. The target language depends on the model, so ``check`` reads the text."""
         config = self.config
-        given = {**vars(config), "length_penalty": config.lenpen, "length_penalty_form": config.lenpen_form}
-        self.search = SearchOptions(**{own.name: given[own.name] for own in fields(SearchOptions) if own.name in given})
-        if problems := self.search.problems() + out_of_range(config, max_tokens="[1, inf)"):
-            raise ConfigError([re.sub(r"^\w+", r"`\g<0>`", p.replace("length_penalty", "lenpen")) for p in problems])
+        penalty = {"length_penalty": config.lenpen, "length_penalty_form": config.lenpen_form}
+        lengths = {"max_length_a": config.max_length_a, "max_length_b": config.max_length_b}
+        self.search = SearchOptions(beam=config.beam, **penalty, **lengths)
+        self.search.check()
         if config.save_translations is not None:
             check_output(config.save_translations, folder=True)
         self.files = files_of_pattern(config.data)
@@ -86,24 +84,18 @@ class TranslationQuality(TableEvaluation):
 
     def check(self, model: Translator) -> None:
         """Read a table for each source language."""
-        target, wanted = model.model.target_languages[model.target(self.config.target_lang)], self.languages
-        if self.config.langs == "all":
-            wanted = [language for language in wanted if language != target]
-        cure = f"the data has {','.join(sorted(self.files))}"
-        if target not in self.files:
-            raise UserError(f"no file of {target}", path=self.config.data, cure=cure)
-        if not wanted or target in wanted:
-            problem = f"{target} is the target language" if wanted else "no source language"
-            raise UserError(problem, path=self.config.data, cure=f"name others with `langs`; {cure}")
-        pairs = [{language: self.files[language], target: self.files[target]} for language in wanted]
+        target = model.model.target_languages[model.target(self.config.target_lang)]
+        sources = [language for language in self.languages if language != target]
+        if target not in self.files or not sources:
+            problem = f"no text in {target}, the target language, and in another language"
+            raise UserError(problem, path=self.config.data, cure=f"the data has {','.join(sorted(self.files))}")
+        pairs = [{language: self.files[language], target: self.files[target]} for language in sources]
         self.tables = [read_parallel("-".join(files), files) for files in pairs]
         self.seen = model.text.source_languages
 
     def score(self, model: Translator, examples: Examples) -> Score:
-        """Translate a test.
-
-        ``multi_bleu`` is BLEU of the same words as ``bleu``, without smoothing. ``zero_shot`` says whether the model
-        was never trained to translate from this language, and ``cut`` how many sentences exceeded its maximum length.
+        """Translate a test. ``multi_bleu`` is BLEU of the same words as ``bleu``, without smoothing, ``zero_shot`` says
+        that the model was never trained to translate from this language, and ``cut`` how many sentences were too long.
         """
         config, (sources, references), (language, target) = self.config, examples.columns, examples.languages
         read = model.read(sources)
@@ -135,8 +127,7 @@ class TranslationQuality(TableEvaluation):
         return f"{name(language)} ({language}){'' if language in self.seen else ', zero-shot'}"
 
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
-        """Return the table, the signatures and, for tokenised text, the BLEU that multi-bleu.perl computes, as
-        sacrebleu writes it."""
+        """Return the table, the signatures and, for tokenised text, the BLEU that multi-bleu.perl computes."""
         first, *_ = measured = list(results.values())
         target, signatures = first.examples.languages[1], first.score.details["signatures"]
         lines = [f"into {name(target)} ({target})", super().text(results, averages)]
