@@ -17,7 +17,7 @@ import numpy as np
 from xrep.errors import UserError
 from xrep.evaluation import tatoeba
 from xrep.evaluation.evaluation import Examples
-from xrep.evaluation.reading import check_parallel, choose_languages, read_columns, read_sentences
+from xrep.evaluation.reading import check_least, check_parallel, choose_languages, read_columns, read_sentences
 from xrep.text.languages import canonical
 
 SHOWN = ("de", "en", "es", "fr", "ja", "ko", "zh")
@@ -47,8 +47,7 @@ def read_texts(options: TextOptions) -> list[Examples]:
     ``NS``, with which PAWS-X marks a sentence that has no translation.
     """
     data, langs = options.data, options.langs
-    if options.column < 1:
-        raise UserError(f"`column` {options.column}", cure="columns are counted from 1")
+    check_least(options, column=1)
     codes = {} if "{lang}" in data else tatoeba.available(data)
     files = files_of_pattern(data) if "{lang}" in data else {}
     known, hub = sorted({*files, *codes, "en"} if codes else files), {"en"} if codes else set()
@@ -83,13 +82,9 @@ def files_of_pattern(pattern: str) -> dict[str, Path]:
     if len(others) != 1:
         problem = f"{{lang}} occurs {'more than once' if others else 'nowhere'}"
         raise UserError(problem, path=pattern, cure="write it once, in place of the language")
-    files: dict[str, Path] = {}
-    for name in sorted(glob.glob(f"{glob.escape(before)}*{glob.escape(others[0])}")):
-        code = name[len(before) : len(name) - len(others[0])]
-        if _CODE.fullmatch(code):
-            if other := files.get(canonical(code)):
-                raise UserError(f"{other} is of the same language", path=name, cure="move one of the two elsewhere")
-            files[canonical(code)] = Path(name)
+    names = sorted(glob.glob(f"{glob.escape(before)}*{glob.escape(others[0])}"))
+    codes = {name[len(before) : len(name) - len(others[0])]: Path(name) for name in names}
+    files = {canonical(code): file for code, file in codes.items() if _CODE.fullmatch(code)}
     if not files:
         raise UserError("no such files", path=pattern, cure="{lang} stands for the language")
     return files

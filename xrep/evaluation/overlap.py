@@ -24,7 +24,6 @@ class Overlap:
 
     @property
     def line(self) -> str:
-        """The line about the overlap that every evaluation prints."""
         if self.found is None:
             return "overlap: unknown (no training hashes beside the encoder)"
         left_out = ", left out" if self.dropped else ""
@@ -37,15 +36,6 @@ def total(overlaps: Iterable[Overlap]) -> Overlap:
     known = [part.found for part in parts if part.found is not None]
     sizes, dropped = [part.total for part in parts], any(part.dropped for part in parts)
     return Overlap(sum(known) if len(known) == len(parts) else None, sum(sizes), dropped)
-
-
-def load_training_hashes(path: Path) -> np.ndarray:
-    """Map the hashes of the training sentences, sorted uint64 [K], into memory."""
-    cure = "restore the file, or delete it to measure without the overlap"
-    hashes = open_array(path, "training hashes", cure)
-    if hashes.ndim != 1 or hashes.dtype != np.uint64:
-        raise UserError("not a file of training hashes", path=path, cure=cure)
-    return hashes
 
 
 def seen(sentences: Sequence[str], training_hashes: np.ndarray) -> np.ndarray:
@@ -64,18 +54,17 @@ def find_overlap(
     """Return a mask of the examples to measure, bool [N], and the overlap with the training data.
 
     Args:
-        training_hashes: File of training hashes, or None if there is none.
         columns: Sentences of N examples: one column for single sentences, two for pairs.
-        drop: Leave out the examples of which a sentence is in the training data.
+        drop: Leave out the examples of which a sentence is in the training data, of which ``least`` must be left.
         name: Name of the test, for error messages.
-        least: Number of examples that must be left.
     """
     count, cure = len(columns[0]), "measure without `drop_overlap`"
     if training_hashes is None:
         if drop:
             raise UserError("no training hashes beside the encoder", cure=cure)
         return np.ones(count, dtype=bool), Overlap(None, count)
-    hashes = load_training_hashes(training_hashes)
+    restored = "restore the file, or delete it to measure without the overlap"
+    hashes = open_array(training_hashes, "training hashes", restored)
     known = np.logical_or.reduce([seen(column, hashes) for column in columns])
     found = int(known.sum())
     if drop and count - found < least:

@@ -13,7 +13,7 @@ from xrep.text.readers import read_lines
 
 
 def named(text: str, option: str) -> list[str]:
-    """Return the names in the value of an option, which commas separate, each once. Raises UserError if it has none."""
+    """Return the names in the value of an option, which commas separate, each once."""
     if names := [name for name in map(str.strip, text.split(",")) if name]:
         return list(dict.fromkeys(names))
     raise UserError(f"`{option}` {text!r} names nothing", cure="give names, separated by commas")
@@ -24,8 +24,8 @@ def choose_names(
 ) -> list[str]:
     """Return which of the ``known`` names are among ``names``, of which ``all`` stands for all of them.
 
-    They are in the order of ``known``, on which the draws of the bootstrap depend. Raises UserError if another is
-    named; ``data`` and ``path`` say what there is of a name (``STS data for``), and where.
+    They are in the order of ``known``, on which the draws of the bootstrap depend. ``data`` and ``path`` say in
+    messages what there is of a name (``STS data for``), and where.
     """
     if missing := [name for name in names if name not in {"all", *known}]:
         raise UserError(f"no {data} {' '.join(missing)}", path=path, cure=f"the data has {','.join(known)}")
@@ -36,7 +36,7 @@ def named_languages(
     text: str, known: Collection[str] = (), groups: Mapping[str, Sequence[str]] | None = None
 ) -> list[str]:
     """Return the canonical codes in the value of ``langs``, each once. They are given as ``de`` or ``deu``, or by the
-    name of one of the ``groups``; ``all`` stays as it is. Raises UserError if a pair is named, or nothing."""
+    name of one of the ``groups``; ``all`` stays as it is."""
     languages = list[str]()
     for code in named(text, "langs"):
         refuse_pair(code, "langs", known)
@@ -56,27 +56,25 @@ def choose_languages(
 
 
 def check_least(options: object, **least: int) -> None:
-    """Raise a UserError if a number among the options of an evaluation is below its least value."""
+    """Check that numbers among the options of an evaluation are not below their least values."""
     for name, value in least.items():
         if (given := getattr(options, name)) < value:
             raise UserError(f"`{name}` {given}", cure=f"give at least {value}")
 
 
 def check_seed(seed: int, option: str = "seed") -> None:
-    """Raise a UserError if a seed is not in the range that numpy and scikit-learn take."""
+    """Check that numpy and scikit-learn take a seed."""
     if not 0 <= seed < 2**32:
         raise UserError(f"`{option}` {seed}", cure="give a number from 0 to 4294967295")
 
 
 def existing_folder(path: str | Path, cure: str) -> Path:
-    """Return the path of a folder, or raise a UserError that ends with ``cure`` if there is none."""
     if not Path(path).is_dir():
         raise UserError("no such folder", path=path, cure=cure)
     return Path(path)
 
 
 def read_sentences(path: Path) -> list[str]:
-    """Return the lines of a text file."""
     return [line for _, line in read_lines(path)]
 
 
@@ -91,13 +89,13 @@ def read_columns(path: Path, least: int) -> Iterator[tuple[int, list[str]]]:
 
 
 def check_parallel(columns: Sequence[Sequence[object]], paths: Sequence[Path]) -> None:
-    """Raise a UserError unless files, whose lines are ``columns``, have the same number of lines."""
-    sizes = [len(column) for column in columns]
-    shortest, longest = sizes.index(min(sizes)), sizes.index(max(sizes))
-    if sizes[shortest] < sizes[longest]:
-        problem = f"{sizes[shortest]} lines, but {paths[longest].name} has {sizes[longest]}"
+    """Check that files, whose lines are ``columns``, have the same number of lines."""
+    sizes = {path: len(column) for path, column in zip(paths, columns, strict=True)}
+    short, *_, long = sorted(sizes, key=lambda path: sizes[path])
+    if sizes[short] < sizes[long]:
+        problem = f"{sizes[short]} lines, but {long.name} has {sizes[long]}"
         cure = "line i of one must belong to line i of the other"
-        raise UserError(problem, path=paths[shortest], line=sizes[shortest] + 1, cure=cure)
+        raise UserError(problem, path=short, line=sizes[short] + 1, cure=cure)
 
 
 def folders_with(folder: Path, pattern: str = ".*") -> dict[Path, list[str]]:
