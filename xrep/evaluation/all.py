@@ -45,12 +45,10 @@ class All(Evaluation):
     config: Config
 
     def read(self) -> list[Examples]:
-        config = self.config
-        self.found = find_tests(existing_folder(config.data, "name a folder with data of tests"))
-        self.named = None if config.langs is None else named_languages(config.langs, groups=GROUPS)
-        if config.list_sentences is None:  # the languages are those of the encoder
-            return []
-        return [examples for test in self._tests(self._languages([])) for examples in test.read()]
+        self.found = find_tests(existing_folder(self.config.data, "name a folder with data of tests"))
+        listed = self._tests(self._languages([]))
+        # Only to list the sentences: the languages to measure are those of the encoder.
+        return [examples for test in listed for examples in test.read()] if self.config.list_sentences else []
 
     def measure(self, model: Encoder) -> Figures:
         languages = self._languages(model.languages)
@@ -76,8 +74,9 @@ class All(Evaluation):
 
     def _languages(self, trained: Sequence[str]) -> list[str] | None:
         """Return the languages to measure; None: all."""
-        if self.named is not None:
-            return None if "all" in self.named else self.named
+        if self.config.langs is not None:
+            named = named_languages(self.config.langs, groups=GROUPS)
+            return None if "all" in named else named
         if len(trained) < 2:  # a single language says little about an encoder that reads several
             return None
         print(f"languages of the encoder's training text: {','.join(trained)}", file=sys.stderr)

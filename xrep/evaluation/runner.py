@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
@@ -69,18 +68,14 @@ def run_tests(tests: Sequence[Test], open_model: Callable[[Test], Any]) -> Resul
                 results.figures[test.label], results.records[test.label] = measured
             else:
                 results.left_out[test.label] = f"no data in {' '.join(test.languages)}"
-        except Exception as error:
-            if not isinstance(error, (UserError, OSError)):  # a bug
-                traceback.print_exc()
-                error = f"{type(error).__name__}: {error}"
+        except (UserError, OSError) as error:
             results.failed[test.label] = " ".join(str(error).split())
     return results
 
 
 def measure(name: str, evaluation: Evaluation, model: Any, seeds: int = 0) -> tuple[Figures, dict[str, Any]]:
-    """Measure a model, and its architecture with random weights of a number of seeds. Return the figures and the
-    record. Of random weights it has all values, and of each headline the mean and the spread (the sample standard
-    deviation; null for one seed)."""
+    """Measure a model, and its architecture with random weights of a number of seeds; return the figures and a record.
+    Of random weights it has all values, and the mean and standard deviation (null for one seed) of each headline."""
     random = [evaluation.measure(with_random_weights(model, seed)) for seed in range(seeds)]
     figures = evaluation.measure(model)
     record = figures.record(name, model)
@@ -97,7 +92,7 @@ def measure(name: str, evaluation: Evaluation, model: Any, seeds: int = 0) -> tu
 
 def models(evaluation: Evaluation, paths: Sequence[str], dimensions: str | None = None) -> Iterator[Any]:
     """Open models one after the other, so that one is in memory at a time, and yield each of them, and with
-    ``dimensions`` those of its shorter vectors. Raises UserError before the first one if a model cannot be opened."""
+    ``dimensions`` those of its shorter vectors. That all can be opened is found before the first one."""
     for path in paths[1:]:
         shortened(evaluation.open(path), dimensions)
     with tempfile.TemporaryDirectory() as folder:
