@@ -101,7 +101,7 @@ def measure(
 
     threshold, taken, right, gold = -np.inf, set[Pair](), 0, set[Pair]()
     for name, split in splits.items():
-        mined, gold = rule(*vectors[name], *how), {(int(source), int(target)) for source, target in split.gold}
+        mined, gold = rule(*vectors[name], *how), {(int(source), int(target)) for source, target in split.pairs.gold}
         pairs = list(zip(mined.source.tolist(), mined.target.tolist(), strict=True))
         correct = np.array([pair in gold for pair in pairs])
         if name == "training":
@@ -119,7 +119,7 @@ def study(encoder: Encoder, splits: dict[str, Split], k: int) -> list[dict[str, 
     vectors: dict[str, Vectors] = {}
     for name, split in splits.items():
         sides = split.source, split.target
-        progress(f"{split.pair} {name}: {' and '.join(str(len(side)) for side in sides)} sentences")
+        progress(f"{split.pairs.name} {name}: {' and '.join(str(len(side)) for side in sides)} sentences")
         check_neighbours(k, *(len(side) for side in sides))
         x, y = (encoder.encode(side.columns[0], side.languages[0]) for side in sides)
         vectors[name] = x, y

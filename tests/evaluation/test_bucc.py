@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.evaluation.conftest import NgramEncoder, measured, published, save_hashes, write
+from tests.evaluation.conftest import NgramEncoder, measured, published, write
 from tests.retrieval import plain_margins
 from tests.support.corpus import sentence_pairs
 from xrep.errors import UserError
 from xrep.evaluation import bucc
 from xrep.evaluation.bucc import Bucc
-from xrep.evaluation.evaluation import Score
 from xrep.retrieval.margins import MARGINS, RETRIEVALS
 from xrep.store.vectors import normalize_rows
 
@@ -44,11 +43,7 @@ def plain_result(
 ) -> tuple[dict[tuple[int, int], float], set]:
     x, y = (encoder.encode(side.columns[0], side.languages[0]) for side in (split.source, split.target))
     found = plain_margins.pairs(x, y, options.neighbours, options.margin, options.retrieval)
-    return found, set(map(tuple, split.gold.tolist()))
-
-
-def values(score: Score) -> dict[str, Any]:
-    return {**score.figures, **score.details}
+    return found, set(map(tuple, split.pairs.gold.tolist()))
 
 
 @pytest.mark.parametrize("margin", MARGINS)
@@ -59,8 +54,11 @@ def test_the_threshold_of_one_split_is_applied_to_the_other(
     gold = [write_split(name, seed, 20, 30) for seed, name in enumerate(("training", "test"))]
     tuning, test = map(bucc.read_split, gold)
     options = Bucc.Config(data=str(gold[0].parent), margin=margin, retrieval=retrieval, neighbours=3)
-    figures = measured(Bucc, TRIGRAMS, **vars(options))
-    result = figures.values["tables"]["de-en"]
+
+    def table(options: Bucc.Config) -> dict[str, Any]:
+        return measured(Bucc, TRIGRAMS, **vars(options)).values["tables"]["de-en"]
+
+    figures, result = measured(Bucc, TRIGRAMS, **vars(options)), table(options)
     assert len(set(figures.files)) == 6 and f"{result['precision']:.2f}" in figures.text
     assert figures.headline == {"mean F1": result["f1"]}
     assert figures.resamples["mean F1"].mean() == pytest.approx(result["f1"], abs=5)
@@ -68,14 +66,14 @@ def test_the_threshold_of_one_split_is_applied_to_the_other(
     assert result["threshold_from"] == "training" and result["threshold"] == pytest.approx(threshold, abs=2e-6)
     mined = plain_result(test, options)
     assert result["f1"] == pytest.approx(plain_margins.f1_at(*mined, threshold))
-    oracle = values(bucc.measure(TRIGRAMS, test, None, replace(options, oracle=True)))
+    oracle = table(replace(options, oracle=True))
     best, f1 = plain_margins.best_f1(*mined)
     assert (oracle["threshold_from"], oracle["f1"]) == ("oracle", pytest.approx(f1))
     assert oracle["threshold"] == pytest.approx(best, abs=2e-6) and f1 >= result["f1"]
     assert bucc.plan(["dev", "test"], "de-en", options) == ("test", "dev")
     assert bucc.plan(["sample", "training"], "de-en", replace(options, split="training")) == ("training", "sample")
-    given = values(bucc.measure(TRIGRAMS, test, None, replace(options, threshold=result["threshold"])))
-    assert {**result, **given} == {**result, "threshold_from": "given"}
+    given = table(replace(options, threshold=result["threshold"]))
+    assert given == {**result, "threshold_from": "given"}
 
 
 def test_equal_sentences_count_once(tmp_path: Path) -> None:
@@ -85,15 +83,14 @@ def test_equal_sentences_count_once(tmp_path: Path) -> None:
     write(tmp_path / "de-en.dev.en", ["e1\tyard", "e2\thouse", "e3\thouse", "e4\thome"])
     split = bucc.read_split(write(tmp_path / "de-en.dev.gold", ["d3\te3", "d1\te2", "", "d2\te1", "d1\te4"]))
     assert (*split.source.columns, *split.target.columns) == (["Haus", "Hof"], ["yard", "house", "home"])
-    assert split.gold.tolist() == [[0, 1], [0, 2], [1, 0]]
-    hashes = save_hashes(tmp_path, ["house"])
-    kept, _ = bucc.leave_out_overlap(split, hashes, drop=True)
+    assert split.pairs.gold.tolist() == [[0, 1], [0, 2], [1, 0]]
+    kept = bucc.leave_out(split, split.pairs.only(np.array([False, True, True])))
     assert (*kept.source.columns, *kept.target.columns) == (["Haus", "Hof"], ["yard", "home"])
-    assert kept.gold.tolist() == [[0, 1], [1, 0]] and bucc.leave_out_overlap(split, hashes, drop=False)[0] is split
+    assert kept.pairs.gold.tolist() == [[0, 1], [1, 0]]
     write(tmp_path / "de-en.dev.de", ["d1\tHaus", "d2\tHaus", "d3\tHaus"])
-    once = bucc.read_split(tmp_path / "de-en.dev.gold", merge=False)
-    with pytest.raises(UserError, match="de-en: no candidates in dev; use another margin or `retrieval`, or leave"):
-        bucc.measure(TRIGRAMS, once, None, Bucc.Config(data="", neighbours=1, drop_repeated=True))
+    options = {"data": str(tmp_path), "neighbours": 1, "drop_repeated": True, "oracle": True}
+    with pytest.raises(UserError, match="de-en: no candidates .*; use another margin or `retrieval`, or leave"):
+        measured(Bucc, TRIGRAMS, **options)
     write(tmp_path / "de-en.dev.gold", ["", " "])
     with pytest.raises(UserError, match="de-en.dev.gold: only empty lines"):
         bucc.read_split(tmp_path / "de-en.dev.gold")
@@ -104,18 +101,18 @@ def test_the_sample_of_the_shared_task() -> None:
     """Random vectors near to each other for gold pairs, with some of the other sentences: the plain version takes
     minutes with all 13,000."""
     split = bucc.read_split(bucc.select("all", published("mining/bucc2018_zh-en_sample"))["zh-en"]["dev"])
-    assert (split.source.gold.sum(), split.target.gold.sum(), len(split.gold)) == (8624, 13589, 257)
+    assert (split.source.gold.sum(), split.target.gold.sum(), len(split.pairs)) == (8624, 13589, 257)
     sides, columns, draw, vectors = [], [], np.random.default_rng(0), {}
-    for side, rows in zip((split.source, split.target), split.gold.T, strict=True):
+    for side, rows in zip((split.source, split.target), split.pairs.gold.T, strict=True):
         kept = np.unique(np.concatenate([rows, np.arange(800)]))
         sides.append(side.only(np.isin(np.arange(len(side)), kept)))
         columns.append(np.searchsorted(kept, rows))
         vectors[side.languages[0]] = draw.standard_normal((len(kept), 64)).astype(np.float32)
-    split = replace(split, source=sides[0], target=sides[1], gold=np.stack(columns, axis=1))
+    split = bucc.Split(*sides, replace(split.pairs, gold=np.stack(columns, axis=1)))
     np.add.at(vectors["zh"], columns[0], 0.65 * vectors["en"][columns[1]])
     encoder, options = NgramEncoder(), Bucc.Config(data="", margin="ratio", oracle=True)
     encoder.encode = lambda sentences, lang, **options: normalize_rows(vectors[lang])
-    result = values(bucc.measure(encoder, split, None, options))
+    score = Bucc(options).score(encoder, split, None)
     threshold, f1 = plain_margins.best_f1(*plain_result(split, options, encoder))
-    assert 40 < f1 < 95 and result["f1"] == pytest.approx(f1)
-    assert result["threshold"] == pytest.approx(threshold, abs=2e-6)
+    assert 40 < f1 < 95 and score.figures["f1"] == pytest.approx(f1)
+    assert score.details["threshold"] == pytest.approx(threshold, abs=2e-6)

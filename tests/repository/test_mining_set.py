@@ -29,6 +29,6 @@ def test_gold_is_the_parallel_text(make, tmp_path: Path, capsys: pytest.CaptureF
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     split = read_split(tmp_path / "one" / "de-en.test.gold")
     found = set(zip(*split.pairs.columns, strict=True))
-    assert found <= set(pairs) and len(split.gold) == kept
+    assert found <= set(pairs) and len(split.pairs) == kept
     rows = [pairs.index(pair) for pair in sorted(found, key=lambda pair: split.target.columns[0].index(pair[1]))]
     assert rows != sorted(rows)
