@@ -148,7 +148,7 @@ class Evaluation(ABC):
     heading: ClassVar[str] = "language"
     unit: ClassVar[str] = "examples"
     """Headings of the first two columns of the printed table: what a table is, and an example."""
-    least: ClassVar[int] = 1
+    least: int = 1
     """Number of examples of each table that must be left."""
     unrecorded: ClassVar = frozenset({"data", "batch_tokens", "cache", "list_sentences", "dimensions", "plot"})
     """Options on which the figures do not depend."""
