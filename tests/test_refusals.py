@@ -242,10 +242,9 @@ eval tatoeba ... --path de.txt               | de.txt: not a checkpoint
 eval tatoeba ... --path vectors              | vectors/sentences.tsv:
 eval tatoeba ... --data absent               | absent: no such folder; name the folder of LASER's
 eval tatoeba ... --data dir                  | dir: no file tatoeba.{xxx}-eng.{xxx} in it; name the folder
-eval tatoeba ... --data blank                | blank/tatoeba.deu-eng.deu:2: a blank line
 eval tatoeba ... --langs xx                  | xx; the data has
 eval tatoeba ... --dimensions 8 --resamples r.json | --resamples with --dimensions; measure one model, and one width
-eval tatoeba ... --margin ratio --neighbours 41 | --neighbours 41, but 40 pairs of de;
+eval tatoeba ... --margin ratio --neighbours 41 | 40 pairs of de, but 41 are needed; give smaller --neighbours
 eval tatoeba ... --remove-components 16      | --remove-components 16 of vectors 16 wide
 eval tatoeba ... --drop-overlap              | no training hashes beside the encoder
 eval tatoeba ... --plot plot.banana          | a plot is one of .png,
@@ -319,7 +318,6 @@ def _inputs(folder: Path) -> None:
         "dir/notes.md": ["mine"], "mined.tsv.work/notes.txt": ["mine"],
         "one_side/train.de-en.de": ["Guten Tag"], "strange/test-de.tsv": ["awake\tdas Haus", "hungry\tdas Kind"],
         "tat/tatoeba.deu-eng.deu": german, "tat/tatoeba.deu-eng.eng": english,
-        "blank/tatoeba.deu-eng.deu": ["a", " "], "blank/tatoeba.deu-eng.eng": ["b", "c"],
         "sts/sts-test.csv": [f"m\tM\t1\t{i}\t{i % 6}\t{one}\t{two}" for i, (one, two) in enumerate(pairs)],
         "bad_sts/sts-test.csv": ["n\tM\t1\t1\t4\ta\tb", "n\tM\t1\t2\t5.1\tc\td"],
         "bucc/de-en.dev.de": [f"d{i}\t{text}" for i, text in enumerate(german)],

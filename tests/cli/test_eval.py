@@ -13,7 +13,6 @@ from tests.cli.conftest import SENTENCES, Measure, write_lines, write_tatoeba, w
 from tests.support.commands import Commands
 from tests.support.encoders import write_encoder
 from xrep.evaluation.all import find_tests
-from xrep.evaluation.tatoeba import PROTOCOL
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.registry import EVALUATIONS
 
@@ -68,7 +67,7 @@ def test_margin_and_components_reach_the_measurement(encoder: Path, tatoeba: Pat
     options = "--margin ratio --neighbours 3 --remove-components 2 --langs deu --drop-overlap".split()
     record = measure("tatoeba", "--path", encoder, "--data", tatoeba, *options)
     scoring = {"margin": "ratio", "neighbours": 3, "remove_components": 2, "direction": "both", "langs": "deu"}
-    settings = {**scoring, "drop_overlap": True, "layer": None, "precision": "float32", "protocol": PROTOCOL}
+    settings = {**scoring, "drop_overlap": True, "layer": None, "precision": "float32"}
     assert record["settings"] == settings
     assert record["overlap"] == {"found": 2, "total": 6, "dropped": True}
     assert record["values"]["tables"]["de"]["examples"] == 4

@@ -32,20 +32,16 @@ from xrep.retrieval.margins import margin_scores
 from xrep.text.languages import canonical, name
 
 _36 = "af ar bg bn de el es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr nl pt ru sw ta te th tl tr ur vi zh"
-_TOO_SMALL = "jv ka kk ml sw ta te th"
-GROUPS: dict[str, tuple[str, ...]] = {
-    "14": tuple("ar bg de el es fr hi ru sw th tr ur vi zh".split()),
-    "28": tuple(language for language in _36.split() if language not in _TOO_SMALL.split()),
-    "36": tuple(_36.split()),
-    "11": tuple("fr zh es de ru it tr pt hu ja nl".split()),
+GROUPS = {
+    "11": "fr zh es de ru it tr pt hu ja nl".split(),
+    "14": "ar bg de el es fr hi ru sw th tr ur vi zh".split(),
+    "28": [language for language in _36.split() if language not in "jv ka kk ml sw ta te th".split()],
+    "36": _36.split(),
 }
 """Languages of the published averages. 14, 28 and 36 are those of "Dual-Alignment Pre-training for Cross-lingual
 Sentence Embedding" (section 4.4, appendix A; the 36 are XTREME's, and the 28 are those of them with 1000 pairs). 11 are
 those of "Universal Sentence Representation Learning with Conditional Masked Language Model" (table 8)."""
 DIRECTIONS = ("xx-en", "en-xx", "mean")
-PROTOCOL = (
-    "best by cosine (or its margin) among all sentences of the other side, right if on the same line; both directions"
-)
 
 
 class Tatoeba(TableEvaluation):
@@ -86,7 +82,6 @@ class Tatoeba(TableEvaluation):
 
     config: Config
     unit = "pairs"
-    least = 2
 
     @classmethod
     def find(cls, folder: Path) -> dict[Path, Any]:
@@ -97,22 +92,17 @@ class Tatoeba(TableEvaluation):
         check_least(config, neighbours=1, remove_components=0)
         wanted = choose_languages(config.langs, codes, "Tatoeba files for", config.data, GROUPS)
         tables = [read_pairs(config.data, codes[language]) for language in wanted]
-        self._check_size(min(tables, key=len))
+        smallest = min(tables, key=len)
+        self.least = max(1 if config.margin == "absolute" else config.neighbours, config.remove_components + 1)
+        if len(smallest) < self.least:
+            cure = f"give smaller `neighbours` and `remove_components`, or leave {smallest.name} out"
+            raise UserError(f"{len(smallest)} pairs of {smallest.name}, but {self.least} are needed", cure=cure)
         return tables
-
-    def _check_size(self, examples: Examples) -> None:
-        config, pairs = self.config, f"{len(examples)} pairs of {examples.name}"
-        cure = f"give a smaller number, or leave {examples.name} out"
-        if config.margin != "absolute" and len(examples) < config.neighbours:
-            raise UserError(f"`neighbours` {config.neighbours}, but {pairs}", cure=cure)
-        if config.remove_components and len(examples) <= config.remove_components:
-            raise UserError(f"`remove_components` {config.remove_components}, but {pairs}", cure=cure)
 
     def narrow(self, languages: Sequence[str]) -> None:
         super().narrow(["en", *languages])
 
     def score(self, model: Encoder, examples: Examples) -> Score:
-        self._check_size(examples)
         sides = (model.encode(*side) for side in zip(examples.columns, examples.languages, strict=True))
         x, y = (without_components(side, self.config.remove_components) for side in sides)
         right = answers(x, y, self.config)
@@ -125,8 +115,9 @@ class Tatoeba(TableEvaluation):
         return Score(dict(zip(DIRECTIONS, (*accuracy, accuracy.mean), strict=True)), resample)
 
     def averages(self, results: Mapping[str, Result]) -> dict[str, list[str]]:
-        whole = [group for group, missing in _missing(results).items() if not missing]
-        return {**super().averages(results), **{f"average of {group}": list(GROUPS[group]) for group in whole}}
+        groups = {f"average of {group}": names for group, names in GROUPS.items()}
+        whole = {label: names for label, names in groups.items() if results.keys() >= set(names)}
+        return super().averages(results) | whole
 
     def mean(self, scores: Sequence[Score]) -> dict[str, float]:
         forward, backward = np.mean([[score.figures[key] for key in DIRECTIONS[:2]] for score in scores], axis=0)
@@ -138,18 +129,12 @@ class Tatoeba(TableEvaluation):
         return {f"{prefix}{label}": (figure, names) for label, names in self.averages(results).items()}
 
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
-        lines = [super().text({language: results[language] for language in sorted(results, key=name)}, averages)]
-        if missing := [f"{group} ({count} missing)" for group, count in _missing(results).items() if count]:
-            lines.append(f"no average over {', '.join(missing)}: not all their languages were measured")
-        return "\n".join(lines)
+        return super().text({language: results[language] for language in sorted(results, key=name)}, averages)
 
     def figures(self, measured: Sequence[Result]) -> Figures:
         figures = super().figures(measured)
         figures.plot = lambda picture: plot_tatoeba(figures.values["tables"], figures.headline, picture)
         return figures
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "protocol": PROTOCOL}
 
 
 def available(folder: str | Path) -> dict[str, str]:
@@ -159,26 +144,15 @@ def available(folder: str | Path) -> dict[str, str]:
     codes = {file.name.split(".")[1].removesuffix("-eng") for file in folder.glob("tatoeba.*-eng.*")}
     if not codes:
         raise UserError("no file tatoeba.{xxx}-eng.{xxx} in it", path=folder, cure=cure)
-    languages: dict[str, str] = {}
-    for code in sorted(codes):
-        if other := languages.get(canonical(code)):
-            raise UserError(f"{other} and {code} are one language", path=folder, cure="keep the files of one of them")
-        languages[canonical(code)] = code
-    return languages
+    return {canonical(code): code for code in sorted(codes)}
 
 
 def read_pairs(folder: str | Path, code: str) -> Examples:
     """Read the test pairs of one language: its own sentences and their English translations."""
-    paths = [Path(folder) / f"tatoeba.{code}-eng.{side}" for side in (code, "eng")]
-    sides = list[list[str]]()
-    for path in paths:
-        if not path.is_file():
-            raise UserError("no such file", path=path, cure="fetch LASER's Tatoeba test again: each language has two")
-        sides.append(read_sentences(path))
-        if blank := next((number for number, line in enumerate(sides[-1], start=1) if not line.strip()), None):
-            raise UserError("a blank line", path=path, line=blank, cure="fetch LASER's Tatoeba test again")
-    check_parallel(sides, paths)
-    return Examples(canonical(code), (canonical(code), "en"), tuple(sides), files=tuple(paths))
+    files = tuple(Path(folder) / f"tatoeba.{code}-eng.{side}" for side in (code, "eng"))
+    sides = tuple(map(read_sentences, files))
+    check_parallel(sides, files)
+    return Examples(canonical(code), (canonical(code), "en"), sides, files=files)
 
 
 def answers(x: np.ndarray, y: np.ndarray, config: Tatoeba.Config) -> np.ndarray:
@@ -191,8 +165,3 @@ def answers(x: np.ndarray, y: np.ndarray, config: Tatoeba.Config) -> np.ndarray:
     scores = margin_scores(x, y, config.neighbours, config.margin)
     lines, scored = np.arange(len(x)), np.isfinite(scores.diagonal())
     return np.stack([scored & (scores.argmax(axis=axis) == lines) for axis in (1, 0)])
-
-
-def _missing(results: Mapping[str, Result]) -> dict[str, int]:
-    """Return how many languages of each published average were not measured."""
-    return {group: sum(language not in results for language in GROUPS[group]) for group in sorted(GROUPS)}
