@@ -1,9 +1,7 @@
 """Zero-shot semantic textual similarity: correlate the similarity of two vectors with human scores.
 
 The results of a data set with several subsets have been averaged in three ways, which differ by points (Gao et al.,
-2021, "SimCSE", appendix B). All three are reported: ``all`` (one correlation over the pairs of all subsets together),
-``mean`` (the mean of the subsets' correlations) and ``wmean`` (that mean, weighted by the number of pairs). For a data
-set without subsets the three are equal.
+2021, "SimCSE", appendix B), so all three are reported; without subsets they are equal.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ import numpy as np
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, encode_columns, whitened
 from xrep.evaluation.evaluation import Examples, Result, Score, TableEvaluation, VectorTestOptions, table
-from xrep.evaluation.overlap import Overlap
-from xrep.evaluation.reading import choose_languages, folders_with
+from xrep.evaluation.reading import check_least, choose_languages, folders_with
 from xrep.evaluation.sts_sets import find_sets, subsets_of
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.bootstrap import resampled
@@ -59,8 +56,8 @@ class Sts(TableEvaluation):
       SICK/                              SICK_train.txt, SICK_trial.txt (dev), SICK_test_annotated.txt
       stsb_multi_mt/                     stsb-{xx}-{train,dev,test}.csv
 
-    Papers average the subsets of a year in three ways, which differ: all, mean and wmean are printed side by side. The
-    average over STS12 to STS16, STS-B and SICK-R is given if all seven were measured.
+    Papers average the subsets of a year in three ways, which are printed side by side. The average over STS12 to STS16,
+    STS-B and SICK-R is given if all seven were measured.
     """
 
     @dataclass(kw_only=True)
@@ -77,36 +74,25 @@ class Sts(TableEvaluation):
 
     config: Config
 
+    heading, unit, least = "test", "pairs", 2
+
     @classmethod
     def find(cls, folder: Path) -> dict[Path, Any]:
         return {folder: cls.Config(data=str(folder))} if folders_with(folder, _FILES) else {}
 
-    least = 2
-
     def read(self) -> list[Examples]:
-        if self.config.whiten < 0:
-            raise UserError(f"`whiten` {self.config.whiten}", cure="give 0 or more")
+        check_least(self.config, whiten=0)
         return select(find_sets(self.config.data, self.config.split), self.config.langs)
 
-    def without_overlap(self, model: Any, examples: Examples) -> tuple[Examples, Overlap]:
-        kept, overlap = super().without_overlap(model, examples)
-        left = {part.name: len(part) for part in subsets_of(kept)}
-        if few := [part.name for part in subsets_of(examples) if left.get(part.name, 0) < self.least]:
-            raise UserError(f"fewer than 2 pairs of {few[0]} are left", cure="measure without `drop_overlap`")
-        return kept, overlap
-
     def score(self, model: Encoder, examples: Examples) -> Score:
-        subsets = subsets_of(examples)
-        scores = similarities(model, subsets, self.config.whiten)
-        found = correlations_of(examples.name, subsets, scores)
+        scores = similarities(model, examples, self.config.whiten)
+        found, cosine, gold = correlations(examples, scores), scores["cosine"], examples.gold["score"]
         figures = {f"{name} {average}": found["cosine"][name][average] for name in CORRELATIONS for average in AVERAGES}
-        details = {"split": examples.split, "language": examples.languages[0], **found}
-        together, gold = np.concatenate(scores["cosine"]), examples.gold["score"]
 
         def resample(seed: int) -> dict[str, np.ndarray]:
-            return {QUOTED: 100 * resampled(lambda rows: spearman(together[rows], gold[rows]), len(gold))}
+            return {QUOTED: 100 * resampled(lambda rows: spearman(cosine[rows], gold[rows]), len(gold))}
 
-        return Score(figures, resample, details)
+        return Score(figures, resample, {"split": examples.split, "language": examples.languages[0], **found})
 
     def averages(self, results: Mapping[str, Result]) -> dict[str, list[str]]:
         return {"average of 7": list(SEVEN)} if set(SEVEN) <= results.keys() else {}
@@ -115,25 +101,22 @@ class Sts(TableEvaluation):
         labels = {f"{name} {own.examples.split}": [name] for name, own in results.items()} | self.averages(results)
         return {f"{label}, Spearman all": (QUOTED, names) for label, names in labels.items()}
 
+    def shown(self, examples: Examples) -> str:
+        return f"{examples.name} {examples.split}"
+
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
-        rows, others = [], []
-        for name, result in results.items():
-            examples, own = result.examples, result.score.details
-            rows.append([name, examples.split, len(examples), *result.score.figures.values()])
-            subsets = subsets_of(examples)
-            for part in subsets if len(subsets) > 1 else []:
-                spearman_of, pearson_of = (own["cosine"][kind]["subsets"][part.name] for kind in CORRELATIONS)
-                rows.append([f"  {part.name}", "", len(part), spearman_of, "", "", pearson_of])
-            others.append([name, *(own[s][kind]["all"] for kind in CORRELATIONS for s in SIMILARITIES)])
-        header = ["test", "split", "pairs", *(f"{kind} {average}" for kind in CORRELATIONS for average in AVERAGES)]
-        names = [f"{kind} {similarity}" for kind in CORRELATIONS for similarity in SIMILARITIES]
+        pairs = [(kind, similarity) for kind in CORRELATIONS for similarity in SIMILARITIES]
+        rows = []
+        for own in results.values():
+            found = own.score.details
+            rows.append([self.shown(own.examples), *(found[similarity][kind]["all"] for kind, similarity in pairs)])
         lines = [
             "correlation x 100 of the cosine with the gold scores; all: of all subsets' pairs together,",
-            f"mean: of the subsets' correlations, wmean: that mean weighted by pairs\n{table(header, rows)}\n",
-            f"by similarity, all pairs together (the distances negative)\n{table(['test', *names], others)}",
+            "mean: of the subsets' correlations, wmean: that mean weighted by pairs",
+            super().text(results, averages),
+            "\nby similarity, all pairs together (the distances negative)",
+            table(["test", *(f"{kind} {similarity}" for kind, similarity in pairs)], rows),
         ]
-        for label, mean in averages.items():
-            lines.append(f"\n{label}, Spearman all: {mean[QUOTED]:.2f} (wmean: {mean['spearman wmean']:.2f})")
         return "\n".join(lines)
 
 
@@ -143,39 +126,32 @@ def select(tests: Sequence[Examples], languages: str) -> list[Examples]:
     return [test for test in tests if test.languages[0] in wanted]
 
 
-def measure(encoder: Encoder | SentenceEncoder, test: Examples) -> Correlations:
-    """Return the correlations of one test."""
-    subsets = subsets_of(test)
-    return correlations_of(test.name, subsets, similarities(encoder, subsets))
-
-
-def similarities(
-    encoder: Encoder | SentenceEncoder, subsets: Sequence[Examples], whiten: int = 0
-) -> dict[str, list[np.ndarray]]:
-    """Return the scores of the pairs of each subset of a test, by similarity: float64 [N] each."""
+def similarities(encoder: Encoder | SentenceEncoder, test: Examples, whiten: int = 0) -> dict[str, np.ndarray]:
+    """Return the scores of the N pairs of a test by similarity, float64 [N] each."""
     # Vectors are not normalised: with length 1, dot product, Euclidean distance and cosine would give the same ranking.
-    columns = [column for subset in subsets for column in subset.columns]
-    encoded = encode_columns(encoder, columns, subsets[0].languages[0])
+    columns = [column for subset in subsets_of(test) for column in subset.columns]
+    encoded = encode_columns(encoder, columns, test.languages[0])
     joined = whitened(np.concatenate(encoded).astype(np.float64), whiten)
     vectors = np.split(joined, np.cumsum([len(column) for column in encoded])[:-1])
-    pairs = list(zip(vectors[::2], vectors[1::2], strict=True))
-    return {similarity: [function(*pair) for pair in pairs] for similarity, function in SIMILARITIES.items()}
+    x, y = np.concatenate(vectors[::2]), np.concatenate(vectors[1::2])
+    return {similarity: function(x, y) for similarity, function in SIMILARITIES.items()}
 
 
-def correlations_of(name: str, subsets: Sequence[Examples], scores: Mapping[str, Sequence[np.ndarray]]) -> Correlations:
-    """Return the correlations of the scores of each subset, by similarity, with the gold scores."""
-    gold, found = [subset.gold["score"] for subset in subsets], Correlations()
-    for kind, series in [*(("similarities", own) for own in scores.values()), ("gold scores", gold)]:
-        for subset, numbers in zip(subsets, series, strict=True):
-            if (numbers == numbers[0]).all():
-                raise UserError(f"all {kind} of {subset.name} ({name}) are equal", cure="nothing can be measured on it")
-    for similarity, own in scores.items():
+def correlations(test: Examples, scores: Mapping[str, np.ndarray]) -> Correlations:
+    """Return the correlations of scores, by similarity, with the gold scores of a test."""
+    subsets, gold, found = test.gold["subset"], test.gold["score"], Correlations()
+    rows = {name: subsets == name for name in dict.fromkeys(subsets.tolist())}
+    for name, own in rows.items():
+        if equal := [kind for kind, values in {**scores, "gold score": gold}.items() if not np.ptp(values[own])]:
+            problem = f"the {equal[0]} of all pairs of {name} ({test.name}) is equal"
+            raise UserError(problem, cure="nothing can be measured on it")
+    for similarity, values in scores.items():
         for kind, correlation in CORRELATIONS.items():
-            values = [100 * correlation(*pair) for pair in zip(own, gold, strict=True)]
+            each = {name: 100 * correlation(values[own], gold[own]) for name, own in rows.items()}
             found.setdefault(similarity, {})[kind] = {
-                "all": 100 * correlation(np.concatenate(own), np.concatenate(gold)),
-                "mean": float(np.mean(values)),
-                "wmean": float(np.average(values, weights=[len(subset) for subset in subsets])),
-                "subsets": dict(zip([subset.name for subset in subsets], values, strict=True)),
+                "all": 100 * correlation(values, gold),
+                "mean": float(np.mean(list(each.values()))),
+                "wmean": float(np.average(list(each.values()), weights=[own.sum() for own in rows.values()])),
+                "subsets": each,
             }
     return found

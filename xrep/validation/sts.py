@@ -9,7 +9,7 @@ import numpy as np
 
 from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
-from xrep.evaluation.sts import measure, select
+from xrep.evaluation.sts import correlations, select, similarities
 from xrep.evaluation.sts_sets import find_sets
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.model import SentenceModel
@@ -59,6 +59,6 @@ class StsValidator(Validator):
         """
         encoder = SentenceEncoder(model, self.task.tokenizers, self.task.text)
         names = [f"spearman-{test.name.replace(' ', '-')}" for test in self.tests]
-        found = shared(self.tests, lambda test: measure(encoder, test)["cosine"]["spearman"]["all"])
-        correlations = dict(zip(names, found, strict=True))
-        return {"spearman": float(np.mean(list(correlations.values()))), **correlations}
+        found = shared(self.tests, lambda test: correlations(test, similarities(encoder, test))["cosine"])
+        figures = {name: own["spearman"]["all"] for name, own in zip(names, found, strict=True)}
+        return {"spearman": float(np.mean(list(figures.values()))), **figures}
