@@ -36,8 +36,7 @@ def by_hand(classifier: Nli, encoder: NgramEncoder, rows: list[Row], languages: 
     return 100 * float(np.mean(right))
 
 
-def test_every_language_is_measured(folder: Path, classifier: Nli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nli, "CHUNK", 7)
+def test_every_language_is_measured(folder: Path, classifier: Nli) -> None:
     encoder = NgramEncoder(known=["de", "en"])
     german, english = (by_hand(classifier, encoder, own, (x, x)) for x, own in (("de", GERMAN), ("en", ENGLISH)))
     assert german != english

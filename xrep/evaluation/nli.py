@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,14 +14,10 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, encode_columns
 from xrep.evaluation.evaluation import EncoderOptions, Examples, OverlapOption, Score, TableEvaluation, shares
 from xrep.evaluation.reading import choose_languages
-from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.models.directory import CONFIG, CRITERION, MANIFEST, open_checkpoint
+from xrep.models.directory import CONFIG, CRITERION, open_checkpoint
 from xrep.registry import CRITERIA
 from xrep.text.languages import canonical, check_language, name
 from xrep.text.nli_readers import Example, discover_nli_test, read_nli
-
-CHUNK = 4096
-"""Number of pairs that are classified at a time."""
 
 
 class NliAccuracy(TableEvaluation):
@@ -68,18 +63,16 @@ class NliAccuracy(TableEvaluation):
         config = self.config
         check_language(config.language, "language")
         files = discover_nli_test(config.data, config.split, config.language)
-        pairs: dict[str, list[Example]] = {}
+        pairs = dict[str, list[Example]]()
         for example in read_nli(files, triplets=False):
             pairs.setdefault(example.languages[0], []).append(example)
         folder, known, premise = files[0].paths[0].parent, sorted(pairs), config.premise_lang
         if not known:
-            raise UserError(
-                "no labelled pairs", path=folder, cure="measure on a split that is published with its labels"
-            )
+            raise UserError("no labelled pairs", path=folder, cure="measure on a split with labels")
         if premise is not None:
             (premise,) = choose_languages(canonical(premise), known, "labelled pairs in", folder)
         tables = []
-        for language in sorted(choose_languages(config.langs, known, "labelled pairs in", folder)):
+        for language in choose_languages(config.langs, known, "labelled pairs in", folder):
             languages = premise or language, language
             labels, gold = (np.array([example.label for example in pairs[own]]) for own in languages)
             if not np.array_equal(labels, gold):
@@ -98,8 +91,7 @@ class NliAccuracy(TableEvaluation):
     def score(self, model: Encoder, examples: Examples) -> Score:
         sides = zip(examples.columns, examples.languages, strict=True)
         vectors = (torch.from_numpy(encode_columns(model, [side], language)[0]) for side, language in sides)
-        chunks = zip(*(side.split(CHUNK) for side in vectors), strict=True)
-        right = torch.cat([self.head.predict(*chunk) for chunk in chunks]).numpy() == examples.gold
+        right = self.head.predict(*vectors).numpy() == examples.gold
         outcomes = {"accuracy": np.stack((right, np.ones(len(right))), axis=1)}
         return Score({"accuracy": 100 * float(right.mean())}, shares(outcomes))
 
@@ -107,33 +99,21 @@ class NliAccuracy(TableEvaluation):
         return f"{', '.join(dict.fromkeys(map(name, examples.languages)))} ({examples.name})"
 
 
-def nli_head(encoder: Encoder, part: str | None = None) -> Nli:
-    """Load the classifier that was trained with the encoder, from ``criterion.safetensors`` of its checkpoint.
-
-    Args:
-        part: Name of the part whose classifier is loaded, if several parts of the run have one.
-    """
-    cure = "give `path` a checkpoint of a run with the criterion nli, such as run1/best"
-    if not isinstance(encoder.encoder, SentenceEncoder) or not (Path(encoder.path) / MANIFEST).is_file():
-        raise UserError("no run of xrep, so no classifier of natural language inference", path=encoder.path, cure=cure)
-    checkpoint = open_checkpoint(encoder.path)
+def nli_head(encoder: Any, part: str | None = None) -> Nli:
+    """Load the classifier that was trained with an encoder from its checkpoint; ``part`` is the name of the part of the
+    run that has it, if several parts have one."""
+    checkpoint, found = open_checkpoint(encoder.path), []
     config, tensors = checkpoint.config, checkpoint.tensors(CRITERION)
-    parts = {f"parts.{own['name']}.": own["criterion"] for own in config.get("parts", [])}
-    criteria = (parts or {"": config.get("criterion", {})}).items()
-    chosen = {prefix: dict(own) for prefix, own in criteria if part is None or prefix == f"parts.{part}."}
-    classifiers = {prefix: own for prefix, own in chosen.items() if _is_classifier(own.get("name"))}
-    if not classifiers or not tensors:
-        raise UserError("has no classifier of natural language inference", path=encoder.path, cure=cure)
-    if len(classifiers) > 1:
-        names = " ".join(prefix.split(".")[1] for prefix in classifiers)
-        raise UserError(f"has several classifiers ({names})", path=encoder.path, cure="choose one with `part`")
-    ((prefix, values),) = classifiers.items()
+    for own in config.get("parts") or [{"name": None, "criterion": config.get("criterion", {})}]:
+        criterion = own["criterion"].get("name")
+        if part in (None, own["name"]) and criterion in CRITERIA.names() and issubclass(CRITERIA.load(criterion), Nli):
+            found.append(own)
+    if len(found) != 1 or not tensors:
+        cure = "give `path` a checkpoint of a run with the criterion nli, and `part` if several parts have one"
+        raise UserError(f"has {len(found)} classifiers of natural language inference", path=encoder.path, cure=cure)
+    prefix, values = f"parts.{found[0]['name']}." if found[0]["name"] else "", dict(found[0]["criterion"])
     kind = CRITERIA.load(values.pop("name"))
     options = still_known(kind.Config, values, checkpoint.path / CONFIG, f"{prefix}criterion")
     classifier = kind(kind.Config(**options), encoder.encoder.model, checkpoint.text)
     classifier.load_state_dict({key[len(prefix) :]: own for key, own in tensors.items() if key.startswith(prefix)})
     return classifier.eval()
-
-
-def _is_classifier(criterion: str | None) -> bool:
-    return criterion in CRITERIA.names() and issubclass(CRITERIA.load(criterion), Nli)
