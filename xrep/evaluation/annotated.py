@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -19,8 +19,6 @@ from xrep.tasks.annotated import AnnotatedTask, ClassificationTask, QuestionAnsw
 from xrep.text.annotated import of_split
 from xrep.text.languages import name
 
-_UNLABELLED = " (XTREME's script leaves the labels out of its tests: take the files of their publishers)"
-
 
 class AnnotatedEvaluation(TableEvaluation):
     """Base class of the evaluations of classifiers."""
@@ -32,7 +30,8 @@ class AnnotatedEvaluation(TableEvaluation):
     @dataclass(kw_only=True)
     class Config(PrecisionOption, OverlapOption):
         data: str
-        """File or folder of the test, as it is published. The names of files tell their split and language."""
+        """File or folder of the test, as its publisher has it: XTREME's script leaves the labels out. The names of
+        files tell their split and language."""
         langs: str = "all"
         """Languages to measure (de,fr or deu,fra), or all that are there."""
         split: Literal["test", "dev"] = "test"
@@ -44,20 +43,17 @@ class AnnotatedEvaluation(TableEvaluation):
 
     def read(self) -> list[Examples]:
         """Return a table for each language, whose ``gold`` are the annotated examples."""
-        config = self.config
-        files = self.task.discover(config.data, config.language)
-        split = "valid" if config.split == "dev" else "test"
-        chosen = files if Path(config.data).is_file() else of_split(files, split)
-        if not chosen:
-            there = ", ".join(sorted({"dev" if file.split == "valid" else str(file.split) for file in files}))
-            cure = f"set `split`; there are files of {there}"
-            raise UserError(f"no {config.split} split in it", path=config.data, cure=cure)
+        data, split = self.config.data, "valid" if self.config.split == "dev" else "test"
+        files = self.task.discover(data, self.config.language)
+        chosen = files if Path(data).is_file() else of_split(files, split)
         self.counts = Counter[str]()
         found = [(example, file.path) for file in chosen for example in self.task.read(file, self.counts)]
         if not found:
-            raise UserError("no annotated example in it", path=config.data, cure="measure on a split with labels")
+            splits = ", ".join(sorted({"dev" if file.split == "valid" else str(file.split) for file in files}))
+            cure = f"set `split` to one with labels; there are files of {splits}"
+            raise UserError(f"no annotated example of the {self.config.split} split", path=data, cure=cure)
         tables, known = [], sorted({example.language for example, _ in found})
-        for language in choose_languages(config.langs, known, "test of", config.data):
+        for language in choose_languages(self.config.langs, known, "test of", data):
             examples, paths = zip(*(pair for pair in found if pair[0].language == language), strict=True)
             columns = tuple(map(list, zip(*(self.task.texts(example)[:2] for example in examples), strict=True)))
             languages, files = (language,) * len(columns), tuple(dict.fromkeys(paths))
@@ -69,24 +65,20 @@ class AnnotatedEvaluation(TableEvaluation):
 
     def check(self, model: SentenceClassifier) -> None:
         model.check_kind(self.task.kind)
-        known, examples = model.annotation.labels, [example for table in self.tables for example in table.gold]
-        labels = [(label, example) for example in examples for label in self.task.labels([example])]
-        if unknown := [pair for pair in labels if pair[0] not in known]:
-            label, example = unknown[0]
-            hint = _UNLABELLED if len(unknown) == len(labels) else ""
-            cure = f"the classifier predicts {', '.join(known[:20])}{hint}"
-            raise UserError(f"unknown label {label!r}", path=example.path, line=example.line, cure=cure)
+        known = model.annotation.labels
+        for example in (example for table in self.tables for example in table.gold):
+            if unknown := [label for label in self.task.labels([example]) if label not in known]:
+                cure = f"the classifier predicts {', '.join(known[:20])}"
+                raise UserError(f"unknown label {unknown[0]!r}", path=example.path, line=example.line, cure=cure)
 
     def score(self, model: SentenceClassifier, examples: Examples) -> Score:
         normalisation: Any = getattr(self.config, "normalisation", "mlqa")
         figures, outcomes = scoring.score(model, list(examples.gold), normalisation)
-        return Score(figures, shares(outcomes))
-
-    def mean(self, scores: Sequence[Score]) -> dict[str, float]:
-        return {figure: mean for figure, mean in super().mean(scores).items() if figure not in ("precision", "recall")}
+        details = {name: value for name, value in figures.items() if name not in outcomes}
+        return Score({name: figures[name] for name in outcomes}, shares(outcomes), details)
 
     def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
-        figures = self.mean([result.score for result in results.values()])
+        figures = next(iter(results.values())).score.figures
         return {f"{figure.replace('_', ' ')}, mean of {len(results)}": (figure, list(results)) for figure in figures}
 
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
@@ -98,11 +90,10 @@ class AnnotatedEvaluation(TableEvaluation):
 class Xnli(AnnotatedEvaluation):
     """Measure natural language inference by a classifier of pairs: XNLI, MultiNLI, SNLI.
 
-    The accuracy is the share of pairs whose label is predicted. Premise and hypothesis are read as one sequence, by a
-    run of --task classification; for a classifier above two sentence vectors there is xrep-eval nli.
+    The figure is the accuracy. Premise and hypothesis are read as one sequence, by a run of --task classification; for
+    a classifier above two sentence vectors there is xrep-eval nli.
 
-      xrep-eval xnli --path xnli-run/best --data xnli/ --langs all --json xnli.json
-      xrep-eval xnli --path xnli-run/best --data xnli/ --langs de,fr --split dev
+      xrep-eval xnli --path xnli-run/best --data xnli/ --langs de,fr --split dev --json xnli.json
 
     --data has files such as xnli.test.tsv, test-de.tsv or dev_matched.tsv.
     """
@@ -113,9 +104,8 @@ class Xnli(AnnotatedEvaluation):
 class PawsX(AnnotatedEvaluation):
     """Measure the recognition of paraphrases on PAWS-X by a classifier of pairs.
 
-    The accuracy is the share of pairs whose label is predicted. Pairs without a translation (NS) are left out.
+    The figure is the accuracy. Pairs without a translation (NS) are left out.
 
-      xrep-eval pawsx --path pawsx-run/best --data x-final/
       xrep-eval pawsx --path pawsx-run/best --data pawsx/ --langs de,fr --split dev
 
     --data has files such as de/test_2k.tsv or test-de.tsv.
@@ -141,10 +131,8 @@ class Amazon(AnnotatedEvaluation):
 class PartsOfSpeech(AnnotatedEvaluation):
     """Measure parts of speech on Universal Dependencies, by a tagger.
 
-    The accuracy is the share of words whose UPOS is predicted. XTREME's scripts give the tags to seqeval, which takes
-    neighbours of one tag for one entity: their F1 is printed as "xtreme f1". The first subword of a word stands for it;
-    a subword that is nothing but the space before the word is left out, where XTREME's script would let it stand for
-    the word.
+    The accuracy is the share of words whose UPOS is predicted, by the first subword of the word. XTREME's scripts give
+    the tags to seqeval, which takes neighbours of one tag for one entity: their F1 is printed as "xtreme f1".
 
       xrep-eval pos --path pos-run/best --data ud_pud/ --langs en,de,fr
 
@@ -191,5 +179,5 @@ class Questions(AnnotatedEvaluation):
         super().check(model)
         for table in self.tables:
             if not any(answer.text for question in table.gold for answer in question.answers):
-                problem = f"no question in {name(table.name)} has an answer"
-                raise UserError(problem, path=self.config.data, cure=f"name a test with answers{_UNLABELLED}")
+                problem, cure = f"no question in {name(table.name)} has an answer", "take the files of the publisher"
+                raise UserError(problem, path=self.config.data, cure=cure)
