@@ -22,6 +22,12 @@ def table(**columns: list[str]) -> Examples:
     return Examples("text", tuple(columns), tuple(columns.values()))
 
 
+def points_of(encoder: object, *tables: Examples, tokens: bool = False) -> tuple[dict, list[scatter.Link]]:
+    made = scatter.Scatter(scatter.Scatter.Config(data="", tokens=tokens))
+    made.tables = list(tables)
+    return made.points(encoder)
+
+
 def test_pca_is_the_singular_value_decomposition_of_what_is_centred() -> None:
     vectors = np.random.default_rng(0).normal(size=(40, 9)) * np.arange(9, 0, -1) + 50
     points, explained = scatter.project(vectors.astype(np.float32), "pca")
@@ -53,13 +59,13 @@ def test_rows_are_drawn_whole() -> None:
     for whole, drawn in zip(texts, tables, strict=True):
         assert set(zip(*drawn.columns, strict=True)) < set(zip(*whole.columns, strict=True))
         assert len(set(drawn.columns[1])) == 6
-    with pytest.raises(UserError, match="`sentences` 11, but 10 of fr en with a translation; give 1 to 10"):
+    with pytest.raises(UserError, match="`sentences` 11, but 10 of fr en with a translation; give 2 to 10"):
         scatter.draw_rows(texts, 11)
 
 
 def test_links_lead_from_english_to_its_translations() -> None:
     tables = [table(de=GERMAN[:3], en=ENGLISH[:3], fr=GERMAN[3:6]), table(es=GERMAN[6:8], en=ENGLISH[6:8])]
-    found, links = scatter.scatter(NgramEncoder(), tables, "pca")
+    found, links = points_of(NgramEncoder(), *tables)
     languages = ["de"] * 3 + ["en"] * 3 + ["fr"] * 3 + ["es"] * 2 + ["en"] * 2
     assert [point["language"] for point in found["points"]] == languages
     assert [point["label"] for point in found["points"]] == ["1", "2", "3"] * 3 + ["4", "5"] * 2
@@ -94,7 +100,7 @@ def test_tokens_are_those_of_the_pooled_layer(separate_encoder: Path, first: int
         start += len(ids)
     assert start == len(vectors) == len(labels)
     assert "[unk]" in scatter.token_vectors(encoder, ["漢"], "de")[0]
-    found, links = scatter.scatter(loaded, [table(de=GERMAN[:2], en=ENGLISH[:2])], "pca", tokens=True)
+    found, links = points_of(loaded, table(de=GERMAN[:2], en=ENGLISH[:2]), tokens=True)
     assert not links and len(found["points"]) > 20
     assert "tokens of de en by pca" in scatter.text(found, "tokens")
 

@@ -16,9 +16,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from xrep.data.batching import batches_of, collate
+from xrep.data.batching import collate
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder
+from xrep.evaluation.encoders import Encoder, finite
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, PlotOption
 from xrep.evaluation.multilingual import TextOptions, read_texts
 from xrep.evaluation.plots import plot_points
@@ -28,8 +28,8 @@ from xrep.metrics.components import principal_components
 from xrep.text.languages import canonical
 from xrep.text.sides import tokenizer_of
 
-Method = Literal["pca", "tsne"]
-BATCH_TOKENS = 4096
+Link = tuple[int, int]
+"""Two points that a line connects: a sentence and its translation."""
 
 
 class Scatter(Evaluation):
@@ -74,22 +74,50 @@ class Scatter(Evaluation):
             cure = "name an encoder, or omit `tokens`"
             raise UserError("precomputed vectors have no tokens", path=model.path, cure=cure)
         self.check(model)
-        values, links = scatter(model, self.tables, self.config.method, self.config.seed, tokens=self.config.tokens)
+        values, links = self.points(model)
         return Figures(
-            text=text(values, "sentences" if links else "tokens"),
+            text=text(values, "tokens" if self.config.tokens else "sentences"),
             values=values,
             settings=self.settings(),
             files=[file for examples in self.tables for file in examples.files],
             plot=lambda picture: plot_points(values, links, picture),
         )
 
+    def points(self, model: Encoder) -> tuple[dict[str, Any], list[Link]]:
+        """Project the vectors of sentences, or of their tokens in the layer from which sentence vectors are pooled.
+
+        Return what is written as JSON: the share of the variance that both axes of PCA hold, ``explained``; the
+        ``points``, whose label is the number of the sentence or the token; and the ``sentences`` by language, numbered
+        from 1. Also return links from each sentence with its English (or first) translation; there are none of tokens.
+        """
+        points, vectors, links, sentences = list[dict[str, Any]](), [], list[Link](), list[dict[str, str]]()
+        for examples in self.tables:
+            rows, first = range(len(examples)), {}
+            for language, column in zip(examples.languages, examples.columns, strict=True):
+                first[language] = len(points)
+                if self.config.tokens:
+                    labels, found = token_vectors(model.encoder, column, language)
+                else:
+                    labels, found = [str(len(sentences) + row + 1) for row in rows], model.encode(column, language)
+                points += [{"language": language, "label": label} for label in labels]
+                vectors.append(found)
+            hub = first.pop("en" if "en" in first else examples.languages[0])
+            links += [(hub + row, start + row) for start in first.values() for row in rows]
+            sentences += [
+                dict(zip(examples.languages, row, strict=True)) for row in zip(*examples.columns, strict=True)
+            ]
+        projected, explained = project(np.concatenate(vectors), self.config.method, self.config.seed)
+        points = [{**point, "x": x, "y": y} for point, (x, y) in zip(points, projected.tolist(), strict=True)]
+        values = {"method": self.config.method, "explained": explained, "points": points, "sentences": sentences}
+        return values, [] if self.config.tokens else links
+
 
 def draw_rows(tables: Sequence[Examples], count: int, seed: int = 0) -> list[Examples]:
     """Draw ``count`` random rows of each table of parallel sentences."""
     smallest = min(tables, key=len)
-    if not 1 <= count <= len(smallest):
+    if not 2 <= count <= len(smallest):
         problem = f"`sentences` {count}, but {len(smallest)} of {' '.join(smallest.languages)} with a translation"
-        raise UserError(problem, cure=f"give 1 to {len(smallest)}")
+        raise UserError(problem, cure=f"give 2 to {len(smallest)}")
     drawn = []
     for examples in tables:
         rows = random.Random(seed).sample(range(len(examples)), count)
@@ -97,69 +125,28 @@ def draw_rows(tables: Sequence[Examples], count: int, seed: int = 0) -> list[Exa
     return drawn
 
 
-def scatter(
-    encoder: Encoder, tables: Sequence[Examples], method: Method, seed: int = 0, *, tokens: bool = False
-) -> tuple[dict[str, Any], list[tuple[int, int]]]:
-    """Project the vectors of sentences, or of their tokens in the layer from which sentence vectors are pooled.
-
-    Returns:
-        What is written as JSON: the ``method``; the share of the variance that both axes hold, ``explained`` (PCA);
-        the ``points``, each with its language, its label (the number of the sentence, or the token), ``x`` and ``y``;
-        and the ``sentences`` by language, numbered from 1. Also links from each sentence with its English (or first)
-        translation, pairs of points; there are none of tokens.
-    """
-    vectors, languages, labels, links, sentences = [], [], [], [], []
-    for examples in tables:
-        rows, first = range(len(examples)), {}
-        for language, column in zip(examples.languages, examples.columns, strict=True):
-            first[language] = len(languages)
-            if tokens and isinstance(encoder.encoder, SentenceEncoder):
-                names, found = token_vectors(encoder.encoder, column, language)
-            else:
-                names, found = [str(len(sentences) + row + 1) for row in rows], encoder.encode(column, language)
-            vectors.append(found)
-            labels += names
-            languages += [language] * len(names)
-        hub = first.pop("en" if "en" in first else examples.languages[0])
-        links += [(hub + row, start + row) for start in first.values() for row in rows]
-        sentences += [dict(zip(examples.languages, row, strict=True)) for row in zip(*examples.columns, strict=True)]
-    projected, explained = project(np.concatenate(vectors), method, seed)
-    rows = zip(languages, labels, projected.tolist(), strict=True)
-    points = [{"language": language, "label": label, "x": x, "y": y} for language, label, (x, y) in rows]
-    values = {"method": method, "explained": explained, "points": points, "sentences": sentences}
-    return values, [] if tokens else links
-
-
-def token_vectors(encoder: SentenceEncoder, sentences: Sequence[str], lang: str | None) -> tuple[list[str], np.ndarray]:
+def token_vectors(encoder: Any, sentences: Sequence[str], lang: str) -> tuple[list[str], np.ndarray]:
     """Return the subwords of all sentences and their vectors, float32 [subwords, H], without bos and eos."""
-    tower, most = encoder.model.tower(lang and canonical(lang)), encoder.text.max_length
+    tower, most = encoder.model.tower(canonical(lang)), encoder.text.max_length
     tokenizer, vocabulary = tokenizer_of(encoder.tokenizers, tower), encoder.text.vocabulary(tower)
-    lengths = most - vocabulary.special_count
-    ids = [np.asarray(tokens[:lengths], dtype=np.int64) for tokens in tokenizer.encode(list(sentences))]
-    vectors = dict[int, np.ndarray]()
-    with torch.inference_mode():
-        for rows in batches_of([len(tokens) + vocabulary.special_count for tokens in ids], BATCH_TOKENS):
-            batch = collate([ids[row] for row in rows], vocabulary, most).to(encoder.device)
-            states = encoder.model.encode(tower, batch)[1].float().cpu().numpy()
-            for row, vector in zip(rows, states, strict=True):
-                vectors[row] = vector[vocabulary.leading_count :][: len(ids[row])]
-    joined = np.concatenate([vectors[row] for row in range(len(ids))])
-    if not np.isfinite(joined).all():
-        raise UserError("vectors of tokens are not finite", cure="take an earlier checkpoint")
-    # The mark of the start of a word, as a token of its own, decodes to an empty text.
-    names = {token: tokenizer.decode([token]) or "▁" for token in set(np.concatenate(ids).tolist())}
-    names[tokenizer.unk_id] = "[unk]"
-    return [names[token] for tokens in ids for token in tokens.tolist()], joined
+    names, vectors = list[str](), list[np.ndarray]()
+    for tokens in tokenizer.encode(list(sentences)):
+        ids = tokens[: most - vocabulary.special_count]
+        batch = collate([np.asarray(ids, dtype=np.int64)], vocabulary, most).to(encoder.device)
+        with torch.inference_mode():
+            states = encoder.model.encode(tower, batch)[1][0].float().cpu().numpy()
+        vectors.append(states[vocabulary.leading_count :][: len(ids)])
+        # The mark of the start of a word, as a token of its own, decodes to an empty text.
+        names += ["[unk]" if token == tokenizer.unk_id else tokenizer.decode([token]) or "▁" for token in ids]
+    return names, finite(np.concatenate(vectors), encoder.path, "take an earlier checkpoint")
 
 
-def project(vectors: np.ndarray, method: Method, seed: int = 0) -> tuple[np.ndarray, float | None]:
+def project(vectors: np.ndarray, method: str, seed: int = 0) -> tuple[np.ndarray, float | None]:
     """Project vectors [P, D] to points [P, 2]; for PCA, also return the share of the variance that they keep.
 
     The signs of the PCA axes are chosen so that the point farthest from 0 on each axis has a positive value.
     """
     centred = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
-    if len(vectors) < 3:
-        raise UserError(f"{len(vectors)} points make no picture", cure="give a larger `sentences`")
     if np.abs(centred).max() < 1e-6:
         raise UserError("all vectors are equal", cure="take another checkpoint: this one has collapsed")
     if method == "tsne":
