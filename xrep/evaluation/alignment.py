@@ -75,15 +75,9 @@ class Alignment(Evaluation):
 
     def read(self) -> list[Examples]:
         """Return one table, whose ``gold`` marks the pairs with the same meaning: bool [N]."""
-        config = self.config
-        check_seed(config.seed)
-        if re.fullmatch(r"[A-Za-z_-]+=.+", config.data):
-            pairs = read_parallel(config)
-            counts = f"the first {config.true_pairs} of {config.pairs} pairs are true"
-            self.rule = f"{counts}, the others have another {pairs.languages[0]} sentence"
-            return [pairs]
-        self.rule = f"positives score higher than {config.positive_above:g}"
-        return [read_scored(config)]
+        check_seed(self.config.seed)
+        is_parallel = re.fullmatch(r"[A-Za-z_-]+=.+", self.config.data)
+        return [read_parallel(self.config) if is_parallel else read_scored(self.config)]
 
     def open(self, path: str) -> Any:
         """Open an encoder or, of a run, its last checkpoint; ``measure`` opens those before it."""
@@ -95,36 +89,28 @@ class Alignment(Evaluation):
         return super().open(str(self.checkpoints[-1]) if self.checkpoints else path)
 
     def measure(self, model: Encoder) -> Figures:
-        """Measure one encoder, or each checkpoint of a run.
-
-        The values for JSON are those of the last encoder; ``pairs`` is the name of the table. A run also has
-        ``checkpoints``, a list with the step, the losses and the fingerprint of each.
-        """
-        (pairs,), run, last, overlap = self.tables, self.checkpoints, {}, None
-        steps, checkpoints = [int(path.name.removeprefix(PREFIX)) for path in run] or [None], list[dict[str, Any]]()
+        """Measure one encoder, or each checkpoint of a run. The values for JSON are those of the last encoder. A run
+        also has ``checkpoints``, of each its step, losses and fingerprint."""
+        (pairs,), run, found = self.tables, self.checkpoints, list[dict[str, Any]]()
+        steps = [int(path.name.removeprefix(PREFIX)) for path in run] or [None]
         encoders = chain((Evaluation.open(self, str(path)) for path in run[:-1]), [model])
+        kept, overlap = pairs, None
         for step, encoder in zip(steps, encoders, strict=True):
             self.check(encoder)
             kept, overlap = self.without_overlap(encoder, pairs)
-            found = losses(encoder, kept)
-            counts = {"positives": int(kept.gold.sum()), "sentences": 2 * len(kept), "examples": len(kept)}
-            last = {**found, **counts, "overlap": asdict(overlap)}
-            checkpoints.append({"step": step, **found, "fingerprint": encoder.fingerprint()})
-        counts = "alignment of {positives} positive pairs, uniformity of {sentences} sentences; lower is better"
-        first, second = ([checkpoint[loss] for checkpoint in checkpoints] for loss in LOSSES)
-        names = steps if run else [pairs.name]
-        rows = [[shown, f"{x:.4f}", f"{y:.4f}"] for shown, x, y in zip(names, first, second, strict=True)]
-        shown = table(["step" if run else "pairs", *LOSSES], rows)
+            found.append({"step": step, **losses(encoder, kept), "fingerprint": encoder.fingerprint()})
+        last, names = {loss: found[-1][loss] for loss in LOSSES}, steps if run else [pairs.name]
+        rows = [[shown, *(f"{own[loss]:.4f}" for loss in LOSSES)] for shown, own in zip(names, found, strict=True)]
+        counts = {"positives": int(kept.gold.sum()), "sentences": 2 * len(kept), "examples": len(kept)}
+        whole = {**last, **counts, "overlap": overlap and asdict(overlap)}
+        about = "alignment of {positives} positive pairs, uniformity of {sentences} sentences; lower is better"
+        first, second = ([own[loss] for own in found] for loss in LOSSES)
         return Figures(
-            text=f"{pairs.name}: {counts.format(**last)}\n{self.rule}\n{shown}",
-            values={
-                "tables": {pairs.name: last},
-                "pairs": pairs.name,
-                **{loss: last[loss] for loss in LOSSES},
-                **({"checkpoints": checkpoints} if run else {}),
-            },
-            headline={f"{pairs.name}, {loss}": last[loss] for loss in LOSSES},
-            settings={**self.settings(), "positives": self.rule},
+            text=f"{about.format(**counts)}\n{table(['step' if run else 'pairs', *LOSSES], rows)}",
+            values={"tables": {pairs.name: whole}, "pairs": pairs.name, **last}
+            | ({"checkpoints": found} if run else {}),
+            headline={f"{pairs.name}, {loss}": value for loss, value in last.items()},
+            settings=self.settings(),
             files=pairs.files,
             overlap=overlap,
             plot=lambda picture: plot_alignment(steps, first, second, pairs.name, picture),
@@ -143,11 +129,10 @@ def losses(encoder: Encoder, examples: Examples) -> dict[str, float]:
 def read_scored(config: Alignment.Config) -> Examples:
     """Read a file of STS-B, its translations or SICK."""
     path = Path(config.data)
-    test = read_file(path) if path.is_file() else None
+    test = read_file(path)
     if test is None:
-        problem = "not a set of pairs that is known" if path.exists() else "no such file"
         cure = "name an STS file such as sts-dev.csv, or parallel text such as de-en=FILE.tsv or de-en=FILE.de,FILE.en"
-        raise UserError(problem, path=path, cure=cure)
+        raise UserError("neither a set of scored pairs nor parallel text", path=path, cure=cure)
     positive = test.gold["score"] > config.positive_above
     if not positive.any():
         problem = f"no pair scores higher than {config.positive_above:g}"
