@@ -87,10 +87,14 @@ def test_latin1_is_read_in_english_alone_and_other_published_names(folder: Path)
 
 def test_what_is_wrong_in_a_file_and_which_files_are_missing_or_there_twice(folder: Path) -> None:
     for file, old, new, message in (
-        ("SST/binary/sentiment-dev", "\t0\n", " 0\n", "sentiment-dev:1: 1 columns instead of 2"),
-        ("TREC/TREC_10.label", "NUM:count", "ZAHL:count", "TREC_10.label:1: the label 'ZAHL' is none of ABBR DESC"),
-        ("SICK/SICK_trial.txt", "0\t", "", "SICK_trial.txt:2: 4 columns instead of 5"),
-        ("SICK/SICK_train.txt", "\t1.", "\t6.", "SICK_train.txt:.*: the relatedness score '6.* is not within 1 to 5"),
+        ("SST/binary/sentiment-dev", "\t0\n", " 0\n", r"sentiment-dev:1: no label \(0 1\) and sentences in '"),
+        (
+            "TREC/TREC_10.label",
+            "NUM:count",
+            "ZAHL:count",
+            r"TREC_10.label:1: no label \(ABBR DESC .*\) and sentences in 'ZAHL:",
+        ),
+        ("SICK/SICK_trial.txt", "0\t", "", r"SICK_trial.txt:2: no label \(CONTRADICTION"),
     ):
         text = (folder / file).read_text(encoding="utf-8")
         (folder / file).write_text(text.replace(old, new, 1), encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from tqdm import tqdm
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, encode_columns
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions, table
-from xrep.evaluation.reading import check_seed, choose_names, folders_with, named
+from xrep.evaluation.reading import check_least, choose_names, folders_with, named
 from xrep.evaluation.senteval import readers
 from xrep.evaluation.senteval.protocols import Outcome, parts_of, protocol
 from xrep.text.languages import canonical, check_language
@@ -67,22 +66,18 @@ class SentEval(Evaluation):
 
     @classmethod
     def find(cls, folder: Path) -> dict[Path, Any]:
-        names = {name for layouts in readers.SETS.values() for layout in layouts for name in layout.files}
-        is_there = folders_with(folder, "|".join(map(re.escape, names)))
-        return {folder: cls.Config(data=str(folder))} if is_there else {}
+        names = "|".join(name for layouts in readers.SETS.values() for layout in layouts for name in layout.files)
+        return {folder: cls.Config(data=str(folder))} if folders_with(folder, names) else {}
 
     def read(self) -> list[Examples]:
         if importlib.util.find_spec("sklearn") is None:  # it draws the folds
             raise UserError("SentEval needs scikit-learn, which is not installed", cure="pip install 'xrep[senteval]'")
         check_language(self.config.lang, "lang")
-        parts = self.config.seeds.split(",")
-        self.seeds = [int(part) for part in parts if part.strip().isdecimal()]
-        if len(set(self.seeds)) < len(parts):
-            raise UserError(f"`seeds` {self.config.seeds!r}", cure="give different numbers, such as 1,2,3")
-        for seed in self.seeds:
-            check_seed(seed, "seeds")
-        if self.config.folds < 2:
-            raise UserError(f"{self.config.folds} folds", cure="give `folds` 2 or more")
+        check_least(self.config, folds=2)
+        seeds = named(self.config.seeds, "seeds")
+        if not all(seed.isdecimal() and int(seed) < 2**32 for seed in seeds):
+            raise UserError(f"`seeds` {self.config.seeds!r}", cure="give numbers from 0 to 4294967295, such as 1,2,3")
+        self.seeds = list(map(int, seeds))
         self.sets = select(self.config.sets, self.config.data, canonical(self.config.lang))
         return [examples for splits in self.sets for examples in splits.values()]
 

@@ -34,8 +34,6 @@ class Layout:
     """Columns of the label and of the one or two sentences, in a table with tabs in which quotes mean nothing; none if
     a line is a label, a space and a sentence: ``3 A good film``, or ``NUM:dist How far is it``, where only the coarse
     class is used."""
-    width: int = 2
-    """Number of columns."""
     header: bool = False
     """Whether the first line is a header."""
     fine: bool | None = None
@@ -63,9 +61,9 @@ SETS = {
     "SST2": [Layout(_SST, columns=(1, 0), fine=False)],
     "SST5": [Layout(_SST, _STARS, (1, 0), fine=True), Layout(_KIM, _STARS)],
     "TREC": [Layout(files, _QUESTIONS) for files in _TREC],
-    "MRPC": [Layout(_MRPC, columns=(0, 3, 4), width=5, header=True)],
-    "SICK-E": [Layout(_SICK, _ENTAILMENT, (4, 1, 2), 5, header=True)],
-    "SICK-R": [Layout(_SICK, (), (3, 1, 2), 5, header=True)],
+    "MRPC": [Layout(_MRPC, columns=(0, 3, 4), header=True)],
+    "SICK-E": [Layout(_SICK, _ENTAILMENT, (4, 1, 2), header=True)],
+    "SICK-R": [Layout(_SICK, (), (3, 1, 2), header=True)],
 }
 """Layouts in which each set is published, by name. SST2 is SentEval's version, which trains on 67,349 phrases."""
 TITLES = {"SICK-R": "SICK-R (supervised)"}
@@ -112,31 +110,21 @@ def _read_file(path: Path, layout: Layout, lang: str) -> Iterator[tuple]:
             continue
         try:
             label, *sentences = _fields(line, layout, path.name)
-            # As in SentEval, a line without words is also an example and becomes ``.``.
-            yield _target(label.strip(), layout.labels), *(" ".join(text.split()) or "." for text in sentences)
-        except ValueError as error:
-            raise UserError(str(error), path=path, line=number, cure="fetch the set again") from None
+            target = layout.labels.index(label.strip()) if layout.labels else float(label)
+        except (ValueError, IndexError):
+            labels = " ".join(layout.labels) or "1 to 5"
+            problem = f"no label ({labels}) and sentences in {line[:40]!r}"
+            raise UserError(problem, path=path, line=number, cure="fetch the set again") from None
+        # As in SentEval, a line without words is also an example and becomes ``.``.
+        yield target, *(" ".join(text.split()) or "." for text in sentences)
 
 
 def _fields(line: str, layout: Layout, file: str) -> list[str]:
     """Return the label and the sentences of a line."""
     if layout.columns:
         row = line.split("\t")
-        if len(row) != layout.width:
-            raise ValueError(f"{len(row)} columns instead of {layout.width}")
         return [row[column] for column in layout.columns]
     if file in layout.labels:
         return [file, line]
     label, _, sentence = line.partition(" ")
     return [label.partition(":")[0], sentence]
-
-
-def _target(label: str, labels: tuple[str, ...]) -> float:
-    if labels:
-        if label not in labels:
-            raise ValueError(f"the label {label[:40]!r} is none of {' '.join(labels)}")
-        return labels.index(label)
-    score = float(label)
-    if not 1 <= score <= 5:
-        raise ValueError(f"the relatedness score {label!r} is not within 1 to 5")
-    return score
