@@ -226,7 +226,7 @@ def leave_out(split: Split, pairs: Examples) -> Split:
         left = np.isin(np.arange(len(side)), np.setdiff1d(rows, kept), invert=True)
         sides.append(side.only(left))
         gold.append((np.cumsum(left) - 1)[kept])
-    return Split(*sides, replace(pairs, gold=np.stack(gold, axis=1)))
+    return Split(sides[0], sides[1], replace(pairs, gold=np.stack(gold, axis=1)))
 
 
 def mine(encoder: Encoder, split: Split, config: Bucc.Config) -> tuple[Candidates, np.ndarray]:

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +23,13 @@ from xrep.evaluation.reading import check_parallel, existing_folder, folders_wit
 from xrep.text.languages import canonical
 from xrep.text.readers import read_csv
 
-_SICK = {"SICK_test_annotated.txt": "test", "SICK_trial.txt": "dev", "SICK_train.txt": "train"}
-_STSB = re.compile(r"sts-(train|dev|test)\.csv")
-_TRANSLATED = re.compile(r"stsb-([A-Za-z-]+)-(train|dev|test)\.csv")
+_SPLITS = {"SICK_test_annotated": "test", "SICK_trial": "dev", "SICK_train": "train"}
+_FILES = {
+    "SICK-R": (re.compile(r"(?P<split>SICK_test_annotated|SICK_trial|SICK_train)\.txt"), (1, 2, 3)),
+    "STS-B": (re.compile(r"sts-(?P<split>train|dev|test)\.csv"), (5, 6, 4)),
+    "STS-B {}": (re.compile(r"stsb-(?P<language>[A-Za-z-]+)-(?P<split>train|dev|test)\.csv"), (0, 1, 2)),
+}
+"""Names of data sets -> names of their files, and the columns of the two sentences and the score."""
 _YEAR = re.compile(r"STS[-_ ]?(?:20)?(1[2-6])(?!\d)", re.IGNORECASE)
 _LAYOUTS = "a folder with STS12-en-test and its like, STSBenchmark, SICK or stsb_multi_mt, or one of these"
 
@@ -61,15 +65,17 @@ def find_sets(folder: str | Path, split: str = "test") -> list[Examples]:
 def read_file(file: Path, split: str | None = None) -> Examples | None:
     """Read a file of STS-B, its translations or SICK. Return None if its name is of none of them, or of another split
     than ``split``."""
-    name, language, own = "SICK-R", "en", _SICK.get(file.name)
-    if match := _STSB.fullmatch(file.name):
-        name, own = "STS-B", match[1]
-    elif match := _TRANSLATED.fullmatch(file.name):
-        language, own = canonical(match[1]), match[2]
-        name = f"STS-B {language}"
-    if own is None or split not in (None, own):
-        return None
-    return _examples(name, own, language, {name: (file, _rows(file))}, [file])
+    for template, (pattern, columns) in _FILES.items():
+        if match := pattern.fullmatch(file.name):
+            own, language = _SPLITS.get(match["split"], match["split"]), match.groupdict().get("language", "en")
+            name = template.format(canonical(language))
+            if split not in (None, own):
+                return None
+            lines = read_csv(file, 3) if "{}" in template else read_columns(file, max(columns) + 1)
+            rows = [(name, file, line, [fields[column] for column in columns]) for line, fields in lines]
+            rows = [row for row in rows if row[-1][2] != "relatedness_score"]
+            return _examples(name, own, canonical(language), rows, [file])
+    return None
 
 
 def read_semeval(folder: Path) -> Examples:
@@ -78,37 +84,33 @@ def read_semeval(folder: Path) -> Examples:
     if not year:
         cure = "give the folder the name it was published by: STS12-en-test"
         raise UserError("the name of the folder has no year", path=folder, cure=cure)
-    subsets, files = {}, list[Path]()
+    rows, files = list[_Row](), list[Path]()
     for file in sorted(folder.glob("STS.input.*.txt")):
         name = file.name.removeprefix("STS.input.").removesuffix(".txt")
         if name == "ALL":  # it repeats the pairs of the other files
             continue
         gold = file.with_name(f"STS.gs.{name}.txt")
-        subsets[name] = gold, _semeval_rows(file, gold)
+        pairs, scores = list(read_columns(file, 2)), read_sentences(gold)
+        check_parallel((scores, pairs), (gold, file))
+        for (line, fields), score in zip(pairs, scores, strict=True):
+            rows.append((name, gold, line, [*fields[:2], score]))
         files += [file, gold]
-    return _examples(f"STS{year[1]}", "test", "en", subsets, files)
+    return _examples(f"STS{year[1]}", "test", "en", rows, files)
 
 
-_Row = tuple[int, str, str, str]
-"""Line number, first sentence, second sentence, and the score as it is written in the file."""
+_Row = tuple[str, Path, int, list[str]]
+"""Subset, file and line of the score; and both sentences and the score as it is written, which may be blank."""
 
 
-def _examples(
-    name: str, split: str, language: str, subsets: Mapping[str, tuple[Path, Iterator[_Row]]], files: list[Path]
-) -> Examples:
-    """Return the scored pairs of the subsets, of each of which the file with the scores and the rows are given."""
-    pairs, gold = list[tuple[str, str]](), list[tuple[float, str]]()
-    for subset, (path, rows) in subsets.items():
-        before = len(gold)
-        for line, one, other, score in rows:
-            if score.strip():
-                pairs.append((one, other))
-                gold.append((_number(score, path, line), subset))
-        if (count := len(gold) - before) < 2:
-            raise UserError(f"{count} scored pairs, a correlation needs 2", path=path, cure="fetch the file again")
-    first, second = map(list, zip(*pairs, strict=True))
+def _examples(name: str, split: str, language: str, rows: Sequence[_Row], files: list[Path]) -> Examples:
+    """Return the pairs that have a score."""
+    scored = [row for row in rows if row[-1][2].strip()]
+    if len(scored) < 2:
+        raise UserError(f"{len(scored)} scored pairs, a correlation needs 2", path=files[0], cure="fetch it again")
+    gold = [(_number(fields[2], path, line), subset) for subset, path, line, fields in scored]
+    columns = tuple([fields[side].replace("\n", " ") for *_, fields in scored] for side in (0, 1))
     scores = np.array(gold, dtype=[("score", np.float64), ("subset", object)])
-    return Examples(name, (language, language), (first, second), scores, tuple(files), split)
+    return Examples(name, (language, language), columns, scores, tuple(files), split)
 
 
 def _number(score: str, path: Path, line: int) -> float:
@@ -119,22 +121,3 @@ def _number(score: str, path: Path, line: int) -> float:
         pass
     problem = f"{score.strip()[:40]!r} is not a score of 0 to 5"
     raise UserError(problem, path=path, line=line, cure="fetch the file again")
-
-
-def _semeval_rows(file: Path, gold: Path) -> Iterator[_Row]:
-    pairs, scores = list(read_columns(file, 2)), read_sentences(gold)
-    check_parallel((scores, pairs), (gold, file))
-    for (line, fields), score in zip(pairs, scores, strict=True):
-        yield line, fields[0], fields[1], score
-
-
-def _rows(file: Path) -> Iterator[_Row]:
-    if file.name in _SICK:
-        columns, rows = [1, 2, 3], (row for row in read_columns(file, 4) if row[1][3] != "relatedness_score")
-    elif _STSB.fullmatch(file.name):
-        columns, rows = [5, 6, 4], read_columns(file, 7)
-    else:
-        columns, rows = [0, 1, 2], read_csv(file, width=3)
-    for line, fields in rows:
-        one, other, score = (fields[column].replace("\n", " ") for column in columns)
-        yield line, one, other, score
