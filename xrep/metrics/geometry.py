@@ -51,17 +51,13 @@ def language_shares(vectors: Sequence[np.ndarray], k: int) -> np.ndarray:
     Neighbours are searched among the sentences of all languages; a sentence is not its own neighbour.
 
     Args:
-        vectors: For each of L languages, [N, D] float, with rows of length 1 to compare by cosine; N may differ.
+        vectors: For each of L languages, [N, D] finite, with rows of length 1 to compare by cosine; N may differ.
         k: Number of neighbours, less than the number of sentences of all languages.
 
     Returns:
         float64 [L, L]: row i belongs to the queries in language i and sums to 1.
     """
     sizes, pool = [len(x) for x in vectors], np.concatenate(list(vectors))
-    if not all(sizes) or not np.isfinite(pool).all():
-        raise ValueError("a language without vectors, or vectors that are not finite")
-    if not 1 <= k < len(pool):
-        raise ValueError(f"{k} neighbours of {len(pool)} vectors")
     language = np.repeat(np.arange(len(sizes)), sizes)
     index = neighbours(pool, pool, k + 1, 0)[0].index.numpy()
     others = index != np.arange(len(pool))[:, None]

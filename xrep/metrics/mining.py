@@ -21,8 +21,6 @@ class MiningScores:
 
 def mining_scores(correct: int, extracted: int, gold: int) -> MiningScores:
     """Return the shares of the correct pairs in the extracted ones and in the gold ones, and their harmonic mean."""
-    if gold < 1 or not 0 <= correct <= min(extracted, gold):
-        raise ValueError(f"{correct} correct pairs of {extracted}, {gold} gold")
     precision, recall = 100.0 * correct / max(extracted, 1), 100.0 * correct / gold
     return MiningScores(precision, recall, 200.0 * correct / (extracted + gold), extracted, correct, gold)
 
@@ -39,8 +37,6 @@ def best_threshold(scores: np.ndarray, correct: np.ndarray, gold: int) -> tuple[
         correct: bool [P], whether each pair is gold.
         gold: Number of gold pairs, extracted or not, at least 1.
     """
-    if not len(scores) or scores.shape != correct.shape or not np.isfinite(scores).all() or gold < 1:
-        raise ValueError(f"{len(scores)} finite scores of shape {correct.shape} and {gold} gold pairs")
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order].astype(np.float64)  # in float64 there is a number between any two float32 scores
     hits = np.cumsum(correct[order])
