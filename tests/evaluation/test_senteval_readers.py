@@ -11,7 +11,6 @@ import pytest
 from tests.evaluation.conftest import published
 from tests.evaluation.senteval_sets import write_sets
 from xrep.errors import UserError
-from xrep.evaluation.evaluation import Examples
 from xrep.evaluation.senteval.readers import SETS, Splits, find, read
 
 
@@ -19,13 +18,8 @@ def read_all(folder: Path, lang: str = "en") -> dict[str, Splits]:
     return {name: read(name, *place, lang) for name, place in find(folder).items()}
 
 
-def gold(examples: Examples) -> np.ndarray:
-    assert examples.gold is not None
-    return examples.gold
-
-
 def classes(splits: Splits) -> int:
-    return 1 + int(max(gold(split).max() for split in splits.values()))
+    return 1 + int(max(split.gold.max() for split in splits.values()))
 
 
 @pytest.fixture
@@ -46,7 +40,7 @@ def test_sizes_and_classes_of_the_published_sets() -> None:
     sets = read_all(published("senteval").parent)
     found = {name: ({s: len(split) for s, split in own.items()}, classes(own)) for name, own in sets.items()}
     assert found == expected
-    assert np.bincount(gold(sets["MR"]["all"])).tolist() == [5331, 5331]
+    assert np.bincount(sets["MR"]["all"].gold).tolist() == [5331, 5331]
     assert sum(text == "." for text in sets["CR"]["all"].columns[0]) >= 4  # the published file has blank lines
     assert any("é" in text for text in sets["MR"]["all"].columns[0])  # latin-1
 
@@ -57,7 +51,7 @@ def test_all_sets_of_the_download_are_found(folder: Path) -> None:
     assert [classes(splits) for splits in sets.values()] == [2, 2, 2, 2, 2, 5, 6, 2, 3, 6]
     first, second = (side[0] for side in sets["MRPC"]["train"].columns)
     assert first.startswith('"') and first.endswith("he said.") and '"' not in second  # quotation marks are text
-    assert gold(sets["SICK-R"]["test"]).max() == 5
+    assert sets["SICK-R"]["test"].gold.max() == 5
     assert all("\r" not in text for text in sets["SICK-E"]["test"].columns[1])
 
 
@@ -71,7 +65,7 @@ def test_latin1_is_read_in_english_alone_and_other_published_names(folder: Path)
     path.write_text("café en UTF-8\n" * 3, encoding="utf-8")
     (folder / "MR" / "rt-polarity.neg").write_text("non\n" * 2)
     split = read_all(folder, "fr")["MR"]["all"]
-    assert list(zip(split.columns[0], gold(split), strict=True)) == [("café en UTF-8", 1)] * 3 + [("non", 0)] * 2
+    assert list(zip(split.columns[0], split.gold, strict=True)) == [("café en UTF-8", 1)] * 3 + [("non", 0)] * 2
     for old, new in (("train_5500.label", "TREC.train"), ("TREC_10.label", "TREC.test")):
         (folder / "TREC" / old).rename(folder / "TREC" / new)
     for part in ("train", "dev", "test"):
@@ -82,7 +76,7 @@ def test_latin1_is_read_in_english_alone_and_other_published_names(folder: Path)
     for name in ("TREC", "SST5"):
         for split, given in sets[name].items():
             assert again[name][split].columns == given.columns
-            assert (gold(again[name][split]) == gold(given)).all()
+            assert (again[name][split].gold == given.gold).all()
 
 
 def test_what_is_wrong_in_a_file_and_which_files_are_missing_or_there_twice(folder: Path) -> None:

@@ -26,19 +26,15 @@ def columns_of(sentences: Sentences) -> tuple[list[list[str]], list[list[str]]]:
     return gold, found
 
 
-@pytest.mark.parametrize(
-    ("tags", "expected"),
-    [
-        ("O O", []),
-        ("B-X I-X I-X", [(0, 3, "X")]),
-        ("B-X B-X I-Y I-Y", [(0, 1, "X"), (1, 2, "X")]),
-        ("I-X I-X O B-X", [(3, 4, "X")]),
-        ("B-X O I-X", [(0, 1, "X")]),
-        ("B-X-Y I-X-Y", [(0, 2, "X-Y")]),
-    ],
-)
-def test_entities(tags: str, expected: list[tuple[int, int, str]]) -> None:
-    assert entities_of(tags.split()) == expected
+def test_entities() -> None:
+    for tags, expected in {
+        "O O": [],
+        "B-X B-X I-Y I-Y": [(0, 1, "X"), (1, 2, "X")],
+        "I-X I-X O B-X": [(3, 4, "X")],
+        "B-X O I-X": [(0, 1, "X")],
+        "B-X-Y I-X-Y": [(0, 2, "X-Y")],
+    }.items():
+        assert entities_of(tags.split()) == expected
 
 
 def test_scores_by_hand() -> None:
