@@ -39,8 +39,6 @@ def test_a_mean_below_zero_makes_no_pair_the_best() -> None:
 def test_unknown_margins_and_too_many_neighbours_are_refused() -> None:
     with pytest.raises(ValueError, match="margin must be one of absolute, distance, ratio, not 'cosine'"):
         margin_scores(X, Y, 4, "cosine")
-    with pytest.raises(ValueError, match="retrieval must be one of"):
-        choose(*neighbours(X, Y, 4, 4), "ratio", "both")
     message = "46 neighbours, but there are 60 sentences and 45; lower `neighbours` to 45, or give more sentences"
     for k, said in ((46, message), (0, "0 neighbours; give at least 1")):
         with pytest.raises(UserError, match=said):

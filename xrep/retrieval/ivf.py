@@ -7,7 +7,7 @@ vectors themselves, so similarities are exact; only some neighbours may be missi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -15,19 +15,15 @@ import numpy as np
 import torch
 
 from xrep.errors import UserError
-from xrep.retrieval.topk import TopK, pair_similarities
+from xrep.retrieval.topk import Advance, TopK, pair_similarities
 
 PROBES = 32
 """Number of cells of an inverted file that are searched for each query, unless the user wants another."""
 _PART_BYTES = 1 << 30
 """Bytes of the index that is held at a time."""
-_BLOCK = 1 << 14
-"""Number of rows that are read at a time."""
-_MOST_PROPOSALS = 1 << 22
-"""Number of neighbours that are proposed at a time."""
-_TRAINING_ROWS_A_CELL = 48
-_TRAINING_BYTES = 1 << 28
-_MOST_CELLS = 4096
+_BLOCK, _MOST_PROPOSALS = 1 << 14, 1 << 22
+"""Number of rows that are read, and of neighbours that are proposed, at a time."""
+_MOST_CELLS, _TRAINING_ROWS_A_CELL, _TRAINING_BYTES = 4096, 48, 1 << 28
 _PROPOSED = 8
 """An index of fewer than 16 bits for each number proposes this many times k neighbours."""
 
@@ -46,11 +42,8 @@ class Rows(Protocol):
 def make_index(name: str, size: int, rows: int = 1 << 20) -> tuple[Any, Any]:
     """Return an empty index of faiss for inner products, and the inverted file in it, an IndexIVF, if there is one.
 
-    Args:
-        name: A string of faiss's own factory, or ``ivf`` for cells of ``rows`` vectors, whose numbers have 16 bits.
-
-    Raises:
-        UserError: faiss knows no such index of vectors of that size.
+    ``name`` is a string of faiss's own factory, or ``ivf`` for cells of ``rows`` vectors, whose numbers have 16 bits. A
+    UserError says that faiss knows no such index of vectors of that size.
     """
     import faiss
 
@@ -72,7 +65,7 @@ def _possible(name: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TypeError) as error:
-        reason = next(iter(str(error).strip().splitlines()), "").rsplit(": ", 1)[-1]
+        reason = str(error).strip().split("\n")[0].rpartition(": ")[2]
         problem = f"`index` {name} is not possible: {reason}"
         raise UserError(problem, cure="choose another `index`, such as flat or IVF4096,SQ8") from None
 
@@ -91,15 +84,8 @@ def train(index: Any, name: str, vectors: Rows, start: int, stop: int, least: in
         index.train(vectors.read(drawn))
 
 
-def add(
-    index: Any,
-    name: str,
-    vectors: Rows,
-    start: int,
-    stop: int,
-    advance: Callable[[int], object] = lambda _: None,
-) -> None:
-    """Add the rows ``start`` to ``stop`` - 1 to an index. ``advance`` is called now and then."""
+def add(index: Any, name: str, vectors: Rows, start: int, stop: int, advance: Advance = lambda _: None) -> None:
+    """Add the rows ``start`` to ``stop`` - 1 to an index."""
     with _possible(name):
         for first in range(start, stop, _BLOCK):
             index.add(vectors.read(slice(first, min(first + _BLOCK, stop))))
@@ -123,13 +109,11 @@ class PartIndex:
 
     Args:
         number: The number by which neighbours call the first row of the side.
-        probes: Number of cells of an inverted file that are searched for each query. More cells find more neighbours,
-            but take longer.
-        advance: Called now and then.
+        probes: Number of cells of an inverted file that are searched for each query.
     """
 
     def __init__(
-        self, name: str, side: Rows, start: int, stop: int, number: int, probes: int, advance: Callable[[int], object]
+        self, name: str, side: Rows, start: int, stop: int, number: int, probes: int, advance: Advance
     ) -> None:
         import faiss
 
@@ -143,17 +127,15 @@ class PartIndex:
             lists.nprobe = min(probes, lists.nlist)
         self._times = 1 if _code_bytes(self._index, lists) >= 2 * side.size else _PROPOSED
 
-    def search(self, queries: Rows, start: int, stop: int, best: TopK, advance: Callable[[int], object]) -> None:
-        """Add what is found for some queries to their best neighbours; ``advance`` is told how many are done."""
+    def search(self, queries: Rows, start: int, stop: int, best: TopK, advance: Advance) -> None:
+        """Add what is found for the queries ``start`` to ``stop`` - 1 to their best neighbours."""
         wanted = min(self._index.ntotal, self._times * best.k)
-        for first in range(start, stop, _BLOCK):
-            x_BD = queries.read(slice(first, min(first + _BLOCK, stop)))
-            step = max(1, _MOST_PROPOSALS // wanted)
-            proposed = [
-                self._index.search(x_BD[place : place + step], wanted)[1] for place in range(0, len(x_BD), step)
-            ]
+        step = min(_BLOCK, max(1, _MOST_PROPOSALS // wanted))
+        for first in range(start, stop, step):
+            x_BD = queries.read(slice(first, min(first + step, stop)))
+            _, proposed_BP = self._index.search(x_BD, wanted)
             some = best.slice(first - start, first - start + len(x_BD))
-            compare_proposed(some, x_BD, np.concatenate(proposed), self._side, self._start, self._number + self._start)
+            compare_proposed(some, x_BD, proposed_BP, self._side, self._start, self._number + self._start)
             advance(len(x_BD))
 
 
@@ -162,12 +144,8 @@ def compare_proposed(
 ) -> None:
     """Compare queries with the vectors of the rows that an index proposes for each, and add them to their neighbours.
 
-    Args:
-        best: The neighbours of the queries so far.
-        x_BD: The queries.
-        proposed_BP: Rows of the part of a side that is indexed, -1 for none.
-        first: Which row of the side is the first one of the part.
-        number: The number by which neighbours call that row.
+    ``proposed_BP`` has rows of the part of a side that is indexed, -1 for none. Row ``first`` of the side is the first
+    one of the part, and ``number`` is what neighbours call it.
     """
     queries, step = torch.from_numpy(x_BD), max(1, _BLOCK // proposed_BP.shape[1])
     for start in range(0, len(x_BD), step):

@@ -1,27 +1,18 @@
 """Margin scores of sentence pairs, and the choice of pairs that may be translations: the best neighbours by margin.
 
-The margin compares the cosine of a pair with the cosines of the nearest neighbours of both sentences.
-
 A short or common sentence may be near to all its neighbours, but cannot be a translation of them all. Artetxe and
 Schwenk (2019, "Margin-based Parallel Corpus Mining with Multilingual Sentence Embeddings", arXiv:1811.01136) compare
 a = cos(x, y) with b = ½ mean_x + ½ mean_y, the mean cosines of x and of y with their k nearest neighbours on the other
-side:
-
-    absolute   a
-    distance   a - b
-    ratio      a / b
-
-"Dual-Alignment Pre-training for Cross-lingual Sentence Embedding" writes the ratio without the ½ (equation 8): its
-scores are half of these, and the ranking is the same.
+side: absolute a, distance a - b, ratio a / b. "Dual-Alignment Pre-training for Cross-lingual Sentence Embedding" writes
+the ratio without the ½ (equation 8): its scores are half of these, and the ranking is the same.
 """
 
 from __future__ import annotations
 
 import heapq
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
@@ -38,12 +29,9 @@ Retrieval = Literal["forward", "backward", "intersection", "max"]
 """``forward``: for each source the best target among its neighbours; ``backward``: for each target the best source;
 ``intersection``: pairs that are both; ``max``: pairs that are either (Artetxe and Schwenk, 2019, arXiv:1811.01136)."""
 RETRIEVALS: tuple[str, ...] = get_args(Retrieval)
-_SCORED = 1 << 19
-"""Number of neighbours that are scored at a time."""
-_SORTED = 1 << 15
-"""Number of candidates that are taken at a time, in the order of their scores."""
-_ROWS = 1 << 9
-"""Number of candidates that are read at a time from each of the sorted runs."""
+_SCORED, _SORTED, _ROWS = 1 << 19, 1 << 15, 1 << 9
+"""Number of neighbours that are scored at a time, of candidates that are taken at a time in the order of their scores,
+and of those that are read at a time from each of the sorted runs."""
 
 
 class Found(Protocol):
@@ -72,8 +60,7 @@ def apply_margin(cosine: np.ndarray, mean_x: np.ndarray, mean_y: np.ndarray, mar
 
 
 def neighbour_means(found: Found) -> np.ndarray:
-    """Return the mean cosine of each row with its k neighbours, or with those that an approximate search found (0 if
-    none): [N]."""
+    """Return the mean cosine of each row with its neighbours, or 0 where an approximate search found none: [N]."""
     means = []
     for _, index_BK, cosine_BK in _blocks(found):
         there_BK = index_BK >= 0  # others were not found
@@ -93,12 +80,8 @@ def _blocks(found: Found) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
 def margin_scores(x: np.ndarray, y: np.ndarray, k: int, margin: Margin) -> np.ndarray:
     """Return the margin scores of all pairs of L2-normalised rows of x [N, D] and y [M, D], float [N, M].
 
-    Args:
-        k: number of neighbours in each direction; the absolute margin does not use it.
-
-    Raises:
-        UserError: k is not between 1 and the number of sentences of the smaller side.
-        ValueError: the margin is unknown, or the widths differ.
+    The absolute margin does not use k, the number of neighbours in each direction; with the others, a UserError says
+    that a side has fewer sentences.
     """
     dtype = np.result_type(x, y, np.float32)
     x, y = x.astype(dtype, copy=False), y.astype(dtype, copy=False)
@@ -115,9 +98,8 @@ def check_neighbours(k: int, sources: int, targets: int) -> None:
     if k < 1:
         raise UserError(f"{k} neighbours", cure="give at least 1")
     if k > fewest:
-        there = f"{sources:,} sentences and {targets:,}" if sources != targets else f"{sources:,} sentences a side"
         cure = f"lower `neighbours` to {fewest}, or give more sentences" if fewest else "give more sentences"
-        raise UserError(f"{k} neighbours, but there are {there}", cure=cure)
+        raise UserError(f"{k} neighbours, but there are {sources:,} sentences and {targets:,}", cure=cure)
 
 
 @dataclass(frozen=True)
@@ -144,46 +126,37 @@ def choose(x: Found, y: Found, margin: Margin, retrieval: Retrieval, *, one_to_o
     Args:
         x, y: The neighbours of sources, which are targets, and those of targets.
     """
-    empty = np.empty(0, np.int64)
-    blocks = [Candidates(empty, empty, x.slice(0, 0).similarity[:, 0].numpy())]
-    blocks += choose_in_blocks(x, y, margin, retrieval, one_to_one=one_to_one)
+    blocks = choose_in_blocks(x, y, margin, retrieval, one_to_one=one_to_one)
     return Candidates(*map(np.concatenate, zip(*(vars(block).values() for block in blocks), strict=True)))
 
 
 def choose_in_blocks(
-    x: Found,
-    y: Found,
-    margin: Margin,
-    retrieval: Retrieval,
-    *,
-    one_to_one: bool = False,
-    folder: Path | None = None,
+    x: Found, y: Found, margin: Margin, retrieval: Retrieval, *, one_to_one: bool = False, folder: Path | None = None
 ) -> Iterator[Candidates]:
     """Yield the candidates that ``choose`` returns, some at a time.
 
-    Args:
-        folder: Where candidates are kept, in a file without a name; None: where temporary files are. Memory holds 5
-            bytes for each sentence, its mean and whether it is used, and with ``intersection`` 8 more for each target.
+    Candidates are kept in a file without a name in ``folder`` (``ArrayFile.temporary``). Memory holds 5 bytes for each
+    sentence, its mean and whether it is used, and with ``intersection`` 8 more for each target.
     """
-    if retrieval not in RETRIEVALS:
-        raise ValueError(f"retrieval must be one of {', '.join(RETRIEVALS)}, not {retrieval!r}")
     mean_x, mean_y = neighbour_means(x), neighbour_means(y)
-    used_x, used_y = np.zeros(len(x), bool), np.zeros(len(y), bool)
-    candidates, ends = ArrayFile.temporary(folder or Path(tempfile.gettempdir()), np.float64, (3,)), [0]
+    candidates, ends = ArrayFile.temporary(folder, np.float64, (3,)), [0]
     for found in _candidates(x, y, mean_x, mean_y, margin, retrieval):
         order = np.lexsort((found.target, found.source, -found.score))
         columns = -found.score[order].astype(np.float64), found.source[order], found.target[order]
         candidates.append(np.stack(columns, axis=1))  # float64 holds row numbers up to 2**53
         ends.append(len(candidates))
-    ordered = heapq.merge(*(_rows(candidates, *run) for run in zip(ends, ends[1:], strict=False)))
-    while rows := list(islice(ordered, _SORTED)):
-        key, source, target = np.array(rows).T
-        block = Candidates(source.astype(np.int64), target.astype(np.int64), -key.astype(mean_x.dtype))
-        block = block.take(~(used_x[block.source] | used_y[block.target]))
-        block = _without_repetition(block, one_to_one)
-        used_x[block.source] = True
-        used_y[block.target] = one_to_one
-        yield block
+    ordered = heapq.merge(*(_rows(candidates, *run) for run in pairwise(ends)))
+    used_x, used_y, last = bytearray(len(x)), bytearray(len(y)), False
+    while not last:
+        rows, kept = np.array(list(islice(ordered, _SORTED))).reshape(-1, 3), list[int]()
+        sources, targets = rows[:, 1].astype(np.int64), rows[:, 2].astype(np.int64)
+        for place, (source, target) in enumerate(zip(sources.tolist(), targets.tolist(), strict=True)):
+            if not used_x[source] and not used_y[target]:
+                used_x[source], used_y[target] = True, one_to_one
+                kept.append(place)
+        block = Candidates(sources, targets, -rows[:, 0].astype(mean_x.dtype))
+        yield block.take(np.array(kept, np.int64))
+        last = len(rows) < _SORTED
 
 
 def _candidates(
@@ -198,9 +171,9 @@ def _candidates(
             source_of[some.target] = some.source
         for some in forward:
             yield some.take(source_of[some.target] == some.source)
-    else:
-        yield from forward if retrieval != "backward" else ()
-        yield from backward if retrieval != "forward" else ()
+        return
+    for some in {"forward": [forward], "backward": [backward], "max": [forward, backward]}[retrieval]:
+        yield from some
 
 
 def _best(
@@ -208,7 +181,7 @@ def _best(
 ) -> Iterator[Candidates]:
     """Yield each row that has a candidate with its (nearest) neighbour of the best score, some rows at a time."""
     for start, index_BK, cosine_BK in _blocks(found):
-        # If an approximate search found fewer than k, the index is -1 and the cosine -inf, so the score is, too.
+        # Where an approximate search found nothing, the index is -1 and the cosine -inf, so the score is, too.
         scores_BK = apply_margin(cosine_BK, mean_N[start : start + len(index_BK), None], mean_M[index_BK], margin)
         best_B = scores_BK.argmax(axis=1)[:, None]
         score_B, index_B = (np.take_along_axis(each, best_B, axis=1)[:, 0] for each in (scores_BK, index_BK))
@@ -225,14 +198,3 @@ def _rows(file: ArrayFile, first: int, last: int) -> Iterator[list[float]]:
 def first_of_each(values: np.ndarray) -> np.ndarray:
     """Return the positions where each value of an array [P] occurs for the first time, in ascending order."""
     return np.sort(np.unique(values, return_index=True)[1])
-
-
-def _without_repetition(ordered: Candidates, one_to_one: bool) -> Candidates:
-    """Return the best pair of each source and, with ``one_to_one``, of each target, leaving out those already used."""
-    sources, targets, kept = set[int](), set[int](), list[int]()
-    for place, (source, target) in enumerate(zip(ordered.source.tolist(), ordered.target.tolist(), strict=True)):
-        if source not in sources and target not in targets:
-            kept.append(place)
-            sources.add(source)
-            targets.update((target,) if one_to_one else ())
-    return ordered.take(np.array(kept, dtype=np.int64))

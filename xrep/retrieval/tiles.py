@@ -1,15 +1,14 @@
 """Exact nearest neighbours between two sets of vectors, in both directions from one matrix product.
 
-The similarities of a tile, some rows of each side, come from a matrix product whose error has a bound: it follows from
-the rounding of each vector and of the sums. So a pair whose product lies further below the k-th best than the bound
-cannot be among the k best. The product only proposes the others, and ``pair_similarities`` decides. Therefore it may be
-computed in any way: in bfloat16, which takes a small part of the time of float32 on CPUs that have instructions for it,
-in float16 on a GPU, or in float32. The neighbours are the same, bit for bit.
+The similarities of a tile, some rows of each side, come from a matrix product whose error has a bound, by the rounding
+of each vector and of the sums. A pair whose product lies further below the k-th best than the bound cannot be among the
+k best. The product only proposes the others, and ``pair_similarities`` decides. So it may be computed in bfloat16,
+which takes a small part of the time of float32 on CPUs that have instructions for it, in float16 on a GPU, or in
+float32: the neighbours are the same, bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -18,19 +17,16 @@ from torch import Tensor
 
 from xrep.kernels.precision import accumulation_dtype, multiply
 from xrep.kernels.processor import multiplies_bfloat16
-from xrep.retrieval.topk import TopK, pair_similarities
+from xrep.retrieval.topk import Advance, TopK, pair_similarities
 
-TILE = 2000
-"""Rows and columns of a tile of similarities on a CPU: 16 MB of float32 stay in cache while rows and columns are
-searched. It is not a power of two, because the maxima of columns would then read addresses that share a cache set."""
-CUDA_TILE = 16000
-"""The same on a GPU, where a tile must be large enough to keep thousands of units busy: 1 GB."""
+TILE, CUDA_TILE = 2000, 16000
+"""Rows and columns of a tile on a CPU, where 16 MB of float32 stay in cache, and on a GPU, where 1 GB keeps thousands
+of units busy. With powers of two, the maxima of columns would read addresses that share a cache set."""
 FEWEST = 1000
-"""Fewest vectors of a side that are multiplied in bfloat16. The maxima of groups bound the k-th best, so there must be
-many."""
+"""Fewest vectors of a side that are multiplied in bfloat16: the maxima of groups bound the k-th best."""
 _GROUPS = (20, 10, 5, 4, 2, 1)
-"""Possible numbers of similarities in a group, whose maximum is taken first. The first one divides the sizes of both
-tiles, so that only the last tiles need padding, and the others divide the first."""
+"""Possible numbers of similarities in a group, whose maximum is taken first. The first divides the sizes of both tiles,
+so that only the last tiles need padding; the others divide the first."""
 _MOST = 1 / 8
 """Largest share of the pairs of a tile that is worth comparing one by one."""
 _ROWS = 2048
@@ -38,8 +34,8 @@ _ROWS = 2048
 
 
 class Operand(NamedTuple):
-    """Vectors [N, D]; the same in bfloat16 or float16 if this saves time, or else the vectors themselves; the length of
-    each vector and that of its rounding error [N]."""
+    """Vectors [N, D]; the same in bfloat16 or float16 if this saves time, or else as they are; their lengths [N] and
+    those of their rounding errors [N]."""
 
     vectors: Tensor
     rounded: Tensor
@@ -57,9 +53,6 @@ class Operand(NamedTuple):
         parts = zip(vectors.split(_ROWS), rounded.split(_ROWS), strict=True)
         return cls(vectors, rounded, length, torch.cat([(part - low.float()).norm(dim=1) for part, low in parts]))
 
-    def is_rounded(self) -> bool:
-        return self.rounded.dtype != self.vectors.dtype
-
     def exact(self) -> Operand:
         """Return the same vectors, to be multiplied as they are."""
         return Operand(self.vectors, self.vectors, self.length, torch.zeros_like(self.length))
@@ -70,22 +63,10 @@ class Operand(NamedTuple):
 
 
 def search_tile(
-    x: Operand,
-    y: Operand,
-    best_x: TopK,
-    best_y: TopK,
-    first_x: int,
-    first_y: int,
-    advance: Callable[[int], object] = lambda _: None,
+    x: Operand, y: Operand, best_x: TopK, best_y: TopK, first_x: int, first_y: int, advance: Advance = lambda _: None
 ) -> None:
-    """Compare rows of x from ``first_x`` on with rows of y from ``first_y`` on, and update the best of exactly these
-    rows. With k = 0 a side is not searched for. The vectors of both sides have one type and are on one device.
-
-    Neighbours that are known already only save time: the result is that of ``TopK.merge``.
-
-    Args:
-        advance: Called with the number of further comparisons that are done.
-    """
+    """Compare rows of x from ``first_x`` on with rows of y from ``first_y`` on, and merge what is found into the best
+    of these rows. With k = 0 a side is not searched for. The vectors have one type and are on one device."""
     height = width = CUDA_TILE if x.vectors.is_cuda else TILE
     if not best_y.k:  # the more columns are compared at a time, the fewer seem to be among the k best at first
         height, width = height // 4, width * 4
@@ -96,10 +77,12 @@ def search_tile(
             rows, columns = x.slice(row, row + height), y.slice(column, column + width)
             bests = best_x.slice(row, row + height), best_y.slice(column, column + width)
             firsts = first_x + row, first_y + column
-            if rows.is_rounded() and not _screen(rows, columns, *bests, *firsts):
+            screened = _screen(rows, columns, *bests, *firsts)
+            if not screened and rows.rounded.dtype != rows.vectors.dtype:
                 x, y = x.exact(), y.exact()  # those that follow are probably of the same kind
                 rows, columns = rows.exact(), columns.exact()
-            if not rows.is_rounded() and not _screen(rows, columns, *bests, *firsts):
+                screened = _screen(rows, columns, *bests, *firsts)
+            if not screened:
                 _compare_all(rows, columns, *bests, *firsts)
         advance(min(height, len(best_x) - row) * len(best_y))
 

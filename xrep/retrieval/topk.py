@@ -1,13 +1,13 @@
 """The k best similarities of each row, which searches of any parts of the other side in any order add up to.
 
-Similarities of two rows are computed by one formula, ``pair_similarities``, from the two vectors alone. Which pairs are
-the best is decided by the similarity, then by the lowest index, so no two pairs are equally good. Hence the k best of a
-union of parts are the k best of the k best of each part: ``merge`` is commutative and associative, and the result does
-not depend on the order of the work.
+Similarities come from one formula, ``pair_similarities``, of the two vectors alone, and of equal ones the lowest index
+is the best. So no two pairs are equally good, ``merge`` is commutative and associative, and the result does not depend
+on the order of the work.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from xrep.kernels.precision import accumulation_dtype
 
+Advance = Callable[[int], object]
+"""Function that is told how many further comparisons or queries are done."""
 _PIECE = 1 << 18
 """Number of products of numbers that are held at a time: in float64, they stay in the cache."""
 

@@ -33,10 +33,10 @@ class Lines:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, cure = folder, "make it again"
-        self._text = open(folder / LINES, "rb", buffering=0)
-        self._offsets = ArrayFile.open(folder / OFFSETS, "offsets of lines", cure)
-        self._numbers = ArrayFile.open(folder / NUMBERS, "numbers of lines", cure)
+        self.folder, self._text = folder, open(folder / LINES, "rb", buffering=0)
+        self._offsets, self._numbers = (
+            ArrayFile.open(folder / name, "numbers of lines", "make it again") for name in (OFFSETS, NUMBERS)
+        )
 
     @classmethod
     def write(cls, folder: Path, numbered: Iterable[tuple[int, str]]) -> Lines:
@@ -60,9 +60,9 @@ class Lines:
 
     def read(self, start: int, stop: int) -> list[str]:
         """Return the lines ``start`` to ``stop`` - 1."""
-        begin, *ends = self._offsets.read(slice(start, stop + 1)).tolist() or [0]
-        content = self._bytes(begin, max([begin, *ends]))
-        return [content[one - begin : other - begin - 1].decode() for one, other in pairwise([begin, *ends])]
+        ends = self._offsets.read(slice(start, stop + 1)).tolist()
+        content = self._bytes(ends[0], ends[-1])
+        return [content[begin - ends[0] : end - ends[0] - 1].decode() for begin, end in pairwise(ends)]
 
     def take(self, rows: Sequence[int] | np.ndarray) -> list[str]:
         """Return some lines, in the order of ``rows``."""
