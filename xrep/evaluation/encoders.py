@@ -85,11 +85,15 @@ class Encoder:
 
     def _computed(self, sentences: Sequence[str], lang: str | None, normalize: bool, show_progress: bool) -> np.ndarray:
         options = {"batch_tokens": self.batch_tokens, "show_progress": show_progress}
-        vectors = self.encoder.encode(sentences, lang, normalize=normalize, **options)
-        if wrong := int((~np.isfinite(vectors)).any(axis=1).sum()):
-            cure = "take an earlier checkpoint, or check the system that made them"
-            raise UserError(f"{wrong} of {len(vectors)} vectors are not finite", path=self.path, cure=cure)
-        return vectors
+        return finite(self.encoder.encode(sentences, lang, normalize=normalize, **options), self.path)
+
+
+def finite(vectors: np.ndarray, path: str) -> np.ndarray:
+    """Return vectors [N, D]; a UserError says that some are not finite."""
+    if wrong := int((~np.isfinite(vectors)).any(axis=1).sum()):
+        cure = "take an earlier checkpoint, or check the system that made them"
+        raise UserError(f"{wrong} of {len(vectors)} vectors are not finite", path=path, cure=cure)
+    return vectors
 
 
 class Precomputed:

@@ -61,7 +61,8 @@ class Neighbours(Evaluation):
         files, lang = config.data if config.list_sentences else [], config.lang or ""
         text = [sentence for _, lines in _chunks(files) for sentence in lines]
         tables = ("query", lang, queries), ("data", config.data_lang or lang, text)
-        return [Examples(name, (language,), (column,)) for name, language, column in tables if column]
+        read = tuple(map(Path, [*config.data, *filter(None, [config.query_file])]))
+        return [Examples(name, (language,), (column,), files=read) for name, language, column in tables if column]
 
     def measure(self, model: Encoder) -> Figures:
         """Search without holding all of the text. The values for JSON are a list of ``queries``, each with its
@@ -90,7 +91,7 @@ class Neighbours(Evaluation):
             text="\n\n".join(texts),
             values={"queries": [{"query": query, "nearest": hits} for query, hits in found.items()]},
             settings={**self.settings(), "data_lang": text_lang},
-            files=[*config.data, *filter(None, [config.query_file])],
+            files=self.tables[0].files,
         )
 
 

@@ -138,7 +138,7 @@ def token_vectors(encoder: Any, sentences: Sequence[str], lang: str) -> tuple[li
         vectors.append(states[vocabulary.leading_count :][: len(ids)])
         # The mark of the start of a word, as a token of its own, decodes to an empty text.
         names += ["[unk]" if token == tokenizer.unk_id else tokenizer.decode([token]) or "▁" for token in ids]
-    return names, finite(np.concatenate(vectors), encoder.path, "take an earlier checkpoint")
+    return names, finite(np.concatenate(vectors), encoder.path)
 
 
 def project(vectors: np.ndarray, method: str, seed: int = 0) -> tuple[np.ndarray, float | None]:

@@ -152,7 +152,7 @@ class Vectors:
         finite = np.isfinite(values).all(axis=1)
         if not finite.all():
             raise self.unusable("is not finite", first + int(np.argmin(finite)))
-        return ~values.any(axis=1)
+        return np.logical_not(values.any(axis=1))
 
     def check_text(self, lines: Lines, path: Path) -> None:
         """Raise a UserError that names ``path`` unless row i can be the vector of line i: there are as many of both
