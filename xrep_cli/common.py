@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from xrep import __version__
-from xrep.config.fields import FieldSpec, choices, convert, members
+from xrep.config.fields import FieldSpec, choices, convert, members, read_fields
 from xrep.errors import TrainingError, UserError
 from xrep.files import check_output, is_stream, json_text, same_file, write_aside, write_json
 from xrep.interrupts import saving_nothing
 from xrep.registry import import_plugin
+from xrep.store.addresses import is_local
 from xrep_cli.suggestions import suggestion
 
 ConsoleScript = Callable[..., int]
@@ -113,7 +114,9 @@ def command_script(
     return console_script(function)
 
 
-COUNTS = ("batch_tokens", "buffer_lines", "k", "max_tokens", "merge", "neighbours", "parallel", "probes")
+COUNTS = (
+    "batch_tokens", "buffer_lines", "cpus_per_worker", "k", "max_tokens", "neighbours", "parallel", "probes", "workers",
+)  # fmt: skip
 """Options of commands that are numbers of something, at least 1."""
 
 
@@ -122,16 +125,6 @@ def check_counts(options: Mapping[str, Any]) -> None:
     for name in COUNTS:
         if isinstance(value := options.get(name), int) and value < 1:
             raise UserError(f"`{name}` {value}", cure="give at least 1")
-
-
-def parse_shard(text: str | None) -> tuple[int, int] | None:
-    """Return (I, N) of ``--shard I/N``; None if it was not given."""
-    if text is None:
-        return None
-    match = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)  # numbers of more digits are no parts of a text
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise UserError(f"`shard` {text}", cure="write `shard` 1/8, the parts being counted from 1")
-    return int(match[1]), int(match[2])
 
 
 def _actions(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Iterator[argparse.Action]:
@@ -147,8 +140,10 @@ def choose_device(named: str | None) -> str:
     UserError if this machine has no such device."""
     import torch
 
-    several = number_from_environment("WORLD_SIZE", 1) > 1
-    gpu = f"cuda:{number_from_environment('LOCAL_RANK', 0)}" if several else "cuda"
+    from xrep.jobs.engines import number_from
+
+    several = number_from(os.environ, "WORLD_SIZE", 1) > 1
+    gpu = f"cuda:{number_from(os.environ, 'LOCAL_RANK', 0)}" if several else "cuda"
     device = named or (gpu if torch.cuda.is_available() else "cpu")
     try:
         torch.zeros(1, device=device).item()  # the device "meta" makes tensors, but they hold nothing
@@ -157,14 +152,6 @@ def choose_device(named: str | None) -> str:
         cure += ", or start no more processes than there are GPUs" if several else ""
         raise UserError(f"{device} is not a device of this machine", cure=cure) from None
     return device
-
-
-def number_from_environment(variable: str, default: int) -> int:
-    """Return the number of ranks, or of this rank, that torchrun sets; raise UserError if it is not a number."""
-    text = os.environ.get(variable, str(default))
-    if not (text.isascii() and text.isdigit()):
-        raise UserError(f"the environment variable {variable} is {text!r}, not a number", cure="unset it")
-    return int(text)
 
 
 def say_if_slow(program: str, precision: str, device: str) -> None:
@@ -224,6 +211,30 @@ def add_field(parser: argparse._ActionsContainer, spec: FieldSpec, name: str | N
     parser.add_argument("--" + (name or spec.name.replace("_", "-")), **options)
 
 
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which processes share the work."""
+    group = parser.add_argument_group("several processes", "xrep-jobs status tells how far they are")
+    for spec in read_fields("", "xrep.jobs.engines:Engine"):
+        add_field(group, spec)
+
+
+def check_shared(engine: Any, outputs: Mapping[str, str], inputs: Sequence[str | Path | None]) -> None:
+    """Raise UserError if several processes share what only one can write, or read only once."""
+    if not engine.is_shared:
+        return
+    for option, output in outputs.items():
+        if is_streamed(output):
+            raise UserError(f"several processes cannot write one stream: {output}", cure=f"name a file as {option}")
+    for file in inputs:
+        if file is not None and (file == "-" or is_stream(file)):
+            problem = "several processes cannot share what can be read once only"
+            raise UserError(problem, path=file, cure="name a file")
+
+
+SHARE_DONE = "nothing is left to do here: another process of this job writes the output, or has written it"
+"""What a command says that shared its work with others, which complete it."""
+
+
 def values_of(options: argparse.Namespace, cls: type) -> dict[str, Any]:
     """Return the options that are fields of a dataclass."""
     return {field.name: vars(options)[field.name] for field in dataclasses.fields(cls) if field.name in options}
@@ -242,7 +253,7 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Mapping[str, str | 
     lists = {name: [files] if isinstance(files, str) else files or () for name, files in inputs.items()}
     taken = [(name, file) for name, files in lists.items() for file in files if file != "-"]
     for option, file in outputs.items():
-        if file in (None, "-"):
+        if file is None or file == "-" or not is_local(file):
             continue
         check_output(file)
         for other, its_file in taken if not is_stream(file) else ():
@@ -270,18 +281,18 @@ def print_result(text: str, output: str, path: object) -> None:
 
 
 @contextmanager
-def output_file(named: str) -> Iterator[Path]:
+def output_file(named: str) -> Iterator[str]:
     """Context manager that yields the path to write to: the file itself or, for ``-``, a device or a pipe, a temporary
     one that is copied there if the block succeeds. After Ctrl-C nothing of that is left, and the message says so."""
     if not is_streamed(named):
-        yield Path(named)
+        yield named
         return
     if named != "-":
         with write_aside(named) as aside, saving_nothing():
-            yield aside
+            yield str(aside)
         return
     with tempfile.TemporaryDirectory() as folder, saving_nothing():
-        yield Path(folder) / "output"
+        yield str(Path(folder) / "output")
         sys.stdout.flush()
         with open(Path(folder) / "output", "rb") as content:
             shutil.copyfileobj(content, sys.stdout.buffer)

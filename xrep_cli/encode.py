@@ -9,19 +9,22 @@ from dataclasses import asdict
 from pathlib import Path
 
 from xrep.errors import UserError
-from xrep.files import check_output
+from xrep.files import check_output, is_stream
 from xrep_cli.common import (
+    SHARE_DONE,
     TEXT_HELP,
+    add_engine_options,
     add_shared_options,
     check_outputs,
+    check_shared,
     choose_device,
     command_parser,
     command_script,
     is_streamed,
-    number_from_environment,
     output_file,
     print_result,
     say_if_slow,
+    values_of,
 )
 
 DESCRIPTION = """\
@@ -30,12 +33,14 @@ Encode each line of a text file: row i of the output is the vector of line i.
   xrep-encode --path run1/best --lang de --input lines.txt.gz --output vectors.npy
   xrep-encode --path all-MiniLM-L6-v2/ --input lines.txt --output vectors.npy --precision bfloat16 --dtype float16
   xrep-encode --path run1/best --lang de --input lines.txt.gz --output vectors/
-  torchrun --nproc-per-node 4 -m xrep_cli.encode ... --output vectors/        four processes share the text
+  xrep-encode --path run1/best --lang de --input 's3://bucket/de/*.zst' --output s3://bucket/vectors/de --engine ray
+  sbatch --array=0-63 --wrap "xrep-encode ... --output vectors/ --engine slurm"
 
 An output that ends in .npy is one file: read it with numpy.load("vectors.npy", mmap_mode="r"). Any other name is a
 folder of parts and a manifest, which names the encoder, the language and a checksum of the text. xrep-mine and
 --teacher-vectors of xrep-train read both. The text may have any number of lines; memory does not grow with it. If the
-command is interrupted, repeat it: it continues where it stopped and writes the same vectors."""
+command is interrupted, repeat it: it continues where it stopped and writes the same vectors, also with another engine.
+Files and folders may be in an object store (s3://, gs://); a pattern names several files, one after the other."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -50,17 +55,19 @@ def build_parser() -> argparse.ArgumentParser:
     add("--dtype", choices=("float32", "float16"), default="float32", help="type of the vectors in the file")
     add("--no-normalize", action="store_true", help="write the vectors as the model gives them, not scaled to length 1")
     add_shared_options(parser, "--batch-tokens", "--precision", "--device", "--plugin")
+    add_engine_options(parser)
     add("--json", action="store_true", help="print a summary as JSON")
     return parser
 
 
 def _main(options: argparse.Namespace) -> None:
-    output = Path(options.output)
-
     from xrep.inference.encoding import encode_file
     from xrep.inference.sentence_encoder import SentenceEncoder
+    from xrep.jobs.engines import Engine
+    from xrep.store.addresses import is_local, matching
     from xrep.text.readers import read_text
 
+    output, engine = Path(options.output), Engine(**values_of(options, Engine))
     streamed = is_streamed(options.output)
     parts = output.suffix != ".npy" and not streamed
     if parts and output.suffix and not output.is_dir():
@@ -68,34 +75,35 @@ def _main(options: argparse.Namespace) -> None:
         raise UserError("the output is a .npy file or a folder", path=output, cure=cure)
     if options.output == "-" and options.json:
         raise UserError("`json` and the vectors both go to standard output", cure="name an `output` file")
-    if parts:
+    sources = matching(options.input)
+    check_shared(engine, {"`output`": options.output}, sources)
+    if parts and is_local(options.output):
         check_output(output, folder=True)
-    else:
-        check_outputs({"`output`": options.output}, {"`input`": options.input})
-    source = Path(options.input)
-    if options.input != "-" and (source.is_file() or not source.exists()):
-        next(read_text(source, options.lang))  # to report errors in the file before the encoder is loaded
-    rank, world_size = number_from_environment("RANK", 0), number_from_environment("WORLD_SIZE", 1)
+    elif not parts:
+        check_outputs({"`output`": options.output}, {"`input`": sources})
+    for source in sources:
+        if source != "-" and not is_stream(source):
+            next(read_text(source, options.lang))  # to report errors in the file before the encoder is loaded
     device = choose_device(options.device)
     encoder = SentenceEncoder.load(options.path, device=device, dtype=options.precision)
-    if rank == 0:
-        say_if_slow("xrep-encode", options.precision, device)
+    say_if_slow("xrep-encode", options.precision, device)
     with output_file(options.output) as path:
         done = encode_file(
             encoder,
-            options.input,
+            sources,
             path,
             lang=options.lang,
             dtype=options.dtype,
             batch_tokens=options.batch_tokens,
             normalize=not options.no_normalize,
             parts=parts,
-            rank=rank,
-            world_size=world_size,
+            engine=engine,
         )
+    if done is None:
+        print(SHARE_DONE, file=sys.stderr)
+        return
     if options.json:
-        # One write with the line end: without a buffer, print makes two, and several processes share the stream.
-        sys.stdout.write(json.dumps({**asdict(done), "path": options.output if streamed else str(done.path)}) + "\n")
+        print(json.dumps({**asdict(done), "path": options.output if streamed else done.path}))
         return
     resumed = f", {done.resumed:,} of them before" if done.resumed else ""
     empty = f"; {done.empty_lines:,} lines were empty" if done.empty_lines else ""

@@ -11,17 +11,19 @@ from typing import Any
 from xrep.config.fields import read_fields
 from xrep.errors import UserError
 from xrep_cli.common import (
+    SHARE_DONE,
     TEXT_HELP,
     HelpFormatter,
+    add_engine_options,
     add_field,
     add_shared_options,
     check_outputs,
+    check_shared,
     choose_device,
     command_parser,
     command_script,
     is_streamed,
     output_file,
-    parse_shard,
     print_result,
     say_if_slow,
     values_of,
@@ -40,8 +42,8 @@ of memory for each sentence.
 Empty and repeated lines are left out. Without texts, the output has row numbers, counted from 1. If the command is
 interrupted, repeat it: it continues where it stopped.
 
-To use several machines, encode both texts once with xrep-encode, run the same command with --shard 1/8 to --shard 8/8,
-copy the folders mined.tsv.shard-i-of-8 to one machine, and run the command there with --merge 8.
+Several processes share the work with --engine: a Slurm array, or Ray on this machine or a cluster. Files and folders
+may be in an object store (s3://, gs://).
 
 xrep-mine negatives finds hard negatives of pairs, to train on."""
 NEGATIVES = """\
@@ -74,8 +76,6 @@ def build_parser() -> argparse.ArgumentParser:
             "folder or a file that xrep-encode wrote, or a .npy file [lines, size]")  # fmt: skip
     add("--output", metavar="FILE.tsv", help="the file to write the pairs to; - is standard output")
     _add_fields(parser, "xrep.inference.mining:MiningOptions")
-    add("--shard", metavar="I/N", help="search only part I of N parts of the source")
-    add("--merge", type=int, metavar="N", help="merge the results of N shards")
     add = negatives.add_argument
     add("--path", required=True, metavar="ENCODER", help=path)
     add("--bitext", required=True, metavar="PAIR=FILES", help="the pairs")
@@ -84,6 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_fields(negatives, "xrep.inference.hard_negatives:NegativeOptions")
     for each in (parser, negatives):
         add_shared_options(each, "--batch-tokens", "--precision", "--device", "--plugin")
+        add_engine_options(each)
         each.add_argument("--json", metavar="FILE", help="write a summary as JSON; - prints it on standard output")
     return parser
 
@@ -106,13 +107,6 @@ def _check(options: argparse.Namespace) -> None:
             raise UserError(f"no {side}", cure=f"give `{side}` FILE with `path`, or `{side}_vectors` FILE.npy")
         if options.path is None:
             raise UserError(f"no encoder for {values[side]}", cure=f"give `path` or `{side}_vectors`")
-        if options.shard or options.merge:
-            cure = f"encode it once with xrep-encode, and give `{side}_vectors`"
-            raise UserError("each shard would encode the texts anew", cure=cure)
-    if options.shard and options.merge:
-        raise UserError("`shard` and `merge`", cure="merge when all shards are there")
-    if is_streamed(options.output) and (options.shard or options.merge):
-        raise UserError(f"`output` {options.output} with `shard` or `merge`", cure="name a file")
     if values["source"] == values["target"] == "-":
         raise UserError("both texts are standard input", cure="name a file for one of them")
     sides = ("source", "target", "source_vectors", "target_vectors")
@@ -130,25 +124,26 @@ def _main(options: argparse.Namespace) -> None:
         _mine_negatives(options)
         return
     _check(options)
-    shard = parse_shard(options.shard)
 
     from xrep.inference.mining import MiningOptions, Text, mine
+    from xrep.jobs.engines import Engine
 
-    values = vars(options)
+    values, engine = vars(options), Engine(**values_of(options, Engine))
+    check_shared(engine, {"`output`": options.output}, [options.source, options.target])
     options.device = choose_device(options.device)
     sides: list[Text] = []
     for side in ("source", "target"):
         text, vectors = values[side], values[f"{side}_vectors"]
-        files = {"text": text and Path(text), "vectors": vectors and Path(vectors)}
-        sides.append(Text(name=side, lang=values[f"{side}_lang"], **files))
+        sides.append(Text(name=side, lang=values[f"{side}_lang"], text=text, vectors=vectors))
     encoder = _load_encoder(options) if any(side.vectors is None for side in sides) else None
     mining = MiningOptions(**values_of(options, MiningOptions))
-    more = {"encoder": encoder, "shard": shard, "merged": options.merge}
     with output_file(options.output) as output:
-        mined = mine(sides[0], sides[1], output, mining, **more, show_progress=True)
-    result = "searched" if mined.pairs is None else f"{mined.pairs:,} pairs"
+        mined = mine(sides[0], sides[1], output, mining, encoder=encoder, engine=engine, show_progress=True)
+    if mined is None:
+        print(SHARE_DONE, file=sys.stderr)
+        return
     left_out = f"{sum(mined.empty):,} empty and {sum(mined.duplicates):,} repeated lines left out"
-    _tell(options, mined, f"{result}: {mined.sources:,} x {mined.targets:,} sentences, {left_out}")
+    _tell(options, mined, f"{mined.pairs:,} pairs: {mined.sources:,} x {mined.targets:,} sentences, {left_out}")
 
 
 def _load_encoder(options: argparse.Namespace) -> Any:

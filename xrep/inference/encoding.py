@@ -1,51 +1,49 @@
-"""Encode the lines of a file into vectors on disk, in constant memory; a command that was interrupted goes on."""
+"""Encode the lines of files into vectors on disk, in constant memory: a job of units of some thousand lines."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-import secrets
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import naming, replace_file, try_lock, write_aside
+from xrep.hashing import hash_bytes
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.inference.work import remove_work, work_folder
-from xrep.interrupts import Interrupted, StopRequest
+from xrep.jobs.engines import LOCAL, Engine, run
+from xrep.jobs.outputs import job_address, prepare, publish_parts, repeatable, states_of
+from xrep.jobs.plan import Advance, Job, Stage
 from xrep.models.kinds import kind_of
 from xrep.nn.encoder import counting_sentences
-from xrep.progress import Counter
+from xrep.store import addresses
+from xrep.store.addresses import is_local
 from xrep.store.arrays import ArrayFile
-from xrep.store.vectors import LOCK, MANIFEST, Manifest, Origin, Part, text_digest
+from xrep.store.lines import FILES, Lines, Texts, write_lines
+from xrep.store.vectors import MANIFEST, Manifest, Origin, Part, Vectors, text_digest
 from xrep.text.languages import canonical, refuse_pair
 from xrep.text.readers import read_text
 
 CHUNK_LINES = 4096
-"""Number of lines that are read, sorted by length, encoded and written at a time. Chunks begin at the same lines in
-every run, so that a resumed run writes the same bytes as an uninterrupted one."""
+"""Number of lines that are read, sorted by length, encoded and written at a time: a unit."""
 CHUNK_CHARACTERS = 8_000_000
 """Number of characters after which a chunk ends early, so that memory does not grow with the length of the lines."""
 PART_CHUNKS = 16
 """Number of such chunks in each part of a folder of vectors."""
-_OWN_FILE = re.compile(r"whole\.npy|\.?chunk-\d{6}-[0-9a-f]{16}\.npy(\.\d+\.tmp)?")
-_PART = re.compile(r"(part-\d{5}-[0-9a-f]{16}\.npy)(\.work)?")
-"""Names of parts, and of the folders in which they are made."""
+_PART = re.compile(r"part-\d{5}-[0-9a-f]{16}\.npy")
+_VECTORS, _CHUNKS, _HASHES = "vectors.npy", "chunks.npy", "hashes.npy"
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """The result of ``encode_file``: ``path`` has the vectors [lines, size] of this process's ``lines``, of which an
-    earlier call had computed those of ``resumed`` lines."""
+    """The result of ``encode_file``: ``path`` has the vectors [lines, size] of all ``lines``, of which an earlier call
+    had computed those of ``resumed`` lines."""
 
-    path: Path
+    path: str
     lines: int
     size: int
     empty_lines: int
@@ -53,197 +51,131 @@ class Encoded:
     seconds: float
 
 
-def encode_file(
-    encoder: SentenceEncoder,
-    path: str | Path,
-    output: Path,
-    *,
-    lang: str | None = None,
-    dtype: Literal["float32", "float16"] = "float32",
-    batch_tokens: int = 4096,
-    normalize: bool = True,
-    prompt: str | None = None,
-    parts: bool = False,
-    rank: int = 0,
-    world_size: int = 1,
-    show_progress: bool = True,
-) -> Encoded:
-    """Encode each line of a UTF-8 file into a row of a .npy file, or of the parts of a folder of ``Vectors``.
-
-    The vectors of each finished chunk of lines are a file in ``{file}.work``, whose name has a digest of the lines and
-    of what made the vectors. So a second call finds what it would compute again; so it does for the parts of a folder.
+class HeldEncoder:
+    """An encoder that each process loads once, when it needs it.
 
     Args:
-        path: The input file, as ``read_text`` reads it; ``-`` is standard input.
-        output: The file or, with ``parts``, the folder, in which other vectors are replaced. Its other files stay.
-        dtype: Type of the numbers.
-        lang, batch_tokens, normalize, prompt: As in ``SentenceEncoder.encode``.
-        rank, world_size: Number of this process, from 0, and number of processes. They share the parts of a folder.
-
-    Raises:
-        UserError: A line is invalid, a vector is not finite in ``dtype``, another process is writing there, the folder
-            holds something else than vectors, or several processes cannot share the work.
-        Interrupted: Ctrl-C was pressed, and the chunk that was being encoded is saved.
-    """
-    started = time.monotonic()
-    _check_ranks(rank, world_size, path, output if not parts else None)
-    if parts:
-        _check_folder(output)
-    refuse_pair(lang or "", "lang")
-    lang = lang and canonical(lang)
-    encoder.model.tower(lang)
-    origin = Origin(
-        encoder=encoder.fingerprint(),
-        language=lang,
-        prompt=prompt,
-        normalize=normalize,
-        batch_tokens=batch_tokens,
-        size=encoder.output_size,
-        dtype=dtype,
-    )
-    lines, place = (text for _, text in read_text(path, lang)), Path(os.path.realpath(output))
-    with Counter("lines", shown=show_progress) as progress:
-        work = _Encoding(encoder, origin, path, progress)
-        try:
-            if parts:
-                place.mkdir(exist_ok=True)
-                # The ranks of one command share the folder; two commands do not.
-                what = repr((origin, os.path.realpath(path), world_size)) if world_size > 1 else secrets.token_hex()
-                with _locked(place, what):
-                    _write_parts(work, place, lines, rank, world_size)
-            else:
-                work.write(place, lines)
-        except KeyboardInterrupt:
-            saved = f"{work.lines:,} lines are saved, and the same command goes on after them"
-            raise Interrupted(saved if work.lines else "nothing is saved yet") from None
-    seconds = time.monotonic() - started
-    return Encoded(output, work.lines, encoder.output_size, work.empty, work.resumed, seconds)
-
-
-def _check_ranks(rank: int, world_size: int, path: str | Path, single: Path | None) -> None:
-    if not 0 <= rank < world_size:
-        cure = "the environment variable RANK must count from 0 and be below WORLD_SIZE"
-        raise UserError(f"this is process {rank} of {world_size}", cure=cure)
-    if world_size > 1 and (path == "-" or not Path(path).is_file()):
-        raise UserError("several processes cannot share what can be read once only", path=path, cure="name a file")
-    if world_size > 1 and single is not None:
-        raise UserError("several processes cannot write one file", path=single, cure="name a folder as `output`")
-
-
-def _check_folder(folder: Path) -> None:
-    """Raise a UserError if a folder has a manifest that is not one of vectors, which a new one would replace."""
-    kind = kind_of(folder)
-    if (folder / MANIFEST).exists() and kind != "folder of encoded lines":
-        raise UserError(f"a {kind or f'folder with another {MANIFEST}'}", path=folder, cure="name a new folder")
-
-
-@contextmanager
-def _locked(folder: Path, what: str) -> Iterator[None]:
-    """Context manager that locks a folder for the processes that write the same, which ``what`` says."""
-    with (folder / LOCK).open("a+") as file:
-        with suppress(OSError):  # some network file systems do not support locks
-            if try_lock(file):
-                file.truncate(0)
-                file.write(what)
-                file.flush()
-            fcntl.flock(file, fcntl.LOCK_SH)
-            file.seek(0)
-            if file.read() != what:
-                raise UserError("another process is writing it", path=folder, cure="wait for it, or write elsewhere")
-        yield
-
-
-def _chunks(lines: Iterable[str], chunks: int = 1) -> Iterator[list[str]]:
-    """Yield lists of consecutive lines that end after CHUNK_LINES or after the line that reaches CHUNK_CHARACTERS, or
-    after this multiple of both."""
-    chunk: list[str] = []
-    characters = 0
-    for line in lines:
-        chunk.append(line)
-        characters += len(line)
-        if len(chunk) >= chunks * CHUNK_LINES or characters >= chunks * CHUNK_CHARACTERS:
-            yield chunk
-            chunk, characters = [], 0
-    if chunk:
-        yield chunk
-
-
-def _write_parts(work: _Encoding, folder: Path, lines: Iterator[str], rank: int, world_size: int) -> None:
-    """Write this process's share of the parts of a folder. The last process that ends writes the manifest, and removes
-    the parts of earlier vectors, also unfinished ones."""
-    parts = list[Part]()
-    for number, some in enumerate(_chunks(lines, PART_CHUNKS)):
-        name = f"part-{number:05d}-{work.origin.digest(some)}.npy"
-        parts.append(Part(file=name, rows=len(some), text=text_digest(some)))
-        if number % world_size != rank:
-            work.line += len(some)
-        elif (folder / name).exists():
-            work.count(some, found=True)
-        else:
-            work.write(folder / name, some)
-    if all((folder / part.file).exists() for part in parts):
-        Manifest(origin=work.origin, parts=parts).write(folder)
-        named = {part.file for part in parts}
-        for path, match in ((path, _PART.fullmatch(path.name)) for path in folder.iterdir()):
-            if match and match[1] not in named:
-                with suppress(FileNotFoundError):  # another process has ended at the same time
-                    remove_work(path, _OWN_FILE) if match[2] else path.unlink()
-
-
-class _Encoding:
-    """Encodes lines chunk by chunk.
-
-    Attributes:
-        line: Number of the lines of the text before the next chunk.
-        lines, empty, resumed: Number of lines of which there are vectors now, of those that are empty, and of those
-            whose vectors were there already.
+        encoder: The encoder of this process, which others load from where it lies.
     """
 
-    def __init__(self, encoder: SentenceEncoder, origin: Origin, source: str | Path, progress: Counter) -> None:
-        self._encoder, self.origin, self._source, self._progress = encoder, origin, source, progress
-        self.line = self.lines = self.empty = self.resumed = 0
+    def __init__(self, encoder: SentenceEncoder) -> None:
+        self._held: SentenceEncoder | None = encoder
+        self.path, self.precision, self.fingerprint = encoder.path, encoder.precision, encoder.fingerprint()
+        self.size = encoder.output_size
 
-    def count(self, lines: list[str], found: bool) -> None:
-        """Count lines of which there are vectors now, or were before."""
-        self.line += len(lines)
-        self.lines += len(lines)
-        self.empty += sum(not line.strip() for line in lines)
-        if found:
-            self.resumed += len(lines)
-            self._progress.skip(len(lines))
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_held": None}
 
-    def write(self, target: Path, lines: Iterable[str]) -> None:
-        """Write the vectors of lines to a .npy file."""
-        with work_folder(target.with_name(f"{target.name}.work"), _OWN_FILE, "writing it", "chunk-*.npy") as folder:
-            chunks = [self._chunk(folder, number, chunk) for number, chunk in enumerate(_chunks(lines))]
-            with naming(target):
-                whole = ArrayFile.create(folder / "whole.npy", self.origin.dtype, (self.origin.size,))
-                for path in chunks:
-                    whole.append(np.load(path, allow_pickle=False))
-                whole.close()
-                replace_file(folder / "whole.npy", target)
+    @property
+    def encoder(self) -> SentenceEncoder:
+        """The encoder; a UserError says that it is not the same here as where the command was started."""
+        if self._held is None:
+            self._held = SentenceEncoder.load(self.path, dtype=self.precision)
+            if self._held.fingerprint() != self.fingerprint:
+                cure = "give all machines the same encoder, at the same path"
+                raise UserError("the encoder is another one on this machine", path=self.path, cure=cure)
+        return self._held
 
-    def _chunk(self, folder: Path, number: int, lines: list[str]) -> Path:
-        """Return the file of the vectors of some lines, after computing them unless it is there."""
-        path = folder / f"chunk-{number:06d}-{self.origin.digest(lines)}.npy"
-        if path.exists():
-            self.count(lines, found=True)
-            return path
-        origin = self.origin
+
+class Read(Stage):
+    """Copy texts to files in which any line can be read; a unit is a file.
+
+    Args:
+        stripped: Whether white space at both ends of a line is left out, and the hashes of lines are written, too.
+    """
+
+    unit = "files"
+
+    def __init__(self, name: str, files: Sequence[str], lang: str | None, *, stripped: bool = False) -> None:
+        self.name, self.files, self.lang, self._stripped = f"read-{name}", files, lang, stripped
+
+    def count(self, job: Job) -> int:
+        return len(self.files)
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        hashes = ArrayFile.create(folder / _HASHES, np.uint64, (2,)) if self._stripped else None
+        chunks, characters, lines = [0], 0, 0
+        held = list[tuple[int, int]]()
+
+        def copied() -> Iterator[tuple[int, str]]:
+            nonlocal characters, lines
+            for number_there, text in read_text(self.files[number], self.lang):
+                text = text.strip() if self._stripped else text
+                lines, characters = lines + 1, characters + len(text)
+                if lines - chunks[-1] >= CHUNK_LINES or characters >= CHUNK_CHARACTERS:
+                    chunks.append(lines)
+                    characters = 0
+                if hashes is not None and text:
+                    held.append((hash_bytes(text.encode("utf-8", "replace")), lines - 1))
+                    if len(held) >= CHUNK_LINES:
+                        hashes.append(np.array(held, np.uint64))
+                        held.clear()
+                yield number_there, text
+
+        write_lines(folder, copied())
+        if hashes is not None:
+            hashes.append(np.array(held, np.uint64).reshape(-1, 2))
+            hashes.close()
+        np.save(folder / _CHUNKS, np.array(chunks if chunks[-1] == lines else [*chunks, lines], np.int64))
+        return {"lines": lines} | ({"text": Lines.open(folder).digest()} if self._stripped else {})
+
+    def texts(self, job: Job) -> Texts:
+        """Return the lines of all files."""
+        return Texts([Lines(*(result.files[name] for name in FILES)) for result in job.results(self)])
+
+    def hashes(self, job: Job) -> Iterator[np.ndarray]:
+        """Yield the hash and the number of each line that is not empty, uint64 [n, 2], some at a time."""
+        first = 0
+        for result in job.results(self):
+            for _, rows in ArrayFile.open(result.files[_HASHES], "hashes", "make it again").blocks():
+                yield rows + np.array([0, first], np.uint64)
+            first += result.facts["lines"]
+
+    def chunks(self, job: Job) -> np.ndarray:
+        """Return where the chunks of all files begin, and the number of lines, int64 [C + 1]."""
+        starts, first = [np.zeros(1, np.int64)], 0
+        for result in job.results(self):
+            own = ArrayFile.open(result.files[_CHUNKS], "chunks", "make it again").read(slice(None))
+            starts.append(own[1:] + first)
+            first += int(own[-1])
+        return np.concatenate(starts)
+
+
+class Encode(Stage):
+    """Compute the vectors of the lines that were read; a unit is a chunk of them."""
+
+    unit = "lines"
+
+    def __init__(self, name: str, read: Read, encoder: HeldEncoder, origin: Origin) -> None:
+        self.name, self._read, self._encoder, self.origin = f"encode-{name}", read, encoder, origin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_starts", "_texts")}
+
+    def _begin(self, job: Job) -> None:
+        if not hasattr(self, "_starts"):
+            self._starts, self._texts = self._read.chunks(job), self._read.texts(job)
+
+    def count(self, job: Job) -> int:
+        self._begin(job)
+        return len(self._starts) - 1
+
+    def weight(self, job: Job, number: int) -> int:
+        self._begin(job)
+        return int(self._starts[number + 1] - self._starts[number])
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        self._begin(job)
+        start, stop = self._starts[number : number + 2].tolist()
+        lines, encoder, origin = self._texts.read(start, stop), self._encoder.encoder, self.origin
         options = {name: vars(origin)[name] for name in ("batch_tokens", "normalize", "prompt")}
-        with StopRequest().watching() as stop, counting_sentences(self._encoder.model, self._progress.update):
-            rows = self._converted(self._encoder.encode(lines, origin.language, **options))
-            with write_aside(path) as aside, aside.open("wb") as file:
-                np.save(file, rows, allow_pickle=False)
-                file.flush()
-                os.fsync(file.fileno())
-        self.count(lines, found=False)
-        if stop.signal:
-            raise KeyboardInterrupt
-        return path
+        with counting_sentences(encoder.model, advance):
+            vectors = encoder.encode(lines, origin.language, **options)
+        np.save(folder / _VECTORS, self._converted(vectors, start))
+        return {"rows": len(lines), "empty": sum(not line.strip() for line in lines)}
 
-    def _converted(self, vectors: np.ndarray) -> np.ndarray:
-        """Return the vectors of the next lines as rows of the file."""
+    def _converted(self, vectors: np.ndarray, start: int) -> np.ndarray:
+        """Return the vectors of lines from number ``start`` on as rows of the file."""
         with np.errstate(over="ignore"):
             rows = vectors.astype(self.origin.dtype)
         finite = np.isfinite(rows).all(axis=1)
@@ -251,6 +183,124 @@ class _Encoding:
             row = int(np.argmin(finite))
             too_large = np.isfinite(vectors[row]).all()
             cure = "use float32 or vectors of length 1" if too_large else "check the encoder, or compute in float32"
+            file, line = self._texts.place(start + row)
             problem = f"its vector is not finite in {rows.dtype}"
-            raise UserError(problem, path=self._source, line=self.line + row + 1, cure=cure)
+            raise UserError(problem, path=self._read.files[file], line=line, cure=cure)
         return rows
+
+    def vectors(self, job: Job) -> Vectors:
+        """Return the vectors of all lines."""
+        results = job.results(self)
+        parts = [Part(file=result.files[_VECTORS], rows=result.facts["rows"], text="") for result in results]
+        return Vectors("", manifest=Manifest(origin=self.origin, parts=parts))
+
+
+class Join(Stage):
+    """Put the vectors of chunks together to the parts of a folder, or to one file."""
+
+    name, unit = "join", "parts"
+
+    def __init__(self, read: Read, encode: Encode, *, parts: bool) -> None:
+        self._read, self._encode, self._parts = read, encode, parts
+
+    def count(self, job: Job) -> int:
+        return -(-len(job.results(self._encode)) // PART_CHUNKS) if self._parts else 1
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        origin, results = self._encode.origin, job.results(self._encode)
+        first, last = (number * PART_CHUNKS, (number + 1) * PART_CHUNKS) if self._parts else (0, len(results))
+        whole = ArrayFile.create(folder / _VECTORS, origin.dtype, (origin.size,))
+        for result in results[first:last]:
+            for _, rows in ArrayFile.open(result.files[_VECTORS], "vectors", "make it again").blocks():
+                whole.append(rows)
+        whole.close()
+        if not self._parts:
+            return {}
+        starts = self._read.chunks(job)
+        start, stop = int(starts[first]), int(starts[min(last, len(results))])
+        return {"rows": stop - start, "text": text_digest(self._read.texts(job).read(start, stop))}
+
+
+def encode_file(
+    encoder: SentenceEncoder,
+    path: str | Path | Sequence[str | Path],
+    output: str | Path,
+    *,
+    lang: str | None = None,
+    dtype: Literal["float32", "float16"] = "float32",
+    batch_tokens: int = 4096,
+    normalize: bool = True,
+    prompt: str | None = None,
+    parts: bool = False,
+    engine: Engine = LOCAL,
+    show_progress: bool = True,
+) -> Encoded | None:
+    """Encode each line of UTF-8 files into a row of a .npy file, or of the parts of a folder of ``Vectors``.
+
+    What is done is kept in ``{output}.job`` until all is done, so a second call goes on.
+
+    Args:
+        path: The input file, as ``read_text`` reads it, or several, one after the other; ``-`` is standard input.
+        output: The file or, with ``parts``, the folder, in which other vectors are replaced. Its other files stay.
+        dtype: Type of the numbers.
+        lang, batch_tokens, normalize, prompt: As in ``SentenceEncoder.encode``.
+        engine: What does the units. None is returned by processes that share the work and had nothing left to do.
+
+    Raises:
+        UserError: A line is invalid, a vector is not finite in ``dtype``, another process is writing there, the folder
+            holds something else than vectors, or there is an unfinished job with other inputs or options.
+        Interrupted: Ctrl-C was pressed, and the chunk that was being encoded is saved.
+    """
+    started, place = time.monotonic(), str(output)
+    if parts:
+        _check_folder(place)
+    held, job_place = HeldEncoder(encoder), job_address(output)
+    origin = origin_of(encoder, lang, dtype=dtype, batch_tokens=batch_tokens, normalize=normalize, prompt=prompt)
+    prepare(job_place, output)
+    files = [repeatable(file, job_place) for file in ([path] if isinstance(path, str | Path) else path)]
+    read = Read("text", files, origin.language)
+    encode = Encode("text", read, held, origin)
+    join = Join(read, encode, parts=parts)
+    facts = {"input": states_of(files), **vars(origin), "parts": parts}
+    job = Job(job_place, "encode", facts, [read, encode, join])
+
+    def finish() -> dict[str, Any]:
+        joined = job.results(join)
+        if parts:
+            named = {f"part-{number:05d}-{one.digest(_VECTORS)}.npy": one for number, one in enumerate(joined)}
+            publish_parts({name: result.files[_VECTORS] for name, result in named.items()}, place)
+            described = [Part(file=name, **result.facts) for name, result in named.items()]
+            Manifest(origin=origin, parts=described).write(place)
+            for name in addresses.names_in(place):
+                if _PART.fullmatch(name) and name not in named:
+                    addresses.remove(addresses.join(place, name))
+        else:
+            addresses.publish(joined[0].files[_VECTORS], place)
+        results = job.results(encode)
+        return {
+            "path": place,
+            "lines": sum(result.facts["rows"] for result in results),
+            "size": encoder.output_size,
+            "empty_lines": sum(result.facts["empty"] for result in results),
+            "resumed": sum(results[number].facts["rows"] for number in job.before.get(encode.name, ())),
+        }
+
+    result = run(job, engine, finish, place, show_progress=show_progress)
+    return result and Encoded(**result, seconds=time.monotonic() - started)
+
+
+def origin_of(encoder: SentenceEncoder, lang: str | None, **how: Any) -> Origin:
+    """Return what vectors of a language depend on; a UserError says that the encoder does not know the language."""
+    refuse_pair(lang or "", "lang")
+    lang = lang and canonical(lang)
+    encoder.model.tower(lang)
+    return Origin(encoder=encoder.fingerprint(), language=lang, size=encoder.output_size, **how)
+
+
+def _check_folder(folder: str) -> None:
+    """Raise a UserError if a folder has a manifest that is not one of vectors, which a new one would replace."""
+    if is_local(folder):
+        kind = kind_of(folder)
+        if os.path.exists(os.path.join(folder, MANIFEST)) and kind != "folder of encoded lines":
+            problem = f"a {kind or f'folder with another {MANIFEST}'}"
+            raise UserError(problem, path=folder, cure="name a new folder")

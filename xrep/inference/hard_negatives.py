@@ -98,63 +98,47 @@ class MinedNegatives:
 
 def mine_negatives(
     bitext: Bitext,
-    output: Path,
+    output: str | Path,
     options: NegativeOptions,
     *,
     encoder: SentenceEncoder,
-    candidates: Path | None = None,
+    candidates: str | Path | None = None,
+    engine: Engine = LOCAL,
     show_progress: bool = False,
-) -> MinedNegatives:
+) -> MinedNegatives | None:
     """Write pairs with hard negatives as lines ``source<TAB>target<TAB>negative...``, the nearest negative first.
 
     The candidates are the targets of all pairs and the lines of ``candidates``. Known translations of a source, and
     sentences equal to one or to the source itself, are never its negatives; case and punctuation do not count. A
     candidate is scored by its cosine with the source. Of equal pairs the first is written, and pairs without a negative
-    are left out. An interrupted call goes on in ``{output}.work``, as ``mine`` does. The pairs are read twice. Memory
+    are left out. An interrupted call goes on in ``{output}.job``, as ``mine`` does. The pairs are read twice. Memory
     grows by some 300 bytes for each different sentence.
 
     Raises:
         UserError: A text is invalid, the encoder does not know a language, or no negative is left.
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
-    began = time.monotonic()
-    dropped = Counter[str]()
-    with search_folder(output) as work:
-        pairs = _read(bitext, candidates, work)
-        texts = zip((pairs.sources, pairs.targets), bitext.languages, strict=True)
-        vectors = [embed(lines, lang, encoder, options, show_progress) for lines, lang in texts]
-        x, y = (Side(own, None, 0, len(own)) for own in vectors)
-        most = int(np.unique(pairs.source, return_counts=True)[1].max())
-        k = min(len(y), options.range_max + min(most + 1, options.range_max))
-        facts: dict[str, Any] = {"source": pairs.sources.digest(), "target": pairs.targets.digest(), "neighbours": k}
-        facts |= {"encoder": encoder.fingerprint(), "languages": list(bitext.languages), "version": xrep.__version__}
-        facts |= {"index": options.index, "probes": options.probes}
-        found, _ = search_texts(x, y, k, 0, work, options, facts, show_progress)
-        translations = _translations(pairs, x, y)
-        written, scores = 0, list[np.ndarray]()
-        with writing(output, work) as file:
-            for start, negatives, of_negatives in _choose(pairs, translations, found, options, dropped):
-                written += _write(file, pairs, start, negatives)
-                scores.append(of_negatives[negatives >= 0])
-            if not written:
-                left_out = ", ".join(f"{count:,} by {rule}" for rule, count in dropped.items() if count)
-                problem = f"no negative is left ({left_out or 'there are no candidates'})"
-                raise UserError(problem, cure="add `candidates`, or choose weaker margins")
-    return MinedNegatives(
-        path=str(output),
-        pairs=len(pairs.source),
-        pairs_with_negatives=written,
-        negatives=sum(map(len, scores)),
-        sources=len(pairs.source_keys),
-        candidates=len(pairs.target_keys),
-        empty=pairs.empty,
-        duplicates=pairs.duplicates,
-        dropped=dict(dropped),
-        scores={"translations": _summary(translations), "negatives": _summary(np.concatenate(scores))},
-        settings=asdict(options),
-        version=xrep.__version__,
-        seconds=time.monotonic() - began,
-    )
+    began, place = time.monotonic(), job_address(output)
+    prepare(place, output)
+    files = [*bitext.paths, *([str(candidates)] if candidates else [])]
+    held, read = HeldEncoder(encoder), ReadPairs(bitext, candidates)
+    sides = [Distinct(side, read, lang, held, options) for side, lang in enumerate(bitext.languages)]
+    x, y = sides
+    found, merge = searching(x, y, read.neighbours, 0, options.index, options.probes, options.device)
+    choose = Choose(read, x, y, merge, options)
+    stages = [read, *(side.encode for side in sides), *found, choose]
+    facts = {**asdict(options), "input": states_of(files), "bitext": asdict(bitext), "encoder": held.fingerprint}
+    facts.pop("device")
+    job = Job(place, "negatives", facts, stages)
+
+    def finish() -> dict[str, Any]:
+        (chosen,), (pairs,) = job.results(choose), job.results(read)
+        addresses.publish(chosen.files[_NEGATIVES], output)
+        return {"path": str(output), **pairs.facts["counts"], **chosen.facts}
+
+    mined = run(job, engine, finish, str(output), show_progress=show_progress)
+    seconds = time.monotonic() - began
+    return mined and MinedNegatives(**mined, settings=asdict(options), version=xrep.__version__, seconds=seconds)
 
 
 def _summary(scores: np.ndarray) -> dict[str, float]:

@@ -98,7 +98,7 @@ class Part:
         for name, described in facts.files.items():
             if not (folder / name).is_file() or (folder / name).stat().st_size != described["bytes"]:
                 raise damaged(folder / name)
-        self.lines, self.vectors = Lines(folder), Vectors(folder / VECTORS)
+        self.lines, self.vectors = Lines.open(folder), Vectors(folder / VECTORS)
 
     @cached_property
     def _indexes(self) -> list[Any]:

@@ -1,58 +1,50 @@
-"""Find translations in two texts of any size, in bounded memory and resumable after an interruption."""
+"""Find translations in two texts of any size, in bounded memory, as a job of units that any engine does."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import re
-import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 import xrep
 from xrep.data.hash_runs import HashRuns
 from xrep.errors import UserError
-from xrep.files import naming, replace_file, write_json
+from xrep.files import naming
 from xrep.hashing import hash_bytes
-from xrep.inference.encoding import encode_file
-from xrep.inference.nearest import Found, Side, found_in, merge_found, search_flat, search_index
+from xrep.inference.encoding import Encode, HeldEncoder, Read, origin_of
+from xrep.inference.nearest import Merge, Side, searching
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.inference.work import work_folder
+from xrep.jobs.engines import LOCAL, Engine, run
+from xrep.jobs.outputs import job_address, prepare, repeatable, states_of
+from xrep.jobs.plan import Advance, Job, Stage
 from xrep.retrieval.ivf import PROBES, make_index
 from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose_in_blocks, first_of_each
-from xrep.store.arrays import ArrayFile
-from xrep.store.lines import LINES, Lines
-from xrep.store.vectors import Vectors
-from xrep.text.readers import read_text
+from xrep.store import addresses
+from xrep.store.arrays import READ_BYTES, ArrayFile
+from xrep.store.lines import Lines, Texts
+from xrep.store.vectors import Origin, Vectors
+from xrep.text.languages import canonical
 
-_FACTS, _PAIRS, _MERGED = "facts.json", "pairs.tsv", "merged.npy"
-_RESULT = re.compile(r"facts\.json|[xy]-\d{8}\.\d{8}\.npy")
-"""Names of files in the folder of a search that are the result of a shard."""
-_OWN_FILE = re.compile(
-    rf"{_RESULT.pattern}(\.partial)?|\.facts\.json\.\d+\.tmp|lock|source|target|pairs\.tsv|merged\.npy"
-)
-"""Names of all files there, which may be removed."""
-_RESUMABLE = "**/*-*.npy"
-"""Pattern of those that are worth keeping: vectors and neighbours."""
-_BLOCK = 1 << 14
-"""Number of lines that are read at a time."""
+_PAIRS, _ROWS, _HASHES = "pairs.tsv", "rows.npy", "hashes.npy"
+_CHECKED_ROWS = 1 << 18
+"""Number of vectors that are checked as a unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """One side of the search: a text, or vectors, or both. Row i of the vectors belongs to line i of the text. Its
-    language is needed if the encoder has a tower for each side."""
+    """One side of the search: a text, or vectors, or both. Row i of the vectors belongs to line i of the text, which
+    may be several files, ``part*.txt``. Its language is needed if the encoder has a tower for each side."""
 
     name: Literal["source", "target"]
-    text: Path | None = None
-    vectors: Path | None = None
+    text: str | Path | None = None
+    vectors: str | Path | None = None
     lang: str | None = None
 
 
@@ -99,8 +91,7 @@ class Mined:
     """
 
     path: str
-    pairs: int | None
-    """None for a shard, because pairs are known only after all shards are merged."""
+    pairs: int
     sources: int
     targets: int
     empty: tuple[int, int]
@@ -112,255 +103,279 @@ class Mined:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A side that was read: the sentences to compare, its lines, and the facts that distinguish it from another."""
-
-    side: Side
-    lines: Lines | None
-    empty: int
-    duplicates: int
-    facts: dict[str, Any]
-
-
 def mine(
     source: Text,
     target: Text,
-    output: Path,
+    output: str | Path,
     options: MiningOptions,
     *,
     encoder: SentenceEncoder | None = None,
-    shard: tuple[int, int] | None = None,
-    merged: int | None = None,
+    engine: Engine = LOCAL,
     show_progress: bool = False,
-) -> Mined:
+) -> Mined | None:
     """Write pairs that may be translations as lines ``score<TAB>source<TAB>target``, sorted by score, best first.
 
     Empty lines are left out, and of equal lines only the first is used. For a side without a text, line numbers (from
-    1) are written. Texts, vectors and neighbours are in files: some have no names and vanish with this process; others
-    are kept in ``{output}.work`` until the pairs are written, and a second call with the same arguments continues from
-    there and gives the same output. Memory holds about 10 bytes for each sentence.
+    1) are written. Texts, vectors and neighbours are kept in ``{output}.job`` until the pairs are written, and a second
+    call with the same arguments continues from there and gives the same output. Memory holds about 10 bytes for each
+    sentence.
 
     Args:
         encoder: Encoder for the sides that have no vectors.
-        shard: (i, n), with i from 1: search only the i-th of n parts of the source. The result is the folder
-            ``{output}.shard-i-of-n`` and no pairs are written.
-        merged: Number n of shards whose results are merged instead of searching; None searches.
+        engine: What does the units. None is returned by processes that share the work and had nothing left to do.
 
     Raises:
-        UserError: If a side is invalid, there are fewer sentences than neighbours, or there is an unfinished search or
-            a shard with other inputs or options.
+        UserError: If a side is invalid, there are fewer sentences than neighbours, or there is an unfinished job
+            with other inputs or options.
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
-    began = time.monotonic()
-    k = options.neighbours
-    with search_folder(output, shard) as work:
-        one, other = sides = [open_text(side, work, encoder, options, show_progress) for side in (source, target)]
-        x, y = one.side, other.side
-        _check_alike(x.vectors, y.vectors)
-        check_neighbours(k, len(x), len(y))
-        facts: dict[str, Any] = {"source": one.facts, "target": other.facts}
-        facts |= {"neighbours": k, "index": options.index, "version": xrep.__version__}
-        facts |= {"probes": options.probes} if options.index != "flat" else {}
-        if merged:
-            found = _merge_shards(output, merged, x, y, k, facts, work)
+    began, k, place = time.monotonic(), options.neighbours, job_address(output)
+    prepare(place, output)
+    held = HeldEncoder(encoder) if encoder else None
+    x, y = sides = [Sentences(text, place, held, options) for text in (source, target)]
+    found, merge = searching(x, y, k, k, options.index, options.probes, options.device)
+    choose = Choose(x, y, merge, options)
+    stages = [stage for side in sides for stage in side.stages]
+    facts = {**asdict(options), "source": x.facts, "target": y.facts}
+    facts.pop("device")
+    job = Job(place, "mine", facts, [*stages, Compare(x, y, k), *found, choose])
+
+    def finish() -> dict[str, Any]:
+        (chosen,) = job.results(choose)
+        addresses.publish(chosen.files[_PAIRS], output)
+        counts = [side.counts(job) for side in sides]
+        search = {side.name: side.digests(job) for side in sides}
+        return {
+            "path": str(output),
+            "pairs": chosen.facts["pairs"],
+            "sources": counts[0]["sentences"],
+            "targets": counts[1]["sentences"],
+            "empty": tuple(count["empty"] for count in counts),
+            "duplicates": tuple(count["duplicates"] for count in counts),
+            "search": {**search, "neighbours": k, "index": options.index, "probes": options.probes},
+        }
+
+    mined = run(job, engine, finish, str(output), show_progress=show_progress)
+    seconds = time.monotonic() - began
+    return mined and Mined(**mined, settings=asdict(options), version=xrep.__version__, seconds=seconds)
+
+
+class Sentences:
+    """One side of the search as stages: its text is read, its vectors are computed or checked, and sentences that are
+    empty or repeated are left out."""
+
+    def __init__(self, text: Text, job: str, encoder: HeldEncoder | None, options: SearchOptions) -> None:
+        self.name, files = text.name, addresses.matching(str(text.text)) if text.text else []
+        self._files = [repeatable(file, job) for file in files]
+        lang = text.lang and canonical(text.lang)
+        self._read = Read(text.name, self._files, lang, stripped=True) if self._files else None
+        self._encode: Encode | None = None
+        self._check: Check | None = None
+        self.facts: dict[str, Any] = {"text": states_of(self._files), "lang": lang}
+        if text.vectors:
+            self._check = Check(text, self._read)
+            self.facts["vectors"] = states_of([text.vectors])
+        elif self._read is None or encoder is None:
+            raise UserError(f"no vectors of the {text.name}", cure="give them, or a text and an encoder")
         else:
-            x, facts = (x.part(*shard), {**facts, "shard": list(shard)}) if shard else (x, facts)
-            found = search_texts(x, y, k, k, work, options, facts, show_progress)
-        if shard:
-            write_json(work / _FACTS, {**facts, "complete": True})
-        pairs = None if shard else _write(output, work, *found, sides, options)
-    return Mined(
-        path=str(work if shard else output),
-        pairs=pairs,
-        sources=len(x),
-        targets=len(y),
-        empty=(one.empty, other.empty),
-        duplicates=(one.duplicates, other.duplicates),
-        search=facts,
-        settings=asdict(options),
-        version=xrep.__version__,
-        seconds=time.monotonic() - began,
-    )
+            origin = half_origin(encoder.encoder, lang, options)
+            self._encode = Encode(text.name, self._read, encoder, origin)
+            self.facts["encoder"] = vars(origin)
+        self._distinct = Distinct(self)
+
+    @property
+    def stages(self) -> list[Stage]:
+        return [stage for stage in (self._read, self._check, self._encode, self._distinct) if stage]
+
+    def hashes(self, job: Job) -> Iterator[np.ndarray]:
+        """Yield what is not to be repeated, lines or else vectors, as hashes with the numbers of their rows."""
+        stage = self._read or self._check
+        assert stage
+        return stage.hashes(job)
+
+    def vectors(self, job: Job) -> Vectors:
+        if self._check:
+            return self._check.vectors
+        assert self._encode
+        return self._encode.vectors(job)
+
+    def side(self, job: Job) -> Side:
+        """Return the sentences to compare."""
+        files = job.results(self._distinct)[0].files
+        rows = ArrayFile.open(files[_ROWS], "rows", "make it again") if _ROWS in files else None
+        return Side(self.vectors(job), rows)
+
+    def counts(self, job: Job) -> dict[str, int]:
+        """Return the numbers of sentences to compare, and of empty and repeated ones."""
+        return job.results(self._distinct)[0].facts
+
+    def digests(self, job: Job) -> dict[str, Any]:
+        """Return checksums of the text and of the vectors that were given, or what made them."""
+        texts = {"text": [result.facts["text"] for result in job.results(self._read)]} if self._read else {}
+        return {**texts, "vectors": self._check.digests(job) if self._check else self.facts["encoder"]}
+
+    def columns(self, job: Job, side: Side, chosen: np.ndarray) -> Iterable[object]:
+        """Return what is written of some sentences: their lines or, if there is no text, their numbers from 1."""
+        rows = side.numbers(chosen)
+        return fields(self._read.texts(job), rows) if self._read else (rows + 1).tolist()
 
 
-@contextmanager
-def search_folder(output: Path, shard: tuple[int, int] | None = None) -> Iterator[Path]:
-    """Context manager that yields the folder of a search, which is on the disk of the output and only this process's.
-    If the block succeeds, the folder is removed; that of a shard keeps what was found, and has no lock any more."""
-    real = Path(os.path.realpath(output)) if output.is_symlink() else output
-    work = _shard_folder(output, *shard) if shard else real.with_name(f"{real.name}.work")
-    with work_folder(work, _OWN_FILE, "mining into this file", _RESUMABLE):
-        yield work
-        for path in list(work.iterdir()) if shard else ():
-            if _OWN_FILE.fullmatch(path.name) and not _RESULT.fullmatch(path.name):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _shard_folder(output: Path, part: int, parts: int) -> Path:
-    return output.with_name(f"{output.name}.shard-{part}-of-{parts}")
-
-
-def _check_alike(x: Vectors, y: Vectors) -> None:
-    """Raise a UserError unless one encoder can have made both."""
-    problem = f"vectors of {x.size} numbers, but {y.path} has {y.size}" if x.size != y.size else ""
-    if x.manifest and y.manifest and x.manifest.origin.encoder != y.manifest.origin.encoder:
-        problem = f"vectors of another encoder or precision than those of {y.path}"
-    if problem:
-        raise UserError(problem, path=x.path, cure="encode both sides with one encoder")
-
-
-def open_text(
-    text: Text, work: Path, encoder: SentenceEncoder | None, options: SearchOptions, show_progress: bool
-) -> Opened:
-    """Read a text, read or compute its vectors, and leave out empty and repeated lines. ``work`` is for intermediate
-    files."""
-    folder, lines = work / text.name, None
-    folder.mkdir(exist_ok=True)
-    if text.text:
-        lines = Lines.write(folder, ((number, line.strip()) for number, line in read_text(text.text, text.lang)))
-    if text.vectors:
-        vectors = Vectors(text.vectors)
-        if lines is not None and text.text:
-            vectors.check_text(lines, text.text)
-    elif lines is None or encoder is None:
-        raise UserError(f"no vectors of the {text.name}", cure="give them, or a text and an encoder")
-    else:
-        vectors = embed(lines, text.lang, encoder, options, show_progress)
-    first, filled = np.zeros(len(vectors), bool), 0
-    keys = HashRuns(work.parent, width=2)
-    for start, rows in _contents(lines, vectors):
-        numbers = [number for number, row in enumerate(rows) if len(row)]
-        hashes = np.array([hash_bytes(rows[number]) for number in numbers], np.uint64)
-        keys.add(np.column_stack((hashes, start + np.array(numbers, np.uint64))))
-        filled += len(numbers)
-    for part_N2 in keys.parts():
-        first[part_N2[first_of_each(part_N2[:, 0]), 1].astype(np.int64)] = True
-    chosen = None
-    if not first.all():
-        chosen = ArrayFile.temporary(work.parent, np.int64)
-        for start in range(0, len(first), _BLOCK):
-            chosen.append(start + np.flatnonzero(first[start : start + _BLOCK]))
-    count = int(first.sum())
-    facts = {} if lines is None else {"text": lines.digest()}
-    # The names of parts have digests of what made them. ``embed`` makes no vectors that need a check.
-    digest = hashlib.sha256(repr(vectors.manifest).encode() if vectors.manifest else b"")
-    for start, block in vectors.blocks() if text.vectors else ():
-        if not vectors.manifest:
-            digest.update(block.data)
-        zero = vectors.check_finite(block, start)
-        if lines is not None:
-            zero &= lines.filled(start, start + len(block))
-        if zero.any():
-            raise vectors.unusable("is zero", start + int(np.argmax(zero)))
-    facts["vectors"] = digest.hexdigest()
-    return Opened(Side(vectors, chosen, 0, count), lines, len(first) - filled, filled - count, facts)
-
-
-def _contents(lines: Lines | None, vectors: Vectors) -> Iterator[tuple[int, Sequence[bytes | memoryview]]]:
-    """Yield the number of the first row and what is not to be repeated, some rows at a time: lines, or else vectors."""
-    if lines is None:
-        for start, block in vectors.blocks():
-            yield start, [row.data for row in block]
-    else:
-        for start in range(0, len(lines), _BLOCK):
-            yield start, [line.encode() for line in lines.read(start, start + _BLOCK)]
-
-
-def embed(
-    lines: Lines, lang: str | None, encoder: SentenceEncoder, options: SearchOptions, show_progress: bool
-) -> Vectors:
-    """Return the vectors of lines, which are written to a folder beside them. Those that an earlier call has written
-    are used again if the same encoder made them from the same lines. A UserError says if there is no such index."""
+def half_origin(encoder: SentenceEncoder, lang: str | None, options: SearchOptions) -> Origin:
+    """Return what the vectors of a search depend on, in which numbers have 16 bits. A UserError says that there is no
+    such index of them."""
     if options.index != "flat":
         make_index(options.index, encoder.output_size)
-    folder = lines.folder / "vectors"
-    how: dict[str, Any] = {"lang": lang, "dtype": "float16", "batch_tokens": options.batch_tokens, "parts": True}
-    encode_file(encoder, lines.folder / LINES, folder, show_progress=show_progress, **how)
-    return Vectors(folder)
+    return origin_of(encoder, lang, dtype="float16", batch_tokens=options.batch_tokens, normalize=True, prompt=None)
 
 
-def search_texts(
-    x: Side, y: Side, k_x: int, k_y: int, work: Path, options: SearchOptions, facts: dict[str, Any], show_progress: bool
-) -> tuple[Found, Found]:
-    """Find neighbours of x and of y (0: none), or go on with an unfinished search of the same ``facts`` in ``work``."""
-    if not (work / _FACTS).exists():
-        write_json(work / _FACTS, facts)
-    elif differing := _differing({**_facts_of(work), "complete": None}, facts):
-        problem = f"an unfinished search is there, which differs in {differing}"
-        raise UserError(problem, path=work, cure="remove it to begin anew, or write elsewhere")
-    if not len(x):
-        raise UserError("a part without sentences", cure="cut the source into fewer parts with `shard`")
-    if options.index == "flat":
-        search_flat(x, y, k_x, k_y, work, device=options.device, show_progress=show_progress)
-    else:
-        search_index(x, y, k_x, k_y, work, options.index, options.probes, show_progress=show_progress)
-    return found_in([work], "x", k_x), found_in([work], "y", k_y)
+class Check(Stage):
+    """Check vectors that were given: those of a folder by the checksums of the lines, others by their numbers. A unit
+    is a part of a folder, or some rows."""
+
+    unit = "vectors"
+
+    def __init__(self, text: Text, read: Read | None) -> None:
+        self.name, self._text, self._read = f"check-{text.name}", text, read
+
+    @cached_property
+    def vectors(self) -> Vectors:
+        assert self._text.vectors
+        return Vectors(self._text.vectors)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "vectors"}
+
+    def _units(self) -> list[tuple[int, int]]:
+        vectors = self.vectors
+        if vectors.manifest:
+            return list(pairwise(vectors.starts))
+        return [(start, min(start + _CHECKED_ROWS, len(vectors))) for start in range(0, len(vectors), _CHECKED_ROWS)]
+
+    def count(self, job: Job) -> int:
+        if self._read and self._text.text:
+            self.vectors.check_count(len(self._read.texts(job)), self._text.text)
+        return len(self._units())
+
+    def weight(self, job: Job, number: int) -> int:
+        start, stop = self._units()[number]
+        return stop - start
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        (start, stop), vectors = self._units()[number], self.vectors
+        texts = self._read.texts(job) if self._read else None
+        if vectors.manifest and texts:
+            assert self._text.text
+            vectors.check_text(number, texts.digest(start, stop), self._text.text)
+            return {"vectors": vectors.manifest.parts[number].file}
+        digest, hashes, step = hashlib.sha256(), list[tuple[int, int]](), _block_rows(vectors)
+        for first in range(start, stop, step):
+            rows = vectors.stored(slice(first, min(first + step, stop)))
+            digest.update(rows.data)
+            zero = vectors.check_finite(rows, first)
+            if texts is not None:
+                zero &= texts.filled(first, first + len(rows))
+            else:
+                hashes += [(hash_bytes(row.data), number) for number, row in enumerate(rows, first)]
+            if zero.any():
+                raise vectors.unusable("is zero", first + int(np.argmax(zero)))
+            advance(len(rows))
+        if texts is None:
+            np.save(folder / _HASHES, np.array(hashes, np.uint64).reshape(-1, 2))
+        return {"vectors": digest.hexdigest()}
+
+    def hashes(self, job: Job) -> Iterator[np.ndarray]:
+        """Yield the hash and the number of each row, uint64 [n, 2], some at a time."""
+        for result in job.results(self):
+            yield ArrayFile.open(result.files[_HASHES], "hashes", "make it again").read(slice(None))
+
+    def digests(self, job: Job) -> list[str]:
+        """Return the checksums of the rows of the units, or the names of the parts of a folder, which have them."""
+        return [result.facts["vectors"] for result in job.results(self)]
 
 
-def _facts_of(folder: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads((folder / _FACTS).read_text(encoding="utf-8")))
-    except (ValueError, TypeError):
-        raise UserError("a damaged file", path=folder / _FACTS, cure="remove the folder to begin anew") from None
+def _block_rows(vectors: Vectors) -> int:
+    return max(1, READ_BYTES // (vectors.size * vectors.dtype.itemsize))
 
 
-def _differing(known: dict[str, Any], facts: dict[str, Any]) -> str:
-    return ", ".join(sorted(name for name in {*known, *facts} if known.get(name) != facts.get(name)))
+class Distinct(Stage):
+    """Choose the first of equal sentences. Memory holds a byte for each sentence."""
+
+    unit = "texts"
+
+    def __init__(self, sentences: Sentences) -> None:
+        self.name, self._sentences = f"distinct-{sentences.name}", sentences
+
+    def count(self, job: Job) -> int:
+        return 1
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        first, filled = np.zeros(len(self._sentences.vectors(job)), bool), 0
+        keys = HashRuns(folder, width=2)
+        for hashes in self._sentences.hashes(job):
+            keys.add(hashes)
+            filled += len(hashes)
+        for part_N2 in keys.parts():
+            first[part_N2[first_of_each(part_N2[:, 0]), 1].astype(np.int64)] = True
+        count = int(first.sum())
+        if count < len(first):
+            rows = ArrayFile.create(folder / _ROWS, np.int64)
+            for start in range(0, len(first), _CHECKED_ROWS):
+                rows.append(start + np.flatnonzero(first[start : start + _CHECKED_ROWS]))
+            rows.close()
+        return {"sentences": count, "empty": len(first) - filled, "duplicates": filled - count}
 
 
-def _merge_shards(
-    output: Path, shards: int, x: Side, y: Side, k: int, facts: dict[str, Any], work: Path
-) -> tuple[Found, Found]:
-    """Merge what was found for all parts of x."""
-    folders = [_shard_folder(output, part, shards) for part in range(1, shards + 1)]
-    for part, folder in enumerate(folders, 1):
-        if not (folder / _FACTS).exists():
-            raise UserError("no such shard", path=folder, cure="search that part first, with `shard`")
-        known = _facts_of(folder)
-        complete, (number, of) = known.pop("complete", False), known.pop("shard", (0, 0))
-        if differing := _differing(known, facts):
-            cure = "search it again with the same arguments as the others"
-            raise UserError(f"a shard that differs in {differing}", path=folder, cure=cure)
-        if (number, of) != (part, shards):
-            raise UserError(f"this is shard {number} of {of}", path=folder, cure="give it its own name again")
-        if not complete:
-            raise UserError("the search of this shard has not ended", path=folder, cure="run it to its end first")
-        for side, rows in (("x", len(x.part(part, shards))), ("y", len(y))):
-            if (found := len(found_in([folder], side, k))) != rows:
-                problem = f"neighbours of {found:,} sentences in {side}-*.npy, not of {rows:,}"
-                raise UserError(problem, path=folder, cure="copy the whole folder, or search that part again")
-    return found_in(folders, "x", k), merge_found(folders, k, work / _MERGED)
+class Compare(Stage):
+    """Check that both sides go together, before they are searched."""
+
+    name = "compare"
+
+    def __init__(self, x: Sentences, y: Sentences, k: int) -> None:
+        self._x, self._y, self._k = x, y, k
+
+    def count(self, job: Job) -> int:
+        return 1
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        x, y = self._x.vectors(job), self._y.vectors(job)
+        problem = f"vectors of {x.size} numbers, but {y.path} has {y.size}" if x.size != y.size else ""
+        if x.manifest and y.manifest and x.manifest.origin.encoder != y.manifest.origin.encoder:
+            problem = f"vectors of another encoder or precision than those of {y.path}"
+        if problem:
+            raise UserError(problem, path=x.path, cure="encode both sides with one encoder")
+        check_neighbours(self._k, *(side.counts(job)["sentences"] for side in (self._x, self._y)))
+        return {}
 
 
-def _write(output: Path, work: Path, x: Found, y: Found, sides: list[Opened], options: MiningOptions) -> int:
-    """Write the pairs to ``output`` and return their number."""
-    written = 0
-    how = {"one_to_one": options.one_to_one, "folder": work.parent}
-    with writing(output, work) as file:
-        for pairs in choose_in_blocks(x, y, options.margin, options.retrieval, **how):
-            if options.threshold is not None:
-                with np.errstate(over="ignore"):  # a threshold that float32 cannot hold
-                    pairs = pairs.take(pairs.score >= options.threshold)
-            columns: list[Iterable[object]] = []
-            for opened, chosen in zip(sides, (pairs.source, pairs.target), strict=True):
-                rows = opened.side.numbers(chosen)
-                columns.append(rows + 1 if opened.lines is None else fields(opened.lines, rows))
-            for score, source, target in zip(pairs.score.tolist(), *columns, strict=True):
-                file.write(f"{score:.6f}\t{source}\t{target}\n")
-            written += len(pairs)
-    return written
+class Choose(Stage):
+    """Choose the pairs and write them."""
+
+    name, unit = "choose", "files"
+
+    def __init__(self, x: Sentences, y: Sentences, merge: Merge, options: MiningOptions) -> None:
+        self._sides, self._merge, self._options = (x, y), merge, options
+
+    def count(self, job: Job) -> int:
+        return 1
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        options, written = self._options, 0
+        found = self._merge.found(job, "x"), self._merge.found(job, "y")
+        sides = [(sentences, sentences.side(job)) for sentences in self._sides]
+        how = {"one_to_one": options.one_to_one, "folder": folder}
+        with naming(folder), open(folder / _PAIRS, "w", encoding="utf-8", newline="\n") as file:
+            for pairs in choose_in_blocks(*found, options.margin, options.retrieval, **how):
+                if options.threshold is not None:
+                    with np.errstate(over="ignore"):  # a threshold that float32 cannot hold
+                        pairs = pairs.take(pairs.score >= options.threshold)
+                chosen = zip(sides, (pairs.source, pairs.target), strict=True)
+                columns = [sentences.columns(job, side, rows) for (sentences, side), rows in chosen]
+                for score, source, target in zip(pairs.score.tolist(), *columns, strict=True):
+                    file.write(f"{score:.6f}\t{source}\t{target}\n")
+                written += len(pairs)
+        return {"pairs": written}
 
 
-@contextmanager
-def writing(output: Path, work: Path) -> Iterator[IO[str]]:
-    """Context manager that yields a file in the folder of a search, which becomes the output if the block succeeds."""
-    with naming(output):
-        with open(work / _PAIRS, "w", encoding="utf-8", newline="\n") as file:
-            yield file
-        replace_file(work / _PAIRS, Path(os.path.realpath(output)))
-
-
-def fields(lines: Lines, rows: np.ndarray) -> list[str]:
+def fields(lines: Lines | Texts, rows: np.ndarray) -> list[str]:
     """Return some lines as fields of a TSV file, so without tabs."""
     return [line.replace("\t", " ") for line in lines.take(rows)]

@@ -1,51 +1,52 @@
-"""Nearest neighbours between two sides of any size, kept in files, from which an interrupted search goes on.
+"""Nearest neighbours between two sides of any size, as units of a job: strips of rows, or parts of an index of faiss.
 
-The file ``SIDE-BLOCK.PART.npy`` in the folder of a search has the neighbours of a block of rows of a side, the source
-``x`` or the target ``y``, among the parts of the other side up to PART. It appears when it is complete, and then the
-one of the part before is removed. Blocks and parts depend on the data alone.
+Strips, parts and blocks depend on the data alone, and ``TopK.merge`` does not depend on the order of its arguments, so
+the neighbours are the same, whoever finds them and in whatever order.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 
-from xrep.interrupts import StopRequest
-from xrep.progress import Counter
-from xrep.retrieval.ivf import PartIndex, parts_of
+from xrep.jobs.plan import Advance, Job, Result, Stage
+from xrep.retrieval.ivf import PartIndex, parts_of, trained_index
 from xrep.retrieval.tiles import TILE, Operand, search_tile
 from xrep.retrieval.topk import TopK
+from xrep.store import addresses
 from xrep.store.arrays import ArrayFile
 from xrep.store.vectors import Vectors
 
-_STRIP_BYTES = 1 << 27
-"""Bytes of the float32 rows of x that are held while all of y is read."""
+_STRIP_BYTES, _LEAST_STRIP, _STRIPS = 1 << 27, 8 * TILE, 16
+"""Bytes of the float32 rows of x that are held while all of y is read, at most; rows of a strip at least, unless x has
+fewer; and the number of strips that x is cut into if neither forbids it."""
 _PANEL_BYTES = 1 << 25
 """Bytes of the float32 rows of y that are read at a time."""
 MOST_ROWS = 1 << 18
 """Most rows whose neighbours are in memory at a time."""
+_BOTH_ROWS = 1 << 24
+"""Up to so many rows of a side, one product serves both directions. Then each strip leaves neighbours of all of y,
+which must be merged: beyond, twice the products are less work."""
+Label = Literal["x", "y"]
 
 
 @dataclass(frozen=True)
 class Side:
     """The sentences of one side that are searched: vectors, and which rows of them in ascending order, int64 [N] (None:
-    all), of which ``start`` to ``stop`` - 1 are of this side."""
+    all)."""
 
     vectors: Vectors
     rows: ArrayFile | None
-    start: int
-    stop: int
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return len(self.vectors if self.rows is None else self.rows)
 
     @property
     def size(self) -> int:
@@ -53,27 +54,25 @@ class Side:
 
     def numbers(self, sentences: np.ndarray) -> np.ndarray:
         """Return the rows of some sentences in the vectors."""
-        return sentences + self.start if self.rows is None else self.rows.read(sentences + self.start)
+        return sentences if self.rows is None else self.rows.read(sentences)
 
     def read(self, rows: slice | np.ndarray) -> np.ndarray:
         """Return the vectors of some sentences: float32 [n, D], L2-normalised."""
-        if not isinstance(rows, slice):
-            return self.vectors.read(self.numbers(rows))
-        some = slice(self.start + rows.start, min(self.start + rows.stop, self.stop))
-        return self.vectors.read(some if self.rows is None else self.rows.read(some))
+        return self.vectors.read(rows if self.rows is None else self.rows.read(rows))
 
-    def part(self, number: int, parts: int) -> Side:
-        """Return the ``number``-th of so many parts, from 1."""
-        return Side(self.vectors, self.rows, *(len(self) * n // parts for n in (number - 1, number)))
+
+class Source(Protocol):
+    """What a side is made from in each process, when the stages before are complete."""
+
+    def side(self, job: Job) -> Side: ...
 
 
 class Found:
     """The neighbours [N, k] of a side in files, one after the other, of which few are open at a time."""
 
-    def __init__(self, paths: Sequence[Path], k: int) -> None:
-        self.k, self._paths = k, paths
+    def __init__(self, files: Sequence[str], counts: Sequence[int], k: int) -> None:
+        self.k, self._files, self._starts = k, files, [0, *accumulate(counts)]
         self._open = lru_cache(maxsize=64)(_neighbours)
-        self._starts = [0, *accumulate(len(self._open(path)) for path in paths)]
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -91,142 +90,245 @@ class Found:
     def _read(self, rows: np.ndarray) -> TopK:
         pieces = [np.empty((0, 3 * self.k), np.int32)]
         edges = np.searchsorted(rows, self._starts).tolist()
-        for path, first, start, stop in zip(self._paths, self._starts, edges, edges[1:], strict=False):
+        for file, first, start, stop in zip(self._files, self._starts, edges, edges[1:], strict=False):
             if start < stop:
-                pieces.append(self._open(path).read(rows[start:stop] - first))
+                pieces.append(self._open(file).read(rows[start:stop] - first))
         bits = np.concatenate(pieces)
         similarity, index = (np.ascontiguousarray(part) for part in np.split(bits, [self.k], axis=1))
         return TopK(torch.from_numpy(similarity.view(np.float32)), torch.from_numpy(index.view(np.int64)))
 
 
-def _neighbours(path: Path) -> ArrayFile:
-    return ArrayFile.open(path, "neighbours", "remove it to begin anew")
+def _found(results: Sequence[Result], name: str, counts: Sequence[int], k: int) -> Found:
+    return Found([result.files[name] for result in results], counts, k)
 
 
-def _latest(folder: Path, side: str) -> dict[int, tuple[int, Path]]:
-    """Return for each block of a side the number of its last part, and the file."""
-    found = {}
-    for path in sorted(folder.glob(f"{side}-*.*.npy")):
-        block, part = path.name[len(side) + 1 : -len(".npy")].split(".")
-        found[int(block)] = int(part), path
-    return found
-
-
-def found_in(folders: Sequence[Path], side: str, k: int) -> Found:
-    """Return the neighbours of a side that complete searches of consecutive parts of it left in some folders."""
-    return Found([path for folder in folders for _, path in _latest(folder, side).values()], k)
-
-
-@contextmanager
-def _replacing(folder: Path, side: str, block: int, part: int, k: int) -> Iterator[tuple[Found, ArrayFile]]:
-    """Context manager that yields the neighbours of a block so far, none at first, and the file to write those to that
-    include a further part."""
-    before = _latest(folder, side).get(block)
-    path = folder / f"{side}-{block:08}.{part:08}.npy"
-    aside = path.with_name(f"{path.name}.partial")
-    file = ArrayFile.create(aside, np.int32, (3 * k,))
-    yield Found([before[1]] if before and k else [], k), file
-    file.close()
-    os.replace(aside, path)
-    if before and before[1] != path:  # a strip of x is found again if the process was killed before that of y was there
-        before[1].unlink()
+def _neighbours(file: str) -> ArrayFile:
+    return ArrayFile.open(file, "neighbours", "remove the folder to begin anew")
 
 
 def _append(file: ArrayFile, best: TopK) -> None:
     similarity, index = (part.cpu().numpy().view(np.int32) for part in (best.similarity, best.index))
-    if best.k:
-        file.append(np.concatenate((similarity, index), axis=1))
+    file.append(np.concatenate((similarity, index), axis=1))
 
 
 def _blocks(rows: int, size: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, rows)) for start in range(0, rows, max(1, size))]
 
 
-def _best(found: Found, start: int, stop: int) -> TopK:
-    return found.slice(start, stop) if len(found) else TopK.none(stop - start, found.k)
+class Search(Stage):
+    """A search for neighbours of x and of y, ``k_x`` and ``k_y`` of them (0: none)."""
+
+    name, unit = "search", "queries"
+
+    def __init__(self, x: Source, y: Source, k_x: int, k_y: int) -> None:
+        self._sources, self.k = {"x": x, "y": y}, {"x": k_x, "y": k_y}
+
+    def _sides(self, job: Job) -> dict[str, Side]:
+        return {label: source.side(job) for label, source in self._sources.items()}
+
+    def layers(self, job: Job, label: Label) -> list[Found]:
+        """Return neighbours of all rows of a side among parts of the other side, to be merged."""
+        raise NotImplementedError
 
 
-def search_flat(
-    x: Side, y: Side, k_x: int, k_y: int, folder: Path, *, device: str = "cpu", show_progress: bool = False
-) -> None:
-    """Find exact neighbours: each strip of x is compared with all of y, and one product serves both directions.
+class SearchAll(Search):
+    """An exact search: a unit compares a strip of one side with all of the other. Memory: about 300 MB, and the
+    neighbours of the rows that are compared.
 
-    Numbers of x are those of the whole side, also for a part of it. Memory: about 300 MB, and the neighbours of the
-    rows that are compared.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed, and the strips up to the one that was worked on are saved.
+    Args:
+        device: Where products are computed.
     """
-    strips, panels = (
-        _blocks(len(side), min(MOST_ROWS, max(1, size // (4 * side.size) // TILE) * TILE))
-        for side, size in ((x, _STRIP_BYTES), (y, _PANEL_BYTES))
-    )
-    done = _latest(folder, "y").get(0, (-1, folder))[0] + 1
-    counter = Counter("comparisons", "search", total=len(x) * len(y), shown=show_progress)
-    counter.skip(sum(last - first for first, last in strips[:done]) * len(y))
-    with counter, StopRequest().watching() as stop:
-        for strip, (first, last) in list(enumerate(strips))[done:]:
-            rows, best_x = _operand(x, first, last, device), TopK.none(last - first, k_x, device=device)
-            with _replacing(folder, "y", 0, strip, k_y) as (before, after):
-                for start, end in panels:
-                    best_y = _best(before, start, end)
-                    best_y = TopK(best_y.similarity.to(device), best_y.index.to(device))
-                    columns = _operand(y, start, end, device)
-                    search_tile(rows, columns, best_x, best_y, x.start + first, y.start + start, counter.update)
-                    _append(after, best_y)
-                with _replacing(folder, "x", strip, 0, k_x) as (_, of_strip):
-                    _append(of_strip, best_x)
-            if stop.signal:
-                raise KeyboardInterrupt
+
+    def __init__(self, x: Source, y: Source, k_x: int, k_y: int, device: str) -> None:
+        super().__init__(x, y, k_x, k_y)
+        self._device = device
+
+    def _units(self, job: Job) -> list[tuple[str, tuple[int, int]]]:
+        """Return the side whose rows are a strip, and where the strip begins and ends, of each unit."""
+        sides = self._sides(job)
+        both = max(map(len, sides.values())) <= _BOTH_ROWS
+        return [
+            (label, strip)
+            for label, side in sides.items()
+            if self.k[label] and not (label == "y" and both and self.k["x"])
+            for strip in _blocks(len(side), _strip_rows(side))
+        ]
+
+    def count(self, job: Job) -> int:
+        return len(self._units(job))
+
+    def weight(self, job: Job, number: int) -> int:
+        start, stop = self._units(job)[number][1]
+        return stop - start
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        label, (start, stop) = self._units(job)[number]
+        other = "y" if label == "x" else "x"
+        sides, both = self._sides(job), {unit for unit, _ in self._units(job)} == {"x"}
+        k = {label: self.k[label], other: self.k[other] if both else 0}
+        files = {each: ArrayFile.create(folder / f"{each}.npy", np.int32, (3 * k[each],)) for each in k if k[each]}
+        rows, best = self._operand(sides[label], start, stop), TopK.none(stop - start, k[label], device=self._device)
+        panel = _panel_rows(sides[other])
+        for first, last in _blocks(len(sides[other]), panel):
+            columns = self._operand(sides[other], first, last)
+            best_other = TopK.none(last - first, k[other], device=self._device)
+            search_tile(rows, columns, best, best_other, start, first)
+            if k[other]:
+                _append(files[other], best_other)
+        _append(files[label], best)
+        for file in files.values():
+            file.close()
+        advance(stop - start)
+        return {"side": label, "rows": {label: stop - start, other: len(sides[other])}}
+
+    def _operand(self, side: Side, start: int, stop: int) -> Operand:
+        return Operand.of(torch.from_numpy(side.read(slice(start, stop))).to(self._device))
+
+    def layers(self, job: Job, label: Label) -> list[Found]:
+        results, k = job.results(self), self.k[label]
+        strips = [result for result in results if result.facts["side"] == label]
+        parts = [strips] if strips else [[result] for result in results]
+        return [_found(own, f"{label}.npy", [result.facts["rows"][label] for result in own], k) for own in parts]
 
 
-def _operand(side: Side, start: int, stop: int, device: str) -> Operand:
-    return Operand.of(torch.from_numpy(side.read(slice(start, stop))).to(device))
+def _strip_rows(side: Side) -> int:
+    most = min(MOST_ROWS, _STRIP_BYTES // (4 * side.size))
+    return max(1, min(most, max(_LEAST_STRIP, -(-len(side) // _STRIPS))) // TILE) * TILE
 
 
-def search_index(
-    x: Side, y: Side, k_x: int, k_y: int, folder: Path, name: str, probes: int, *, show_progress: bool = False
-) -> None:
-    """Find neighbours with an index of faiss (``make_index``), in one direction after the other.
+def _panel_rows(side: Side) -> int:
+    return max(1, min(MOST_ROWS, _PANEL_BYTES // (4 * side.size)) // TILE) * TILE
+
+
+class TrainIndex(Stage):
+    """Train an index of faiss for each side that is searched, on some of its rows; a unit is a side."""
+
+    name, unit = "train-index", "indexes"
+
+    def __init__(self, searched: Sequence[Source], index: str) -> None:
+        self._searched, self._index = searched, index
+
+    def count(self, job: Job) -> int:
+        return len(self._searched)
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        import faiss
+
+        index = trained_index(self._index, self._searched[number].side(job))
+        faiss.write_index(index, str(folder / "trained.faiss"))
+        return {}
+
+
+class SearchIndex(Search):
+    """A search with an index of faiss: a unit adds a part of one side to it and searches a block of the other.
 
     Where a sentence has fewer than k neighbours, the index is -1 and the similarity -inf.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed, and the blocks up to the one that was worked on are saved.
     """
-    units = [
-        (label, queries, side, k, part, bounds, block, queried)
-        for label, queries, side, k in (("x", x, y, k_x), ("y", y, x, k_y))
-        for part, bounds in enumerate(parts_of(name, side) if k else ())
-        for block, queried in enumerate(_blocks(len(queries), MOST_ROWS))
-    ]
-    built, index = None, None
-    counter = Counter("queries", "search", total=sum(stop - start for *_, (start, stop) in units), shown=show_progress)
-    with counter, StopRequest().watching() as stopping:
-        for label, queries, side, k, part, bounds, block, (start, stop) in units:
-            if _latest(folder, label).get(block, (-1,))[0] >= part:
-                counter.skip(stop - start)
-                continue
-            if built != (label, part):
-                index = None  # free its memory before the next one is built
-                index = PartIndex(name, side, *bounds, side.start, probes, counter.update)
-                built = label, part
-            assert index is not None
-            with _replacing(folder, label, block, part, k) as (before, after):
-                best = _best(before, 0, stop - start)
-                index.search(queries, start, stop, best, counter.update)
-                _append(after, best)
-            if stopping.signal:
-                raise KeyboardInterrupt
 
+    def __init__(self, x: Source, y: Source, k_x: int, k_y: int, index: str, probes: int) -> None:
+        super().__init__(x, y, k_x, k_y)
+        self._index, self._probes = index, probes
+        queries: list[Label] = [label for label in ("x", "y") if self.k[label]]
+        self._labels = queries
+        others = [self._sources["y" if label == "x" else "x"] for label in queries]
+        self.train = TrainIndex(others, index)
+        self._built: tuple[Any, PartIndex] | None = None
 
-def merge_found(parts: Sequence[Path], k: int, path: Path) -> Found:
-    """Merge the neighbours of all of y that searches of parts of x left in some folders, into a file."""
-    found, file = [found_in([part], "y", k) for part in parts], ArrayFile.create(path, np.int32, (3 * k,))
-    for start, stop in _blocks(len(found[0]), MOST_ROWS):
-        best = found[0].slice(start, stop)
-        for other in found[1:]:
-            best.merge(other.slice(start, stop))
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_built": None}
+
+    def _units(self, job: Job) -> list[tuple[str, int, tuple[int, int], tuple[int, int]]]:
+        """Return of each unit the side whose neighbours are searched, the number of the part of the other side, where
+        that begins and ends, and the rows of the queries."""
+        sides = self._sides(job)
+        return [
+            (label, part, bounds, queries)
+            for label in self._labels
+            for part, bounds in enumerate(parts_of(self._index, sides["y" if label == "x" else "x"]))
+            for queries in _blocks(len(sides[label]), MOST_ROWS)
+        ]
+
+    def count(self, job: Job) -> int:
+        return len(self._units(job))
+
+    def weight(self, job: Job, number: int) -> int:
+        start, stop = self._units(job)[number][3]
+        return stop - start
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        import faiss
+
+        label, part, bounds, (start, stop) = self._units(job)[number]
+        sides = self._sides(job)
+        searched = sides["y" if label == "x" else "x"]
+        if self._built is None or self._built[0] != (label, part):
+            self._built = None  # free its memory before the next one is built
+            content = addresses.read(job.results(self.train)[self._labels.index(label)].files["trained.faiss"])
+            trained = faiss.deserialize_index(np.frombuffer(content, np.uint8))
+            self._built = (label, part), PartIndex(self._index, trained, searched, *bounds, self._probes)
+        best = TopK.none(stop - start, self.k[label])
+        self._built[1].search(sides[label], start, stop, best, advance)
+        file = ArrayFile.create(folder / "found.npy", np.int32, (3 * self.k[label],))
         _append(file, best)
-    file.close()
-    return Found([path], k)
+        file.close()
+        return {"side": label, "part": part, "rows": stop - start}
+
+    def layers(self, job: Job, label: Label) -> list[Found]:
+        parts = dict[int, list[Result]]()
+        for result in job.results(self):
+            if result.facts["side"] == label:
+                parts.setdefault(result.facts["part"], []).append(result)
+        return [
+            _found(own, "found.npy", [result.facts["rows"] for result in own], self.k[label]) for own in parts.values()
+        ]
+
+
+class Merge(Stage):
+    """Merge the neighbours that different units have found of the same rows; a unit is a block of rows."""
+
+    name, unit = "merge", "blocks"
+
+    def __init__(self, search: Search) -> None:
+        self._search = search
+
+    def _units(self, job: Job) -> list[tuple[Label, list[Found], tuple[int, int]]]:
+        sides: tuple[Label, Label] = ("x", "y")
+        layers = {label: self._search.layers(job, label) for label in sides if self._search.k[label]}
+        return [
+            (label, own, block)
+            for label, own in layers.items()
+            if len(own) > 1
+            for block in _blocks(len(own[0]), MOST_ROWS)
+        ]
+
+    def count(self, job: Job) -> int:
+        return len(self._units(job))
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        label, (first, *others), block = self._units(job)[number]
+        best, file = first.slice(*block), ArrayFile.create(folder / "merged.npy", np.int32, (3 * first.k,))
+        for other in others:
+            best.merge(other.slice(*block))
+        _append(file, best)
+        file.close()
+        return {"side": label, "rows": block[1] - block[0]}
+
+    def found(self, job: Job, label: Label) -> Found:
+        """Return the neighbours of all rows of a side among all of the other side."""
+        merged = [result for result in job.results(self) if result.facts["side"] == label]
+        if merged:
+            return _found(merged, "merged.npy", [result.facts["rows"] for result in merged], self._search.k[label])
+        return self._search.layers(job, label)[0]
+
+
+def searching(
+    x: Source, y: Source, k_x: int, k_y: int, index: str, probes: int, device: str
+) -> tuple[list[Stage], Merge]:
+    """Return the stages of a search for neighbours, exact if ``index`` is flat, and the last one, which has them."""
+    if index == "flat":
+        search: Search = SearchAll(x, y, k_x, k_y, device)
+        merge = Merge(search)
+        return [search, merge], merge
+    search = SearchIndex(x, y, k_x, k_y, index, probes)
+    merge = Merge(search)
+    return [search.train, search, merge], merge

@@ -104,28 +104,36 @@ def parts_of(name: str, side: Rows) -> list[tuple[int, int]]:
     return [(start, min(start + step, len(side))) for start in range(0, len(side), step)]
 
 
+def trained_index(name: str, side: Rows) -> Any:
+    """Return an empty index of faiss, trained on rows of a side that are drawn with a fixed seed."""
+    import faiss
+
+    index, lists = make_index(name, side.size, len(side))
+    if isinstance(lists, faiss.IndexIVFScalarQuantizer):
+        lists.by_residual = False  # as exact, and faster
+    train(index, name, side, 0, len(side), 0 if name == "ivf" else _TRAINING_ROWS_A_CELL * _MOST_CELLS)
+    return index
+
+
 class PartIndex:
-    """The index of a part of a side, trained on rows drawn with a fixed seed, so that all runs have the same.
+    """The index of a part of a side, in which neighbours are numbered as in the whole side.
 
     Args:
-        number: The number by which neighbours call the first row of the side.
+        name: What ``make_index`` makes it of.
+        index: An empty index that was trained; the part is added to it.
         probes: Number of cells of an inverted file that are searched for each query.
     """
 
-    def __init__(
-        self, name: str, side: Rows, start: int, stop: int, number: int, probes: int, advance: Advance
-    ) -> None:
+    def __init__(self, name: str, index: Any, side: Rows, start: int, stop: int, probes: int) -> None:
         import faiss
 
-        self._side, self._start, self._number = side, start, number
-        self._index, lists = make_index(name, side.size, stop - start)
-        if isinstance(lists, faiss.IndexIVFScalarQuantizer):
-            lists.by_residual = False  # as exact, and faster
-        train(self._index, name, side, start, stop, 0 if name == "ivf" else _TRAINING_ROWS_A_CELL * _MOST_CELLS)
-        add(self._index, name, side, start, stop, advance)
+        self._side, self._start, self._index = side, start, index
+        add(index, name, side, start, stop)
+        lists = faiss.try_extract_index_ivf(index)
+        lists = lists if lists is None else faiss.downcast_index(lists)
         if lists is not None:
             lists.nprobe = min(probes, lists.nlist)
-        self._times = 1 if _code_bytes(self._index, lists) >= 2 * side.size else _PROPOSED
+        self._times = 1 if _code_bytes(index, lists) >= 2 * side.size else _PROPOSED
 
     def search(self, queries: Rows, start: int, stop: int, best: TopK, advance: Advance) -> None:
         """Add what is found for the queries ``start`` to ``stop`` - 1 to their best neighbours."""
@@ -135,7 +143,7 @@ class PartIndex:
             x_BD = queries.read(slice(first, min(first + step, stop)))
             _, proposed_BP = self._index.search(x_BD, wanted)
             some = best.slice(first - start, first - start + len(x_BD))
-            compare_proposed(some, x_BD, proposed_BP, self._side, self._start, self._number + self._start)
+            compare_proposed(some, x_BD, proposed_BP, self._side, self._start, self._start)
             advance(len(x_BD))
 
 

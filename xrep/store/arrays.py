@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 
 from xrep.errors import UserError
 from xrep.files import naming
+from xrep.store.addresses import Address, Bytes, is_local, opened
 
 _HEADER_BYTES = 128
 """Bytes of the header of a .npy file, whatever its number of rows."""
@@ -40,25 +41,34 @@ def open_array(path: Path, content: str, cure: str) -> np.memmap:
 
 
 class ArrayFile:
-    """An array [N, ...] in an open file. Each read copies some rows, and nothing of the file stays in memory.
+    """An array [N, ...] in a file. Each read copies some rows, and nothing of the file stays in memory.
 
     Args:
+        file: The bytes to read, or a new file that is written first.
         offset: Where the first row begins, in bytes.
         width: The shape of a row.
     """
 
-    def __init__(self, file: IO[bytes], offset: int, rows: int, width: tuple[int, ...], dtype: np.dtype) -> None:
+    def __init__(
+        self, file: Bytes | IO[bytes], offset: int, rows: int, width: tuple[int, ...], dtype: np.dtype
+    ) -> None:
         self._file, self._offset, self._rows = file, offset, rows
         self.width, self.dtype, self.row_bytes = width, dtype, math.prod(width) * dtype.itemsize
+        self._content = file if isinstance(file, Bytes) else Bytes(file)
 
     @classmethod
-    def open(cls, path: Path, content: str, cure: str) -> ArrayFile:
-        """Open a .npy file to read it; a UserError, as of ``open_array``, says if it has no rows in C order."""
-        mapped = open_array(path, content, cure)
-        if not mapped.flags.c_contiguous or not mapped.ndim:
+    def open(cls, address: Address, content: str, cure: str) -> ArrayFile:
+        """Open a .npy file to read it; a UserError, which names its ``content``, says if there is no such file, or it
+        has no rows in C order."""
+        if is_local(address):
+            mapped = open_array(Path(address), content, cure)
+            offset, shape, dtype, in_order = mapped.offset, mapped.shape, mapped.dtype, mapped.flags.c_contiguous
+        else:
+            offset, shape, dtype, in_order = _header(str(address), content, cure)
+        if not in_order or not shape:
             cure = "save it with numpy.ascontiguousarray"
-            raise UserError("the rows do not lie one after the other", path=path, cure=cure)
-        return cls(open(path, "rb"), mapped.offset, len(mapped), mapped.shape[1:], mapped.dtype)
+            raise UserError("the rows do not lie one after the other", path=address, cure=cure)
+        return cls(Bytes(address), offset, shape[0], shape[1:], dtype)
 
     @classmethod
     def create(cls, path: Path, dtype: DTypeLike, width: tuple[int, ...] = ()) -> ArrayFile:
@@ -82,7 +92,8 @@ class ArrayFile:
         found = np.empty((len(numbers), *self.width), self.dtype)
         starts = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()  # neighbours are read together
         for start, end in pairwise([*starts, len(numbers)]):
-            self._fill(int(numbers[start]), found[start:end])
+            place = self._offset + int(numbers[start]) * self.row_bytes
+            self._content.fill(place, found[start:end].reshape(-1).view(np.uint8).data)
         return found
 
     def blocks(self, size: int = READ_BYTES) -> Iterator[tuple[int, np.ndarray]]:
@@ -93,6 +104,7 @@ class ArrayFile:
 
     def append(self, rows: np.ndarray) -> None:
         """Add rows [n, ...] at the end."""
+        assert not isinstance(self._file, Bytes)
         self._file.seek(self._offset + self._rows * self.row_bytes)
         self._file.write(np.ascontiguousarray(rows, self.dtype).reshape(-1).view(np.uint8).data)
         self._file.flush()
@@ -100,6 +112,7 @@ class ArrayFile:
 
     def close(self) -> None:
         """Complete the file that ``create`` made, and wait until it is on disk."""
+        assert not isinstance(self._file, Bytes)
         self._file.seek(0)
         described = {"descr": self.dtype.str, "fortran_order": False, "shape": (self._rows, *self.width)}
         np.lib.format.write_array_header_1_0(self._file, described)
@@ -107,10 +120,17 @@ class ArrayFile:
         os.fsync(self._file.fileno())
         self._file.close()
 
-    def _fill(self, row: int, rows: np.ndarray) -> None:
-        place, left = self._offset + row * self.row_bytes, rows.reshape(-1).view(np.uint8).data
-        while len(left):  # the system reads at most 2 GB at a time
-            done = os.preadv(self._file.fileno(), [left], place)
-            if not done:
-                raise UserError("a file of rows was truncated while it was read", cure="make it again")
-            place, left = place + done, left[done:]
+
+def _header(address: str, content: str, cure: str) -> tuple[int, tuple[int, ...], np.dtype, bool]:
+    """Return what the header of a .npy file in an object store says: where the rows begin, their shape and type, and
+    whether they lie one after the other."""
+    try:
+        with opened(address) as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, fortran, dtype = read(file)
+            return file.tell(), shape, dtype, not fortran
+    except FileNotFoundError:
+        raise UserError("no such file", path=address, cure="check the name") from None
+    except ValueError:
+        raise UserError(f"not a file of {content}, or a truncated one", path=address, cure=cure) from None

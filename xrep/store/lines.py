@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterable, Sequence
-from itertools import islice, pairwise
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 
 import numpy as np
 
 from xrep.files import naming
+from xrep.store.addresses import Address, Bytes
 from xrep.store.arrays import READ_BYTES, ArrayFile
 
 FILES = LINES, OFFSETS, NUMBERS = "lines.txt", "offsets.npy", "numbers.npy"
@@ -22,8 +23,24 @@ def stored(line: str) -> bytes:
     return line.replace("\r", " ").replace("\n", " ").encode("utf-8", "replace") + b"\n"
 
 
+def write_lines(folder: Path, numbered: Iterable[tuple[int, str]]) -> None:
+    """Copy lines, of which each comes with its number, into a folder that exists; see ``stored``."""
+    numbered, ends = iter(numbered), np.zeros(1, np.int64)
+    offsets, numbers = (ArrayFile.create(folder / name, np.int64) for name in (OFFSETS, NUMBERS))
+    offsets.append(ends)
+    with naming(folder / LINES), open(folder / LINES, "wb") as file:
+        while some := list(islice(numbered, _BLOCK)):
+            lines = [stored(line) for _, line in some]
+            file.write(b"".join(lines))
+            ends = ends[-1] + np.cumsum([len(line) for line in lines], dtype=np.int64)
+            offsets.append(ends)
+            numbers.append(np.array([number for number, _ in some], np.int64))
+    offsets.close()
+    numbers.close()
+
+
 class Lines:
-    """The lines of a text that ``write`` has copied to a folder.
+    """The lines of a text that ``write_lines`` has copied to a folder.
 
     Layout::
 
@@ -32,28 +49,16 @@ class Lines:
         numbers.npy    int64 [N]: the number of each line in the text that it was copied from, from 1
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._text = folder, open(folder / LINES, "rb", buffering=0)
+    def __init__(self, lines: Address, offsets: Address, numbers: Address) -> None:
+        self._text = Bytes(lines)
         self._offsets, self._numbers = (
-            ArrayFile.open(folder / name, "numbers of lines", "make it again") for name in (OFFSETS, NUMBERS)
+            ArrayFile.open(file, "numbers of lines", "make it again") for file in (offsets, numbers)
         )
 
     @classmethod
-    def write(cls, folder: Path, numbered: Iterable[tuple[int, str]]) -> Lines:
-        """Copy lines, of which each comes with its number, into a folder that exists; see ``stored``."""
-        numbered, ends = iter(numbered), np.zeros(1, np.int64)
-        offsets, numbers = (ArrayFile.create(folder / name, np.int64) for name in (OFFSETS, NUMBERS))
-        offsets.append(ends)
-        with naming(folder / LINES), open(folder / LINES, "wb") as file:
-            while some := list(islice(numbered, _BLOCK)):
-                lines = [stored(line) for _, line in some]
-                file.write(b"".join(lines))
-                ends = ends[-1] + np.cumsum([len(line) for line in lines], dtype=np.int64)
-                offsets.append(ends)
-                numbers.append(np.array([number for number, _ in some], np.int64))
-        offsets.close()
-        numbers.close()
-        return cls(folder)
+    def open(cls, folder: Path) -> Lines:
+        """Open the lines in a folder."""
+        return cls(*(folder / name for name in FILES))
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -61,14 +66,14 @@ class Lines:
     def read(self, start: int, stop: int) -> list[str]:
         """Return the lines ``start`` to ``stop`` - 1."""
         ends = self._offsets.read(slice(start, stop + 1)).tolist()
-        content = self._bytes(ends[0], ends[-1])
+        content = self._text.read(ends[0], ends[-1])
         return [content[begin - ends[0] : end - ends[0] - 1].decode() for begin, end in pairwise(ends)]
 
     def take(self, rows: Sequence[int] | np.ndarray) -> list[str]:
         """Return some lines, in the order of ``rows``."""
         distinct, place = np.unique(np.asarray(rows, np.int64), return_inverse=True)
         bounds = zip(*(self._offsets.read(distinct + end).tolist() for end in (0, 1)), strict=True)
-        lines = [self._bytes(start, end - 1).decode() for start, end in bounds]
+        lines = [self._text.read(start, end - 1).decode() for start, end in bounds]
         return [lines[number] for number in place.tolist()]
 
     def numbers(self, rows: slice | np.ndarray) -> np.ndarray:
@@ -81,11 +86,58 @@ class Lines:
 
     def digest(self, start: int = 0, stop: int | None = None) -> str:
         """Return the sha256 of the lines ``start`` to ``stop`` - 1 with their line ends, in hexadecimal digits."""
-        digest, rows = hashlib.sha256(), np.array([start, len(self) if stop is None else stop])
-        begin, end = self._offsets.read(rows).tolist()
-        for place in range(begin, end, READ_BYTES):
-            digest.update(self._bytes(place, min(end, place + READ_BYTES)))
+        digest = hashlib.sha256()
+        for block in self.contents(start, len(self) if stop is None else stop):
+            digest.update(block)
         return digest.hexdigest()
 
-    def _bytes(self, start: int, stop: int) -> bytes:
-        return os.pread(self._text.fileno(), stop - start, start)
+    def contents(self, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the bytes of the lines ``start`` to ``stop`` - 1 with their line ends, some at a time."""
+        begin, end = self._offsets.read(np.array([start, stop])).tolist()
+        for place in range(begin, end, READ_BYTES):
+            yield self._text.read(place, min(end, place + READ_BYTES))
+
+
+class Texts:
+    """The lines of several texts, one after the other."""
+
+    def __init__(self, texts: Sequence[Lines]) -> None:
+        self._texts = texts
+        self.starts = [0, *accumulate(map(len, texts))]
+        """The number of the first line of each text, and the number of all lines."""
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def place(self, line: int) -> tuple[int, int]:
+        """Return the number of the text in which a line is, and the number that it had there, from 1."""
+        text = bisect_right(self.starts, line) - 1
+        return text, int(self._texts[text].numbers(np.array([line - self.starts[text]]))[0])
+
+    def read(self, start: int, stop: int) -> list[str]:
+        """Return the lines ``start`` to ``stop`` - 1."""
+        return [line for text, *some in self._parts(start, stop) for line in text.read(*some)]
+
+    def take(self, rows: np.ndarray) -> list[str]:
+        """Return some lines, in the order of ``rows``."""
+        found, text_of = np.empty(len(rows), object), np.searchsorted(self.starts, rows, "right") - 1
+        for text in np.unique(text_of).tolist():
+            found[text_of == text] = self._texts[text].take(rows[text_of == text] - self.starts[text])
+        return found.tolist()
+
+    def filled(self, start: int, stop: int) -> np.ndarray:
+        """Return which of the lines ``start`` to ``stop`` - 1 are not empty, bool [n]."""
+        return np.concatenate([text.filled(*some) for text, *some in self._parts(start, stop)])
+
+    def digest(self, start: int, stop: int) -> str:
+        """Return the sha256 of the lines ``start`` to ``stop`` - 1 with their line ends, in hexadecimal digits."""
+        digest = hashlib.sha256()
+        for text, first, last in self._parts(start, stop):
+            for block in text.contents(first, last):
+                digest.update(block)
+        return digest.hexdigest()
+
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[Lines, int, int]]:
+        for text, first, last in zip(self._texts, self.starts, self.starts[1:], strict=False):
+            if start < last and first < stop:
+                yield text, max(start, first) - first, min(stop, last) - first

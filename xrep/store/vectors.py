@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import write_json
+from xrep.files import json_text, write_json
+from xrep.store.addresses import Address, exists, is_local, join, names_in, read, write
 from xrep.store.arrays import ArrayFile
-from xrep.store.lines import Lines, stored
+from xrep.store.lines import stored
 
 MANIFEST, LOCK, SCHEMA = "manifest.json", ".lock", 1
 _CURE = "give a .npy file of floats [sentences, size] or a folder of such parts, as xrep-encode writes them"
@@ -70,56 +71,66 @@ class Manifest:
     origin: Origin
     parts: list[Part] = field(default_factory=list)
 
-    def write(self, folder: Path) -> None:
-        write_json(folder / MANIFEST, {"schema": SCHEMA, **asdict(self)})
+    def write(self, folder: Address) -> None:
+        content = {"schema": SCHEMA, **asdict(self)}
+        if is_local(folder):
+            write_json(join(folder, MANIFEST), content)
+        else:
+            write(join(folder, MANIFEST), json_text(content).encode())
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
+    def read(cls, folder: Address) -> Manifest:
         """Read the manifest of a folder; a UserError says that it has none that this version reads."""
-        if not (folder / MANIFEST).exists():
-            cure = "run the same xrep-encode again, which completes it" if any(folder.glob("part-*")) else _CURE
+        place = join(folder, MANIFEST)
+        if not exists(place):
+            unfinished = any(name.startswith("part-") for name in names_in(folder))
+            cure = "run the same xrep-encode again, which completes it" if unfinished else _CURE
             raise UserError(f"no vectors: it has no {MANIFEST}", path=folder, cure=cure)
         try:
-            values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            values = json.loads(read(place))
             if values["schema"] == SCHEMA:
                 return cls(origin=Origin(**values["origin"]), parts=[Part(**part) for part in values["parts"]])
         except (ValueError, KeyError, TypeError):
             pass
-        raise UserError("not the manifest of vectors, or of another version", path=folder / MANIFEST, cure=_CURE)
+        raise UserError("not the manifest of vectors, or of another version", path=place, cure=_CURE)
 
 
 class Vectors:
     """The vectors [N, D] of a folder of parts or of a .npy file, which are read some rows at a time.
 
     Args:
+        path: The address of the folder or the file.
         cure: What to do about a file that holds no vectors, for the message.
+        manifest: What the folder has, if there is no file that says so.
 
     Raises:
         UserError: There are none, or they are not floats in C order; in a folder, when the part is read.
     """
 
-    def __init__(self, path: str | Path, cure: str = _CURE) -> None:
-        self.path, self._cure = Path(path), cure
-        self.manifest = Manifest.read(self.path) if self.path.is_dir() else None
+    def __init__(self, path: Address, cure: str = _CURE, manifest: Manifest | None = None) -> None:
+        self.path, self._cure = str(path), cure
+        is_folder = os.path.isdir(path) if is_local(path) else not self.path.endswith(".npy")
+        self.manifest = manifest or (Manifest.read(path) if is_folder else None)
         self._open = lru_cache(maxsize=64)(self._open_file)
         if self.manifest:
             origin, parts = self.manifest.origin, self.manifest.parts
-            self._files, counts = [self.path / part.file for part in parts], [part.rows for part in parts]
+            self._files, counts = [join(self.path, part.file) for part in parts], [part.rows for part in parts]
             self.size, self.dtype = origin.size, np.dtype(origin.dtype)
         else:
             whole = self._open(self.path)
             self._files, counts = [self.path], [len(whole)]
             (self.size,), self.dtype = whole.width, whole.dtype
-        self._starts = [0, *accumulate(counts)]
+        self.starts = [0, *accumulate(counts)]
+        """The number of the first row of each part, and the number of all rows."""
 
-    def _open_file(self, path: Path) -> ArrayFile:
+    def _open_file(self, path: Address) -> ArrayFile:
         part = ArrayFile.open(path, "vectors", self._cure)
         if len(part.width) != 1 or part.dtype.kind != "f" or not part.width[0]:
             raise UserError("not an array [N, D] of floats", path=path, cure=self._cure)
         return part
 
     def __len__(self) -> int:
-        return self._starts[-1]
+        return self.starts[-1]
 
     def stored(self, rows: slice | np.ndarray) -> np.ndarray:
         """Return some rows as they are in the file, [rows, D]: a slice without a step, or their numbers."""
@@ -127,10 +138,10 @@ class Vectors:
             return self._open(self._files[0]).read(rows)
         if isinstance(rows, slice):
             rows = np.arange(*rows.indices(len(self)))
-        found, part_of = np.empty((len(rows), self.size), self.dtype), np.searchsorted(self._starts, rows, "right") - 1
+        found, part_of = np.empty((len(rows), self.size), self.dtype), np.searchsorted(self.starts, rows, "right") - 1
         for part in np.unique(part_of).tolist():
             some = part_of == part
-            found[some] = self._open(self._files[part]).read(rows[some] - self._starts[part])
+            found[some] = self._open(self._files[part]).read(rows[some] - self.starts[part])
         return found
 
     def read(self, rows: slice | np.ndarray) -> np.ndarray:
@@ -140,7 +151,7 @@ class Vectors:
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield all rows as they are in the file, some at a time: the number of the first one, and the rows [n, D]."""
-        for path, first in zip(self._files, self._starts, strict=False):
+        for path, first in zip(self._files, self.starts, strict=False):
             for start, rows in self._open(path).blocks():
                 yield first + start, rows
 
@@ -154,23 +165,28 @@ class Vectors:
             raise self.unusable("is not finite", first + int(np.argmin(finite)))
         return np.logical_not(values.any(axis=1))
 
-    def check_text(self, lines: Lines, path: Path) -> None:
-        """Raise a UserError that names ``path`` unless row i can be the vector of line i: there are as many of both
-        and, if the vectors have a manifest, it has the checksums of the lines, which must be stripped."""
-        if len(lines) != len(self):
-            problem = f"{len(lines):,} lines, but {self.path} has {len(self):,} vectors"
-            line = min(len(lines), len(self)) + 1
+    def check_count(self, lines: int, path: Address) -> None:
+        """Raise a UserError that names ``path`` unless a text there has as many lines as there are vectors."""
+        if lines != len(self):
+            problem = f"{lines:,} lines, but {self.path} has {len(self):,} vectors"
+            line = min(lines, len(self)) + 1
             raise UserError(problem, path=path, line=line, cure="row i must be the vector of line i")
-        for start, part in zip(self._starts, self.manifest.parts if self.manifest else (), strict=False):
-            if lines.digest(start, start + part.rows) != part.text:
-                problem = f"{self.path / part.file} has the vectors of other lines than these {part.rows:,}"
-                raise UserError(problem, path=path, line=start + 1, cure="encode this text, or name the one encoded")
+
+    def check_text(self, number: int, digest: str, path: Address) -> None:
+        """Raise a UserError that names ``path`` unless a part of a folder has the vectors of the lines with this
+        digest, which were stripped."""
+        assert self.manifest
+        part = self.manifest.parts[number]
+        if digest != part.text:
+            problem = f"{join(self.path, part.file)} has the vectors of other lines than these {part.rows:,}"
+            line, cure = self.starts[number] + 1, "encode this text, or name the one encoded"
+            raise UserError(problem, path=path, line=line, cure=cure)
 
     def unusable(self, problem: str, row: int) -> UserError:
         """Return an error that names a row."""
-        part = bisect_right(self._starts, row) - 1
+        part = bisect_right(self.starts, row) - 1
         cure = "encode that sentence again, or leave it out here and in the text"
-        path, line = self._files[part], row - self._starts[part] + 1
+        path, line = self._files[part], row - self.starts[part] + 1
         return UserError(f"the vector of this row {problem}", path=path, line=line, cure=cure)
 
 

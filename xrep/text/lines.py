@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from xrep.errors import UserError
+from xrep.store.addresses import is_local, store_of
 
 MAXIMUM_WORDS = 10_000
 MAXIMUM_CHARACTERS = 1_000_000
@@ -144,10 +145,12 @@ class Unpacked:
 
 def _open(path: str | Path) -> BufferedReader:
     try:
-        return open(path, "rb")
+        return open(path, "rb") if is_local(path) else BufferedReader(store_of(path).open(path, "rb"))
     except IsADirectoryError:
         raise UserError("a folder, not a file", path=path, cure="name a file in it") from None
     except (FileNotFoundError, NotADirectoryError):
+        if not is_local(path):
+            raise UserError("no such file", path=path, cure="check the name") from None
         archive = container_of(Path(path))
     if not archive.is_file() or not zipfile.is_zipfile(archive):
         raise UserError("no such file", path=path, cure="check the name")

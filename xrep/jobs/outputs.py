@@ -1,0 +1,75 @@
+"""The folder of a job beside its output, inputs that can be read only once, and how the output appears."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from xrep.files import is_stream, naming
+from xrep.jobs.plan import COPY
+from xrep.store import addresses
+from xrep.store.addresses import is_local, join
+from xrep.store.vectors import MANIFEST
+from xrep.text.lines import container_of
+from xrep.text.records import split_field
+
+
+def job_address(output: str | Path) -> str:
+    """Return the address of the folder of a job that makes ``output``."""
+    return (os.path.realpath(output) if is_local(output) else str(output).rstrip("/")) + ".job"
+
+
+def prepare(job: str, output: str | Path) -> None:
+    """Make the folder of a job. Who cannot read the output that will be replaced cannot read the folder."""
+    if is_local(job) and not (os.path.exists(job) and not os.path.isdir(job)):
+        with naming(job):
+            os.makedirs(job, exist_ok=True)
+        readers = os.stat(output).st_mode if os.path.exists(output) else 0o044
+        closed = 0o070 * (not readers & 0o040) | 0o007 * (not readers & 0o004)
+        if (mode := os.stat(job).st_mode) & closed:
+            os.chmod(job, mode & 0o777 & ~closed)
+
+
+def repeatable(path: str | Path, job: str) -> str:
+    """Return a path with what a file has that can be read once only (``-`` is standard input): a copy in the folder of
+    the job, whose name has a checksum. Other files are returned as they are."""
+    path = "/dev/stdin" if str(path) == "-" else str(path)
+    if not is_local(path) or not is_stream(path):
+        return path
+    aside, digest = Path(join(job, f"{COPY}{os.getpid()}")), hashlib.sha256()
+    with naming(aside), open(path, "rb") as content, open(aside, "wb") as copy:
+        while block := content.read(1 << 20):
+            digest.update(block)
+            copy.write(block)
+    ending = "".join(Path(path).suffixes)
+    named = aside.with_name(f"{COPY}{digest.hexdigest()[:16]}{ending}")
+    os.replace(aside, named)
+    return str(named)
+
+
+def states_of(files: Sequence[str | Path]) -> list[list[Any]]:
+    """Return what changes when one of these files changes: its path with its size and its time or ETag. A folder is
+    known by its manifest, a copy by its name, a field (``FILE:FIELD``) and a file in an archive by their file."""
+    return [_state_of(str(file)) for file in files]
+
+
+def _state_of(file: str) -> list[Any]:
+    if not is_local(file):
+        place = file if addresses.is_file(file) else join(file, MANIFEST)
+        return [file, *addresses.state_of(place)]
+    if Path(file).name.startswith(COPY):
+        return [Path(file).name]
+    place = container_of(Path(split_field(file)[0]))
+    return [os.path.realpath(file), *addresses.state_of(place / MANIFEST if place.is_dir() else place)]
+
+
+def publish_parts(files: Mapping[str, str], folder: str) -> None:
+    """Give files of a job their names in a folder of the output."""
+    if is_local(folder):
+        with naming(folder):
+            os.makedirs(folder, exist_ok=True)
+    for name, file in files.items():
+        addresses.publish(file, join(folder, name))
