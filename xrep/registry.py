@@ -117,6 +117,10 @@ def suggestion(name: str, known: list[str]) -> str:
     return nearest(name, known) or "known: " + ", ".join(known)
 
 
+IMPORTED = list[str]()
+"""The plugins that were imported, which other processes that load the same parts must import, too."""
+
+
 def import_plugin(module: str) -> None:
     """Import a module that registers parts.
 
@@ -125,6 +129,7 @@ def import_plugin(module: str) -> None:
     """
     try:
         importlib.import_module(module)
+        IMPORTED.append(module)
     except UserError:
         raise
     except (Exception, SystemExit) as error:

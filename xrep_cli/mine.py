@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from xrep.config.fields import read_fields
@@ -179,12 +178,18 @@ def _mine_negatives(options: argparse.Namespace) -> None:
         next(read_text(options.candidates, bitext.languages[1]))  # errors come before the encoder is loaded
 
     from xrep.inference.hard_negatives import NegativeOptions, mine_negatives
+    from xrep.jobs.engines import Engine
 
+    engine = Engine(**values_of(options, Engine))
+    check_shared(engine, {"`output`": options.output}, [options.candidates])
     options.device = choose_device(options.device)
     mining = NegativeOptions(**values_of(options, NegativeOptions))
-    more = {"encoder": _load_encoder(options), "candidates": options.candidates and Path(options.candidates)}
+    more = {"encoder": _load_encoder(options), "candidates": options.candidates, "engine": engine}
     with output_file(options.output) as output:
         mined = mine_negatives(bitext, output, mining, **more, show_progress=True)
+    if mined is None:
+        print(SHARE_DONE, file=sys.stderr)
+        return
     found = f"{mined.negatives:,} negatives of {mined.pairs_with_negatives:,} of {mined.pairs:,} pairs"
     dropped = ", ".join(f"{count:,} by {rule}" for rule, count in mined.dropped.items() if count) or "none"
     said = f"{found}, from {mined.candidates:,} candidates; left out: {dropped}; mean cosine of translations "

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -16,10 +16,11 @@ from xrep.errors import UserError
 from xrep.hashing import hash_bytes
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, Engine, run
-from xrep.jobs.outputs import job_address, prepare, publish_parts, repeatable, states_of
+from xrep.jobs.outputs import job_address, publish_parts, repeatable, states_of
 from xrep.jobs.plan import Advance, Job, Stage
 from xrep.models.kinds import kind_of
 from xrep.nn.encoder import counting_sentences
+from xrep.registry import IMPORTED, import_plugin
 from xrep.store import addresses
 from xrep.store.addresses import is_local
 from xrep.store.arrays import ArrayFile
@@ -32,10 +33,10 @@ CHUNK_LINES = 4096
 """Number of lines that are read, sorted by length, encoded and written at a time: a unit."""
 CHUNK_CHARACTERS = 8_000_000
 """Number of characters after which a chunk ends early, so that memory does not grow with the length of the lines."""
-PART_CHUNKS = 16
+PARTCHUNKS = 16
 """Number of such chunks in each part of a folder of vectors."""
 _PART = re.compile(r"part-\d{5}-[0-9a-f]{16}\.npy")
-_VECTORS, _CHUNKS, _HASHES = "vectors.npy", "chunks.npy", "hashes.npy"
+_VECTORS, CHUNKS, _HASHES = "vectors.npy", "chunks.npy", "hashes.npy"
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,9 @@ class HeldEncoder:
 
     def __init__(self, encoder: SentenceEncoder) -> None:
         self._held: SentenceEncoder | None = encoder
-        self.path, self.precision, self.fingerprint = encoder.path, encoder.precision, encoder.fingerprint()
-        self.size = encoder.output_size
+        self.path, self.fingerprint = encoder.path, encoder.fingerprint()
+        self.precision: Any = encoder.precision
+        self.plugins = list(IMPORTED)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_held": None}
@@ -70,11 +72,43 @@ class HeldEncoder:
     def encoder(self) -> SentenceEncoder:
         """The encoder; a UserError says that it is not the same here as where the command was started."""
         if self._held is None:
+            for plugin in self.plugins:
+                import_plugin(plugin)
             self._held = SentenceEncoder.load(self.path, dtype=self.precision)
             if self._held.fingerprint() != self.fingerprint:
                 cure = "give all machines the same encoder, at the same path"
                 raise UserError("the encoder is another one on this machine", path=self.path, cure=cure)
         return self._held
+
+
+class Chunks:
+    """Where the chunks of a text begin: they end after CHUNK_LINES, or after the line that reaches CHUNK_CHARACTERS."""
+
+    def __init__(self) -> None:
+        self._starts, self._lines, self._characters = [0], 0, 0
+
+    def add(self, line: str) -> None:
+        """Count the next line."""
+        self._lines, self._characters = self._lines + 1, self._characters + len(line)
+        if self._lines - self._starts[-1] >= CHUNK_LINES or self._characters >= CHUNK_CHARACTERS:
+            self._starts.append(self._lines)
+            self._characters = 0
+
+    def starts(self) -> np.ndarray:
+        """Return the numbers of the first lines of the chunks, from 0, and the number of all lines, int64 [C + 1]."""
+        ended = self._starts[-1] == self._lines
+        return np.array(self._starts if ended else [*self._starts, self._lines], np.int64)
+
+
+class Source(Protocol):
+    """What ``Encode`` takes lines from: the files where they come from, the lines, and their chunks."""
+
+    @property
+    def files(self) -> Sequence[str]: ...
+
+    def texts(self, job: Job) -> Texts: ...
+
+    def chunks(self, job: Job) -> np.ndarray: ...
 
 
 class Read(Stage):
@@ -93,30 +127,27 @@ class Read(Stage):
         return len(self.files)
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        chunks, lines, held = Chunks(), 0, list[tuple[int, int]]()
         hashes = ArrayFile.create(folder / _HASHES, np.uint64, (2,)) if self._stripped else None
-        chunks, characters, lines = [0], 0, 0
-        held = list[tuple[int, int]]()
 
         def copied() -> Iterator[tuple[int, str]]:
-            nonlocal characters, lines
-            for number_there, text in read_text(self.files[number], self.lang):
+            nonlocal lines
+            for line, text in read_text(self.files[number], self.lang):
                 text = text.strip() if self._stripped else text
-                lines, characters = lines + 1, characters + len(text)
-                if lines - chunks[-1] >= CHUNK_LINES or characters >= CHUNK_CHARACTERS:
-                    chunks.append(lines)
-                    characters = 0
+                chunks.add(text)
                 if hashes is not None and text:
-                    held.append((hash_bytes(text.encode("utf-8", "replace")), lines - 1))
+                    held.append((hash_bytes(text.encode("utf-8", "replace")), lines))
                     if len(held) >= CHUNK_LINES:
                         hashes.append(np.array(held, np.uint64))
                         held.clear()
-                yield number_there, text
+                lines += 1
+                yield line, text
 
         write_lines(folder, copied())
         if hashes is not None:
             hashes.append(np.array(held, np.uint64).reshape(-1, 2))
             hashes.close()
-        np.save(folder / _CHUNKS, np.array(chunks if chunks[-1] == lines else [*chunks, lines], np.int64))
+        np.save(folder / CHUNKS, chunks.starts())
         return {"lines": lines} | ({"text": Lines.open(folder).digest()} if self._stripped else {})
 
     def texts(self, job: Job) -> Texts:
@@ -133,9 +164,9 @@ class Read(Stage):
 
     def chunks(self, job: Job) -> np.ndarray:
         """Return where the chunks of all files begin, and the number of lines, int64 [C + 1]."""
-        starts, first = [np.zeros(1, np.int64)], 0
+        starts, first = list[np.ndarray]([np.zeros(1, np.int64)]), 0
         for result in job.results(self):
-            own = ArrayFile.open(result.files[_CHUNKS], "chunks", "make it again").read(slice(None))
+            own = ArrayFile.open(result.files[CHUNKS], "chunks", "make it again").read(slice(None))
             starts.append(own[1:] + first)
             first += int(own[-1])
         return np.concatenate(starts)
@@ -146,15 +177,15 @@ class Encode(Stage):
 
     unit = "lines"
 
-    def __init__(self, name: str, read: Read, encoder: HeldEncoder, origin: Origin) -> None:
-        self.name, self._read, self._encoder, self.origin = f"encode-{name}", read, encoder, origin
+    def __init__(self, name: str, source: Source, encoder: HeldEncoder, origin: Origin) -> None:
+        self.name, self._source, self._encoder, self.origin = f"encode-{name}", source, encoder, origin
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_starts", "_texts")}
 
     def _begin(self, job: Job) -> None:
         if not hasattr(self, "_starts"):
-            self._starts, self._texts = self._read.chunks(job), self._read.texts(job)
+            self._starts, self._texts = self._source.chunks(job), self._source.texts(job)
 
     def count(self, job: Job) -> int:
         self._begin(job)
@@ -185,7 +216,7 @@ class Encode(Stage):
             cure = "use float32 or vectors of length 1" if too_large else "check the encoder, or compute in float32"
             file, line = self._texts.place(start + row)
             problem = f"its vector is not finite in {rows.dtype}"
-            raise UserError(problem, path=self._read.files[file], line=line, cure=cure)
+            raise UserError(problem, path=self._source.files[file], line=line, cure=cure)
         return rows
 
     def vectors(self, job: Job) -> Vectors:
@@ -200,15 +231,15 @@ class Join(Stage):
 
     name, unit = "join", "parts"
 
-    def __init__(self, read: Read, encode: Encode, *, parts: bool) -> None:
+    def __init__(self, read: Source, encode: Encode, *, parts: bool) -> None:
         self._read, self._encode, self._parts = read, encode, parts
 
     def count(self, job: Job) -> int:
-        return -(-len(job.results(self._encode)) // PART_CHUNKS) if self._parts else 1
+        return -(-len(job.results(self._encode)) // PARTCHUNKS) if self._parts else 1
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         origin, results = self._encode.origin, job.results(self._encode)
-        first, last = (number * PART_CHUNKS, (number + 1) * PART_CHUNKS) if self._parts else (0, len(results))
+        first, last = (number * PARTCHUNKS, (number + 1) * PARTCHUNKS) if self._parts else (0, len(results))
         whole = ArrayFile.create(folder / _VECTORS, origin.dtype, (origin.size,))
         for result in results[first:last]:
             for _, rows in ArrayFile.open(result.files[_VECTORS], "vectors", "make it again").blocks():
@@ -256,7 +287,6 @@ def encode_file(
         _check_folder(place)
     held, job_place = HeldEncoder(encoder), job_address(output)
     origin = origin_of(encoder, lang, dtype=dtype, batch_tokens=batch_tokens, normalize=normalize, prompt=prompt)
-    prepare(job_place, output)
     files = [repeatable(file, job_place) for file in ([path] if isinstance(path, str | Path) else path)]
     read = Read("text", files, origin.language)
     encode = Encode("text", read, held, origin)
@@ -286,7 +316,7 @@ def encode_file(
         }
 
     result = run(job, engine, finish, place, show_progress=show_progress)
-    return result and Encoded(**result, seconds=time.monotonic() - started)
+    return Encoded(**result, seconds=time.monotonic() - started) if result else None
 
 
 def origin_of(encoder: SentenceEncoder, lang: str | None, **how: Any) -> Origin:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -17,16 +17,24 @@ import torch
 import xrep
 from xrep.config.ranges import out_of_range
 from xrep.errors import UserError
+from xrep.files import naming
 from xrep.hashing import find_sorted
-from xrep.inference.mining import SearchOptions, embed, fields, search_folder, search_texts, writing
-from xrep.inference.nearest import Found, Side
+from xrep.inference.encoding import CHUNKS, Chunks, Encode, HeldEncoder
+from xrep.inference.mining import SearchOptions, fields, half_origin
+from xrep.inference.nearest import Found, Merge, Side, searching
 from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.jobs.engines import LOCAL, Engine, run
+from xrep.jobs.outputs import job_address, repeatable, states_of
+from xrep.jobs.plan import Advance, Job, Stage
 from xrep.retrieval.margins import first_of_each
 from xrep.retrieval.topk import pair_similarities
-from xrep.store.lines import Lines
+from xrep.store import addresses
+from xrep.store.arrays import ArrayFile
+from xrep.store.lines import FILES, Lines, Texts, write_lines
 from xrep.text.cleaning import NO_KEY, sentence_hash
 from xrep.text.readers import Bitext, read_pairs, read_text
 
+KEYS, PAIRS, _NEGATIVES = "keys.npy", "pairs.npy", "negatives.tsv"
 _BLOCK = 1 << 13
 """Number of pairs whose candidates are compared at a time."""
 
@@ -119,13 +127,13 @@ def mine_negatives(
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
     began, place = time.monotonic(), job_address(output)
-    prepare(place, output)
-    files = [*bitext.paths, *([str(candidates)] if candidates else [])]
+    candidates = candidates and repeatable(candidates, place)
+    files = [*bitext.paths, *([candidates] if candidates else [])]
     held, read = HeldEncoder(encoder), ReadPairs(bitext, candidates)
-    sides = [Distinct(side, read, lang, held, options) for side, lang in enumerate(bitext.languages)]
+    sides = [PairSide(side, read, lang, held, options) for side, lang in enumerate(bitext.languages)]
     x, y = sides
-    found, merge = searching(x, y, read.neighbours, 0, options.index, options.probes, options.device)
-    choose = Choose(read, x, y, merge, options)
+    found, merge = searching(x, y, options.index, options.probes, options.device)
+    choose = ChooseNegatives(read, x, y, merge, options)
     stages = [read, *(side.encode for side in sides), *found, choose]
     facts = {**asdict(options), "input": states_of(files), "bitext": asdict(bitext), "encoder": held.fingerprint}
     facts.pop("device")
@@ -138,33 +146,20 @@ def mine_negatives(
 
     mined = run(job, engine, finish, str(output), show_progress=show_progress)
     seconds = time.monotonic() - began
-    return mined and MinedNegatives(**mined, settings=asdict(options), version=xrep.__version__, seconds=seconds)
+    if mined is None:
+        return None
+    return MinedNegatives(**mined, settings=asdict(options), version=xrep.__version__, seconds=seconds)
 
 
 def _summary(scores: np.ndarray) -> dict[str, float]:
     return {"mean": float(scores.mean(dtype=np.float64)), "median": float(np.median(scores))}
 
 
-@dataclass(frozen=True)
-class _Pairs:
-    """Different pairs, as rows of the different sentences of both sides, int64 [P] each; these sentences, and their
-    hashes, uint64 [S] and [C]."""
-
-    source: np.ndarray
-    target: np.ndarray
-    sources: Lines
-    targets: Lines
-    source_keys: np.ndarray
-    target_keys: np.ndarray
-    empty: int
-    duplicates: int
-
-
 class _Sentences:
     """The different sentences among some texts, which are numbered from 0 by their hashes."""
 
     def __init__(self) -> None:
-        self._rows = dict[int, int]()
+        self._rows, self.chunks = dict[int, int](), Chunks()
 
     def new(self, texts: Iterable[str], rows: array[int]) -> Iterator[tuple[int, str]]:
         """Yield the sentences that are new, with their numbers from 1; the row of each text is added to ``rows``, -1
@@ -173,31 +168,135 @@ class _Sentences:
             key = sentence_hash(text)
             if key != NO_KEY and key not in self._rows:
                 self._rows[key] = len(self._rows)
-                yield len(self._rows), " ".join(text.split())
+                sentence = " ".join(text.split())
+                self.chunks.add(sentence)
+                yield len(self._rows), sentence
             rows.append(self._rows.get(key, -1))
 
     def keys(self) -> np.ndarray:
         return np.fromiter(self._rows, np.uint64, len(self._rows))
 
 
-def _read(bitext: Bitext, candidates: Path | None, work: Path) -> _Pairs:
-    """Read the pairs and further candidates, and write the different sentences of each side to a folder."""
-    (work / "source").mkdir(exist_ok=True)
-    (work / "target").mkdir(exist_ok=True)
-    one, other, rows_of = _Sentences(), _Sentences(), (array("q"), array("q"))
-    sources = Lines.write(work / "source", one.new((source for _, source, _ in read_pairs(bitext)), rows_of[0]))
-    new = other.new((target for *_, target in read_pairs(bitext)), rows_of[1])
-    if candidates is not None:
-        new = chain(new, other.new((text for _, text in read_text(candidates, bitext.languages[1])), array("q")))
-    targets = Lines.write(work / "target", new)
-    source, target = (np.frombuffer(rows, np.int64) for rows in rows_of)
-    worded = (source >= 0) & (target >= 0)
-    if not worded.any():
-        raise UserError("no pair with words on both sides", path=bitext.paths[0], cure="give parallel text")
-    source, target = source[worded], target[worded]
-    kept = first_of_each(source * len(targets) + target)
-    empty, duplicates = int(np.count_nonzero(~worded)), len(source) - len(kept)
-    return _Pairs(source[kept], target[kept], sources, targets, one.keys(), other.keys(), empty, duplicates)
+class ReadPairs(Stage):
+    """Read the pairs and further candidates, and write the different sentences of both sides, their hashes, and the
+    different pairs as rows of these sentences. It is one unit."""
+
+    name, unit = "read-pairs", "files"
+
+    def __init__(self, bitext: Bitext, candidates: str | Path | None) -> None:
+        self.bitext, self._candidates = bitext, candidates
+
+    def count(self, job: Job) -> int:
+        return 1
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        bitext, sides, rows_of = self.bitext, (_Sentences(), _Sentences()), (array("q"), array("q"))
+        for side, (sentences, rows) in enumerate(zip(sides, rows_of, strict=True)):
+            new = sentences.new((pair[side] for _, *pair in read_pairs(bitext)), rows)
+            if side and self._candidates is not None:
+                further = (text for _, text in read_text(self._candidates, bitext.languages[1]))
+                new = chain(new, sentences.new(further, array("q")))
+            write_lines(folder, new)
+            np.save(folder / KEYS, sentences.keys())
+            np.save(folder / CHUNKS, sentences.chunks.starts())
+            for name in (*FILES, KEYS, CHUNKS):
+                (folder / name).rename(folder / f"{side}-{name}")
+        source, target = (np.frombuffer(rows, np.int64) for rows in rows_of)
+        worded = (source >= 0) & (target >= 0)
+        if not worded.any():
+            raise UserError("no pair with words on both sides", path=bitext.paths[0], cure="give parallel text")
+        source, target = source[worded], target[worded]
+        candidates = len(sides[1].keys())
+        kept = first_of_each(source * candidates + target)
+        np.save(folder / PAIRS, np.stack((source[kept], target[kept]), axis=1))
+        counts = {
+            "pairs": len(kept),
+            "sources": len(sides[0].keys()),
+            "candidates": candidates,
+            "empty": int(np.count_nonzero(~worded)),
+            "duplicates": len(source) - len(kept),
+        }
+        return {"counts": counts, "most": int(np.unique(source[kept], return_counts=True)[1].max())}
+
+    def array(self, job: Job, name: str) -> np.ndarray:
+        """Return one of the arrays."""
+        return ArrayFile.open(job.results(self)[0].files[name], name, "make it again").read(slice(None))
+
+
+class PairSide:
+    """The different sentences of a side: a source of lines for ``Encode``, and a side of the search."""
+
+    def __init__(self, side: int, read: ReadPairs, lang: str, encoder: HeldEncoder, options: NegativeOptions) -> None:
+        self._side, self._read, self._options, self.files = side, read, options, [read.bitext.paths[side and -1]]
+        origin = half_origin(encoder.encoder, lang, options)
+        self.encode = Encode(("source", "target")[side], self, encoder, origin)
+
+    def texts(self, job: Job) -> Texts:
+        files = job.results(self._read)[0].files
+        return Texts([Lines(*(files[f"{self._side}-{name}"] for name in FILES))])
+
+    def chunks(self, job: Job) -> np.ndarray:
+        return self._read.array(job, f"{self._side}-{CHUNKS}")
+
+    def keys(self, job: Job) -> np.ndarray:
+        """Return the hashes of the sentences, uint64 [N]."""
+        return self._read.array(job, f"{self._side}-{KEYS}")
+
+    def side(self, job: Job) -> Side:
+        return Side(self.encode.vectors(job), None)
+
+    def neighbours(self, job: Job) -> int:
+        if self._side:
+            return 0
+        facts, furthest = job.results(self._read)[0].facts, self._options.range_max
+        return min(facts["counts"]["candidates"], furthest + min(facts["most"] + 1, furthest))
+
+
+class ChooseNegatives(Stage):
+    """Choose the negatives and write them. It is one unit."""
+
+    name, unit = "choose", "files"
+
+    def __init__(self, read: ReadPairs, x: PairSide, y: PairSide, merge: Merge, options: NegativeOptions) -> None:
+        self._read, self._sides, self._merge, self._options = read, (x, y), merge, options
+
+    def count(self, job: Job) -> int:
+        return 1
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        pairs, texts = self._pairs(job), [side.texts(job) for side in self._sides]
+        translations, dropped = _translations(pairs, *(side.side(job) for side in self._sides)), Counter[str]()
+        written, scores = 0, list[np.ndarray]()
+        found = self._merge.found(job, "x")
+        with naming(folder), open(folder / _NEGATIVES, "w", encoding="utf-8", newline="\n") as file:
+            for start, negatives, of_negatives in _choose(pairs, translations, found, self._options, dropped):
+                written += _write(file, pairs, texts, start, negatives)
+                scores.append(of_negatives[negatives >= 0])
+        if not written:
+            left_out = ", ".join(f"{count:,} by {rule}" for rule, count in dropped.items() if count)
+            problem = f"no negative is left ({left_out or 'there are no candidates'})"
+            raise UserError(problem, cure="add `candidates`, or choose weaker margins")
+        return {
+            "pairs_with_negatives": written,
+            "negatives": sum(map(len, scores)),
+            "dropped": dict(dropped),
+            "scores": {"translations": _summary(translations), "negatives": _summary(np.concatenate(scores))},
+        }
+
+    def _pairs(self, job: Job) -> _Pairs:
+        source, target = self._read.array(job, PAIRS).T
+        return _Pairs(source, target, *(side.keys(job) for side in self._sides))
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Different pairs, as rows of the different sentences of both sides, int64 [P] each, and the hashes of these
+    sentences, uint64 [S] and [C]."""
+
+    source: np.ndarray
+    target: np.ndarray
+    source_keys: np.ndarray
+    target_keys: np.ndarray
 
 
 def _translations(pairs: _Pairs, x: Side, y: Side) -> np.ndarray:
@@ -216,7 +315,7 @@ def _choose(
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yield the negatives of some pairs at a time: the number of the first pair, the rows of the negatives, the nearest
     first, and their scores, [n, N] each; a row is -1 if there are fewer. ``dropped`` counts candidates by rule."""
-    known_pairs = np.sort(pairs.source * len(pairs.targets) + pairs.target)
+    known_pairs = np.sort(pairs.source * len(pairs.target_keys) + pairs.target)
     highest_scores = {
         "absolute_margin": lambda margin: translations - margin,
         "relative_margin": lambda margin: translations - np.abs(translations) * margin,
@@ -234,7 +333,7 @@ def _choose(
         source = pairs.source[some]
         found = nearest.take(source)
         candidate, score = found.index.numpy(), found.similarity.numpy()
-        known = find_sorted(known_pairs, source[:, None] * len(pairs.targets) + candidate) >= 0
+        known = find_sorted(known_pairs, source[:, None] * len(pairs.target_keys) + candidate) >= 0
         known |= pairs.target_keys[candidate] == pairs.source_keys[source][:, None]
         rank = ((candidate >= 0) & ~known).cumsum(axis=1) - 1
         usable = (candidate >= 0) & (known | (rank < options.range_max))
@@ -251,12 +350,12 @@ def _choose(
         yield start, np.where(taken, negatives, -1), scores
 
 
-def _write(file: IO[str], pairs: _Pairs, start: int, negatives: np.ndarray) -> int:
+def _write(file: IO[str], pairs: _Pairs, texts: Sequence[Texts], start: int, negatives: np.ndarray) -> int:
     """Write the pairs from ``start`` on that have negatives, and return their number."""
     some = np.flatnonzero((negatives >= 0).any(axis=1))
     rows = np.column_stack((pairs.target[start + some], negatives[some]))
-    targets = iter(fields(pairs.targets, rows[rows >= 0]))
-    sources = fields(pairs.sources, pairs.source[start + some])
-    for source, count in zip(sources, (rows >= 0).sum(axis=1).tolist(), strict=True):
-        file.write("\t".join([source, *islice(targets, count)]) + "\n")
+    others = iter(fields(texts[1], rows[rows >= 0]))
+    counts = (rows >= 0).sum(axis=1).tolist()
+    for source, count in zip(fields(texts[0], pairs.source[start + some]), counts, strict=True):
+        file.write("\t".join([source, *islice(others, count)]) + "\n")
     return len(some)

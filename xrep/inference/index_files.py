@@ -1,37 +1,35 @@
-"""Writing of the directory of a search index, part by part; a command that was interrupted goes on."""
+"""Writing of the directory of a search index, part by part, as a job."""
 
 from __future__ import annotations
 
 import math
 import os
-import re
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from xrep.errors import UserError
-from xrep.files import (
-    check_new_directory,
-    check_output,
-    digests_of,
-    flush_to_disk,
-    remove_files,
-    replace_file,
-    write_json,
-)
-from xrep.inference.encoding import encode_file
+from xrep.files import check_new_directory, check_output, flush_to_disk, remove_files, replace_file, write_json
+from xrep.inference.encoding import CHUNKS, Chunks, Encode, HeldEncoder, Join, origin_of
 from xrep.inference.index_parts import MANIFEST, VECTORS, Manifest, PartFacts
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.inference.work import work_folder
-from xrep.models.directory import describe, digest_of
+from xrep.jobs.engines import LOCAL, run
+from xrep.jobs.outputs import job_address, repeatable, states_of
+from xrep.jobs.plan import PLAN, Advance, Job, Stage, read_json
+from xrep.models.directory import describe
 from xrep.retrieval.ivf import add, make_index, train
+from xrep.store import addresses
 from xrep.store import lines as text_files
+from xrep.store.addresses import join
+from xrep.store.arrays import ArrayFile
+from xrep.store.lines import Texts
 from xrep.store.vectors import Vectors
-from xrep.text.languages import canonical, refuse_pair
 from xrep.text.readers import read_text
 
 FLAT_ROWS = 100_000
@@ -39,8 +37,8 @@ FLAT_ROWS = 100_000
 _CELLS = 4096
 _INDEX_BYTES = 1 << 31
 """Bytes of the float32 vectors that are in one file of faiss."""
-_OWN_FILE, _RESUMABLE = re.compile(r"lock|text|part-[0-9a-f]{64}|new|moved|manifest\.json|\..*\.tmp"), "**/[mv]*"
-"""Names in the folder of unfinished work, and the pattern of those to go on from: vectors, and what follows them."""
+_PLACED = "data/placed"
+"""File of a job that names the folder of the part that it has added, or was about to add."""
 Sentences = str | Path | Iterable[str]
 """A file of sentences, one on each line, or the sentences themselves."""
 
@@ -55,54 +53,130 @@ def check_place(output: Path, *others: object) -> None:
             raise UserError(f"an index inside {other}", path=output, cure="choose another place")
 
 
-@contextmanager
 def write_part(
     output: str | Path,
     encoder: SentenceEncoder,
     new: Manifest | None,
     sentences: Sentences,
     lang: str | None,
-    **how: Any,
-) -> Iterator[None]:
-    """Context manager that writes a new directory with one part, or a further part of the one that is there.
-
-    The part is prepared in ``{directory}.work/part-{digest}``, where the digest is of what its vectors depend on. That
-    folder is removed after the block: until then, the same command does not add the part again.
+    *,
+    batch_tokens: int,
+    show_progress: bool,
+) -> None:
+    """Write a new directory with one part, or a further part of the one that is there, as a job in ``{directory}.job``.
 
     Args:
         new: The manifest of a new index, without parts; None: a part is added.
-        how: ``batch_tokens`` and ``show_progress`` of ``encode_file``.
 
     Raises:
         UserError: As ``encode_file``; something else is at ``output``, the text is empty, or faiss cannot index it.
     """
-    path = Path(os.path.realpath(output))
-    work = path.with_name(f"{path.name}.work")
-    refuse_pair(lang or "", "lang")
-    lang = lang and canonical(lang)
+    path, place = Path(os.path.realpath(output)), job_address(output)
+    base = new or Manifest.read(path)
     check_output(path, folder=True)
     if new is not None and not _holds(path, new):
         check_new_directory(path)
-    if new is not None and new.index not in ("auto", "flat"):
-        make_index(new.index, new.size)  # to report a mistake in it before the text is encoded
-    encoder.model.tower(lang)
-    with work_folder(work, _OWN_FILE, "writing this index", _RESUMABLE):
-        text = _copy(sentences, lang, work / "text")
-        base = new or Manifest.read(path)
-        made_of = {"encoder": base.fingerprint, "prompt": base.prompt, **digests_of(work / "text")}
-        part = work / f"part-{digest_of({**text, **made_of})}"
-        done = _holds(path, new, work / "text", **text) if new else _is_added(work, part, base)
-        if not done:
-            if new is not None:
-                check_new_directory(path)
-            if not part.exists():
-                os.replace(work / "text", part)
-            if not (part / VECTORS).exists():
-                how |= {"prompt": base.prompt, "lang": lang, "dtype": "float16"}
-                encode_file(encoder, part / text_files.LINES, part / VECTORS, **how)
-            facts = PartFacts(folder=_free_folder(path, base), **text, **_finish(part, base))
-            _put_in_place(work, part, replace(base, parts=[*base.parts, facts]), path)
-        yield
+    if base.index not in ("auto", "flat"):
+        make_index(base.index, base.size)  # to report a mistake in it before the text is encoded
+    origin = origin_of(encoder, lang, dtype="float16", batch_tokens=batch_tokens, normalize=True, prompt=base.prompt)
+    name = str(sentences) if isinstance(sentences, str | Path) else None
+    file = repeatable(sentences if isinstance(sentences, str | Path) else _lines_of(sentences), place)
+    if new is not None and path.exists() and any(path.iterdir()):
+        with tempfile.TemporaryDirectory() as copy:
+            lines = _copy(file, origin.language, Path(copy), name=name)
+            same = _holds(path, new, Path(copy), source=name, language=origin.language, lines=lines)
+        if not addresses.exists(join(place, PLAN)) or read_json(join(place, PLAN))["is_new"]:
+            Job(place, "search", {}, []).clear()  # of a command that was interrupted when all was done, or a copy
+        if not same:
+            check_new_directory(path)
+        return
+    read = ReadSentences(file, name, origin.language)
+    encode = Encode("text", read, HeldEncoder(encoder), origin)
+    whole = Join(read, encode, parts=False)
+    index = WriteIndexes(whole, base)
+    facts = {"input": states_of([file]), **vars(origin), "index": base.index, "is_new": new is not None}
+    job = Job(place, "search", facts, [read, encode, whole, index])
+
+    def finish() -> dict[str, Any]:
+        current = new or Manifest.read(path)
+        if new is not None or not _is_added(place, current):
+            files = {name: file for stage in (read, whole, index) for name, file in job.results(stage)[0].files.items()}
+            files.pop(CHUNKS)
+            (made,), (text,) = job.results(index), job.results(read)
+            facts = {"source": name, "language": origin.language, **text.facts, **made.facts}
+            _put_in_place(place, files, current, facts, path, is_new=new is not None)
+        return {}
+
+    run(job, LOCAL, finish, str(output), show_progress=show_progress)
+
+
+def _lines_of(sentences: Iterable[str]) -> Iterator[bytes]:
+    for sentence in sentences:
+        yield f"{' '.join(sentence.split())}\n".encode("utf-8", "replace")
+
+
+def _copy(file: str, lang: str | None, folder: Path, chunks: Chunks | None = None, name: str | None = None) -> int:
+    """Write the lines that are not empty, with their numbers, and return the number of all lines."""
+    number = rows = 0
+
+    def filled() -> Iterator[tuple[int, str]]:
+        nonlocal number, rows
+        for number, line in read_text(file, lang):
+            if text := " ".join(line.split()):
+                rows += 1
+                if chunks:
+                    chunks.add(text)
+                yield number, text
+
+    text_files.write_lines(folder, filled())
+    if not rows:
+        raise UserError("no sentence in it", path=name, cure="give a text with sentences")
+    return number
+
+
+class ReadSentences(Stage):
+    """Copy the lines of a text that are not empty; see ``_copy``."""
+
+    name, unit = "read", "files"
+
+    def __init__(self, file: str, name: str | None, lang: str | None) -> None:
+        self.files, self._name, self._lang = [file], name, lang
+
+    def count(self, job: Job) -> int:
+        return 1
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        chunks = Chunks()
+        lines = _copy(self.files[0], self._lang, folder, chunks, self._name)
+        np.save(folder / CHUNKS, chunks.starts())
+        return {"lines": lines}
+
+    def texts(self, job: Job) -> Texts:
+        files = job.results(self)[0].files
+        return Texts([text_files.Lines(*(files[name] for name in text_files.FILES))])
+
+    def chunks(self, job: Job) -> np.ndarray:
+        return ArrayFile.open(job.results(self)[0].files[CHUNKS], "chunks", "make it again").read(slice(None))
+
+
+class WriteIndexes(Stage):
+    """Write the indexes of the vectors of a part; there are none where the search is exact."""
+
+    name, unit = "index", "parts"
+
+    def __init__(self, join: Join, base: Manifest) -> None:
+        self._join, self._base = join, base
+
+    def count(self, job: Job) -> int:
+        return 1
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        vectors = Vectors(job.results(self._join)[0].files[VECTORS])
+        rows, index = len(vectors), self._base.index
+        if index == "auto" or (self._base.parts and rows <= FLAT_ROWS):
+            index = f"IVF{min(_CELLS, int(4 * math.sqrt(rows)))},SQ8" if rows > FLAT_ROWS else "flat"
+        index_rows = 0 if index == "flat" else write_indexes(vectors, folder, index)
+        return {"rows": rows, "index": index, "index_rows": index_rows}
 
 
 def _holds(path: Path, new: Manifest, copy: Path | None = None, **text: Any) -> bool:
@@ -115,41 +189,10 @@ def _holds(path: Path, new: Manifest, copy: Path | None = None, **text: Any) -> 
     return found == replace(new, parts=[replace(found.parts[0], files=files, **text)])
 
 
-def _is_added(work: Path, part: Path, current: Manifest) -> bool:
+def _is_added(job: str, current: Manifest) -> bool:
     """Return whether the same command was interrupted when all was done but to remove its files."""
-    moved = work / "moved"
-    return moved.exists() and moved.read_text() == f"{part.name} {current.parts[-1].folder}"
-
-
-def _copy(sentences: Sentences, lang: str | None, folder: Path) -> dict[str, Any]:
-    """Write the lines that are not empty, with their numbers, and return what the manifest says of the text."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    name, lines = str(sentences) if isinstance(sentences, str | Path) else None, 0
-
-    def filled() -> Iterator[tuple[int, str]]:
-        nonlocal lines
-        for lines, line in read_text(name, lang) if name is not None else enumerate(sentences, 1):  # type: ignore[arg-type]
-            if text := " ".join(line.split()):
-                yield lines, text
-
-    if not len(text_files.Lines.write(folder, filled())):
-        raise UserError("no sentence in it", path=name, cure="give a text with sentences")
-    return {"source": name, "language": lang, "lines": lines}
-
-
-def _finish(part: Path, base: Manifest) -> dict[str, Any]:
-    """Write the indexes of the vectors of a part, and return what the manifest says of them and of all files."""
-    for left in {*part.iterdir()} - {part / name for name in (*text_files.FILES, VECTORS)}:
-        shutil.rmtree(left) if left.is_dir() else left.unlink()  # of a command that may have wanted another index
-    rows, index = len(Vectors(part / VECTORS)), base.index
-    if index == "auto" or (base.parts and rows <= FLAT_ROWS):
-        index = f"IVF{min(_CELLS, int(4 * math.sqrt(rows)))},SQ8" if rows > FLAT_ROWS else "flat"
-    index_rows = 0 if index == "flat" else write_indexes(part, index)
-    for file in (*part.iterdir(), part):
-        flush_to_disk(file)
-    files = {file.name: describe(file) for file in sorted(part.iterdir())}
-    return {"rows": rows, "index": index, "index_rows": index_rows, "files": files}
+    placed = Path(job, _PLACED)
+    return placed.exists() and placed.read_text() == current.parts[-1].folder
 
 
 def _free_folder(path: Path, manifest: Manifest) -> str:
@@ -161,40 +204,46 @@ def _free_folder(path: Path, manifest: Manifest) -> str:
     return next(name for name in names if not (path / name).exists())
 
 
-def _put_in_place(work: Path, part: Path, manifest: Manifest, path: Path) -> None:
-    """Move a part that is ready to where the manifest says, and write the manifest; each step is done once."""
-    is_new, folder = len(manifest.parts) == 1, manifest.parts[-1].folder
-    target = work / "new" if is_new else path
+def _put_in_place(
+    job: str, files: dict[str, str], current: Manifest, facts: dict[str, Any], path: Path, *, is_new: bool
+) -> None:
+    """Write a part with these files, then the manifest that lists it; each step is done once."""
+    target = Path(job, "data", "new") if is_new else path
     if is_new:
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir()
-    write_json(work / MANIFEST, asdict(manifest))  # not beside the old one, where a killed command would leave a file
+    folder = _free_folder(path, current) if not is_new else "part-00000"
+    (target / folder).mkdir()
+    for name, file in sorted(files.items()):
+        addresses.publish(file, target / folder / name)
+    described = {name: describe(target / folder / name) for name in sorted(files)}
+    manifest = replace(current, parts=[*current.parts, PartFacts(folder=folder, files=described, **facts)])
+    aside = Path(job, "data", MANIFEST)  # not beside the old one, where a killed command would leave a file
+    write_json(aside, asdict(manifest))
     if not is_new:
-        (work / "moved").write_text(f"{part.name} {folder}")
-    os.replace(part, target / folder)
-    for each in (target, work / MANIFEST):
+        Path(job, _PLACED).write_text(folder)
+    for each in (target / folder, target, aside):
         flush_to_disk(each)
-    replace_file(work / MANIFEST, target / MANIFEST)
+    replace_file(aside, target / MANIFEST)
     flush_to_disk(target)
     if is_new:
         replace_file(target, path)
         flush_to_disk(path.parent)
 
 
-def write_indexes(part: Path, description: str) -> int:
-    """Write the indexes of the vectors of a part, and return the number of rows in each file but the last one.
+def write_indexes(vectors: Vectors, folder: Path, description: str) -> int:
+    """Write the indexes of vectors to a folder, and return the number of rows in each file but the last one.
 
     They are trained once. One at a time is in memory, where it takes as much as 2 GB of float32 vectors do at most, and
     less if it compresses them.
     """
     import faiss
 
-    vectors = Vectors(part / VECTORS)
     rows, index_rows = len(vectors), max(1, _INDEX_BYTES // (4 * vectors.size))
     trained, _ = make_index(description, vectors.size, rows)
     train(trained, description, vectors, 0, rows, 10_000)
     for number, first in enumerate(range(0, rows, index_rows)):
         index = faiss.clone_index(trained)
         add(index, description, vectors, first, min(first + index_rows, rows))
-        faiss.write_index(index, str(part / f"{number:05d}.faiss"))
+        faiss.write_index(index, str(folder / f"{number:05d}.faiss"))
     return index_rows

@@ -22,7 +22,7 @@ from xrep.inference.encoding import Encode, HeldEncoder, Read, origin_of
 from xrep.inference.nearest import Merge, Side, searching
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, Engine, run
-from xrep.jobs.outputs import job_address, prepare, repeatable, states_of
+from xrep.jobs.outputs import job_address, repeatable, states_of
 from xrep.jobs.plan import Advance, Job, Stage
 from xrep.retrieval.ivf import PROBES, make_index
 from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose_in_blocks, first_of_each
@@ -130,10 +130,9 @@ def mine(
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
     began, k, place = time.monotonic(), options.neighbours, job_address(output)
-    prepare(place, output)
     held = HeldEncoder(encoder) if encoder else None
-    x, y = sides = [Sentences(text, place, held, options) for text in (source, target)]
-    found, merge = searching(x, y, k, k, options.index, options.probes, options.device)
+    x, y = sides = [Sentences(text, place, held, options, k) for text in (source, target)]
+    found, merge = searching(x, y, options.index, options.probes, options.device)
     choose = Choose(x, y, merge, options)
     stages = [stage for side in sides for stage in side.stages]
     facts = {**asdict(options), "source": x.facts, "target": y.facts}
@@ -157,14 +156,15 @@ def mine(
 
     mined = run(job, engine, finish, str(output), show_progress=show_progress)
     seconds = time.monotonic() - began
-    return mined and Mined(**mined, settings=asdict(options), version=xrep.__version__, seconds=seconds)
+    return Mined(**mined, settings=asdict(options), version=xrep.__version__, seconds=seconds) if mined else None
 
 
 class Sentences:
     """One side of the search as stages: its text is read, its vectors are computed or checked, and sentences that are
     empty or repeated are left out."""
 
-    def __init__(self, text: Text, job: str, encoder: HeldEncoder | None, options: SearchOptions) -> None:
+    def __init__(self, text: Text, job: str, encoder: HeldEncoder | None, options: SearchOptions, k: int) -> None:
+        self._k = k
         self.name, files = text.name, addresses.matching(str(text.text)) if text.text else []
         self._files = [repeatable(file, job) for file in files]
         lang = text.lang and canonical(text.lang)
@@ -204,6 +204,9 @@ class Sentences:
         files = job.results(self._distinct)[0].files
         rows = ArrayFile.open(files[_ROWS], "rows", "make it again") if _ROWS in files else None
         return Side(self.vectors(job), rows)
+
+    def neighbours(self, job: Job) -> int:
+        return self._k
 
     def counts(self, job: Job) -> dict[str, int]:
         """Return the numbers of sentences to compare, and of empty and repeated ones."""

@@ -31,10 +31,12 @@ _PANEL_BYTES = 1 << 25
 """Bytes of the float32 rows of y that are read at a time."""
 MOST_ROWS = 1 << 18
 """Most rows whose neighbours are in memory at a time."""
+_TRAINED = "trained.faiss"
 _BOTH_ROWS = 1 << 24
 """Up to so many rows of a side, one product serves both directions. Then each strip leaves neighbours of all of y,
 which must be merged: beyond, twice the products are less work."""
 Label = Literal["x", "y"]
+OTHER: dict[Label, Label] = {"x": "y", "y": "x"}
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,10 @@ class Source(Protocol):
     """What a side is made from in each process, when the stages before are complete."""
 
     def side(self, job: Job) -> Side: ...
+
+    def neighbours(self, job: Job) -> int:
+        """Return how many neighbours are wanted for each sentence of this side; 0: none."""
+        ...
 
 
 class Found:
@@ -116,15 +122,19 @@ def _blocks(rows: int, size: int) -> list[tuple[int, int]]:
 
 
 class Search(Stage):
-    """A search for neighbours of x and of y, ``k_x`` and ``k_y`` of them (0: none)."""
+    """A search for the neighbours of x and of y among each other."""
 
     name, unit = "search", "queries"
 
-    def __init__(self, x: Source, y: Source, k_x: int, k_y: int) -> None:
-        self._sources, self.k = {"x": x, "y": y}, {"x": k_x, "y": k_y}
+    def __init__(self, x: Source, y: Source) -> None:
+        self._sources: dict[Label, Source] = {"x": x, "y": y}
 
-    def _sides(self, job: Job) -> dict[str, Side]:
+    def sides(self, job: Job) -> dict[Label, Side]:
         return {label: source.side(job) for label, source in self._sources.items()}
+
+    def k(self, job: Job) -> dict[Label, int]:
+        """Return how many neighbours are wanted for each sentence of a side."""
+        return {label: source.neighbours(job) for label, source in self._sources.items()}
 
     def layers(self, job: Job, label: Label) -> list[Found]:
         """Return neighbours of all rows of a side among parts of the other side, to be merged."""
@@ -139,18 +149,18 @@ class SearchAll(Search):
         device: Where products are computed.
     """
 
-    def __init__(self, x: Source, y: Source, k_x: int, k_y: int, device: str) -> None:
-        super().__init__(x, y, k_x, k_y)
+    def __init__(self, x: Source, y: Source, device: str) -> None:
+        super().__init__(x, y)
         self._device = device
 
-    def _units(self, job: Job) -> list[tuple[str, tuple[int, int]]]:
+    def _units(self, job: Job) -> list[tuple[Label, tuple[int, int]]]:
         """Return the side whose rows are a strip, and where the strip begins and ends, of each unit."""
-        sides = self._sides(job)
+        sides, k = self.sides(job), self.k(job)
         both = max(map(len, sides.values())) <= _BOTH_ROWS
         return [
             (label, strip)
             for label, side in sides.items()
-            if self.k[label] and not (label == "y" and both and self.k["x"])
+            if k[label] and not (label == "y" and both and k["x"])
             for strip in _blocks(len(side), _strip_rows(side))
         ]
 
@@ -163,9 +173,9 @@ class SearchAll(Search):
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         label, (start, stop) = self._units(job)[number]
-        other = "y" if label == "x" else "x"
-        sides, both = self._sides(job), {unit for unit, _ in self._units(job)} == {"x"}
-        k = {label: self.k[label], other: self.k[other] if both else 0}
+        other = OTHER[label]
+        sides, wanted, both = self.sides(job), self.k(job), {unit for unit, _ in self._units(job)} == {"x"}
+        k = {label: wanted[label], other: wanted[other] if both else 0}
         files = {each: ArrayFile.create(folder / f"{each}.npy", np.int32, (3 * k[each],)) for each in k if k[each]}
         rows, best = self._operand(sides[label], start, stop), TopK.none(stop - start, k[label], device=self._device)
         panel = _panel_rows(sides[other])
@@ -185,7 +195,7 @@ class SearchAll(Search):
         return Operand.of(torch.from_numpy(side.read(slice(start, stop))).to(self._device))
 
     def layers(self, job: Job, label: Label) -> list[Found]:
-        results, k = job.results(self), self.k[label]
+        results, k = job.results(self), self.k(job)[label]
         strips = [result for result in results if result.facts["side"] == label]
         parts = [strips] if strips else [[result] for result in results]
         return [_found(own, f"{label}.npy", [result.facts["rows"][label] for result in own], k) for own in parts]
@@ -205,18 +215,28 @@ class TrainIndex(Stage):
 
     name, unit = "train-index", "indexes"
 
-    def __init__(self, searched: Sequence[Source], index: str) -> None:
-        self._searched, self._index = searched, index
+    def __init__(self, search: SearchIndex, index: str) -> None:
+        self._search, self._index = search, index
+
+    def _searched(self, job: Job) -> list[Label]:
+        return [OTHER[label] for label, k in self._search.k(job).items() if k]
 
     def count(self, job: Job) -> int:
-        return len(self._searched)
+        return len(self._searched(job))
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         import faiss
 
-        index = trained_index(self._index, self._searched[number].side(job))
-        faiss.write_index(index, str(folder / "trained.faiss"))
+        label = self._searched(job)[number]
+        faiss.write_index(trained_index(self._index, self._search.sides(job)[label]), str(folder / _TRAINED))
         return {}
+
+    def index(self, job: Job, label: Label) -> Any:
+        """Return the index of a side, still empty."""
+        import faiss
+
+        result = job.results(self)[self._searched(job).index(label)]
+        return faiss.deserialize_index(np.frombuffer(addresses.read(result.files[_TRAINED]), np.uint8))
 
 
 class SearchIndex(Search):
@@ -225,26 +245,23 @@ class SearchIndex(Search):
     Where a sentence has fewer than k neighbours, the index is -1 and the similarity -inf.
     """
 
-    def __init__(self, x: Source, y: Source, k_x: int, k_y: int, index: str, probes: int) -> None:
-        super().__init__(x, y, k_x, k_y)
-        self._index, self._probes = index, probes
-        queries: list[Label] = [label for label in ("x", "y") if self.k[label]]
-        self._labels = queries
-        others = [self._sources["y" if label == "x" else "x"] for label in queries]
-        self.train = TrainIndex(others, index)
+    def __init__(self, x: Source, y: Source, index: str, probes: int) -> None:
+        super().__init__(x, y)
+        self._index, self._probes, self.train = index, probes, TrainIndex(self, index)
         self._built: tuple[Any, PartIndex] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_built": None}
 
-    def _units(self, job: Job) -> list[tuple[str, int, tuple[int, int], tuple[int, int]]]:
+    def _units(self, job: Job) -> list[tuple[Label, int, tuple[int, int], tuple[int, int]]]:
         """Return of each unit the side whose neighbours are searched, the number of the part of the other side, where
         that begins and ends, and the rows of the queries."""
-        sides = self._sides(job)
+        sides = self.sides(job)
         return [
             (label, part, bounds, queries)
-            for label in self._labels
-            for part, bounds in enumerate(parts_of(self._index, sides["y" if label == "x" else "x"]))
+            for label, k in self.k(job).items()
+            if k
+            for part, bounds in enumerate(parts_of(self._index, sides[OTHER[label]]))
             for queries in _blocks(len(sides[label]), MOST_ROWS)
         ]
 
@@ -256,19 +273,15 @@ class SearchIndex(Search):
         return stop - start
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        import faiss
-
         label, part, bounds, (start, stop) = self._units(job)[number]
-        sides = self._sides(job)
-        searched = sides["y" if label == "x" else "x"]
+        sides, k = self.sides(job), self.k(job)[label]
         if self._built is None or self._built[0] != (label, part):
             self._built = None  # free its memory before the next one is built
-            content = addresses.read(job.results(self.train)[self._labels.index(label)].files["trained.faiss"])
-            trained = faiss.deserialize_index(np.frombuffer(content, np.uint8))
+            trained, searched = self.train.index(job, OTHER[label]), sides[OTHER[label]]
             self._built = (label, part), PartIndex(self._index, trained, searched, *bounds, self._probes)
-        best = TopK.none(stop - start, self.k[label])
+        best = TopK.none(stop - start, k)
         self._built[1].search(sides[label], start, stop, best, advance)
-        file = ArrayFile.create(folder / "found.npy", np.int32, (3 * self.k[label],))
+        file = ArrayFile.create(folder / "found.npy", np.int32, (3 * k,))
         _append(file, best)
         file.close()
         return {"side": label, "part": part, "rows": stop - start}
@@ -279,7 +292,8 @@ class SearchIndex(Search):
             if result.facts["side"] == label:
                 parts.setdefault(result.facts["part"], []).append(result)
         return [
-            _found(own, "found.npy", [result.facts["rows"] for result in own], self.k[label]) for own in parts.values()
+            _found(own, "found.npy", [result.facts["rows"] for result in own], self.k(job)[label])
+            for own in parts.values()
         ]
 
 
@@ -292,14 +306,12 @@ class Merge(Stage):
         self._search = search
 
     def _units(self, job: Job) -> list[tuple[Label, list[Found], tuple[int, int]]]:
-        sides: tuple[Label, Label] = ("x", "y")
-        layers = {label: self._search.layers(job, label) for label in sides if self._search.k[label]}
-        return [
-            (label, own, block)
-            for label, own in layers.items()
-            if len(own) > 1
-            for block in _blocks(len(own[0]), MOST_ROWS)
-        ]
+        units = list[tuple[Label, list[Found], tuple[int, int]]]()
+        for label, k in self._search.k(job).items():
+            layers = self._search.layers(job, label) if k else []
+            if len(layers) > 1:
+                units.extend((label, layers, block) for block in _blocks(len(layers[0]), MOST_ROWS))
+        return units
 
     def count(self, job: Job) -> int:
         return len(self._units(job))
@@ -317,18 +329,16 @@ class Merge(Stage):
         """Return the neighbours of all rows of a side among all of the other side."""
         merged = [result for result in job.results(self) if result.facts["side"] == label]
         if merged:
-            return _found(merged, "merged.npy", [result.facts["rows"] for result in merged], self._search.k[label])
+            return _found(merged, "merged.npy", [result.facts["rows"] for result in merged], self._search.k(job)[label])
         return self._search.layers(job, label)[0]
 
 
-def searching(
-    x: Source, y: Source, k_x: int, k_y: int, index: str, probes: int, device: str
-) -> tuple[list[Stage], Merge]:
+def searching(x: Source, y: Source, index: str, probes: int, device: str) -> tuple[list[Stage], Merge]:
     """Return the stages of a search for neighbours, exact if ``index`` is flat, and the last one, which has them."""
     if index == "flat":
-        search: Search = SearchAll(x, y, k_x, k_y, device)
+        search = SearchAll(x, y, device)
         merge = Merge(search)
         return [search, merge], merge
-    search = SearchIndex(x, y, k_x, k_y, index, probes)
+    search = SearchIndex(x, y, index, probes)
     merge = Merge(search)
     return [search.train, search, merge], merge

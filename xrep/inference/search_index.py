@@ -137,9 +137,8 @@ class SearchIndex:
             size=encoder.output_size,
             parts=[],
         )
-        how = {"batch_tokens": batch_tokens, "show_progress": show_progress}
-        with write_part(path, encoder, new, lines, lang, **how):
-            return cls(path, encoder)
+        write_part(path, encoder, new, lines, lang, batch_tokens=batch_tokens, show_progress=show_progress)
+        return cls(path, encoder)
 
     def add(
         self, lines: Sentences, *, lang: str | None = None, batch_tokens: int = 4096, show_progress: bool = False
@@ -149,9 +148,9 @@ class SearchIndex:
         They are encoded with the prompt of the index and, unless ``lang`` is given, in the language with which it was
         built. A search meanwhile finds all or none of them. At most 100,000 are searched exactly.
         """
-        how = {"batch_tokens": batch_tokens, "show_progress": show_progress}
-        with write_part(self.path, self.encoder, None, lines, lang or self.manifest.parts[0].language, **how):
-            self._open()
+        lang = lang or self.manifest.parts[0].language
+        write_part(self.path, self.encoder, None, lines, lang, batch_tokens=batch_tokens, show_progress=show_progress)
+        self._open()
 
     def __len__(self) -> int:
         return self._rows

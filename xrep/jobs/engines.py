@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from xrep.errors import UserError
 from xrep.files import naming, try_lock
 from xrep.interrupts import Interrupted, StopRequest
+from xrep.jobs.outputs import prepare
 from xrep.jobs.plan import LOCK, Job, Stage
 from xrep.progress import Counter
 from xrep.store.addresses import is_local, join
@@ -51,7 +52,8 @@ class Engine:
 LOCAL = Engine()
 
 
-class Share(NamedTuple):
+@dataclass(frozen=True)
+class Share:
     """The number of a worker, from 0, and the number of workers."""
 
     number: int = 0
@@ -95,30 +97,47 @@ def run(job: Job, engine: Engine, finish: Finish, output: str, *, show_progress:
         Interrupted: Ctrl-C was pressed, and the unit that was being worked on is done.
     """
     share = share_of(engine)
-    if not job.begin(output if share.count > 1 else None):
-        return None
+    prepare(job.address, output)
     if share.count > 1:
-        try:
-            complete = work(job, share, show_progress and not share.number)
-            result = finish() if complete else None
-        except FileNotFoundError:
-            if not job.is_finished():
-                raise
-            return None
-        if result is not None:
-            job.finish(result, keep=True)
-        return result
+        return _share(job, share, finish, output, show_progress)
     with _locked(job, output):
+        job.begin()
         for stage in job.stages:
             job.retry(stage.name)
-        if engine.engine == "ray":
-            from xrep.jobs.ray_engine import run_on_ray
+        try:
+            if engine.engine == "ray":
+                from xrep.jobs.ray_engine import run_on_ray
 
-            run_on_ray(job, engine, show_progress)
-        else:
-            work(job, share, show_progress)
-        result = finish()
+                run_on_ray(job, engine, show_progress)
+            else:
+                work(job, share, show_progress)
+            result = finish()
+        except UserError:  # what is wrong will be changed, and then nothing of this fits
+            if not any(job.numbers_failed(stage.name) for stage in job.stages):
+                job.clear()
+            raise
+        except KeyboardInterrupt:
+            if not any(map(job.numbers_done, job.stages)):
+                job.clear()
+                raise Interrupted("nothing is saved yet") from None
+            done = f"what is done is in {job.address}, and the same command goes on from there"
+            raise Interrupted(done) from None
         job.finish(result, keep=False)
+    return result
+
+
+def _share(job: Job, share: Share, finish: Finish, output: str, show_progress: bool) -> dict[str, Any] | None:
+    """Do the share of one of several processes, as ``run`` does; whoever sees that all is done makes the output."""
+    if not job.begin(output):
+        return None
+    try:
+        result = finish() if work(job, share, show_progress and not share.number) else None
+    except FileNotFoundError:
+        if not job.is_finished():
+            raise
+        return None
+    if result is not None:
+        job.finish(result, keep=True)
     return result
 
 
@@ -154,15 +173,11 @@ def work(job: Job, share: Share, show_progress: bool) -> bool:
                 with StopRequest().watching() as stop:
                     job.do(stage, number, counter.update)
                 if stop.signal:
-                    raise Interrupted(_saved(job))
+                    raise KeyboardInterrupt
         if share.count > 1 and job.is_finished():
             return False
         job.check_failures(stage)
     return True
-
-
-def _saved(job: Job) -> str:
-    return f"what is done is in {job.address}, and the same command goes on from there"
 
 
 def _shared_units(job: Job, stage: Stage, count: int, share: Share) -> Iterator[int]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from xrep.errors import UserError
 from xrep.files import is_stream, naming
 from xrep.jobs.plan import COPY
 from xrep.store import addresses
@@ -33,18 +35,26 @@ def prepare(job: str, output: str | Path) -> None:
             os.chmod(job, mode & 0o777 & ~closed)
 
 
-def repeatable(path: str | Path, job: str) -> str:
-    """Return a path with what a file has that can be read once only (``-`` is standard input): a copy in the folder of
-    the job, whose name has a checksum. Other files are returned as they are."""
+def repeatable(path: str | Path | Iterable[bytes], job: str) -> str:
+    """Return a path with what a file has that can be read once only (``-`` is standard input), or what these blocks
+    are: a copy in the folder of the job, whose name has a checksum. Other files are returned as they are."""
+    if not isinstance(path, str | Path):
+        return _copied(path, "", job)
     path = "/dev/stdin" if str(path) == "-" else str(path)
     if not is_local(path) or not is_stream(path):
         return path
+    with open(path, "rb") as content:
+        return _copied(iter(partial(content.read, 1 << 20), b""), "".join(Path(path).suffixes), job)
+
+
+def _copied(blocks: Iterable[bytes], ending: str, job: str) -> str:
     aside, digest = Path(join(job, f"{COPY}{os.getpid()}")), hashlib.sha256()
-    with naming(aside), open(path, "rb") as content, open(aside, "wb") as copy:
-        while block := content.read(1 << 20):
+    with naming(aside):
+        aside.parent.mkdir(exist_ok=True)
+    with naming(aside), open(aside, "wb") as copy:
+        for block in blocks:
             digest.update(block)
             copy.write(block)
-    ending = "".join(Path(path).suffixes)
     named = aside.with_name(f"{COPY}{digest.hexdigest()[:16]}{ending}")
     os.replace(aside, named)
     return str(named)
@@ -63,6 +73,8 @@ def _state_of(file: str) -> list[Any]:
     if Path(file).name.startswith(COPY):
         return [Path(file).name]
     place = container_of(Path(split_field(file)[0]))
+    if not place.exists():
+        raise UserError("no such file", path=file, cure="check the name")
     return [os.path.realpath(file), *addresses.state_of(place / MANIFEST if place.is_dir() else place)]
 
 

@@ -27,6 +27,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,7 +87,8 @@ class Stage(ABC):
         done, if it is only a part of the unit."""
 
 
-class Status(NamedTuple):
+@dataclass(frozen=True)
+class Status:
     """How far a stage is. ``count`` is None before it has begun; ``seconds`` is what one unit took on average."""
 
     stage: str

@@ -129,7 +129,7 @@ class PartIndex:
 
         self._side, self._start, self._index = side, start, index
         add(index, name, side, start, stop)
-        lists = faiss.try_extract_index_ivf(index)
+        lists: Any = faiss.try_extract_index_ivf(index)
         lists = lists if lists is None else faiss.downcast_index(lists)
         if lists is not None:
             lists.nprobe = min(probes, lists.nlist)

@@ -258,7 +258,7 @@ class Bytes:
     def __init__(self, file: Address | IO[bytes]) -> None:
         local = not isinstance(file, str | Path) or is_local(file)
         self._file = open(file, "rb", buffering=0) if isinstance(file, str | Path) and local else file
-        self._store = None if local else store_of(str(file))
+        self._store: Any = None if local else store_of(str(file))
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes ``start`` to ``stop`` - 1."""
