@@ -97,6 +97,7 @@ def run(job: Job, engine: Engine, finish: Finish, output: str, *, show_progress:
         Interrupted: Ctrl-C was pressed, and the unit that was being worked on is done.
     """
     share = share_of(engine)
+    job.check_place()
     prepare(job.address, output)
     if share.count > 1:
         return _share(job, share, finish, output, show_progress)
