@@ -133,8 +133,8 @@ def _share(job: Job, share: Share, finish: Finish, output: str, show_progress: b
         return None
     try:
         result = finish() if work(job, share, show_progress and not share.number) else None
-    except FileNotFoundError:
-        if not job.is_finished():
+    except (UserError, FileNotFoundError):
+        if not job.is_finished():  # if it is, another process has removed what this one was about to read
             raise
         return None
     if result is not None:
