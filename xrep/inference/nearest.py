@@ -6,6 +6,7 @@ the neighbours are the same, whoever finds them and in whatever order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,9 +25,11 @@ from xrep.store import addresses
 from xrep.store.arrays import ArrayFile
 from xrep.store.vectors import Vectors
 
-_STRIP_BYTES, _LEAST_STRIP, _STRIPS = 1 << 27, 8 * TILE, 16
-"""Bytes of the float32 rows of x that are held while all of y is read, at most; rows of a strip at least, unless x has
-fewer; and the number of strips that x is cut into if neither forbids it."""
+_STRIP_BYTES = 1 << 27
+"""Bytes of the float32 rows of x that are held while all of y is read, at most."""
+_STRIPS, _LEAST_STRIP = 4, 50_000
+"""Number of strips that x is cut into at least, unless they would have fewer rows: the neighbours of y are unknown at
+the beginning of each strip, which costs time."""
 _PANEL_BYTES = 1 << 25
 """Bytes of the float32 rows of y that are read at a time."""
 MOST_ROWS = 1 << 18
@@ -202,8 +205,10 @@ class SearchAll(Search):
 
 
 def _strip_rows(side: Side) -> int:
-    most = min(MOST_ROWS, _STRIP_BYTES // (4 * side.size))
-    return max(1, min(most, max(_LEAST_STRIP, -(-len(side) // _STRIPS))) // TILE) * TILE
+    """Return the number of rows of each strip but the last one, which depends on the data alone."""
+    rows, most = len(side), max(1, min(MOST_ROWS, _STRIP_BYTES // (4 * side.size)) // TILE) * TILE
+    strips = max(math.ceil(rows / most), min(_STRIPS, rows // _LEAST_STRIP), 1)
+    return math.ceil(math.ceil(rows / strips) / TILE) * TILE
 
 
 def _panel_rows(side: Side) -> int:
