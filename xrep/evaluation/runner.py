@@ -12,7 +12,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import shortened, with_random_weights
-from xrep.evaluation.evaluation import Evaluation, Examples, Figures, VectorTestOptions, table
+from xrep.evaluation.evaluation import Evaluation, Examples, Figures, VectorTestOptions
 from xrep.metrics.bootstrap import interval, shown_difference
 
 
@@ -120,9 +120,11 @@ def differences(first: Figures, other: Figures) -> dict[str, tuple[float, float,
     }
 
 
-def comparison(records: Mapping[str, Mapping[str, Any]], differing: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    """Return a table of the headlines of several models, by name, with their intervals, of their random weights, and of
-    the ``differences`` of models from the first one; empty if there are no headlines."""
+def comparison(
+    records: Mapping[str, Mapping[str, Any]], differing: Mapping[str, Mapping[str, Sequence[float]]]
+) -> list[list[str]]:
+    """Return the rows of a table, after its header, of the headlines of several models, by name, with their intervals,
+    of their random weights, and of the ``differences`` of models from the first one."""
     columns = dict[str, dict[str, str]]()
     for name, record in records.items():
         spans = {figure: f" [{low:.2f}, {high:.2f}]" for figure, (low, high) in record["intervals"].items()}
@@ -135,8 +137,7 @@ def comparison(records: Mapping[str, Mapping[str, Any]], differing: Mapping[str,
             heading = "difference" if len(records) == 2 else f"{name}, difference"
             columns[heading] = {figure: shown_difference(difference) for figure, difference in own.items()}
     figures = dict.fromkeys(figure for record in records.values() for figure in record["headline"])
-    rows = [[figure, *(own.get(figure, "") for own in columns.values())] for figure in figures]
-    return table(["figure", *columns], rows) if rows else ""
+    return [["figure", *columns], *([figure, *(own.get(figure, "") for own in columns.values())] for figure in figures)]
 
 
 def _with_spread(own: Mapping[str, Any]) -> str:
