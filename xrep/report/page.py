@@ -1,14 +1,16 @@
 """The page of a report: one HTML file that needs nothing else, with a table or a picture for each thing to compare.
 
-This module says what is compared, and the template ``page.html`` has the text of the page and its look. A table is a
-list of rows, of which the first is the header. A cell is a text, whose second line is small, or a chart.
+This module says what is on the page, and the template ``page.html`` how it looks. A section of the page has blocks, each
+a mapping with some of the keys ``heading``, ``rows`` (of a table; the first is its header), ``kind`` (class of the table
+in the style of the page), ``note``, ``charts``, ``legend`` and ``folded`` (it is opened by a click on its heading). Of a
+cell of a table, which is a text or a chart, the second line is small. What is empty is not shown.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -18,67 +20,68 @@ from jinja2 import Environment, FileSystemLoader
 from xrep import __version__
 from xrep.evaluation.runner import comparison
 from xrep.progress import duration
-from xrep.report.pictures import alignment_chart, interval_chart, line_chart, number, scatter_chart, style
+from xrep.report.pictures import Point, alignment_chart, chart, number, scatter_chart, style
 from xrep.report.runs import Run
 from xrep.text.languages import name as language_name
 
 Records = Mapping[str, Mapping[str, Any]]
-Table = list[list[Any]]
+Block = dict[str, Any]
 _MAIN = ("loss", "accuracy")  # curves of training that are always shown; the others can be opened
+_INTERVALS = (
+    "In brackets: 95% bootstrap intervals over the examples of the test. They do not cover what another seed of "
+    "training would change. Differences: from the first run, of what the report itself has measured, by a paired "
+    "bootstrap, which draws the same examples for both."
+)
 
 
 def render(runs: Sequence[Run], results: Mapping[str, Records], failed: Sequence[str] = ()) -> str:
     """Return the page as HTML, with ``results`` of evaluations, test -> model -> record (``read_results``), and lines
     about what could not be measured."""
-    records = [(name, record) for measured in results.values() for name, record in measured.items()]
-    models = dict.fromkeys([*(run.name for run in runs), *(name for name, _ in records)])
+    names = [run.name for run in runs]
+    models = dict.fromkeys([*names, *(name for records in results.values() for name in records)])
     numbers = {name: i for i, name in enumerate(models)}
-    of_test = {test: next(iter(measured.values()))["test"] for test, measured in results.items()}
-    scatters = [(name, record["values"]) for name, record in records if record["test"] == "scatter"]
-    languages = list(dict.fromkeys(point["language"] for _, values in scatters for point in values["points"]))
-    header, *options = _table("option", {run.name: run.options for run in runs})
+    sections = {
+        "Runs": _runs(runs),
+        "Options": _options(runs),
+        "Curves": _curves(runs, numbers),
+        "Evaluations": [*_evaluations(results, numbers), *({"note": f"Not measured: {line}"} for line in failed)],
+        "Pictures": _pictures(results, numbers),
+        "Data": _data(runs),
+        "Overlap with the training text": _overlap(results, models),
+        "Launches": _launches(runs),
+        "Versions": _versions(runs, results),
+    }
     loader = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.get_template("page.html").render(
-        runs=runs,
-        models={name: style(i) for name, i in numbers.items()},
-        summaries=[_run(run) for run in runs],
-        options=[header, *options],
-        differing=[header, *(row for row in options if _differs(row[0], runs))],
-        curves=_curves(runs, numbers),
-        evaluations={test: _evaluation(measured, numbers) for test, measured in results.items()},
-        failed=failed,
-        languages={language_name(language): style(i) for i, language in enumerate(languages)},
-        sentences=[scatter_chart(name, values, languages) for name, values in scatters],
-        alignments=[alignment_chart(results[test], numbers) for test, kind in of_test.items() if kind == "alignment"],
-        data=_data(runs),
-        overlap=_table("test", {name: _overlap(name, results) for name in models}),
-        launches=[_launch(run.name, launch) for run in runs for launch in run.launches],
-        versions=_table("", {run.name: run.launches[-1].get("versions", {}) for run in runs if run.launches}),
-        version=__version__,
-        measured_by=sorted({record["version"] for _, record in records}),
-    )
+    template = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True).get_template("page.html")
+    title = f"Report of {names[0]}" if len(runs) == 1 else f"Comparison of {len(runs)} runs"
+    return template.render(title=title, sections=sections, models={name: style(i) for name, i in numbers.items()})
 
 
-def _table(corner: str, columns: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Return a table of columns by name, with a row for each key of any of them."""
+def _table(corner: str, columns: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
+    """Return the rows of a table of columns by name, one for each key of any of them, after the header."""
     keys = dict.fromkeys(key for column in columns.values() for key in column)
     return [[corner, *columns], *([key, *(column.get(key, "") for column in columns.values())] for key in keys)]
 
 
-def _run(run: Run) -> list[str]:
-    row = [f"{run.name}\n{run.path}", run.objective]
-    if not run.summary:
-        steps = [curve[-1][0] for curve in run.curves.values()]
-        return [*row, str(max(steps, default=0)), "", "", "", "not finished"]
-    count, examples, seconds, best = (run.summary[key] for key in ("steps", "examples", "train_seconds", "best"))
-    shown = "" if best["value"] is None else f"{best['metric']} {number(best['value'])}\nstep {best['step']}"
-    return [*row, str(count), f"{examples:,}", duration(seconds), shown, "finished"]
+def _runs(runs: Sequence[Run]) -> list[Block]:
+    rows = [["run", "objective", "steps", "examples", "time", "best validation", "state"]]
+    for run in runs:
+        steps, facts = max((curve[-1][0] for curve in run.curves.values()), default=0), ["", "", "", "not finished"]
+        if run.summary:
+            steps, examples, seconds, best = (run.summary[key] for key in ("steps", "examples", "train_seconds", "best"))
+            shown = "" if best["value"] is None else f"{best['metric']} {number(best['value'])}\nstep {best['step']}"
+            facts = [f"{examples:,}", duration(seconds), shown, "finished"]
+        rows.append([f"{run.name}\n{run.path}", run.objective, str(steps), *facts])
+    return [{"rows": rows}, *({"note": line} for run in runs for line in run.damaged)]
 
 
-def _launch(name: str, launch: Mapping[str, Any]) -> list[str]:
-    facts = [launch.get(key) or "?" for key in ("time", "host", "device", "how", "command")]
-    return [name, f"{launch['step']} to {launch.get('until', '?')}", *facts]
+def _options(runs: Sequence[Run]) -> list[Block]:
+    header, *rows = _table("option", {run.name: run.options for run in runs})
+    differing = [row for row in rows if _differs(row[0], runs)]
+    told = "differ between the runs" if len(runs) > 1 else "are not at their defaults"
+    note = f"{'Options that' if differing else 'No options'} {told}."
+    everything = {"heading": f"All {len(rows)} options", "rows": [header, *rows], "kind": "code", "folded": True}
+    return [{"rows": [header, *differing], "kind": "code", "note": note}, everything]
 
 
 def _differs(key: str, runs: Sequence[Run]) -> bool:
@@ -89,66 +92,109 @@ def _differs(key: str, runs: Sequence[Run]) -> bool:
     return len(set(values)) > 1 or (not is_common and any(key in run.changed for run in runs))
 
 
-def _curves(runs: Sequence[Run], numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Return the ``main`` curves and ``more``, and a table of values that were recorded ``once``. The losses of
-    different objectives cannot be compared, so each objective has a chart of its own."""
+def _curves(runs: Sequence[Run], numbers: Mapping[str, int]) -> list[Block]:
+    """Return the curves that are always shown, a table of values that were recorded once, and the other curves. The
+    losses of different objectives cannot be compared, so each objective has a chart of its own."""
     main, more, once = list[Any](), list[Any](), {run.name: dict[str, str]() for run in runs}
     for kind, name in sorted(dict.fromkeys(key for run in runs for key in run.curves), key=itemgetter(0)):
-        title, groups = f"{kind}: {name.replace('_', ' ')}", dict[str, dict[str, Any]]()
+        title, groups = f"{kind}: {name.replace('_', ' ')}", dict[str, dict[int, list[Point]]]()
         for run in runs:
             curve = run.curves.get((kind, name), [])
+            points = [(step, value, f"{run.name}, step {step}: {number(value)}") for step, value in curve]
             if len(curve) == 1:
                 once[run.name][title] = f"{number(curve[0][1])}\nstep {curve[0][0]}"
             elif curve:
-                groups.setdefault(run.objective if "loss" in name else "", {})[run.name] = curve
+                groups.setdefault(run.objective if "loss" in name else "", {})[numbers[run.name]] = points
         for objective, curves in groups.items():
             whole = f"{title} of {objective}" if len(groups) > 1 else title
-            (main if kind == "validation" or name in _MAIN else more).append(line_chart(whole, curves, numbers))
-    return {"main": main, "more": more, "once": _table("recorded once", once)}
+            (main if kind == "validation" or name in _MAIN else more).append(chart(whole, "curves", curves))
+    nothing = "" if main or more or any(once.values()) else "No record of training yet."
+    rows = _table("recorded once", once)
+    folded = {"heading": f"{len(more)} more curves", "charts": more, "folded": True}
+    return [{"charts": main, "note": nothing}, {"rows": rows, "kind": "once"}, folded]
 
 
-def _evaluation(records: Records, numbers: Mapping[str, int]) -> tuple[Table, Table]:
-    """Return a table of the figures by which a test is quoted, with a chart for each if there are several models, and a
-    table of all figures of its tables, such as languages."""
-    differences = {name: own["differences"] for name, own in records.items() if "differences" in own}
-    header, *rows = comparison(records, differences)
-    quoted = [[cell.replace(" [", "\n[", 1) for cell in row] for row in [header, *rows]]
-    if len(records) > 1:
-        charts = [interval_chart(row[0], records, dict(zip(header, row, strict=True)), numbers) for row in rows]
-        quoted = [[*row, cell] for row, cell in zip(quoted, ["", *charts], strict=True)]
-    details = {model: dict[str, str]() for model in records}
-    for model, record in records.items():
-        for name, values in record["values"].get("tables", {}).items():
-            shown = {figure: value for figure, value in values.items() if isinstance(value, float)}
-            details[model] |= {f"{name}: {figure}": f"{value:.2f}" for figure, value in shown.items()}
-    return quoted, _table("", details)
+def _evaluations(results: Mapping[str, Records], numbers: Mapping[str, int]) -> Iterator[Block]:
+    """Yield the figures by which each test is quoted, and all figures of its tables, such as languages."""
+    if results:
+        yield {"note": _INTERVALS}
+    for test, records in results.items():
+        differences = {name: own["differences"] for name, own in records.items() if "differences" in own}
+        header, *rows = [[cell.replace(" [", "\n[") for cell in row] for row in comparison(records, differences)]
+        if len(records) > 1:
+            rows = [[*row, _intervals(dict(zip(header, row, strict=True)), records, numbers)] for row in rows]
+            header.append("")
+        yield {"heading": test, "rows": [header, *rows]}
+        details = {model: dict[str, str]() for model in records}
+        for model, record in records.items():
+            for name, values in record["values"].get("tables", {}).items():
+                shown = {figure: value for figure, value in values.items() if isinstance(value, float)}
+                details[model] |= {f"{name}: {figure}": f"{value:.2f}" for figure, value in shown.items()}
+        figures = _table("", details)
+        yield {"heading": f"All {len(figures) - 1} figures", "rows": figures, "folded": True}
 
 
-def _data(runs: Sequence[Run]) -> dict[str, tuple[Table, str]]:
-    """Return of each different data set, by the runs that have it, a table of its corpora and what cleaning counted."""
-    found = dict[str, list[str]]()
+def _intervals(texts: Mapping[str, str], records: Records, numbers: Mapping[str, int]) -> dict[str, Any]:
+    """Return a small chart of a row of a table: a figure of all models, one below the other, with its intervals."""
+    points, figure = dict[int, list[Point]](), texts["figure"]
+    for name, record in records.items():
+        if figure in record["headline"]:
+            ends = [record["headline"][figure], *record["intervals"].get(figure, ())]
+            points[numbers[name]] = [(x, -len(points), f"{name}: {texts[name]}") for x in ends]
+    return chart("", "rows", points)
+
+
+def _pictures(results: Mapping[str, Records], numbers: Mapping[str, int]) -> list[Block]:
+    tests = [(next(iter(records.values()))["test"], records) for records in results.values()]
+    scatters = [(name, own["values"]) for kind, records in tests if kind == "scatter" for name, own in records.items()]
+    languages = list(dict.fromkeys(point["language"] for _, values in scatters for point in values["points"]))
+    sentences = [scatter_chart(name, values, languages) for name, values in scatters]
+    legend = {language_name(language): style(i) for i, language in enumerate(languages)}
+    alignments = [alignment_chart(records, numbers) for kind, records in tests if kind == "alignment"]
+    return [{"charts": sentences, "legend": legend}, {"charts": alignments}]
+
+
+def _data(runs: Sequence[Run]) -> list[Block]:
+    """Return for each different data set which runs have it, a table of its splits, and what cleaning counted."""
+    found, blocks = dict[str, list[str]](), list[Block]()
     for run in runs:
         for part, facts in run.data.items():
             found.setdefault(json.dumps(facts), []).append(f"{run.name} {part}".strip())
-    return {", ".join(names): _statistics(json.loads(facts)) for facts, names in found.items()}
+    for facts, names in ((json.loads(text), names) for text, names in found.items()):
+        rows = [["split", "rows", "subwords", "mean length"]]
+        for split, corpora in facts.get("splits", {}).items():
+            for count, tokens in ((corpus["rows"], corpus["tokens"]) for corpus in corpora):
+                mean = sum(tokens.values()) / max(1, count * len(tokens))
+                sides = ", ".join(f"{language} {own:,}" for language, own in tokens.items())
+                rows.append([f"{split} {'-'.join(tokens)}", f"{count:,}", sides, f"{mean:.1f}"])
+        steps = sum(map(Counter, facts.get("cleaning", {}).values()), Counter[str]())
+        counted = ", ".join(f"{count:,} {step}" for step, count in steps.items())
+        note = f"Cleaning, all files together: {counted}." if counted else ""
+        blocks.append({"heading": ", ".join(names), "rows": rows, "note": note})
+    return blocks
 
 
-def _statistics(facts: Mapping[str, Any]) -> tuple[Table, str]:
-    table = [["split", "rows", "subwords", "mean length"]]
-    for split, corpora in facts.get("splits", {}).items():
-        for count, tokens in ((corpus["rows"], corpus["tokens"]) for corpus in corpora):
-            mean = sum(tokens.values()) / max(1, count * len(tokens))
-            sides = ", ".join(f"{language} {own:,}" for language, own in tokens.items())
-            table.append([f"{split} {'-'.join(tokens)}", f"{count:,}", sides, f"{mean:.1f}"])
-    steps = sum(map(Counter, facts.get("cleaning", {}).values()), Counter[str]())
-    return table, ", ".join(f"{count:,} {step}" for step, count in steps.items())
-
-
-def _overlap(name: str, results: Mapping[str, Records]) -> dict[str, str]:
-    """Return for each test how many of its examples are in the training text of a model, and whether they count."""
-    found = {}
+def _overlap(results: Mapping[str, Records], models: Sequence[str]) -> list[Block]:
+    columns = {model: dict[str, str]() for model in models}
     for test, records in results.items():
-        if overlap := records.get(name, {}).get("overlap"):
+        for model, overlap in ((model, record["overlap"]) for model, record in records.items() if record["overlap"]):
             counted = "unknown" if overlap["found"] is None else f"{overlap['found']:,} of {overlap['total']:,}"
-            found[test] = counted + ("\nleft out" if overlap["dropped"] else "")
-    return found
+            columns[model][test] = counted + ("\nleft out" if overlap["dropped"] else "")
+    note = "Test examples with a sentence that is also in the training text."
+    return [{"rows": _table("test", columns), "note": note}] if any(columns.values()) else []
+
+
+def _launches(runs: Sequence[Run]) -> list[Block]:
+    rows = [["run", "steps", "began", "host", "device", "end", "command"]]
+    for name, launch in ((run.name, launch) for run in runs for launch in run.launches):
+        facts = [launch.get(key) or "?" for key in ("time", "host", "device", "how", "command")]
+        rows.append([name, f"{launch['step']} to {launch.get('until', '?')}", *facts])
+    return [{"rows": rows, "kind": "launches"}]
+
+
+def _versions(runs: Sequence[Run], results: Mapping[str, Records]) -> list[Block]:
+    """Return the versions at the last launch of each run, and those of the evaluations."""
+    rows = _table("", {run.name: run.launches[-1].get("versions", {}) for run in runs if run.launches})
+    measured = sorted({own["version"] for records in results.values() for own in records.values()})
+    by = f" The evaluations are of xrep {', '.join(measured)}." if measured else ""
+    return [{"rows": rows, "kind": "versions", "note": f"This page is of xrep {__version__}.{by}"}]

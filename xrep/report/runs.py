@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xrep.config import compose
+from xrep.config.saved import completed
 from xrep.config.yaml_files import flat
 from xrep.errors import UserError
 from xrep.models.directory import CONFIG, read_saved_config
@@ -22,7 +22,6 @@ from xrep.training.progress import METRICS
 from xrep.training.run import DATA_STATISTICS, SUMMARY
 
 MOST_POINTS = 300  # of a longer curve, neighbouring records are averaged
-PARTS = ("task", "model", "criterion", "validation", "optimizer", "lr_scheduler")  # they have options of their own
 _KINDS = {"train": "training", "valid": "validation"}
 _RESULT = ("test", "model", "values", "headline", "intervals", "overlap", "version")
 Curve = list[tuple[float, float]]
@@ -61,7 +60,8 @@ def _read_run(name: str, path: Path) -> Run:
         problem = "holds no run" if path.is_dir() else "no such directory"
         raise UserError(problem, path=path, cure=f"name the directory of a run, which holds {CONFIG}")
     values, damaged = read_saved_config(path / CONFIG), list[str]()
-    options, defaults = flat(values), flat(_defaults(values))
+    named = {key: {"name": own["name"]} for key, own in values.items() if isinstance(own, dict) and "name" in own}
+    options, defaults = flat(values), flat(completed({**named, "size": values.get("size", "auto")})[0])
     changed = {key for key, value in options.items() if defaults.get(key, options) != value}
     options.pop("checkpoint.save_dir", None)  # it differs between any two runs
     texts = {key: own if isinstance(own, str) else json.dumps(own, ensure_ascii=False) for key, own in options.items()}
@@ -93,15 +93,6 @@ def _parsed(path: Path, damaged: list[str], parse: Callable[[Any], Any] = lambda
             why = f"it has no {error}" if isinstance(error, KeyError) else "it is not whole"
             damaged.append(f"{path}{f':{i}' if has_lines else ''}: a damaged record is left out: {why}")
     return records
-
-
-def _defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what the configuration would be if it only named its parts; empty if that is no configuration."""
-    named = {section: {"name": values[section]["name"]} for section in PARTS if "name" in (values.get(section) or {})}
-    try:
-        return compose([("the defaults", {"size": values["size"], **named} if "size" in values else named)]).values
-    except UserError:
-        return {}
 
 
 def _thinned(curve: Curve) -> Curve:
