@@ -65,7 +65,7 @@ def _pictures(folder: Path, trained: Sequence[str]) -> dict[str, tuple[str, Any]
     pools = [read_pairs(folder, codes[language]) for language in languages]
     size, shown = len(pools[0]), min(_SENTENCES, *map(len, pools))
     scatter = Scatter.Config(data=str(folder), langs=",".join(languages), sentences=shown, plot="-")
-    files, pairs = ",".join(map(str, pools[0].files)), size * 4 // 7
-    options = {"pairs": pairs, "true_pairs": pairs - size * 3 // 7, "every_checkpoint": True}  # the last 3/7 replace 3/7
-    alignment = Alignment.Config(data=f"{languages[0]}-en={files}", **options)
+    # A seventh stay translations, and three sevenths are replaced by sentences of the last three.
+    data, pairs, replaced = f"{languages[0]}-en={','.join(map(str, pools[0].files))}", size * 4 // 7, size * 3 // 7
+    alignment = Alignment.Config(data=data, pairs=pairs, true_pairs=pairs - replaced, every_checkpoint=True)
     return {"scatter": ("scatter", scatter), CHECKPOINTS: ("alignment", alignment)}

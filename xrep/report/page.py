@@ -1,9 +1,8 @@
 """The page of a report: one HTML file that needs nothing else, with a table or a picture for each thing to compare.
 
-This module says what is on the page, and the template ``page.html`` how it looks. A section of the page has blocks, each
-a mapping with some of the keys ``heading``, ``rows`` (of a table; the first is its header), ``kind`` (class of the table
-in the style of the page), ``note``, ``charts``, ``legend`` and ``folded`` (it is opened by a click on its heading). Of a
-cell of a table, which is a text or a chart, the second line is small. What is empty is not shown.
+This module says what is on the page, and the template ``page.html`` how it looks. A section has blocks, each a mapping
+with some of the keys ``heading``, ``rows`` of a table, after its header, ``kind`` of the table, ``note``, ``charts``,
+``legend`` and ``folded`` (opened by a click on the heading). A cell is a chart, or a text whose second line is small.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def render(runs: Sequence[Run], results: Mapping[str, Records], failed: Sequence
     """Return the page as HTML, with ``results`` of evaluations, test -> model -> record (``read_results``), and lines
     about what could not be measured."""
     names = [run.name for run in runs]
-    models = dict.fromkeys([*names, *(name for records in results.values() for name in records)])
+    models = list(dict.fromkeys([*names, *(name for records in results.values() for name in records)]))
     numbers = {name: i for i, name in enumerate(models)}
     sections = {
         "Runs": _runs(runs),
@@ -51,8 +50,7 @@ def render(runs: Sequence[Run], results: Mapping[str, Records], failed: Sequence
         "Launches": _launches(runs),
         "Versions": _versions(runs, results),
     }
-    loader = FileSystemLoader(Path(__file__).parent)
-    template = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True).get_template("page.html")
+    template = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True).get_template("page.html")
     title = f"Report of {names[0]}" if len(runs) == 1 else f"Comparison of {len(runs)} runs"
     return template.render(title=title, sections=sections, models={name: style(i) for name, i in numbers.items()})
 
@@ -66,12 +64,13 @@ def _table(corner: str, columns: Mapping[str, Mapping[str, Any]]) -> list[list[A
 def _runs(runs: Sequence[Run]) -> list[Block]:
     rows = [["run", "objective", "steps", "examples", "time", "best validation", "state"]]
     for run in runs:
-        steps, facts = max((curve[-1][0] for curve in run.curves.values()), default=0), ["", "", "", "not finished"]
+        steps = max((curve[-1][0] for curve in run.curves.values()), default=0)
+        facts = [str(steps), "", "", "", "not finished"]
         if run.summary:
-            steps, examples, seconds, best = (run.summary[key] for key in ("steps", "examples", "train_seconds", "best"))
+            steps, examples, seconds, best = run.summary.values()
             shown = "" if best["value"] is None else f"{best['metric']} {number(best['value'])}\nstep {best['step']}"
-            facts = [f"{examples:,}", duration(seconds), shown, "finished"]
-        rows.append([f"{run.name}\n{run.path}", run.objective, str(steps), *facts])
+            facts = [str(steps), f"{examples:,}", duration(seconds), shown, "finished"]
+        rows.append([f"{run.name}\n{run.path}", run.objective, *facts])
     return [{"rows": rows}, *({"note": line} for run in runs for line in run.damaged)]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.style import context
 
+from xrep.report.runs import MOST_POINTS
 from xrep.text.languages import name as language_name
 
 COLOURS = ("#0b66c3", "#d0470c", "#0a7d58", "#9333b0", "#c2255c", "#5f7400", "#0b7c90", "#7a5230")
@@ -82,10 +84,10 @@ def chart(
         for link in links:
             axes.plot(*[*zip(*link, strict=True)][:2], color=_FAINT, linewidth=0.8, alpha=0.55)
         for series, own in points.items():
-            colour, dashes = style(series)
-            looks = {"linestyle": "" if kind == "places" else dashes, "marker": "" if kind == "curves" else "o"}
-            x, y, _ = zip(*own, strict=True)
-            axes.plot(x, y, color=colour, clip_on=False, markevery=[0] if are_rows else 1, **looks)
+            (colour, dashes), (x, y, _) = style(series), zip(*own, strict=True)
+            line, marker = "" if kind == "places" else dashes, "" if kind == "curves" else "o"
+            every = [0] if are_rows else 1
+            axes.plot(x, y, color=colour, linestyle=line, marker=marker, markevery=every, clip_on=False)
         if labels:
             axes.set(xlabel=labels[0], ylabel=labels[1])
             axes.locator_params(nbins=5, steps=[1, 2, 5, 10])
@@ -105,9 +107,9 @@ def chart(
 
 
 def _of_steps(curves: Collection[Sequence[Point]]) -> list[Point]:
-    """Return a point for each step of any curve, whose text has the nearest value of every curve."""
-    found = []
-    for step, value in {step: value for curve in curves for step, value, _ in curve}.items():
+    """Return points of all steps, or of ``MOST_POINTS`` of them, whose texts have the nearest value of every curve."""
+    steps, found = sorted({step: value for curve in curves for step, value, _ in curve}.items()), []
+    for step, value in steps[:: math.ceil(len(steps) / MOST_POINTS)]:
         nearest = [min(curve, key=lambda point: abs(point[0] - step))[2] for curve in curves]
         found.append((step, value, "\n".join(nearest)))
     return found
