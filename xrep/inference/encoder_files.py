@@ -19,6 +19,7 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.models.projection import MeanOfSpaces
 from xrep.text.pretrained_tokenizer import save_as_huggingface
 from xrep.text.sides import Tokenizers, tokenizer_of
+from xrep.text.tokenizer import Tokenizer
 
 Format = Literal["sentence-transformers", "hf", Runtime]
 
@@ -40,7 +41,8 @@ def write_encoder(
     with naming(directory), directory_aside(directory) as aside:
         opens = format != "hf"  # whether sentence-transformers does
         for tower, folder in folders.items():
-            opens &= _write_tower(model, tower, aside / folder, format, prompts, read_by(text, tokenizers, tower))
+            tokenizer = tokenizer_of(tokenizers, tower)
+            opens &= _write_tower(model, tower, tokenizer, aside / folder, format, prompts, text.max_length)
         if opens and len(languages) > 1:
             write_router(aside, routes, prompts)
         loaded = {directory: _encoding_line(address, list(routes))}
@@ -87,24 +89,14 @@ def _encoding_line(address: str, tasks: list[str]) -> str:
     return f'{opened}.encode(["..."]{task}){others}'
 
 
-def read_by(text: TextSpec, tokenizers: Tokenizers, side: str) -> dict[str, Any]:
-    """Return what the writers of ``xrep.interop.exported`` need to know about the text of a side."""
-    vocabulary, tokenizer, length = text.vocabulary(side), tokenizer_of(tokenizers, side), text.max_length
-    return {
-        "max_length": length,
-        "bos_id": vocabulary.bos_id,
-        "eos_id": vocabulary.eos_id,
-        "save_tokenizer": lambda folder: save_as_huggingface(tokenizer, folder, length),
-    }
-
-
 def _write_tower(
-    model: DualEncoder, tower: str, path: Path, format: Format, prompts: Prompts, text: dict[str, Any]
+    model: DualEncoder, tower: str, tokenizer: Tokenizer, path: Path, format: Format, prompts: Prompts, max_length: int
 ) -> bool:
     """Write a tower, and return whether sentence-transformers can open it."""
-    encoder, settings = model.encoders[tower], {"layers": model.config.pooled_layer, **text}
+    encoder = model.encoders[tower]
+    settings: dict[str, Any] = {"max_length": max_length, "layers": model.config.pooled_layer}
     if format == "hf":
-        write_huggingface(path, encoder, **settings)
+        write_huggingface(path, encoder, tokenizer, **settings)
         return False
     projection, opens = model.projections[tower] if tower in model.projections else None, True
     settings |= {"pooling": model.pooling[tower], "normalize": model.config.normalize, "projection": projection}
@@ -113,11 +105,12 @@ def _write_tower(
             problem = "its vectors are means of projection spaces, which sentence-transformers does not have"
             raise UserError(problem, cure="set `no_projection` to leave them out, or set `format` to xrep")
         settings["activation"] = "none" if projection is None else projection.shape.activation
-        write_sentence_transformers(path, encoder, prompts=prompts, weights=format not in FILES, **settings)
+        settings |= {"prompts": prompts, "weights": format not in FILES}
+        write_sentence_transformers(path, encoder, tokenizer, **settings)
     except UserError:  # pre-norm and projection spaces do not matter to a graph
         if format == "sentence-transformers":
             raise
-        text["save_tokenizer"](path)
+        save_as_huggingface(tokenizer, path, max_length)
         opens = False
     if format != "sentence-transformers":
         write_graph(model, tower, path, format)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from xrep.config import to_yaml
 from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside, naming, write_json
-from xrep.inference.encoder_files import Format, opening_line, read_by
+from xrep.inference.encoder_files import Format, opening_line
 from xrep.inference.model_card import README, read_card, write_card
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interop.classifiers import CLASSES, write_classifier
@@ -35,7 +35,8 @@ from xrep.models.directory import (
 )
 from xrep.nn.layers import is_quantised, quantise_layers
 from xrep.nn.pooling import Pooling
-from xrep.text.sides import open_tokenizers, save_tokenizers
+from xrep.text.pretrained_tokenizer import save_as_huggingface
+from xrep.text.sides import open_tokenizers, save_tokenizers, tokenizer_of
 
 LOADERS = {"sentence encoder": "SentenceEncoder", "translation model": "Translator", "classifier": "SentenceClassifier"}
 """The class of xrep that loads each kind of model."""
@@ -164,7 +165,7 @@ def _write_for_transformers(checkpoint: Checkpoint, directory: Path, format: For
             what, cure = "a classifier", "set `format` to hf or xrep"
         raise UserError(f"{what}, which {format} does not have", path=path, cure=cure)
     model = load_model(checkpoint)
-    reading = read_by(text, open_tokenizers(path / TOKENIZER), "source")
+    tokenizer = tokenizer_of(open_tokenizers(path / TOKENIZER), "source")
     if annotation is None:
         languages, pipeline, opening = text.source_languages, "feature-extraction", model.encoder.library_class
         about = f"The encoder of a model trained with xrep to translate from {', '.join(languages)}; the decoder is"
@@ -182,10 +183,10 @@ def _write_for_transformers(checkpoint: Checkpoint, directory: Path, format: For
     card = read_card(directory.name, path, partial(fingerprint, model, text), **facts)
     with naming(directory), directory_aside(directory) as aside:
         if annotation is None:
-            write_huggingface(aside, model.encoder, **reading)
+            write_huggingface(aside, model.encoder, tokenizer, max_length=text.max_length)
         else:
             write_classifier(aside, model.encoder, annotation, model.state_dict())
-            reading["save_tokenizer"](aside)
+            save_as_huggingface(tokenizer, aside, text.max_length)
         shown = {"about": about, "lines": [loading]}
         kind = "transformers", pipeline
         write_card(aside, directory.name, card, kind, languages or text.languages, [model.encoder], **shown)
