@@ -55,7 +55,6 @@ def write_encoder(
         sizes = " or ".join(str(size) for size in dict.fromkeys(model.width(tower) for tower in languages))
         write_card(
             aside,
-            Path(address).name,
             card,
             ("transformers", "feature-extraction") if format == "hf" else (format, "sentence-similarity"),
             text.languages,

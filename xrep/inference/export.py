@@ -141,7 +141,7 @@ def _write_checkpoint(
         kind = "xrep", PIPELINES[model.kind if text.annotation is None else text.annotation.kind]
         card = read_card(directory.name, path, identity, **facts)
         about = f"A model of xrep.{quantised}"
-        write_card(folder, directory.name, card, kind, text.languages, about=about, lines=[loading])
+        write_card(folder, card, kind, text.languages, about=about, lines=[loading])
         snapshot = Snapshot(
             step=0 if checkpoint is None else checkpoint.step,
             config_yaml=config,
@@ -187,7 +187,6 @@ def _write_for_transformers(checkpoint: Checkpoint, directory: Path, format: For
         else:
             write_classifier(aside, model.encoder, annotation, model.state_dict())
             save_as_huggingface(tokenizer, aside, text.max_length)
-        shown = {"about": about, "lines": [loading]}
-        kind = "transformers", pipeline
-        write_card(aside, directory.name, card, kind, languages or text.languages, [model.encoder], **shown)
+        kind, shown = ("transformers", pipeline), {"about": about, "lines": [loading]}
+        write_card(aside, card, kind, languages or text.languages, [model.encoder], **shown)
     return {directory: loading}

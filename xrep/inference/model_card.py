@@ -53,15 +53,14 @@ def read_card(
         raise UserError(problem, cure="measure the model that is exported")
     return ModelCardData(
         license=license,
-        model_name=name if measured else None,
+        model_name=name,
         eval_results=[result for _, result in measured] or None,
-        training_data=[{"name": file, "sha256": digest} for file, digest in _training_files(path)] or None,
+        training_data=list(_training_files(path)) or None,
     )
 
 
 def write_card(
     directory: Path,
-    name: str,
     card: ModelCardData,
     kind: tuple[str, str],
     languages: Sequence[str],
@@ -77,7 +76,7 @@ def write_card(
     """
     card.language, (card.library_name, card.pipeline_tag) = sorted(languages) or None, kind
     card.tags = ["xrep", *kind]
-    shown |= {"name": name, "results": card.eval_results, "lacks_types": any(map(lacks_types, encoders))}
+    shown |= {"name": card.model_name, "results": card.eval_results, "lacks_types": any(map(lacks_types, encoders))}
     ModelCard.from_template(card, template_path=str(TEMPLATE), **shown).save(directory / README)
 
 
@@ -105,7 +104,7 @@ def _results_in(path: Path) -> Iterator[tuple[dict[str, Any], EvalResult]]:
             yield record["model"], result
 
 
-def _training_files(path: str | Path) -> Iterator[tuple[str, str]]:
+def _training_files(path: str | Path) -> Iterator[dict[str, str]]:
     """Yield the names and checksums of the training data of a run, as far as it is still there: of data that
     ``xrep-preprocess`` wrote the manifest, which has the checksum of every other file."""
     if not (Path(path) / MANIFEST).is_file():
@@ -115,6 +114,7 @@ def _training_files(path: str | Path) -> Iterator[tuple[str, str]]:
     data = dict.fromkeys(value for name, value in options if name.endswith("task.data") and isinstance(value, str))
     for folder in map(Path, data):
         files = [folder / MANIFEST_FILE] if (folder / MANIFEST_FILE).is_file() else sorted(folder.glob("train*"))
-        yield from ((f"{folder.name}/{file.name}", sha256_of(file)) for file in files if file.is_file())
+        for file in filter(Path.is_file, files):
+            yield {"name": f"{folder.name}/{file.name}", "sha256": sha256_of(file)}
     if (hashes := checkpoint.training_hashes) is not None:
-        yield hashes.name, sha256_of(hashes)
+        yield {"name": hashes.name, "sha256": sha256_of(hashes)}
