@@ -98,10 +98,10 @@ class SentenceEncoder:
         """
         is_name = not Path(path).exists() and not Path(path).is_absolute()
         is_pretrained = expect(path, "sentence encoder", *PRETRAINED) in PRETRAINED or is_name
-        with torch.random.fork_rng(devices=[], enabled=random_weights is not None):
+        is_random = random_weights is not None
+        with torch.random.fork_rng(devices=[], enabled=is_random):
             if random_weights is not None:
                 torch.manual_seed(random_weights)
-            is_random = random_weights is not None
             if is_pretrained:
                 encoder = _load_pretrained(path, is_random)
             else:
