@@ -38,20 +38,18 @@ def write_encoder(
     languages = {tower: text.languages_of(tower) for tower in model.encoders}
     folders = {tower: tower if len(languages) > 1 else "." for tower in languages}
     routes = {code: folders[tower] for tower in languages for code in languages[tower] if len(languages) > 1}
+    lines: dict[Path, str] = {}
     with naming(directory), directory_aside(directory) as aside:
         opens = format != "hf"  # whether sentence-transformers does
         for tower, folder in folders.items():
-            tokenizer = tokenizer_of(tokenizers, tower)
+            encoder, tokenizer = model.encoders[tower], tokenizer_of(tokenizers, tower)
             opens &= _write_tower(model, tower, tokenizer, aside / folder, format, prompts, text.max_length)
+            name = format if format in FILES else encoder.library_class
+            lines[directory / folder] = opening_line(name, str(Path(address, folder)), languages[tower])
+        if format == "sentence-transformers":
+            lines = {directory: _encoding_line(address, list(routes))}
         if opens and len(languages) > 1:
             write_router(aside, routes, prompts)
-        loaded = {directory: _encoding_line(address, list(routes))}
-        if format != "sentence-transformers":
-            names = {tower: format if format in FILES else model.encoders[tower].library_class for tower in languages}
-            loaded = {
-                directory / folder: opening_line(names[tower], str(Path(address, folder)), languages[tower])
-                for tower, folder in folders.items()
-            }
         sizes = " or ".join(str(size) for size in dict.fromkeys(model.width(tower) for tower in languages))
         write_card(
             aside,
@@ -60,7 +58,7 @@ def write_encoder(
             text.languages,
             [] if format in FILES else model.encoders.values(),
             about=f"A cross-lingual sentence encoder, trained with xrep. Sentences become vectors of {sizes} numbers.",
-            lines=loaded.values(),
+            lines=lines.values(),
             towers=languages,
             format=format,
             model=model,
@@ -68,7 +66,7 @@ def write_encoder(
             prompt=json.dumps(prompts.text, ensure_ascii=False) if prompts.text else "",
             address=json.dumps(address) if opens else "",
         )
-    return loaded
+    return lines
 
 
 def opening_line(name: str, address: str, languages: list[str]) -> str:

@@ -35,11 +35,10 @@ def score(classifier: SentenceClassifier, examples: Sequence[Any], normalisation
         labels, _ = classifier.predict([example.sentences for example in examples])
         columns = {"accuracy": [label == example.label for label, example in zip(labels, examples, strict=True)]}
     else:
-        columns = {"f1": [], "exact_match": []}
-        for found, own in zip(classifier.answer(examples), examples, strict=True):
-            answers = [gold.text for gold in own.answers]
-            for name, metric in (("f1", f1), ("exact_match", exact_match)):
-                columns[name].append(float(metric(found.text, answers, own.language, normalisation)))
+        found = zip(classifier.answer(examples), examples, strict=True)
+        pairs = [(answer.text, [gold.text for gold in own.answers], own.language) for answer, own in found]
+        metrics = {"f1": f1, "exact_match": exact_match}
+        columns = {name: [float(metric(*pair, normalisation)) for pair in pairs] for name, metric in metrics.items()}
     figures = {name: 100 * float(np.mean(column)) for name, column in columns.items()}
     return figures, {name: np.stack((column, np.ones(len(column))), axis=1) for name, column in columns.items()}
 

@@ -41,8 +41,6 @@ def search(
     Raises:
         UserError: the model gives probabilities that are not finite.
     """
-    if not len(source):
-        return []
     numbers = torch.arange(len(source)) if numbers is None else numbers
     device, words = source.tokens.device, model.target_vocabulary
     # eos, which a step handles itself, and the special tokens that no translation has
