@@ -47,8 +47,8 @@ def read_card(
         problem = f"`license` {license!r} is not the identifier of a licence"
         raise UserError(problem, cure="give one of the Hugging Face Hub, such as apache-2.0, cc-by-4.0 or other")
     measured = [result for file in results for result in _results_in(Path(file))]
-    own = fingerprint() if measured else ""
-    if others := {str(model["path"]) for model, _ in measured if model["fingerprint"] != own}:
+    exported = fingerprint() if measured else ""
+    if others := {str(model["path"]) for model, _ in measured if model["fingerprint"] != exported}:
         problem = f"`results` were measured on another model, {', '.join(sorted(others))}"
         raise UserError(problem, cure="measure the model that is exported")
     return ModelCardData(
