@@ -16,7 +16,7 @@ from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside, naming, write_json
 from xrep.inference.encoder_files import Format, opening_line
 from xrep.inference.model_card import README, read_card, write_card
-from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.inference.sentence_encoder import SentenceEncoder, encoder_of
 from xrep.interop.classifiers import CLASSES, write_classifier
 from xrep.interop.exported import write_huggingface
 from xrep.interop.sentence_modules import PROMPTS
@@ -101,7 +101,7 @@ def export_path(
     elif checkpoint.translates or checkpoint.text.annotation is not None:
         return _write_for_transformers(checkpoint, directory, format, **facts)
     else:
-        encoder = SentenceEncoder.of_checkpoint(checkpoint)
+        encoder = encoder_of(checkpoint)
     if pooling is not None:
         encoder.model.pooling = dict.fromkeys(encoder.model.pooling, pooling)
     if no_projection:

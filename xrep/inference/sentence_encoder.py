@@ -105,18 +105,11 @@ class SentenceEncoder:
             if is_pretrained:
                 encoder = _load_pretrained(path, is_random)
             else:
-                encoder = cls.of_checkpoint(open_checkpoint(path), is_random)
+                encoder = encoder_of(open_checkpoint(path), is_random)
         if layer is not None:
             encoder.model.pool_layer(layer)
         to_device(encoder.model, device, dtype)
         return encoder
-
-    @classmethod
-    def of_checkpoint(cls, checkpoint: Checkpoint, random_weights: bool = False) -> SentenceEncoder:
-        """Return the encoder of an open checkpoint on the CPU, in the precision in which it was saved."""
-        model, tokenizers = load_model(checkpoint, random_weights), open_tokenizers(checkpoint.path / TOKENIZER)
-        hashes, prompts = None if random_weights else checkpoint.training_hashes, read_prompts(checkpoint.path)
-        return cls(model, tokenizers, checkpoint.text, hashes, path=checkpoint.path, prompts=prompts)
 
     @property
     def output_size(self) -> int:
@@ -269,6 +262,13 @@ def unit_rows(vectors: Any) -> Tensor:
     """Return the rows of an array, a tensor or a list as float32, scaled to length 1; [D] is one row."""
     vectors = vectors if isinstance(vectors, Tensor) else torch.from_numpy(np.asarray(vectors))
     return F.normalize(torch.atleast_2d(vectors).float(), dim=1)
+
+
+def encoder_of(checkpoint: Checkpoint, random_weights: bool = False) -> SentenceEncoder:
+    """Return the encoder of an open checkpoint on the CPU, in the precision in which it was saved."""
+    path, hashes = checkpoint.path, None if random_weights else checkpoint.training_hashes
+    model, tokenizers = load_model(checkpoint, random_weights), open_tokenizers(path / TOKENIZER)
+    return SentenceEncoder(model, tokenizers, checkpoint.text, hashes, path=path, prompts=read_prompts(path))
 
 
 def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:
