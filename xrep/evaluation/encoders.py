@@ -6,7 +6,7 @@ import copy
 import functools
 import hashlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -32,7 +32,11 @@ _LAYOUT = f"a folder of vectors holds {VECTORS}, [N, D] floats, and {SENTENCES},
 
 @dataclass
 class Encoder:
-    """A sentence encoder as evaluations take it: a model, or the vectors of another system."""
+    """A sentence encoder as evaluations take it: a model, or the vectors of another system.
+
+    Its ``languages`` are the canonical codes of those that it was trained on, none if they are not known, and
+    ``training_hashes`` is a file with the hashes of its training sentences (``xrep.evaluation.overlap``), or None.
+    """
 
     path: str
     """Path from which it was opened."""
@@ -45,17 +49,8 @@ class Encoder:
     """Number of the first numbers that are kept of each vector; None: all."""
 
     def __post_init__(self) -> None:
+        self.languages, self.training_hashes = self.encoder.languages, self.encoder.training_hashes
         self._digest = functools.cache(self.encoder.fingerprint)
-
-    @property
-    def languages(self) -> list[str]:
-        """Canonical codes of the languages that it was trained on; empty if they are not known."""
-        return self.encoder.languages
-
-    @property
-    def training_hashes(self) -> Path | None:
-        """File with the hashes of its training sentences, see ``xrep.evaluation.overlap``; None if there is none."""
-        return self.encoder.training_hashes
 
     def fingerprint(self) -> str:
         """Return a digest that changes when the vectors that the encoder computes change."""
@@ -97,11 +92,8 @@ def finite(vectors: np.ndarray, path: str) -> np.ndarray:
 
 
 class Precomputed:
-    """Vectors that another system computed, or that were kept, looked up by language and sentence.
-
-    Args:
-        path: Folder with ``vectors.npy`` [N, D] and ``sentences.tsv``, N lines ``language<TAB>sentence``.
-    """
+    """Vectors that another system computed, or that were kept, looked up by language and sentence, in a folder with
+    ``vectors.npy`` [N, D] and ``sentences.tsv``, N lines ``language<TAB>sentence``."""
 
     training_hashes = None
 
@@ -148,30 +140,13 @@ def open_encoder(
     precision: Precision = "float32",
 ) -> Encoder:
     """Open a run of xrep, a directory of Hugging Face or sentence-transformers, or a folder that ``Precomputed`` reads.
-
-    Args:
-        batch_tokens, cache: As in ``Encoder``.
-        layer, precision: As ``layer`` and ``dtype`` of ``SentenceEncoder.load``.
-    """
+    The options are those of ``Encoder`` and, with the name ``dtype`` for the precision, of ``SentenceEncoder.load``."""
     if kind_of(path) != "folder of vectors":
         encoder = SentenceEncoder.load(path, layer=layer, dtype=precision)
         return Encoder(str(path), encoder, batch_tokens, Path(cache) if cache else None)
     if layer is not None:
         raise UserError("`layer` of vectors that another system computed", path=path, cure="leave it out")
     return Encoder(str(path), Precomputed(path))
-
-
-def check_languages(encoder: Encoder, sentences: Mapping[str, str]) -> None:
-    """Encode one sentence of each language, so that languages that the encoder refuses are reported before the work."""
-    refused: dict[str, str] = {}
-    for language, sentence in sentences.items():
-        try:
-            encoder.encode([sentence], language)
-        except UserError as error:
-            refused[language] = error.problem
-    if refused:
-        problem = f"the encoder cannot encode {' '.join(refused)} ({next(iter(refused.values()))})"
-        raise UserError(problem, cure="leave them out of `langs`, or name another encoder")
 
 
 def encode_columns(encoder: Encoder | SentenceEncoder, columns: Sequence[Sequence[str]], lang: str) -> list[np.ndarray]:

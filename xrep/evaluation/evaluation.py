@@ -14,7 +14,8 @@ import numpy as np
 from tqdm import tqdm
 
 import xrep
-from xrep.evaluation.encoders import check_languages, open_encoder
+from xrep.errors import UserError
+from xrep.evaluation.encoders import open_encoder
 from xrep.evaluation.overlap import Overlap, find_overlap, total
 from xrep.evaluation.plots import Picture
 from xrep.files import sha256_of
@@ -185,7 +186,15 @@ class Evaluation(ABC):
     def check(self, model: Any) -> None:
         """Check before the work that the model fits the tables. By default it encodes a sentence of each language."""
         sides = (side for own in self.tables for side in zip(own.languages, own.columns, strict=True))
-        check_languages(model, {language: column[0] for language, column in sides})
+        refused = dict[str, str]()
+        for language, column in dict(sides).items():
+            try:
+                model.encode(column[:1], language)
+            except UserError as error:
+                refused[language] = error.problem
+        if refused:
+            problem = f"the encoder cannot encode {' '.join(refused)} ({next(iter(refused.values()))})"
+            raise UserError(problem, cure="leave them out of `langs`, or name another encoder")
 
     @abstractmethod
     def measure(self, model: Any) -> Figures:
@@ -303,11 +312,6 @@ class Figures:
     def intervals(self) -> dict[str, tuple[float, float]]:
         """95% bootstrap intervals of the figures that have ``resamples``: name -> lower and upper bound."""
         return {name: interval(values) for name, values in self.resamples.items()}
-
-    @property
-    def has_all_examples(self) -> bool:
-        """Whether no example was left out because it was in the training text."""
-        return not (self.overlap and self.overlap.dropped and self.overlap.found)
 
     def printed(self) -> str:
         """Return the text that ``xrep-eval`` prints."""

@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation import tatoeba
 from xrep.evaluation.evaluation import Examples
-from xrep.evaluation.reading import check_least, check_parallel, choose_languages, read_columns, read_sentences
+from xrep.evaluation.reading import check_least, check_parallel, choose_languages, existing_folder, read_column
 from xrep.text.languages import canonical
 
 SHOWN = ("de", "en", "es", "fr", "ja", "ko", "zh")
@@ -48,7 +47,7 @@ def read_texts(options: TextOptions) -> list[Examples]:
     """
     data, langs = options.data, options.langs
     check_least(options, column=1)
-    codes = {} if "{lang}" in data else tatoeba.available(data)
+    codes = {} if "{lang}" in data else available(data)
     files = files_of_pattern(data) if "{lang}" in data else {}
     known, hub = sorted({*files, *codes, "en"} if codes else files), {"en"} if codes else set()
     if langs is None:
@@ -59,21 +58,31 @@ def read_texts(options: TextOptions) -> list[Examples]:
         cure = "name files of several languages, with {lang} in their place"
         raise UserError("sentences of fewer than 2 languages", path=data, cure=cure)
     if codes:
-        return [_clean(tatoeba.read_pairs(data, codes[language])) for language in chosen if language != "en"]
+        return [_clean(read_pairs(data, codes[language])) for language in chosen if language != "en"]
     return [_clean(read_parallel(" ".join(chosen), {language: files[language] for language in chosen}, options.column))]
+
+
+def available(folder: str | Path) -> dict[str, str]:
+    """Return the languages of a folder in LASER's layout: canonical code -> code in the file names."""
+    cure = "name the folder of LASER's Tatoeba test, which holds tatoeba.deu-eng.deu and its like"
+    folder = existing_folder(folder, cure)
+    codes = {file.name.split(".")[1].removesuffix("-eng") for file in folder.glob("tatoeba.*-eng.*")}
+    if not codes:
+        raise UserError("no file tatoeba.{xxx}-eng.{xxx} in it", path=folder, cure=cure)
+    return {canonical(code): code for code in sorted(codes)}
+
+
+def read_pairs(folder: str | Path, code: str) -> Examples:
+    """Read the Tatoeba test of one language: its own sentences and their English translations."""
+    own, english = (Path(folder) / f"tatoeba.{code}-eng.{side}" for side in (code, "eng"))
+    return read_parallel(canonical(code), {canonical(code): own, "en": english})
 
 
 def read_parallel(name: str, files: Mapping[str, Path], column: int = 1) -> Examples:
     """Read files, by their languages, whose line i translates line i of the others; of .tsv files one column."""
-    columns = tuple(_read(path, column) for path in files.values())
+    columns = tuple(read_column(path, column) for path in files.values())
     check_parallel(columns, list(files.values()))
     return Examples(name, tuple(files), columns, files=tuple(files.values()))
-
-
-def _read(path: Path, column: int) -> list[str]:
-    if ".tsv" not in path.suffixes:
-        return read_sentences(path)
-    return [columns[column - 1] for _, columns in read_columns(path, column)]
 
 
 def files_of_pattern(pattern: str) -> dict[str, Path]:

@@ -32,27 +32,21 @@ def choose_names(
     return [name for name in known if name in names or "all" in names]
 
 
-def named_languages(
-    text: str, known: Collection[str] = (), groups: Mapping[str, Sequence[str]] | None = None
-) -> list[str]:
+def named_languages(text: str, groups: Mapping[str, list[str]], known: Collection[str] = ()) -> list[str]:
     """Return the canonical codes in the value of ``langs``, each once. They are given as ``de`` or ``deu``, or by the
     name of one of the ``groups``; ``all`` stays as it is."""
     languages = list[str]()
     for code in named(text, "langs"):
         refuse_pair(code, "langs", known)
-        languages += (groups or {}).get(code, (code if code == "all" else canonical(code),))
+        languages += groups.get(code, [code if code == "all" else canonical(code)])
     return list(dict.fromkeys(languages))
 
 
 def choose_languages(
-    text: str,
-    known: Collection[str],
-    data: str,
-    path: str | Path | None = None,
-    groups: Mapping[str, Sequence[str]] | None = None,
+    text: str, known: Collection[str], data: str, path: str | Path | None = None, groups: Mapping[str, list[str]] = {}
 ) -> list[str]:
     """Return the languages that the value of ``langs`` names, as ``named_languages`` and ``choose_names`` do."""
-    return choose_names(named_languages(text, known, groups), known, data, path)
+    return choose_names(named_languages(text, groups, known), known, data, path)
 
 
 def check_least(options: object, **least: int) -> None:
@@ -62,10 +56,10 @@ def check_least(options: object, **least: int) -> None:
             raise UserError(f"`{name}` {given}", cure=f"give at least {value}")
 
 
-def check_seed(seed: int, option: str = "seed") -> None:
+def check_seed(seed: int) -> None:
     """Check that numpy and scikit-learn take a seed."""
     if not 0 <= seed < 2**32:
-        raise UserError(f"`{option}` {seed}", cure="give a number from 0 to 4294967295")
+        raise UserError(f"`seed` {seed}", cure="give a number from 0 to 4294967295")
 
 
 def existing_folder(path: str | Path, cure: str) -> Path:
@@ -86,6 +80,13 @@ def read_columns(path: Path, least: int) -> Iterator[tuple[int, list[str]]]:
             problem = f"{len(columns)} columns where {least} are needed"
             raise UserError(problem, path=path, line=number, cure="separate the columns by tabs")
         yield number, columns
+
+
+def read_column(path: Path, column: int) -> list[str]:
+    """Return the lines of a file, or of a .tsv file one column, counted from 1."""
+    if ".tsv" not in path.suffixes:
+        return read_sentences(path)
+    return [columns[column - 1] for _, columns in read_columns(path, column)]
 
 
 def check_parallel(columns: Sequence[Sequence[object]], paths: Sequence[Path]) -> None:

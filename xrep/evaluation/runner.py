@@ -111,7 +111,8 @@ def differences(first: Figures, other: Figures) -> dict[str, tuple[float, float,
         return {f"{label}: {name}": own for label, pair in parts.items() for name, own in differences(*pair).items()}
     tables = [own.values.get("tables", {}) for own in (first, other)]
     sizes = [[(name, table["examples"]) for name, table in own.items()] for own in tables]
-    if sizes[0] != sizes[1] or not (first.has_all_examples and other.has_all_examples):
+    left_out = [own for own in (first.overlap, other.overlap) if own and own.dropped and own.found]
+    if sizes[0] != sizes[1] or left_out:
         return {}
     return {
         name: (other.headline[name] - value, *interval(other.resamples[name] - first.resamples[name]))
