@@ -16,7 +16,7 @@ from tqdm import tqdm
 import xrep
 from xrep.errors import UserError
 from xrep.evaluation.encoders import open_encoder
-from xrep.evaluation.overlap import Overlap, find_overlap, total
+from xrep.evaluation.overlap import Overlap, seen, total
 from xrep.evaluation.plots import Picture
 from xrep.files import sha256_of
 from xrep.metrics.bootstrap import interval, resampled_share
@@ -201,10 +201,19 @@ class Evaluation(ABC):
         """Measure a model on all tables."""
 
     def without_overlap(self, model: Any, examples: Examples) -> tuple[Examples, Overlap]:
-        """Count the examples that were in the training text, and leave them out with ``drop_overlap``."""
-        options = {"drop": getattr(self.config, "drop_overlap", False), "name": examples.name, "least": self.least}
-        rows, overlap = find_overlap(model.training_hashes, *examples.columns, **options)
-        return examples if rows.all() else examples.only(rows), overlap
+        """Count the examples with a sentence of the training text, and leave them out with ``drop_overlap``."""
+        drop, count = getattr(self.config, "drop_overlap", False), len(examples)
+        cure = "measure without `drop_overlap`"
+        if model.training_hashes is None:
+            if drop:
+                raise UserError("no training hashes beside the encoder", cure=cure)
+            return examples, Overlap(None, count)
+        known = seen(examples.columns, model.training_hashes)
+        found = int(known.sum())
+        if drop and count - found < self.least:
+            problem = f"{found} of {count} examples of {examples.name} were in the training text, too few are left"
+            raise UserError(problem, cure=cure)
+        return examples.only(~known) if drop and found else examples, Overlap(found, count, dropped=drop)
 
     def figures(self, measured: Sequence[Result]) -> Figures:
         """Return the averages, the resampled figures, the table and the record of the results of all tables."""
