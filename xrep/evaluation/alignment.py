@@ -1,9 +1,6 @@
-"""Measure alignment and uniformity of an encoder, or of each checkpoint of a run.
-
-The losses are those of Wang and Isola (2020), see ``xrep.metrics.geometry``. The sentences are chosen as in "Frozen
-source" (figure 4, appendix A), which follows SimCSE (Gao et al., 2021, section 2 and figure 2). Uniformity is computed
-over all sentences of both sides, whether the pair is positive or not; repeated sentences count each time.
-"""
+"""Alignment and uniformity (``xrep.metrics.geometry``) of sentences that are chosen as in "Frozen source" (figure 4,
+appendix A), which follows SimCSE (Gao et al., 2021, section 2 and figure 2). Uniformity is computed over all sentences
+of both sides, whether the pair is positive or not; repeated sentences count each time."""
 
 from __future__ import annotations
 

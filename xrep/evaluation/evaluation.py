@@ -174,8 +174,9 @@ class Evaluation(ABC):
         return self.read()
 
     def narrow(self, languages: Sequence[str]) -> None:
-        """Leave out the tables that do not belong to the languages that ``xrep-eval all`` measures."""
-        self.tables = [examples for examples in self.tables if set(examples.languages) <= set(languages)]
+        """Leave out the tables that do not belong to the languages that ``xrep-eval all`` measures. Sentences beside
+        their English translations belong to their own language."""
+        self.tables = [own for own in self.tables if (set(own.languages) - {"en"} or {"en"}) <= set(languages)]
 
     def open(self, path: str) -> Any:
         """Open the model that ``measure`` takes, by default an ``Encoder``. It has a ``path``, ``training_hashes``, and

@@ -1,9 +1,6 @@
-"""Measure language bias: how many of a sentence's nearest neighbours, in a pool of many languages, share its language.
-
-This is the analysis of "Universal Sentence Representation Learning with Conditional Masked Language Model" (section
-5.2, figure 2). The paper does not state the number of neighbours; the default here is 10. In the Tatoeba test each
-language only translates English; the English sentences of the pool are then those of the other languages in turn.
-"""
+"""Language bias, as in "Universal Sentence Representation Learning with Conditional Masked Language Model" (section
+5.2, figure 2), which does not state the number of neighbours. In the Tatoeba test each language only translates
+English; the English sentences of the pool are then those of the other languages in turn."""
 
 from __future__ import annotations
 
@@ -62,9 +59,6 @@ class LanguageBias(Evaluation):
         tables = read_texts(self.config)
         _even(_pool(tables), self.config.sentences)
         return tables
-
-    def narrow(self, languages: Sequence[str]) -> None:
-        super().narrow(["en", *languages])
 
     def measure(self, model: Encoder) -> Figures:
         """Measure the shares.

@@ -1,8 +1,5 @@
-"""Parallel sentences in several languages, for analyses of the embedding space that the languages share.
-
-They are read from the Tatoeba test (a folder in which every language is paired only with English), or from files whose
-names differ only in the language, such as ``newstest2012.{lang}`` or ``test-{lang}.tsv`` of XNLI and PAWS-X.
-"""
+"""Parallel sentences in several languages, of the Tatoeba test, in which every language is paired only with English, or
+of files whose names differ only in the language: ``newstest2012.{lang}``, ``test-{lang}.tsv`` of XNLI and PAWS-X."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Project the vectors of sentences that translate each other, or of their tokens, to two dimensions.
+"""Project vectors to two dimensions.
 
 "Aligning Cross-lingual Sentence Representations with Dual Momentum Contrast" (figure 3) and "Universal Sentence
 Representation Learning with Conditional Masked Language Model" (figure 3) show sentences by t-SNE; "Dual-Alignment

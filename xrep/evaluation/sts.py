@@ -1,8 +1,5 @@
-"""Zero-shot semantic textual similarity: correlate the similarity of two vectors with human scores.
-
-The results of a data set with several subsets have been averaged in three ways, which differ by points (Gao et al.,
-2021, "SimCSE", appendix B), so all three are reported; without subsets they are equal.
-"""
+"""Zero-shot semantic textual similarity. The three ways to average the subsets of a data set differ by points (Gao et
+al., 2021, "SimCSE", appendix B); without subsets they are equal."""
 
 from __future__ import annotations
 

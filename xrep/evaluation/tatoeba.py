@@ -88,9 +88,6 @@ class Tatoeba(TableEvaluation):
             raise UserError(f"{len(smallest)} pairs of {smallest.name}, but {self.least} are needed", cure=cure)
         return tables
 
-    def narrow(self, languages: Sequence[str]) -> None:
-        super().narrow(["en", *languages])
-
     def score(self, model: Encoder, examples: Examples) -> Score:
         sides = (model.encode(*side) for side in zip(examples.columns, examples.languages, strict=True))
         x, y = (without_components(side, self.config.remove_components) for side in sides)

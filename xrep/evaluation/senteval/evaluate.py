@@ -78,7 +78,9 @@ class SentEval(Evaluation):
         if not all(seed.isdecimal() and int(seed) < 2**32 for seed in seeds):
             raise UserError(f"`seeds` {self.config.seeds!r}", cure="give numbers from 0 to 4294967295, such as 1,2,3")
         self.seeds = list(map(int, seeds))
-        self.sets = select(self.config.sets, self.config.data, canonical(self.config.lang))
+        found, lang = readers.find(self.config.data), canonical(self.config.lang)
+        chosen = choose_names(named(self.config.sets, "sets"), found, "set", self.config.data)
+        self.sets = [readers.read(name, *found[name], lang) for name in chosen]
         return [examples for splits in self.sets for examples in splits.values()]
 
     def measure(self, model: Encoder) -> Figures:
@@ -126,9 +128,3 @@ class SentEval(Evaluation):
             rows.append([name, own["protocol"], own["examples"], quoted, own["test"], shown, own["dev"], further])
         rows += [[], *([label, "", "", "", own["test"]] for label, own in averages.items())] if averages else []
         return table(["set", "protocol", "tested", "measure", "test", "spread", "dev", "further"], rows)
-
-
-def select(sets: str, data: str | Path, lang: str) -> list[readers.Splits]:
-    """Read the requested sets: ``all`` sets in the folder ``data``, or names separated by commas."""
-    found = readers.find(data)
-    return [readers.read(name, *found[name], lang) for name in choose_names(named(sets, "sets"), found, "set", data)]
