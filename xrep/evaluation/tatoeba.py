@@ -91,7 +91,12 @@ class Tatoeba(TableEvaluation):
     def score(self, model: Encoder, examples: Examples) -> Score:
         sides = (model.encode(*side) for side in zip(examples.columns, examples.languages, strict=True))
         x, y = (without_components(side, self.config.remove_components) for side in sides)
-        right = answers(x, y, self.config)
+        if self.config.margin == "absolute":
+            right = right_answers(x, y)
+        else:
+            scores = margin_scores(x, y, self.config.neighbours, self.config.margin)
+            lines, scored = np.arange(len(x)), np.isfinite(scores.diagonal())
+            right = np.stack([scored & (scores.argmax(axis=axis) == lines) for axis in (1, 0)])
         accuracy = accuracy_of(right)
 
         def resample(seed: int) -> dict[str, np.ndarray]:
@@ -121,15 +126,3 @@ class Tatoeba(TableEvaluation):
         figures = super().figures(measured)
         figures.plot = lambda picture: plot_tatoeba(figures.values["tables"], figures.headline, picture)
         return figures
-
-
-def answers(x: np.ndarray, y: np.ndarray, config: Tatoeba.Config) -> np.ndarray:
-    """Return which sentences find their translation, and which translations find their sentence: bool [2, N].
-
-    ``x`` and ``y`` are vectors of length 1 of the sentences and of their translations, float32 [N, D] each.
-    """
-    if config.margin == "absolute":
-        return right_answers(x, y)
-    scores = margin_scores(x, y, config.neighbours, config.margin)
-    lines, scored = np.arange(len(x)), np.isfinite(scores.diagonal())
-    return np.stack([scored & (scores.argmax(axis=axis) == lines) for axis in (1, 0)])

@@ -16,7 +16,7 @@ from xrep.evaluation.encoders import Encoder, encode_columns
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions, table
 from xrep.evaluation.reading import check_least, choose_names, folders_with, named
 from xrep.evaluation.senteval import readers
-from xrep.evaluation.senteval.protocols import Outcome, parts_of, protocol
+from xrep.evaluation.senteval.protocols import Outcome, data_of, protocol
 from xrep.text.languages import canonical, check_language
 
 _TRANSFER = ["MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC"]
@@ -95,8 +95,8 @@ class SentEval(Evaluation):
             if not results or results[-1].examples.files != examples.files:  # SICK-E and SICK-R have the same pairs
                 columns = [column for split in splits.values() for column in split.columns]
                 vectors = encode_columns(model, columns, examples.languages[0])
-            parts = parts_of(list(splits.values()), vectors)
-            outcomes = [measure(*parts, seed=seed) for seed in self.seeds]
+            data = data_of(list(splits.values()), vectors)
+            outcomes = [measure(data, seed) for seed in self.seeds]
             details = {"protocol": description, "splits": {name: len(split) for name, split in splits.items()}}
             results.append(Result(examples, overlap, self._mean_score(outcomes, details)))
         return self.figures(results)
