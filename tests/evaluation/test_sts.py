@@ -10,8 +10,7 @@ from scipy import stats
 from tests.evaluation.conftest import SCORED, NgramEncoder, measured, published, write
 from xrep.errors import UserError
 from xrep.evaluation import sts
-from xrep.evaluation.sts import Sts, correlations, select, similarities
-from xrep.evaluation.sts_sets import find_sets, subsets_of
+from xrep.evaluation.sts import Sts, correlations, find_sets, select, similarities, subsets_of
 from xrep.metrics.components import whiten
 
 

@@ -19,7 +19,7 @@ from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
 from xrep.evaluation.plots import plot_alignment
 from xrep.evaluation.reading import check_seed, folders_with
-from xrep.evaluation.sts_sets import read_file
+from xrep.evaluation.sts import read_file
 from xrep.metrics.geometry import alignment_loss, uniformity_loss
 from xrep.models.directory import PREFIX, checkpoints_in
 from xrep.text.languages import canonical

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import sys
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.reading import named
 from xrep.files import build_once, sha256_of, write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import remove_components, whiten
@@ -173,19 +171,6 @@ def whitened(vectors: np.ndarray, count: int) -> np.ndarray:
     except ValueError as error:
         most = min(len(vectors) - 1, vectors.shape[1])
         raise UserError(f"`whiten` {count}: {error}", cure=f"give a smaller number, at most {most}") from None
-
-
-def shortened(encoder: Any, dimensions: str | None) -> list[Any]:
-    """Return an encoder, and those of its vectors cut to the widths in ``dimensions``, such as ``256,128,64``."""
-    encoders = [encoder]
-    for width in [] if dimensions is None else named(dimensions, "dimensions"):
-        size = encoder.encoder.output_size
-        if not width.isdecimal() or not 0 < int(width) < size:
-            problem, cure = f"`dimensions` {width} of vectors of {size} numbers", f"give numbers from 1 to {size - 1}"
-            raise UserError(problem, path=encoder.path, cure=cure)
-        encoders.append(copy.copy(encoder))  # which computes the digest of the weights only once
-        encoders[-1].truncate_dim, encoders[-1].path = int(width), f"{encoder.path}:{width}"
-    return encoders
 
 
 def with_random_weights(encoder: Encoder, seed: int) -> Encoder:

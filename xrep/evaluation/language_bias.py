@@ -14,10 +14,9 @@ import numpy as np
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, without_components
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
-from xrep.evaluation.multilingual import TextOptions, languages_of, read_texts
 from xrep.evaluation.overlap import total
 from xrep.evaluation.plots import plot_language_bias
-from xrep.evaluation.reading import check_least, folders_with
+from xrep.evaluation.reading import TextOptions, check_least, folders_with, languages_of, read_texts
 from xrep.metrics.geometry import language_shares
 from xrep.text.languages import name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import shortened, with_random_weights
+from xrep.evaluation.encoders import with_random_weights
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, VectorTestOptions
+from xrep.evaluation.reading import named
 from xrep.metrics.bootstrap import interval, shown_difference
 
 
@@ -100,6 +102,19 @@ def models(evaluation: Evaluation, paths: Sequence[str], dimensions: str | None 
             evaluation.config.cache = folder
         for path in paths:
             yield from shortened(evaluation.open(path), dimensions)
+
+
+def shortened(encoder: Any, dimensions: str | None) -> list[Any]:
+    """Return an encoder, and those of its vectors cut to the widths in ``dimensions``, such as ``256,128,64``."""
+    encoders = [encoder]
+    for width in [] if dimensions is None else named(dimensions, "dimensions"):
+        size = encoder.encoder.output_size
+        if not width.isdecimal() or not 0 < int(width) < size:
+            problem, cure = f"`dimensions` {width} of vectors of {size} numbers", f"give numbers from 1 to {size - 1}"
+            raise UserError(problem, path=encoder.path, cure=cure)
+        encoders.append(copy.copy(encoder))  # which computes the digest of the weights only once
+        encoders[-1].truncate_dim, encoders[-1].path = int(width), f"{encoder.path}:{width}"
+    return encoders
 
 
 def differences(first: Figures, other: Figures) -> dict[str, tuple[float, float, float]]:

@@ -20,9 +20,8 @@ from xrep.data.batching import collate
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, finite
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, PlotOption
-from xrep.evaluation.multilingual import TextOptions, read_texts
 from xrep.evaluation.plots import plot_points
-from xrep.evaluation.reading import check_seed
+from xrep.evaluation.reading import TextOptions, check_seed, read_texts
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import principal_components
 from xrep.text.languages import canonical

@@ -12,9 +12,8 @@ import numpy as np
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, without_components
 from xrep.evaluation.evaluation import Examples, Figures, PlotOption, Result, Score, TableEvaluation, VectorTestOptions
-from xrep.evaluation.multilingual import available, read_pairs
 from xrep.evaluation.plots import plot_tatoeba
-from xrep.evaluation.reading import check_least, choose_languages, folders_with
+from xrep.evaluation.reading import available, check_least, choose_languages, folders_with, read_pairs
 from xrep.metrics.bootstrap import resampled_means
 from xrep.metrics.retrieval import accuracy_of, right_answers
 from xrep.retrieval.margins import margin_scores
