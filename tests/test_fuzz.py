@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.support.runs import contents
 from xrep.errors import UserError
 from xrep.evaluation import bucc, sts
-from xrep.evaluation.senteval import readers
+from xrep.evaluation.senteval.evaluate import find_sets, read_set
 from xrep.text.annotated import AnnotatedFile
 from xrep.text.exclusion import load_exclusion
 from xrep.text.labelled_readers import read_labelled
@@ -75,7 +75,7 @@ def text(path: Path) -> None:
 
 
 def senteval(path: Path) -> None:
-    readers.read("TREC", readers.find(path.parent)["TREC"][0], path.parent, "en")
+    read_set("TREC", find_sets(path.parent)["TREC"][0], path.parent, "en")
 
 
 def tokenizer(path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,8 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples
+from xrep.text import readers
 from xrep.text.languages import canonical, refuse_pair
-from xrep.text.readers import read_lines
 
 SHOWN = ("de", "en", "es", "fr", "ja", "ko", "zh")
 """The languages of PAWS-X, which are also those of figure 2 in "Universal Sentence Representation Learning with
@@ -82,28 +82,13 @@ def existing_folder(path: str | Path, cure: str) -> Path:
     return Path(path)
 
 
-def read_sentences(path: Path) -> list[str]:
-    return [line for _, line in read_lines(path)]
-
-
-def read_columns(path: Path, least: int) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number and the tab-separated columns of each line, of which there must be at least ``least``."""
-    for number, line in read_lines(path):
-        columns = line.split("\t")
-        if len(columns) < least:
-            problem = f"{len(columns)} columns where {least} are needed"
-            raise UserError(problem, path=path, line=number, cure="separate the columns by tabs")
-        yield number, columns
-
-
-def check_parallel(columns: Sequence[Sequence[object]], paths: Sequence[Path]) -> None:
-    """Check that files, whose lines are ``columns``, have the same number of lines."""
-    sizes = {path: len(column) for path, column in zip(paths, columns, strict=True)}
-    short, *_, long = sorted(sizes, key=lambda path: sizes[path])
-    if sizes[short] < sizes[long]:
-        problem = f"{sizes[short]} lines, but {long.name} has {sizes[long]}"
-        cure = "line i of one must belong to line i of the other"
-        raise UserError(problem, path=short, line=sizes[short] + 1, cure=cure)
+def cells(path: Path, number: int, line: str, least: int) -> list[str]:
+    """Return the tab-separated columns of a line, of which there must be at least ``least``."""
+    columns = line.split("\t")
+    if len(columns) < least:
+        problem = f"{len(columns)} columns where {least} are needed"
+        raise UserError(problem, path=path, line=number, cure="separate the columns by tabs")
+    return columns
 
 
 def folders_with(folder: Path, pattern: str = ".*") -> dict[Path, list[str]]:
@@ -174,15 +159,11 @@ def read_pairs(folder: str | Path, code: str) -> Examples:
 
 def read_parallel(name: str, files: Mapping[str, Path], column: int = 1) -> Examples:
     """Read files, by their languages, whose line i translates line i of the others; of .tsv files one column."""
-
-    def read(path: Path) -> list[str]:
-        if ".tsv" not in path.suffixes:
-            return read_sentences(path)
-        return [columns[column - 1] for _, columns in read_columns(path, column)]
-
-    columns = tuple(map(read, files.values()))
-    check_parallel(columns, list(files.values()))
-    return Examples(name, tuple(files), columns, files=tuple(files.values()))
+    paths, columns = tuple(files.values()), tuple(list[str]() for _ in files)
+    for number, lines in readers.read_parallel(paths):
+        for path, line, texts in zip(paths, lines, columns, strict=True):
+            texts.append(cells(path, number, line, column)[column - 1] if ".tsv" in path.suffixes else line)
+    return Examples(name, tuple(files), columns, files=paths)
 
 
 def files_of_pattern(pattern: str) -> dict[str, Path]:

@@ -18,21 +18,13 @@ import numpy as np
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, encode_columns, whitened
 from xrep.evaluation.evaluation import Examples, Result, Score, TableEvaluation, VectorTestOptions, table
-from xrep.evaluation.reading import (
-    check_least,
-    check_parallel,
-    choose_languages,
-    existing_folder,
-    folders_with,
-    read_columns,
-    read_sentences,
-)
+from xrep.evaluation.reading import cells, check_least, choose_languages, existing_folder, folders_with
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.bootstrap import resampled
 from xrep.metrics.correlation import pearson, spearman
 from xrep.store.vectors import normalize_rows
 from xrep.text.languages import canonical
-from xrep.text.readers import read_csv
+from xrep.text.readers import read_csv, read_lines, read_parallel
 
 SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "cosine": lambda x, y: (normalize_rows(x) * normalize_rows(y)).sum(axis=1),
@@ -216,7 +208,8 @@ def read_file(file: Path, split: str | None = None) -> Examples | None:
             name = template.format(canonical(language))
             if split not in (None, own):
                 return None
-            lines = read_csv(file, 3) if "{}" in template else read_columns(file, max(columns) + 1)
+            tabbed = ((line, cells(file, line, text, max(columns) + 1)) for line, text in read_lines(file))
+            lines = read_csv(file, 3) if "{}" in template else tabbed
             rows = [(name, file, line, [fields[column] for column in columns]) for line, fields in lines]
             rows = [row for row in rows if row[-1][2] != "relatedness_score"]
             return _examples(name, own, canonical(language), rows, [file])
@@ -235,10 +228,8 @@ def read_semeval(folder: Path) -> Examples:
         if name == "ALL":  # it repeats the pairs of the other files
             continue
         gold = file.with_name(f"STS.gs.{name}.txt")
-        pairs, scores = list(read_columns(file, 2)), read_sentences(gold)
-        check_parallel((scores, pairs), (gold, file))
-        for (line, fields), score in zip(pairs, scores, strict=True):
-            rows.append((name, gold, line, [*fields[:2], score]))
+        for line, (score, pair) in read_parallel([gold, file]):
+            rows.append((name, gold, line, [*cells(file, line, pair, 2)[:2], score]))
         files += [file, gold]
     return _examples(f"STS{year[1]}", "test", "en", rows, files)
 
