@@ -16,7 +16,7 @@ import numpy as np
 from xrep.errors import UserError
 from xrep.files import build_once, sha256_of, write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.metrics.components import remove_components, whiten
+from xrep.metrics.components import remove_components
 from xrep.models.kinds import kind_of
 from xrep.precision import Precision
 from xrep.store.arrays import open_array
@@ -160,17 +160,6 @@ def without_components(unit: np.ndarray, count: int) -> np.ndarray:
         problem = f"`remove_components` {count} of vectors {unit.shape[1]} wide"
         raise UserError(problem, cure=f"give at most {unit.shape[1] - 1}")
     return normalize_rows(remove_components(unit, count)) if count else unit
-
-
-def whitened(vectors: np.ndarray, count: int) -> np.ndarray:
-    """Return vectors [N, D] whitened to ``count`` directions; 0 leaves them as they are."""
-    if not count:
-        return vectors
-    try:
-        return whiten(vectors, count)
-    except ValueError as error:
-        most = min(len(vectors) - 1, vectors.shape[1])
-        raise UserError(f"`whiten` {count}: {error}", cure=f"give a smaller number, at most {most}") from None
 
 
 def with_random_weights(encoder: Encoder, seed: int) -> Encoder:

@@ -16,10 +16,11 @@ from typing import Any, Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, encode_columns, whitened
+from xrep.evaluation.encoders import Encoder, encode_columns
 from xrep.evaluation.evaluation import Examples, Result, Score, TableEvaluation, VectorTestOptions, table
 from xrep.evaluation.reading import cells, check_least, choose_languages, existing_folder, folders_with
 from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.metrics import components
 from xrep.metrics.bootstrap import resampled
 from xrep.metrics.correlation import pearson, spearman
 from xrep.store.vectors import normalize_rows
@@ -145,7 +146,12 @@ def similarities(encoder: Encoder | SentenceEncoder, test: Examples, whiten: int
     # Vectors are not normalised: with length 1, dot product, Euclidean distance and cosine would give the same ranking.
     columns = [column for subset in subsets_of(test) for column in subset.columns]
     encoded = encode_columns(encoder, columns, test.languages[0])
-    joined = whitened(np.concatenate(encoded).astype(np.float64), whiten)
+    joined = np.concatenate(encoded).astype(np.float64)
+    try:
+        joined = components.whiten(joined, whiten) if whiten else joined
+    except ValueError as error:
+        most = min(len(joined) - 1, joined.shape[1])
+        raise UserError(f"`whiten` {whiten}: {error}", cure=f"give a smaller number, at most {most}") from None
     vectors = np.split(joined, np.cumsum([len(column) for column in encoded])[:-1])
     x, y = np.concatenate(vectors[::2]), np.concatenate(vectors[1::2])
     return {similarity: function(x, y) for similarity, function in SIMILARITIES.items()}
