@@ -44,6 +44,7 @@ setup(
         "xrep": [
             "py.typed",
             "recipes/*.yaml",
+            "inference/card.md.jinja",
             "report/page.html",
             "text/languages.tsv",
             "text/resources.json",

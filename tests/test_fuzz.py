@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tests.support.runs import contents
 from xrep.errors import UserError
-from xrep.evaluation import bucc, sts_sets
-from xrep.evaluation.senteval import readers
+from xrep.evaluation import bucc, sts
+from xrep.evaluation.senteval.evaluate import find_sets, read_set
 from xrep.text.annotated import AnnotatedFile
 from xrep.text.exclusion import load_exclusion
 from xrep.text.labelled_readers import read_labelled
@@ -75,7 +75,7 @@ def text(path: Path) -> None:
 
 
 def senteval(path: Path) -> None:
-    readers.read("TREC", readers.find(path.parent)["TREC"][0], path.parent, "en")
+    read_set("TREC", find_sets(path.parent)["TREC"][0], path.parent, "en")
 
 
 def tokenizer(path: Path) -> None:
@@ -128,7 +128,7 @@ READERS = {
     "SentEval": Reader("TREC_10.label", (b"NUM:dist How far is it ?\nHUM:ind Who was she ?\n" * 2,), senteval, TREC),
     "CoNLL": Reader("train.txt", (TAGS,), annotated(read_tagged), {}),
     "CoNLL-U": Reader("train.conllu", (CONLLU,), annotated(read_tagged), {}),
-    "STS": Reader("sts-test.csv", (STSB,), sts_sets.read_file, {}),
+    "STS": Reader("sts-test.csv", (STSB,), sts.read_file, {}),
     "XML": Reader("train.review", (REVIEWS,), annotated(read_labelled), {}),
     "SQuAD": Reader("train.json", (SQUAD,), annotated(read_questions), {}),
     "BUCC": Reader("de-en.dev.gold", (b"d1\te1\nd2\te2\n",), bucc.read_split, BUCC),

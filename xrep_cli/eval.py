@@ -144,6 +144,7 @@ def _check(options: Mapping[str, Any], outputs: Mapping[str, str | None], seeds:
 
 
 def _measure(name: str, evaluation: Evaluation, paths: list[str], outputs: dict[str, str | None], seeds: int) -> None:
+    from xrep.evaluation.evaluation import table
     from xrep.evaluation.plots import Picture
     from xrep.evaluation.runner import comparison, differences, measure, models
 
@@ -167,8 +168,9 @@ def _measure(name: str, evaluation: Evaluation, paths: list[str], outputs: dict[
         if resamples is not None:
             drawn = {key: own.tolist() for key, own in figures.resamples.items()}
             write_json(resamples, {key: [None if math.isnan(x) else x for x in own] for key, own in drawn.items()})
+    header, *rows = comparison(records, differing)
     if (several or seeds) and json_file != "-":
-        print(comparison(records, differing))
+        print(table(header, rows) if rows else "")
     (record, *others) = records.values()
     write_summary({"test": name, "models": records, "differences": differing} if others else record, json_file)
     if failed:

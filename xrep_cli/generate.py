@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +32,7 @@ from xrep_cli.common import (
 )
 
 if TYPE_CHECKING:
-    from xrep.inference.generation.stream import Summary
+    from xrep.inference.generation.hypotheses import Hypothesis
     from xrep.inference.generation.translator import Translator
 
 DESCRIPTION = """\
@@ -124,9 +128,65 @@ def _load(options: argparse.Namespace) -> Translator:
     return translator
 
 
-def _state(summary: Summary, lines: int, empty: str = "", seconds: str = "") -> str:
-    speed = f"{summary.tokens / max(summary.seconds, 1e-9):,.0f} tokens a second"
-    return f"{lines:,} line{'s' * (lines != 1)}{empty}, {seconds}{speed}"
+def _translate(
+    options: argparse.Namespace,
+    search: SearchOptions,
+    translator: Translator,
+    line: ProgressLine,
+    write: Callable[[str], object],
+) -> list[str]:
+    """Write the translations of each chunk of lines as soon as they are there; return the best one of each line, if
+    there are references to compare them with."""
+    from xrep.text.chunks import read_chunks
+
+    translator.translate([], options.target_lang, search)  # refuses bad options before a line is read
+    cut = f"longer than {translator.longest_source} subwords, this one first, and the rest of each is cut off"
+    unknown = "mostly of unknown subwords, this one first; another script or language than the model reads?"
+    problems: dict[str, tuple[int, int]] = {}  # the number of lines of each problem, and the first of them
+    counts, best, started = Counter[str](), list[str](), time.monotonic()
+
+    def state(lines: int, details: str) -> str:
+        speed = counts["tokens"] / max(time.monotonic() - started, 1e-9)
+        return f"{lines:,} line{'s' * (lines != 1)}, {details}{speed:,.0f} tokens a second"
+
+    def progress(sentences: int, tokens: int) -> None:
+        counts.update(translated=sentences, tokens=tokens)
+        line.show(state(counts["translated"], ""))
+
+    for lines in read_chunks(_named(options.input), options.buffer_lines, options.source_lang):
+        first, source = counts["lines"], translator.read(lines)
+        found = translator.translate(source, options.target_lang, search, options.max_tokens, first, progress)
+        rows = zip(range(first + 1, first + 1 + len(lines)), lines, found, strict=True)
+        write("".join(_text(options, *row) for row in rows))
+        for problem, affected in ((cut, source.cut), (unknown, source.unknown)):
+            if affected:
+                number, earliest = problems.get(problem, (0, first + affected[0] + 1))
+                problems[problem] = number + len(affected), earliest
+        counts.update(lines=len(lines), empty=sum(not len(tokens) for tokens in source.tokens))
+        if options.reference:
+            best += [translations[0].text for translations in found]
+    for problem, (number, earliest) in problems.items():
+        many = f"{number:,} {'line is' if number == 1 else 'lines are'}"
+        line.say(f"warning: {_named(options.input)}:{earliest}: {many} {problem}")
+    empty = f"{counts['empty']:,} of them empty, " if counts["empty"] else ""
+    line.say(state(counts["lines"], f"{empty}{time.monotonic() - started:.1f} s, "))
+    return best
+
+
+def _text(options: argparse.Namespace, number: int, line: str, translations: list[Hypothesis]) -> str:
+    """Return what is written of a line: an object of JSON, or a line for each translation."""
+    if options.jsonl:
+        values = [
+            {"text": one.text, "score": round(one.score, 4), "tokens": len(one.tokens)}
+            | {"token_scores": [round(score, 4) for score in one.token_scores]}
+            for one in translations
+        ]
+        return json.dumps({"line": number, "source": line, "translations": values}, ensure_ascii=False) + "\n"
+    written = []
+    for one in translations:
+        text = one.text.replace("\n", " ").replace("\r", " ")  # a model of bytes may write line breaks
+        written.append(f"{number}\t{one.score:.4f}\t{text}\n" if options.nbest > 1 else f"{text}\n")
+    return "".join(written)
 
 
 def _score(options: argparse.Namespace, best: list[str], references: list[list[str]]) -> dict[str, Any]:
@@ -152,32 +212,15 @@ def _main(options: argparse.Namespace) -> None:
         raise ConfigError([re.sub(r"^\w+", r"`\g<0>`", problem) for problem in problems])
     references = _check(options)
 
-    from xrep.inference.generation.stream import translate_stream
-
     translator = _load(options)
     if options.input == "-" and sys.stdin.isatty():
         print("type one sentence per line; Ctrl-D ends", file=sys.stderr)
     # Translations that appear on the same terminal would be mixed with the line.
     line = ProgressLine(shown=options.output != "-" or (sys.stderr.isatty() and not sys.stdout.isatty()))
     with text_writer(options.output) as write:
-        done = translate_stream(
-            translator,
-            _named(options.input),
-            write,
-            source_language=options.source_lang,
-            target_language=options.target_lang,
-            options=search,
-            max_tokens=options.max_tokens,
-            most_lines=options.buffer_lines,
-            form="jsonl" if options.jsonl else "nbest" if options.nbest > 1 else "plain",
-            keep_best=bool(references),
-            warn=lambda text: line.say(f"warning: {text}"),
-            progress=lambda summary: line.show(_state(summary, summary.translated)),
-        )
-    empty = f", {done.empty:,} of them empty" if done.empty else ""
-    line.say(_state(done, done.lines, empty, f"{done.seconds:.1f} s, "))
+        best = _translate(options, search, translator, line, write)
     if references:
-        write_summary({**_score(options, done.best, references), "search": asdict(search)}, options.json)
+        write_summary({**_score(options, best, references), "search": asdict(search)}, options.json)
 
 
 main = command_script(build_parser, _main)

@@ -19,7 +19,6 @@ from tests.support.once import made_once
 from tests.support.planning import token_batch
 from xrep import SentenceEncoder
 from xrep.errors import UserError
-from xrep.inference import encoder_files
 from xrep.models.start import find_start
 
 LANGUAGES = (["de", "es"], ["en"])
@@ -86,7 +85,7 @@ def test_nothing_stays_half_written(shared_encoder: Path, tmp_path: Path, monkey
         (directory / "tokenizer.json").write_text("half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(encoder_files, "save_as_huggingface", fail)
+    monkeypatch.setattr("xrep.interop.exported.save_as_huggingface", fail)
     encoder = SentenceEncoder.load(shared_encoder, device="cpu")
     for format in ("hf", "sentence-transformers"):
         with pytest.raises(OSError, match="No space left") as failure:

@@ -70,11 +70,44 @@ def test_stdout_forms(translator: Path, cli: Commands) -> None:
     done = generate(cli, translator, "--input lines.gz")
     assert done.out.split("\n") == [*expected_of(translator, lines), ""]
     assert done.err.startswith("3 lines, 1 of them empty, ")
-    done = generate(cli, translator, "--input lines.gz --nbest 2 --buffer-lines 1")
-    assert [line.split("\t")[0] for line in done.out.splitlines()] == ["1", "1", "2", "3", "3"]
-    done = generate(cli, translator, "--input lines.gz --jsonl --sampling --nbest 3 --seed 4 --sampling-topk 9")
-    assert [len(json.loads(line)["translations"]) for line in done.out.splitlines()] == [3, 1, 3]
+    options = SearchOptions(beam=3, nbest=2, max_length_b=8)
+    expected = Translator.load(translator, device="cpu").translate(lines, options=options)
+    done = generate(cli, translator, "--input lines.gz --beam 3 --nbest 2 --buffer-lines 1")
+    numbers, scores, texts = zip(*(line.split("\t") for line in done.out.splitlines()), strict=True)
+    every = [one for best in expected for one in best]
+    assert numbers == ("1", "1", "2", "3", "3") and list(texts) == [one.text for one in every]
+    assert list(map(float, scores)) == pytest.approx([one.score for one in every], abs=1e-4)
+    done = generate(cli, translator, "--input lines.gz --jsonl --beam 3 --nbest 2")
+    values = [json.loads(line) for line in done.out.splitlines()]
+    assert [(value["line"], value["source"]) for value in values] == [(1, lines[0]), (2, ""), (3, lines[2])]
+    for value, best in zip(values, expected, strict=True):
+        assert [one["text"] for one in value["translations"]] == [one.text for one in best]
+        assert [one["tokens"] for one in value["translations"]] == [len(one.tokens) for one in best]
+        for one in value["translations"][: len(lines[value["line"] - 1])]:
+            assert sum(one["token_scores"]) / len(one["token_scores"]) == pytest.approx(one["score"], abs=1e-3)
     assert generate(cli, translator, "--input /dev/null").out == ""
+
+
+def test_warnings_name_lines(translator: Path, cli: Commands) -> None:
+    long = "das schwere Buch " * 100
+    write_lines(cli.folder / "test.de", ["Haus", long, "Привет", "", *[long] * 12, "мир мир"])
+    for most_lines in (3, 100):
+        done = generate(cli, translator, f"--input test.de --output hyp.en --beam 2 --buffer-lines {most_lines}")
+        assert done.err.splitlines()[:2] == [
+            "warning: test.de:2: 13 lines are longer than 46 subwords, this one first, and the rest of each is cut off",
+            "warning: test.de:3: 2 lines are mostly of unknown subwords, this one first; another script or language"
+            " than the model reads?",
+        ]
+
+
+@pytest.mark.slow
+def test_chunks_do_not_change_what_is_drawn(translator: Path, source: Path, cli: Commands) -> None:
+    found = []
+    for most_lines in (7, 100):
+        options = f"--sampling --sampling-topk 9 --nbest 2 --seed 9 --max-tokens 150 --buffer-lines {most_lines}"
+        done = generate(cli, translator, f"--input test.de {options}")
+        found.append([line.split("\t")[::2] for line in done.out.splitlines()])
+    assert found[0] == found[1] and len(found[0]) == 2 * len(GERMAN)
 
 
 @pytest.mark.slow

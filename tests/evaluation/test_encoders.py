@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.conftest import NgramEncoder
 from tests.support.commands import Commands
 from tests.support.encoders import write_encoder
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, check_languages, open_encoder, with_random_weights, write_sentences
+from xrep.evaluation.encoders import Encoder, open_encoder, with_random_weights, write_sentences
 from xrep.inference.sentence_encoder import SentenceEncoder
 
 SENTENCES = ["unser Nachbar malt", "her teacher sees a red house", "das Buch"]
@@ -74,13 +73,6 @@ def test_kept_vectors_are_taken_for_the_same_question_only(
     with pytest.raises(UserError, match="2 of 2 vectors are not finite; take an earlier checkpoint, or"):
         Encoder("run1/best", broken, cache=cache).encode(["a", "b"], "de")
     assert set(cache.iterdir()) == kept
-
-
-def test_every_language_without_a_tower_is_named() -> None:
-    asked = {"en": "yes", "de": "ja", "fr": "oui", "zh": "是"}
-    check_languages(NgramEncoder(), asked)
-    with pytest.raises(UserError, match=r"cannot encode fr zh \(.*\); leave them out of `langs`, or name another"):
-        check_languages(NgramEncoder(known=["de", "en"]), asked)
 
 
 # -- layers other than the last one ------------------------------------------------------------------------------------

@@ -51,4 +51,4 @@ def test_queries_and_text_of_two_languages(tmp_path: Path) -> None:
     found = [(own["query"], [hit["sentence"] for hit in own["nearest"]]) for own in figures.values["queries"]]
     assert found == [("das Dach", ["a tree", "the house"]), ("das Haus", ["the house", "a tree"])]
     assert figures.text.splitlines()[:2] == ["query: das Dach", f" 0.995  {file}:2  a tree"]
-    assert figures.files == [str(file), str(queries)] and figures.settings["data_lang"] == "en"
+    assert figures.files == (file, queries) and figures.settings["data_lang"] == "en"

@@ -12,7 +12,7 @@ import torch
 from tests.evaluation.conftest import NgramEncoder, measured, save_hashes
 from tests.evaluation.senteval_sets import alone, write_sets
 from xrep.errors import UserError
-from xrep.evaluation.senteval.evaluate import SentEval, select
+from xrep.evaluation.senteval.evaluate import SentEval
 
 pytest.importorskip("sklearn", reason="it is in the extra 'senteval'")
 PARTS = ("train", "dev", "test")
@@ -143,8 +143,8 @@ def test_mean_and_spread_over_seeds_and_what_is_left_out_of_the_test_alone(folde
     one = measured(SentEval, WordEncoder(), sets="CR", seeds="2", **options).values["tables"]["CR"]
     assert one["by_seed"] == {"2": found["by_seed"]["2"]} and one["spread"] == {"accuracy": None, "dev": None}
 
-    sets = select("MR,MRPC", folder, "en")
-    known = [sets[0]["all"].columns[0][0], sets[1]["test"].columns[1][0], sets[1]["train"].columns[0][5]]
+    whole, train, test = SentEval(SentEval.Config(data=str(folder), sets="MR,MRPC")).tables
+    known = [whole.columns[0][0], test.columns[1][0], train.columns[0][5]]
     encoder = WordEncoder(training_hashes=save_hashes(tmp_path, known))
     dropped = measured(SentEval, encoder, **options, sets="MR,MRPC", drop_overlap=True)
     tables = dropped.values["tables"].values()

@@ -10,7 +10,7 @@ import torch
 
 from tests.evaluation.senteval_sets import alone
 from xrep.evaluation.senteval.classifier import Fold, fit, squared_error_gradient
-from xrep.evaluation.senteval.protocols import Part, distributions, expected_score, relatedness
+from xrep.evaluation.senteval.protocols import Data, distributions, expected_score, relatedness
 
 
 def points(count: int, classes: int, width: int = 12, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -68,15 +68,12 @@ def test_scores_as_distributions() -> None:
 
 @pytest.mark.slow
 def test_relatedness_finds_scores_that_depend_on_the_features() -> None:
-    def draw(count: int, seed: int) -> Part:
-        generator = np.random.default_rng(seed)
-        x = generator.normal(size=(count, 8)).astype(np.float32)
-        y = np.clip(3 + x[:, 0] + 0.3 * generator.normal(size=count), 1, 5)
-        return Part(x, y, distributions(y))
-
-    parts = draw(200, 1), draw(60, 2), draw(100, 3)
-    found, drawn = relatedness(*parts, seed=1)
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(360, 8)).astype(np.float32)
+    y = np.clip(3 + x[:, 0] + 0.3 * generator.normal(size=360), 1, 5)
+    data = Data(x, y, distributions(y), np.split(np.arange(360), [200, 260]))
+    found, drawn = relatedness(data, seed=1)
     assert drawn.mean() == pytest.approx(found["pearson"], abs=1)
     assert found["pearson"] > 90 and found["spearman"] > 90 and found["mse"] < 0.3
-    constant = parts[2]._replace(x=np.zeros_like(parts[2].x))
-    assert relatedness(parts[0], parts[1], constant, seed=1)[0]["pearson"] == 0
+    x[260:] = 0
+    assert relatedness(data, seed=1)[0]["pearson"] == 0

@@ -11,11 +11,11 @@ import pytest
 from tests.evaluation.conftest import published
 from tests.evaluation.senteval_sets import write_sets
 from xrep.errors import UserError
-from xrep.evaluation.senteval.readers import SETS, Splits, find, read
+from xrep.evaluation.senteval.evaluate import SETS, Splits, find_sets, read_set
 
 
 def read_all(folder: Path, lang: str = "en") -> dict[str, Splits]:
-    return {name: read(name, *place, lang) for name, place in find(folder).items()}
+    return {name: read_set(name, *place, lang) for name, place in find_sets(folder).items()}
 
 
 def classes(splits: Splits) -> int:
@@ -97,7 +97,7 @@ def test_what_is_wrong_in_a_file_and_which_files_are_missing_or_there_twice(fold
         (folder / file).write_text(text, encoding="utf-8")
     shutil.copytree(folder / "MR", folder / "de" / "MR")
     with pytest.raises(UserError, match=r"two copies of MR: in .*MR and in .*de/MR"):
-        find(folder)
+        find_sets(folder)
     (folder / "de" / "MR" / "rt-polarity.neg").unlink()
     with pytest.raises(UserError, match=r"de/MR/rt-polarity\.neg: no such file"):
         read_all(folder / "de")

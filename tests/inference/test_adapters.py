@@ -147,9 +147,6 @@ def test_what_cannot_be_told_apart_is_refused_or_told_by_the_user(tmp_path: Path
     vectors = encoded(MtebEncoder(three, lang), ENGLISH, pair, "en-ko")
     np.testing.assert_allclose(vectors, model.encoder.encode(ENGLISH, "ko"), atol=1e-6)
     assert asked == [(ENGLISH, ["en", "ko"])]
-    metadata = SimpleNamespace(name="A")
-    with pytest.raises(UserError, match="has image and no text; leave it out"):
-        model.encode([{"image": [0]}], task_metadata=metadata, hf_split="test", hf_subset="en-ko")
 
 
 def test_similarities(raw: Path) -> None:

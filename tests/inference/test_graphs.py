@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from tests.interop.foreign_models import write_model
-from tests.interop.sentence_models import SENTENCES, write_tokenizer
-from tests.interop.test_exported import BERT, IDS, make_encoder
+from tests.interop.sentence_models import SENTENCES, small_tokenizer
+from tests.interop.test_exported import BERT, make_encoder
 from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.inference.export import export_path
@@ -33,8 +33,7 @@ def written(path: Path, changes: dict[str, Any], *, normalize: bool = True, dens
     """Write an encoder with ``changes`` to BERT and, if ``dense`` is not 0, a layer with tanh behind the pooling."""
     encoder = make_encoder(replace(BERT, **changes))
     options |= {"projection": Linear(32, dense), "activation": "tanh"} if dense else {}
-    options |= {"normalize": normalize, "save_tokenizer": write_tokenizer, **IDS}
-    write_sentence_transformers(path, encoder, max_length=LENGTH, **options)
+    write_sentence_transformers(path, encoder, small_tokenizer(), max_length=LENGTH, normalize=normalize, **options)
     return path
 
 

@@ -16,7 +16,6 @@ from tests.support.encoders import write_encoder
 from xrep import SentenceEncoder
 from xrep.errors import UserError
 from xrep.inference.export import export_path
-from xrep.inference.model_card import _data_of
 from xrep_cli.eval import main as xrep_eval
 from xrep_cli.export import main as xrep_export
 
@@ -29,13 +28,16 @@ def metadata(directory: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An encoder with two towers whose run read the files of a folder, and a test set of it."""
+    """An encoder with two towers whose run read the files of two folders, one by a part, and a test set of it."""
     folder = tmp_path_factory.mktemp("card")
     (folder / "corpus").mkdir()
     for name in ("train.de", "train.en", "valid.de"):
         (folder / "corpus" / name).write_text(f"ein Haus {name}\n")
-    task = {"task": {"name": "bitext", "data": str(folder / "corpus")}}
-    write_encoder(folder / "run" / "best", towers="separate", options=task)
+    (folder / "more").mkdir()
+    (folder / "more" / "train.fr").write_text("une maison\n")
+    tasks = [{"task": {"name": "bitext", "data": str(folder / name)}} for name in ("corpus", "more")]
+    options = {**tasks[0], "parts": [tasks[1], {"name": "b", "criterion": {"data": "no"}}, {"task": {"data": None}}]}
+    write_encoder(folder / "run" / "best", towers="separate", options=options)
     write_tatoeba(folder / "tatoeba", "deu", sentence_pairs(30))
     return folder
 
@@ -54,7 +56,7 @@ def test_languages_data_results_and_licence(folder: Path, results: Path, tmp_pat
     found = metadata(tmp_path / "out")
     assert (found["language"], found["license"]) == (["de", "en"], "apache-2.0")
     assert (found["library_name"], found["pipeline_tag"]) == ("sentence-transformers", "sentence-similarity")
-    names = ["corpus/train.de", "corpus/train.en"]
+    names = ["corpus/train.de", "corpus/train.en", "more/train.fr"]
     digests = [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names]
     data = [{"name": name, "sha256": digest} for name, digest in zip(names, digests, strict=True)]
     assert found["training_data"] == data
@@ -83,9 +85,3 @@ def test_results_of_another_model_are_refused(results: Path, encoder: SentenceEn
     with pytest.raises(UserError, match="`license` 'My own licence' is not the identifier of a licence"):
         encoder.save(tmp_path / "out", license="My own licence")
     assert not (tmp_path / "out").exists()
-
-
-def test_the_data_of_every_part() -> None:
-    parts = [{"task": {"data": "one"}}, {"name": "b", "task": {"data": "two"}, "criterion": {"data": "no"}}]
-    assert _data_of({"task": {"data": "zero"}, "parts": parts}) == ["zero", "one", "two"]
-    assert _data_of({"task": {"data": None}, "stages": 3}) == []

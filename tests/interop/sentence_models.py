@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from xrep.data.batching import TokenBatch
 from xrep.interop.pretrained import Pretrained
 from xrep.nn.encoder import TransformerEncoder
 from xrep.nn.pooling import pool
+from xrep.text.pretrained_tokenizer import read_pretrained_tokenizer
+from xrep.text.tokenizer import Tokenizer
 
 library = pytest.importorskip("sentence_transformers", reason="compares with the sentence-transformers library")
 tokenizers = pytest.importorskip("tokenizers", reason="makes the tokenizer of the small models")
@@ -38,6 +42,14 @@ def write_tokenizer(directory: Path) -> Any:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=MAXIMUM, **special).save_pretrained(directory)
     tokenizer.enable_truncation(MAXIMUM)
     return tokenizer
+
+
+@functools.cache
+def small_tokenizer() -> Tokenizer:
+    """Return what ``write_tokenizer`` writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(Path(folder))
+        return read_pretrained_tokenizer(folder)
 
 
 def modules_of(library_model: Path, *, pooling: Any, dense: Any, normalize: bool) -> Any:

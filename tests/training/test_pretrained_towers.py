@@ -27,7 +27,6 @@ from xrep.interop.exported import write_huggingface
 from xrep.interop.pretrained import read_pretrained
 from xrep.models.directory import open_checkpoint
 from xrep.nn.encoder import EncoderShape, TransformerEncoder
-from xrep.text.pretrained_tokenizer import save_as_huggingface
 from xrep.text.sides import open_tokenizers
 from xrep.text.tokenizer import train_tokenizer
 from xrep_cli.train import main
@@ -55,9 +54,7 @@ def write_pretrained(folder: Path) -> None:
         )  # fmt: skip
         torch.manual_seed(seed)
         encoder = TransformerEncoder(shape, dropout=0.1, attention_dropout=0.1)
-        ids = {"bos_id": vocabulary.bos_id, "eos_id": vocabulary.eos_id}
-        save = lambda place, tokenizer=tokenizer: save_as_huggingface(tokenizer, place, 40)  # noqa: E731
-        write_huggingface(folder / language, encoder, max_length=40, **ids, save_tokenizer=save)
+        write_huggingface(folder / language, encoder, tokenizer, max_length=40)
         card = f"---\nlicence: mit\nlanguage:\n- {language}\ntags:\n- es\n---\n# An encoder\n"
         (folder / language / "README.md").write_text(card, encoding="utf-8")
 

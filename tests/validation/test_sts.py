@@ -15,8 +15,7 @@ from tests.support.corpus import sentence_pairs
 from tests.support.runs import compose_run
 from xrep.errors import UserError
 from xrep.evaluation.encoders import open_encoder
-from xrep.evaluation.sts import correlations, select, similarities
-from xrep.evaluation.sts_sets import find_sets
+from xrep.evaluation.sts import correlations, find_sets, select, similarities
 from xrep.models.dual_encoder import DualEncoder
 from xrep.training.run import train
 from xrep.validation.sts import StsValidator

@@ -1,9 +1,6 @@
-"""Measure alignment and uniformity of an encoder, or of each checkpoint of a run.
-
-The losses are those of Wang and Isola (2020), see ``xrep.metrics.geometry``. The sentences are chosen as in "Frozen
-source" (figure 4, appendix A), which follows SimCSE (Gao et al., 2021, section 2 and figure 2). Uniformity is computed
-over all sentences of both sides, whether the pair is positive or not; repeated sentences count each time.
-"""
+"""Alignment and uniformity (``xrep.metrics.geometry``) of sentences that are chosen as in "Frozen source" (figure 4,
+appendix A), which follows SimCSE (Gao et al., 2021, section 2 and figure 2). Uniformity is computed over all sentences
+of both sides, whether the pair is positive or not; repeated sentences count each time."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
 from xrep.evaluation.plots import plot_alignment
 from xrep.evaluation.reading import check_seed, folders_with
-from xrep.evaluation.sts_sets import read_file
+from xrep.evaluation.sts import read_file
 from xrep.metrics.geometry import alignment_loss, uniformity_loss
 from xrep.models.directory import PREFIX, checkpoints_in
 from xrep.text.languages import canonical

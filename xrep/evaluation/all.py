@@ -75,7 +75,7 @@ class All(Evaluation):
     def _languages(self, trained: Sequence[str]) -> list[str] | None:
         """Return the languages to measure; None: all."""
         if self.config.langs is not None:
-            named = named_languages(self.config.langs, groups=GROUPS)
+            named = named_languages(self.config.langs, GROUPS)
             return None if "all" in named else named
         if len(trained) < 2:  # a single language says little about an encoder that reads several
             return None

@@ -1,13 +1,10 @@
-"""BUCC: mine the translations that are hidden in two monolingual texts, and compare them with a gold list.
-
-The data is that of the shared tasks of 2017 and 2018 (Zweigenbaum, Sharoff and Rapp). The protocol is that of Artetxe
-and Schwenk (2019, arXiv:1811.01136); the threshold is the best one of *another* split.
-"""
+"""BUCC, the shared tasks of 2017 and 2018 (Zweigenbaum, Sharoff and Rapp), by the protocol of Artetxe and Schwenk
+(2019, arXiv:1811.01136), in which the threshold is the best one of *another* split."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -99,7 +96,8 @@ class Bucc(Evaluation):
         return [side for test in self.tests for split in test if split for side in (split.source, split.target)]
 
     def narrow(self, languages: Sequence[str]) -> None:
-        self.tables = [side for side in self.tables if is_pair_of(side.name.split(".")[0], languages)]
+        codes = {side.name: side.name.split(".")[0].split("-") for side in self.tables}
+        self.tables = [side for side in self.tables if set(map(canonical, codes[side.name])) <= set(languages)]
 
     def measure(self, model: Encoder) -> Figures:
         self.check(model)
@@ -159,11 +157,6 @@ def select(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:
         cure = "the folder must hold files such as zh-en.training.zh, zh-en.training.en and zh-en.training.gold"
         raise UserError("no file {xx}-{yy}.{split}.gold in it", path=folder, cure=cure)
     return {name: known[name] for name in choose_names(named(pairs, "langs"), known, "BUCC files of", folder)}
-
-
-def is_pair_of(pair: str, languages: Collection[str]) -> bool:
-    """Return whether both languages of a pair such as ``de-en`` are among some languages."""
-    return set(map(canonical, pair.split("-"))) <= set(languages)
 
 
 def plan(splits: list[str], pair: str, config: Bucc.Config) -> tuple[str, str | None]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -15,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.reading import named
 from xrep.files import build_once, sha256_of, write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.metrics.components import remove_components, whiten
+from xrep.metrics.components import remove_components
 from xrep.models.kinds import kind_of
 from xrep.precision import Precision
 from xrep.store.arrays import open_array
@@ -32,7 +30,11 @@ _LAYOUT = f"a folder of vectors holds {VECTORS}, [N, D] floats, and {SENTENCES},
 
 @dataclass
 class Encoder:
-    """A sentence encoder as evaluations take it: a model, or the vectors of another system."""
+    """A sentence encoder as evaluations take it: a model, or the vectors of another system.
+
+    Its ``languages`` are the canonical codes of those that it was trained on, none if they are not known, and
+    ``training_hashes`` is a file with the hashes of its training sentences (``xrep.evaluation.overlap``), or None.
+    """
 
     path: str
     """Path from which it was opened."""
@@ -45,17 +47,8 @@ class Encoder:
     """Number of the first numbers that are kept of each vector; None: all."""
 
     def __post_init__(self) -> None:
+        self.languages, self.training_hashes = self.encoder.languages, self.encoder.training_hashes
         self._digest = functools.cache(self.encoder.fingerprint)
-
-    @property
-    def languages(self) -> list[str]:
-        """Canonical codes of the languages that it was trained on; empty if they are not known."""
-        return self.encoder.languages
-
-    @property
-    def training_hashes(self) -> Path | None:
-        """File with the hashes of its training sentences, see ``xrep.evaluation.overlap``; None if there is none."""
-        return self.encoder.training_hashes
 
     def fingerprint(self) -> str:
         """Return a digest that changes when the vectors that the encoder computes change."""
@@ -97,11 +90,8 @@ def finite(vectors: np.ndarray, path: str) -> np.ndarray:
 
 
 class Precomputed:
-    """Vectors that another system computed, or that were kept, looked up by language and sentence.
-
-    Args:
-        path: Folder with ``vectors.npy`` [N, D] and ``sentences.tsv``, N lines ``language<TAB>sentence``.
-    """
+    """Vectors that another system computed, or that were kept, looked up by language and sentence, in a folder with
+    ``vectors.npy`` [N, D] and ``sentences.tsv``, N lines ``language<TAB>sentence``."""
 
     training_hashes = None
 
@@ -148,30 +138,13 @@ def open_encoder(
     precision: Precision = "float32",
 ) -> Encoder:
     """Open a run of xrep, a directory of Hugging Face or sentence-transformers, or a folder that ``Precomputed`` reads.
-
-    Args:
-        batch_tokens, cache: As in ``Encoder``.
-        layer, precision: As ``layer`` and ``dtype`` of ``SentenceEncoder.load``.
-    """
+    The options are those of ``Encoder`` and, with the name ``dtype`` for the precision, of ``SentenceEncoder.load``."""
     if kind_of(path) != "folder of vectors":
         encoder = SentenceEncoder.load(path, layer=layer, dtype=precision)
         return Encoder(str(path), encoder, batch_tokens, Path(cache) if cache else None)
     if layer is not None:
         raise UserError("`layer` of vectors that another system computed", path=path, cure="leave it out")
     return Encoder(str(path), Precomputed(path))
-
-
-def check_languages(encoder: Encoder, sentences: Mapping[str, str]) -> None:
-    """Encode one sentence of each language, so that languages that the encoder refuses are reported before the work."""
-    refused: dict[str, str] = {}
-    for language, sentence in sentences.items():
-        try:
-            encoder.encode([sentence], language)
-        except UserError as error:
-            refused[language] = error.problem
-    if refused:
-        problem = f"the encoder cannot encode {' '.join(refused)} ({next(iter(refused.values()))})"
-        raise UserError(problem, cure="leave them out of `langs`, or name another encoder")
 
 
 def encode_columns(encoder: Encoder | SentenceEncoder, columns: Sequence[Sequence[str]], lang: str) -> list[np.ndarray]:
@@ -187,30 +160,6 @@ def without_components(unit: np.ndarray, count: int) -> np.ndarray:
         problem = f"`remove_components` {count} of vectors {unit.shape[1]} wide"
         raise UserError(problem, cure=f"give at most {unit.shape[1] - 1}")
     return normalize_rows(remove_components(unit, count)) if count else unit
-
-
-def whitened(vectors: np.ndarray, count: int) -> np.ndarray:
-    """Return vectors [N, D] whitened to ``count`` directions; 0 leaves them as they are."""
-    if not count:
-        return vectors
-    try:
-        return whiten(vectors, count)
-    except ValueError as error:
-        most = min(len(vectors) - 1, vectors.shape[1])
-        raise UserError(f"`whiten` {count}: {error}", cure=f"give a smaller number, at most {most}") from None
-
-
-def shortened(encoder: Any, dimensions: str | None) -> list[Any]:
-    """Return an encoder, and those of its vectors cut to the widths in ``dimensions``, such as ``256,128,64``."""
-    encoders = [encoder]
-    for width in [] if dimensions is None else named(dimensions, "dimensions"):
-        size = encoder.encoder.output_size
-        if not width.isdecimal() or not 0 < int(width) < size:
-            problem, cure = f"`dimensions` {width} of vectors of {size} numbers", f"give numbers from 1 to {size - 1}"
-            raise UserError(problem, path=encoder.path, cure=cure)
-        encoders.append(copy.copy(encoder))  # which computes the digest of the weights only once
-        encoders[-1].truncate_dim, encoders[-1].path = int(width), f"{encoder.path}:{width}"
-    return encoders
 
 
 def with_random_weights(encoder: Encoder, seed: int) -> Encoder:

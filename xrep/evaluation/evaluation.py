@@ -14,8 +14,9 @@ import numpy as np
 from tqdm import tqdm
 
 import xrep
-from xrep.evaluation.encoders import check_languages, open_encoder
-from xrep.evaluation.overlap import Overlap, find_overlap, total
+from xrep.errors import UserError
+from xrep.evaluation.encoders import open_encoder
+from xrep.evaluation.overlap import Overlap, seen, total
 from xrep.evaluation.plots import Picture
 from xrep.files import sha256_of
 from xrep.metrics.bootstrap import interval, resampled_share
@@ -173,8 +174,9 @@ class Evaluation(ABC):
         return self.read()
 
     def narrow(self, languages: Sequence[str]) -> None:
-        """Leave out the tables that do not belong to the languages that ``xrep-eval all`` measures."""
-        self.tables = [examples for examples in self.tables if set(examples.languages) <= set(languages)]
+        """Leave out the tables that do not belong to the languages that ``xrep-eval all`` measures. Sentences beside
+        their English translations belong to their own language."""
+        self.tables = [own for own in self.tables if (set(own.languages) - {"en"} or {"en"}) <= set(languages)]
 
     def open(self, path: str) -> Any:
         """Open the model that ``measure`` takes, by default an ``Encoder``. It has a ``path``, ``training_hashes``, and
@@ -185,17 +187,34 @@ class Evaluation(ABC):
     def check(self, model: Any) -> None:
         """Check before the work that the model fits the tables. By default it encodes a sentence of each language."""
         sides = (side for own in self.tables for side in zip(own.languages, own.columns, strict=True))
-        check_languages(model, {language: column[0] for language, column in sides})
+        refused = dict[str, str]()
+        for language, column in dict(sides).items():
+            try:
+                model.encode(column[:1], language)
+            except UserError as error:
+                refused[language] = error.problem
+        if refused:
+            problem = f"the encoder cannot encode {' '.join(refused)} ({next(iter(refused.values()))})"
+            raise UserError(problem, cure="leave them out of `langs`, or name another encoder")
 
     @abstractmethod
     def measure(self, model: Any) -> Figures:
         """Measure a model on all tables."""
 
     def without_overlap(self, model: Any, examples: Examples) -> tuple[Examples, Overlap]:
-        """Count the examples that were in the training text, and leave them out with ``drop_overlap``."""
-        options = {"drop": getattr(self.config, "drop_overlap", False), "name": examples.name, "least": self.least}
-        rows, overlap = find_overlap(model.training_hashes, *examples.columns, **options)
-        return examples if rows.all() else examples.only(rows), overlap
+        """Count the examples with a sentence of the training text, and leave them out with ``drop_overlap``."""
+        drop, count = getattr(self.config, "drop_overlap", False), len(examples)
+        cure = "measure without `drop_overlap`"
+        if model.training_hashes is None:
+            if drop:
+                raise UserError("no training hashes beside the encoder", cure=cure)
+            return examples, Overlap(None, count)
+        known = seen(examples.columns, model.training_hashes)
+        found = int(known.sum())
+        if drop and count - found < self.least:
+            problem = f"{found} of {count} examples of {examples.name} were in the training text, too few are left"
+            raise UserError(problem, cure=cure)
+        return examples.only(~known) if drop and found else examples, Overlap(found, count, dropped=drop)
 
     def figures(self, measured: Sequence[Result]) -> Figures:
         """Return the averages, the resampled figures, the table and the record of the results of all tables."""
@@ -303,11 +322,6 @@ class Figures:
     def intervals(self) -> dict[str, tuple[float, float]]:
         """95% bootstrap intervals of the figures that have ``resamples``: name -> lower and upper bound."""
         return {name: interval(values) for name, values in self.resamples.items()}
-
-    @property
-    def has_all_examples(self) -> bool:
-        """Whether no example was left out because it was in the training text."""
-        return not (self.overlap and self.overlap.dropped and self.overlap.found)
 
     def printed(self) -> str:
         """Return the text that ``xrep-eval`` prints."""

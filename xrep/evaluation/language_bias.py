@@ -1,9 +1,6 @@
-"""Measure language bias: how many of a sentence's nearest neighbours, in a pool of many languages, share its language.
-
-This is the analysis of "Universal Sentence Representation Learning with Conditional Masked Language Model" (section
-5.2, figure 2). The paper does not state the number of neighbours; the default here is 10. In the Tatoeba test each
-language only translates English; the English sentences of the pool are then those of the other languages in turn.
-"""
+"""Language bias, as in "Universal Sentence Representation Learning with Conditional Masked Language Model" (section
+5.2, figure 2), which does not state the number of neighbours. In the Tatoeba test each language only translates
+English; the English sentences of the pool are then those of the other languages in turn."""
 
 from __future__ import annotations
 
@@ -17,10 +14,9 @@ import numpy as np
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, without_components
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
-from xrep.evaluation.multilingual import TextOptions, languages_of, read_texts
 from xrep.evaluation.overlap import total
 from xrep.evaluation.plots import plot_language_bias
-from xrep.evaluation.reading import check_least, folders_with
+from xrep.evaluation.reading import TextOptions, check_least, folders_with, languages_of, read_texts
 from xrep.metrics.geometry import language_shares
 from xrep.text.languages import name
 
@@ -62,9 +58,6 @@ class LanguageBias(Evaluation):
         tables = read_texts(self.config)
         _even(_pool(tables), self.config.sentences)
         return tables
-
-    def narrow(self, languages: Sequence[str]) -> None:
-        super().narrow(["en", *languages])
 
     def measure(self, model: Encoder) -> Figures:
         """Measure the shares.

@@ -13,10 +13,11 @@ from tqdm import tqdm
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures
-from xrep.evaluation.reading import check_least, read_sentences
+from xrep.evaluation.reading import check_least
 from xrep.retrieval.neighbours import neighbours
 from xrep.text.chunks import CHUNK_LINES, read_chunks
 from xrep.text.languages import check_language
+from xrep.text.lines import read_lines
 
 
 class Neighbours(Evaluation):
@@ -54,7 +55,8 @@ class Neighbours(Evaluation):
         check_least(config, top=1)
         check_language(config.lang, "lang")
         check_language(config.data_lang, "data_lang")
-        given = [*config.query, *(read_sentences(Path(config.query_file)) if config.query_file else [])]
+        listed = read_lines(config.query_file) if config.query_file else ()
+        given = [*config.query, *(line for _, line in listed)]
         queries = list(dict.fromkeys(query for query in given if query.strip()))
         if not queries:
             raise UserError("no query", cure="give `query` 'a sentence', or `query_file` with one on each line")

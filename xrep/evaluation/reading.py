@@ -1,15 +1,29 @@
-"""What the readers of several evaluations need: the choice of languages, parallel files, and files in subfolders."""
+"""What the readers of several evaluations need: the choice of languages, files in subfolders, and parallel sentences.
+
+Parallel sentences in several languages are those of the Tatoeba test, in which every language is paired only with
+English, or of files whose names differ only in the language: ``newstest2012.{lang}``, ``test-{lang}.tsv`` of XNLI.
+"""
 
 from __future__ import annotations
 
+import glob
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from xrep.errors import UserError
+from xrep.evaluation.evaluation import Examples
+from xrep.text import readers
 from xrep.text.languages import canonical, refuse_pair
-from xrep.text.readers import read_lines
+
+SHOWN = ("de", "en", "es", "fr", "ja", "ko", "zh")
+"""The languages of PAWS-X, which are also those of figure 2 in "Universal Sentence Representation Learning with
+Conditional Masked Language Model"."""
+_CODE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z]+)?")
 
 
 def named(text: str, option: str) -> list[str]:
@@ -32,27 +46,21 @@ def choose_names(
     return [name for name in known if name in names or "all" in names]
 
 
-def named_languages(
-    text: str, known: Collection[str] = (), groups: Mapping[str, Sequence[str]] | None = None
-) -> list[str]:
+def named_languages(text: str, groups: Mapping[str, list[str]], known: Collection[str] = ()) -> list[str]:
     """Return the canonical codes in the value of ``langs``, each once. They are given as ``de`` or ``deu``, or by the
     name of one of the ``groups``; ``all`` stays as it is."""
     languages = list[str]()
     for code in named(text, "langs"):
         refuse_pair(code, "langs", known)
-        languages += (groups or {}).get(code, (code if code == "all" else canonical(code),))
+        languages += groups.get(code, [code if code == "all" else canonical(code)])
     return list(dict.fromkeys(languages))
 
 
 def choose_languages(
-    text: str,
-    known: Collection[str],
-    data: str,
-    path: str | Path | None = None,
-    groups: Mapping[str, Sequence[str]] | None = None,
+    text: str, known: Collection[str], data: str, path: str | Path | None = None, groups: Mapping[str, list[str]] = {}
 ) -> list[str]:
     """Return the languages that the value of ``langs`` names, as ``named_languages`` and ``choose_names`` do."""
-    return choose_names(named_languages(text, known, groups), known, data, path)
+    return choose_names(named_languages(text, groups, known), known, data, path)
 
 
 def check_least(options: object, **least: int) -> None:
@@ -62,10 +70,10 @@ def check_least(options: object, **least: int) -> None:
             raise UserError(f"`{name}` {given}", cure=f"give at least {value}")
 
 
-def check_seed(seed: int, option: str = "seed") -> None:
+def check_seed(seed: int) -> None:
     """Check that numpy and scikit-learn take a seed."""
     if not 0 <= seed < 2**32:
-        raise UserError(f"`{option}` {seed}", cure="give a number from 0 to 4294967295")
+        raise UserError(f"`seed` {seed}", cure="give a number from 0 to 4294967295")
 
 
 def existing_folder(path: str | Path, cure: str) -> Path:
@@ -74,28 +82,13 @@ def existing_folder(path: str | Path, cure: str) -> Path:
     return Path(path)
 
 
-def read_sentences(path: Path) -> list[str]:
-    return [line for _, line in read_lines(path)]
-
-
-def read_columns(path: Path, least: int) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number and the tab-separated columns of each line, of which there must be at least ``least``."""
-    for number, line in read_lines(path):
-        columns = line.split("\t")
-        if len(columns) < least:
-            problem = f"{len(columns)} columns where {least} are needed"
-            raise UserError(problem, path=path, line=number, cure="separate the columns by tabs")
-        yield number, columns
-
-
-def check_parallel(columns: Sequence[Sequence[object]], paths: Sequence[Path]) -> None:
-    """Check that files, whose lines are ``columns``, have the same number of lines."""
-    sizes = {path: len(column) for path, column in zip(paths, columns, strict=True)}
-    short, *_, long = sorted(sizes, key=lambda path: sizes[path])
-    if sizes[short] < sizes[long]:
-        problem = f"{sizes[short]} lines, but {long.name} has {sizes[long]}"
-        cure = "line i of one must belong to line i of the other"
-        raise UserError(problem, path=short, line=sizes[short] + 1, cure=cure)
+def cells(path: Path, number: int, line: str, least: int) -> list[str]:
+    """Return the tab-separated columns of a line, of which there must be at least ``least``."""
+    columns = line.split("\t")
+    if len(columns) < least:
+        problem = f"{len(columns)} columns where {least} are needed"
+        raise UserError(problem, path=path, line=number, cure="separate the columns by tabs")
+    return columns
 
 
 def folders_with(folder: Path, pattern: str = ".*") -> dict[Path, list[str]]:
@@ -109,3 +102,97 @@ def folders_with(folder: Path, pattern: str = ".*") -> dict[Path, list[str]]:
         if own := sorted(name for name in names if re.fullmatch(pattern, name) and Path(path, name).is_file()):
             matching[Path(path)] = own
     return matching
+
+
+@dataclass(kw_only=True)
+class TextOptions:
+    """Options of every evaluation that reads parallel sentences in several languages."""
+
+    data: str
+    """Folder of the Tatoeba test, or path with {lang} in place of the language."""
+    langs: str | None = None
+    """Language codes (de,fr or deu,fra) or all. The default is those of de en es fr ja ko zh that are there, or all if
+    fewer than two are."""
+    column: int = 1
+    """Column of the sentence in .tsv files, counted from 1."""
+
+
+def read_texts(options: TextOptions) -> list[Examples]:
+    """Read parallel sentences: one table with a column for each language, or with Tatoeba one table for each language,
+    whose second column is English.
+
+    Rows with a blank or repeated side, and rows with all sides equal, are left out, and so are rows in which a side is
+    ``NS``, with which PAWS-X marks a sentence that has no translation.
+    """
+    data, langs = options.data, options.langs
+    check_least(options, column=1)
+    codes = {} if "{lang}" in data else available(data)
+    files = files_of_pattern(data) if "{lang}" in data else {}
+    known, hub = sorted({*files, *codes, "en"} if codes else files), {"en"} if codes else set()
+    if langs is None:
+        shown = [language for language in SHOWN if language in known]
+        langs = ",".join(shown) if len(shown) > 1 else "all"
+    chosen = sorted(hub.union(choose_languages(langs, known, "sentences of", data)))
+    if len(chosen) < 2:
+        cure = "name files of several languages, with {lang} in their place"
+        raise UserError("sentences of fewer than 2 languages", path=data, cure=cure)
+    if codes:
+        return [_clean(read_pairs(data, codes[language])) for language in chosen if language != "en"]
+    return [_clean(read_parallel(" ".join(chosen), {language: files[language] for language in chosen}, options.column))]
+
+
+def available(folder: str | Path) -> dict[str, str]:
+    """Return the languages of a folder in LASER's layout: canonical code -> code in the file names."""
+    cure = "name the folder of LASER's Tatoeba test, which holds tatoeba.deu-eng.deu and its like"
+    folder = existing_folder(folder, cure)
+    codes = {file.name.split(".")[1].removesuffix("-eng") for file in folder.glob("tatoeba.*-eng.*")}
+    if not codes:
+        raise UserError("no file tatoeba.{xxx}-eng.{xxx} in it", path=folder, cure=cure)
+    return {canonical(code): code for code in sorted(codes)}
+
+
+def read_pairs(folder: str | Path, code: str) -> Examples:
+    """Read the Tatoeba test of one language: its own sentences and their English translations."""
+    own, english = (Path(folder) / f"tatoeba.{code}-eng.{side}" for side in (code, "eng"))
+    return read_parallel(canonical(code), {canonical(code): own, "en": english})
+
+
+def read_parallel(name: str, files: Mapping[str, Path], column: int = 1) -> Examples:
+    """Read files, by their languages, whose line i translates line i of the others; of .tsv files one column."""
+    paths, columns = tuple(files.values()), tuple(list[str]() for _ in files)
+    for number, lines in readers.read_parallel(paths):
+        for path, line, texts in zip(paths, lines, columns, strict=True):
+            texts.append(cells(path, number, line, column)[column - 1] if ".tsv" in path.suffixes else line)
+    return Examples(name, tuple(files), columns, files=paths)
+
+
+def files_of_pattern(pattern: str) -> dict[str, Path]:
+    """Find the files that match a path with ``{lang}`` in place of the language: canonical language -> file."""
+    before, *others = pattern.split("{lang}")
+    if len(others) != 1:
+        problem = f"{{lang}} occurs {'more than once' if others else 'nowhere'}"
+        raise UserError(problem, path=pattern, cure="write it once, in place of the language")
+    names = sorted(glob.glob(f"{glob.escape(before)}*{glob.escape(others[0])}"))
+    codes = {name[len(before) : len(name) - len(others[0])]: Path(name) for name in names}
+    files = {canonical(code): file for code, file in codes.items() if _CODE.fullmatch(code)}
+    if not files:
+        raise UserError("no such files", path=pattern, cure="{lang} stands for the language")
+    return files
+
+
+def languages_of(tables: Sequence[Examples]) -> list[str]:
+    """Return the languages of several tables in alphabetical order."""
+    return sorted({language for examples in tables for language in examples.languages})
+
+
+def _clean(examples: Examples) -> Examples:
+    kept, seen = list[bool](), set[tuple[int, str]]()
+    for row in zip(*examples.columns, strict=True):
+        sides = set(enumerate(row))
+        blank = any(side.strip() in ("", "NS") for side in row)
+        kept.append(not blank and len(set(row)) > 1 and not sides & seen)
+        seen |= sides if kept[-1] else set()
+    if sum(kept) < 2:
+        problem = f"{sum(kept)} different sentences with a translation"
+        raise UserError(problem, path=examples.files[0], cure="give at least 2 lines of text")
+    return examples.only(np.array(kept))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import shortened, with_random_weights
-from xrep.evaluation.evaluation import Evaluation, Examples, Figures, VectorTestOptions, table
+from xrep.evaluation.encoders import with_random_weights
+from xrep.evaluation.evaluation import Evaluation, Examples, Figures, VectorTestOptions
+from xrep.evaluation.reading import named
 from xrep.metrics.bootstrap import interval, shown_difference
 
 
@@ -102,6 +104,19 @@ def models(evaluation: Evaluation, paths: Sequence[str], dimensions: str | None 
             yield from shortened(evaluation.open(path), dimensions)
 
 
+def shortened(encoder: Any, dimensions: str | None) -> list[Any]:
+    """Return an encoder, and those of its vectors cut to the widths in ``dimensions``, such as ``256,128,64``."""
+    encoders = [encoder]
+    for width in [] if dimensions is None else named(dimensions, "dimensions"):
+        size = encoder.encoder.output_size
+        if not width.isdecimal() or not 0 < int(width) < size:
+            problem, cure = f"`dimensions` {width} of vectors of {size} numbers", f"give numbers from 1 to {size - 1}"
+            raise UserError(problem, path=encoder.path, cure=cure)
+        encoders.append(copy.copy(encoder))  # which computes the digest of the weights only once
+        encoders[-1].truncate_dim, encoders[-1].path = int(width), f"{encoder.path}:{width}"
+    return encoders
+
+
 def differences(first: Figures, other: Figures) -> dict[str, tuple[float, float, float]]:
     """Return the difference of each figure of another model from that of the first one, and the bounds of its 95%
     interval by a paired bootstrap: both are computed on the same draws of examples. There are none if the models were
@@ -111,7 +126,8 @@ def differences(first: Figures, other: Figures) -> dict[str, tuple[float, float,
         return {f"{label}: {name}": own for label, pair in parts.items() for name, own in differences(*pair).items()}
     tables = [own.values.get("tables", {}) for own in (first, other)]
     sizes = [[(name, table["examples"]) for name, table in own.items()] for own in tables]
-    if sizes[0] != sizes[1] or not (first.has_all_examples and other.has_all_examples):
+    left_out = [own for own in (first.overlap, other.overlap) if own and own.dropped and own.found]
+    if sizes[0] != sizes[1] or left_out:
         return {}
     return {
         name: (other.headline[name] - value, *interval(other.resamples[name] - first.resamples[name]))
@@ -120,9 +136,11 @@ def differences(first: Figures, other: Figures) -> dict[str, tuple[float, float,
     }
 
 
-def comparison(records: Mapping[str, Mapping[str, Any]], differing: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    """Return a table of the headlines of several models, by name, with their intervals, of their random weights, and of
-    the ``differences`` of models from the first one; empty if there are no headlines."""
+def comparison(
+    records: Mapping[str, Mapping[str, Any]], differing: Mapping[str, Mapping[str, Sequence[float]]]
+) -> list[list[str]]:
+    """Return the rows of a table, after its header, of the headlines of several models, by name, with their intervals,
+    of their random weights, and of the ``differences`` of models from the first one."""
     columns = dict[str, dict[str, str]]()
     for name, record in records.items():
         spans = {figure: f" [{low:.2f}, {high:.2f}]" for figure, (low, high) in record["intervals"].items()}
@@ -135,8 +153,7 @@ def comparison(records: Mapping[str, Mapping[str, Any]], differing: Mapping[str,
             heading = "difference" if len(records) == 2 else f"{name}, difference"
             columns[heading] = {figure: shown_difference(difference) for figure, difference in own.items()}
     figures = dict.fromkeys(figure for record in records.values() for figure in record["headline"])
-    rows = [[figure, *(own.get(figure, "") for own in columns.values())] for figure in figures]
-    return table(["figure", *columns], rows) if rows else ""
+    return [["figure", *columns], *([figure, *(own.get(figure, "") for own in columns.values())] for figure in figures)]
 
 
 def _with_spread(own: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Project the vectors of sentences that translate each other, or of their tokens, to two dimensions.
+"""Project vectors to two dimensions.
 
 "Aligning Cross-lingual Sentence Representations with Dual Momentum Contrast" (figure 3) and "Universal Sentence
 Representation Learning with Conditional Masked Language Model" (figure 3) show sentences by t-SNE; "Dual-Alignment
@@ -20,16 +20,12 @@ from xrep.data.batching import collate
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, finite
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, PlotOption
-from xrep.evaluation.multilingual import TextOptions, read_texts
 from xrep.evaluation.plots import plot_points
-from xrep.evaluation.reading import check_seed
+from xrep.evaluation.reading import TextOptions, check_seed, read_texts
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import principal_components
 from xrep.text.languages import canonical
 from xrep.text.sides import tokenizer_of
-
-Link = tuple[int, int]
-"""Two points that a line connects: a sentence and its translation."""
 
 
 class Scatter(Evaluation):
@@ -83,14 +79,14 @@ class Scatter(Evaluation):
             plot=lambda picture: plot_points(values, links, picture),
         )
 
-    def points(self, model: Encoder) -> tuple[dict[str, Any], list[Link]]:
+    def points(self, model: Encoder) -> tuple[dict[str, Any], list[tuple[int, int]]]:
         """Project the vectors of sentences, or of their tokens in the layer from which sentence vectors are pooled.
 
         Return what is written as JSON: the share of the variance that both axes of PCA hold, ``explained``; the
         ``points``, whose label is the number of the sentence or the token; and the ``sentences`` by language, numbered
         from 1. Also return links from each sentence with its English (or first) translation; there are none of tokens.
         """
-        points, vectors, links, sentences = list[dict[str, Any]](), [], list[Link](), list[dict[str, str]]()
+        points, vectors, links, sentences = list[dict[str, Any]](), [], list[tuple[int, int]](), list[dict[str, str]]()
         for examples in self.tables:
             rows, first = range(len(examples)), {}
             for language, column in zip(examples.languages, examples.columns, strict=True):
@@ -103,9 +99,8 @@ class Scatter(Evaluation):
                 vectors.append(found)
             hub = first.pop("en" if "en" in first else examples.languages[0])
             links += [(hub + row, start + row) for start in first.values() for row in rows]
-            sentences += [
-                dict(zip(examples.languages, row, strict=True)) for row in zip(*examples.columns, strict=True)
-            ]
+            lines = zip(*examples.columns, strict=True)
+            sentences += [dict(zip(examples.languages, line, strict=True)) for line in lines]
         projected, explained = project(np.concatenate(vectors), self.config.method, self.config.seed)
         points = [{**point, "x": x, "y": y} for point, (x, y) in zip(points, projected.tolist(), strict=True)]
         values = {"method": self.config.method, "explained": explained, "points": points, "sentences": sentences}

@@ -1,27 +1,31 @@
-"""Zero-shot semantic textual similarity: correlate the similarity of two vectors with human scores.
+"""Zero-shot semantic textual similarity, on data sets in the format in which they are published.
 
-The results of a data set with several subsets have been averaged in three ways, which differ by points (Gao et al.,
-2021, "SimCSE", appendix B), so all three are reported; without subsets they are equal.
+The sets are STS12 to STS16 (SemEval; Agirre et al., 2012 to 2016), where a blank line means that the pair has no score,
+STS-B (Cer et al., 2017), whose .csv files are in fact tab-separated and without quotes, its translations, and SICK-R
+(Marelli et al., 2014). The three ways to average subsets differ by points (Gao et al., 2021, "SimCSE", appendix B).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, encode_columns, whitened
+from xrep.evaluation.encoders import Encoder, encode_columns
 from xrep.evaluation.evaluation import Examples, Result, Score, TableEvaluation, VectorTestOptions, table
-from xrep.evaluation.reading import check_least, choose_languages, folders_with
-from xrep.evaluation.sts_sets import find_sets, subsets_of
+from xrep.evaluation.reading import cells, check_least, choose_languages, existing_folder, folders_with
 from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.metrics import components
 from xrep.metrics.bootstrap import resampled
 from xrep.metrics.correlation import pearson, spearman
 from xrep.store.vectors import normalize_rows
+from xrep.text.languages import canonical
+from xrep.text.readers import read_csv, read_lines, read_parallel
 
 SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "cosine": lambda x, y: (normalize_rows(x) * normalize_rows(y)).sum(axis=1),
@@ -39,6 +43,17 @@ Correlations = dict[str, dict[str, dict[str, Any]]]
 SEVEN = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 """The data sets of the published average (SimCSE; CMLM, table 2), which is given if all of them were measured."""
 _FILES = r"STS\.input\..+\.txt|sts-test\.csv|SICK_test_annotated\.txt|stsb-.+-test\.csv"
+_SPLITS = {"SICK_test_annotated": "test", "SICK_trial": "dev", "SICK_train": "train"}
+_SETS = {
+    "SICK-R": (re.compile(r"(?P<split>SICK_test_annotated|SICK_trial|SICK_train)\.txt"), (1, 2, 3)),
+    "STS-B": (re.compile(r"sts-(?P<split>train|dev|test)\.csv"), (5, 6, 4)),
+    "STS-B {}": (re.compile(r"stsb-(?P<language>[A-Za-z-]+)-(?P<split>train|dev|test)\.csv"), (0, 1, 2)),
+}
+"""Names of data sets -> names of their files, and the columns of the two sentences and the score."""
+_YEAR = re.compile(r"STS[-_ ]?(?:20)?(1[2-6])(?!\d)", re.IGNORECASE)
+_LAYOUTS = "a folder with STS12-en-test and its like, STSBenchmark, SICK or stsb_multi_mt, or one of these"
+_Row = tuple[str, Path, int, list[str]]
+"""Subset, file and line of the score; and both sentences and the score as it is written, which may be blank."""
 
 
 class Sts(TableEvaluation):
@@ -131,7 +146,12 @@ def similarities(encoder: Encoder | SentenceEncoder, test: Examples, whiten: int
     # Vectors are not normalised: with length 1, dot product, Euclidean distance and cosine would give the same ranking.
     columns = [column for subset in subsets_of(test) for column in subset.columns]
     encoded = encode_columns(encoder, columns, test.languages[0])
-    joined = whitened(np.concatenate(encoded).astype(np.float64), whiten)
+    joined = np.concatenate(encoded).astype(np.float64)
+    try:
+        joined = components.whiten(joined, whiten) if whiten else joined
+    except ValueError as error:
+        most = min(len(joined) - 1, joined.shape[1])
+        raise UserError(f"`whiten` {whiten}: {error}", cure=f"give a smaller number, at most {most}") from None
     vectors = np.split(joined, np.cumsum([len(column) for column in encoded])[:-1])
     x, y = np.concatenate(vectors[::2]), np.concatenate(vectors[1::2])
     return {similarity: function(x, y) for similarity, function in SIMILARITIES.items()}
@@ -155,3 +175,87 @@ def correlations(test: Examples, scores: Mapping[str, np.ndarray]) -> Correlatio
                 "subsets": each,
             }
     return found
+
+
+def subsets_of(examples: Examples) -> list[Examples]:
+    """Return the pairs of each subset of a data set."""
+    names = examples.gold["subset"]
+    return [replace(examples.only(names == name), name=name) for name in dict.fromkeys(names.tolist())]
+
+
+def find_sets(folder: str | Path, split: str = "test") -> list[Examples]:
+    """Return every data set with this split in a folder and its subfolders (four levels deep), sorted by name.
+
+    The columns are the two sentences of each pair, and ``gold`` has the fields ``score``, from 0 to 5, and ``subset``,
+    the name of the subset of the data set.
+    """
+    folder = existing_folder(folder, f"name {_LAYOUTS}")
+    sets = dict[str, Examples]()
+    for inside, names in folders_with(folder).items():
+        tests = [read_file(inside / name, split) for name in names]
+        if split == "test" and any(inside.glob("STS.input.*.txt")):
+            tests.append(read_semeval(inside))
+        for test in filter(None, tests):
+            if test.name in sets:
+                problem = f"{test.name} is in {sets[test.name].files[0].parent}, too"
+                raise UserError(problem, path=inside, cure="name one of the two folders")
+            sets[test.name] = test
+    if not sets:
+        raise UserError(f"no STS data set with a {split} split in it", path=folder, cure=f"name {_LAYOUTS}")
+    return [sets[name] for name in sorted(sets)]
+
+
+def read_file(file: Path, split: str | None = None) -> Examples | None:
+    """Read a file of STS-B, its translations or SICK. Return None if its name is of none of them, or of another split
+    than ``split``."""
+    for template, (pattern, columns) in _SETS.items():
+        if match := pattern.fullmatch(file.name):
+            own, language = _SPLITS.get(match["split"], match["split"]), match.groupdict().get("language", "en")
+            name = template.format(canonical(language))
+            if split not in (None, own):
+                return None
+            tabbed = ((line, cells(file, line, text, max(columns) + 1)) for line, text in read_lines(file))
+            lines = read_csv(file, 3) if "{}" in template else tabbed
+            rows = [(name, file, line, [fields[column] for column in columns]) for line, fields in lines]
+            rows = [row for row in rows if row[-1][2] != "relatedness_score"]
+            return _examples(name, own, canonical(language), rows, [file])
+    return None
+
+
+def read_semeval(folder: Path) -> Examples:
+    """Read one year of SemEval's STS; each of its input files becomes a subset."""
+    year = _YEAR.search(folder.resolve().name)
+    if not year:
+        cure = "give the folder the name it was published by: STS12-en-test"
+        raise UserError("the name of the folder has no year", path=folder, cure=cure)
+    rows, files = list[_Row](), list[Path]()
+    for file in sorted(folder.glob("STS.input.*.txt")):
+        name = file.name.removeprefix("STS.input.").removesuffix(".txt")
+        if name == "ALL":  # it repeats the pairs of the other files
+            continue
+        gold = file.with_name(f"STS.gs.{name}.txt")
+        for line, (score, pair) in read_parallel([gold, file]):
+            rows.append((name, gold, line, [*cells(file, line, pair, 2)[:2], score]))
+        files += [file, gold]
+    return _examples(f"STS{year[1]}", "test", "en", rows, files)
+
+
+def _examples(name: str, split: str, language: str, rows: Sequence[_Row], files: list[Path]) -> Examples:
+    """Return the pairs that have a score."""
+    scored = [row for row in rows if row[-1][2].strip()]
+    if len(scored) < 2:
+        raise UserError(f"{len(scored)} scored pairs, a correlation needs 2", path=files[0], cure="fetch it again")
+    gold = [(_number(fields[2], path, line), subset) for subset, path, line, fields in scored]
+    columns = tuple([fields[side].replace("\n", " ") for *_, fields in scored] for side in (0, 1))
+    scores = np.array(gold, dtype=[("score", np.float64), ("subset", object)])
+    return Examples(name, (language, language), columns, scores, tuple(files), split)
+
+
+def _number(score: str, path: Path, line: int) -> float:
+    try:
+        if 0 <= (number := float(score)) <= 5:
+            return number
+    except ValueError:
+        pass
+    problem = f"{score.strip()[:40]!r} is not a score of 0 to 5"
+    raise UserError(problem, path=path, line=line, cure="fetch the file again")

@@ -1,9 +1,4 @@
-"""The Tatoeba test: search for the translation of each sentence among all sentences of the other language.
-
-Data and protocol are those of LASER (Artetxe and Schwenk, 2019, arXiv:1812.10464). For each language, a folder contains
-``tatoeba.{xxx}-eng.{xxx}`` and ``tatoeba.{xxx}-eng.eng``, with up to 1000 lines each; line i of one translates line i
-of the other.
-"""
+"""The Tatoeba test, with the data and the protocol of LASER (Artetxe and Schwenk, 2019, arXiv:1812.10464)."""
 
 from __future__ import annotations
 
@@ -18,18 +13,11 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, without_components
 from xrep.evaluation.evaluation import Examples, Figures, PlotOption, Result, Score, TableEvaluation, VectorTestOptions
 from xrep.evaluation.plots import plot_tatoeba
-from xrep.evaluation.reading import (
-    check_least,
-    check_parallel,
-    choose_languages,
-    existing_folder,
-    folders_with,
-    read_sentences,
-)
+from xrep.evaluation.reading import available, check_least, choose_languages, folders_with, read_pairs
 from xrep.metrics.bootstrap import resampled_means
 from xrep.metrics.retrieval import accuracy_of, right_answers
 from xrep.retrieval.margins import margin_scores
-from xrep.text.languages import canonical, name
+from xrep.text.languages import name
 
 _36 = "af ar bg bn de el es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr nl pt ru sw ta te th tl tr ur vi zh"
 GROUPS = {
@@ -99,13 +87,15 @@ class Tatoeba(TableEvaluation):
             raise UserError(f"{len(smallest)} pairs of {smallest.name}, but {self.least} are needed", cure=cure)
         return tables
 
-    def narrow(self, languages: Sequence[str]) -> None:
-        super().narrow(["en", *languages])
-
     def score(self, model: Encoder, examples: Examples) -> Score:
         sides = (model.encode(*side) for side in zip(examples.columns, examples.languages, strict=True))
         x, y = (without_components(side, self.config.remove_components) for side in sides)
-        right = answers(x, y, self.config)
+        if self.config.margin == "absolute":
+            right = right_answers(x, y)
+        else:
+            scores = margin_scores(x, y, self.config.neighbours, self.config.margin)
+            lines, scored = np.arange(len(x)), np.isfinite(scores.diagonal())
+            right = np.stack([scored & (scores.argmax(axis=axis) == lines) for axis in (1, 0)])
         accuracy = accuracy_of(right)
 
         def resample(seed: int) -> dict[str, np.ndarray]:
@@ -135,33 +125,3 @@ class Tatoeba(TableEvaluation):
         figures = super().figures(measured)
         figures.plot = lambda picture: plot_tatoeba(figures.values["tables"], figures.headline, picture)
         return figures
-
-
-def available(folder: str | Path) -> dict[str, str]:
-    """Return the languages of a folder in LASER's layout: canonical code -> code in the file names."""
-    cure = "name the folder of LASER's Tatoeba test, which holds tatoeba.deu-eng.deu and its like"
-    folder = existing_folder(folder, cure)
-    codes = {file.name.split(".")[1].removesuffix("-eng") for file in folder.glob("tatoeba.*-eng.*")}
-    if not codes:
-        raise UserError("no file tatoeba.{xxx}-eng.{xxx} in it", path=folder, cure=cure)
-    return {canonical(code): code for code in sorted(codes)}
-
-
-def read_pairs(folder: str | Path, code: str) -> Examples:
-    """Read the test pairs of one language: its own sentences and their English translations."""
-    files = tuple(Path(folder) / f"tatoeba.{code}-eng.{side}" for side in (code, "eng"))
-    sides = tuple(map(read_sentences, files))
-    check_parallel(sides, files)
-    return Examples(canonical(code), (canonical(code), "en"), sides, files=files)
-
-
-def answers(x: np.ndarray, y: np.ndarray, config: Tatoeba.Config) -> np.ndarray:
-    """Return which sentences find their translation, and which translations find their sentence: bool [2, N].
-
-    ``x`` and ``y`` are vectors of length 1 of the sentences and of their translations, float32 [N, D] each.
-    """
-    if config.margin == "absolute":
-        return right_answers(x, y)
-    scores = margin_scores(x, y, config.neighbours, config.margin)
-    lines, scored = np.arange(len(x)), np.isfinite(scores.diagonal())
-    return np.stack([scored & (scores.argmax(axis=axis) == lines) for axis in (1, 0)])

@@ -10,8 +10,7 @@ from typing import Literal
 
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples, OverlapOption, PrecisionOption, Result, Score, TableEvaluation
-from xrep.evaluation.multilingual import files_of_pattern, read_parallel
-from xrep.evaluation.reading import choose_languages
+from xrep.evaluation.reading import choose_languages, files_of_pattern, read_parallel
 from xrep.files import check_output, write_aside
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.translator import Translator

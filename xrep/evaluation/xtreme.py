@@ -39,10 +39,7 @@ class Task:
 _PAIRS, _TAGGING, _QUESTIONS = "sentence pairs", "structured prediction", "question answering"
 _RETRIEVAL = "sentence retrieval"
 _POS = "af ar bg de el en es et eu fa fi fr he hi hu id it ja kk ko mr nl pt ru ta te th tl tr ur vi yo zh"
-_NER = (
-    "af ar bg bn de el en es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr ms my nl pt ru sw ta te th tl tr ur vi "
-    "yo zh"
-)
+_NER = f"{_POS} bn jv ka ml ms my sw"
 TASKS = {
     "xnli": Task(_PAIRS, "xnli XNLI", "ar bg de el en es fr hi ru sw th tr ur vi zh"),
     "pawsx": Task(_PAIRS, "pawsx x-final PAWS-X", "de en es fr ja ko zh"),

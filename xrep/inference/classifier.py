@@ -91,15 +91,15 @@ class SentenceClassifier:
         Raises:
             UserError: It is neither, or its model is not a classifier, or the device does not compute in ``dtype``.
         """
-        more: dict[str, Any] = {}
+        run: dict[str, Any] = {}
         if expect(path, "classifier", "pretrained classifier") == "pretrained classifier":
             model, text, tokenizers = load_classifier(Path(path))
         else:
             checkpoint = open_checkpoint(path)
             model, text = load_model(checkpoint), checkpoint.text
             tokenizers = open_tokenizers(checkpoint.path / TOKENIZER)
-            more = {"options": checkpoint.config.get("task"), "training_hashes": checkpoint.training_hashes}
-        return cls(to_device(model, device, dtype), text, tokenizers, path=str(path), batch_tokens=batch_tokens, **more)
+            run = {"options": checkpoint.config.get("task"), "training_hashes": checkpoint.training_hashes}
+        return cls(to_device(model, device, dtype), text, tokenizers, path=str(path), batch_tokens=batch_tokens, **run)
 
     def fingerprint(self) -> str:
         """Return a digest that changes when the predictions change."""
@@ -120,8 +120,8 @@ class SentenceClassifier:
         examples = [LabelledText(tuple(" ".join(one.split()) for one in pair), "", "", Path(), 0) for pair in pairs]
         rows = Rows(label_rows(examples, *self._reading, lambda _: 0, self.text.max_length))
         logits = torch.empty(len(examples), len(self.annotation.labels))
-        for row, _, found in self._logits(rows):
-            logits[row] = found
+        for row, _, row_logits in self._logits(rows):
+            logits[row] = row_logits
         probabilities = logits.softmax(dim=1).numpy()
         return [self.annotation.labels[best] for best in probabilities.argmax(axis=1)], probabilities
 
@@ -142,10 +142,10 @@ class SentenceClassifier:
         beside a question."""
         self.check_kind("span")
         sizes = {name: int(self._options.get(name, usual)) for name, usual in WINDOWS.items()}
-        given = list(question_rows(questions, *self._reading, max_length=self.text.max_length, **sizes))
+        windows = list(question_rows(questions, *self._reading, max_length=self.text.max_length, **sizes))
         best = [FoundAnswer("", 0, -float("inf"))] * len(questions)
-        for number, _, logits in self._logits(Rows(given)):
-            row = given[number]
+        for number, _, logits in self._logits(Rows(windows)):
+            row = windows[number]
             span = best_span(logits.numpy(), row)
             if span is not None and span[2] > best[row.example].score:
                 start, end, score = span

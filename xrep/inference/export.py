@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 from xrep.config import to_yaml
 from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside, naming, write_json
-from xrep.inference.encoder_files import Format, opening_line, read_by
-from xrep.inference.model_card import README, Card, frozen_types, python_lines
-from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.inference.encoder_files import Format, opening_line
+from xrep.inference.model_card import README, read_card, write_card
+from xrep.inference.sentence_encoder import SentenceEncoder, encoder_of
 from xrep.interop.classifiers import CLASSES, write_classifier
 from xrep.interop.exported import write_huggingface
 from xrep.interop.sentence_modules import PROMPTS
@@ -33,12 +33,21 @@ from xrep.models.directory import (
     open_checkpoint,
     write_checkpoint,
 )
-from xrep.nn.layers import quantise_layers
+from xrep.nn.layers import is_quantised, quantise_layers
 from xrep.nn.pooling import Pooling
-from xrep.text.sides import open_tokenizers, save_tokenizers
+from xrep.text.pretrained_tokenizer import save_as_huggingface
+from xrep.text.sides import open_tokenizers, save_tokenizers, tokenizer_of
 
-PIPELINES = {"label": "text-classification", "tags": "token-classification", "span": "question-answering"}
-"""The Hub's name of what a classifier does, for each kind of annotation."""
+LOADERS = {"sentence encoder": "SentenceEncoder", "translation model": "Translator", "classifier": "SentenceClassifier"}
+"""The class of xrep that loads each kind of model."""
+PIPELINES = {
+    "sentence encoder": "sentence-similarity",
+    "translation model": "translation",
+    "label": "text-classification",
+    "tags": "token-classification",
+    "span": "question-answering",
+}
+"""The Hub's name of what each kind of model does, or a classifier of each kind of annotation."""
 
 
 def export_path(
@@ -76,27 +85,23 @@ def export_path(
         raise UserError(problem, cure="leave `format` out")
     if layer is not None and format in ("xrep", "int8"):
         raise UserError("`layer` is for the formats of other libraries", cure="leave `format` out")
-    checkpoint, directory = None, Path(directory)
+    checkpoint, directory, facts = None, Path(directory), {"license": license, "results": results}
     if average is not None:
         if average < 1:
             raise UserError(f"`average` must be at least 1, not {average}")
         checkpoint = average_last(path, average)
-        path = checkpoint.path
     elif format == "xrep" or Path(path, MANIFEST).is_file():
         checkpoint = open_checkpoint(path)
-    card = Card.of(path, license, results)
     if checkpoint is not None and checkpoint.is_quantised and format != "xrep":
         raise UserError(f"in int8, which cannot become {format}", path=path, cure="export the original, or to xrep")
     if format == "xrep" or format == "int8":
-        check_new_directory(directory)
-        with TemporaryDirectory() as folder:
-            exported = _snapshot(path, checkpoint, format, Path(folder))
-            return _write_checkpoint(*exported, directory, card, Path(folder))
-    if checkpoint is not None and (checkpoint.translates or checkpoint.text.annotation is not None):
-        return _write_for_transformers(checkpoint, directory, format, card)
-    encoder = SentenceEncoder.load(path, device="cpu")
-    if average is not None and checkpoint is not None:
-        encoder.model.load_state_dict(checkpoint.tensors())
+        return _write_checkpoint(path, checkpoint, directory, format, **facts)
+    if checkpoint is None:
+        encoder = SentenceEncoder.load(path, device="cpu")
+    elif checkpoint.translates or checkpoint.text.annotation is not None:
+        return _write_for_transformers(checkpoint, directory, format, **facts)
+    else:
+        encoder = encoder_of(checkpoint)
     if pooling is not None:
         encoder.model.pooling = dict.fromkeys(encoder.model.pooling, pooling)
     if no_projection:
@@ -105,97 +110,83 @@ def export_path(
         encoder.model.projections.clear()
     if layer is not None:
         encoder.model.pool_layer(layer)
-    return encoder.write(directory, str(directory), format, card)
-
-
-def _snapshot(
-    path: str | Path, checkpoint: Checkpoint | None, format: str, folder: Path
-) -> tuple[Snapshot, Callable[[], str]]:
-    """Return a checkpoint without what training alone needs, or else a pretrained encoder in int8 as a checkpoint, and
-    a function that returns the fingerprint of its model; ``folder`` is for its files."""
-    if checkpoint is None:
-        encoder = SentenceEncoder.load(path, device="cpu")
-        quantise_layers(encoder.model)
-        write_json(folder / PROMPTS, {"prompts": encoder.prompts, "default_prompt_name": encoder.default_prompt_name})
-        options = replace(encoder.model.config, encoder=None, source_encoder=None, target_encoder=None)
-        snapshot = Snapshot(
-            step=0,
-            config_yaml=to_yaml({"model": {"name": "dual_encoder", **asdict(options)}}),
-            text=encoder.text,
-            save_tokenizers=partial(save_tokenizers, encoder.tokenizers),
-            architecture=encoder.model.architecture(),
-            model=encoder.model.state_dict(),
-            files={PROMPTS: folder / PROMPTS},
-            precision="int8",
-        )
-        return snapshot, encoder.fingerprint
-    files = (checkpoint.training_hashes, checkpoint.path / PROMPTS)
-    snapshot = Snapshot(
-        step=checkpoint.step,
-        config_yaml=(checkpoint.path / CONFIG).read_text(encoding="utf-8"),
-        text=checkpoint.text,
-        save_tokenizers=partial(shutil.copytree, checkpoint.path / TOKENIZER),
-        architecture=checkpoint.manifest["architecture"],
-        model=checkpoint.tensors(quantised=True),
-        files={file.name: file for file in files if file is not None and file.is_file()},
-        precision="int8" if checkpoint.is_quantised else "float32",
-    )
-    if format == "xrep":
-        return snapshot, lambda: fingerprint(load_model(checkpoint), checkpoint.text)
-    model = load_model(checkpoint)
-    quantise_layers(model)
-    return replace(snapshot, model=model.state_dict(), precision="int8"), partial(fingerprint, model, checkpoint.text)
+    return encoder.save(directory, format, **facts)
 
 
 def _write_checkpoint(
-    snapshot: Snapshot, fingerprint: Callable[[], str], directory: Path, card: Card, folder: Path
+    path: str | Path, checkpoint: Checkpoint | None, directory: Path, format: Literal["xrep", "int8"], **facts: Any
 ) -> dict[Path, str]:
-    """Write what ``_snapshot`` returns, with a model card."""
-    kind, pipeline = "SentenceEncoder", "sentence-similarity"
-    if "decoder" in snapshot.architecture:
-        kind, pipeline = "Translator", "translation"
-    if snapshot.text.annotation is not None:
-        kind, pipeline = "SentenceClassifier", PIPELINES[snapshot.text.annotation.kind]
-    loading = f"import xrep; xrep.{kind}.load({json.dumps(str(directory))})"
-    quantised = " The weights of its transformer layers are in int8." if snapshot.precision == "int8" else ""
-    paragraphs = [f"A model of xrep.{quantised}", python_lines(loading)]
-    card.write(folder, directory.name, paragraphs, ("xrep", pipeline), snapshot.text.languages, fingerprint)
-    write_checkpoint(directory.absolute(), replace(snapshot, files={README: folder / README, **snapshot.files}))
+    """Write a checkpoint without what training alone needs or, if it is None, the pretrained encoder at ``path`` as
+    one."""
+    check_new_directory(directory)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        if checkpoint is None:
+            encoder = SentenceEncoder.load(path, device="cpu")
+            model, text, identity = encoder.model, encoder.text, encoder.fingerprint
+            options = replace(model.config, encoder=None, source_encoder=None, target_encoder=None)
+            config = to_yaml({"model": {"name": "dual_encoder", **asdict(options)}})
+            prompts = {"prompts": encoder.prompts, "default_prompt_name": encoder.default_prompt_name}
+            write_json(folder / PROMPTS, prompts)
+            save, kept = partial(save_tokenizers, encoder.tokenizers), [folder / PROMPTS]
+        else:
+            path, model, text = checkpoint.path, load_model(checkpoint), checkpoint.text
+            identity = partial(fingerprint, model, text)
+            config = (path / CONFIG).read_text(encoding="utf-8")
+            save, kept = partial(shutil.copytree, path / TOKENIZER), [checkpoint.training_hashes, path / PROMPTS]
+        if format == "int8":
+            quantise_layers(model)
+        loading = f"import xrep; xrep.{LOADERS[model.kind]}.load({json.dumps(str(directory))})"
+        quantised = " The weights of its transformer layers are in int8." if is_quantised(model) else ""
+        kind = "xrep", PIPELINES[model.kind if text.annotation is None else text.annotation.kind]
+        card = read_card(directory.name, path, identity, **facts)
+        about = f"A model of xrep.{quantised}"
+        write_card(folder, card, kind, text.languages, about=about, lines=[loading])
+        snapshot = Snapshot(
+            step=0 if checkpoint is None else checkpoint.step,
+            config_yaml=config,
+            text=text,
+            save_tokenizers=save,
+            architecture=model.architecture(),
+            model=model.state_dict(),
+            files={file.name: file for file in (folder / README, *kept) if file is not None and file.is_file()},
+            precision="int8" if is_quantised(model) else "float32",
+        )
+        write_checkpoint(directory.absolute(), snapshot)
     return {directory: loading}
 
 
-def _write_for_transformers(checkpoint: Checkpoint, directory: Path, format: Format, card: Card) -> dict[Path, str]:
+def _write_for_transformers(checkpoint: Checkpoint, directory: Path, format: Format, **facts: Any) -> dict[Path, str]:
     """Write a classifier, which xrep reads back bit by bit, or the encoder of a translation model for transformers."""
-    text, annotation = checkpoint.text, checkpoint.text.annotation
+    path, text, annotation = checkpoint.path, checkpoint.text, checkpoint.text.annotation
     if format != "hf":
         what, cure = "a translation model", "set `format` to xrep, or to hf for its encoder alone"
         if annotation is not None:
             what, cure = "a classifier", "set `format` to hf or xrep"
-        raise UserError(f"{what}, which {format} does not have", path=checkpoint.path, cure=cure)
+        raise UserError(f"{what}, which {format} does not have", path=path, cure=cure)
     model = load_model(checkpoint)
-    reading = read_by(text, open_tokenizers(checkpoint.path / TOKENIZER), "source")
+    tokenizer = tokenizer_of(open_tokenizers(path / TOKENIZER), "source")
     if annotation is None:
-        languages, pipeline = text.source_languages, "feature-extraction"
-        loading = opening_line(model.encoder.library_class, str(directory), languages)
+        languages, pipeline, opening = text.source_languages, "feature-extraction", model.encoder.library_class
         about = f"The encoder of a model trained with xrep to translate from {', '.join(languages)}; the decoder is"
         about += " left out. It gives a vector for each token."
     else:
         if not isinstance(model, Classifier):
-            raise UserError("its model comes from a plugin", path=checkpoint.path, cure="set `format` to xrep")
+            raise UserError("its model comes from a plugin", path=path, cure="set `format` to xrep")
         if annotation.kind == "label" and model.config.pooling != "cls":
             read = f"predicted from the {model.config.pooling} of token vectors, transformers reads [CLS]"
-            raise UserError(f"its labels are {read}", path=checkpoint.path, cure="set `format` to xrep")
-        languages, pipeline = text.languages, PIPELINES[annotation.kind]
-        loading = opening_line(f"AutoModel{CLASSES[annotation.kind]}", str(directory), [])
+            raise UserError(f"its labels are {read}", path=path, cure="set `format` to xrep")
+        languages, pipeline, opening = [], PIPELINES[annotation.kind], f"AutoModel{CLASSES[annotation.kind]}"
         predicted = ", ".join(annotation.labels) or "answers to questions"
         about = f"A classifier, trained with xrep; it predicts {predicted}."
+    loading = opening_line(opening, str(directory), languages)
+    card = read_card(directory.name, path, partial(fingerprint, model, text), **facts)
     with naming(directory), directory_aside(directory) as aside:
         if annotation is None:
-            write_huggingface(aside, model.encoder, **reading)
+            write_huggingface(aside, model.encoder, tokenizer, max_length=text.max_length)
         else:
             write_classifier(aside, model.encoder, annotation, model.state_dict())
-            reading["save_tokenizer"](aside)
-        paragraphs = [about, python_lines(loading), *frozen_types(model.encoder)]
-        identity = partial(fingerprint, model, text)
-        card.write(aside, directory.name, paragraphs, ("transformers", pipeline), languages, identity)
+            save_as_huggingface(tokenizer, aside, text.max_length)
+        kind, shown = ("transformers", pipeline), {"about": about, "lines": [loading]}
+        write_card(aside, card, kind, languages or text.languages, [model.encoder], **shown)
     return {directory: loading}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from xrep.config.yaml_files import flat
 from xrep.data.store import MANIFEST_FILE
@@ -20,6 +19,7 @@ from xrep.nn.encoder import Encoder, lacks_types
 from xrep.nn.weights import read_json
 
 README = "README.md"
+TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _MTEB = {
     "tatoeba": ("BitextMining", "accuracy"),
     "bucc": ("BitextMining", "f1"),
@@ -28,82 +28,56 @@ _MTEB = {
     "translation": ("Translation", "bleu"),
 }
 """The type of task and the metric that mteb, or else the Hub, names for the headline figures of an evaluation."""
-_FROZEN_TYPES = """\
-transformers gives the model a row of token types, which xrep's encoder does not have. It is zero, and training by \
-other libraries changes it; xrep adds it to the positions when it reads the model. These lines freeze it:
-
-```python
-for name, parameter in model.named_parameters():
-    parameter.requires_grad_("token_type_embeddings" not in name)
-```"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """What a card says besides what the model itself tells: the identifier of its licence, the results of evaluations,
-    each with the model that was measured, and the name and sha256 of each file that it was trained on."""
+def read_card(
+    name: str,
+    path: str | Path,
+    fingerprint: Callable[[], str],
+    license: str | None = None,
+    results: Sequence[str | Path] = (),
+) -> ModelCardData:
+    """Return what the card of a model says besides what the model itself tells: its licence, the results of evaluations
+    (files that ``xrep-eval`` wrote as JSON), and the names and sha256 of the files that the run at ``path`` trained on.
 
-    license: str | None
-    results: Sequence[tuple[dict[str, Any], EvalResult]]
-    data: Sequence[tuple[str, str]]
-
-    @classmethod
-    def of(cls, path: str | Path, license: str | None = None, results: Sequence[str | Path] = ()) -> Card:
-        """Read what a card says of the model at ``path``; ``results`` are files that ``xrep-eval`` wrote as JSON. A
-        UserError says which file has no results, or that the licence is no identifier."""
-        if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
-            problem = f"`license` {license!r} is not the identifier of a licence"
-            raise UserError(problem, cure="give one of the Hugging Face Hub, such as apache-2.0, cc-by-4.0 or other")
-        found = [result for file in results for result in _results_in(Path(file))]
-        return cls(license=license, results=found, data=list(_training_files(path)))
-
-    def write(
-        self,
-        directory: Path,
-        name: str,
-        text: Sequence[str],
-        kind: tuple[str, str],
-        languages: Sequence[str],
-        fingerprint: Callable[[], str],
-    ) -> None:
-        """Write the card of a model into ``directory``, with paragraphs of ``text`` below its name.
-
-        Args:
-            kind: The Hub's names of the library that loads the model and of what the model does.
-            fingerprint: Function that returns the fingerprint of the model; a UserError if the results are of another.
-        """
-        own = fingerprint() if self.results else ""
-        if others := {str(model["path"]) for model, _ in self.results if model["fingerprint"] != own}:
-            problem = f"`results` were measured on another model, {', '.join(sorted(others))}"
-            raise UserError(problem, cure="measure the model that is exported")
-        results = [result for _, result in self.results]
-        metadata = ModelCardData(
-            language=sorted(languages) or None,
-            license=self.license,
-            library_name=kind[0],
-            pipeline_tag=kind[1],
-            tags=["xrep", *kind],
-            training_data=[{"name": file, "sha256": digest} for file, digest in self.data] or None,
-            **{"model_name": name, "eval_results": results} if results else {},
-        )
-        paragraphs = [f"---\n{metadata.to_yaml()}\n---", f"# {name}", *text]
-        if results:
-            rows = (f"| {found.dataset_name} | {found.metric_type} | {found.metric_value:.2f} |" for found in results)
-            paragraphs += ["\n".join(["| test | figure | value |", "| --- | --- | ---: |", *rows])]
-        if self.data:
-            files = (f"- `{file}`, sha256 `{digest}`" for file, digest in self.data)
-            paragraphs += ["Trained on:", "\n".join(files)]
-        (directory / README).write_bytes(("\n\n".join(paragraphs) + "\n").encode("utf-8", "backslashreplace"))
+    Raises:
+        UserError: The licence is no identifier, a file has no results, or they are of a model with another fingerprint.
+    """
+    if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
+        problem = f"`license` {license!r} is not the identifier of a licence"
+        raise UserError(problem, cure="give one of the Hugging Face Hub, such as apache-2.0, cc-by-4.0 or other")
+    measured = [result for file in results for result in _results_in(Path(file))]
+    exported = fingerprint() if measured else ""
+    if others := {str(model["path"]) for model, _ in measured if model["fingerprint"] != exported}:
+        problem = f"`results` were measured on another model, {', '.join(sorted(others))}"
+        raise UserError(problem, cure="measure the model that is exported")
+    return ModelCardData(
+        license=license,
+        model_name=name,
+        eval_results=[result for _, result in measured] or None,
+        training_data=list(_training_files(path)) or None,
+    )
 
 
-def python_lines(*lines: str) -> str:
-    """Return the paragraph that shows lines of Python."""
-    return "\n".join(["```python", *lines, "```"])
+def write_card(
+    directory: Path,
+    card: ModelCardData,
+    kind: tuple[str, str],
+    languages: Sequence[str],
+    encoders: Iterable[Encoder] = (),
+    **shown: Any,
+) -> None:
+    """Write a card into ``directory``.
 
-
-def frozen_types(*encoders: Encoder) -> list[str]:
-    """Return the paragraph about encoders without token types in transformers, see ``xrep.nn.bert.tensors_of``."""
-    return [_FROZEN_TYPES] if any(map(lacks_types, encoders)) else []
+    Args:
+        kind: The Hub's names of the library that loads the model and of what the model does.
+        encoders: Encoders that the library reads, for the paragraph about token types, see ``xrep.nn.bert.tensors_of``.
+        shown: What the template ``card.md.jinja`` shows besides: ``about`` the model, ``lines`` of Python that load it.
+    """
+    card.language, (card.library_name, card.pipeline_tag) = sorted(languages) or None, kind
+    card.tags = ["xrep", *kind]
+    shown |= {"name": card.model_name, "results": card.eval_results, "lacks_types": any(map(lacks_types, encoders))}
+    ModelCard.from_template(card, template_path=str(TEMPLATE), **shown).save(directory / README)
 
 
 def _results_in(path: Path) -> Iterator[tuple[dict[str, Any], EvalResult]]:
@@ -130,20 +104,17 @@ def _results_in(path: Path) -> Iterator[tuple[dict[str, Any], EvalResult]]:
             yield record["model"], result
 
 
-def _training_files(path: str | Path) -> Iterator[tuple[str, str]]:
+def _training_files(path: str | Path) -> Iterator[dict[str, str]]:
     """Yield the names and checksums of the training data of a run, as far as it is still there: of data that
     ``xrep-preprocess`` wrote the manifest, which has the checksum of every other file."""
     if not (Path(path) / MANIFEST).is_file():
         return
     checkpoint = open_checkpoint(path)
-    for folder in map(Path, _data_of(checkpoint.config)):
+    options = flat(checkpoint.config).items()  # a run of several parts has data for each task
+    data = dict.fromkeys(value for name, value in options if name.endswith("task.data") and isinstance(value, str))
+    for folder in map(Path, data):
         files = [folder / MANIFEST_FILE] if (folder / MANIFEST_FILE).is_file() else sorted(folder.glob("train*"))
-        yield from ((f"{folder.name}/{file.name}", sha256_of(file)) for file in files if file.is_file())
+        for file in filter(Path.is_file, files):
+            yield {"name": f"{folder.name}/{file.name}", "sha256": sha256_of(file)}
     if (hashes := checkpoint.training_hashes) is not None:
-        yield hashes.name, sha256_of(hashes)
-
-
-def _data_of(options: dict[str, Any]) -> list[str]:
-    """Return the data of every task in the options of a run, also of the tasks of its parts, each once."""
-    values = [value for name, value in flat(options).items() if name.endswith("task.data")]
-    return list(dict.fromkeys(value for value in values if isinstance(value, str)))
+        yield {"name": hashes.name, "sha256": sha256_of(hashes)}

@@ -35,11 +35,10 @@ def score(classifier: SentenceClassifier, examples: Sequence[Any], normalisation
         labels, _ = classifier.predict([example.sentences for example in examples])
         columns = {"accuracy": [label == example.label for label, example in zip(labels, examples, strict=True)]}
     else:
-        columns = {"f1": [], "exact_match": []}
-        for found, own in zip(classifier.answer(examples), examples, strict=True):
-            answers = [gold.text for gold in own.answers]
-            for name, metric in (("f1", f1), ("exact_match", exact_match)):
-                columns[name].append(float(metric(found.text, answers, own.language, normalisation)))
+        answers = zip(classifier.answer(examples), examples, strict=True)
+        pairs = [(found.text, [gold.text for gold in example.answers], example.language) for found, example in answers]
+        metrics = {"f1": f1, "exact_match": exact_match}
+        columns = {name: [float(metric(*pair, normalisation)) for pair in pairs] for name, metric in metrics.items()}
     figures = {name: 100 * float(np.mean(column)) for name, column in columns.items()}
     return figures, {name: np.stack((column, np.ones(len(column))), axis=1) for name, column in columns.items()}
 
@@ -49,11 +48,11 @@ def _tag_scores(classifier: SentenceClassifier, examples: Sequence[TaggedSentenc
     if main_metric(classifier.annotation) == "accuracy":
         figures = {"accuracy": tag_accuracy(gold, tags)}
         right = [sum(map(str.__eq__, *pair)) for pair in zip(gold, tags, strict=True)]
-        counts = {"accuracy": np.stack((right, [len(own) for own in gold]), axis=1)}
+        counts = {"accuracy": np.stack((right, [len(sentence) for sentence in gold]), axis=1)}
     else:
         strict = entity_counts(gold, tags)
-        own = score_of(strict)
-        figures = {"f1": own.f1, "precision": own.precision, "recall": own.recall}
+        entities = score_of(strict)
+        figures = {"f1": entities.f1, "precision": entities.precision, "recall": entities.recall}
         counts = {"f1": _f1_counts(strict)}
     lenient = entity_counts(gold, tags, lenient=True)
     figures["xtreme_f1"], counts["xtreme_f1"] = score_of(lenient).f1, _f1_counts(lenient)

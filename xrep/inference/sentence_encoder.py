@@ -17,11 +17,11 @@ from tqdm import tqdm
 from xrep.data.batching import TextSpec, Vocabulary, batches_of, collate
 from xrep.errors import UserError
 from xrep.inference.encoder_files import Format, write_encoder
-from xrep.inference.model_card import Card
+from xrep.inference.model_card import read_card
 from xrep.interop.pretrained import Pretrained, find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import Prompts, read_prompts, read_router
 from xrep.models.device import to_device
-from xrep.models.directory import TOKENIZER, fingerprint, load_model, open_checkpoint
+from xrep.models.directory import TOKENIZER, Checkpoint, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.kinds import PRETRAINED, expect
 from xrep.nn.layers import is_quantised
@@ -98,10 +98,14 @@ class SentenceEncoder:
         """
         is_name = not Path(path).exists() and not Path(path).is_absolute()
         is_pretrained = expect(path, "sentence encoder", *PRETRAINED) in PRETRAINED or is_name
-        with torch.random.fork_rng(devices=[], enabled=random_weights is not None):
+        is_random = random_weights is not None
+        with torch.random.fork_rng(devices=[], enabled=is_random):
             if random_weights is not None:
                 torch.manual_seed(random_weights)
-            encoder = (_load_pretrained if is_pretrained else _load_run)(path, random_weights is not None)
+            if is_pretrained:
+                encoder = _load_pretrained(path, is_random)
+            else:
+                encoder = encoder_of(open_checkpoint(path), is_random)
         if layer is not None:
             encoder.model.pool_layer(layer)
         to_device(encoder.model, device, dtype)
@@ -196,7 +200,7 @@ class SentenceEncoder:
         Raises:
             UserError: ``path`` is not empty, those libraries have no such encoder, or the results are of another one.
         """
-        return self.write(Path(path), str(path), format, Card.of(self.path, license, results))
+        return self._write(Path(path), str(path), format, license=license, results=results)
 
     def push_to_hub(
         self,
@@ -216,7 +220,7 @@ class SentenceEncoder:
 
         with tempfile.TemporaryDirectory() as folder:
             saved = Path(folder) / "model"
-            self.write(saved, name, "sentence-transformers", Card.of(self.path, license, results))
+            self._write(saved, name, "sentence-transformers", license=license, results=results)
             try:
                 made = HfApi(token=token).create_repo(name, private=private, exist_ok=True)
                 HfApi(token=token).upload_folder(repo_id=made.repo_id, folder_path=saved, commit_message="by xrep")
@@ -231,22 +235,14 @@ class SentenceEncoder:
         prompt = self.find_prompt(None)
         return hashlib.sha256(f"{digest} {prompt}".encode()).hexdigest() if prompt else digest
 
-    def write(self, directory: Path, place: str, format: Format, card: Card) -> dict[Path, str]:
-        """Write what ``save`` writes, with this card, which names ``place`` to load it."""
+    def _write(self, directory: Path, address: str, format: Format, **facts: Any) -> dict[Path, str]:
+        """Write what ``save`` writes, with a card that names ``address`` to load it, and has these ``facts``."""
         if is_quantised(self.model):
             problem = "an encoder in int8 cannot be written for other libraries"
             raise UserError(problem, cure="load the original in float32, or export it in the format int8")
-        return write_encoder(
-            self.model,
-            self.tokenizers,
-            self.text,
-            directory,
-            format,
-            place=place,
-            prompts=Prompts(texts=self.prompts, default=self.default_prompt_name),
-            card=card,
-            fingerprint=self.fingerprint,
-        )
+        card = read_card(Path(address).name, self.path, self.fingerprint, **facts)
+        prompts = Prompts(texts=self.prompts, default=self.default_prompt_name)
+        return write_encoder(self.model, self.tokenizers, self.text, prompts, directory, format, address, card)
 
     def find_prompt(self, name: str | None, usual: Iterable[str] = ()) -> str:
         """Return the text of the prompt ``name`` or, if it is None, of the first of the usual names that there is, or
@@ -268,11 +264,11 @@ def unit_rows(vectors: Any) -> Tensor:
     return F.normalize(torch.atleast_2d(vectors).float(), dim=1)
 
 
-def _load_run(path: str | Path, random_weights: bool) -> SentenceEncoder:
-    checkpoint = open_checkpoint(path)
-    model, tokenizers = load_model(checkpoint, random_weights), open_tokenizers(checkpoint.path / TOKENIZER)
-    hashes = None if random_weights else checkpoint.training_hashes
-    return SentenceEncoder(model, tokenizers, checkpoint.text, hashes, path=path, prompts=read_prompts(Path(path)))
+def encoder_of(checkpoint: Checkpoint, random_weights: bool = False) -> SentenceEncoder:
+    """Return the encoder of an open checkpoint on the CPU, in the precision in which it was saved."""
+    path, hashes = checkpoint.path, None if random_weights else checkpoint.training_hashes
+    model, tokenizers = load_model(checkpoint, random_weights), open_tokenizers(path / TOKENIZER)
+    return SentenceEncoder(model, tokenizers, checkpoint.text, hashes, path=path, prompts=read_prompts(path))
 
 
 def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,18 @@ from xrep.nn.bert import CONFIG, FAMILIES
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling
 from xrep.nn.weights import SAFETENSORS, read_json, save_tensors
+from xrep.text.pretrained_tokenizer import save_as_huggingface
+from xrep.text.tokenizer import Tokenizer
 
 
 def write_huggingface(
     directory: Path,
     encoder: Encoder,
+    tokenizer: Tokenizer,
     *,
     max_length: int,
-    bos_id: int | None,
-    eos_id: int,
     layers: int | None = None,
     weights: bool = True,
-    save_tokenizer: Callable[[Path], None] | None = None,
 ) -> None:
     """Write into a folder what ``transformers.AutoModel.from_pretrained`` loads, in float32.
 
@@ -44,35 +44,30 @@ def write_huggingface(
 
     Args:
         max_length: Longest sentence in tokens.
-        bos_id: Token in front of a sentence; None if there is none.
         layers: Number of layers to write, counted from the first: if vectors are taken from layer k, the exported
             encoder has k layers, and 0 writes only the embeddings. None: all layers.
         weights: Whether to write the weights; a graph beside the configuration may have them already.
-        save_tokenizer: Function that writes the tokenizer's files into a folder.
 
     Raises:
         UserError: Hugging Face has no counterpart of the encoder (pre-norm, other positions), or sentences may be
             longer than its positions.
-        ValueError: The encoder has fewer layers than ``layers``.
     """
     shape = encoder.shape
-    if layers is not None and not 0 <= layers <= shape.layers:
-        raise ValueError(f"layers must lie in [0, {shape.layers}], not {layers}")
     if max_length > shape.max_positions:
         problem = f"sentences of {max_length} tokens, but the encoder has {shape.max_positions} positions"
         raise UserError(problem, cure=f"lower the longest sentence to {shape.max_positions}")
     config, tensors = encoder.to_huggingface(shape.layers if layers is None else layers)
     directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / CONFIG, {**config, "bos_token_id": bos_id, "eos_token_id": eos_id})
+    write_json(directory / CONFIG, {**config, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id})
     if weights:
         save_tensors(tensors, directory / SAFETENSORS)
-    if save_tokenizer is not None:
-        save_tokenizer(directory)
+    save_as_huggingface(tokenizer, directory, max_length)
 
 
 def write_sentence_transformers(
     directory: Path,
     encoder: Encoder,
+    tokenizer: Tokenizer,
     *,
     pooling: Pooling,
     projection: nn.Linear | None = None,
@@ -92,7 +87,7 @@ def write_sentence_transformers(
         prompts: Texts in front of sentences.
         max_length, weights, shared: As for ``write_huggingface``, which also says what is raised.
     """
-    write_huggingface(directory, encoder, max_length=max_length, weights=weights, **shared)
+    write_huggingface(directory, encoder, tokenizer, max_length=max_length, weights=weights, **shared)
     options: dict[str, Any] = {"max_seq_length": max_length, "do_lower_case": False}
     # Without the option, transformers draws a pooler and warns that it is new. The backend onnx refuses it.
     if weights and read_json(directory / CONFIG)["model_type"] in FAMILIES:

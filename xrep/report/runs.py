@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from xrep.config import compose
+from xrep.config.saved import completed
 from xrep.config.yaml_files import flat
 from xrep.errors import UserError
 from xrep.models.directory import CONFIG, read_saved_config
@@ -23,12 +22,9 @@ from xrep.training.progress import METRICS
 from xrep.training.run import DATA_STATISTICS, SUMMARY
 
 MOST_POINTS = 300  # of a longer curve, neighbouring records are averaged
-PARTS = ("task", "model", "criterion", "validation", "optimizer", "lr_scheduler")  # they have options of their own
 _KINDS = {"train": "training", "valid": "validation"}
 _RESULT = ("test", "model", "values", "headline", "intervals", "overlap", "version")
-DRAWN = {"scatter": ("points", "sentences", "explained"), "alignment": ("pairs", "alignment", "uniformity")}
 Curve = list[tuple[float, float]]
-Parsed = TypeVar("Parsed")
 
 
 class Run(NamedTuple):
@@ -36,10 +32,10 @@ class Run(NamedTuple):
 
     name: str
     path: Path
-    options: dict[str, Any]
+    options: dict[str, str]
     changed: set[str]  # the options whose values are not the defaults of its parts
-    summary: dict[str, Any]
-    data: dict[str, tuple[Any, str]]  # by part: rows of a table of its splits, and what cleaning has counted
+    summary: dict[str, Any]  # empty if the run is not finished
+    data: dict[str, Any]  # facts about the data of each part
     launches: list[dict[str, Any]]  # the record of each one's beginning, with `how` it ended and `until` which step
     curves: dict[tuple[str, str], Curve]  # by kind (training, validation) and name of the value
     damaged: list[str]  # a line for each damaged record in the directory
@@ -52,12 +48,11 @@ class Run(NamedTuple):
 def read_runs(paths: Sequence[str]) -> list[Run]:
     """Read the directories of runs, which are named by their last folder if that tells them apart. Raises UserError if
     one of them holds no run, or is named twice."""
-    places = [Path(path) for path in paths]
-    if len({place.resolve() for place in places}) < len(places):
+    if len({os.path.realpath(path) for path in paths}) < len(paths):
         raise UserError("a run is named twice", cure="name each run once")
-    short = [Path(os.path.abspath(place)).name for place in places]
-    names = short if len(set(short)) == len(short) else [str(place) for place in places]
-    return [_read_run(name, place) for name, place in zip(names, places, strict=True)]
+    short = [os.path.basename(os.path.abspath(path)) for path in paths]
+    names = short if len(set(short)) == len(short) else paths
+    return [_read_run(name, Path(path)) for name, path in zip(names, paths, strict=True)]
 
 
 def _read_run(name: str, path: Path) -> Run:
@@ -65,10 +60,13 @@ def _read_run(name: str, path: Path) -> Run:
         problem = "holds no run" if path.is_dir() else "no such directory"
         raise UserError(problem, path=path, cure=f"name the directory of a run, which holds {CONFIG}")
     values, damaged = read_saved_config(path / CONFIG), list[str]()
-    options, defaults = flat(values), flat(_defaults(values))
+    named = {key: {"name": own["name"]} for key, own in values.items() if isinstance(own, dict) and "name" in own}
+    options, defaults = flat(values), flat(completed({**named, "size": values.get("size", "auto")})[0])
     changed = {key for key, value in options.items() if defaults.get(key, options) != value}
-    (summary,) = _parsed(path / SUMMARY, damaged, _summary) or [{}]
-    (data,) = _parsed(path / DATA_STATISTICS, damaged, _statistics) or [{}]
+    options.pop("checkpoint.save_dir", None)  # it differs between any two runs
+    texts = {key: own if isinstance(own, str) else json.dumps(own, ensure_ascii=False) for key, own in options.items()}
+    (summary,) = _parsed(path / SUMMARY, damaged) or [{}]
+    (data,) = _parsed(path / DATA_STATISTICS, damaged) or [{}]
     launches, curves = list[dict[str, Any]](), dict[tuple[str, str], Curve]()
     for event, step, record in _parsed(path / LAUNCHES, damaged, lambda own: (own["event"], own["step"], own)):
         if event == "start":
@@ -80,51 +78,21 @@ def _read_run(name: str, path: Path) -> Run:
             if isinstance(value, (int, float)) and math.isfinite(value):
                 curves.setdefault((kind, figure), []).append((step, value))
     curves = {key: _thinned(curve) for key, curve in curves.items()}
-    return Run(name, path, options, changed, summary, data, launches, curves, damaged)
+    return Run(name, path, texts, changed, summary, data, launches, curves, damaged)
 
 
-def _parsed(path: Path, damaged: list[str], parse: Callable[[Any], Parsed]) -> list[Parsed]:
+def _parsed(path: Path, damaged: list[str], parse: Callable[[Any], Any] = lambda own: own) -> list[Any]:
     """Return what ``parse`` makes of the content of a JSON file, or of each line of JSON lines; nothing if there is no
     file. A line about each record that is damaged is added to ``damaged``."""
     records, has_lines = [], path.suffix == ".jsonl"
-    content = path.read_bytes() if path.is_file() else None
-    for i, text in enumerate([] if content is None else content.splitlines() if has_lines else [content], start=1):
+    content = path.read_bytes() if path.is_file() else b""
+    for i, text in enumerate(content.splitlines() if has_lines else filter(None, [content]), start=1):
         try:
             records.append(parse(json.loads(text)))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else "it is not whole"
             damaged.append(f"{path}{f':{i}' if has_lines else ''}: a damaged record is left out: {why}")
     return records
-
-
-def _summary(record: Mapping[str, Any]) -> dict[str, Any]:
-    best = {key: record["best"][key] for key in ("metric", "value", "step")}
-    return {**{key: record[key] for key in ("steps", "examples", "train_seconds")}, "best": best}
-
-
-def _defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what the configuration would be if it only named its parts; empty if that is no configuration."""
-    named = {section: {"name": values[section]["name"]} for section in PARTS if "name" in (values.get(section) or {})}
-    try:
-        return compose([("the defaults", {"size": values["size"], **named} if "size" in values else named)]).values
-    except UserError:
-        return {}
-
-
-def _statistics(parts: dict[str, Any]) -> dict[str, tuple[Any, str]]:
-    """Return split, rows, subwords and mean length of each corpus, and what cleaning has counted in all files."""
-    found = {}
-    for part, facts in parts.items():
-        rows = []
-        for split, corpora in facts.get("splits", {}).items():
-            for count, tokens in ((corpus["rows"], corpus["tokens"]) for corpus in corpora):
-                mean = sum(tokens.values()) / max(1, count * len(tokens))
-                sides = ", ".join(f"{language} {own:,}" for language, own in tokens.items())
-                rows.append((f"{split} {'-'.join(tokens)}", f"{count:,}", sides, f"{mean:.1f}"))
-        steps = sum(map(Counter, facts.get("cleaning", {}).values()), Counter[str]())
-        counted = ", ".join(f"{count:,} {step}" for step, count in steps.items())
-        found[part] = tuple(rows), f"Cleaning, all files together: {counted}." if counted else ""
-    return found
 
 
 def _thinned(curve: Curve) -> Curve:
@@ -156,13 +124,11 @@ def read_results(runs: Sequence[Run], files: Sequence[str]) -> dict[str, dict[st
 def _records_in(content: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return the test and the record of each result in what ``xrep-eval --json`` wrote: of one test or of all, of one
     model or of several. Other JSON has none."""
-    if not isinstance(content, dict) or "test" not in content:
+    if "test" not in content:
         return []
     models = content.get("models", {"": content}).values()
     several = [own["values"]["results"] if own["test"] == "all" else {own["test"]: own} for own in models]
-    records = [(label, {key: own[key] for key in _RESULT}) for results in several for label, own in results.items()]
-    _ = [record["values"][key] for _, record in records for key in DRAWN.get(record["test"], ())]  # they are there
-    return records
+    return [(label, {key: own[key] for key in _RESULT}) for results in several for label, own in results.items()]
 
 
 def _model_name(record: Mapping[str, Any], runs: Sequence[Run], inside: Run | None) -> str:

@@ -9,8 +9,7 @@ import numpy as np
 
 from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
-from xrep.evaluation.sts import correlations, select, similarities
-from xrep.evaluation.sts_sets import find_sets
+from xrep.evaluation.sts import correlations, find_sets, select, similarities
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.model import SentenceModel
 from xrep.tasks.task import Task

@@ -122,7 +122,6 @@ def test_logits_of_special_tokens_and_of_no_number() -> None:
     for options in ({}, {"beam": 1}, {"sampling": True}):
         with pytest.raises(UserError, match="probabilities that are not finite; check its training"):
             found_by(Broken(0), sources_of(3), **options)
-    assert found_by(Broken(0), sources_of(0)) == []
 
 
 @pytest.mark.parametrize("semantic_bias", [False, True])

@@ -100,23 +100,23 @@ class _Layers:
         bound, generator = width**-0.5, torch.Generator().manual_seed(seed)
         # torch.nn.Linear draws its weight and then its bias in this way, and SentEval sets the seed before.
         drawn = [torch.empty(classes, size).uniform_(-bound, bound, generator=generator) for size in (width, 1)]
-        self._w = torch.cat(drawn, dim=1).T.repeat(1, decays).expand(folds, -1, -1).clone()
+        weights = torch.cat(drawn, dim=1).T.repeat(1, decays).expand(folds, -1, -1)
+        # The weights, and the running means of their gradients and of the squares of these.
+        self._state = torch.stack([weights, torch.zeros_like(weights), torch.zeros_like(weights)])
         self._decay = torch.from_numpy(grid).float().repeat_interleave(classes, dim=1)[:, None]
         self._steps = np.zeros(folds, dtype=np.int64)
-        self._mean, self._square = torch.zeros_like(self._w), torch.zeros_like(self._w)
 
     def weights(self, layer: int) -> np.ndarray:
         """Return the weights of one fold, [R, D + 1, C]."""
-        return self._w[layer].unflatten(1, self._outputs).transpose(0, 1).numpy()
+        return self._state[0, layer].unflatten(1, self._outputs).transpose(0, 1).numpy()
 
     def logits(self, layer: int, rows: np.ndarray) -> torch.Tensor:
         """Return the logits of one fold for n rows, [n, R, C]."""
-        return (self._x[torch.from_numpy(rows)] @ self._w[layer]).unflatten(1, self._outputs)
+        return (self._x[torch.from_numpy(rows)] @ self._state[0, layer]).unflatten(1, self._outputs)
 
     def keep(self, layers: list[int]) -> None:
-        if len(layers) < len(self._w):
-            self._w, self._decay, self._steps = self._w[layers], self._decay[layers], self._steps[layers]
-            self._mean, self._square = self._mean[layers], self._square[layers]
+        if len(layers) < len(self._steps):
+            self._state, self._decay, self._steps = self._state[:, layers], self._decay[layers], self._steps[layers]
 
     def epoch(self, orders: list[np.ndarray]) -> None:
         """Train for one pass over the rows of each fold, in the given order.
@@ -135,7 +135,7 @@ class _Layers:
     def _step(self, rows: torch.Tensor, shares: torch.Tensor) -> None:
         """Take one Adam step for the first k folds on ``rows`` [k, B]; ``shares`` are example weights (0: padding)."""
         count = len(rows)
-        weights, mean, square = self._w[:count], self._mean[:count], self._square[:count]
+        weights, mean, square = self._state[:, :count]
         x = self._x.index_select(0, rows.flatten()).unflatten(0, rows.shape)
         values = torch.bmm(x, weights).unflatten(2, self._outputs)
         probabilities = (values - values.amax(-1, keepdim=True)).exp_()  # torch's softmax is slow with few classes

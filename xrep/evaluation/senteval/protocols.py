@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,16 +24,17 @@ Outcome = tuple[dict[str, float], np.ndarray]
 a classification are ``accuracy`` and ``dev``, the accuracy by which the weight decay was chosen, in percent."""
 
 
-class Part(NamedTuple):
-    """A split."""
+class Data(NamedTuple):
+    """The examples of a set, those of one split after those of another."""
 
     x: np.ndarray  # features, float32 [N, D]
     y: np.ndarray  # classes, int64 [N], or scores, float64 [N]
     targets: np.ndarray  # the same as distributions over classes, float32 [N, C]
+    splits: Sequence[np.ndarray]  # rows of each split
 
 
-def parts_of(splits: Sequence[Examples], vectors: Sequence[np.ndarray]) -> list[Part]:
-    """Return each split of a set, in SentEval's order of the examples, by which it draws folds and batches: sorted by
+def data_of(splits: Sequence[Examples], vectors: Sequence[np.ndarray]) -> Data:
+    """Return a set whose splits are in SentEval's order of the examples, by which it draws folds and batches: sorted by
     the number of words of each column, then by the target. A line without words, which is read as ``.``, has none.
 
     Args:
@@ -41,25 +42,28 @@ def parts_of(splits: Sequence[Examples], vectors: Sequence[np.ndarray]) -> list[
             those of pairs [|u - v|, u * v].
     """
     following, parts = iter(vectors), []
-    for split, targets in zip(splits, _targets(splits), strict=True):
+    for split in splits:
         lengths = [[0 if text == "." else len(text.split()) for text in column] for column in split.columns]
         rows = np.lexsort([split.gold.tolist(), *reversed(lengths)])
         u, *v = (next(following)[rows] for _ in split.columns)
         x = np.concatenate([np.abs(u - v[0]), u * v[0]], axis=1) if v else u
-        parts.append(Part(x, split.gold[rows], targets[rows]))
-    return parts
+        parts.append((x, split.gold[rows]))
+    x, y = map(np.concatenate, zip(*parts, strict=True))
+    targets = distributions(y) if y.dtype.kind == "f" else np.eye(max(2, 1 + y.max()), dtype=np.float32)[y]
+    return Data(x, y, targets, np.split(np.arange(len(y)), np.cumsum([len(split) for split in splits])[:-1]))
 
 
 def protocol(splits: Mapping[str, Examples], folds: int) -> tuple[str, Callable[..., Outcome]]:
-    """Return the description of the protocol for a set, and a function from its parts and a seed.
+    """Return the description of the protocol for a set, and a function from its data and a seed.
 
     Raises:
         UserError: A class has less than two training examples per fold (one without folds).
     """
-    train, (targets, *_) = next(iter(splits.values())), _targets(list(splits.values()))
+    train = next(iter(splits.values()))
     if train.gold.dtype.kind == "f":
         return "dev split, regression", relatedness
-    counts, needed = targets.sum(0).astype(int), 1 if "dev" in splits else 2 * folds
+    classes = max(2, *(1 + int(split.gold.max()) for split in splits.values()))
+    counts, needed = np.bincount(train.gold, minlength=classes), 1 if "dev" in splits else 2 * folds
     if counts.min() < needed:
         problem = f"{train.name} has {counts.min()} training examples of class {counts.argmin()}, {needed} are needed"
         raise UserError(problem, path=train.files[0], cure=f"measure with fewer `folds` or without {train.name}")
@@ -70,45 +74,46 @@ def protocol(splits: Mapping[str, Examples], folds: int) -> tuple[str, Callable[
     return f"{folds}-fold on train", partial(folded, folds=folds)
 
 
-def nested(whole: Part, seed: int, folds: int) -> Outcome:
+def nested(data: Data, seed: int, folds: int) -> Outcome:
     """Run nested cross-validation (MR CR SUBJ MPQA).
 
     Each fold tests a classifier that was trained on the other folds. Its weight decay is chosen by an inner
     cross-validation on those other folds; ``dev`` is the mean of their best accuracies.
     """
-    x, y, targets = whole
-    outer = _stratified(y, folds, seed)
-    inner = [[(rows[i], rows[j]) for i, j in _stratified(y[rows], folds, seed)] for rows, _ in outer]
-    choices = [_choose(whole, own, seed) for own in inner]
+    outer = _stratified(data, data.splits[0], folds, seed)
+    choices = [_choose(data, _stratified(data, rows, folds, seed), seed) for rows, _ in outer]
     grid = np.array([[decay] for decay, _ in choices])
-    fitted, _ = fit(x, targets, [(rows, None) for rows, _ in outer], grid, seed)
-    right = np.zeros(len(y), dtype=bool)
+    fitted, _ = fit(data.x, data.targets, [(rows, None) for rows, _ in outer], grid, seed)
+    right = np.zeros(len(data.y), dtype=bool)
     for weights, (_, rows) in zip(fitted, outer, strict=True):
-        right[rows] = logits(x[rows], weights[0]).argmax(1) == y[rows]
+        right[rows] = logits(data.x[rows], weights[0]).argmax(1) == data.y[rows]
     accuracy, dev = np.mean([right[rows].mean() for _, rows in outer]), np.mean([dev for _, dev in choices])
     return _outcome(right, float(dev), accuracy=100 * float(accuracy))
 
 
-def folded(train: Part, test: Part, seed: int, folds: int) -> Outcome:
+def folded(data: Data, seed: int, folds: int) -> Outcome:
     """Choose the weight decay by cross-validation on the training part, then train on all of it (TREC MRPC). For two
     classes, ``f1`` is that of class 1."""
-    decay, dev = _choose(train, _stratified(train.y, folds, seed), seed)
-    weights, _ = fit(train.x, train.targets, [(np.arange(len(train.y)), None)], np.array([[decay]]), seed)
-    predicted = logits(test.x, weights[0, 0]).argmax(1)
-    if train.targets.shape[1] > 2:
-        return _outcome(predicted == test.y, dev)
-    f1 = 2 * int((predicted & test.y).sum()) / max(1, int(predicted.sum() + test.y.sum()))
-    return _outcome(predicted == test.y, dev, f1=100 * f1)
+    train, test = data.splits
+    decay, dev = _choose(data, _stratified(data, train, folds, seed), seed)
+    weights, _ = fit(data.x, data.targets, [(train, None)], np.array([[decay]]), seed)
+    predicted, y = logits(data.x[test], weights[0, 0]).argmax(1), data.y[test]
+    if data.targets.shape[1] > 2:
+        return _outcome(predicted == y, dev)
+    f1 = 2 * int((predicted & y).sum()) / max(1, int(predicted.sum() + y.sum()))
+    return _outcome(predicted == y, dev, f1=100 * f1)
 
 
-def split(train: Part, dev: Part, test: Part, seed: int) -> Outcome:
+def split(data: Data, seed: int) -> Outcome:
     """Choose the weight decay on the dev part, and test the classifier that is best there (SST2 SST5 SICK-E)."""
-    weights, scores = _fit(train, dev, np.array([GRID]), seed)
+    train, dev, test = data.splits
+    weights, scores = fit(data.x, data.targets, [(train, dev)], np.array([GRID]), seed)
     best = _best(scores)
-    return _outcome(logits(test.x, weights[0, best]).argmax(1) == test.y, 100 * float(scores[0, best]))
+    predicted = logits(data.x[test], weights[0, best]).argmax(1)
+    return _outcome(predicted == data.y[test], 100 * float(scores[0, best]))
 
 
-def relatedness(train: Part, dev: Part, test: Part, seed: int) -> Outcome:
+def relatedness(data: Data, seed: int) -> Outcome:
     """Measure SICK-R with a trained regression, as in Tai et al. (2015), section 4.3.
 
     A score between two integers is represented as a distribution over these two. A linear layer with a softmax predicts
@@ -117,20 +122,20 @@ def relatedness(train: Part, dev: Part, test: Part, seed: int) -> Outcome:
     epochs. The figures are ``pearson``, ``spearman`` and ``dev`` (Pearson's correlation) times 100, and ``mse``.
     """
 
-    def score(values: torch.Tensor, _: np.ndarray) -> np.ndarray:
-        return np.array([_or_zero(pearson, expected_score(values[:, 0].numpy()), dev.y)])
+    def score(values: torch.Tensor, rows: np.ndarray) -> np.ndarray:
+        return np.array([_or_zero(pearson, expected_score(values[:, 0].numpy()), data.y[rows])])
 
-    rule = {"gradient": squared_error_gradient, "score": score, "epochs": 50, "tenacity": 3, "maximum": 1000}
-    weights, scores = _fit(train, dev, np.zeros((1, 1)), seed, **rule)
-    predicted = expected_score(logits(test.x, weights[0, 0]))
-    drawn = 100 * resampled(lambda rows: _or_zero(pearson, predicted[rows], test.y[rows]), len(predicted))
+    train, dev, test = data.splits
+    often = {"epochs": 50, "tenacity": 3, "maximum": 1000, "gradient": squared_error_gradient, "score": score}
+    weights, scores = fit(data.x, data.targets, [(train, dev)], np.zeros((1, 1)), seed, **often)
+    predicted, y = expected_score(logits(data.x[test], weights[0, 0])), data.y[test]
     figures = {
-        "pearson": 100 * _or_zero(pearson, predicted, test.y),
-        "spearman": 100 * _or_zero(spearman, predicted, test.y),
-        "mse": float(((predicted - test.y) ** 2).mean()),
+        "pearson": 100 * _or_zero(pearson, predicted, y),
+        "spearman": 100 * _or_zero(spearman, predicted, y),
+        "mse": float(((predicted - y) ** 2).mean()),
         "dev": 100 * float(scores[0, 0]),
     }
-    return figures, drawn
+    return figures, 100 * resampled(lambda rows: _or_zero(pearson, predicted[rows], y[rows]), len(y))
 
 
 def distributions(scores: np.ndarray) -> np.ndarray:
@@ -144,24 +149,17 @@ def expected_score(values: np.ndarray) -> np.ndarray:
     return (shares / shares.sum(axis=1, keepdims=True)) @ SCORES
 
 
-def _targets(splits: Sequence[Examples]) -> list[np.ndarray]:
-    """Return the classes or scores of each split of a set as distributions over the classes."""
-    if splits[0].gold.dtype.kind == "f":
-        return [distributions(split.gold) for split in splits]
-    classes = max(2, *(1 + int(split.gold.max()) for split in splits))
-    return [np.eye(classes, dtype=np.float32)[split.gold] for split in splits]
-
-
-def _stratified(y: np.ndarray, folds: int, seed: int) -> list[Fold]:
-    """Return (other rows, rows of the fold) for each fold, stratified by class, as SentEval draws them."""
+def _stratified(data: Data, rows: np.ndarray, folds: int, seed: int) -> list[Fold]:
+    """Return (other rows, rows of the fold) for each fold of some rows, stratified by class, as SentEval draws them."""
     from sklearn.model_selection import StratifiedKFold
 
-    return list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(np.zeros((len(y), 1)), y))
+    drawn = StratifiedKFold(folds, shuffle=True, random_state=seed).split(rows[:, None], data.y[rows])
+    return [(rows[others], rows[own]) for others, own in drawn]
 
 
-def _choose(part: Part, folds: Sequence[Fold], seed: int) -> tuple[float, float]:
+def _choose(data: Data, folds: Sequence[Fold], seed: int) -> tuple[float, float]:
     """Return the weight decay with the best mean accuracy on the folds' dev rows, and that accuracy in percent."""
-    _, scores = fit(part.x, part.targets, folds, np.tile(GRID, (len(folds), 1)), seed)
+    _, scores = fit(data.x, data.targets, folds, np.tile(GRID, (len(folds), 1)), seed)
     best = _best(scores)
     return GRID[best], 100 * float(scores[:, best].mean())
 
@@ -169,13 +167,6 @@ def _choose(part: Part, folds: Sequence[Fold], seed: int) -> tuple[float, float]
 def _best(scores: np.ndarray) -> int:
     """Return the best column of [F, R], the first if tied; percentages are rounded to two decimals as in SentEval."""
     return int(np.round(100 * scores.mean(axis=0), 2).argmax())
-
-
-def _fit(train: Part, dev: Part, grid: np.ndarray, seed: int, **rule: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return what ``fit`` does for a training part that stops early by a dev part."""
-    x, targets = np.concatenate([train.x, dev.x]), np.concatenate([train.targets, dev.targets])
-    rows, dev_rows = np.split(np.arange(len(x)), [len(train.x)])
-    return fit(x, targets, [(rows, dev_rows)], grid, seed, **rule)
 
 
 def _outcome(right: np.ndarray, dev: float, **others: float) -> Outcome:

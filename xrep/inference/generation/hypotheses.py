@@ -69,11 +69,11 @@ class Hypotheses:
             self._prefixes = torch.cat([before, step.tokens.unsqueeze(2)], dim=2)
         if not step.ends.any():
             return False
-        places = self.count.unsqueeze(1) + step.ends.cumsum(1) - 1
-        places = places.clamp(max=self._width).masked_fill_(~step.ends, self._width)
+        columns = self.count.unsqueeze(1) + step.ends.cumsum(1) - 1
+        columns = columns.clamp(max=self._width).masked_fill_(~step.ends, self._width)
         rows = self.alive.unsqueeze(1)
-        self._scores[rows, places], self._ends[rows, places] = step.end_scores / penalty, step.end_log_probabilities
-        self._slots[rows, places], self._lengths[rows, places] = step.slots, length
+        self._scores[rows, columns], self._ends[rows, columns] = step.end_scores / penalty, step.end_log_probabilities
+        self._slots[rows, columns], self._lengths[rows, columns] = step.slots, length
         self.count = (self.count + step.ends.sum(1)).clamp_(max=self._width)
         return True
 
@@ -87,8 +87,8 @@ class Hypotheses:
             return None
         prefixes = self._prefixes.flatten(0, 1)
         windows, end = prefixes.unfold(1, self._ngram, 1), prefixes[:, prefixes.size(1) - self._ngram + 1 :]
-        rows, places = (windows[..., :-1] == end.unsqueeze(1)).all(2).nonzero(as_tuple=True)
-        return rows, windows[rows, places, -1]
+        rows, columns = (windows[..., :-1] == end.unsqueeze(1)).all(2).nonzero(as_tuple=True)
+        return rows, windows[rows, columns, -1]
 
     def best(self, count: int) -> list[list[Hypothesis]]:
         """Return at most ``count`` finished hypotheses of each sentence, best first; a UserError if one has none."""
@@ -102,10 +102,10 @@ class Hypotheses:
         token_scores = torch.zeros(tokens.shape, device=order.device)
         for step in reversed(range(len(self._steps))):
             parents, chosen, log_probabilities = self._steps[step]
-            place = slots.clamp(max=parents.size(1) - 1)  # the place is not used yet if the hypothesis is shorter
-            tokens[:, :, step] = chosen.gather(1, place)
-            token_scores[:, :, step] = log_probabilities.gather(1, place)
-            slots = torch.where(lengths > step + 1, parents.gather(1, place), slots)
+            slot = slots.clamp(max=parents.size(1) - 1)  # the slot is not used yet if the hypothesis is shorter
+            tokens[:, :, step] = chosen.gather(1, slot)
+            token_scores[:, :, step] = log_probabilities.gather(1, slot)
+            slots = torch.where(lengths > step + 1, parents.gather(1, slot), slots)
         columns = (table.tolist() for table in (scores, lengths, ends, tokens, token_scores))
         return [
             [

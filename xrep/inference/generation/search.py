@@ -41,8 +41,6 @@ def search(
     Raises:
         UserError: the model gives probabilities that are not finite.
     """
-    if not len(source):
-        return []
     numbers = torch.arange(len(source)) if numbers is None else numbers
     device, words = source.tokens.device, model.target_vocabulary
     # eos, which a step handles itself, and the special tokens that no translation has
@@ -55,8 +53,8 @@ def search(
     tokens = parents = None
     for length in range(1, max(greatest) + 1):
         logits, last, banned = decoding.next(tokens, parents), limits == length, hypotheses.banned()
-        given = logits, scores, last, length, apart, banned, options
-        step = sample_step(*given, numbers) if options.sampling else beam_step(*given)
+        inputs = logits, scores, last, length, apart, banned, options
+        step = sample_step(*inputs, numbers) if options.sampling else beam_step(*inputs)
         scores, parents, tokens = step.scores, step.parents, step.tokens
         if not hypotheses.add(step, length, options.penalty(length)):
             continue
@@ -87,16 +85,16 @@ def beam_step(
     log_probabilities = best.log_probabilities.view(sentences, before, -1)
     ended = scores + best.apart[:, 0].view_as(scores)
     totals = (scores.unsqueeze(2) + log_probabilities).flatten(1).masked_fill_(last.unsqueeze(1), -torch.inf)
-    scores, places = totals.topk(min(options.beam, totals.size(1)), dim=1)
-    tokens = best.tokens.view(sentences, -1).gather(1, places)
-    chosen = log_probabilities.flatten(1).gather(1, places)
+    scores, indices = totals.topk(min(options.beam, totals.size(1)), dim=1)
+    tokens = best.tokens.view(sentences, -1).gather(1, indices)
+    chosen = log_probabilities.flatten(1).gather(1, indices)
     if length <= options.min_length:
         ended = ended.masked_fill(~last.unsqueeze(1), -torch.inf)
     candidates = torch.cat([scores, ended], dim=1)
     values, order = candidates.topk(min(options.beam, candidates.size(1)), dim=1)
     ends, slots = (order >= scores.size(1)) & (values > -torch.inf), (order - scores.size(1)).clamp_(min=0)
     end_log_probabilities = best.apart[:, 0].view_as(ended).gather(1, slots)
-    parents = places // log_probabilities.size(2)
+    parents = indices // log_probabilities.size(2)
     return Step(scores, parents, tokens, chosen, ends, slots, values, end_log_probabilities)
 
 
@@ -126,7 +124,7 @@ def sample_step(
 
 def uniforms(seed: int, numbers: np.ndarray, count: int, step: int) -> np.ndarray:
     """Return float64 numbers [B, count] in [0, 1) for the sentences of these ``numbers``, int64 [B]. Each is a function
-    of only seed, number, place and step: the upper 32 bits of rounds of splitmix64."""
+    of only seed, number, slot and step: the upper 32 bits of rounds of splitmix64."""
     mixed = scramble(np.full((1, 1), seed, dtype=np.uint64), 0)
     for number in (numbers.astype(np.uint64)[:, None], np.arange(count, dtype=np.uint64), np.uint64(step)):
         mixed = scramble(mixed + number, 0)

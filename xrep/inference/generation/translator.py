@@ -136,8 +136,8 @@ class Translator:
         special = self.model.source_vocabulary.special_count
         lengths = [len(source.tokens[row]) + special for row in with_text]
         most = max(1, LOGITS // (options.width * words))
-        for places in batches_of(lengths, max_tokens // options.width, most):
-            rows = with_text[places]
+        for indices in batches_of(lengths, max_tokens // options.width, most):
+            rows = with_text[indices]
             batch = collate([source.tokens[row] for row in rows], self.text.vocabulary("source"), self.text.max_length)
             languages, numbers = torch.full((len(rows),), target, device=device), torch.from_numpy(rows + first)
             hypotheses = search(self.model, batch.to(device), languages, options, numbers)
