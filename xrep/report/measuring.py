@@ -24,15 +24,9 @@ _LANGUAGES, _SENTENCES = 6, 12  # in a picture of sentences: languages, and sent
 
 def measure(runs: Sequence[Run], data: str, batch_tokens: int) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Measure the best checkpoint of each run on the tests whose data is in a folder, of which Tatoeba also gives the
-    pictures.
-
-    Returns:
-        Test -> name of the run -> record, which has the ``differences`` from the first run, and a line for each test
-        that could not be measured.
-
-    Raises:
-        UserError: There is no data of any test, or a run has no checkpoint that encodes sentences.
-    """
+    pictures. Return test -> name of the run -> record, which has the ``differences`` from the first run, and a line for
+    each test that could not be measured. Raises UserError if there is no data of any test, or a run has no checkpoint
+    that encodes sentences."""
     found = find_tests(existing_folder(data, "name a folder with data of tests"))
     # What is wrong with an encoder is found before another one is measured.
     trained = [open_encoder(str(run.path / "best"), batch_tokens=batch_tokens).languages for run in runs]

@@ -67,9 +67,9 @@ def _runs(runs: Sequence[Run]) -> list[Block]:
         steps = max((curve[-1][0] for curve in run.curves.values()), default=0)
         facts = [str(steps), "", "", "", "not finished"]
         if run.summary:
-            steps, examples, seconds, best = run.summary.values()
+            own, best = run.summary, run.summary["best"]
             shown = "" if best["value"] is None else f"{best['metric']} {number(best['value'])}\nstep {best['step']}"
-            facts = [str(steps), f"{examples:,}", duration(seconds), shown, "finished"]
+            facts = [str(own["steps"]), f"{own['examples']:,}", duration(own["train_seconds"]), shown, "finished"]
         rows.append([f"{run.name}\n{run.path}", run.objective, *facts])
     return [{"rows": rows}, *({"note": line} for run in runs for line in run.damaged)]
 

@@ -22,6 +22,7 @@ from xrep.training.progress import METRICS
 from xrep.training.run import DATA_STATISTICS, SUMMARY
 
 MOST_POINTS = 300  # of a longer curve, neighbouring records are averaged
+_FACTS = (SUMMARY, DATA_STATISTICS)  # JSON in the directory of a run that is no result
 _KINDS = {"train": "training", "valid": "validation"}
 _RESULT = ("test", "model", "values", "headline", "intervals", "overlap", "version")
 Curve = list[tuple[float, float]]
@@ -109,8 +110,7 @@ def read_results(runs: Sequence[Run], files: Sequence[str]) -> dict[str, dict[st
     of which a UserError says if they hold none. Of several results of one test and model the last one counts.
     """
     results = dict[str, dict[str, dict[str, Any]]]()
-    inside = [(path, run) for run in runs for path in sorted(run.path.glob("*.json"))]
-    inside = [(path, run) for path, run in inside if path.name not in (SUMMARY, DATA_STATISTICS)]
+    inside = [(path, run) for run in runs for path in sorted(run.path.glob("*.json")) if path.name not in _FACTS]
     for path, run in [*inside, *((Path(file), None) for file in files)]:
         (found,) = _parsed(path, run.damaged if run else [], _records_in) or [[]]
         if run is None and not found:
