@@ -85,18 +85,21 @@ def number_from(environment: Mapping[str, str], variable: str, default: int) -> 
     return int(text)
 
 
-def run(job: Job, engine: Engine, finish: Finish, output: str, *, show_progress: bool) -> dict[str, Any] | None:
+def run(
+    job: Job, engine: Engine, finish: Finish, output: str, *, show_progress: bool, share: Share | None = None
+) -> dict[str, Any] | None:
     """Do what is left of a job, and return what ``finish`` returns, which makes the output of the results. None: other
     processes had finished it, or this one has done its share.
 
     Args:
         output: The address of what ``finish`` writes. It may be called by several processes.
+        share: What this process does; None: what the environment says.
 
     Raises:
         UserError: Of a unit, or as ``Job.begin``; another process is at work there; or some units failed.
         Interrupted: Ctrl-C was pressed, and the unit that was being worked on is done.
     """
-    share = share_of(engine)
+    share = share or share_of(engine)
     prepare(job.address, output)
     if share.count > 1:
         return _share(job, share, finish, output, show_progress)
@@ -116,12 +119,14 @@ def run(job: Job, engine: Engine, finish: Finish, output: str, *, show_progress:
             if not any(job.numbers_failed(stage.name) for stage in job.stages):
                 job.clear()
             raise
-        except KeyboardInterrupt:
-            if not any(map(job.numbers_done, job.stages)):
+        except (KeyboardInterrupt, OSError) as error:
+            saved = any(map(job.numbers_done, job.stages))
+            if not saved:
                 job.clear()
-                raise Interrupted("nothing is saved yet") from None
+            if isinstance(error, OSError):
+                raise
             done = f"what is done is in {job.address}, and the same command goes on from there"
-            raise Interrupted(done) from None
+            raise Interrupted(done if saved else "nothing is saved yet") from None
         job.finish(result, keep=False)
     return result
 

@@ -46,7 +46,7 @@ _TRIES, _PAUSE = 3, 2.0
 """How often a unit is tried, and the seconds after the first time."""
 _FEW = 16
 """Most markers that are not copied into one file when a stage is complete."""
-_HOPELESS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOENT}
+_HOPELESS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.ENOENT}
 """Errors of the file system that will not have gone after a pause."""
 Advance = Callable[[int], object]
 
@@ -133,8 +133,8 @@ class Job:
         if not self._is_ours():
             cure = "rename it, or write elsewhere"
             raise UserError("not the folder of an unfinished command", path=self.address, cure=cure)
-        if addresses.exists(join(self.address, FINISHED)):
-            if output and addresses.exists(output) and read_json(join(self.address, PLAN)) == self.plan:
+        if self.is_finished():
+            if output and self.has_made(output):
                 return False
             self.clear()
         addresses.make_folder(self.address)
@@ -147,6 +147,11 @@ class Job:
         for folder in _FOLDERS:
             addresses.make_folder(join(self.address, folder))
         return True
+
+    def has_made(self, output: str) -> bool:
+        """Return whether several processes have finished the same job, and its output is there."""
+        made = self.is_finished() and addresses.exists(output)
+        return made and read_json(join(self.address, PLAN)) == self.plan
 
     def _is_ours(self) -> bool:
         if is_local(self.address) and os.path.exists(self.address) and not os.path.isdir(self.address):
