@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -175,7 +175,8 @@ def work(job: Job, share: Share, show_progress: bool) -> bool:
             for number in units:
                 if number in done:
                     continue
-                with StopRequest().watching() as stop:
+                stop = StopRequest()
+                with stop.watching() if stage.is_finished_first else nullcontext():
                     job.do(stage, number, counter.update)
                 if stop.signal:
                     raise KeyboardInterrupt

@@ -68,10 +68,12 @@ class Stage(ABC):
     Attributes:
         name: Name in the folder of the job, of letters and hyphens.
         unit: What the progress line counts, in the plural.
+        is_finished_first: Whether Ctrl-C waits for the unit that is being done; else it ends at once, and is done anew.
     """
 
     name: str
     unit: str = "units"
+    is_finished_first: bool = True
 
     @abstractmethod
     def count(self, job: Job) -> int:
