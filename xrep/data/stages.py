@@ -33,7 +33,13 @@ T = TypeVar("T")
 Log = Callable[[str], None]
 
 
-class _Telling(Stage):
+class _Long(Stage):
+    """A stage whose units may take so long that Ctrl-C ends them at once."""
+
+    is_finished_first = False
+
+
+class _Telling(_Long):
     """A stage that tells what it does; in other processes than that of the command it prints it."""
 
     def __init__(self, name: str, log: Log) -> None:
@@ -113,7 +119,7 @@ class Clean(_Telling):
         return {corpus.name: dict.fromkeys(STEPS, 0) | result.facts["counts"] for corpus, result in results}
 
 
-class Choose(Stage):
+class Choose(_Long):
     """Drop duplicates, hold out validation pairs if there is no validation text, and sample the training pairs: mark
     each pair. One unit does it, because each pair is compared with all others."""
 
@@ -219,7 +225,7 @@ class Vocabulary(_Telling):
             return {**self.given(), self._side or SHARED: Tokenizer.load(folder)}
 
 
-class Tokenise(Stage):
+class Tokenise(_Long):
     """Tokenise the chosen pairs into the files of the data directory; a unit is a language pair of a split.
 
     Args:
