@@ -140,7 +140,7 @@ preprocess ... --tokenizer dir               | dir: no such tokenizer
 preprocess ... --exclude absent              | absent: no such file; check the name
 preprocess ... --exclude empty.txt           | empty.txt: no text could be read from it, so it would exclude nothing
 preprocess ... --destdir dir                 | dir: exists and is not empty
-preprocess ... --destdir de.txt/out          | de.txt/out: Not a directory
+preprocess ... --destdir de.txt/out          | de.txt/out.job: Not a directory
 preprocess ... --json absent/report.json     | absent: no such folder; make it
 preprocess ... --json pairs.tsv              | --json is the same file as
 

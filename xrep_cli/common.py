@@ -211,11 +211,12 @@ def add_field(parser: argparse._ActionsContainer, spec: FieldSpec, name: str | N
     parser.add_argument("--" + (name or spec.name.replace("_", "-")), **options)
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which processes share the work."""
+def add_engine_options(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add the options that say which processes share the work: those of these names, or all."""
     group = parser.add_argument_group("several processes", "xrep-jobs status tells how far they are")
     for spec in read_fields("", "xrep.jobs.engines:Engine"):
-        add_field(group, spec)
+        if not names or spec.name in names:
+            add_field(group, spec)
 
 
 def check_shared(engine: Any, outputs: Mapping[str, str], inputs: Sequence[str | Path | None]) -> None:

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
-import re
-import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from xrep.config.fields import fields_of_class
-from xrep.data.preprocess import PreprocessOptions, PreprocessReport, default_workers, merge, preprocess
+from xrep.data.preprocess import PreprocessOptions, PreprocessReport, default_workers, preprocess
 from xrep.data.store import TOKENIZER_DIRECTORY
 from xrep.errors import UserError
-from xrep.files import check_new_directory, naming
-from xrep.inference.work import work_folder
 from xrep.interrupts import Interrupted
+from xrep.jobs.engines import Engine
+from xrep.store.addresses import is_local
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.readers import parse_bitext
 from xrep_cli.common import (
+    SHARE_DONE,
     Parser,
+    add_engine_options,
     add_field,
     check_outputs,
+    check_shared,
     command_parser,
     command_script,
-    parse_shard,
     values_of,
     write_summary,
 )
@@ -40,8 +37,8 @@ examples:
   xrep-preprocess --bitext de-en=deu-eng.tsv --bitext fr-en=train.fr,train.en \\
       --vocab-size 16000 --exclude tatoeba/ --destdir data-bin
   xrep-preprocess --bitext zh-en=un.zh.gz,un.en.gz --sample 1000000 --valid zh-en=dev.zh,dev.en --destdir data-bin
-  xrep-preprocess --bitext de-en=1.tsv --bitext de-en=2.tsv --shard 1/2 --destdir shard1  # the same with 2/2, then
-  xrep-preprocess --merge shard1 shard2 --destdir data-bin
+  sbatch --array=0-7 --wrap "xrep-preprocess --bitext de-en=1.tsv --bitext de-en=2.tsv --engine slurm \\
+      --destdir data-bin"
 
 Parallel text is written PAIR=FILES:
   de-en=x.tsv          one file with columns separated by tabs; the English column is recognised by its words
@@ -58,9 +55,6 @@ EPILOG = """\
 At the end, a table says how many pairs each cleaning rule dropped. Nothing is written to --destdir if a step fails. If
 the command is interrupted, repeat it: it goes on with the text that it has cleaned and the vocabulary that it has
 trained."""
-
-_OWN_FILE, _STEPS = re.compile(r"lock|(cleaned|tokenizer)-[0-9a-f]{24}|\..*\.(partial|old)"), "[ct]*-*"
-"""Names in the folder of unfinished work, and the pattern of those that are worth keeping."""
 
 NAMES = {
     "vocabulary_size": "vocab-size",
@@ -82,12 +76,8 @@ def build_parser() -> Parser:
     add("--exclude", action="append", default=[], metavar="PATH", help="file or folder of an evaluation set: training "
         "pairs with a sentence that occurs there, in any case and punctuation, are dropped (repeatable)")  # fmt: skip
     add("--destdir", required=True, metavar="DIR", help="the data directory to write")
-    add("--shard", metavar="K/N", help="write only part K of N, as --merge reads it: the cleaned text of every N-th "
-        "file of training text (on each of several machines, with otherwise the same command)")  # fmt: skip
-    add("--merge", nargs="+", default=[], metavar="DIR", help="make the data directory of all parts that --shard "
-        "wrote, with their options; it equals that of the whole text")  # fmt: skip
     add("--workers", type=int, metavar="N", help="processes that clean and tokenise; the result does not depend on "
-        "their number (default: one for each processor, at most 16)")  # fmt: skip
+        "their number (default: one for each processor, at most 16, or as many as Ray has processors for)")  # fmt: skip
     add("--json", metavar="FILE", help="also write the report to this file; - is standard output")
 
     group = parser.add_argument_group("vocabulary")
@@ -104,67 +94,35 @@ def build_parser() -> Parser:
         add_field(group, specs[name], NAMES.get(name))
     group.add_argument("--keep-duplicates", action="store_true", help="keep repeated pairs")
     group.add_argument("--keep-identical", action="store_true", help="keep pairs whose sides are equal")
+    add_engine_options(parser, "engine", "cpus_per_worker")
     return parser
 
 
 def _main(options: argparse.Namespace) -> None:
     named = {"train": options.bitext, "valid": options.valid, "test": options.test}
     splits = {split: [parse_bitext(spec) for spec in specs] for split, specs in named.items()}
-    shard, workers = parse_shard(options.shard), default_workers() if options.workers is None else options.workers
-    if options.merge:
-        _check_merge(options)
+    engine = Engine(**values_of(options, Engine))
     inputs = [path for bitexts in splits.values() for bitext in bitexts for path in bitext.paths]
     texts = {"a training, validation or test text": inputs, "--destdir": options.destdir}
     check_outputs({"--json": options.json}, texts)
+    check_shared(engine, {}, inputs)
+    if not is_local(options.destdir):
+        raise UserError("`destdir` is in an object store", path=options.destdir, cure="write to a folder and copy it")
     log = functools.partial(print, file=sys.stderr if options.json == "-" else sys.stdout, flush=True)
+    workers = default_workers() if options.workers is None else options.workers
     try:
-        if options.merge:
-            report = merge(options.merge, options.destdir, log, workers=workers)
-        elif shard:
-            report = preprocess(splits, options.destdir, _options(options), log, workers=workers, shard=shard)
-        else:
-            with _work_folder(options.destdir) as work:
-                report = preprocess(splits, options.destdir, _options(options), log, workers=workers, work=work)
+        report = preprocess(splits, options.destdir, _options(options), log, workers=workers, engine=engine)
     except Interrupted:
         raise
     except KeyboardInterrupt:
         raise Interrupted(f"nothing is written to {options.destdir}; the same command begins again") from None
+    if report is None:
+        print(SHARE_DONE, file=sys.stderr)
+        return
     log(f"\n{report.cleaning.table()}\n")
     log(_summary(report))
     write_summary(report.as_dict(), options.json)
-    if shard:
-        log(f"next: xrep-preprocess --merge DIR... with the directories of all {shard[1]} parts")
-    else:
-        log(f"next: xrep-train {options.destdir} --task bitext --criterion dual_moco --save-dir run1")
-
-
-@contextmanager
-def _work_folder(directory: str) -> Iterator[Path]:
-    """Context manager that yields the folder beside a data directory that keeps finished steps. They are removed if the
-    block raises UserError, because what is wrong will be changed."""
-    place = Path(os.path.realpath(directory))
-    check_new_directory(place)
-    work = place.with_name(f"{place.name}.work")
-    if not work.exists():
-        with naming(directory):
-            work.mkdir(parents=True)
-    with work_folder(work, _OWN_FILE, "writing this data directory", _STEPS):
-        try:
-            yield work
-        except UserError:
-            for step in work.glob(_STEPS):
-                shutil.rmtree(step)
-            raise
-
-
-def _check_merge(options: argparse.Namespace) -> None:
-    """Raise UserError if an option is given that the parts already have."""
-    own = ("merge", "destdir", "workers", "json")
-    unused = [action for action in build_parser()._actions if action.dest not in own and action.dest in options]
-    for action in unused:
-        if vars(options)[action.dest] != action.default:
-            cure = "leave it out, or make the parts with it"
-            raise UserError(f"{action.option_strings[0]} has no effect on --merge", cure=cure)
+    log(f"next: xrep-train {options.destdir} --task bitext --criterion dual_moco --save-dir run1")
 
 
 def _options(options: argparse.Namespace) -> PreprocessOptions:
@@ -191,11 +149,11 @@ def _tokenizer_path(side: str, path: str) -> str:
 
 def _summary(report: PreprocessReport) -> str:
     lines = []
-    for split, rows in report.manifest.get("splits", {}).items():
+    for split, rows in report.manifest["splits"].items():
         counts = ", ".join(f"{'-'.join(row['languages'])} {row['rows']:,}" for row in rows)
         tokens = sum(sum(row["tokens"].values()) for row in rows)
         lines.append(f"{split}: {counts} pairs, {tokens:,} tokens")
-    for side, size in report.manifest.get("vocabularies", {}).items():
+    for side, size in report.manifest["vocabularies"].items():
         lines.append(f"vocabulary{'' if side == 'shared' else f' ({side})'}: {size:,} pieces")
     lines.append(f"written to {report.path}")
     return "\n".join(lines)

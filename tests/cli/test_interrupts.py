@@ -17,8 +17,7 @@ from tests.support.commands import Commands, Result
 from tests.support.corpus import sentence_pairs
 from tests.support.runs import contents, options
 from xrep.criteria.dual_moco import DualMoco
-from xrep.data import preprocess as preprocessing
-from xrep.data import spool, store
+from xrep.data import spool, stages, store
 from xrep.inference import encoding, nearest
 from xrep.inference.generation.translator import Translator
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -172,7 +171,7 @@ def sides(cli: Commands) -> str:
     """Write parallel text; return what an interrupted command says that trains its vocabulary."""
     for side, code in enumerate(("de", "en")):
         write_lines(cli.folder / code, [pair[side] for pair in sentence_pairs(170)])
-    said = f"what is done is in {cli.folder / 'bin.work'}, and the same command goes on from there"
+    said = f"what is done is in {cli.folder / 'bin.job'}, and the same command goes on from there"
     return f"xrep-preprocess: error: interrupted; {said}\n"
 
 
@@ -189,7 +188,7 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
         patch.setattr(tokenizer, "_TRAIN", wait)
         done = cli(*line, "bin")
     assert done.code == 130 and done.err.endswith(sides) and not (cli.folder / "bin").exists()
-    monkeypatch.setattr(preprocessing, "clean", None)  # now the text is clean
+    monkeypatch.setattr(stages, "clean", None)  # now the text is clean
     with monkeypatch.context() as patch:
         press(patch, store.DirectoryWriter, "append", 1)
         assert cli(*line, "bin").err.endswith(sides)
@@ -201,17 +200,18 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("sides")
-def test_preprocessing_begins_anew_with_other_options(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preprocessing_does_not_go_on_with_other_options(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     line, more = ["preprocess", *BITEXT, "--destdir"], "--vocab-size 62 --valid-size 0".split()
     with monkeypatch.context() as patch:
         press(patch, store.DirectoryWriter, "append", 1)
         assert cli(*line, "bin").code == 130
-    for name in ("whole", "bin"):
-        assert cli(*line, name, *more).code == 0
-    assert contents(cli.folder / "bin") == contents(cli.folder / "whole")
+    refused = cli(*line, "bin", *more)
+    said = "bin.job: an unfinished command is there, which differs in options; remove it to begin anew"
+    assert refused.code == 2 and said in refused.err
+    assert cli(*line, "bin").code == 0
     press(monkeypatch, spool, "read_pairs", 1)
     assert cli(*line, "other", *more).err.endswith("interrupted; nothing is saved yet\n")
-    assert sorted(os.listdir(cli.folder)) == ["bin", "de", "en", "whole"]
+    assert sorted(os.listdir(cli.folder)) == ["bin", "de", "en"]
 
 
 @pytest.mark.slow

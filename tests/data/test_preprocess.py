@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from xrep.data import building
+from xrep.data import building, stages
 from xrep.data.preprocess import PreprocessOptions, prepare, preprocess
 from xrep.data.store import DataDirectory
 from xrep.errors import UserError
@@ -186,14 +186,16 @@ def test_bad_input_leaves_nothing_behind(tmp_path, workers, content, options, pr
     assert os.listdir(tmp_path) == ["x.tsv"] and multiprocessing.active_children() == []
 
 
-def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_after_a_full_disk_it_goes_on(tmp_path, monkeypatch):
     splits = {"train": [tsv(tmp_path / "x.tsv", PAIRS)]}
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
         patch.setattr(SentencePieceTokenizer, "encode", full_disk)
         run(tmp_path, splits)
-    assert os.listdir(tmp_path) == ["x.tsv"]
+    assert sorted(os.listdir(tmp_path)) == ["bin.job", "x.tsv"]
+    monkeypatch.setattr(stages, "clean", None)  # now the text is clean
     (tmp_path / "bin").mkdir()
     run(tmp_path, splits)  # an empty one is fine
+    assert sorted(os.listdir(tmp_path)) == ["bin", "x.tsv"]
 
 
 def full_disk(*arguments):

@@ -1,26 +1,32 @@
-"""Preprocessing in several processes and in shards gives the same bytes as in one, and fails as cleanly."""
+"""Preprocessing by several processes gives the same bytes as in one, and fails as cleanly."""
 
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.data.test_preprocess import PAIRS, TURKISH, tsv
 from tests.support.runs import contents
 from xrep.data import preprocess as module
-from xrep.data import spool
-from xrep.data.preprocess import PreprocessOptions, merge, preprocess
+from xrep.data import spool, stages
+from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
+from xrep.jobs.engines import LOCAL, Engine
 from xrep.text.cleaning import CleaningOptions
-from xrep.text.readers import Bitext
+from xrep.text.readers import Bitext, parse_bitext
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = PreprocessOptions(vocabulary_size=75, valid_size=8, cleaning=CleaningOptions(sample=150))
+SLURM = Engine(engine="slurm")
 
 
 def silent(line: str) -> None:
@@ -42,58 +48,71 @@ def splits(tmp_path, monkeypatch) -> dict[str, list[Bitext]]:
 def test_the_same_bytes_with_workers(tmp_path, splits):
     alone = preprocess(splits, tmp_path / "alone", OPTIONS, silent, False)
     several = preprocess(splits, tmp_path / "several", OPTIONS, silent, False, workers=3)
+    assert alone and several
     assert contents(alone.path) == contents(several.path) and multiprocessing.active_children() == []
     assert alone.cleaning.counts == several.cleaning.counts
     assert alone.cleaning.total("duplicate") and alone.cleaning.total("sampled away")
 
 
+def task(number: int, splits: dict[str, list[Bitext]], folder: Path, made: Any) -> None:
+    os.environ.update(SLURM_ARRAY_TASK_ID=f"{number}", SLURM_ARRAY_TASK_COUNT="3")
+    made.put(preprocess(splits, folder, OPTIONS, silent, False, engine=SLURM))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [False, True])
-def test_merged_shards_are_the_data_of_the_whole_text(tmp_path, splits, given):
-    if given:  # every shard compares its text with all evaluation text
+def test_the_same_bytes_by_the_tasks_of_an_array(tmp_path, splits, given):
+    if given:
         splits["valid"] = [tsv(tmp_path / "v.tsv", PAIRS[:5])]
         splits["test"] = [tsv(tmp_path / "t.tsv", TURKISH[100:104], "tr")]
     whole = preprocess(splits, tmp_path / "whole", OPTIONS, silent, False)
-    shards = [tmp_path / f"shard{number}" for number in (1, 2, 3)]
-    for number, folder in enumerate(shards, 1):
-        made = preprocess(splits, folder, OPTIONS, silent, False, shard=(number, 3), workers=number)
-        assert made.as_dict()["shard"] == f"{number}/3"
-    assert len(list(shards[0].glob("*.text"))) == (4 if given else 2)
-    before = [contents(folder) for folder in shards]
-    merged = merge([shards[2], shards[0], shards[1]], tmp_path / "merged", silent, False, workers=2)
-    assert contents(merged.path) == contents(whole.path)
-    assert merged.cleaning.counts == whole.cleaning.counts and merged.notes == whole.notes
-    assert before == [contents(folder) for folder in shards]
+    fork = multiprocessing.get_context("fork")
+    made = fork.Queue()
+    tasks = [fork.Process(target=task, args=(number, splits, tmp_path / "shared", made)) for number in range(3)]
+    for process in tasks:
+        process.start()
+    reports = list(filter(None, (made.get(timeout=60) for _ in tasks)))
+    for process in tasks:
+        process.join()
+    assert whole and contents(tmp_path / "shared") == contents(whole.path)
+    assert reports and all(report.cleaning.counts == whole.cleaning.counts for report in reports)
+    assert sorted(os.listdir(tmp_path / "shared.job")) == ["finished.json", "plan.json"]
 
 
 @pytest.mark.slow
-def test_what_cannot_be_merged(tmp_path, splits):
-    for number in (1, 2):
-        preprocess(splits, tmp_path / str(number), OPTIONS, silent, False, shard=(number, 2))
-    other = PreprocessOptions(vocabulary_size=76, valid_size=8)
-    preprocess(splits, tmp_path / "other", other, silent, False, shard=(2, 2))
-    first, second = tmp_path / "1", tmp_path / "2"
-    (tmp_path / "again").symlink_to(second)
-    for folders, problem in [
-        ([first], "shard 2 of 2 is missing; name the directories of all shards"),
-        ([first, tmp_path / "other"], "other: is of another text, or has other options, than .*1; make all shards"),
-        ([first, tmp_path], "not a shard .no shard.json.; see xrep-preprocess --shard"),
-        ([first, second, tmp_path / "again"], "again: is shard 2 of 2, as .*2 is; name one"),
-    ]:
-        with pytest.raises(UserError, match=problem):
-            merge(folders, tmp_path / "out", silent, False)
-    text = next(second.glob("*.text"))
-    text.write_bytes(text.read_bytes()[:-5])
-    with pytest.raises(UserError, match="2: its files are not those that shard.json names; make it again"):
-        merge([first, second], tmp_path / "out", silent, False)
-    assert not (tmp_path / "out").exists()
-    with pytest.raises(UserError, match="5 shards of a training text with 4 files; ask for fewer"):
-        preprocess(splits, tmp_path / "out", OPTIONS, silent, False, shard=(5, 5))
+def test_a_task_that_comes_late_finds_the_data(tmp_path, splits, monkeypatch):
+    made = preprocess(splits, tmp_path / "whole", OPTIONS, silent, False)
+    for name, value in (("ID", "1"), ("COUNT", "2")):
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", value)
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="no training pair"):
+        patch.setattr(stages.Choose, "run", refuse)
+        preprocess(splits, tmp_path / "out", OPTIONS, silent, False, engine=SLURM)
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "clean", None)  # now the text is clean
+        assert preprocess(splits, tmp_path / "out", OPTIONS, silent, False, engine=SLURM)
+        assert preprocess(splits, tmp_path / "out", OPTIONS, silent, False, engine=SLURM) is None
+    assert made and contents(tmp_path / "out") == contents(made.path)
+    for engine in (SLURM, LOCAL):
+        with pytest.raises(UserError, match="out: exists and is not empty"):
+            preprocess(splits, tmp_path / "out", PreprocessOptions(vocabulary_size=76), silent, False, engine=engine)
+
+
+def refuse(*arguments: Any) -> None:
+    raise UserError("no training pair is left")
+
+
+def test_stages_go_to_other_processes(tmp_path, splits, monkeypatch):
+    """Ray sends them with their job."""
+    sent = []
+    monkeypatch.setattr(module, "run", lambda job, *arguments, **named: sent.append(pickle.loads(pickle.dumps(job))))
+    with open(os.devnull, "w") as stream:
+        preprocess(splits, tmp_path / "out", OPTIONS, partial(print, file=stream), False)
+    assert [stage.name for stage in sent[0].stages][-2:] == ["vocabulary", "tokenise"]
 
 
 @pytest.mark.slow
 def test_a_killed_worker_is_named_and_leaves_nothing_behind(tmp_path, splits, monkeypatch):
-    monkeypatch.setattr(module, "_tokenise", lambda *arguments: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(stages, "_tokenise", lambda *arguments: os.kill(os.getpid(), signal.SIGKILL))
     before = sorted(os.listdir(tmp_path))
     message = r"worker 1 of 2 \(process \d+\) was killed by SIGKILL; if memory ran out, lower"
     with pytest.raises(UserError, match=message):
@@ -101,26 +120,63 @@ def test_a_killed_worker_is_named_and_leaves_nothing_behind(tmp_path, splits, mo
     assert sorted(os.listdir(tmp_path)) == before and multiprocessing.active_children() == []
 
 
-@pytest.mark.slow
-def test_ctrl_c_ends_the_workers_and_leaves_nothing_behind(tmp_path):
-    """The text comes through pipes, so that the command is still reading when it is interrupted."""
-    os.mkfifo(tmp_path / "x.tsv")
-    command = "-m xrep_cli.preprocess --bitext de-en=x.tsv:1,2 --destdir out --workers 2"
-    process = subprocess.Popen(
-        [sys.executable, *command.split()], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+SLOW = (
+    "import sys, time; from xrep.data import stages; from xrep_cli.preprocess import main; "
+    "stages.clean = lambda *_, **__: time.sleep(600); sys.exit(main(sys.argv[1:]))"
+)
+
+
+def started(folder: Path, script: str, text: str) -> subprocess.Popen[str]:
+    command = f"--bitext de-en={text}:1,2 --destdir out --workers 2"
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *command.split()], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_workers_and_leaves_nothing_behind(tmp_path):
+    text = [f"Satz {number} ist neu\tSentence {number} is new\n" for number in range(20_000)]
+    (tmp_path / "x.tsv").write_text("".join(text))
+    process = started(tmp_path, SLOW, "x.tsv")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while process.poll() is None and len(children.read_text().split()) < 2:
+        time.sleep(0.01)
+    workers = children.read_text().split()
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and errors.count("\n") == 1
+    assert errors.endswith("interrupted; nothing is saved yet\n")
+    assert os.listdir(tmp_path) == ["x.tsv"]
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+@pytest.mark.slow
+def test_text_of_a_pipe_is_read_once(tmp_path, splits):
+    os.mkfifo(tmp_path / "pipe")
+    pipe = {"train": [parse_bitext(f"de-en={tmp_path / 'pipe'}:1,2")]}
+    writer = threading.Thread(target=lambda: tsv(tmp_path / "pipe", PAIRS))
+    writer.start()
+    options = PreprocessOptions(vocabulary_size=60)
+    made = preprocess(pipe, tmp_path / "out", options, silent, False)
+    writer.join()
+    plain = preprocess({"train": [tsv(tmp_path / "plain", PAIRS)]}, tmp_path / "plain.out", options, silent, False)
+    assert made and plain and made.manifest["files"] == plain.manifest["files"]
+    assert not (tmp_path / "out.job").exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_a_pipe_is_read_leaves_nothing_behind(tmp_path):
+    os.mkfifo(tmp_path / "x.tsv")
+    process = started(tmp_path, SLOW, "x.tsv")
     with open(tmp_path / "x.tsv", "w") as text:
-        text.writelines(f"Satz {number} ist neu\tSentence {number} is new\n" for number in range(20_000))
+        text.write("Satz\tSentence\n")
         text.flush()
-        while process.poll() is None and len(children.read_text().split()) < 2:
+        while process.poll() is None and not list(tmp_path.glob("out.job/*")):
             time.sleep(0.01)
-        workers = children.read_text().split()
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and errors.count("\n") == 1
-    assert "interrupted; nothing is saved yet" in errors
-    assert sorted(os.listdir(tmp_path)) == ["x.tsv"]
-    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    assert "interrupted; nothing is written to out; the same command begins again" in errors
+    assert os.listdir(tmp_path) == ["x.tsv"]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from xrep.text.cleaning import CleaningOptions, drop_reason, sentence_hash, template_hash
 from xrep.text.lines import is_too_long
-from xrep.text.readers import Bitext, read_pairs
+from xrep.text.readers import Bitext, orient, read_pairs
 
 DROPPED, KEPT, HELD_OUT, DUPLICATE = 0, 1, 2, 3
 SPLIT_ORDER = ("valid", "test", "train")
@@ -21,39 +22,62 @@ _CHUNK_LINES = 8192
 _BLOCK_ROWS = 1 << 18
 
 
-@dataclass
+FILES = TEXT, HASHES, TEMPLATES = "text", "hashes", "templates"
+"""Names of the files of a spool."""
+
+
+@dataclass(frozen=True)
+class RawCorpus:
+    """Parallel text that is read: its split, its name in the report, and its files as they were given and as they are
+    read (``orient``)."""
+
+    split: str
+    name: str
+    given: Bitext
+    read: Bitext
+
+
+class SpoolWriter(ExitStack):
+    """Context manager that writes the files of a spool to a folder.
+
+    Attributes:
+        chunks: Where each chunk of the text begins, in bytes and in rows, and the end of the last one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._files = [self.enter_context((folder / name).open("xb")) for name in FILES]
+        self.chunks = [(0, 0)]
+
+    def append(self, cleaned: Cleaned) -> None:
+        """Add a chunk of pairs."""
+        contents = cleaned.text, cleaned.hashes.tobytes(), cleaned.templates.tobytes()
+        for file, content in zip(self._files, contents, strict=True):
+            file.write(content)
+        if len(cleaned.hashes):
+            place, rows = self.chunks[-1]
+            self.chunks.append((place + len(cleaned.text), rows + len(cleaned.hashes)))
+
+
+@dataclass(frozen=True)
 class Spool:
     """The cleaned pairs of one corpus on disk, in their original order. Memory holds only what is asked for.
 
     Attributes:
-        split: Split that the corpus belongs to.
-        name: Name of the corpus in the report.
-        bitext: Files of the corpus.
-        stem: Path of the files without their endings. ``.text`` has lines ``source<TAB>target``, ``.hashes`` has the
-            ``sentence_hash`` of both sides, uint64 [N, 2], and ``.templates`` that of the target's template, uint64
-            [N].
+        corpus: The corpus.
+        files: The files by their names: ``text`` has lines ``source<TAB>target``, ``hashes`` the ``sentence_hash`` of
+            both sides, uint64 [N, 2], and ``templates`` that of the target's template, uint64 [N].
+        chunks: As ``SpoolWriter`` has them.
         marks_file: One of the marks above for each pair, uint8 [N].
-        chunks: Where each chunk of the text begins, in bytes and in rows, and the end of the last one.
     """
 
-    split: str
-    name: str
-    bitext: Bitext
-    stem: Path
-    marks_file: Path
-    chunks: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
+    corpus: RawCorpus
+    files: Mapping[str, str]
+    chunks: Sequence[tuple[int, int]]
+    marks_file: Path = Path()
 
     def __len__(self) -> int:
         return self.chunks[-1][1]
-
-    def append(self, text: bytes, hashes: np.ndarray, templates: np.ndarray) -> None:
-        """Add a chunk of pairs."""
-        for ending, content in (("text", text), ("hashes", hashes.tobytes()), ("templates", templates.tobytes())):
-            with self.stem.with_suffix(f".{ending}").open("ab") as file:
-                file.write(content)
-        if len(hashes):
-            place, rows = self.chunks[-1]
-            self.chunks.append((place + len(text), rows + len(hashes)))
 
     def mark_all(self) -> None:
         """Mark every pair as KEPT, as they are at first."""
@@ -68,11 +92,11 @@ class Spool:
 
     def hashes(self, rows: slice) -> np.ndarray:
         """Return uint64 [n, 2]."""
-        return _read(self.stem.with_suffix(".hashes"), np.uint64, 2, rows).reshape(-1, 2)
+        return _read(self.files[HASHES], np.uint64, 2, rows).reshape(-1, 2)
 
     def templates(self, rows: slice) -> np.ndarray:
         """Return uint64 [n]."""
-        return _read(self.stem.with_suffix(".templates"), np.uint64, 1, rows)
+        return _read(self.files[TEMPLATES], np.uint64, 1, rows)
 
     def marks(self, rows: slice) -> np.ndarray:
         """Return uint8 [n]."""
@@ -101,7 +125,7 @@ class Spool:
     def pairs(self, chunk: int, mark: int) -> tuple[list[str], list[str], np.ndarray]:
         """Return the pairs of a chunk that have ``mark``: sources, targets and hashes, uint64 [n, 2]."""
         (place, first), (end, last) = self.chunks[chunk : chunk + 2]
-        with self.stem.with_suffix(".text").open("rb") as file:
+        with open(self.files[TEXT], "rb") as file:
             file.seek(place)
             lines = file.read(end - place).decode("utf-8").split("\n")
         chosen = np.flatnonzero(self.marks(slice(first, last)) == mark)
@@ -109,20 +133,28 @@ class Spool:
         return [row[0] for row in rows], [row[1] for row in rows], self.hashes(slice(first, last))[chosen]
 
 
-def list_spools(splits: Mapping[str, Sequence[Bitext]], folder: Path) -> list[Spool]:
-    """Return empty spools, whose files will be in ``folder``, for all corpora, in the order in which they are read."""
-    spools = dict[str, Spool]()
+def list_corpora(
+    splits: Mapping[str, Sequence[Bitext]], repeatable: Callable[[str], str]
+) -> tuple[list[RawCorpus], list[str]]:
+    """Return all corpora in the order in which they are read, and notes for the user.
+
+    Args:
+        repeatable: Function that returns, for a file that can be read once only, one with what it has.
+    """
+    corpora, notes = dict[str, RawCorpus](), list[str]()
     for split in SPLIT_ORDER:
-        for bitext in splits.get(split, []):
-            files = ",".join(Path(path).name for path in bitext.paths)
-            name = f"{'' if split == 'train' else split + ' '}{bitext.name} {files}"
-            name += f" ({len(spools)})" if name in spools else ""
-            stem = folder / str(len(spools))
-            spools[name] = Spool(split, name, bitext, stem, stem.with_suffix(".marks"))
-    return list(spools.values())
+        for given in splits.get(split, []):
+            files = ",".join(Path(path).name for path in given.paths)
+            name = f"{'' if split == 'train' else split + ' '}{given.name} {files}"
+            name += f" ({len(corpora)})" if name in corpora else ""
+            read, note = orient(given)
+            notes += [note] if note else []
+            read = replace(read, paths=tuple(map(repeatable, read.paths)))
+            corpora[name] = RawCorpus(split, name, given, read)
+    return list(corpora.values()), notes
 
 
-def _read(path: Path, dtype: type, width: int, rows: slice) -> np.ndarray:
+def _read(path: str | Path, dtype: type, width: int, rows: slice) -> np.ndarray:
     size = np.dtype(dtype).itemsize * width
     return np.fromfile(path, dtype, (rows.stop - rows.start) * width, offset=rows.start * size)
 

@@ -340,10 +340,12 @@ class DirectoryWriter(ExitStack):
 
 
 def write_manifest(
-    directory: Path, kind: Kind, tokenizers: Tokenizers, training: HashRuns, facts: dict[str, Any]
+    directory: Path, kind: Kind, tokenizers: Tokenizers, training: HashRuns | None, facts: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write the last files of a directory: the hashes of the training sentences and the manifest, which is returned."""
-    training.save_distinct(directory / TRAINING_HASHES_FILE)
+    """Write the last files of a directory: the hashes of the training sentences, unless they are there, and the
+    manifest, which is returned."""
+    if training:
+        training.save_distinct(directory / TRAINING_HASHES_FILE)
     files = {
         name: {"bytes": (directory / name).stat().st_size, "sha256": digest}
         for name, digest in digests_of(directory).items()

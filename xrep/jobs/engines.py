@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -85,18 +85,21 @@ def number_from(environment: Mapping[str, str], variable: str, default: int) -> 
     return int(text)
 
 
-def run(job: Job, engine: Engine, finish: Finish, output: str, *, show_progress: bool) -> dict[str, Any] | None:
+def run(
+    job: Job, engine: Engine, finish: Finish, output: str, *, show_progress: bool, share: Share | None = None
+) -> dict[str, Any] | None:
     """Do what is left of a job, and return what ``finish`` returns, which makes the output of the results. None: other
     processes had finished it, or this one has done its share.
 
     Args:
         output: The address of what ``finish`` writes. It may be called by several processes.
+        share: What this process does; None: what the environment says.
 
     Raises:
         UserError: Of a unit, or as ``Job.begin``; another process is at work there; or some units failed.
         Interrupted: Ctrl-C was pressed, and the unit that was being worked on is done.
     """
-    share = share_of(engine)
+    share = share or share_of(engine)
     job.check_place()
     prepare(job.address, output)
     if share.count > 1:
@@ -117,12 +120,14 @@ def run(job: Job, engine: Engine, finish: Finish, output: str, *, show_progress:
             if not any(job.numbers_failed(stage.name) for stage in job.stages):
                 job.clear()
             raise
-        except KeyboardInterrupt:
-            if not any(map(job.numbers_done, job.stages)):
+        except (KeyboardInterrupt, OSError) as error:
+            saved = any(map(job.numbers_done, job.stages))
+            if not saved:
                 job.clear()
-                raise Interrupted("nothing is saved yet") from None
+            if isinstance(error, OSError):
+                raise
             done = f"what is done is in {job.address}, and the same command goes on from there"
-            raise Interrupted(done) from None
+            raise Interrupted(done if saved else "nothing is saved yet") from None
         job.finish(result, keep=False)
     return result
 
@@ -171,7 +176,8 @@ def work(job: Job, share: Share, show_progress: bool) -> bool:
             for number in units:
                 if number in done:
                     continue
-                with StopRequest().watching() as stop:
+                stop = StopRequest()
+                with stop.watching() if stage.is_finished_first else nullcontext():
                     job.do(stage, number, counter.update)
                 if stop.signal:
                     raise KeyboardInterrupt

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,19 +51,24 @@ def repeatable(path: str | Path | Iterable[bytes], job: str) -> str:
 def _copied(blocks: Iterable[bytes], ending: str, job: str) -> str:
     aside, digest = Path(join(job, f"{COPY}{os.getpid()}")), hashlib.sha256()
     with naming(aside):
-        aside.parent.mkdir(exist_ok=True)
-    with naming(aside), open(aside, "wb") as copy:
-        for block in blocks:
-            digest.update(block)
-            copy.write(block)
-    named = aside.with_name(f"{COPY}{digest.hexdigest()[:16]}{ending}")
-    os.replace(aside, named)
+        aside.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with naming(aside), open(aside, "wb") as copy:
+            for block in blocks:
+                digest.update(block)
+                copy.write(block)
+        named = aside.with_name(f"{COPY}{digest.hexdigest()[:16]}{ending}")
+        os.replace(aside, named)
+    finally:
+        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder has the copy, or what another command has left
+            aside.parent.rmdir()
     return str(named)
 
 
 def states_of(files: Sequence[str | Path]) -> list[list[Any]]:
-    """Return what changes when one of these files changes: its path with its size and its time or ETag. A folder is
-    known by its manifest, a copy by its name, a field (``FILE:FIELD``) and a file in an archive by their file."""
+    """Return what changes when one of these files changes: its path with its size and its time or ETag. A folder with a
+    manifest is known by it, a copy by its name, a field (``FILE:FIELD``) and a file in an archive by their file."""
     return [_state_of(str(file)) for file in files]
 
 
@@ -75,7 +81,8 @@ def _state_of(file: str) -> list[Any]:
     place = container_of(Path(split_field(file)[0]))
     if not place.exists():
         raise UserError("no such file", path=file, cure="check the name")
-    return [os.path.realpath(file), *addresses.state_of(place / MANIFEST if place.is_dir() else place)]
+    known = place / MANIFEST if (place / MANIFEST).exists() else place
+    return [os.path.realpath(file), *addresses.state_of(known)]
 
 
 def publish_parts(files: Mapping[str, str], folder: str) -> None:

@@ -46,7 +46,7 @@ _TRIES, _PAUSE = 3, 2.0
 """How often a unit is tried, and the seconds after the first time."""
 _FEW = 16
 """Most markers that are not copied into one file when a stage is complete."""
-_HOPELESS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOENT}
+_HOPELESS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.ENOENT}
 """Errors of the file system that will not have gone after a pause."""
 Advance = Callable[[int], object]
 
@@ -68,10 +68,12 @@ class Stage(ABC):
     Attributes:
         name: Name in the folder of the job, of letters and hyphens.
         unit: What the progress line counts, in the plural.
+        is_finished_first: Whether Ctrl-C waits for the unit that is being done; else it ends at once, and is done anew.
     """
 
     name: str
     unit: str = "units"
+    is_finished_first: bool = True
 
     @abstractmethod
     def count(self, job: Job) -> int:
@@ -130,8 +132,8 @@ class Job:
         Raises:
             UserError: An unfinished job with another plan is there.
         """
-        if addresses.exists(join(self.address, FINISHED)):
-            if output and addresses.exists(output) and read_json(join(self.address, PLAN)) == self.plan:
+        if self.is_finished():
+            if output and self.has_made(output):
                 return False
             self.clear()
         addresses.make_folder(self.address)
@@ -144,6 +146,11 @@ class Job:
         for folder in _FOLDERS:
             addresses.make_folder(join(self.address, folder))
         return True
+
+    def has_made(self, output: str) -> bool:
+        """Return whether several processes have finished the same job, and its output is there."""
+        made = self.is_finished() and addresses.exists(output)
+        return made and read_json(join(self.address, PLAN)) == self.plan
 
     def check_place(self) -> None:
         """Raise a UserError if something else than a job is there."""

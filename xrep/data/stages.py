@@ -1,0 +1,332 @@
+"""The stages of preprocessing: clean, choose, train a vocabulary and tokenise. What each unit leaves are files."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from xrep.data import choosing, store
+from xrep.data.building import train_vocabulary
+from xrep.data.hash_runs import HashRuns
+from xrep.data.spool import HELD_OUT, KEPT, SPLIT_ORDER, RawCorpus, Spool, SpoolWriter, clean, read_chunks
+from xrep.errors import UserError
+from xrep.jobs.plan import Advance, Job, Stage
+from xrep.text.cleaning import STEPS, CleaningOptions, CleaningReport, HashSet
+from xrep.text.exclusion import load_exclusion
+from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, tokenizer_of
+from xrep.text.tokenizer import Tokenizer
+from xrep.workers import in_workers
+
+_HELD_OUT_SHARE = 0.05  # maximum share of a language pair, so that a small corpus keeps most pairs for training
+
+T = TypeVar("T")
+Log = Callable[[str], None]
+
+
+class _Long(Stage):
+    """A stage whose units may take so long that Ctrl-C ends them at once."""
+
+    is_finished_first = False
+
+
+class _Telling(_Long):
+    """A stage that tells what it does; in other processes than that of the command it prints it."""
+
+    def __init__(self, name: str, log: Log) -> None:
+        self.name, self._log = name, log
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_log": print}
+
+
+class Clean(_Telling):
+    """Clean text into spools; a unit is a corpus.
+
+    Args:
+        options: Rules for each pair; None: only empty lines, and those that are too long for any sentence, are dropped.
+        exclude: Files or folders of sentences that the text must not have.
+        evaluation: The stage that cleans other text whose sentences it must not have.
+        workers: Number of processes that share a unit.
+    """
+
+    unit = "pairs"
+
+    def __init__(
+        self,
+        name: str,
+        corpora: Sequence[RawCorpus],
+        workers: int,
+        log: Log,
+        options: CleaningOptions | None = None,
+        exclude: Sequence[str] = (),
+        evaluation: Clean | None = None,
+    ) -> None:
+        super().__init__(name, log)
+        self._corpora, self._workers, self._options = corpora, workers, options
+        self._exclude, self._evaluation = exclude, evaluation
+        self._known: dict[str, HashSet] | None = None
+
+    def count(self, job: Job) -> int:
+        return len(self._corpora)
+
+    def weight(self, job: Job, number: int) -> int:
+        return 0  # the number of pairs is not known before
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        if self._known is None:
+            self._known = self._forbidden(job)
+        counts, chunks = Counter[str](), read_chunks(self._corpora[number].read)
+        make, items = partial(clean, options=self._options), ((chunk, len(chunk)) for chunk in chunks)
+        with SpoolWriter(folder) as spool, _in_processes(make, items, self._workers) as made:
+            for cleaned, count in made:
+                advance(count)
+                counts.update({"read": count, **cleaned.dropped})
+                for step, sentences in self._known.items():
+                    found = sentences.contains(cleaned.hashes).any(axis=1)
+                    counts[step] += int(np.count_nonzero(found))
+                    cleaned = cleaned.only(~found)
+                spool.append(cleaned)
+        return {"counts": counts, "chunks": spool.chunks}
+
+    def _forbidden(self, job: Job) -> dict[str, HashSet]:
+        """Return the sentences that the text must not have, by the name of the step that drops them."""
+        excluded, evaluation = load_exclusion(self._exclude), HashSet()
+        if self._exclude:
+            self._log(f"excluding {len(excluded):,} sentences of {', '.join(self._exclude)}")
+        for spool in self._evaluation.spools(job) if self._evaluation else ():
+            for block in spool.blocks():
+                evaluation.add(spool.hashes(block).ravel())
+        return {"excluded": excluded, "in valid/test": evaluation}
+
+    def spools(self, job: Job) -> list[Spool]:
+        """Return the cleaned text of all corpora."""
+        results = zip(self._corpora, job.results(self), strict=True)
+        return [Spool(corpus, result.files, result.facts["chunks"]) for corpus, result in results]
+
+    def counts(self, job: Job) -> dict[str, dict[str, int]]:
+        """Return the number of pairs of each corpus that each step dropped."""
+        results = zip(self._corpora, job.results(self), strict=True)
+        return {corpus.name: dict.fromkeys(STEPS, 0) | result.facts["counts"] for corpus, result in results}
+
+
+class Choose(_Long):
+    """Drop duplicates, hold out validation pairs if there is no validation text, and sample the training pairs: mark
+    each pair. One unit does it, because each pair is compared with all others."""
+
+    name = "choose"
+
+    def __init__(
+        self, evaluation: Clean, training: Clean, options: CleaningOptions, valid_size: int, seed: int
+    ) -> None:
+        self._cleaned = evaluation, training
+        self._options, self._valid_size, self._seed = options, valid_size, seed
+
+    def count(self, job: Job) -> int:
+        return 1
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        spools = self._unmarked(job, lambda name: folder / name)
+        for spool in spools:
+            spool.mark_all()
+        report = CleaningReport({name: row for stage in self._cleaned for name, row in stage.counts(job).items()})
+        train = [spool for spool in spools if spool.corpus.split == "train"]
+        self._choose(train, any(spool.corpus.split == "valid" for spool in spools), folder, report)
+        for spool in spools:
+            report.add(spool.corpus.name, "kept", spool.count(KEPT))
+        rows = [report.counts[spool.corpus.name] for spool in train]
+        if not any(row["kept"] for row in rows):
+            counts = {step: sum(row[step] for row in rows) for step in rows[0]}
+            listed = ", ".join(f"{count:,} {step}" for step, count in counts.items() if count)
+            raise UserError(f"no training pair is left ({listed})", cure="check the text and the cleaning options")
+        training = HashRuns(folder)
+        for spool in train:
+            for block in spool.blocks():
+                training.add(spool.hashes(block)[spool.marks(block) == KEPT].ravel())
+        training.save_distinct(folder / store.TRAINING_HASHES_FILE)
+        return {"counts": report.counts}
+
+    def _choose(self, train: list[Spool], has_valid: bool, folder: Path, report: CleaningReport) -> None:
+        sentences, templates = HashSet(), HashSet()
+        for corpora in _by_pair(train).values():
+            if self._options.deduplicate:
+                for spool, count in zip(corpora, choosing.drop_duplicates(corpora, folder), strict=True):
+                    report.add(spool.corpus.name, "duplicate", count)
+            wanted = min(self._valid_size, int(_HELD_OUT_SHARE * sum(spool.count(KEPT) for spool in corpora)))
+            if wanted and not has_valid:
+                some = choosing.hold_out(corpora, wanted, self._seed)
+                sentences.add(some[0].to_array())
+                templates.add(some[1].to_array())
+        for number, spool in enumerate(train):
+            name, own = spool.corpus.name, spool.corpus.given.sample
+            report.add(name, "held out", spool.count(HELD_OUT))
+            report.add(name, "near held out", choosing.drop_held_out(spool, sentences, templates))
+            maximum = self._options.sample if own is None else own
+            if maximum is not None:
+                report.add(name, "sampled away", choosing.sample(spool, maximum, self._seed + number))
+
+    def _unmarked(self, job: Job, place: Callable[[str], str | Path]) -> list[Spool]:
+        """Return the cleaned text of all corpora, with the place of the file of marks of each."""
+        spools = chain.from_iterable(stage.spools(job) for stage in self._cleaned)
+        return [replace(spool, marks_file=Path(place(f"{number}.marks"))) for number, spool in enumerate(spools)]
+
+    def spools(self, job: Job) -> list[Spool]:
+        """Return the text of all corpora, whose pairs are marked."""
+        return self._unmarked(job, job.results(self)[0].files.__getitem__)
+
+    def counts(self, job: Job) -> dict[str, dict[str, int]]:
+        """Return the number of pairs of each corpus that each step dropped."""
+        return job.results(self)[0].facts["counts"]
+
+
+class Vocabulary(_Telling):
+    """Train a tokenizer on the kept training text, or on a sample if it is large, for the sides that have none.
+
+    Args:
+        given: Tokenizers, by side.
+        size, exponent: As in ``train_vocabulary``.
+    """
+
+    def __init__(self, choose: Choose, given: dict[str, str], size: int | None, exponent: float, log: Log) -> None:
+        super().__init__("vocabulary", log)
+        self._choose, self._given, self._size, self._exponent = choose, given, size, exponent
+        self._lacking = [side for side in SIDES if side not in given and SHARED not in given]
+        self._side = self._lacking[0] if len(self._lacking) == 1 else None
+
+    def count(self, job: Job) -> int:
+        return int(bool(self._lacking))
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        train = [spool for spool in self._choose.spools(job) if spool.corpus.split == "train"]
+        texts = partial(_texts, train, [SIDES.index(side) for side in self._lacking])
+        train_vocabulary(texts, self._size, folder, self._log, exponent=self._exponent, side=self._side)
+        return {}
+
+    def given(self) -> dict[str, Tokenizer]:
+        """Load the tokenizers that are not trained."""
+        return load_tokenizers(self._given, partial=True) if self._given else {}
+
+    def tokenizers(self, job: Job) -> Tokenizers:
+        """Return the tokenizers of all sides."""
+        if not self._lacking:
+            return self.given()
+        with tempfile.TemporaryDirectory() as folder:
+            for name, file in job.results(self)[0].files.items():
+                shutil.copyfile(file, Path(folder) / name)
+            return {**self.given(), self._side or SHARED: Tokenizer.load(folder)}
+
+
+class Tokenise(_Long):
+    """Tokenise the chosen pairs into the files of the data directory; a unit is a language pair of a split.
+
+    Args:
+        workers: Number of processes that share a unit.
+    """
+
+    name, unit = "tokenise", "pairs"
+
+    def __init__(self, choose: Choose, vocabulary: Vocabulary, workers: int) -> None:
+        self._choose, self._vocabulary, self._workers = choose, vocabulary, workers
+        self._tokenizers: Tokenizers | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_tokenizers": None}
+
+    def count(self, job: Job) -> int:
+        return len(self._groups(job))
+
+    def weight(self, job: Job, number: int) -> int:
+        return self._groups(job)[number].rows
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        split, languages, spools, mark, _ = self._groups(job)[number]
+        if self._tokenizers is None:
+            self._tokenizers = self._vocabulary.tokenizers(job)
+        size = store.vocabulary_size(self._tokenizers)
+        chunks = ((of, *chunk) for of, spool in enumerate(spools) for chunk in spool.chunks_with(mark))
+        items = (((of, chunk, mark), count) for of, chunk, count in chunks)
+        make, begin = partial(_tokenise, spools, self._tokenizers), partial(_use_one_thread, self._tokenizers)
+        with (
+            store.DirectoryWriter(folder, split, languages, ["hashes"], size) as writer,
+            _in_processes(make, items, self._workers, begin) as made,
+        ):
+            for (columns, hashes), count in made:
+                writer.append(columns, {"hashes": hashes})
+                advance(count)
+        return {"split": split, "row": {"languages": list(languages), **writer.facts}}
+
+    def _groups(self, job: Job) -> list[_Group]:
+        spools, counts = self._choose.spools(job), self._choose.counts(job)
+        by_split = {split: [spool for spool in spools if spool.corpus.split == split] for split in SPLIT_ORDER}
+        sources = {split: (by_split[split], KEPT, "kept") for split in ("train", "valid", "test")}
+        if not by_split["valid"]:
+            sources["valid"] = (by_split["train"], HELD_OUT, "held out")
+        groups = (
+            _Group(split, languages, own, mark, sum(counts[spool.corpus.name][step] for spool in own))
+            for split, (some, mark, step) in sources.items()
+            for languages, own in _by_pair(some).items()
+        )
+        return [group for group in groups if group.rows]
+
+
+class _Group(NamedTuple):
+    """The pairs of a language pair that belong to a split: those of some spools that have a mark."""
+
+    split: str
+    languages: tuple[str, str]
+    spools: list[Spool]
+    mark: int
+    rows: int
+
+
+def _in_processes(
+    make: Callable[[Any], Any], items: Iterator[tuple[Any, T]], workers: int, begin: Callable[[], object] = lambda: None
+) -> AbstractContextManager[Iterator[tuple[Any, T]]]:
+    """Context manager that yields what ``in_workers`` does, without workers if they are not worth their start."""
+    first = list(islice(items, 2))
+    count = workers if workers > 1 and len(first) > 1 else 0
+    # Workers hold the lock of the job, too: they end with the block, even if a traceback is kept.
+    return closing(in_workers(make, chain(first, items), count, died=_died, begin=begin))
+
+
+def _died(worker: str) -> UserError:
+    return UserError(f"{worker}", cure="if memory ran out, lower `workers`; nothing is written")
+
+
+def _tokenise(
+    spools: list[Spool], tokenizers: Tokenizers, what: tuple[int, int, int]
+) -> tuple[list[store.Joined], np.ndarray]:
+    """Return the tokens of both sides, and the hashes, of the pairs of a spool's chunk that have a mark."""
+    number, chunk, mark = what
+    *sides, hashes = spools[number].pairs(chunk, mark)
+    encode = [tokenizer_of(tokenizers, side).encode for side in SIDES]
+    return [store.joined(one(texts)) for one, texts in zip(encode, sides, strict=True)], hashes
+
+
+def _use_one_thread(tokenizers: Tokenizers) -> None:
+    for tokenizer in tokenizers.values():
+        tokenizer.use_one_thread()
+
+
+def _by_pair(spools: Iterable[Spool]) -> dict[tuple[str, str], list[Spool]]:
+    grouped: dict[tuple[str, str], list[Spool]] = {}
+    for spool in spools:
+        grouped.setdefault(spool.corpus.given.languages, []).append(spool)
+    return grouped
+
+
+def _texts(spools: list[Spool], sides: list[int]) -> Iterator[tuple[str, str]]:
+    for spool in spools:
+        for chunk, _ in spool.chunks_with(KEPT):
+            sources, targets, _ = spool.pairs(chunk, KEPT)
+            for side in sides:
+                yield from ((spool.corpus.given.languages[side], text) for text in (sources, targets)[side])
