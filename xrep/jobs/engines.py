@@ -90,6 +90,7 @@ def run(job: Job, engine: Engine, finish: Finish, output: str, *, show_progress:
         Interrupted: Ctrl-C was pressed, and the unit that was being worked on is done; units on Ray are given up.
     """
     share = share_of(engine)
+    job.check_place()
     prepare(job.address, output)
     if share.count > 1:
         return _share(job, share, finish, output, show_progress)
@@ -128,8 +129,8 @@ def _share(job: Job, share: Share, finish: Finish, output: str, show_progress: b
         return None
     try:
         result = finish() if work(job, share, show_progress and not share.number) else None
-    except FileNotFoundError:
-        if not job.is_finished():
+    except (UserError, FileNotFoundError):
+        if not job.is_finished():  # if it is, another process has removed what this one was about to read
             raise
         return None
     if result is not None:

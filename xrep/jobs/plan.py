@@ -120,11 +120,8 @@ class Job:
                 do. None: a job that was finished is done again.
 
         Raises:
-            UserError: Something else is there, or an unfinished job with another plan.
+            UserError: An unfinished job with another plan is there.
         """
-        if not self._is_ours():
-            cure = "rename it, or write elsewhere"
-            raise UserError("not the folder of an unfinished command", path=self.address, cure=cure)
         if addresses.exists(join(self.address, FINISHED)):
             if output and addresses.exists(output) and read_json(join(self.address, PLAN)) == self.plan:
                 return False
@@ -140,11 +137,13 @@ class Job:
             addresses.make_folder(join(self.address, folder))
         return True
 
-    def _is_ours(self) -> bool:
-        if is_local(self.address) and os.path.exists(self.address) and not os.path.isdir(self.address):
-            return False
+    def check_place(self) -> None:
+        """Raise a UserError if something else than a job is there."""
         names = addresses.names_in(self.address)
-        return PLAN in names or all(name == LOCK or name.startswith(COPY) for name in names)
+        is_file = is_local(self.address) and os.path.exists(self.address) and not os.path.isdir(self.address)
+        if is_file or not (PLAN in names or all(name == LOCK or name.startswith(COPY) for name in names)):
+            cure = "rename it, or write elsewhere"
+            raise UserError("not the folder of an unfinished command", path=self.address, cure=cure)
 
     def numbers_done(self, stage: Stage) -> set[int]:
         """Return the units of a stage that have markers."""
@@ -281,7 +280,7 @@ class Job:
         copies = [name for name in addresses.names_in(self.address) if name.startswith(COPY)]
         for name in (*_FOLDERS, *copies, *(() if keep else (FINISHED, PLAN, LOCK))):
             addresses.remove(join(self.address, name))
-        if is_local(self.address) and not os.listdir(self.address):
+        if is_local(self.address) and os.path.isdir(self.address) and not os.listdir(self.address):
             os.rmdir(self.address)
 
 
