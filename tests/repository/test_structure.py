@@ -29,6 +29,7 @@ FLOORS = {
     "xrep.data": 3,
     "xrep.config": 3,
     "xrep.text": 2,
+    "xrep.jobs": 2,
     "xrep.registry": 2,
     "xrep.kernels": 1,
     "xrep.retrieval": 1,
@@ -52,6 +53,7 @@ NEIGHBOURS = {
     ("xrep.store", "xrep.files"),  # a manifest replaces the one before at once
     ("xrep.metrics", "xrep.retrieval"),  # retrieval accuracy counts nearest neighbours
     ("xrep.metrics", "xrep.store"),  # vectors of length 1
+    ("xrep.jobs", "xrep.text"),  # the file that holds a text, of which a plan notes the state
     ("xrep.nn", "xrep.data"),  # the type of a batch
     ("xrep.interop", "xrep.data"),  # the type of a batch
     ("xrep.interop", "xrep.nn"),  # the encoder that weights are read into and written from

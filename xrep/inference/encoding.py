@@ -17,7 +17,7 @@ from xrep.hashing import hash_bytes
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, Engine, run
 from xrep.jobs.outputs import job_address, publish_parts, repeatable, states_of
-from xrep.jobs.plan import Advance, Job, Stage
+from xrep.jobs.plan import Advance, Job, MachineError, Stage
 from xrep.models.kinds import kind_of
 from xrep.nn.encoder import counting_sentences
 from xrep.registry import IMPORTED, import_plugin
@@ -70,14 +70,14 @@ class HeldEncoder:
 
     @property
     def encoder(self) -> SentenceEncoder:
-        """The encoder; a UserError says that it is not the same here as where the command was started."""
+        """The encoder; a MachineError says that it is not the same here as where the command was started."""
         if self._held is None:
             for plugin in self.plugins:
                 import_plugin(plugin)
             self._held = SentenceEncoder.load(self.path, dtype=self.precision)
             if self._held.fingerprint() != self.fingerprint:
                 cure = "give all machines the same encoder, at the same path"
-                raise UserError("the encoder is another one on this machine", path=self.path, cure=cure)
+                raise MachineError("the encoder is another one on this machine", path=self.path, cure=cure)
         return self._held
 
 

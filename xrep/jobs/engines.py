@@ -6,8 +6,8 @@ job are all that workers know of each other.
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -15,17 +15,13 @@ from typing import Any, Literal
 
 from xrep.errors import UserError
 from xrep.files import naming, try_lock
-from xrep.interrupts import Interrupted, StopRequest
+from xrep.interrupts import Interrupted
 from xrep.jobs.outputs import prepare
-from xrep.jobs.plan import LOCK, Job, Stage
-from xrep.progress import Counter
+from xrep.jobs.plan import LOCK, Job, MachineError
+from xrep.jobs.status import retry
+from xrep.jobs.work import Share, work
 from xrep.store.addresses import is_local, join
 
-_PATIENCE = 60.0
-"""Seconds, beside three times what the longest unit took, after which a unit that another worker has begun is done
-anew."""
-_PAUSE = 0.2, 5.0
-"""Seconds between two looks at what the others have done, at first and at most."""
 Finish = Callable[[], dict[str, Any]]
 
 
@@ -52,17 +48,14 @@ class Engine:
 LOCAL = Engine()
 
 
-@dataclass(frozen=True)
-class Share:
-    """The number of a worker, from 0, and the number of workers."""
-
-    number: int = 0
-    count: int = 1
-
-
 def share_of(engine: Engine, environment: Mapping[str, str] | None = None) -> Share:
-    """Return this process's share, which Slurm or torchrun tell in the environment. A UserError says if they do not."""
+    """Return this process's share, which Slurm or torchrun tell in the environment. A UserError says if they do not, or
+    that there is no Ray."""
     environment = os.environ if environment is None else environment
+    if engine.engine == "ray":
+        if importlib.util.find_spec("ray") is None:
+            raise UserError("Ray is not installed", cure="pip install 'xrep[ray]'")
+        return Share()
     number, count, first = "RANK", "WORLD_SIZE", 0
     if engine.engine == "slurm":
         number, count = "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"
@@ -97,7 +90,7 @@ def run(
 
     Raises:
         UserError: Of a unit, or as ``Job.begin``; another process is at work there; or some units failed.
-        Interrupted: Ctrl-C was pressed, and the unit that was being worked on is done.
+        Interrupted: Ctrl-C was pressed, and the unit that was being worked on is done; units on Ray are given up.
     """
     share = share or share_of(engine)
     job.check_place()
@@ -106,18 +99,21 @@ def run(
         return _share(job, share, finish, output, show_progress)
     with _locked(job, output):
         job.begin()
-        for stage in job.stages:
-            job.retry(stage.name)
+        retry(job.address)
+        _forget_starts(job)
         try:
             if engine.engine == "ray":
-                from xrep.jobs.ray_engine import run_on_ray
+                from xrep.jobs.ray_engine import Size, run_on_ray
 
-                run_on_ray(job, engine, show_progress)
+                size = Size(engine.workers, engine.cpus_per_worker, engine.gpus_per_worker)
+                run_on_ray(job, size, show_progress)
             else:
                 work(job, share, show_progress)
             result = finish()
+        except MachineError:
+            raise
         except UserError:  # what is wrong will be changed, and then nothing of this fits
-            if not any(job.numbers_failed(stage.name) for stage in job.stages):
+            if not any(job.numbers_failed(stage) for stage in job.stages):
                 job.clear()
             raise
         except (KeyboardInterrupt, OSError) as error:
@@ -147,6 +143,13 @@ def _share(job: Job, share: Share, finish: Finish, output: str, show_progress: b
     return result
 
 
+def _forget_starts(job: Job) -> None:
+    """Let the units begin at once that other processes had begun, none of which is at work."""
+    for stage in job.stages:
+        for number in job.begun(stage):
+            job.release(stage, number)
+
+
 @contextmanager
 def _locked(job: Job, output: str) -> Iterator[None]:
     """Context manager that keeps a second process from doing the same job, where files can be locked."""
@@ -159,50 +162,3 @@ def _locked(job: Job, output: str) -> Iterator[None]:
             if not try_lock(file):
                 raise UserError("another process is writing it", path=output, cure="wait for it, or write elsewhere")
         yield
-
-
-def work(job: Job, share: Share, show_progress: bool) -> bool:
-    """Do the units of one worker, stage by stage, and return whether all units are done then; they are not if another
-    process has finished the job. A worker begins with its own part of each stage, because neighbouring units read the
-    same data, and helps the others when it has nothing to do."""
-    for stage in job.stages:
-        count = job.begin_stage(stage)
-        done = job.numbers_done(stage)
-        job.before[stage.name] = done
-        weights = [stage.weight(job, number) for number in range(count)] if show_progress else []
-        with Counter(stage.unit, stage.name, total=sum(weights) or None, shown=show_progress) as counter:
-            counter.skip(sum(weights[number] for number in done) if weights else 0)
-            units = range(count) if share.count == 1 else _shared_units(job, stage, count, share)
-            for number in units:
-                if number in done:
-                    continue
-                stop = StopRequest()
-                with stop.watching() if stage.is_finished_first else nullcontext():
-                    job.do(stage, number, counter.update)
-                if stop.signal:
-                    raise KeyboardInterrupt
-        if share.count > 1 and job.is_finished():
-            return False
-        job.check_failures(stage)
-    return True
-
-
-def _shared_units(job: Job, stage: Stage, count: int, share: Share) -> Iterator[int]:
-    """Yield the units of a stage that this worker shall do, until all are done or have failed."""
-    worker, longest, pause = f"{share.number} of {share.count}", 0.0, _PAUSE[0]
-    first = count * share.number // share.count
-    order = [*range(first, count), *range(first)]
-    while True:
-        over = job.numbers_done(stage) | job.numbers_failed(stage.name)
-        left = [number for number in order if number not in over]
-        if not left or job.is_finished():
-            return
-        worked = False
-        for number in left:
-            if job.claim(stage, number, worker, _PATIENCE + 3 * longest):
-                began, worked = time.monotonic(), True
-                yield number
-                longest = max(longest, time.monotonic() - began)
-        pause = _PAUSE[0] if worked else min(2 * pause, _PAUSE[1])
-        if not worked:
-            time.sleep(pause)

@@ -4,11 +4,11 @@ Layout of the folder, which may be in an object store::
 
     plan.json                     what is to be done: inputs, options and stages. It is written once
     stages/STAGE.json             the number of units of a stage that has begun
-    started/STAGE/0000000         the worker that does unit 0 (where several share the work)
+    started/STAGE/0000000.json    the worker that does unit 0 (where several share the work)
     data/STAGE-0000000-{sha256}.NAME   what it wrote, before there is a marker
     done/STAGE/0000000.json       the marker: checksums of these files, and what else is known
     done/STAGE.json               the content of all markers of a stage that is complete
-    failed/STAGE-0000000.json     why a unit could not be done, three times
+    failed/STAGE/0000000.json     why a unit could not be done, three times
     finished.json                 the result of a job that several have done, in place of all else but the plan
 
 What units there are, and what they write, depends on the inputs and the options alone. So any number of processes of
@@ -27,7 +27,6 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,15 +39,20 @@ from xrep.store.addresses import is_local, join
 PLAN, FINISHED, LOCK = "plan.json", "finished.json", "lock"
 COPY = "input-"
 """Beginning of the names of inputs that could be read once only, in the folder of the job."""
-_FOLDERS = "done", "started", "stages", "failed", "data"
+_KINDS = "done", "started", "failed"
+_FOLDERS = *_KINDS, "stages", "data"
 """What is removed in this order, so that there is never a marker whose data is gone."""
-_TRIES, _PAUSE = 3, 2.0
+TRIES, _PAUSE = 3, 2.0
 """How often a unit is tried, and the seconds after the first time."""
 _FEW = 16
 """Most markers that are not copied into one file when a stage is complete."""
 _HOPELESS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.ENOENT}
 """Errors of the file system that will not have gone after a pause."""
 Advance = Callable[[int], object]
+
+
+class MachineError(UserError):
+    """Something is wrong with a machine of several. What is done of the job is kept, because the command is right."""
 
 
 class Result(NamedTuple):
@@ -87,18 +91,6 @@ class Stage(ABC):
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         """Write the files of a unit to an empty folder and return facts, of JSON types. ``advance`` is told how much is
         done, if it is only a part of the unit."""
-
-
-@dataclass(frozen=True)
-class Status:
-    """How far a stage is. ``count`` is None before it has begun; ``seconds`` is what one unit took on average."""
-
-    stage: str
-    count: int | None
-    done: int
-    running: int
-    failed: list[int]
-    seconds: float
 
 
 class Job:
@@ -162,26 +154,23 @@ class Job:
 
     def numbers_done(self, stage: Stage) -> set[int]:
         """Return the units of a stage that have markers."""
-        return _numbers(join(self.address, "done", stage.name))
+        return numbers_of(self.address, "done", stage.name)
 
-    def numbers_failed(self, stage: str) -> set[int]:
-        return _numbers(self._failed(), f"{stage}-")
-
-    def _failed(self, *names: str) -> str:
-        return join(self.address, "failed", *names)
+    def numbers_failed(self, stage: Stage) -> set[int]:
+        return numbers_of(self.address, "failed", stage.name)
 
     def begin_stage(self, stage: Stage) -> int:
         """Note the number of units of a stage, and return it."""
         count = stage.count(self)
-        for folder in ("done", "started"):
-            addresses.make_folder(join(self.address, folder, stage.name))
+        for kind in _KINDS:
+            addresses.make_folder(join(self.address, kind, stage.name))
         addresses.create(join(self.address, "stages", f"{stage.name}.json"), _json({"count": count}))
         return count
 
     def claim(self, stage: Stage, number: int, worker: str, patience: float) -> bool:
         """Return whether this worker shall do a unit: nobody else has started it, or more than ``patience`` seconds
         ago."""
-        place = join(self.address, "started", stage.name, f"{number:07d}")
+        place = self._note("started", stage, number)
         if addresses.create(place, _json({"worker": worker, "time": time.time()})):
             return True
         try:
@@ -190,8 +179,22 @@ class Job:
             return False
         if started["worker"] != worker and time.time() - started["time"] < patience:
             return False
+        if any(addresses.exists(self._note(kind, stage, number)) for kind in ("done", "failed")):
+            return False  # since this worker has looked which units are left
         addresses.write(place, _json({"worker": worker, "time": time.time()}))
         return True
+
+    def begun(self, stage: Stage, worker: str | None = None) -> list[int]:
+        """Return the units that a worker, or any one, has started and not done."""
+        started = numbers_of(self.address, "started", stage.name)
+        numbers = sorted(started - self.numbers_done(stage) - self.numbers_failed(stage))
+        claims = addresses.read_all([self._note("started", stage, number) for number in numbers])
+        workers = [json.loads(claim)["worker"] for claim in claims]
+        return [number for number, its in zip(numbers, workers, strict=True) if worker in (None, its)]
+
+    def release(self, stage: Stage, number: int) -> None:
+        """Let anybody start a unit at once whose worker has ended."""
+        addresses.remove(self._note("started", stage, number))
 
     def do(self, stage: Stage, number: int, advance: Advance) -> bool:
         """Do a unit and return whether this succeeded. Unexpected errors are tried three times, and then written down.
@@ -199,26 +202,29 @@ class Job:
         Raises:
             UserError, OSError, MemoryError: Something is wrong that will be as wrong the next time.
         """
-        for attempt in range(_TRIES):
+        for attempt in range(TRIES):
             began = time.monotonic()
             try:
                 with self._own_folder() as folder:
                     facts = stage.run(self, number, folder, advance)
                     files = {path.name: self._keep(stage, number, path) for path in sorted(folder.iterdir())}
                 marker = {"files": files, "facts": facts, "seconds": round(time.monotonic() - began, 3)}
-                addresses.create(self._marker(stage, number), _json(marker))
+                addresses.create(self._note("done", stage, number), _json(marker))
                 return True
             except (UserError, MemoryError):
                 raise
             except Exception as error:
                 if isinstance(error, OSError) and error.errno in _HOPELESS:
                     raise
-                if attempt + 1 < _TRIES:
+                if attempt + 1 < TRIES:
                     time.sleep(_PAUSE * 2**attempt)
                 else:
-                    failure = {"error": f"{type(error).__name__}: {error}", "log": traceback.format_exc()}
-                    addresses.write(self._failed(f"{stage.name}-{number:07d}.json"), _json(failure))
+                    self.fail(stage, number, f"{type(error).__name__}: {error}", traceback.format_exc())
         return False
+
+    def fail(self, stage: Stage, number: int, error: str, log: str) -> None:
+        """Write down why a unit could not be done."""
+        addresses.write(self._note("failed", stage, number), _json({"error": error, "log": log}))
 
     @contextmanager
     def _own_folder(self) -> Iterator[Path]:
@@ -238,8 +244,8 @@ class Job:
     def _data(self, stage: str, number: int, name: str, checksum: str) -> str:
         return join(self.address, "data", f"{stage}-{number:07d}-{checksum[:16]}.{name}")
 
-    def _marker(self, stage: Stage, number: int) -> str:
-        return join(self.address, "done", stage.name, f"{number:07d}.json")
+    def _note(self, kind: str, stage: Stage, number: int) -> str:
+        return note_of(self.address, kind, stage.name, number)
 
     def results(self, stage: Stage) -> list[Result]:
         """Return the results of all units of a stage that is complete."""
@@ -249,7 +255,7 @@ class Job:
                 markers = json.loads(addresses.read(whole))
             except FileNotFoundError:
                 count = read_json(join(self.address, "stages", f"{stage.name}.json"))["count"]
-                contents = addresses.read_all([self._marker(stage, number) for number in range(count)])
+                contents = addresses.read_all([self._note("done", stage, number) for number in range(count)])
                 markers = [[marker["files"], marker["facts"]] for marker in map(json.loads, contents)]
                 if count > _FEW:
                     addresses.create(whole, json.dumps(markers).encode())
@@ -261,19 +267,11 @@ class Job:
 
     def check_failures(self, stage: Stage) -> None:
         """Raise a UserError if units of a stage could not be done."""
-        if failed := sorted(self.numbers_failed(stage.name)):
-            first = read_json(self._failed(f"{stage.name}-{failed[0]:07d}.json"))
+        if failed := sorted(self.numbers_failed(stage)):
+            first = read_json(self._note("failed", stage, failed[0]))
             problem = f"{len(failed):,} units of {stage.name} failed, the first one with {first['error']}"
             cure = f"xrep-jobs status {self.address} shows more; xrep-jobs retry, and the same command, try them again"
             raise UserError(problem, path=self.address, cure=cure)
-
-    def retry(self, stage: str) -> int:
-        """Forget which units of a stage failed, so that they are tried again, and return their number."""
-        failed = self.numbers_failed(stage)
-        for number in failed:
-            addresses.remove(join(self.address, "started", stage, f"{number:07d}"))
-            addresses.remove(self._failed(f"{stage}-{number:07d}.json"))
-        return len(failed)
 
     def is_finished(self) -> bool:
         return addresses.exists(join(self.address, FINISHED))
@@ -305,27 +303,12 @@ def read_json(address: str) -> Any:
         raise UserError("a damaged file", path=address, cure="remove the folder to begin anew") from None
 
 
-def statuses(address: str) -> list[Status]:
-    """Return how far each stage of a job is; a UserError says that there is no job at the address."""
-    try:
-        plan = read_json(join(address, PLAN))
-    except FileNotFoundError:
-        raise UserError(f"no job: it has no {PLAN}", path=address, cure="name the folder that ends in .job") from None
-    return [_status(address, stage) for stage in plan["stages"]]
+def note_of(job: str, kind: str, stage: str, number: int) -> str:
+    """Return the address of what is noted of a unit that is ``done``, ``started`` or ``failed``."""
+    return join(job, kind, stage, f"{number:07d}.json")
 
 
-def _status(address: str, stage: str) -> Status:
-    begun = join(address, "stages", f"{stage}.json")
-    count = read_json(begun)["count"] if addresses.exists(begun) else None
-    done, started = (_numbers(join(address, kind, stage)) for kind in ("done", "started"))
-    failed = _numbers(join(address, "failed"), f"{stage}-")
-    last = [join(address, "done", stage, f"{number:07d}.json") for number in sorted(done)[-_FEW:]]
-    seconds = [json.loads(content)["seconds"] for content in addresses.read_all(last)]
-    running = len(started - done - failed)
-    return Status(stage, count, len(done), running, sorted(failed), sum(seconds) / max(1, len(seconds)))
-
-
-def _numbers(folder: str, prefix: str = "") -> set[int]:
-    """Return the units whose files are in a folder, as the end of their names."""
-    pattern = re.compile(re.escape(prefix) + r"(\d{7,})(\.json)?")
-    return {int(match[1]) for name in addresses.names_in(folder) if (match := pattern.fullmatch(name))}
+def numbers_of(job: str, kind: str, stage: str) -> set[int]:
+    """Return the units of a stage that are ``done``, ``started`` or ``failed``."""
+    found = (re.fullmatch(r"(\d{7,})\.json", name) for name in addresses.names_in(join(job, kind, stage)))
+    return {int(match[1]) for match in found if match}

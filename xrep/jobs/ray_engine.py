@@ -1,0 +1,189 @@
+"""The engine that gives the units of a job to actors of a Ray cluster, which know of each other by the markers alone.
+So nothing is lost when the cluster or this process, the driver, ends, and any engine goes on."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import xrep
+from xrep.errors import UserError
+from xrep.jobs.plan import PLAN, TRIES, Job, MachineError
+from xrep.jobs.status import statuses
+from xrep.jobs.work import Share, work
+from xrep.progress import ProgressLine
+from xrep.store import addresses
+from xrep.store.addresses import join
+
+_PATIENCE = 10.0
+"""Seconds that a machine of the cluster has to answer."""
+_PAUSE = 2.0
+"""Seconds between two looks at the markers, for the progress."""
+_PASSED_ON = "LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+"""Variables of the environment by which this process limits the memory of torch, which actors have as well."""
+
+
+class Size(NamedTuple):
+    """The number of workers, which None leaves to the cluster, and the processors and GPUs of each."""
+
+    workers: int | None
+    cpus: int
+    gpus: float
+
+
+class Worker:
+    """The actor: a process on any machine of the cluster."""
+
+    def work(self, job: Job, share: Share) -> bool:
+        """Do the units of a worker and return whether all are done. A MachineError tells what differs here."""
+        here = socket.gethostname()
+        if job.plan["xrep"] != xrep.__version__:
+            problem = f"the machine {here} has xrep {xrep.__version__}, and the driver {job.plan['xrep']}"
+            raise MachineError(problem, cure="install one version on all")
+        if not addresses.exists(join(job.address, PLAN)):
+            cure = "write to a folder that all machines share, or to an object store"
+            raise MachineError(f"the machine {here} does not see this folder", path=job.address, cure=cure)
+        return work(job, share, False)
+
+
+def run_on_ray(job: Job, size: Size, show_progress: bool) -> None:
+    """Do all units of a job on a Ray cluster.
+
+    Raises:
+        UserError: Of a unit.
+        MachineError: There is no cluster, or it is too small, or workers end at once.
+    """
+    with _connected(size) as ray:
+        size = fitted(size, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        job.before = {stage.name: job.numbers_done(stage) for stage in job.stages}
+        crew = _Crew(ray, job, size)
+        try:
+            _wait(ray, crew, ProgressLine(shown=show_progress))
+        finally:
+            crew.end()
+
+
+@contextmanager
+def _connected(size: Size) -> Iterator[Any]:
+    """Context manager that yields the module ``ray``, connected to a cluster: the one that this process has joined, or
+    that RAY_ADDRESS names, or a new one of this machine, which ends with the block."""
+    ray = importlib.import_module("ray")  # not a plain import: the type checker would need the extra, too
+    if ray.is_initialized():
+        yield ray
+        return
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    try:
+        if address == "local":
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it reports to Ray's authors
+            os.environ.setdefault("RAY_worker_niceness", "0")  # else any other process comes first
+            quiet["include_dashboard"] = False
+            if size.workers is not None:
+                quiet["num_cpus"] = size.workers * size.cpus
+        elif address != "auto":
+            _reach(address)
+        ray.init(address, **quiet)
+    except (OSError, ValueError, RuntimeError) as error:  # also another version of Ray or Python
+        cure = "start one (ray start --head), or correct or unset RAY_ADDRESS"
+        reason = " ".join(str(error).split())
+        raise MachineError(f"no Ray cluster can be used at {address}: {reason}", cure=cure) from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Raise an OSError or a ValueError if nothing answers at HOST:PORT. Ray itself would try for minutes."""
+    place = urlsplit(address if "://" in address else f"//{address}")
+    if place.hostname is None or place.port is None:
+        raise ValueError("it is not HOST:PORT")
+    socket.create_connection((place.hostname, place.port), _PATIENCE).close()
+
+
+def fitted(size: Size, nodes: list[dict[str, float]]) -> Size:
+    """Return how many workers there shall be, and with what, from the resources of the nodes of a cluster: one for each
+    GPU, or else for each so many processors. A MachineError says that no node is large enough for a worker."""
+    workers, cpus, gpus = size
+    if workers is not None:
+        return size
+    if not gpus and any(node.get("GPU") for node in nodes):
+        gpus = 1
+    places = [(node.get("CPU", 0) // cpus, node.get("GPU", 0) // gpus if gpus else float("inf")) for node in nodes]
+    workers = int(sum(map(min, places)))
+    if not workers:
+        needed = f"{cpus} processors" + (f" and {gpus:g} GPUs" if gpus else "")
+        cure = "lower `cpus_per_worker` or `gpus_per_worker`, or give `workers` if the cluster will grow"
+        raise MachineError(f"no machine of the Ray cluster has {needed} for a worker", cure=cure)
+    return Size(workers, cpus, gpus)
+
+
+class _Crew:
+    """The actors of a job. One that dies is replaced, and what it had begun is done anew."""
+
+    def __init__(self, ray: Any, job: Job, size: Size) -> None:
+        variables = {"OMP_NUM_THREADS": str(size.cpus)}
+        variables |= {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        resources = {"num_cpus": size.cpus, "num_gpus": size.gpus}
+        self._actor = ray.remote(Worker).options(**resources, runtime_env={"env_vars": variables})
+        self._ray, self.job = ray, job
+        self.working = dict[Any, tuple[Any, Share]]()
+        self._deaths = Counter[tuple[str, int]]()
+        self._in_vain = Counter[Share]()
+        for number in range(size.workers or 1):
+            self._start(Share(number, size.workers or 1))
+
+    def _start(self, share: Share) -> None:
+        actor = self._actor.remote()
+        self.working[actor.work.remote(self.job, share)] = actor, share
+
+    def replace(self, ended: Any, reason: str) -> None:
+        """Start a new actor for one that died. A unit at which actors died three times has failed.
+
+        Raises:
+            MachineError: Actors of this share died three times before they began a unit.
+        """
+        _, share = self.working.pop(ended)
+        begun = [(stage, number) for stage in self.job.stages for number in self.job.begun(stage, share.worker)]
+        for stage, number in begun:
+            self._deaths[stage.name, number] += 1
+            if self._deaths[stage.name, number] == TRIES:
+                self.job.fail(stage, number, f"its worker died {TRIES} times", reason)
+            else:
+                self.job.release(stage, number)
+        self._in_vain[share] = 0 if begun else self._in_vain[share] + 1
+        if self._in_vain[share] == TRIES:
+            last = " ".join(reason.split())
+            cure = "install xrep, with the same packages, on all machines of the cluster"
+            raise MachineError(f"a worker of Ray ended {TRIES} times before it could begin: {last}", cure=cure)
+        self._start(share)
+
+    def end(self) -> None:
+        for actor, _ in self.working.values():
+            self._ray.kill(actor)
+
+
+def _wait(ray: Any, crew: _Crew, line: ProgressLine) -> None:
+    """Return when a worker says that all is done."""
+    pause = _PAUSE
+    while True:
+        ended, _ = ray.wait(list(crew.working), timeout=pause)
+        for one in ended:
+            try:
+                ray.get(one)
+                return
+            except ray.exceptions.RayActorError as error:
+                crew.replace(one, str(error))
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from (None if isinstance(error.cause, UserError | OSError) else error)
+        began = time.monotonic()
+        if states := [str(status) for status in statuses(crew.job.address) if status.running]:
+            line.show("; ".join(states))
+        pause = max(_PAUSE, 10 * (time.monotonic() - began))
