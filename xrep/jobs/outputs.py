@@ -68,8 +68,8 @@ def states_of(files: Sequence[str | Path]) -> list[list[Any]]:
 
 def _state_of(file: str) -> list[Any]:
     if not is_local(file):
-        place = file if addresses.is_file(file) else join(file, MANIFEST)
-        return [file, *addresses.state_of(place)]
+        place = str(split_field(file)[0])
+        return [file, *addresses.state_of(join(place, MANIFEST) if addresses.is_folder(place) else place)]
     if Path(file).name.startswith(COPY):
         return [Path(file).name]
     place = container_of(Path(split_field(file)[0]))
