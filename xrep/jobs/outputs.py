@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from xrep.errors import UserError
@@ -48,16 +49,16 @@ def repeatable(path: str | Path | Iterable[bytes], job: str) -> str:
 
 
 def _copied(blocks: Iterable[bytes], ending: str, job: str) -> str:
-    aside, digest = Path(join(job, f"{COPY}{os.getpid()}")), hashlib.sha256()
-    with naming(aside):
-        aside.parent.mkdir(exist_ok=True)
-    with naming(aside), open(aside, "wb") as copy:
+    digest, folder = hashlib.sha256(), job if is_local(job) else None
+    addresses.make_folder(job)
+    with naming(job), NamedTemporaryFile(prefix=COPY, dir=folder) as copy:
         for block in blocks:
             digest.update(block)
             copy.write(block)
-    named = aside.with_name(f"{COPY}{digest.hexdigest()[:16]}{ending}")
-    os.replace(aside, named)
-    return str(named)
+        copy.flush()
+        named = join(job, f"{COPY}{digest.hexdigest()[:16]}{ending}")
+        addresses.publish(copy.name, named)
+    return named
 
 
 def states_of(files: Sequence[str | Path]) -> list[list[Any]]:
@@ -67,11 +68,11 @@ def states_of(files: Sequence[str | Path]) -> list[list[Any]]:
 
 
 def _state_of(file: str) -> list[Any]:
+    if Path(file).name.startswith(COPY):
+        return [Path(file).name]
     if not is_local(file):
         place = str(split_field(file)[0])
         return [file, *addresses.state_of(join(place, MANIFEST) if addresses.is_folder(place) else place)]
-    if Path(file).name.startswith(COPY):
-        return [Path(file).name]
     place = container_of(Path(split_field(file)[0]))
     if not place.exists():
         raise UserError("no such file", path=file, cure="check the name")

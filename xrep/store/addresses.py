@@ -62,15 +62,17 @@ def ask(address: Address, request: Callable[[], T]) -> T:
         try:
             return request()
         except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, "no such file, or no such bucket", str(address)) from None
-        except FileExistsError:
+            said = "no such file, or no such bucket; check the name"
+            raise FileNotFoundError(errno.ENOENT, said, str(address)) from None
+        except (FileExistsError, UserError):
             raise
         except PermissionError as error:
             cure = "check your keys for the store, and what they may do in this bucket"
             raise UserError(f"the store refuses it ({_said(error)})", path=address, cure=cure) from None
         except Exception as error:  # the packages of stores have types of their own, such as for missing keys
             if attempt + 1 == _TRIES:
-                raise OSError(errno.EIO, f"the store fails: {_said(error)}", str(address)) from error
+                said = f"the store fails: {_said(error)}; check its address and your keys"
+                raise OSError(errno.EIO, said, str(address)) from error
             time.sleep(_PAUSE * 2**attempt)
     raise AssertionError
 
@@ -203,10 +205,12 @@ def put(file: Path, address: Address) -> None:
 
 
 def publish(file: Address, output: Address) -> None:
-    """Copy a file to its final address on the same file system, where it replaces an older one at once; on this machine
-    both names then lead to one file."""
+    """Copy a file to its final address, where it replaces an older one at once: within a store, or from this machine to
+    anywhere. On one file system of this machine both names then lead to one file."""
     if not is_local(output):
-        ask(output, lambda: store_of(output).cp_file(str(file), str(output)))
+        store = store_of(output)
+        send = store.put_file if is_local(file) else store.cp_file
+        ask(output, lambda: send(str(file), str(output)))
         return
     target = Path(os.path.realpath(output))
     aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")

@@ -72,9 +72,7 @@ class ArrayFile:
                 file = Bytes(address)
             except FileNotFoundError:
                 raise UserError("no such file", path=address, cure="check the name") from None
-            offset, shape, dtype, in_order = _header(
-                file, f"not a file of {content}, or a truncated one", address, cure
-            )
+            offset, shape, dtype, in_order = _header(file, content, address, cure)
         if not in_order or not shape:
             cure = "save it with numpy.ascontiguousarray"
             raise UserError("the rows do not lie one after the other", path=address, cure=cure)

@@ -145,6 +145,8 @@ class Unpacked:
 
 
 def _open(path: str | Path) -> BufferedReader:
+    if not is_local(path) and ".zip/" in f"{path}/":
+        raise UserError("a zip archive in an object store", path=path, cure="unpack it, or copy it to this machine")
     try:
         return opened(path)
     except IsADirectoryError:
