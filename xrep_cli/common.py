@@ -23,6 +23,7 @@ from xrep.errors import TrainingError, UserError
 from xrep.files import check_output, is_stream, json_text, same_file, write_aside, write_json
 from xrep.interrupts import saving_nothing
 from xrep.registry import import_plugin
+from xrep.store import addresses
 from xrep.store.addresses import is_local
 from xrep_cli.suggestions import suggestion
 
@@ -227,7 +228,7 @@ def check_shared(engine: Any, outputs: Mapping[str, str], inputs: Sequence[str |
         if is_streamed(output):
             raise UserError(f"several processes cannot write one stream: {output}", cure=f"name a file as {option}")
     for file in inputs:
-        if file is not None and (file == "-" or is_stream(file)):
+        if file is not None and is_streamed(str(file)):
             problem = "several processes cannot share what can be read once only"
             raise UserError(problem, path=file, cure="name a file")
 
@@ -241,12 +242,18 @@ def values_of(options: argparse.Namespace, cls: type) -> dict[str, Any]:
     return {field.name: vars(options)[field.name] for field in dataclasses.fields(cls) if field.name in options}
 
 
-def check_outputs(outputs: Mapping[str, str | None], inputs: Mapping[str, str | Sequence[str] | None]) -> None:
+def check_outputs(
+    outputs: Mapping[str, str | None],
+    inputs: Mapping[str, str | Sequence[str] | None],
+    *,
+    anywhere: bool = False,
+) -> None:
     """Check before the work that the files of a command can be written and that they are not among its inputs.
 
     Args:
         outputs: Maps options to the files they name; None and ``-`` (standard output) are ignored.
         inputs: Maps options, or other names, to the files that are read.
+        anywhere: Whether the command can write to an object store.
 
     Raises:
         UserError: One of the outputs cannot be written, or is the same file as an input or as another output.
@@ -254,9 +261,13 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Mapping[str, str | 
     lists = {name: [files] if isinstance(files, str) else files or () for name, files in inputs.items()}
     taken = [(name, file) for name, files in lists.items() for file in files if file != "-"]
     for option, file in outputs.items():
-        if file is None or file == "-" or not is_local(file):
+        if file is None or file == "-":
             continue
-        check_output(file)
+        if is_local(file):
+            check_output(file)
+        elif not anywhere:
+            problem = f"{option} cannot be in an object store"
+            raise UserError(problem, path=file, cure="write it to this machine, and copy it")
         for other, its_file in taken if not is_stream(file) else ():
             if same_file(file, its_file):
                 raise UserError(f"{option} is the same file as {other}", path=file, cure="choose another name")
@@ -272,7 +283,7 @@ TEXT_HELP = (
 
 def is_streamed(output: str) -> bool:
     """Return whether an output goes to standard output, a device or a pipe, so that no later command can resume it."""
-    return output == "-" or is_stream(output)
+    return output == "-" or (is_local(output) and is_stream(output))
 
 
 def print_result(text: str, output: str, path: object) -> None:
@@ -314,6 +325,8 @@ def write_summary(values: Any, file: str | None) -> None:
     """Write what ``--json`` asks for: a file, or ``-`` for standard output; None writes nothing."""
     if file == "-":
         print(json_text(values), end="")
+    elif file is not None and not is_local(file):
+        addresses.write(file, json_text(values).encode())
     elif file is not None:
         write_json(file, values)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from xrep.errors import UserError
-from xrep.files import check_output, is_stream
+from xrep.files import check_output
 from xrep_cli.common import (
     SHARE_DONE,
     TEXT_HELP,
@@ -67,27 +67,27 @@ def _main(options: argparse.Namespace) -> None:
     from xrep.store.addresses import is_local, matching
     from xrep.text.readers import read_text
 
-    output, engine = Path(options.output), Engine(**values_of(options, Engine))
-    streamed = is_streamed(options.output)
-    parts = output.suffix != ".npy" and not streamed
-    if parts and output.suffix and not output.is_dir():
+    output, engine = options.output, Engine(**values_of(options, Engine))
+    streamed, ending = is_streamed(output), Path(output).suffix
+    parts = ending != ".npy" and not streamed
+    if parts and ending and not Path(output).is_dir():
         cure = "give a name that ends in .npy, or that of a folder, which has no dot"
         raise UserError("the output is a .npy file or a folder", path=output, cure=cure)
-    if options.output == "-" and options.json:
+    if output == "-" and options.json:
         raise UserError("`json` and the vectors both go to standard output", cure="name an `output` file")
     sources = matching(options.input)
-    check_shared(engine, {"`output`": options.output}, sources)
-    if parts and is_local(options.output):
+    check_shared(engine, {"`output`": output}, sources)
+    if parts and is_local(output):
         check_output(output, folder=True)
     elif not parts:
-        check_outputs({"`output`": options.output}, {"`input`": sources})
+        check_outputs({"`output`": output}, {"`input`": sources}, anywhere=True)
     for source in sources:
-        if source != "-" and not is_stream(source):
+        if not is_streamed(source):
             next(read_text(source, options.lang))  # to report errors in the file before the encoder is loaded
     device = choose_device(options.device)
     encoder = SentenceEncoder.load(options.path, device=device, dtype=options.precision)
     say_if_slow("xrep-encode", options.precision, device)
-    with output_file(options.output) as path:
+    with output_file(output) as path:
         done = encode_file(
             encoder,
             sources,
@@ -103,14 +103,14 @@ def _main(options: argparse.Namespace) -> None:
         print(SHARE_DONE, file=sys.stderr)
         return
     if options.json:
-        print(json.dumps({**asdict(done), "path": options.output if streamed else done.path}))
+        print(json.dumps({**asdict(done), "path": output if streamed else done.path}))
         return
     resumed = f", {done.resumed:,} of them before" if done.resumed else ""
     empty = f"; {done.empty_lines:,} lines were empty" if done.empty_lines else ""
     speed = (done.lines - done.resumed) / max(done.seconds, 1e-9)
     shape = f"[{done.lines}, {done.size}] {options.dtype}"
     said = f"{done.lines:,} lines{resumed}, {speed:,.0f} a second, {shape}{empty}"
-    print_result(said, options.output, done.path)
+    print_result(said, output, done.path)
 
 
 main = command_script(build_parser, _main)

@@ -115,7 +115,7 @@ def _check(options: argparse.Namespace) -> None:
 def _check_outputs(options: argparse.Namespace, inputs: dict[str, Any]) -> None:
     if options.output == options.json == "-":
         raise UserError("the pairs and `json` both go to standard output", cure="name a file for one of them")
-    check_outputs({"`output`": options.output, "`json`": options.json}, inputs)
+    check_outputs({"`output`": options.output, "`json`": options.json}, inputs, anywhere=True)
 
 
 def _main(options: argparse.Namespace) -> None:

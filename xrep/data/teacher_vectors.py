@@ -25,15 +25,15 @@ class TeacherVectors:
     such hash, and so no vector.
 
     Args:
-        vectors: Path of vectors [N, D] as xrep-encode writes them: a ``.npy`` file or a folder.
-        text: Path of a UTF-8 file with one sentence per line, optionally compressed.
+        vectors: The address of vectors [N, D] as xrep-encode writes them: a ``.npy`` file or a folder.
+        text: The address of a UTF-8 file with one sentence per line, optionally compressed.
 
     Raises:
         UserError: A file does not exist, or the two files do not belong together.
     """
 
     def __init__(self, vectors: str | Path, text: str | Path) -> None:
-        self.path, self.text = Path(vectors), Path(text)
+        self.path, self.text = vectors, text
         self._vectors = Vectors(self.path, cure=_LAYOUT)
         self.width = self._vectors.size
         hashes = sentence_hashes(line for _, line in read_lines(self.text))

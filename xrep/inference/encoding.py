@@ -329,7 +329,10 @@ def origin_of(encoder: SentenceEncoder, lang: str | None, **how: Any) -> Origin:
 
 def _check_folder(folder: str) -> None:
     """Raise a UserError if a folder has a manifest that is not one of vectors, which a new one would replace."""
-    if is_local(folder):
+    if not is_local(folder):
+        if addresses.exists(addresses.join(folder, MANIFEST)):
+            Manifest.read(folder)
+    else:
         kind = kind_of(folder)
         if os.path.exists(os.path.join(folder, MANIFEST)) and kind != "folder of encoded lines":
             problem = f"a {kind or f'folder with another {MANIFEST}'}"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from xrep.errors import UserError
@@ -49,21 +50,21 @@ def repeatable(path: str | Path | Iterable[bytes], job: str) -> str:
 
 
 def _copied(blocks: Iterable[bytes], ending: str, job: str) -> str:
-    aside, digest = Path(join(job, f"{COPY}{os.getpid()}")), hashlib.sha256()
-    with naming(aside):
-        aside.parent.mkdir(parents=True, exist_ok=True)
+    digest, folder = hashlib.sha256(), job if is_local(job) else None
+    addresses.make_folder(job)
     try:
-        with naming(aside), open(aside, "wb") as copy:
+        with naming(job), NamedTemporaryFile(prefix=COPY, dir=folder) as copy:
             for block in blocks:
                 digest.update(block)
                 copy.write(block)
-        named = aside.with_name(f"{COPY}{digest.hexdigest()[:16]}{ending}")
-        os.replace(aside, named)
+            copy.flush()
+            named = join(job, f"{COPY}{digest.hexdigest()[:16]}{ending}")
+            addresses.publish(copy.name, named)
     finally:
-        aside.unlink(missing_ok=True)
-        with suppress(OSError):  # the folder has the copy, or what another command has left
-            aside.parent.rmdir()
-    return str(named)
+        if folder is not None:
+            with suppress(OSError):  # the folder has the copy, or what another command has left
+                os.rmdir(folder)
+    return named
 
 
 def states_of(files: Sequence[str | Path]) -> list[list[Any]]:
@@ -73,11 +74,11 @@ def states_of(files: Sequence[str | Path]) -> list[list[Any]]:
 
 
 def _state_of(file: str) -> list[Any]:
-    if not is_local(file):
-        place = file if addresses.is_file(file) else join(file, MANIFEST)
-        return [file, *addresses.state_of(place)]
     if Path(file).name.startswith(COPY):
         return [Path(file).name]
+    if not is_local(file):
+        place = str(split_field(file)[0])
+        return [file, *addresses.state_of(join(place, MANIFEST) if addresses.is_folder(place) else place)]
     place = container_of(Path(split_field(file)[0]))
     if not place.exists():
         raise UserError("no such file", path=file, cure="check the name")

@@ -287,8 +287,8 @@ class Job:
         copies = [name for name in addresses.names_in(self.address) if name.startswith(COPY)]
         for name in (*_FOLDERS, *copies, *(() if keep else (FINISHED, PLAN, LOCK))):
             addresses.remove(join(self.address, name))
-        if is_local(self.address) and os.path.isdir(self.address) and not os.listdir(self.address):
-            os.rmdir(self.address)
+        if not os.path.isfile(self.address) and not addresses.names_in(self.address):
+            addresses.remove(self.address)
 
 
 def _json(content: Any) -> bytes:

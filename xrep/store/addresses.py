@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from xrep.errors import UserError
 from xrep.files import naming, replace_file
@@ -38,8 +39,9 @@ def join(folder: Address, *names: str) -> str:
 def _of_protocol(protocol: str, process: int) -> Any:
     import fsspec
 
+    options = {"auto_mkdir": True} if protocol == "file" else {}
     try:
-        return fsspec.filesystem(protocol)
+        return fsspec.filesystem(protocol, use_listings_cache=False, **options)
     except ImportError as error:
         names = {"s3": "s3", "gs": "gcs", "gcs": "gcs"}
         cure = f"pip install 'xrep[{names[protocol]}]'" if protocol in names else "install the package that reads it"
@@ -49,39 +51,50 @@ def _of_protocol(protocol: str, process: int) -> Any:
 
 
 def store_of(address: Address) -> Any:
-    """Return fsspec's file system of an address of an object store; a process that was forked has its own."""
+    """Return fsspec's file system of an address of an object store, which remembers no listing; a process that was
+    forked has its own."""
     return _of_protocol(str(address).partition("://")[0], os.getpid())
 
 
-def _patiently(request: Callable[[], T]) -> T:
-    """Return the answer of an object store, which may refuse a request because it is busy."""
+def ask(address: Address, request: Callable[[], T]) -> T:
+    """Return the answer of an object store, which may refuse a request because it is busy. Errors name the address."""
     for attempt in range(_TRIES):
         try:
             return request()
-        except (FileNotFoundError, FileExistsError, PermissionError):
+        except FileNotFoundError:
+            said = "no such file, or no such bucket; check the name"
+            raise FileNotFoundError(errno.ENOENT, said, str(address)) from None
+        except (FileExistsError, UserError):
             raise
-        except OSError:
-            if attempt == _TRIES - 1:
-                raise
+        except PermissionError as error:
+            cure = "check your keys for the store, and what they may do in this bucket"
+            raise UserError(f"the store refuses it ({_said(error)})", path=address, cure=cure) from None
+        except Exception as error:  # the packages of stores have types of their own, such as for missing keys
+            if attempt + 1 == _TRIES:
+                said = f"the store fails: {_said(error)}; check its address and your keys"
+                raise OSError(errno.EIO, said, str(address)) from error
             time.sleep(_PAUSE * 2**attempt)
     raise AssertionError
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def exists(address: Address) -> bool:
     if is_local(address):
         return os.path.exists(address)
-    store = store_of(address)
-    store.invalidate_cache()
-    return _patiently(lambda: store.exists(str(address)))
+    return ask(address, lambda: store_of(address).exists(str(address)))
 
 
-def is_file(address: Address) -> bool:
-    """Return whether there is a file, and not a folder, at an address."""
-    if is_local(address):
-        return os.path.isfile(address)
-    store = store_of(address)
-    store.invalidate_cache()
-    return _patiently(lambda: store.isfile(str(address)))
+def info_of(address: Address) -> dict[str, Any]:
+    """Return what an object store knows of a file or a folder."""
+    return ask(address, lambda: store_of(address).info(str(address)))
+
+
+def is_folder(address: Address) -> bool:
+    """Return whether there is a folder at an address, and not a file; a FileNotFoundError says that neither is."""
+    return os.path.isdir(address) if is_local(address) else info_of(address)["type"] == "directory"
 
 
 def state_of(address: Address) -> list[Any]:
@@ -89,15 +102,9 @@ def state_of(address: Address) -> list[Any]:
     if is_local(address):
         status = os.stat(address)
         return [status.st_size, status.st_mtime_ns]
-    info = _info(address)
+    info = info_of(address)
     changed = info.get("ETag") or info.get("etag") or info.get("LastModified") or info.get("created") or ""
     return [int(info["size"]), str(changed)]
-
-
-def _info(address: Address) -> dict[str, Any]:
-    store = store_of(address)
-    store.invalidate_cache()
-    return _patiently(lambda: store.info(str(address)))
 
 
 def names_in(folder: Address) -> list[str]:
@@ -105,9 +112,7 @@ def names_in(folder: Address) -> list[str]:
     try:
         if is_local(folder):
             return sorted(os.listdir(folder))
-        store = store_of(folder)
-        store.invalidate_cache()
-        found = _patiently(lambda: store.ls(str(folder), detail=False))
+        found = ask(folder, lambda: store_of(folder).ls(str(folder), detail=False))
         return sorted({path.rstrip("/").rpartition("/")[2] for path in found} - {""})
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -116,26 +121,22 @@ def names_in(folder: Address) -> list[str]:
 def matching(pattern: str) -> list[str]:
     """Return the sorted addresses of the files that match a pattern with ``*``, ``?`` or ``[``; the pattern itself if
     it has none of them, or is the name of a file. A UserError says that nothing matches."""
-    if not any(character in pattern for character in "*?[") or (is_local(pattern) and os.path.exists(pattern)):
+    if not any(character in pattern for character in "*?[") or exists(pattern):
         return [pattern]
     if is_local(pattern):
         import glob
 
         found = sorted(glob.glob(pattern))
     else:
-        protocol, store = pattern.partition("://")[0], store_of(pattern)
-        store.invalidate_cache()
-        found = [f"{protocol}://{path}" for path in sorted(_patiently(lambda: store.glob(pattern)))]
+        store = store_of(pattern)
+        found = [store.unstrip_protocol(path) for path in sorted(ask(pattern, lambda: store.glob(pattern)))]
     if not found:
         raise UserError("no file matches", path=pattern, cure="check the name")
     return found
 
 
 def read(address: Address) -> bytes:
-    if is_local(address):
-        return Path(address).read_bytes()
-    store = store_of(address)
-    return _patiently(lambda: store.cat_file(str(address)))
+    return Path(address).read_bytes() if is_local(address) else read_all([str(address)])[0]
 
 
 def read_all(files: Sequence[str]) -> list[bytes]:
@@ -144,10 +145,8 @@ def read_all(files: Sequence[str]) -> list[bytes]:
         return [read(file) for file in files]
     store, contents = store_of(files[0]), list[bytes]()
     for start in range(0, len(files), _AT_A_TIME):
-        some = files[start : start + _AT_A_TIME]
-        found = _patiently(lambda some=some: store.cat(some))
-        found = {some[0]: found} if isinstance(found, bytes) else found
-        contents += [found[store._strip_protocol(file)] if file not in found else found[file] for file in some]
+        some = list(files[start : start + _AT_A_TIME])
+        contents += ask(some[0], lambda some=some: store.cat_ranges(some, 0, None, on_error="raise"))
     return contents
 
 
@@ -177,9 +176,8 @@ def create(address: Address, content: bytes) -> bool:
                 with suppress(FileNotFoundError):
                     os.unlink(aside)
         return True
-    store = store_of(address)
     try:
-        _patiently(lambda: store.pipe_file(str(address), content, mode="create"))
+        ask(address, lambda: store_of(address).pipe_file(str(address), content, mode="create"))
     except FileExistsError:
         return False
     return True
@@ -193,8 +191,7 @@ def write(address: Address, content: bytes) -> None:
             aside.write_bytes(content)
             os.replace(aside, address)
         return
-    store = store_of(address)
-    _patiently(lambda: store.pipe_file(str(address), content))
+    ask(address, lambda: store_of(address).pipe_file(str(address), content))
 
 
 def put(file: Path, address: Address) -> None:
@@ -203,79 +200,35 @@ def put(file: Path, address: Address) -> None:
         with naming(address):
             shutil.move(file, address)
         return
-    store = store_of(address)
-    _patiently(lambda: store.put_file(str(file), str(address)))
+    ask(address, lambda: store_of(address).put_file(str(file), str(address)))
     file.unlink()
 
 
 def publish(file: Address, output: Address) -> None:
-    """Copy a file to its final address on the same file system, where it replaces an older one at once; on this machine
-    both names then lead to one file."""
+    """Copy a file to its final address, where it replaces an older one at once: within a store, or from this machine to
+    anywhere. On one file system of this machine both names then lead to one file."""
     if not is_local(output):
         store = store_of(output)
-        if is_local(file):
-            _patiently(lambda: store.put_file(str(file), str(output)))
-        else:
-            _patiently(lambda: store.copy(str(file), str(output)))
+        send = store.put_file if is_local(file) else store.cp_file
+        ask(output, lambda: send(str(file), str(output)))
         return
     target = Path(os.path.realpath(output))
     aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     with naming(output):
         aside.unlink(missing_ok=True)
         try:
-            if not is_local(file):
-                raise OSError
             os.link(file, aside)
         except OSError:  # a file system without hard links
-            with opened(file) as content, open(aside, "wb") as copy:
-                shutil.copyfileobj(content, copy)
+            shutil.copyfile(file, aside)
         replace_file(aside, target)
 
 
 def remove(address: Address) -> None:
     """Remove a file or a folder with all that is in it; nothing may be there."""
     if not is_local(address):
-        store = store_of(address)
-        store.invalidate_cache()
         with suppress(FileNotFoundError):
-            _patiently(lambda: store.rm(str(address), recursive=True))
+            ask(address, lambda: store_of(address).rm(str(address), recursive=True))
     elif os.path.isdir(address) and not os.path.islink(address):
         shutil.rmtree(address)
     else:
         Path(address).unlink(missing_ok=True)
-
-
-@contextmanager
-def opened(address: Address) -> Iterator[IO[bytes]]:
-    """Context manager that yields a file to read from the beginning."""
-    with open(address, "rb") if is_local(address) else store_of(address).open(str(address), "rb") as file:
-        yield file
-
-
-class Bytes:
-    """A file of which any part can be read: one with an address, or one that this process writes."""
-
-    def __init__(self, file: Address | IO[bytes]) -> None:
-        local = not isinstance(file, str | Path) or is_local(file)
-        self._file = open(file, "rb", buffering=0) if isinstance(file, str | Path) and local else file
-        self._store: Any = None if local else store_of(str(file))
-
-    def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes ``start`` to ``stop`` - 1."""
-        content = bytearray(stop - start)
-        self.fill(start, memoryview(content))
-        return bytes(content)
-
-    def fill(self, start: int, content: memoryview) -> None:
-        """Read as many bytes as ``content`` has, from ``start`` on."""
-        while len(content):  # the system reads at most 2 GB at a time
-            if isinstance(self._file, str | Path):
-                place, stop = str(self._file), start + len(content)
-                found = _patiently(lambda start=start, stop=stop, place=place: self._store.cat_file(place, start, stop))
-                content[: len(found)] = found
-                done = len(found)
-            else:
-                done = os.preadv(self._file.fileno(), [content], start)
-            if not done:
-                raise UserError("a file was truncated while it was read", cure="make it again")
-            start, content = start + done, content[done:]

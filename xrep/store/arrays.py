@@ -7,6 +7,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import IO
@@ -16,10 +17,13 @@ from numpy.typing import DTypeLike
 
 from xrep.errors import UserError
 from xrep.files import naming
-from xrep.store.addresses import Address, Bytes, is_local, opened
+from xrep.store.addresses import Address, is_local
+from xrep.store.contents import Bytes
 
 _HEADER_BYTES = 128
 """Bytes of the header of a .npy file, whatever its number of rows."""
+_MOST_HEADER_BYTES = 1 << 12
+"""Bytes of the longest header of a .npy file of numbers, whoever wrote it."""
 READ_BYTES = 1 << 24
 """Bytes of an array that are read at a time."""
 
@@ -61,14 +65,18 @@ class ArrayFile:
         """Open a .npy file to read it; a UserError, which names its ``content``, says if there is no such file, or it
         has no rows in C order."""
         if is_local(address):
-            mapped = open_array(Path(address), content, cure)
+            mapped, file = open_array(Path(address), content, cure), Bytes(address)
             offset, shape, dtype, in_order = mapped.offset, mapped.shape, mapped.dtype, mapped.flags.c_contiguous
         else:
-            offset, shape, dtype, in_order = _header(str(address), content, cure)
+            try:
+                file = Bytes(address)
+            except FileNotFoundError:
+                raise UserError("no such file", path=address, cure="check the name") from None
+            offset, shape, dtype, in_order = _header(file, content, address, cure)
         if not in_order or not shape:
             cure = "save it with numpy.ascontiguousarray"
             raise UserError("the rows do not lie one after the other", path=address, cure=cure)
-        return cls(Bytes(address), offset, shape[0], shape[1:], dtype)
+        return cls(file, offset, shape[0], shape[1:], dtype)
 
     @classmethod
     def create(cls, path: Path, dtype: DTypeLike, width: tuple[int, ...] = ()) -> ArrayFile:
@@ -91,9 +99,10 @@ class ArrayFile:
         numbers = np.arange(*rows.indices(self._rows)) if isinstance(rows, slice) else rows
         found = np.empty((len(numbers), *self.width), self.dtype)
         starts = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()  # neighbours are read together
-        for start, end in pairwise([*starts, len(numbers)]):
-            place = self._offset + int(numbers[start]) * self.row_bytes
-            self._content.fill(place, found[start:end].reshape(-1).view(np.uint8).data)
+        self._content.fill(
+            (self._offset + int(numbers[start]) * self.row_bytes, found[start:end].reshape(-1).view(np.uint8).data)
+            for start, end in pairwise([*starts, len(numbers)])
+        )
         return found
 
     def blocks(self, size: int = READ_BYTES) -> Iterator[tuple[int, np.ndarray]]:
@@ -121,16 +130,17 @@ class ArrayFile:
         self._file.close()
 
 
-def _header(address: str, content: str, cure: str) -> tuple[int, tuple[int, ...], np.dtype, bool]:
+def _header(file: Bytes, content: str, address: Address, cure: str) -> tuple[int, tuple[int, ...], np.dtype, bool]:
     """Return what the header of a .npy file in an object store says: where the rows begin, their shape and type, and
     whether they lie one after the other."""
+    beginning = BytesIO(file.read(0, min(file.size, _MOST_HEADER_BYTES)))
     try:
-        with opened(address) as file:
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, fortran, dtype = read(file)
-            return file.tell(), shape, dtype, not fortran
-    except FileNotFoundError:
-        raise UserError("no such file", path=address, cure="check the name") from None
-    except ValueError:
-        raise UserError(f"not a file of {content}, or a truncated one", path=address, cure=cure) from None
+        version = np.lib.format.read_magic(beginning)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(beginning)
+        offset = beginning.tell()
+        if offset + math.prod(shape) * dtype.itemsize <= file.size:
+            return offset, shape, dtype, not fortran
+    except Exception:  # numpy reads headers with Python's parser, which raises errors of many types
+        pass
+    raise UserError(f"not a file of {content}, or a truncated one", path=address, cure=cure)

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from xrep.files import naming
-from xrep.store.addresses import Address, Bytes
+from xrep.store.addresses import Address
 from xrep.store.arrays import READ_BYTES, ArrayFile
+from xrep.store.contents import Bytes
 
 FILES = LINES, OFFSETS, NUMBERS = "lines.txt", "offsets.npy", "numbers.npy"
 _BLOCK = 1 << 14  # lines that are written at a time
@@ -72,8 +73,9 @@ class Lines:
     def take(self, rows: Sequence[int] | np.ndarray) -> list[str]:
         """Return some lines, in the order of ``rows``."""
         distinct, place = np.unique(np.asarray(rows, np.int64), return_inverse=True)
-        bounds = zip(*(self._offsets.read(distinct + end).tolist() for end in (0, 1)), strict=True)
-        lines = [self._text.read(start, end - 1).decode() for start, end in bounds]
+        starts, ends = (self._offsets.read(distinct + end).tolist() for end in (0, 1))
+        contents = self._text.read_all((start, end - 1) for start, end in zip(starts, ends, strict=True))
+        lines = [content.decode() for content in contents]
         return [lines[number] for number in place.tolist()]
 
     def numbers(self, rows: slice | np.ndarray) -> np.ndarray:
@@ -91,7 +93,7 @@ class Lines:
             digest.update(block)
         return digest.hexdigest()
 
-    def contents(self, start: int, stop: int) -> Iterator[bytes]:
+    def contents(self, start: int, stop: int) -> Iterator[bytearray]:
         """Yield the bytes of the lines ``start`` to ``stop`` - 1 with their line ends, some at a time."""
         begin, end = self._offsets.read(np.array([start, stop])).tolist()
         for place in range(begin, end, READ_BYTES):

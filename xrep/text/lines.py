@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from xrep.errors import UserError
-from xrep.store.addresses import is_local, store_of
+from xrep.store.addresses import is_local
+from xrep.store.contents import opened
 
 MAXIMUM_WORDS = 10_000
 MAXIMUM_CHARACTERS = 1_000_000
@@ -144,8 +145,10 @@ class Unpacked:
 
 
 def _open(path: str | Path) -> BufferedReader:
+    if not is_local(path) and ".zip/" in f"{path}/":
+        raise UserError("a zip archive in an object store", path=path, cure="unpack it, or copy it to this machine")
     try:
-        return open(path, "rb") if is_local(path) else BufferedReader(store_of(path).open(path, "rb"))
+        return opened(path)
     except IsADirectoryError:
         raise UserError("a folder, not a file", path=path, cure="name a file in it") from None
     except (FileNotFoundError, NotADirectoryError):

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from xrep.errors import UserError, shortened
+from xrep.store.addresses import is_local
+from xrep.store.contents import opened
 from xrep.text.languages import canonical
 from xrep.text.lines import COMPRESSED, MAXIMUM_WORDS, check_length, open_zip, read_lines
 from xrep.text.memories import read_memory
@@ -103,12 +105,12 @@ def _read_parquet(path: str | Path) -> Iterator[tuple[int, Record]]:
         from pyarrow import parquet
     except ModuleNotFoundError:
         raise UserError("a file of Parquet", path=path, cure="pip install 'xrep[parquet]'") from None
-    if not Path(path).is_file():
+    if is_local(path) and not Path(path).is_file():
         what = "not a regular file" if Path(path).exists() else "no such file"
         raise UserError(what, path=path, cure="give a file of Parquet that is not in an archive")
     number = 0
     try:
-        with parquet.ParquetFile(Path(path)) as file:
+        with parquet.ParquetFile(Path(path) if is_local(path) else opened(path)) as file:
             names = [field.name for field in file.schema_arrow if pyarrow.types.is_string(field.type)]
             names += [field.name for field in file.schema_arrow if pyarrow.types.is_large_string(field.type)]
             groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
