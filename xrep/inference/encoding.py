@@ -33,7 +33,7 @@ CHUNK_LINES = 4096
 """Number of lines that are read, sorted by length, encoded and written at a time: a unit."""
 CHUNK_CHARACTERS = 8_000_000
 """Number of characters after which a chunk ends early, so that memory does not grow with the length of the lines."""
-PARTCHUNKS = 16
+PART_CHUNKS = 16
 """Number of such chunks in each part of a folder of vectors."""
 _PART = re.compile(r"part-\d{5}-[0-9a-f]{16}\.npy")
 _VECTORS, CHUNKS, _HASHES = "vectors.npy", "chunks.npy", "hashes.npy"
@@ -152,7 +152,9 @@ class Read(Stage):
 
     def texts(self, job: Job) -> Texts:
         """Return the lines of all files."""
-        return Texts([Lines(*(result.files[name] for name in FILES)) for result in job.results(self)])
+        results = job.results(self)
+        files = [[result.files[name] for name in FILES] for result in results]
+        return Texts(files, [result.facts["lines"] for result in results])
 
     def hashes(self, job: Job) -> Iterator[np.ndarray]:
         """Yield the hash and the number of each line that is not empty, uint64 [n, 2], some at a time."""
@@ -235,11 +237,11 @@ class Join(Stage):
         self._read, self._encode, self._parts = read, encode, parts
 
     def count(self, job: Job) -> int:
-        return -(-len(job.results(self._encode)) // PARTCHUNKS) if self._parts else 1
+        return -(-len(job.results(self._encode)) // PART_CHUNKS) if self._parts else 1
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         origin, results = self._encode.origin, job.results(self._encode)
-        first, last = (number * PARTCHUNKS, (number + 1) * PARTCHUNKS) if self._parts else (0, len(results))
+        first, last = (number * PART_CHUNKS, (number + 1) * PARTCHUNKS) if self._parts else (0, len(results))
         whole = ArrayFile.create(folder / _VECTORS, origin.dtype, (origin.size,))
         for result in results[first:last]:
             for _, rows in ArrayFile.open(result.files[_VECTORS], "vectors", "make it again").blocks():

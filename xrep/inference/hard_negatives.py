@@ -30,7 +30,7 @@ from xrep.retrieval.margins import first_of_each
 from xrep.retrieval.topk import pair_similarities
 from xrep.store import addresses
 from xrep.store.arrays import ArrayFile
-from xrep.store.lines import FILES, Lines, Texts, write_lines
+from xrep.store.lines import FILES, Texts, write_lines
 from xrep.text.cleaning import NO_KEY, sentence_hash
 from xrep.text.readers import Bitext, read_pairs, read_text
 
@@ -232,8 +232,9 @@ class PairSide:
         self.encode = Encode(("source", "target")[side], self, encoder, origin)
 
     def texts(self, job: Job) -> Texts:
-        files = job.results(self._read)[0].files
-        return Texts([Lines(*(files[f"{self._side}-{name}"] for name in FILES))])
+        (result,) = job.results(self._read)
+        count = result.facts["counts"][("sources", "candidates")[self._side]]
+        return Texts([[result.files[f"{self._side}-{name}"] for name in FILES]], [count])
 
     def chunks(self, job: Job) -> np.ndarray:
         return self._read.array(job, f"{self._side}-{CHUNKS}")

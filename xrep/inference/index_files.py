@@ -149,11 +149,11 @@ class ReadSentences(Stage):
         chunks = Chunks()
         lines = _copy(self.files[0], self._lang, folder, chunks, self._name)
         np.save(folder / CHUNKS, chunks.starts())
-        return {"lines": lines}
+        return {"lines": lines, "rows": int(chunks.starts()[-1])}
 
     def texts(self, job: Job) -> Texts:
-        files = job.results(self)[0].files
-        return Texts([text_files.Lines(*(files[name] for name in text_files.FILES))])
+        (result,) = job.results(self)
+        return Texts([[result.files[name] for name in text_files.FILES]], [result.facts["rows"]])
 
     def chunks(self, job: Job) -> np.ndarray:
         return ArrayFile.open(job.results(self)[0].files[CHUNKS], "chunks", "make it again").read(slice(None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate, islice, pairwise
 from pathlib import Path
 
@@ -101,11 +102,16 @@ class Lines:
 
 
 class Texts:
-    """The lines of several texts, one after the other."""
+    """The lines of several texts, one after the other, of which few are open at a time.
 
-    def __init__(self, texts: Sequence[Lines]) -> None:
-        self._texts = texts
-        self.starts = [0, *accumulate(map(len, texts))]
+    Args:
+        files: The addresses of the files of each text, as ``Lines`` takes them.
+        counts: The number of lines of each.
+    """
+
+    def __init__(self, files: Sequence[Sequence[Address]], counts: Sequence[int]) -> None:
+        self._text = lru_cache(maxsize=64)(lambda number: Lines(*files[number]))
+        self.starts = [0, *accumulate(counts)]
         """The number of the first line of each text, and the number of all lines."""
 
     def __len__(self) -> int:
@@ -114,7 +120,7 @@ class Texts:
     def place(self, line: int) -> tuple[int, int]:
         """Return the number of the text in which a line is, and the number that it had there, from 1."""
         text = bisect_right(self.starts, line) - 1
-        return text, int(self._texts[text].numbers(np.array([line - self.starts[text]]))[0])
+        return text, int(self._text(text).numbers(np.array([line - self.starts[text]]))[0])
 
     def read(self, start: int, stop: int) -> list[str]:
         """Return the lines ``start`` to ``stop`` - 1."""
@@ -124,7 +130,7 @@ class Texts:
         """Return some lines, in the order of ``rows``."""
         found, text_of = np.empty(len(rows), object), np.searchsorted(self.starts, rows, "right") - 1
         for text in np.unique(text_of).tolist():
-            found[text_of == text] = self._texts[text].take(rows[text_of == text] - self.starts[text])
+            found[text_of == text] = self._text(text).take(rows[text_of == text] - self.starts[text])
         return found.tolist()
 
     def filled(self, start: int, stop: int) -> np.ndarray:
@@ -140,6 +146,6 @@ class Texts:
         return digest.hexdigest()
 
     def _parts(self, start: int, stop: int) -> Iterator[tuple[Lines, int, int]]:
-        for text, first, last in zip(self._texts, self.starts, self.starts[1:], strict=False):
+        for number, (first, last) in enumerate(pairwise(self.starts)):
             if start < last and first < stop:
-                yield text, max(start, first) - first, min(stop, last) - first
+                yield self._text(number), max(start, first) - first, min(stop, last) - first
