@@ -241,7 +241,7 @@ class Join(Stage):
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         origin, results = self._encode.origin, job.results(self._encode)
-        first, last = (number * PART_CHUNKS, (number + 1) * PARTCHUNKS) if self._parts else (0, len(results))
+        first, last = (number * PART_CHUNKS, (number + 1) * PART_CHUNKS) if self._parts else (0, len(results))
         whole = ArrayFile.create(folder / _VECTORS, origin.dtype, (origin.size,))
         for result in results[first:last]:
             for _, rows in ArrayFile.open(result.files[_VECTORS], "vectors", "make it again").blocks():
