@@ -133,7 +133,7 @@ def _share(job: Job, share: Share, finish: Finish, output: str, show_progress: b
         return None
     try:
         result = finish() if work(job, share, show_progress and not share.number) else None
-    except FileNotFoundError:
+    except (FileNotFoundError, UserError):  # which name what is no longer there if another process has finished
         if not job.is_finished():
             raise
         return None
