@@ -1,4 +1,4 @@
-"""``xrep-mine`` against the definition of its scores, in shards, and after interruptions."""
+"""``xrep-mine`` against the definition of its scores, by several processes, and after interruptions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.retrieval import plain_margins
 from tests.support.commands import Commands, Result
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
-from tests.support.runs import contents
+from xrep.inference import mining, nearest
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.store.vectors import Manifest, Origin, Part, normalize_rows
 
@@ -100,50 +100,19 @@ def test_texts_are_encoded_and_empty_and_repeated_lines_take_no_part(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("planted")
-def test_shards_of_many_machines_are_merged(mine: Mine, tmp_path: Path) -> None:
-    line = f"{VECTORS} mined.tsv"
-    searched = [mine(f"{line} --shard {part}/3").out for part in (3, 1, 2)]
-    assert searched[0].startswith("searched: 167 x 400 sentences")
-    other = mine(f"{line} --merge 3 --neighbours 3")
-    assert "shard-1-of-3: a shard that differs in neighbours; search it again" in other.err
-    assert mine(f"{line} --merge 3").code == mine(f"{VECTORS} whole.tsv").code == 0
+@pytest.mark.parametrize("options", ["--one-to-one", "--index IVF4,SQ8"])
+def test_processes_share_the_work(options: str, mine: Mine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one finds what is left, and the third one that all is done."""
+    for owner, name, value in ((nearest, "MOST_ROWS", 60), (nearest, "TILE", 20), (mining, "_CHECKED_ROWS", 70)):
+        monkeypatch.setattr(owner, name, value)
+    assert mine(f"{VECTORS} whole.tsv {options}").code == 0
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    interrupted(monkeypatch, "Choose.run", mine, f"{VECTORS} mined.tsv {options}")
+    for rank, said in ((1, "pairs: 500 x 400 sentences"), (2, "nothing is left to do here")):
+        monkeypatch.setenv("RANK", str(rank))
+        done = mine(f"{VECTORS} mined.tsv {options}")
+        assert done.code == 0 and said in done.out + done.err
     assert (tmp_path / "mined.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("planted")
-def test_shards_that_are_incomplete_or_exchanged_are_refused(
-    mine: Mine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    line, one, other = f"{VECTORS} mined.tsv", *(tmp_path / f"mined.tsv.shard-{part}-of-2" for part in (1, 2))
-    assert mine(f"{line} --shard 1/2").code == mine(f"{line} --shard 2/2").code == 0
-    assert "which differs in neighbours; remove it" in mine(f"{line} --shard 1/2 --neighbours 3").err
-    for name, message in (
-        ("x-00000000.00000000.npy", "1-of-2: neighbours of 0 sentences in x-*.npy, not of 250; copy the whole folder"),
-        ("y-00000000.00000000.npy", "1-of-2: neighbours of 0 sentences in y-*.npy, not of 400; copy the whole folder"),
-        ("facts.json", "1-of-2: no such shard; search that part first"),
-    ):
-        (one / name).rename(tmp_path / name)
-        assert message in mine(f"{line} --merge 2").err
-        (tmp_path / name).rename(one / name)
-    complete = (one / "facts.json").read_text()
-    for content, message in (
-        (complete[:50], "facts.json: a damaged file; remove the folder to begin anew"),
-        (complete.replace("true", "false"), "the search of this shard has not ended"),
-    ):
-        (one / "facts.json").write_text(content)
-        assert message in mine(f"{line} --merge 2").err
-    (one / "facts.json").write_text(complete)
-    for source, target in ((one, tmp_path / "aside"), (other, one), (tmp_path / "aside", other)):
-        source.rename(target)
-    assert "1-of-2: this is shard 2 of 2; give it its own name again" in mine(f"{line} --merge 2").err
-    for source, target in ((one, tmp_path / "aside"), (other, one), (tmp_path / "aside", other)):
-        source.rename(target)
-    interrupted(monkeypatch, "_write", mine, f"{line} --merge 2")
-    assert mine(line).code == mine(f"{VECTORS} merged.tsv").code == 0  # which do not go on from a merge
-    assert (tmp_path / "mined.tsv").read_bytes() == (tmp_path / "merged.tsv").read_bytes()
-    assert mine(f"{line} --merge 2").code == 0
-    assert (tmp_path / "mined.tsv").read_bytes() == (tmp_path / "merged.tsv").read_bytes()
 
 
 @pytest.mark.usefixtures("planted")
@@ -180,36 +149,35 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, function: str, mine: Mine, *lin
 
 
 @pytest.mark.slow
-def test_vectors_of_an_interrupted_run_are_those_of_its_encoder_and_its_text(
+def test_nothing_of_an_interrupted_run_is_mixed_with_another_text_or_encoder(
     shared_encoder: Path, mine: Mine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in (("de", GERMAN), ("en", ENGLISH), ("other", ENGLISH[::-1])):
         write_lines(tmp_path / f"{name}.txt", text)
-    other = write_encoder(tmp_path / "other", seed=1)
-    for number, changed in enumerate((["--path", other], ["--path", shared_encoder, "--target", "other.txt"])):
-        # Only the encoding of both sides is done.
-        interrupted(monkeypatch, "check_neighbours", mine, f"{TEXTS} {number}.tsv --path", shared_encoder)
-        assert mine(f"{TEXTS} {number}.tsv", *changed).code == mine(f"{TEXTS} {number}-anew.tsv", *changed).code == 0
-        assert (tmp_path / f"{number}.tsv").read_bytes() == (tmp_path / f"{number}-anew.tsv").read_bytes()
+    line, given = f"{TEXTS} mined.tsv --path", ["--path", shared_encoder]
+    assert mine(f"{TEXTS} whole.tsv", *given).code == 0
+    interrupted(monkeypatch, "check_neighbours", mine, line, shared_encoder)  # when both sides are encoded
+    for changed, differs in (
+        (["--path", write_encoder(tmp_path / "other", seed=1)], "encoder"),
+        ([*given, "--target", "other.txt"], "target"),
+        ([*given, "--neighbours", "4"], "neighbours"),
+        ([*given, "--batch-tokens", "400"], "batch_tokens"),
+    ):
+        said = mine(f"{TEXTS} mined.tsv", *changed)
+        error = f"an unfinished command is there, which differs in {differs}; remove it to begin anew"
+        assert said.code == 2 and f"mined.tsv.job: {error}, or write elsewhere" in said.err
+    with monkeypatch.context() as patch:
+        patch.setattr(SentenceEncoder, "encode", None)  # no line is encoded again
+        assert mine(f"{TEXTS} mined.tsv", *given).code == 0
+    assert (tmp_path / "mined.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
+    assert not (tmp_path / "mined.tsv.job").exists()
 
 
-def test_what_is_unfinished_is_not_mixed_with_something_else(
-    planted: set[tuple[str, str]], mine: Mine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupted(monkeypatch, "_write", mine, f"{VECTORS} mined.tsv")
-    before = contents(tmp_path / "mined.tsv.work")
-    error = "an unfinished search is there, which differs in neighbours; remove it to begin anew, or write elsewhere"
-    said = mine(f"{VECTORS} mined.tsv --neighbours 5")
-    assert (said.code, said.err.splitlines()[-1]) == (2, f"xrep-mine: error: mined.tsv.work: {error}")
-    assert contents(tmp_path / "mined.tsv.work") == before
-    assert mine(f"{VECTORS} mined.tsv --margin distance").code == 0  # the share of neighbours that were found
-    assert {row[1:] for row in rows_of(tmp_path / "mined.tsv")} == set(expected_rows(tmp_path, "distance"))
-
-
-def test_one_process_at_a_time(planted: set[tuple[str, str]], mine: Mine, tmp_path: Path) -> None:
-    os.mkdir(tmp_path / "m.tsv.work")
-    with (tmp_path / "m.tsv.work" / "lock").open("w") as lock:
+@pytest.mark.usefixtures("planted")
+def test_one_process_at_a_time(mine: Mine, tmp_path: Path) -> None:
+    os.mkdir(tmp_path / "m.tsv.job")
+    with (tmp_path / "m.tsv.job" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = mine(f"{VECTORS} m.tsv")
-    assert "another process is mining into this file; wait for it, or write elsewhere" in done.err
-    assert mine(f"{VECTORS} m.tsv").code == 0
+    assert "m.tsv: another process is writing it; wait for it, or write elsewhere" in done.err
+    assert mine(f"{VECTORS} m.tsv").code == 0 and not (tmp_path / "m.tsv.job").exists()

@@ -135,7 +135,7 @@ def mine(
     found, merge = searching(x, y, options.index, options.probes, options.device)
     choose = Choose(x, y, merge, options)
     stages = [stage for side in sides for stage in side.stages]
-    facts = {**asdict(options), "source": x.facts, "target": y.facts}
+    facts = {**asdict(options), "source": x.facts, "target": y.facts, "encoder": held and held.fingerprint}
     facts.pop("device")
     job = Job(place, "mine", facts, [*stages, Compare(x, y, k), *found, choose])
 
@@ -180,7 +180,6 @@ class Sentences:
         else:
             origin = half_origin(encoder.encoder, lang, options)
             self._encode = Encode(text.name, self._read, encoder, origin)
-            self.facts["encoder"] = vars(origin)
         self._distinct = Distinct(self)
 
     @property
@@ -215,7 +214,8 @@ class Sentences:
     def digests(self, job: Job) -> dict[str, Any]:
         """Return checksums of the text and of the vectors that were given, or what made them."""
         texts = {"text": [result.facts["text"] for result in job.results(self._read)]} if self._read else {}
-        return {**texts, "vectors": self._check.digests(job) if self._check else self.facts["encoder"]}
+        given = self._check and self._check.digests(job)
+        return {**texts, "vectors": given or vars(self.vectors(job).manifest.origin)}  # type: ignore[union-attr]
 
     def columns(self, job: Job, side: Side, chosen: np.ndarray) -> Iterable[object]:
         """Return what is written of some sentences: their lines or, if there is no text, their numbers from 1."""
