@@ -13,9 +13,8 @@ from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.evaluation.alignment import Alignment
-from xrep.evaluation.encoders import Encoder
+from xrep.evaluation.encoders import Encoder, Overlap
 from xrep.evaluation.evaluation import Examples
-from xrep.evaluation.overlap import Overlap
 from xrep.inference.sentence_encoder import SentenceEncoder
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import xrep
 from tests.evaluation.conftest import NgramEncoder, save_hashes
+from xrep.evaluation.encoders import Overlap, seen, total
 from xrep.evaluation.evaluation import Figures
-from xrep.evaluation.overlap import Overlap, seen, total
 from xrep.evaluation.runner import differences
 from xrep.files import json_text
 
