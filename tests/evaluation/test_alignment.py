@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import pdist
 
-from tests.evaluation.conftest import SCORED, NgramEncoder, measured, published, save_hashes, write
+from tests.evaluation.conftest import SCORED, NgramEncoder, measured, save_hashes, write
 from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.evaluation.alignment import Alignment
-from xrep.evaluation.encoders import Encoder
+from xrep.evaluation.encoders import Encoder, Overlap
 from xrep.evaluation.evaluation import Examples
-from xrep.evaluation.overlap import Overlap
 from xrep.inference.sentence_encoder import SentenceEncoder
 
 
@@ -98,14 +97,3 @@ def test_each_checkpoint_of_a_run_is_measured_in_order(tmp_path: Path, cli: Comm
     assert record["model"]["fingerprint"] == found[-1]["fingerprint"]
     assert record["values"]["alignment"] == found[-1]["alignment"] == record["headline"]["de-en, alignment"]
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_published_files_are_read() -> None:
-    """Counted with cut and awk: 208 of the 1500 pairs of the dev split score higher than 4."""
-    folder = published("sts")
-    dev = read(str(folder / "STSBenchmark" / "sts-dev.csv"))
-    assert (len(dev), dev.gold.sum()) == (1500, 208)
-    german = read(str(folder / "stsb_multi_mt" / "stsb-de-dev.csv"))
-    assert (german.languages, german.gold.sum()) == (("de", "de"), 208)
-    sick = read(str(folder / "SICK" / "SICK_trial.txt"))
-    assert (sick.name, len(sick)) == ("SICK-R dev", 500)

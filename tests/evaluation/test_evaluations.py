@@ -17,8 +17,7 @@ from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
 from tests.support.nli_data import nli_rows
 from xrep.errors import UserError
-from xrep.evaluation.encoders import open_encoder
-from xrep.evaluation.overlap import Overlap
+from xrep.evaluation.encoders import Overlap, open_encoder
 from xrep.files import json_text
 from xrep.registry import EVALUATIONS
 

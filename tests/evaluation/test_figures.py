@@ -10,8 +10,8 @@ import pytest
 
 import xrep
 from tests.evaluation.conftest import NgramEncoder, save_hashes
+from xrep.evaluation.encoders import Overlap, seen, total
 from xrep.evaluation.evaluation import Figures
-from xrep.evaluation.overlap import Overlap, seen, total
 from xrep.evaluation.runner import differences
 from xrep.files import json_text
 
@@ -50,9 +50,7 @@ def test_columns_are_counted_by_row_and_tests_add_up(tmp_path: Path) -> None:
     assert Overlap(2, 3, dropped=True).line == line
     assert total([Overlap(1, 2), Overlap(3, 4)]) == Overlap(4, 6)
     assert total([Overlap(1, 2), Overlap(None, 4)]) == Overlap(None, 6)
-
-
-def test_a_sentence_without_words_was_never_seen(tmp_path: Path) -> None:
+    # A sentence without words was never seen.
     hashes = save_hashes(tmp_path, ["...", *(f"sentence {i}" for i in range(1000))])
     assert seen([[f"Sentence {i}!" for i in range(500, 1500)]], hashes).sum() == 500
     assert seen([["?!", "SENTENCE 5"]], hashes).tolist() == [False, True]

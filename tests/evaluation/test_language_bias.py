@@ -7,9 +7,9 @@ import pytest
 
 from tests.evaluation.conftest import NgramEncoder, measured, published, save_hashes, write, write_tatoeba
 from xrep.errors import UserError
+from xrep.evaluation.encoders import Overlap
 from xrep.evaluation.evaluation import Examples
 from xrep.evaluation.language_bias import LanguageBias
-from xrep.evaluation.overlap import Overlap
 from xrep.evaluation.reading import TextOptions, languages_of, read_texts
 from xrep.metrics.geometry import language_shares
 from xrep.store.vectors import normalize_rows

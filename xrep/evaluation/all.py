@@ -93,8 +93,7 @@ class All(Evaluation):
 
 
 def find_tests(root: Path) -> dict[str, tuple[str, Any]]:
-    """Return the tests whose data is in a folder, of which there must be one: label -> name of the evaluation, and its
-    ``Config``."""
+    """Return the tests with data in a folder, at least one: label -> name of the evaluation, and its ``Config``."""
     tests = {}
     for name in EVALUATIONS.names():
         paths = EVALUATIONS.load(name).find(root)

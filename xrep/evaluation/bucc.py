@@ -111,9 +111,8 @@ class Bucc(Evaluation):
         return self.figures(results)
 
     def score(self, model: Encoder, test: Split, tuning: Split | None) -> Score:
-        """Measure precision, recall and F1 of one split with the threshold that is given, or the best one of ``tuning``
-        or, without it, of the measured split itself (oracle). ``threshold_from`` is the name of a split, ``given``, or
-        ``oracle``."""
+        """Measure precision, recall and F1 of a split with the threshold that is given, or the best one of ``tuning``
+        or, without it, of the split itself. ``threshold_from`` is the name of a split, ``given``, or ``oracle``."""
         pairs, correct = mine(model, test, self.config)
         threshold, origin = self.config.threshold, "given"
         if threshold is None:

@@ -1,4 +1,4 @@
-"""Encoders that can be evaluated: those that xrep loads, and the precomputed vectors of any other system."""
+"""Encoders that can be evaluated, which xrep loads or whose vectors it has, and what they have seen of a test."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from xrep.models.kinds import kind_of
 from xrep.precision import Precision
 from xrep.store.arrays import open_array
 from xrep.store.vectors import normalize_rows
+from xrep.text.cleaning import NO_KEY, sentence_hashes
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 
@@ -33,7 +34,7 @@ class Encoder:
     """A sentence encoder as evaluations take it: a model, or the vectors of another system.
 
     Its ``languages`` are the canonical codes of those that it was trained on, none if they are not known, and
-    ``training_hashes`` is a file with the hashes of its training sentences (``xrep.evaluation.overlap``), or None.
+    ``training_hashes`` is a file with the hashes of its training sentences (see ``seen``), or None.
     """
 
     path: str
@@ -186,3 +187,40 @@ def write_sentences(path: str | Path, columns: Iterable[tuple[str, Iterable[str]
 def one_line(sentence: str) -> str:
     """Replace line ends by spaces: sentences of some data sets contain them, but ``sentences.tsv`` has one per line."""
     return sentence.replace("\r", " ").replace("\n", " ")
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Number of the ``total`` test examples with a sentence from the training data; ``found`` is None if unknown."""
+
+    found: int | None
+    total: int
+    dropped: bool = False
+    """Whether these examples were left out of the measurement."""
+
+    @property
+    def line(self) -> str:
+        if self.found is None:
+            return "overlap: unknown (no training hashes beside the encoder)"
+        left_out = ", left out" if self.dropped else ""
+        return f"overlap: {self.found} of {self.total} test examples were in the training text{left_out}"
+
+
+def total(overlaps: Iterable[Overlap]) -> Overlap:
+    """Return the overlap of several tests of the same encoder together."""
+    parts = list(overlaps)
+    known = [part.found for part in parts if part.found is not None]
+    sizes, dropped = [part.total for part in parts], any(part.dropped for part in parts)
+    return Overlap(sum(known) if len(known) == len(parts) else None, sum(sizes), dropped)
+
+
+def seen(columns: Sequence[Sequence[str]], training_hashes: Path) -> np.ndarray:
+    """Return which examples have a sentence in the training data, ignoring case, punctuation and Unicode form: bool
+    [N]. Of the sorted hashes, uint64 [K], only the pages that the binary searches touch are read."""
+    cure = "restore the file, or delete it to measure without the overlap"
+    known = open_array(training_hashes, "training hashes", cure)
+    hashes = np.stack([sentence_hashes(column) for column in columns])
+    if not len(known):
+        return np.zeros(hashes.shape[1], dtype=bool)
+    rows = np.searchsorted(known[:-1], hashes)
+    return ((known[rows] == hashes) & (hashes != NO_KEY)).any(axis=0)

@@ -15,8 +15,7 @@ from tqdm import tqdm
 
 import xrep
 from xrep.errors import UserError
-from xrep.evaluation.encoders import open_encoder
-from xrep.evaluation.overlap import Overlap, seen, total
+from xrep.evaluation.encoders import Overlap, open_encoder, seen, total
 from xrep.evaluation.plots import Picture
 from xrep.files import sha256_of
 from xrep.metrics.bootstrap import interval, resampled_share

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, without_components
+from xrep.evaluation.encoders import Encoder, total, without_components
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
-from xrep.evaluation.overlap import total
 from xrep.evaluation.plots import plot_language_bias
 from xrep.evaluation.reading import TextOptions, check_least, folders_with, languages_of, read_texts
 from xrep.metrics.geometry import language_shares
@@ -60,12 +59,9 @@ class LanguageBias(Evaluation):
         return tables
 
     def measure(self, model: Encoder) -> Figures:
-        """Measure the shares.
-
-        The values for JSON are the means of the shares of the own language, ``own``, before and after the components
+        """The values for JSON are the means of the shares of the own language, ``own``, before and after the components
         are removed; these shares without a bias, ``unbiased``; ``before`` and ``after``, language of the query ->
-        language of the neighbours -> share in percent; and the number of ``sentences`` of each language.
-        """
+        language of the neighbours -> share in percent; and the number of ``sentences`` of each language."""
         config, pool = self.config, _pool(self.tables)
         # Examples that are dropped are replaced by later ones, if there are any.
         found = pool if config.drop_overlap else _even(pool, config.sentences)

@@ -57,8 +57,7 @@ class Picture:
 
     @contextmanager
     def drawn(self, width: float, height: float, note: str = "") -> Iterator[Figure]:
-        """Context manager that yields a figure of a size in inches, and writes it at the end, with a note and the model
-        below it."""
+        """Context manager that yields a figure with a size in inches, and writes it with a note and the model."""
         from matplotlib import font_manager
         from matplotlib.figure import Figure
         from matplotlib.style import context
@@ -117,8 +116,7 @@ def plot_tatoeba(accuracies: Mapping[str, Any], averages: Mapping[str, float], p
 def plot_alignment(
     steps: Sequence[int | None], alignment: Sequence[float], uniformity: Sequence[float], pairs: str, picture: Picture
 ) -> None:
-    """Draw alignment against uniformity on some pairs: one point, whose step is None, or the checkpoints of a run
-    coloured by step."""
+    """Draw alignment against uniformity: one point, whose step is None, or a run's checkpoints coloured by step."""
     with picture.drawn(6.4, 4.8) as figure:
         axes, points, is_run = figure.subplots(), list(zip(uniformity, alignment, strict=True)), steps[0] is not None
         colours: dict[str, Any] = {"c": steps, "cmap": "cividis"} if is_run else {"color": _COLOURS[0]}
@@ -139,12 +137,9 @@ def plot_alignment(
 def plot_language_bias(
     languages: Sequence[str], shares: Mapping[str, np.ndarray], title: str, picture: Picture
 ) -> None:
-    """Draw which languages the neighbours of each query language are in, with one panel per matrix. The query's own
-    language is outlined; with more than 16 languages, all others are together.
-
-    Args:
-        shares: Title of each panel -> shares in percent, [L, L]; row i belongs to the queries in ``languages[i]``.
-    """
+    """Draw which languages the neighbours of each query language are in, a panel for each of the ``shares``: title ->
+    percent, [L, L], of which row i belongs to the queries in ``languages[i]``. The query's own language is outlined;
+    with more than 16 languages, all others are together."""
     rows = np.arange(len(languages))
     with picture.drawn(10.5, 1.7 + max(0.3 * len(languages), 1.2)) as figure:
         panels = figure.subplots(1, len(shares), sharey=True)
@@ -169,13 +164,9 @@ def plot_language_bias(
 
 
 def plot_points(values: Mapping[str, Any], links: Sequence[tuple[int, int]], picture: Picture) -> None:
-    """Draw points for sentences, with lines between translations, or for tokens. If there are few, they are labelled:
-    sentences with their number, beside the English (or first) side, and tokens with their text.
-
-    Args:
-        values: What ``Scatter`` writes as JSON.
-        links: Pairs of points that translate each other; empty for tokens.
-    """
+    """Draw points of sentences, with lines (``links``) between translations, or of tokens, which have none. The
+    ``values`` are what ``Scatter`` writes as JSON. If there are few, they are labelled: sentences with their number,
+    beside the English (or first) side, and tokens with their text."""
     points = np.array([[point["x"], point["y"]] for point in values["points"]])
     languages = np.array([point["language"] for point in values["points"]])
     few = len(points) <= (500 if links else 120)

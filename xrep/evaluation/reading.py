@@ -1,8 +1,6 @@
-"""What the readers of several evaluations need: the choice of languages, files in subfolders, and parallel sentences.
-
-Parallel sentences in several languages are those of the Tatoeba test, in which every language is paired only with
-English, or of files whose names differ only in the language: ``newstest2012.{lang}``, ``test-{lang}.tsv`` of XNLI.
-"""
+"""What the readers of several evaluations need: the choice of languages, files in subfolders, and parallel sentences
+of the Tatoeba test, in which every language is paired only with English, or of files whose names differ only in the
+language: ``newstest2012.{lang}``, ``test-{lang}.tsv`` of XNLI and PAWS-X."""
 
 from __future__ import annotations
 
@@ -36,11 +34,9 @@ def named(text: str, option: str) -> list[str]:
 def choose_names(
     names: Collection[str], known: Collection[str], data: str, path: str | Path | None = None
 ) -> list[str]:
-    """Return which of the ``known`` names are among ``names``, of which ``all`` stands for all of them.
-
-    They are in the order of ``known``, on which the draws of the bootstrap depend. ``data`` and ``path`` say in
-    messages what there is of a name (``STS data for``), and where.
-    """
+    """Return which of the ``known`` names are among ``names``, of which ``all`` stands for all of them. They are in the
+    order of ``known``, on which the draws of the bootstrap depend. ``data`` and ``path`` say in messages what there is
+    of a name (``STS data for``), and where."""
     if missing := [name for name in names if name not in {"all", *known}]:
         raise UserError(f"no {data} {' '.join(missing)}", path=path, cure=f"the data has {','.join(known)}")
     return [name for name in known if name in names or "all" in names]
@@ -119,11 +115,8 @@ class TextOptions:
 
 def read_texts(options: TextOptions) -> list[Examples]:
     """Read parallel sentences: one table with a column for each language, or with Tatoeba one table for each language,
-    whose second column is English.
-
-    Rows with a blank or repeated side, and rows with all sides equal, are left out, and so are rows in which a side is
-    ``NS``, with which PAWS-X marks a sentence that has no translation.
-    """
+    whose second column is English. Rows with a blank or repeated side, and rows with all sides equal, are left out, and
+    so are rows in which a side is ``NS``, with which PAWS-X marks a sentence that has no translation."""
     data, langs = options.data, options.langs
     check_least(options, column=1)
     codes = {} if "{lang}" in data else available(data)

@@ -1,9 +1,6 @@
-"""Project vectors to two dimensions.
-
-"Aligning Cross-lingual Sentence Representations with Dual Momentum Contrast" (figure 3) and "Universal Sentence
-Representation Learning with Conditional Masked Language Model" (figure 3) show sentences by t-SNE; "Dual-Alignment
-Pre-training for Cross-lingual Sentence Embedding" (figure 1) shows the tokens of 100 pairs by principal components.
-"""
+"""Pictures of vectors. "Aligning Cross-lingual Sentence Representations with Dual Momentum Contrast" (figure 3) and
+"Universal Sentence Representation Learning with Conditional Masked Language Model" (figure 3) show sentences by t-SNE;
+"Dual-Alignment Pre-training for Cross-lingual Sentence Embedding" (figure 1) shows tokens by principal components."""
 
 from __future__ import annotations
 
@@ -81,11 +78,10 @@ class Scatter(Evaluation):
 
     def points(self, model: Encoder) -> tuple[dict[str, Any], list[tuple[int, int]]]:
         """Project the vectors of sentences, or of their tokens in the layer from which sentence vectors are pooled.
-
         Return what is written as JSON: the share of the variance that both axes of PCA hold, ``explained``; the
         ``points``, whose label is the number of the sentence or the token; and the ``sentences`` by language, numbered
-        from 1. Also return links from each sentence with its English (or first) translation; there are none of tokens.
-        """
+        from 1. Also return links from each sentence with its English (or first) translation; there are none of
+        tokens."""
         points, vectors, links, sentences = list[dict[str, Any]](), [], list[tuple[int, int]](), list[dict[str, str]]()
         for examples in self.tables:
             rows, first = range(len(examples)), {}
@@ -137,10 +133,8 @@ def token_vectors(encoder: Any, sentences: Sequence[str], lang: str) -> tuple[li
 
 
 def project(vectors: np.ndarray, method: str, seed: int = 0) -> tuple[np.ndarray, float | None]:
-    """Project vectors [P, D] to points [P, 2]; for PCA, also return the share of the variance that they keep.
-
-    The signs of the PCA axes are chosen so that the point farthest from 0 on each axis has a positive value.
-    """
+    """Project vectors [P, D] to points [P, 2]; for PCA, also return the share of the variance that they keep. The signs
+    of the PCA axes are chosen so that the point farthest from 0 on each axis has a positive value."""
     centred = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
     if np.abs(centred).max() < 1e-6:
         raise UserError("all vectors are equal", cure="take another checkpoint: this one has collapsed")

@@ -184,11 +184,9 @@ def subsets_of(examples: Examples) -> list[Examples]:
 
 
 def find_sets(folder: str | Path, split: str = "test") -> list[Examples]:
-    """Return every data set with this split in a folder and its subfolders (four levels deep), sorted by name.
-
-    The columns are the two sentences of each pair, and ``gold`` has the fields ``score``, from 0 to 5, and ``subset``,
-    the name of the subset of the data set.
-    """
+    """Return every data set with this split in a folder and its subfolders (four levels deep), sorted by name. The
+    columns are the two sentences of each pair, and ``gold`` has the fields ``score``, from 0 to 5, and ``subset``, the
+    name of the subset of the data set."""
     folder = existing_folder(folder, f"name {_LAYOUTS}")
     sets = dict[str, Examples]()
     for inside, names in folders_with(folder).items():
@@ -206,8 +204,7 @@ def find_sets(folder: str | Path, split: str = "test") -> list[Examples]:
 
 
 def read_file(file: Path, split: str | None = None) -> Examples | None:
-    """Read a file of STS-B, its translations or SICK. Return None if its name is of none of them, or of another split
-    than ``split``."""
+    """Read a file of STS-B, its translations or SICK; None if its name is of none of them, or of another split."""
     for template, (pattern, columns) in _SETS.items():
         if match := pattern.fullmatch(file.name):
             own, language = _SPLITS.get(match["split"], match["split"]), match.groupdict().get("language", "en")

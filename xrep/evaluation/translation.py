@@ -94,8 +94,7 @@ class TranslationQuality(TableEvaluation):
 
     def score(self, model: Translator, examples: Examples) -> Score:
         """Translate a test. ``multi_bleu`` is BLEU of the same words as ``bleu``, without smoothing, ``zero_shot`` says
-        that the model was never trained to translate from this language, and ``cut`` how many sentences were too long.
-        """
+        that the model was not trained to translate from this language, ``cut`` how many sentences were too long."""
         config, (sources, references), (language, target) = self.config, examples.columns, examples.languages
         read = model.read(sources)
         hypotheses = [best.text for best, *_ in model.translate(read, target, self.search, config.max_tokens)]

@@ -11,8 +11,8 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation import bucc, tatoeba
+from xrep.evaluation.encoders import total
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, OverlapOption, PrecisionOption, table
-from xrep.evaluation.overlap import total
 from xrep.evaluation.reading import existing_folder, named
 from xrep.evaluation.runner import Test, run_tests, shared_options
 from xrep.registry import EVALUATIONS

@@ -119,10 +119,8 @@ class _Layers:
             self._state, self._decay, self._steps = self._state[:, layers], self._decay[layers], self._steps[layers]
 
     def epoch(self, orders: list[np.ndarray]) -> None:
-        """Train for one pass over the rows of each fold, in the given order.
-
-        Folds are sorted by size, the largest first, so the folds that still have a batch are always the first ones.
-        """
+        """Train for one pass over the rows of each fold, in the given order. Folds are sorted by size, the largest
+        first, so the folds that still have a batch are always the first ones."""
         sizes = np.array([len(order) for order in orders])
         rows = np.zeros((len(orders), -(-sizes.max() // BATCH) * BATCH), dtype=np.int64)
         for fold, order in enumerate(orders):

@@ -34,13 +34,10 @@ class Data(NamedTuple):
 
 
 def data_of(splits: Sequence[Examples], vectors: Sequence[np.ndarray]) -> Data:
-    """Return a set whose splits are in SentEval's order of the examples, by which it draws folds and batches: sorted by
-    the number of words of each column, then by the target. A line without words, which is read as ``.``, has none.
-
-    Args:
-        vectors: Unnormalised vectors of each column of each split, float32 [N, D]. The features of sentences u are u,
-            those of pairs [|u - v|, u * v].
-    """
+    """Return a set from the unnormalised vectors of each column of each split, float32 [N, D]. The features of
+    sentences u are u, those of pairs [|u - v|, u * v]. Each split is in SentEval's order, by which it draws
+    folds and batches: sorted by the number of words of each column, then by the target. A line without words, which is
+    read as ``.``, has none."""
     following, parts = iter(vectors), []
     for split in splits:
         lengths = [[0 if text == "." else len(text.split()) for text in column] for column in split.columns]
@@ -54,11 +51,8 @@ def data_of(splits: Sequence[Examples], vectors: Sequence[np.ndarray]) -> Data:
 
 
 def protocol(splits: Mapping[str, Examples], folds: int) -> tuple[str, Callable[..., Outcome]]:
-    """Return the description of the protocol for a set, and a function from its data and a seed.
-
-    Raises:
-        UserError: A class has less than two training examples per fold (one without folds).
-    """
+    """Return the description of the protocol for a set, and a function from its data and a seed. A UserError says that
+    a class has less than two training examples per fold (one without folds)."""
     train = next(iter(splits.values()))
     if train.gold.dtype.kind == "f":
         return "dev split, regression", relatedness
@@ -75,11 +69,8 @@ def protocol(splits: Mapping[str, Examples], folds: int) -> tuple[str, Callable[
 
 
 def nested(data: Data, seed: int, folds: int) -> Outcome:
-    """Run nested cross-validation (MR CR SUBJ MPQA).
-
-    Each fold tests a classifier that was trained on the other folds. Its weight decay is chosen by an inner
-    cross-validation on those other folds; ``dev`` is the mean of their best accuracies.
-    """
+    """Run nested cross-validation (MR CR SUBJ MPQA): each fold tests a classifier that was trained on the others, with
+    a weight decay that is chosen by an inner cross-validation on these; ``dev`` is the mean of the best accuracies."""
     outer = _stratified(data, data.splits[0], folds, seed)
     choices = [_choose(data, _stratified(data, rows, folds, seed), seed) for rows, _ in outer]
     grid = np.array([[decay] for decay, _ in choices])
