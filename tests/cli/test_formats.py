@@ -37,7 +37,8 @@ def here(tmp_path: Path, separate_encoder: Path, translator: Path, monkeypatch: 
     def opened(file: Any, *arguments: Any, **options: Any) -> object:
         return real(tmp_path / "de" if file == "/dev/stdin" else file, *arguments, **options)
 
-    monkeypatch.setattr("xrep.text.lines.open", opened, raising=False)
+    for module in ("xrep.text.lines", "xrep.jobs.outputs"):
+        monkeypatch.setattr(f"{module}.open", opened, raising=False)
     return tmp_path
 
 
@@ -81,7 +82,7 @@ def test_a_pipe_is_written_to_and_not_replaced(here: Path, cli: Commands) -> Non
         with subprocess.Popen(["cat", here / name], stdout=subprocess.PIPE) as reader:
             assert cli(name, *line, name).code == 0
             assert reader.communicate()[0] == (here / output).read_bytes()
-        assert (here / name).is_fifo() and not list(here.glob(f"{name}*.work"))
+        assert (here / name).is_fifo() and not list(here.glob(f"{name}*.job"))
         assert cli(name, *line, os.devnull).code == 0 and Path(os.devnull).is_char_device()
 
 
