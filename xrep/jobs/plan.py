@@ -83,9 +83,9 @@ class Stage(ABC):
     def count(self, job: Job) -> int:
         """Return the number of units."""
 
-    def weight(self, job: Job, number: int) -> int:
-        """Return how much of what the progress line counts a unit is."""
-        return 1
+    def weights(self, job: Job) -> Sequence[int]:
+        """Return how much of what the progress line counts each unit is."""
+        return [1] * self.count(job)
 
     @abstractmethod
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
