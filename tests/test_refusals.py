@@ -178,11 +178,7 @@ mine ... --neighbours 41                     | lower --neighbours to 40, or give
 mine ... --neighbours 0                      | --neighbours 0; give at least 1
 mine ... --threshold nan                     | argument --threshold: must be a finite number, not 'nan'
 mine ... --index tree                        | --index tree is not possible: could not parse index string tree
-mine ... --shard 3/2                         | --shard 3/2; write --shard 1/8, the parts being counted from 1
-mine ... --shard 1/1000                      | a part without sentences; cut the source into fewer parts with --shard
-mine ... --shard 1/2 --merge 2               | --shard and --merge
-mine ... --merge 2                           | no such shard; search that part first, with --shard
-mine ... --output mined.tsv                  | mined.tsv.work: not the folder of an unfinished command; rename
+mine ... --output mined.tsv                  | mined.tsv.job: not the folder of an unfinished command; rename
 mine ... --output x.npy                      | x.npy: --output is the same file as --source-vectors
 mine ... --json m.tsv                        | m.tsv: --json is the same file as --output
 mine ... --output - --json -                 | the pairs and --json both go to standard output; name a file
@@ -315,7 +311,7 @@ def _inputs(folder: Path) -> None:
         "ragged.tsv": ["a\tb", "c\td", "e"], "wide.tsv": ["a\tb\tc"], "long.txt": ["Haus " * 200_001],
         "broken.yaml": ["task: ["], "twice.yaml": ["task: bitext", "seed: 1", "seed: 2"], "list.yaml": ["[1]"],
         "parts.yaml": ["parts:"], "stages.yaml": ["stages:"],
-        "dir/notes.md": ["mine"], "mined.tsv.work/notes.txt": ["mine"],
+        "dir/notes.md": ["mine"], "mined.tsv.job/notes.txt": ["mine"],
         "one_side/train.de-en.de": ["Guten Tag"], "strange/test-de.tsv": ["awake\tdas Haus", "hungry\tdas Kind"],
         "tat/tatoeba.deu-eng.deu": german, "tat/tatoeba.deu-eng.eng": english,
         "sts/sts-test.csv": [f"m\tM\t1\t{i}\t{i % 6}\t{one}\t{two}" for i, (one, two) in enumerate(pairs)],

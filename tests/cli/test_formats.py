@@ -37,7 +37,7 @@ def here(tmp_path: Path, separate_encoder: Path, translator: Path, monkeypatch: 
     def opened(file: Any, *arguments: Any, **options: Any) -> object:
         return real(tmp_path / "de" if file == "/dev/stdin" else file, *arguments, **options)
 
-    for module in ("xrep.text.lines", "xrep.jobs.outputs"):
+    for module in ("xrep.store.contents", "xrep.jobs.outputs"):
         monkeypatch.setattr(f"{module}.open", opened, raising=False)
     return tmp_path
 

@@ -90,16 +90,15 @@ def test_a_second_ctrl_c_stops_training_at_once(
 ENCODE = ("encode --input lines.txt", SentenceEncoder, "encode")
 MINE = "mine --source lines.txt --target lines.txt"
 NOTHING = "nothing is saved yet"
-SIXTEEN = "16 lines are saved, and the same command goes on after them"
-WORK = "what is done is in cut.npy.work, and the same command goes on from there"
+SAVED = "cut.npy.job, and the same command goes on from there"
 PRESSED = {
-    "encode, the third chunk": (*ENCODE, (2,), SIXTEEN),
-    "encode, twice": (*ENCODE, (3, 3), SIXTEEN),
-    "encode, twice in the first chunk": (*ENCODE, (1, 1), NOTHING),
-    "mine, after the last chunk of the source": (MINE, SentenceEncoder, "encode", (4,), WORK),
-    "mine, before the first chunk": (MINE, SentenceEncoder, "encode", (1, 1), NOTHING),
-    "mine, the search": (MINE, nearest, "search_tile", (2,), WORK),
-    "mine negatives": ("mine negatives --bitext de-en=lines.txt,lines.txt", SentenceEncoder, "encode", (4,), WORK),
+    "encode, the third chunk": (*ENCODE, (2,), SAVED),
+    "encode, twice": (*ENCODE, (3, 3), SAVED),
+    "encode, twice in the first chunk": (*ENCODE, (1, 1), SAVED),
+    "mine, after the last chunk of the source": (MINE, SentenceEncoder, "encode", (4,), SAVED),
+    "mine, before the text is read": (MINE, encoding, "write_lines", (1, 1), NOTHING),
+    "mine, the search": (MINE, nearest, "search_tile", (2,), SAVED),
+    "mine negatives": ("mine negatives --bitext de-en=lines.txt,lines.txt", SentenceEncoder, "encode", (4,), SAVED),
 }
 """A command on ``lines.txt``, a function and its calls at which Ctrl-C is pressed, and what it says."""
 
@@ -118,17 +117,17 @@ def test_commands_save_and_go_on(
     name: str, lines: Path, shared_encoder: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words, owner, function, calls, saved = PRESSED[name]
-    work = cli.folder / "cut.npy.work"
+    job = cli.folder / "cut.npy.job"
     command, *line = [*words.split(), "--device", "cpu", "--path", shared_encoder, "--output"]
     assert cli(command, *line, "whole.npy").code == 0
     with monkeypatch.context() as patch:
         press(patch, owner, function, *calls)
         done = cli(command, *line, "cut.npy")
-    assert done.code == 130 and done.err.endswith(f"xrep-{command}: error: interrupted; {saved}\n")
+    assert done.code == 130 and done.err.endswith(f"{saved}\n") and f"xrep-{command}: error: interrupted; " in done.err
     assert done.err.count(NOTICE) == 1 and not (cli.folder / "cut.npy").exists()
-    assert work.exists() == (saved != NOTHING)
+    assert job.exists() == (saved != NOTHING)
     if owner is nearest:
-        assert list(work.glob("x-*.npy"))
+        assert list(job.glob("done/search/*"))
     assert cli(command, *line, "cut.npy").code == 0
     assert (cli.folder / "cut.npy").read_bytes() == (cli.folder / "whole.npy").read_bytes()
     assert sorted(os.listdir(cli.folder)) == ["cut.npy", "lines.txt", "whole.npy"]

@@ -65,9 +65,11 @@ def test_queries_stand_before_or_behind_options(line: str, search: Any) -> None:
 
 def test_queries_from_standard_input(search: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queries, real = write_lines(tmp_path / "queries.txt", [PAIRS[3][1], "", PAIRS[5][1]]), open
-    monkeypatch.setattr(
-        "xrep.text.lines.open", lambda file, *more, **named: real(queries, *more, **named), raising=False
-    )
+
+    def opened(file: Any, *arguments: Any, **options: Any) -> object:
+        return real(queries if file == "/dev/stdin" else file, *arguments, **options)
+
+    monkeypatch.setattr("xrep.store.contents.open", opened, raising=False)
     done = search("query", "index", *"-k 1 --lang en".split(), stdin=queries.read_bytes())
     rows = [line.split("\t") for line in done.out.splitlines()]
     assert [(row[0], row[3]) for row in rows] == [("1", PAIRS[3][1]), ("3", PAIRS[5][1])], done

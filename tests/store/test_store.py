@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from xrep.errors import UserError
 from xrep.store.arrays import ArrayFile
-from xrep.store.lines import Lines
+from xrep.store.lines import Lines, Texts, write_lines
 from xrep.store.vectors import Manifest, Origin, Part, Vectors, normalize_rows, text_digest
 
 LINES = ["ein Satz", "", "zwei\tWörter", "\u2028 und \x85", "x" * 1000]
@@ -33,6 +35,12 @@ def write_parts(folder: Path, parts: list[np.ndarray], lines: list[str]) -> Path
     return folder
 
 
+def copied(folder: Path, numbered: Iterable[tuple[int, str]]) -> Lines:
+    folder.mkdir(exist_ok=True)
+    write_lines(folder, numbered)
+    return Lines.open(folder)
+
+
 def test_an_array_file_is_what_numpy_reads_and_reads_what_numpy_writes(tmp_path: Path) -> None:
     written = ArrayFile.create(tmp_path / "a.npy", np.float32, (2,))
     for rows in np.split(np.arange(20, dtype=np.float32).reshape(10, 2), [3, 3, 8]):
@@ -49,22 +57,22 @@ def test_an_array_file_is_what_numpy_reads_and_reads_what_numpy_writes(tmp_path:
 
 
 def test_lines_come_back_by_place_and_with_their_numbers(tmp_path: Path) -> None:
-    lines = Lines.write(tmp_path, zip([1, 2, 4, 7, 9], LINES, strict=True))
+    lines = copied(tmp_path, zip([1, 2, 4, 7, 9], LINES, strict=True))
     assert len(lines) == 5 and lines.read(0, 5) == LINES and lines.read(2, 2) == []
     assert lines.take([4, 0, 2]) == [LINES[4], LINES[0], LINES[2]]
     assert lines.numbers(np.array([4, 1])).tolist() == [9, 2]
     assert lines.filled(0, 5).tolist() == [True, False, True, True, True]
     digest = hashlib.sha256("".join(f"{line}\n" for line in LINES[1:3]).encode()).hexdigest()
     assert lines.digest(1, 3) == digest
-    assert Lines(tmp_path).digest() == lines.digest(0, 5) != digest
+    assert Lines.open(tmp_path).digest() == lines.digest(0, 5) != digest
 
 
 def test_a_line_end_inside_a_line_shifts_no_other(tmp_path: Path) -> None:
     given = ["eins\rzwei\r\ndrei", "vier", "\n"]
-    lines = Lines.write(tmp_path, enumerate((line.strip() for line in given), 1))
+    lines = copied(tmp_path, enumerate((line.strip() for line in given), 1))
     assert lines.read(0, 3) == lines.take([0, 1, 2]) == ["eins zwei  drei", "vier", ""]
     assert lines.digest() == text_digest(given)
-    lines = Lines.write(tmp_path, [])
+    lines = copied(tmp_path, [])
     assert len(lines) == 0 and lines.read(0, 0) == [] and lines.digest() == hashlib.sha256().hexdigest()
 
 
@@ -90,17 +98,40 @@ def test_parts_read_as_one_file(
 
 
 def test_parts_belong_to_their_lines(tmp_path: Path) -> None:
-    folder = write_parts(tmp_path / "vectors", [np.ones((2, 3)), np.ones((3, 3))], LINES)
-    for name in ("same", "other"):
-        (tmp_path / name).mkdir()
+    vectors = Vectors(write_parts(tmp_path / "vectors", [np.ones((2, 3)), np.ones((3, 3))], LINES))
     stripped = [line.strip() for line in LINES]
-    Vectors(folder).check_text(Lines.write(tmp_path / "same", enumerate(stripped, 1)), Path("de.txt"))
-    other = Lines.write(tmp_path / "other", enumerate([*stripped[:3], "anders", stripped[4]], 1))
-    with pytest.raises(UserError, match=r"de.txt:3: .*part-00001.npy has the vectors of other lines"):
-        Vectors(folder).check_text(other, Path("de.txt"))
-    np.save(tmp_path / "few.npy", np.ones((4, 3)))
-    with pytest.raises(UserError, match=r"de.txt:5: 5 lines, but .*few.npy has 4 vectors"):
-        Vectors(tmp_path / "few.npy").check_text(other, Path("de.txt"))
+    same = copied(tmp_path / "same", enumerate(stripped, 1))
+    other = copied(tmp_path / "other", enumerate([*stripped[:3], "anders", stripped[4]], 1))
+    for number, (start, stop) in enumerate([(0, 2), (2, 5)]):
+        vectors.check_text(number, same.digest(start, stop), "de.txt")
+    vectors.check_text(0, other.digest(0, 2), "de.txt")
+    with pytest.raises(UserError, match=r"de.txt:3: .*part-00001.npy has the vectors of other lines than these 3"):
+        vectors.check_text(1, other.digest(2, 5), "de.txt")
+    vectors.check_count(5, "de.txt")
+    for lines, place in ((6, 6), (4, 5)):
+        with pytest.raises(UserError, match=rf"de.txt:{place}: {lines} lines, but .*vectors has 5 vectors; row i must"):
+            vectors.check_count(lines, "de.txt")
+
+
+@settings(max_examples=25, deadline=None)
+@given(cuts=st.lists(st.integers(0, 5), max_size=3), start=st.integers(0, 5), rows=st.lists(st.integers(0, 4)))
+def test_texts_read_as_one(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int], start: int, rows: list[int]
+) -> None:
+    folder, edges = tmp_path_factory.mktemp("texts"), [0, *sorted(cuts), 5]
+    one = copied(folder / "one", enumerate(LINES, 1))
+    several = Texts([
+        copied(folder / f"{number}", enumerate(LINES[first:last], 7))
+        for number, (first, last) in enumerate(pairwise(edges))
+    ])  # fmt: skip
+    assert len(several) == 5 and several.starts == edges
+    for some in ((0, start), (start, 5)) if 0 < start < 5 else ((0, 5),):
+        assert several.read(*some) == LINES[slice(*some)] and several.digest(*some) == one.digest(*some)
+        assert several.filled(*some).tolist() == one.filled(*some).tolist()
+    assert several.take(np.array(rows, np.int64)) == [LINES[row] for row in rows]
+    for row in rows:
+        text, number = several.place(row)
+        assert LINES[edges[text] + number - 7] == LINES[row] and edges[text] <= row < edges[text + 1]
 
 
 def test_what_holds_no_vectors_is_named(tmp_path: Path) -> None:

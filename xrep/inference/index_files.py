@@ -199,7 +199,8 @@ def _free_folder(path: Path, manifest: Manifest) -> str:
     """Return a name for the next part. Parts that no manifest lists are from killed commands, and are removed."""
     for left in {*path.glob("part-[0-9][0-9][0-9][0-9][0-9]")} - {path / part.folder for part in manifest.parts}:
         if left.is_dir():
-            remove_files(left, [*text_files.FILES, VECTORS, *(file.name for file in left.glob("*.faiss"))])
+            others = [file.name for pattern in ("*.faiss", ".*.tmp") for file in left.glob(pattern)]
+            remove_files(left, [*text_files.FILES, VECTORS, *others])
     names = (f"part-{number:05d}" for number in count(len(manifest.parts)))
     return next(name for name in names if not (path / name).exists())
 

@@ -65,7 +65,7 @@ def share_of(engine: Engine, environment: Mapping[str, str] | None = None) -> Sh
         first = number_from(environment, "SLURM_ARRAY_TASK_MIN", 0)
     share = Share(number_from(environment, number, 0) - first, number_from(environment, count, 1))
     if not 0 <= share.number < share.count:
-        cure = f"{number} must count from {first}, without gaps, to {count} - 1"
+        cure = f"the environment variable {number} must count from {first}, without gaps, to {count} - 1"
         raise UserError(f"this is process {share.number} of {share.count}", cure=cure)
     return share
 

@@ -39,6 +39,8 @@ from xrep.store.addresses import is_local, join
 PLAN, FINISHED, LOCK = "plan.json", "finished.json", "lock"
 COPY = "input-"
 """Beginning of the names of inputs that could be read once only, in the folder of the job."""
+_BESIDE = COPY, f"{PLAN}.", f"{FINISHED}."
+"""Beginnings of the names of such copies, and of files that a process was writing when it was killed."""
 _KINDS = "done", "started", "failed"
 _FOLDERS = *_KINDS, "stages", "data"
 """What is removed in this order, so that there is never a marker whose data is gone."""
@@ -149,7 +151,8 @@ class Job:
         """Raise a UserError if something else than a job is there."""
         names = addresses.names_in(self.address)
         is_file = is_local(self.address) and os.path.exists(self.address) and not os.path.isdir(self.address)
-        if is_file or not (PLAN in names or all(name in (FINISHED, LOCK) or name.startswith(COPY) for name in names)):
+        known = all(name in (FINISHED, LOCK) or name.startswith(_BESIDE) for name in names)
+        if is_file or not (PLAN in names or known):
             cure = "rename it, or write elsewhere"
             raise UserError("not the folder of an unfinished command", path=self.address, cure=cure)
 
@@ -290,8 +293,8 @@ class Job:
 
     def clear(self, keep: bool = False) -> None:
         """Remove the files of the job, and its folder unless somebody else has put something there."""
-        copies = [name for name in addresses.names_in(self.address) if name.startswith(COPY)]
-        for name in (*_FOLDERS, *copies, *(() if keep else (PLAN, FINISHED, LOCK))):
+        beside = [name for name in addresses.names_in(self.address) if name.startswith(_BESIDE)]
+        for name in (*_FOLDERS, *beside, *(() if keep else (PLAN, FINISHED, LOCK))):
             addresses.remove(join(self.address, name))
         if not os.path.isfile(self.address) and not addresses.names_in(self.address):
             addresses.remove(self.address)
