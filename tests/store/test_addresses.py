@@ -171,7 +171,7 @@ def test_a_store_that_is_busy_is_asked_again_and_one_that_refuses_is_not(monkeyp
     assert error.value.filename == place and "the store fails: over loaded; check" in str(error.value)
     asked.clear()
     monkeypatch.setattr(store, "cat_file", failing([PermissionError("Forbidden")]))
-    with pytest.raises(UserError, match=r"the store refuses it \(Forbidden\); check your keys"):
+    with pytest.raises(PermissionError, match=r"the store refuses it \(Forbidden\); check your keys"):
         addresses.read(place)
     assert len(asked) == 1
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from moto.server import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
+import pytest
 
+moto, werkzeug = pytest.importorskip("moto.server"), pytest.importorskip("werkzeug.serving")
 Fault = Callable[[str, str], str]
 """Function that tells for the method and the path of a request what goes wrong: one of ``FAULTS``, or nothing."""
 FAULTS = "refused", "unanswered", "cut upload", "cut answer", "slow"
@@ -26,8 +26,8 @@ class ObjectStore:
     def __init__(self) -> None:
         self.requests, self.faults = Counter[str](), Counter[str]()
         self.fault: Fault = lambda method, path: ""
-        self._moto = DomainDispatcherApplication(create_backend_app)
-        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
+        self._moto = moto.DomainDispatcherApplication(moto.create_backend_app)
+        self._server = werkzeug.make_server("127.0.0.1", 0, self._answer, threaded=True)
         self.environment = {
             **KEYS,
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._server.server_port}",
@@ -38,13 +38,17 @@ class ObjectStore:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         self.requests[f"{method} {path}"] += 1
         fault = self.fault(method, path)
-        self.faults[fault] += bool(fault)
+        if fault:
+            self.faults[fault] += 1
         if fault == "slow":
             time.sleep(0.3)
+        elif fault == "forbidden":
+            start_response("403 Forbidden", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>AccessDenied</Code><Message>planned</Message></Error>"]
         elif fault == "refused":
             start_response("500 Internal Server Error", [("Content-Type", "application/xml")])
             return [b"<Error><Code>InternalError</Code><Message>planned</Message></Error>"]
-        elif fault == "cut upload":
+        elif fault == "cut upload" and method == "PUT":
             environ["wsgi.input"].read(max(1, int(environ.get("CONTENT_LENGTH") or 0) // 2))
             return _cut(environ)
         answer = b"".join(self._moto(environ, start_response))

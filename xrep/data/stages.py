@@ -79,8 +79,8 @@ class Clean(_Telling):
     def count(self, job: Job) -> int:
         return len(self._corpora)
 
-    def weight(self, job: Job, number: int) -> int:
-        return 0  # the number of pairs is not known before
+    def weights(self, job: Job) -> list[int]:
+        return [0] * len(self._corpora)  # the number of pairs is not known before
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         if self._known is None:
@@ -244,8 +244,8 @@ class Tokenise(_Long):
     def count(self, job: Job) -> int:
         return len(self._groups(job))
 
-    def weight(self, job: Job, number: int) -> int:
-        return self._groups(job)[number].rows
+    def weights(self, job: Job) -> list[int]:
+        return [group.rows for group in self._groups(job)]
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         split, languages, spools, mark, _ = self._groups(job)[number]

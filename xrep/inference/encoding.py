@@ -193,9 +193,9 @@ class Encode(Stage):
         self._begin(job)
         return len(self._starts) - 1
 
-    def weight(self, job: Job, number: int) -> int:
+    def weights(self, job: Job) -> list[int]:
         self._begin(job)
-        return int(self._starts[number + 1] - self._starts[number])
+        return np.diff(self._starts).tolist()
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         self._begin(job)

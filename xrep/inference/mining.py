@@ -259,9 +259,8 @@ class Check(Stage):
             self.vectors.check_count(len(self._read.texts(job)), self._text.text)
         return len(self._units())
 
-    def weight(self, job: Job, number: int) -> int:
-        start, stop = self._units()[number]
-        return stop - start
+    def weights(self, job: Job) -> list[int]:
+        return [stop - start for start, stop in self._units()]
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         (start, stop), vectors = self._units()[number], self.vectors

@@ -170,9 +170,8 @@ class SearchAll(Search):
     def count(self, job: Job) -> int:
         return len(self._units(job))
 
-    def weight(self, job: Job, number: int) -> int:
-        start, stop = self._units(job)[number][1]
-        return stop - start
+    def weights(self, job: Job) -> list[int]:
+        return [stop - start for _, (start, stop) in self._units(job)]
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         label, (start, stop) = self._units(job)[number]
@@ -273,9 +272,8 @@ class SearchIndex(Search):
     def count(self, job: Job) -> int:
         return len(self._units(job))
 
-    def weight(self, job: Job, number: int) -> int:
-        start, stop = self._units(job)[number][3]
-        return stop - start
+    def weights(self, job: Job) -> list[int]:
+        return [stop - start for *_, (start, stop) in self._units(job)]
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         label, part, bounds, (start, stop) = self._units(job)[number]

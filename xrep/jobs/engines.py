@@ -107,16 +107,21 @@ def run(
 
                 size = Size(engine.workers, engine.cpus_per_worker, engine.gpus_per_worker)
                 run_on_ray(job, size, show_progress)
-            else:
-                work(job, share, show_progress)
+            elif not work(job, share, show_progress):
+                return None
             result = finish()
         except MachineError:
             raise
-        except UserError:  # what is wrong will be changed, and then nothing of this fits
+        except UserError:
+            if _ended(job):
+                return None
+            # What is wrong will be changed, and then nothing of this fits.
             if not any(job.numbers_failed(stage) for stage in job.stages):
                 job.clear()
             raise
         except (KeyboardInterrupt, OSError) as error:
+            if isinstance(error, FileNotFoundError) and _ended(job):
+                return None
             saved = any(map(job.numbers_done, job.stages))
             if not saved:
                 job.clear()
@@ -141,6 +146,15 @@ def _share(job: Job, share: Share, finish: Finish, output: str, show_progress: b
     if result is not None:
         job.finish(result, keep=True)
     return result
+
+
+def _ended(job: Job) -> bool:
+    """Return whether another process has finished a job in an object store, which has no locks. Then what this one has
+    left is removed, too."""
+    ended = not is_local(job.address) and job.is_over()
+    if ended:
+        job.clear()
+    return ended
 
 
 def _forget_starts(job: Job) -> None:

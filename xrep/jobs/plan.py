@@ -85,9 +85,9 @@ class Stage(ABC):
     def count(self, job: Job) -> int:
         """Return the number of units."""
 
-    def weight(self, job: Job, number: int) -> int:
-        """Return how much of what the progress line counts a unit is."""
-        return 1
+    def weights(self, job: Job) -> Sequence[int]:
+        """Return how much of what the progress line counts each unit is."""
+        return [1] * self.count(job)
 
     @abstractmethod
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
@@ -143,14 +143,16 @@ class Job:
 
     def has_made(self, output: str) -> bool:
         """Return whether several processes have finished the same job, and its output is there."""
-        made = self.is_finished() and addresses.exists(output)
-        return made and read_json(join(self.address, PLAN)) == self.plan
+        plan = join(self.address, PLAN)
+        made = all(map(addresses.exists, (join(self.address, FINISHED), plan, output)))
+        return made and read_json(plan) == self.plan
 
     def check_place(self) -> None:
         """Raise a UserError if something else than a job is there."""
         names = addresses.names_in(self.address)
         is_file = is_local(self.address) and os.path.exists(self.address) and not os.path.isdir(self.address)
-        if is_file or not (PLAN in names or all(name == LOCK or name.startswith(_BESIDE) for name in names)):
+        known = all(name in (FINISHED, LOCK) or name.startswith(_BESIDE) for name in names)
+        if is_file or not (PLAN in names or known):
             cure = "rename it, or write elsewhere"
             raise UserError("not the folder of an unfinished command", path=self.address, cure=cure)
 
@@ -278,16 +280,21 @@ class Job:
     def is_finished(self) -> bool:
         return addresses.exists(join(self.address, FINISHED))
 
+    def is_over(self) -> bool:
+        """Return whether a process has finished the job, and may have removed it."""
+        return self.is_finished() or not addresses.exists(join(self.address, PLAN))
+
     def finish(self, result: dict[str, Any], *, keep: bool) -> None:
-        """Remove what the job has left. If several processes do it, ``keep`` a record, by which the others see it."""
-        if keep:
+        """Remove what the job has left. If several processes do it, ``keep`` a record, by which the others see it. An
+        object store has no locks, so there the record is kept while the rest is removed."""
+        if keep or not is_local(self.address):
             addresses.write(join(self.address, FINISHED), _json(result))
         self.clear(keep)
 
     def clear(self, keep: bool = False) -> None:
         """Remove the files of the job, and its folder unless somebody else has put something there."""
         beside = [name for name in addresses.names_in(self.address) if name.startswith(_BESIDE)]
-        for name in (*_FOLDERS, *beside, *(() if keep else (FINISHED, PLAN, LOCK))):
+        for name in (*_FOLDERS, *beside, *(() if keep else (PLAN, FINISHED, LOCK))):
             addresses.remove(join(self.address, name))
         if not os.path.isfile(self.address) and not addresses.names_in(self.address):
             addresses.remove(self.address)

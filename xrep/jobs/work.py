@@ -39,7 +39,7 @@ def work(job: Job, share: Share, show_progress: bool) -> bool:
         count = job.begin_stage(stage)
         done = job.numbers_done(stage)
         job.before[stage.name] = done
-        weights = [stage.weight(job, number) for number in range(count)] if show_progress else []
+        weights = stage.weights(job) if show_progress else []
         with Counter(stage.unit, stage.name, total=sum(weights) or None, shown=show_progress) as counter:
             counter.skip(sum(weights[number] for number in done) if weights else 0)
             for number in _units(job, stage, count, share):

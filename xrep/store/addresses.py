@@ -67,8 +67,8 @@ def ask(address: Address, request: Callable[[], T]) -> T:
         except (FileExistsError, UserError):
             raise
         except PermissionError as error:
-            cure = "check your keys for the store, and what they may do in this bucket"
-            raise UserError(f"the store refuses it ({_said(error)})", path=address, cure=cure) from None
+            said = f"the store refuses it ({_said(error)}); check your keys, and what they may do in this bucket"
+            raise PermissionError(errno.EACCES, said, str(address)) from None
         except Exception as error:  # the packages of stores have types of their own, such as for missing keys
             if attempt + 1 == _TRIES:
                 said = f"the store fails: {_said(error)}; check its address and your keys"
