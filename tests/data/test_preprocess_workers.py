@@ -175,6 +175,7 @@ def test_ctrl_c_while_a_pipe_is_read_leaves_nothing_behind(tmp_path):
         text.flush()
         while process.poll() is None and not list(tmp_path.glob("out.job/*")):
             time.sleep(0.01)
+        time.sleep(0.5)  # a signal just before it waits for the pipe is only seen when the wait is over
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and errors.count("\n") == 1

@@ -111,12 +111,7 @@ class Clean(_Telling):
     def spools(self, job: Job) -> list[Spool]:
         """Return the cleaned text of all corpora."""
         results = zip(self._corpora, job.results(self), strict=True)
-        return [Spool(corpus, result.files, result.facts["chunks"]) for corpus, result in results]
-
-    def counts(self, job: Job) -> dict[str, dict[str, int]]:
-        """Return the number of pairs of each corpus that each step dropped."""
-        results = zip(self._corpora, job.results(self), strict=True)
-        return {corpus.name: dict.fromkeys(STEPS, 0) | result.facts["counts"] for corpus, result in results}
+        return [Spool(corpus, result.files, **result.facts) for corpus, result in results]
 
 
 class Choose(_Long):
@@ -138,7 +133,7 @@ class Choose(_Long):
         spools = self._unmarked(job, lambda name: folder / name)
         for spool in spools:
             spool.mark_all()
-        report = CleaningReport({name: row for stage in self._cleaned for name, row in stage.counts(job).items()})
+        report = CleaningReport({spool.corpus.name: {**dict.fromkeys(STEPS, 0), **spool.counts} for spool in spools})
         train = [spool for spool in spools if spool.corpus.split == "train"]
         self._choose(train, any(spool.corpus.split == "valid" for spool in spools), folder, report)
         for spool in spools:
