@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from xrep.data.store import MANIFEST_FILE, Kind
-from xrep.errors import UserError
 from xrep.files import build_once, digests_of
+from xrep.jobs.outputs import states_of
 from xrep.text.corpora import xrep_home
-from xrep.text.lines import container_of
-from xrep.text.records import split_field
 from xrep.text.sides import Tokenizers, save_tokenizers
 from xrep.text.tokenizer import USUAL_VOCABULARY, Tokenizer, sample_for_tokenizer, train_tokenizer
 
@@ -35,36 +33,23 @@ def build_cached(
     """Return a directory in ``$XREP_HOME/{folder}/``, which is built unless it was built before from the same things.
 
     Args:
-        build: Function of (empty folder to fill, path that it will have) that writes the manifest last.
-
-    The others, and errors, are those of ``key_of``.
-    """
-    directory = xrep_home() / folder / key_of(kind, facts, files, tokenizers)
-    build_once(directory, MANIFEST_FILE, lambda empty: build(empty, directory))
-    return directory
-
-
-def key_of(kind: Kind, facts: Any, files: Iterable[Path], tokenizers: Tokenizers | None = None) -> str:
-    """Return a name that differs for directories that are built from other things.
-
-    Args:
         kind: Kind of the directory, whose schema counts.
         facts: What the directory depends on besides the files and tokenizers; anything that JSON can express.
         files: Files that are read, also ``ARCHIVE.zip/NAME`` and ``FILE:FIELD``; path, size and time of those on disk
             count.
+        build: Function of (empty folder to fill, path that it will have) that writes the manifest last.
 
     Raises:
         UserError: A file does not exist.
     """
-    read = []
-    for file in sorted({container_of(Path(split_field(file)[0])) for file in files}):
-        if not file.exists():
-            raise UserError("no such file", path=file, cure="check the name")
-        read.append((str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns))
+    read = states_of(sorted({str(file) for file in files}))
     with tempfile.TemporaryDirectory() as temporary:
         save_tokenizers(tokenizers or {}, Path(temporary))
         digests = digests_of(Path(temporary))
-    return hashlib.sha256(json.dumps([kind.schema, facts, read, digests]).encode()).hexdigest()[:24]
+    key = hashlib.sha256(json.dumps([kind.schema, facts, read, digests]).encode()).hexdigest()[:24]
+    directory = xrep_home() / folder / key
+    build_once(directory, MANIFEST_FILE, lambda empty: build(empty, directory))
+    return directory
 
 
 def files_in(paths: Iterable[str | Path]) -> list[Path]:

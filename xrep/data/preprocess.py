@@ -8,11 +8,11 @@ from __future__ import annotations
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xrep.data import store
 from xrep.data.building import build_cached, files_in
-from xrep.data.spool import list_corpora
+from xrep.data.spool import RawCorpus, list_corpora
 from xrep.data.stages import Choose, Clean, Log, Tokenise, Vocabulary
 from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside
@@ -118,51 +118,69 @@ def preprocess(
     _check(splits, workers)
     others = states_of(files_in([*options.tokenizers.values(), *options.exclude]))
     corpora, notes = list_corpora(splits, lambda path: repeatable(path, place))
-    processes = engine.cpus_per_worker if engine and engine.engine == "ray" else workers
-    held_out, training = ([corpus for corpus in corpora if (corpus.split == "train") == own] for own in (False, True))
-    evaluation = Clean("clean-evaluation", held_out, processes, log)
-    clean = Clean("clean", training, processes, log, options.cleaning, options.exclude, evaluation)
-    choose = Choose(evaluation, clean, options.cleaning, options.valid_size, options.seed)
-    size, exponent = options.vocabulary_size, options.sampling_exponent
-    vocabulary = Vocabulary(choose, options.tokenizers, size, exponent, log)
-    tokenise = Tokenise(choose, vocabulary, processes)
-    vocabulary.given()  # to report errors in tokenizers before the text is read
+    steps = _steps(corpora, options, engine.cpus_per_worker if engine and engine.engine == "ray" else workers, log)
+    steps.vocabulary.given()  # to report errors in tokenizers before the text is read
+    facts = {
+        "options": asdict(options),
+        "corpora": [{"split": corpus.split, **asdict(corpus.given)} for corpus in corpora],
+    }
     texts = states_of([path for corpus in corpora for path in corpus.read.paths])
-    described = [{"split": corpus.split, **asdict(corpus.given)} for corpus in corpora]
-    plan = {"rules": _RULES_VERSION, "input": [*texts, *others], "corpora": described, "options": asdict(options)}
-    job = Job(place, "preprocess", plan, [evaluation, clean, choose, vocabulary, tokenise])
+    plan = {"rules": _RULES_VERSION, "input": [*texts, *others], **facts}
+    job = Job(place, "preprocess", plan, steps)
     if share.count > 1 and not job.has_made(str(destination)):
         check_new_directory(destination)
     for note in notes:
         log(note)
-    if share.count == 1 and job.numbers_done(clean):
+    if share.count == 1 and job.numbers_done(steps.clean):
         log("going on with the text that an interrupted command has cleaned")
 
     def finish() -> dict[str, Any]:
-        tokenised, counts = job.results(tokenise), choose.counts(job)
-        tokenizers, splits = vocabulary.tokenizers(job), dict[str, list[Any]]()
-        for result in tokenised:
-            splits.setdefault(result.facts["split"], []).append(result.facts["row"])
-        facts = {
-            "languages": sorted({code for rows in splits.values() for row in rows for code in row["languages"]}),
-            "splits": splits,
-            "vocabularies": {side: tokenizer.vocabulary_size for side, tokenizer in tokenizers.items()},
-            "options": asdict(options),
-            "corpora": described,
-            "cleaning": counts,
-        }
         with directory_aside(destination, store.is_data_directory if share.count > 1 else None) as output:
-            hashes = {store.TRAINING_HASHES_FILE: job.results(choose)[0].files[store.TRAINING_HASHES_FILE]}
-            for files in (hashes, *(result.files for result in tokenised)):
-                publish_parts(files, str(output))
-            save_tokenizers(tokenizers, output / store.TOKENIZER_DIRECTORY)
-            manifest = store.write_manifest(output, store.PAIRS, tokenizers, None, facts)
-        return {"cleaning": counts, "manifest": manifest}
+            return _write(job, steps, facts, output)
 
-    result = run(job, engine or LOCAL, finish, str(destination), show_progress=progress, share=share)
-    if result is None:
+    manifest = run(job, engine or LOCAL, finish, str(destination), show_progress=progress, share=share)
+    if manifest is None:
         return None
-    return PreprocessReport(destination, CleaningReport(result["cleaning"]), result["manifest"], notes)
+    return PreprocessReport(destination, CleaningReport(manifest["cleaning"]), manifest, notes)
+
+
+class _Steps(NamedTuple):
+    """The stages of preprocessing, in their order."""
+
+    evaluation: Clean
+    clean: Clean
+    choose: Choose
+    vocabulary: Vocabulary
+    tokenise: Tokenise
+
+
+def _steps(corpora: list[RawCorpus], options: PreprocessOptions, workers: int, log: Log) -> _Steps:
+    held_out, training = ([corpus for corpus in corpora if (corpus.split == "train") == own] for own in (False, True))
+    evaluation = Clean("clean-evaluation", held_out, workers, log)
+    clean = Clean("clean", training, workers, log, options.cleaning, options.exclude, evaluation)
+    choose = Choose(evaluation, clean, options.cleaning, options.valid_size, options.seed)
+    size, exponent = options.vocabulary_size, options.sampling_exponent
+    vocabulary = Vocabulary(choose, options.tokenizers, size, exponent, log)
+    return _Steps(evaluation, clean, choose, vocabulary, Tokenise(choose, vocabulary, workers))
+
+
+def _write(job: Job, steps: _Steps, facts: dict[str, Any], output: Path) -> dict[str, Any]:
+    """Fill a folder with the data of a job that is done, and return its manifest."""
+    tokenizers, splits = steps.vocabulary.tokenizers(job), dict[str, list[Any]]()
+    chosen, tokenised = job.results(steps.choose)[0], job.results(steps.tokenise)
+    publish_parts({store.TRAINING_HASHES_FILE: chosen.files[store.TRAINING_HASHES_FILE]}, str(output))
+    for result in tokenised:
+        publish_parts(result.files, str(output))
+        splits.setdefault(result.facts["split"], []).append(result.facts["row"])
+    save_tokenizers(tokenizers, output / store.TOKENIZER_DIRECTORY)
+    described = {
+        "languages": sorted({code for rows in splits.values() for row in rows for code in row["languages"]}),
+        "splits": splits,
+        "vocabularies": {side: tokenizer.vocabulary_size for side, tokenizer in tokenizers.items()},
+        **facts,
+        "cleaning": chosen.facts["counts"],
+    }
+    return store.write_manifest(output, store.PAIRS, tokenizers, None, described)
 
 
 def _check(splits: dict[str, list[Bitext]], workers: int) -> None:

@@ -68,12 +68,14 @@ class Spool:
         files: The files by their names: ``text`` has lines ``source<TAB>target``, ``hashes`` the ``sentence_hash`` of
             both sides, uint64 [N, 2], and ``templates`` that of the target's template, uint64 [N].
         chunks: As ``SpoolWriter`` has them.
+        counts: The number of pairs that were read, and that each step of cleaning dropped.
         marks_file: One of the marks above for each pair, uint8 [N].
     """
 
     corpus: RawCorpus
     files: Mapping[str, str]
     chunks: Sequence[tuple[int, int]]
+    counts: Mapping[str, int]
     marks_file: Path = Path()
 
     def __len__(self) -> int:

@@ -33,23 +33,19 @@ T = TypeVar("T")
 Log = Callable[[str], None]
 
 
-class _Long(Stage):
-    """A stage whose units may take so long that Ctrl-C ends them at once."""
+class _Step(Stage):
+    """A stage whose units may take so long that Ctrl-C ends them at once. Other processes than that of the command
+    print what it tells, and load the tokenizers themselves."""
 
     is_finished_first = False
-
-
-class _Telling(_Long):
-    """A stage that tells what it does; in other processes than that of the command it prints it."""
-
-    def __init__(self, name: str, log: Log) -> None:
-        self.name, self._log = name, log
+    _log: Log = print
+    _tokenizers: Tokenizers | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_log": print}
+        return {name: value for name, value in vars(self).items() if name not in ("_log", "_tokenizers")}
 
 
-class Clean(_Telling):
+class Clean(_Step):
     """Clean text into spools; a unit is a corpus.
 
     Args:
@@ -71,8 +67,7 @@ class Clean(_Telling):
         exclude: Sequence[str] = (),
         evaluation: Clean | None = None,
     ) -> None:
-        super().__init__(name, log)
-        self._corpora, self._workers, self._options = corpora, workers, options
+        self.name, self._corpora, self._workers, self._log, self._options = name, corpora, workers, log, options
         self._exclude, self._evaluation = exclude, evaluation
         self._known: dict[str, HashSet] | None = None
 
@@ -111,15 +106,10 @@ class Clean(_Telling):
     def spools(self, job: Job) -> list[Spool]:
         """Return the cleaned text of all corpora."""
         results = zip(self._corpora, job.results(self), strict=True)
-        return [Spool(corpus, result.files, result.facts["chunks"]) for corpus, result in results]
-
-    def counts(self, job: Job) -> dict[str, dict[str, int]]:
-        """Return the number of pairs of each corpus that each step dropped."""
-        results = zip(self._corpora, job.results(self), strict=True)
-        return {corpus.name: dict.fromkeys(STEPS, 0) | result.facts["counts"] for corpus, result in results}
+        return [Spool(corpus, result.files, **result.facts) for corpus, result in results]
 
 
-class Choose(_Long):
+class Choose(_Step):
     """Drop duplicates, hold out validation pairs if there is no validation text, and sample the training pairs: mark
     each pair. One unit does it, because each pair is compared with all others."""
 
@@ -135,10 +125,12 @@ class Choose(_Long):
         return 1
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        spools = self._unmarked(job, lambda name: folder / name)
+        spools = [
+            replace(spool, marks_file=folder / f"{number}.marks") for number, spool in enumerate(self._unmarked(job))
+        ]
         for spool in spools:
             spool.mark_all()
-        report = CleaningReport({name: row for stage in self._cleaned for name, row in stage.counts(job).items()})
+        report = CleaningReport({spool.corpus.name: {**dict.fromkeys(STEPS, 0), **spool.counts} for spool in spools})
         train = [spool for spool in spools if spool.corpus.split == "train"]
         self._choose(train, any(spool.corpus.split == "valid" for spool in spools), folder, report)
         for spool in spools:
@@ -174,21 +166,19 @@ class Choose(_Long):
             if maximum is not None:
                 report.add(name, "sampled away", choosing.sample(spool, maximum, self._seed + number))
 
-    def _unmarked(self, job: Job, place: Callable[[str], str | Path]) -> list[Spool]:
-        """Return the cleaned text of all corpora, with the place of the file of marks of each."""
-        spools = chain.from_iterable(stage.spools(job) for stage in self._cleaned)
-        return [replace(spool, marks_file=Path(place(f"{number}.marks"))) for number, spool in enumerate(spools)]
-
     def spools(self, job: Job) -> list[Spool]:
-        """Return the text of all corpora, whose pairs are marked."""
-        return self._unmarked(job, job.results(self)[0].files.__getitem__)
+        """Return the text of all corpora, whose pairs are marked and counted."""
+        files, facts = job.results(self)[0]
+        return [
+            replace(spool, marks_file=Path(files[f"{number}.marks"]), counts=facts["counts"][spool.corpus.name])
+            for number, spool in enumerate(self._unmarked(job))
+        ]
 
-    def counts(self, job: Job) -> dict[str, dict[str, int]]:
-        """Return the number of pairs of each corpus that each step dropped."""
-        return job.results(self)[0].facts["counts"]
+    def _unmarked(self, job: Job) -> list[Spool]:
+        return [spool for stage in self._cleaned for spool in stage.spools(job)]
 
 
-class Vocabulary(_Telling):
+class Vocabulary(_Step):
     """Train a tokenizer on the kept training text, or on a sample if it is large, for the sides that have none.
 
     Args:
@@ -196,9 +186,10 @@ class Vocabulary(_Telling):
         size, exponent: As in ``train_vocabulary``.
     """
 
+    name = "vocabulary"
+
     def __init__(self, choose: Choose, given: dict[str, str], size: int | None, exponent: float, log: Log) -> None:
-        super().__init__("vocabulary", log)
-        self._choose, self._given, self._size, self._exponent = choose, given, size, exponent
+        self._choose, self._given, self._size, self._exponent, self._log = choose, given, size, exponent, log
         self._lacking = [side for side in SIDES if side not in given and SHARED not in given]
         self._side = self._lacking[0] if len(self._lacking) == 1 else None
 
@@ -225,7 +216,7 @@ class Vocabulary(_Telling):
             return {**self.given(), self._side or SHARED: Tokenizer.load(folder)}
 
 
-class Tokenise(_Long):
+class Tokenise(_Step):
     """Tokenise the chosen pairs into the files of the data directory; a unit is a language pair of a split.
 
     Args:
@@ -236,10 +227,6 @@ class Tokenise(_Long):
 
     def __init__(self, choose: Choose, vocabulary: Vocabulary, workers: int) -> None:
         self._choose, self._vocabulary, self._workers = choose, vocabulary, workers
-        self._tokenizers: Tokenizers | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_tokenizers": None}
 
     def count(self, job: Job) -> int:
         return len(self._groups(job))
@@ -265,13 +252,13 @@ class Tokenise(_Long):
         return {"split": split, "row": {"languages": list(languages), **writer.facts}}
 
     def _groups(self, job: Job) -> list[_Group]:
-        spools, counts = self._choose.spools(job), self._choose.counts(job)
+        spools = self._choose.spools(job)
         by_split = {split: [spool for spool in spools if spool.corpus.split == split] for split in SPLIT_ORDER}
         sources = {split: (by_split[split], KEPT, "kept") for split in ("train", "valid", "test")}
         if not by_split["valid"]:
             sources["valid"] = (by_split["train"], HELD_OUT, "held out")
         groups = (
-            _Group(split, languages, own, mark, sum(counts[spool.corpus.name][step] for spool in own))
+            _Group(split, languages, own, mark, sum(spool.counts[step] for spool in own))
             for split, (some, mark, step) in sources.items()
             for languages, own in _by_pair(some).items()
         )
@@ -294,12 +281,9 @@ def _in_processes(
     """Context manager that yields what ``in_workers`` does, without workers if they are not worth their start."""
     first = list(islice(items, 2))
     count = workers if workers > 1 and len(first) > 1 else 0
+    died = partial(UserError, cure="if memory ran out, lower `workers`; nothing is written")
     # Workers hold the lock of the job, too: they end with the block, even if a traceback is kept.
-    return closing(in_workers(make, chain(first, items), count, died=_died, begin=begin))
-
-
-def _died(worker: str) -> UserError:
-    return UserError(f"{worker}", cure="if memory ran out, lower `workers`; nothing is written")
+    return closing(in_workers(make, chain(first, items), count, died=died, begin=begin))
 
 
 def _tokenise(

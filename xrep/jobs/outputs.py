@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,6 +20,9 @@ from xrep.store.addresses import is_local, join
 from xrep.store.vectors import MANIFEST
 from xrep.text.lines import container_of
 from xrep.text.records import split_field
+
+_COPIED = re.compile(rf"\.job/{COPY}[0-9a-f]{{16}}[^/]*$")
+"""The end of the path of a copy that ``repeatable`` has made."""
 
 
 def job_address(output: str | Path) -> str:
@@ -74,7 +78,7 @@ def states_of(files: Sequence[str | Path]) -> list[list[Any]]:
 
 
 def _state_of(file: str) -> list[Any]:
-    if Path(file).name.startswith(COPY):
+    if _COPIED.search(file):
         return [Path(file).name]
     if not is_local(file):
         place = str(split_field(file)[0])

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
+from xrep.errors import UserError
 from xrep.interrupts import StopRequest
 from xrep.jobs.plan import Job, Stage
 from xrep.progress import Counter
 
 _PATIENCE = 60.0
-"""Seconds, beside three times what the longest unit took, after which a unit that another worker has begun is done
-anew."""
+"""Seconds, beside three times what the longest unit took, after which a unit is done anew whose worker was not heard
+of."""
 _PAUSE = 0.2, 5.0
 """Seconds between two looks at what the others have done, at first and at most."""
 
@@ -44,7 +46,8 @@ def work(job: Job, share: Share, show_progress: bool) -> bool:
             counter.skip(sum(weights[number] for number in done) if weights else 0)
             for number in _units(job, stage, count, share):
                 stop = StopRequest()
-                with stop.watching() if stage.is_finished_first else nullcontext():
+                watching = stop.watching() if stage.is_finished_first else nullcontext()
+                with watching, _heard_of(job, stage, number, share):
                     job.do(stage, number, counter.update)
                 if stop.signal:
                     raise KeyboardInterrupt
@@ -52,6 +55,25 @@ def work(job: Job, share: Share, show_progress: bool) -> bool:
             return False
         job.check_failures(stage)
     return True
+
+
+@contextmanager
+def _heard_of(job: Job, stage: Stage, number: int, share: Share) -> Iterator[None]:
+    """Context manager that notes now and then that this worker is still at a unit, which no other one begins then."""
+    ended = threading.Event()
+
+    def note() -> None:
+        while not ended.wait(_PATIENCE / 3):
+            with suppress(OSError, UserError):
+                job.claim(stage, number, share.worker, _PATIENCE)
+
+    thread = threading.Thread(target=note, daemon=True)
+    if share.count > 1:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _units(job: Job, stage: Stage, count: int, share: Share) -> Iterator[int]:

@@ -224,11 +224,16 @@ def publish(file: Address, output: Address) -> None:
 
 
 def remove(address: Address) -> None:
-    """Remove a file or a folder with all that is in it; nothing may be there."""
+    """Remove a file or a folder with all that is in it; nothing may be there, and others may remove it as well."""
     if not is_local(address):
         with suppress(FileNotFoundError):
             ask(address, lambda: store_of(address).rm(str(address), recursive=True))
     elif os.path.isdir(address) and not os.path.islink(address):
-        shutil.rmtree(address)
+        shutil.rmtree(address, onerror=_raise_unless_gone)
     else:
         Path(address).unlink(missing_ok=True)
+
+
+def _raise_unless_gone(_: Any, __: str, error: tuple[Any, BaseException, Any]) -> None:
+    if not isinstance(error[1], FileNotFoundError):
+        raise error[1]

@@ -1,0 +1,53 @@
+"""Workers know of each other by the files of their job alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xrep.jobs import work
+from xrep.jobs.outputs import job_address, repeatable, states_of
+from xrep.jobs.plan import Advance, Job, Stage
+
+
+class Slow(Stage):
+    name = "slow"
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def count(self, job: Job) -> int:
+        return 1
+
+    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        self.runs += 1
+        time.sleep(1.5)
+        return {}
+
+
+def test_a_unit_that_takes_long_is_not_begun_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker is heard of in the meantime."""
+    monkeypatch.setattr(work, "_PATIENCE", 0.6)
+    stage = Slow()
+    job = Job(str(tmp_path / "a.job"), "wait", {}, [stage])
+    job.begin()
+    threads = [threading.Thread(target=work.work, args=(job, work.Share(number, 2), False)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stage.runs == 1 and job.numbers_done(stage) == {0}
+
+
+def test_a_file_that_is_named_like_a_copy_is_known_by_its_state(tmp_path: Path) -> None:
+    file, job = tmp_path / "input-0123456789abcdef.txt", job_address(tmp_path / "out")
+    file.write_text("one")
+    before = states_of([file])
+    file.write_text("another")
+    assert states_of([file]) != before
+    copies = [repeatable([content], job) for content in (b"a", b"a", b"b")]
+    assert states_of(copies[:1]) == states_of(copies[1:2]) != states_of(copies[2:])
