@@ -155,12 +155,12 @@ class _Crew:
         for stage, number in begun:
             self._deaths[stage.name, number] += 1
             if self._deaths[stage.name, number] == TRIES:
-                self.job.fail(stage, number, f"its worker died {TRIES} times", reason)
+                self.job.fail(stage, number, f"the death of its worker, {TRIES} times", reason)
             else:
                 self.job.release(stage, number)
         self._in_vain[share] = 0 if begun else self._in_vain[share] + 1
         if self._in_vain[share] == TRIES:
-            last = " ".join(reason.split())
+            last = reason.strip().splitlines()[-1]
             cure = "install xrep, with the same packages, on all machines of the cluster"
             raise MachineError(f"a worker of Ray ended {TRIES} times before it could begin: {last}", cure=cure)
         self._start(share)
