@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrep.jobs.plan._PAUSE", 0.0)
 
 
-def begun(folder: Path, count: int = 12, **how: object) -> tuple[Job, Stage]:
+def begun(folder: Path, count: int = 12, **how: Any) -> tuple[Job, Stage]:
     """Return a job whose first stage has begun."""
     job = make_job(folder, count, **how)
     job.begin()
