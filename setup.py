@@ -17,6 +17,9 @@ WANDB = ["wandb>=0.17"]
 DOCS = ["mkdocs-material>=9.5"]
 PARQUET = ["pyarrow>=15"]
 ZSTD = ["zstandard>=0.22"]
+RAY = ["ray>=2.49"]  # has ray symmetric-run
+S3 = ["s3fs>=2025.2"]  # creates a file only if there is none
+GCS = ["gcsfs>=2025.2"]
 TRITON = "triton>=3.4; platform_machine == 'x86_64'"  # torch's CUDA build brings it; its CPU build does not
 BENCH = ["sentence-transformers>=5"]  # the peers, which the tests of what goes in and out need too
 PYRIGHT = "pyright[nodejs]>=1.1.407"  # Node.js and the checker itself are in the wheels, so a run needs no network
@@ -74,6 +77,9 @@ setup(
         "parquet": PARQUET,
         "zstd": ZSTD,
         "wandb": WANDB,
+        "ray": RAY,
+        "s3": S3,
+        "gcs": GCS,
         "onnx": ONNX,
         "openvino": OPENVINO,
         "docs": DOCS,
@@ -92,6 +98,7 @@ setup(
             "xrep-encode=xrep_cli.encode:main",
             "xrep-mine=xrep_cli.mine:main",
             "xrep-search=xrep_cli.search:main",
+            "xrep-jobs=xrep_cli.jobs:main",
             "xrep-generate=xrep_cli.generate:main",
             "xrep-predict=xrep_cli.predict:main",
             "xrep-report=xrep_cli.report:main",

@@ -10,7 +10,7 @@ from xrep.errors import UserError
 from xrep.registry import suggestion
 from xrep_cli.common import VERSION, console_script
 
-COMMANDS = tuple("train eval report sweep preprocess encode mine search generate predict export data".split())
+COMMANDS = tuple("train eval report sweep preprocess encode mine search jobs generate predict export data".split())
 """The commands, in the order of the help; ``xrep-train`` is ``xrep train``."""
 HELP = """\
 usage: xrep COMMAND [options]

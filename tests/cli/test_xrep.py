@@ -68,6 +68,7 @@ def test_help_teaches_and_waits_for_no_torch(tmp_path: Path) -> None:
     lines += [["train", "--task", name, "--criterion", "dual_moco"] for name in TASKS.names()]
     lines += [["train", "--config", f"{name}.yaml"] for name in ("parts", "stages")]
     lines += [["mine", "negatives"], *(["search", verb] for verb in ("build", "add", "query", "check"))]
+    lines += [["jobs", verb] for verb in ("status", "retry")]
     given = {"input": json.dumps(lines), "cwd": tmp_path, "env": environment(), "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, "-c", HELP], **given)
     assert done.returncode == 0, done.stderr
@@ -75,7 +76,7 @@ def test_help_teaches_and_waits_for_no_torch(tmp_path: Path) -> None:
     assert [imported for _, _, imported in shown[: len(light)]] == [[]] * len(light)
     for (name, *words), (code, text, imported) in zip(lines, shown, strict=True):
         assert code == 0 and "torch" not in imported, (name, words)
-        verb = " ".join(words[:1]) if name in ("eval", "mine", "search") else ""
+        verb = " ".join(words[:1]) if name in ("eval", "jobs", "mine", "search") else ""
         assert name == "xrep" or f"xrep-{name} {verb}" in text.partition("\n")[2], f"no example: {name} {words}"
         if "--criterion" in words:
             assert f"(chosen: {words[-1]})" in " ".join(text.split())

@@ -13,7 +13,7 @@ from xrep.training.run import run_directory
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("xrep/recipes/*.yaml")])
-RECIPES = [path for path in FILES if path.parent.name != "effects"]  # those are of scripts/replicate
+RECIPES = [path for path in FILES if path.parent.name not in ("cluster", "effects")]  # of Kubernetes, scripts/replicate
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.name}")

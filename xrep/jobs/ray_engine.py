@@ -9,7 +9,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -39,7 +39,15 @@ class Size(NamedTuple):
 
 
 class Worker:
-    """The actor: a process on any machine of the cluster."""
+    """The actor: a process on any machine of the cluster.
+
+    Args:
+        folder: That of the driver, which relative paths begin at.
+    """
+
+    def __init__(self, folder: str) -> None:
+        with suppress(OSError):  # a machine that shares no folders may still reach all that has an address
+            os.chdir(folder)
 
     def work(self, job: Job, share: Share) -> bool:
         """Do the units of a worker and return whether all are done. A MachineError tells what differs here."""
@@ -141,7 +149,7 @@ class _Crew:
             self._start(Share(number, size.workers or 1))
 
     def _start(self, share: Share) -> None:
-        actor = self._actor.remote()
+        actor = self._actor.remote(os.getcwd())
         self.working[actor.work.remote(self.job, share)] = actor, share
 
     def replace(self, ended: Any, reason: str) -> None:
@@ -155,12 +163,12 @@ class _Crew:
         for stage, number in begun:
             self._deaths[stage.name, number] += 1
             if self._deaths[stage.name, number] == TRIES:
-                self.job.fail(stage, number, f"its worker died {TRIES} times", reason)
+                self.job.fail(stage, number, f"the death of its worker, {TRIES} times", reason)
             else:
                 self.job.release(stage, number)
         self._in_vain[share] = 0 if begun else self._in_vain[share] + 1
         if self._in_vain[share] == TRIES:
-            last = " ".join(reason.split())
+            last = reason.strip().splitlines()[-1]
             cure = "install xrep, with the same packages, on all machines of the cluster"
             raise MachineError(f"a worker of Ray ended {TRIES} times before it could begin: {last}", cure=cure)
         self._start(share)

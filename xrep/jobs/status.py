@@ -47,8 +47,19 @@ class Status:
         return f"{self.stage}: {self.done:,} of {self.count:,} units, {self.running:,} running{failed}{left}"
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A unit that could not be done: the error on one line, and a traceback or what an engine says."""
+
+    stage: str
+    unit: int
+    error: str
+    log: str
+
+
 def statuses(address: str) -> list[Status]:
-    """Return how far each stage of a job is; a UserError says that there is no job at the address."""
+    """Return how far each stage of a job is, which is not known of one that is finished. A UserError says that there is
+    no job at the address."""
     return [_status(address, stage) for stage in _stages(address)]
 
 
@@ -56,7 +67,8 @@ def _stages(address: str) -> list[str]:
     try:
         return read_json(join(address, PLAN))["stages"]
     except FileNotFoundError:
-        raise UserError(f"no job: it has no {PLAN}", path=address, cure="name the folder that ends in .job") from None
+        cure = "name an output or its folder .job; without this folder, the command is finished or was not started"
+        raise UserError("there is no such job", path=address, cure=cure) from None
 
 
 def _status(address: str, stage: str) -> Status:
@@ -69,11 +81,17 @@ def _status(address: str, stage: str) -> Status:
     return Status(stage, count, len(done), running, sorted(failed), sum(seconds) / max(1, len(seconds)))
 
 
+def failures(address: str) -> list[Failure]:
+    """Return the units of a job that failed, as ``statuses``."""
+    units = [(stage, number) for stage in _stages(address) for number in sorted(numbers_of(address, "failed", stage))]
+    notes = addresses.read_all([note_of(address, "failed", stage, number) for stage, number in units])
+    return [Failure(*unit, **json.loads(note)) for unit, note in zip(units, notes, strict=True)]
+
+
 def retry(address: str) -> int:
-    """Forget which units of a job failed, so that they are tried again, and return their number. A UserError says that
-    there is no job at the address."""
-    failed = [(stage, number) for stage in _stages(address) for number in numbers_of(address, "failed", stage)]
-    for stage, number in failed:
-        addresses.remove(note_of(address, "started", stage, number))
-        addresses.remove(note_of(address, "failed", stage, number))
+    """Forget which units of a job failed, so that they are tried again, and return their number; as ``statuses``."""
+    failed = failures(address)
+    for failure in failed:
+        for kind in ("started", "failed"):
+            addresses.remove(note_of(address, kind, failure.stage, failure.unit))
     return len(failed)

@@ -1,0 +1,216 @@
+"""The folder of a job: what its files decide, and what happens when processes stop, fail or meet."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.stages import Squares, expected, make_job, run_job, runs, total
+from tests.support.programs import Program
+from tests.support.runs import environment
+from xrep.errors import UserError
+from xrep.jobs.plan import Job, Stage
+from xrep.jobs.status import failures, retry, statuses
+from xrep.jobs.work import Share, work
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xrep.jobs.plan._PAUSE", 0.0)
+
+
+def begun(folder: Path, count: int = 12, **how: Any) -> tuple[Job, Stage]:
+    """Return a job whose first stage has begun."""
+    job = make_job(folder, count, **how)
+    job.begin()
+    job.begin_stage(job.stages[0])
+    return job, job.stages[0]
+
+
+def do(job: Job, stage: Stage, number: int) -> bool:
+    return job.do(stage, number, lambda done: None)
+
+
+def markers(job: Job) -> list[str]:
+    return sorted(str(path.relative_to(job.address)) for path in Path(job.address).glob("done/*/*.json"))
+
+
+def test_a_job_leaves_only_its_output(tmp_path: Path) -> None:
+    assert run_job(make_job(tmp_path)) == {"total": expected(12)}
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "out.job.ran"}
+    assert runs(str(tmp_path / "out.job")) == list(range(12))
+
+
+def test_the_order_of_units_changes_nothing(tmp_path: Path) -> None:
+    job, stage = begun(tmp_path, 20)
+    order = list(range(20))
+    random.Random(0).shuffle(order)
+    assert all(do(job, stage, number) for number in order) and work(job, Share(), False)
+    assert total(job) == expected(20) and sorted(runs(job.address)) == list(range(20))
+
+
+def test_a_unit_with_a_marker_is_not_done_again_and_data_without_a_marker_do_not_count(tmp_path: Path) -> None:
+    job, stage = begun(tmp_path)
+    for number in (3, 5):
+        do(job, stage, number)
+    os.unlink(Path(job.address, "done", "squares", "0000005.json"))
+    assert run_job(make_job(tmp_path)) == {"total": expected(12)}
+    assert sorted(runs(job.address)) == sorted([*range(12), 5])
+
+
+def test_the_marker_decides_between_the_data_of_two_attempts(tmp_path: Path) -> None:
+    """As when two workers did a unit and do not agree: the data of the marker is read, whatever else lies there."""
+    job, stage = begun(tmp_path)
+    do(job, stage, 1)
+    (own,) = Path(job.address, "data").glob("squares-0000001-*")
+    own.with_name("squares-0000001-0000000000000000.square.txt").write_text("another\n")
+    work(job, Share(), False)
+    assert total(job) == expected(12)
+
+
+def test_a_second_marker_does_not_replace_the_first(tmp_path: Path) -> None:
+    job, stage = begun(tmp_path)
+    do(job, stage, 1)
+    marker = Path(job.address, "done", "squares", "0000001.json")
+    before = marker.read_bytes()
+    time.sleep(0.01)
+    do(job, Squares(12, seconds=0.01), 1)
+    assert marker.read_bytes() == before
+
+
+def test_a_marker_before_its_data_is_noticed(tmp_path: Path) -> None:
+    job, stage = begun(tmp_path)
+    marker = {"files": {"square.txt": "0" * 64}, "facts": {"square": 1}, "seconds": 0.0}
+    Path(job.address, "done", "squares", "0000001.json").write_text(json.dumps(marker))
+    with pytest.raises(FileNotFoundError, match="squares-0000001"):
+        work(job, Share(), False)
+
+
+def test_a_marker_is_written_after_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above would not see a marker that comes too early if the data follows it in time."""
+    job, stage = begun(tmp_path)
+
+    def put(*names: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("xrep.store.addresses.put", put)
+    with pytest.raises(MemoryError):
+        do(job, stage, 1)
+    assert markers(job) == []
+
+
+def test_claims(tmp_path: Path) -> None:
+    job, stage = begun(tmp_path)
+    assert job.claim(stage, 0, "0 of 2", 60) and not job.claim(stage, 0, "1 of 2", 60)
+    assert job.claim(stage, 0, "0 of 2", 60), "a worker that was started again goes on with what it had begun"
+    assert job.claim(stage, 0, "1 of 2", 0), "its worker was not heard of for too long"
+    assert (job.begun(stage), job.begun(stage, "0 of 2"), job.begun(stage, "1 of 2")) == ([0], [], [0])
+    job.release(stage, 0)
+    assert job.begun(stage) == [] and job.claim(stage, 0, "0 of 2", 60)
+    do(job, stage, 0)
+    assert not job.claim(stage, 0, "1 of 2", 0), "it is done since"
+
+
+def test_three_tries(tmp_path: Path) -> None:
+    assert run_job(make_job(tmp_path, 6, faults={2: "once"})) == {"total": expected(6)}
+    assert runs(str(tmp_path / "out.job")).count(2) == 2
+
+
+def test_failures_are_listed_and_tried_again(tmp_path: Path) -> None:
+    job = make_job(tmp_path, 6, faults={2: "fail", 4: "fail"})
+    with pytest.raises(UserError, match="2 units of squares failed, the first one with RuntimeError: unit 2 is broken"):
+        run_job(job)
+    assert [runs(job.address).count(number) for number in range(6)] == [1, 1, 3, 1, 3, 1]
+    (squares, after) = statuses(job.address)
+    assert (squares.done, squares.running, squares.failed, squares.count) == (4, 0, [2, 4], 6) and after.count is None
+    first, second = failures(job.address)
+    assert (first.stage, first.unit, second.unit) == ("squares", 2, 4)
+    assert first.log.startswith("Traceback") and first.log.rstrip().endswith(first.error)
+    assert retry(job.address) == 2 and failures(job.address) == []
+    assert run_job(make_job(tmp_path, 6)) == {"total": expected(6)} and len(runs(job.address)) == 12
+
+
+def test_a_plan_that_differs_is_refused_in_one_line(tmp_path: Path) -> None:
+    begun(tmp_path)
+    with pytest.raises(UserError) as refused:
+        run_job(make_job(tmp_path, seed=1))
+    assert "differs in seed; remove it to begin anew" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_folder_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "out.job").mkdir()
+    (tmp_path / "out.job" / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="not the folder of an unfinished command"):
+        run_job(make_job(tmp_path))
+    assert [path.name for path in (tmp_path / "out.job").iterdir()] == ["thesis.txt"]
+
+
+def test_what_somebody_adds_stays(tmp_path: Path) -> None:
+    job, _ = begun(tmp_path)
+    (tmp_path / "out.job" / "thesis.txt").write_text("mine")
+    run_job(make_job(tmp_path))
+    assert [path.name for path in Path(job.address).iterdir()] == ["thesis.txt"]
+
+
+def test_a_job_that_several_finished_is_done_again_only_without_its_output(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    job.begin()
+    work(job, Share(), False)
+    (tmp_path / "out").write_text(total(job))
+    job.finish({"total": 1}, keep=True)
+    assert {path.name for path in Path(job.address).iterdir()} == {"plan.json", "finished.json"}
+    assert not make_job(tmp_path).begin(str(tmp_path / "out")) and make_job(tmp_path).is_finished()
+    (tmp_path / "out").unlink()
+    again = make_job(tmp_path)
+    assert again.begin(str(tmp_path / "out")) and not again.is_finished()
+
+
+def test_there_is_no_such_job(tmp_path: Path) -> None:
+    for ask in (statuses, failures, retry):
+        with pytest.raises(UserError, match="there is no such job"):
+            ask(str(tmp_path / "out.job"))
+
+
+def killed(folder: Path, after: int) -> None:
+    """Start a job and kill it after so many units."""
+    program = Program("tests.jobs.stages", [folder, 0.1, "local"], environment())
+    address = str(folder / "out.job")
+    while len(runs(address)) <= after and program.poll() is None:
+        time.sleep(0.01)
+    program.send_signal(signal.SIGKILL)
+    program.communicate()
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_loses_one_unit(tmp_path: Path) -> None:
+    killed(tmp_path, 4)
+    address = str(tmp_path / "out.job")
+    done = len(list(Path(address, "done", "squares").glob("*.json")))
+    assert 4 <= done < 12 and run_job(make_job(tmp_path)) == {"total": expected(12)}
+    assert len(runs(address)) <= 13
+
+
+@pytest.mark.nightly
+def test_twenty_kills(tmp_path: Path) -> None:
+    """No unit that had a marker is computed again, whenever the process is killed."""
+    generator = random.Random(0)
+    for attempt in range(20):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        for _ in range(3):
+            program = Program("tests.jobs.stages", [folder, 0.05, "local"], environment())
+            time.sleep(generator.uniform(0.05, 0.6))
+            program.send_signal(signal.SIGKILL)
+            program.communicate()
+            if (folder / "out").exists():
+                break
+        else:
+            run_job(make_job(folder))
+        assert (folder / "out").read_text() == expected(12) and len(runs(str(folder / "out.job"))) <= 12 + 3

@@ -1,0 +1,176 @@
+"""Jobs on a real Ray cluster of two nodes, both on this machine. Needs Ray, which is not among the tests' packages."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.stages import expected, make_job, run_job, runs
+from tests.support.commands import Commands
+from tests.support.programs import Program
+from tests.support.runs import environment
+from xrep.errors import UserError
+from xrep.jobs.engines import Engine
+from xrep.jobs.plan import MachineError
+from xrep.jobs.ray_engine import Size, fitted
+from xrep.jobs.status import failures
+
+RAY = Engine(engine="ray")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A cluster of two nodes with one processor each."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster  # type: ignore[import-not-found]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")  # else any other test comes first
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        cluster.add_node(num_cpus=1)
+        try:
+            yield cluster
+        finally:
+            cluster.shutdown()
+
+
+@pytest.fixture
+def address(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    return cluster.address
+
+
+def wait_for(job: str, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(runs(job)) < count and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def test_the_workers_fit_the_nodes() -> None:
+    one, two = {"CPU": 8.0, "GPU": 2.0}, {"CPU": 5.0}
+    assert fitted(Size(None, 2, 0), [two, two]) == Size(4, 2, 0)
+    assert fitted(Size(None, 1, 0), [one, two]) == Size(2, 1, 1), "one for each GPU"
+    assert fitted(Size(None, 1, 0.5), [one]) == Size(4, 1, 0.5)
+    assert fitted(Size(7, 1, 0), [one]) == Size(7, 1, 0)
+    with pytest.raises(MachineError, match="no machine of the Ray cluster has 9 processors"):
+        fitted(Size(None, 9, 0), [two, two])
+
+
+@pytest.mark.parametrize(("place", "reason"), {"127.0.0.1:9": "refused", "nonsense": "it is not HOST:PORT"}.items())
+def test_there_is_no_cluster(place: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", place)
+    with pytest.raises(UserError, match=f"no Ray cluster can be used at {place}: .*{reason}; start one"):
+        run_job(make_job(tmp_path), RAY)
+
+
+@pytest.mark.slow
+def test_two_nodes_encode_to_the_bytes_of_one_process(
+    address: str, cli: Commands, shared_encoder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "lines.txt").write_text("".join(f"Satz {number % 97} von {number}\n" for number in range(9_000)))
+    words = ["encode", "--path", shared_encoder, "--lang", "de", "--input", tmp_path / "lines.txt"]
+    assert cli(*words, "--output", tmp_path / "one.npy").code == 0
+    done = cli(*words, "--output", tmp_path / "two.npy", "--engine", "ray")
+    assert done.code == 0, done.err
+    assert (tmp_path / "one.npy").read_bytes() == (tmp_path / "two.npy").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lines.txt", "one.npy", "two.npy"]
+
+
+@pytest.mark.slow
+def test_a_node_is_removed_during_the_work(cluster: Any, address: str, tmp_path: Path) -> None:
+    job, node = make_job(tmp_path, 30, seconds=0.2), cluster.add_node(num_cpus=1)
+
+    def remove() -> None:
+        wait_for(job.address, 8)
+        cluster.remove_node(node)
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    began = time.monotonic()
+    assert run_job(job, RAY) == {"total": expected(30)}
+    remover.join()
+    assert time.monotonic() - began < 45, "nobody waited until the claim of the lost worker was too old"
+    assert len(runs(job.address)) <= 31
+
+
+@pytest.mark.slow
+def test_the_driver_is_killed_and_the_local_engine_goes_on(address: str, tmp_path: Path) -> None:
+    program = Program("tests.jobs.stages", [tmp_path, 0.5, "ray"], {**environment(), "RAY_ADDRESS": address})
+    job = make_job(tmp_path)
+    wait_for(job.address, 4)
+    program.send_signal(signal.SIGKILL)
+    program.communicate()
+    time.sleep(1.0)  # until Ray has ended its actors
+    done = job.numbers_done(job.stages[0])
+    before = runs(job.address)
+    assert run_job(job) == {"total": expected(12)} and done
+    assert not done & set(runs(job.address)[len(before) :])
+
+
+@pytest.mark.nightly
+def test_ctrl_c_ends_the_actors(address: str, tmp_path: Path) -> None:
+    program = Program("tests.jobs.stages", [tmp_path, 0.5, "ray"], {**environment(), "RAY_ADDRESS": address})
+    wait_for(str(tmp_path / "out.job"), 4)
+    program.send_signal(signal.SIGINT)
+    _, err = program.communicate()
+    assert "what is done is in" in err
+    count = len(runs(str(tmp_path / "out.job")))
+    time.sleep(1.5)
+    assert len(runs(str(tmp_path / "out.job"))) == count < 12
+
+
+@pytest.mark.nightly
+def test_a_unit_that_kills_its_worker_is_listed_and_the_rest_is_done(address: str, tmp_path: Path) -> None:
+    job = make_job(tmp_path, 6, faults={3: "die"})
+    with pytest.raises(UserError, match="1 units of squares failed, the first one with the death of its worker"):
+        run_job(job, RAY)
+    assert [failure.unit for failure in failures(job.address)] == [3] and runs(job.address).count(3) == 3
+    assert run_job(make_job(tmp_path, 6), RAY) == {"total": expected(6)}
+
+
+@pytest.mark.nightly
+def test_an_error_of_a_worker_is_the_same_here(address: str, cli: Commands, shared_encoder: Path) -> None:
+    (cli.folder / "lines.txt").write_bytes(b"Satz\n" * 10 + b"\xff\n")
+    words = ["--path", shared_encoder, "--lang", "de", "--input", "lines.txt", "--output"]
+    one = cli("encode", *words, "one.npy")
+    two = cli("encode", *words, "two.npy", "--engine", "ray")
+    assert one.code == two.code == 2 and one.err == two.err and one.err.count("\n") == 1
+
+
+@pytest.mark.nightly
+def test_a_machine_that_does_not_see_the_folder(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The actors are told another folder, as if the driver's were on a disk of its own."""
+    job = make_job(tmp_path)
+    monkeypatch.setattr(type(job), "__getstate__", lambda job: {**vars(job), "_results": {}, "address": "/nowhere.job"})
+    with pytest.raises(MachineError, match="/nowhere.job: the machine .* does not see this folder; write to a folder"):
+        run_job(job, RAY)
+
+
+BLOCK = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "xrep" and any("default_worker" in word for word in sys.argv):
+            raise ModuleNotFoundError("No module named 'xrep'")
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+@pytest.mark.nightly
+def test_a_machine_without_xrep(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    (tmp_path / "sitecustomize.py").write_text(BLOCK)
+    given = {name: value for name, value in environment(tmp_path).items() if name != "RAY_ADDRESS"}
+    program = Program("tests.jobs.stages", [tmp_path, 0.0, "ray"], given)
+    _, err = program.communicate()
+    assert "before it could begin: " in err and "No module named 'xrep'; install xrep" in err
