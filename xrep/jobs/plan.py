@@ -48,7 +48,7 @@ _TRIES, _PAUSE = 3, 2.0
 """How often a unit is tried, and the seconds after the first time."""
 _FEW = 16
 """Most markers that are not copied into one file when a stage is complete."""
-_HOPELESS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOENT}
+_HOPELESS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.ENOENT}
 """Errors of the file system that will not have gone after a pause."""
 Advance = Callable[[int], object]
 
