@@ -91,14 +91,13 @@ def test_a_second_ctrl_c_stops_training_at_once(
 ENCODE = ("encode --input lines.txt", SentenceEncoder, "encode")
 MINE = "mine --source lines.txt --target lines.txt"
 NOTHING = "nothing is saved yet"
-SIXTEEN = "16 lines are saved, and the same command goes on after them"
-WORK = "what is done is in cut.npy.work, and the same command goes on from there"
+WORK = "what is done is in {}, and the same command goes on from there"
 PRESSED = {
-    "encode, the third chunk": (*ENCODE, (2,), SIXTEEN),
-    "encode, twice": (*ENCODE, (3, 3), SIXTEEN),
-    "encode, twice in the first chunk": (*ENCODE, (1, 1), NOTHING),
+    "encode, the third chunk": (*ENCODE, (2,), WORK),
+    "encode, twice": (*ENCODE, (3, 3), WORK),
+    "encode, twice in the first chunk": (*ENCODE, (1, 1), WORK),
     "mine, after the last chunk of the source": (MINE, SentenceEncoder, "encode", (4,), WORK),
-    "mine, before the first chunk": (MINE, SentenceEncoder, "encode", (1, 1), NOTHING),
+    "mine, twice before it has read a text": (MINE, encoding, "write_lines", (1, 1), NOTHING),
     "mine, the search": (MINE, nearest, "search_tile", (2,), WORK),
     "mine negatives": ("mine negatives --bitext de-en=lines.txt,lines.txt", SentenceEncoder, "encode", (4,), WORK),
 }
@@ -108,7 +107,7 @@ PRESSED = {
 @pytest.fixture
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """30 lines, of which 8 are encoded and searched at a time."""
-    for owner, name, value in ((encoding, "CHUNK_LINES", 8), (nearest, "TILE", 8), (nearest, "_STRIP_BYTES", 1)):
+    for owner, name, value in ((encoding, "CHUNK_LINES", 8), (nearest, "TILE", 8), (nearest, "_LEAST_STRIP", 8)):
         monkeypatch.setattr(owner, name, value)
     return write_lines(tmp_path / "lines.txt", [german for german, _ in sentence_pairs(30)])
 
@@ -119,17 +118,17 @@ def test_commands_save_and_go_on(
     name: str, lines: Path, shared_encoder: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words, owner, function, calls, saved = PRESSED[name]
-    work = cli.folder / "cut.npy.work"
+    job = cli.folder / "cut.npy.job"
     command, *line = [*words.split(), "--device", "cpu", "--path", shared_encoder, "--output"]
     assert cli(command, *line, "whole.npy").code == 0
     with monkeypatch.context() as patch:
         press(patch, owner, function, *calls)
         done = cli(command, *line, "cut.npy")
-    assert done.code == 130 and done.err.endswith(f"xrep-{command}: error: interrupted; {saved}\n")
+    assert done.code == 130 and done.err.endswith(f"xrep-{command}: error: interrupted; {saved.format(job)}\n")
     assert done.err.count(NOTICE) == 1 and not (cli.folder / "cut.npy").exists()
-    assert work.exists() == (saved != NOTHING)
+    assert job.exists() == (saved != NOTHING)
     if owner is nearest:
-        assert list(work.glob("x-*.npy"))
+        assert list(job.glob("data/search-*"))
     assert cli(command, *line, "cut.npy").code == 0
     assert (cli.folder / "cut.npy").read_bytes() == (cli.folder / "whole.npy").read_bytes()
     assert sorted(os.listdir(cli.folder)) == ["cut.npy", "lines.txt", "whole.npy"]

@@ -1,4 +1,4 @@
-"""``xrep-mine`` against the definition of its scores, in shards, and after interruptions."""
+"""``xrep-mine`` against the definition of its scores, by several processes, and after interruptions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.retrieval import plain_margins
 from tests.support.commands import Commands, Result
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
-from tests.support.runs import contents
+from tests.support.programs import run_on_ranks
+from tests.support.runs import contents, environment
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.store.vectors import Manifest, Origin, Part, normalize_rows
 
@@ -100,50 +101,16 @@ def test_texts_are_encoded_and_empty_and_repeated_lines_take_no_part(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("planted")
-def test_shards_of_many_machines_are_merged(mine: Mine, tmp_path: Path) -> None:
-    line = f"{VECTORS} mined.tsv"
-    searched = [mine(f"{line} --shard {part}/3").out for part in (3, 1, 2)]
-    assert searched[0].startswith("searched: 167 x 400 sentences")
-    other = mine(f"{line} --merge 3 --neighbours 3")
-    assert "shard-1-of-3: a shard that differs in neighbours; search it again" in other.err
-    assert mine(f"{line} --merge 3").code == mine(f"{VECTORS} whole.tsv").code == 0
+@pytest.mark.parametrize("index", ["flat", "ivf"])
+def test_processes_share_the_work(index: str, mine: Mine, tmp_path: Path) -> None:
+    given = "--source-vectors x.npy --target-vectors y.npy --device cpu --index".split()
+    assert mine(f"{VECTORS} whole.tsv --index {index}").code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        done = run_on_ranks(3, "xrep_cli.mine", *given, index, "--output", "mined.tsv", environment=environment())
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "mined.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("planted")
-def test_shards_that_are_incomplete_or_exchanged_are_refused(
-    mine: Mine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    line, one, other = f"{VECTORS} mined.tsv", *(tmp_path / f"mined.tsv.shard-{part}-of-2" for part in (1, 2))
-    assert mine(f"{line} --shard 1/2").code == mine(f"{line} --shard 2/2").code == 0
-    assert "which differs in neighbours; remove it" in mine(f"{line} --shard 1/2 --neighbours 3").err
-    for name, message in (
-        ("x-00000000.00000000.npy", "1-of-2: neighbours of 0 sentences in x-*.npy, not of 250; copy the whole folder"),
-        ("y-00000000.00000000.npy", "1-of-2: neighbours of 0 sentences in y-*.npy, not of 400; copy the whole folder"),
-        ("facts.json", "1-of-2: no such shard; search that part first"),
-    ):
-        (one / name).rename(tmp_path / name)
-        assert message in mine(f"{line} --merge 2").err
-        (tmp_path / name).rename(one / name)
-    complete = (one / "facts.json").read_text()
-    for content, message in (
-        (complete[:50], "facts.json: a damaged file; remove the folder to begin anew"),
-        (complete.replace("true", "false"), "the search of this shard has not ended"),
-    ):
-        (one / "facts.json").write_text(content)
-        assert message in mine(f"{line} --merge 2").err
-    (one / "facts.json").write_text(complete)
-    for source, target in ((one, tmp_path / "aside"), (other, one), (tmp_path / "aside", other)):
-        source.rename(target)
-    assert "1-of-2: this is shard 2 of 2; give it its own name again" in mine(f"{line} --merge 2").err
-    for source, target in ((one, tmp_path / "aside"), (other, one), (tmp_path / "aside", other)):
-        source.rename(target)
-    interrupted(monkeypatch, "_write", mine, f"{line} --merge 2")
-    assert mine(line).code == mine(f"{VECTORS} merged.tsv").code == 0  # which do not go on from a merge
-    assert (tmp_path / "mined.tsv").read_bytes() == (tmp_path / "merged.tsv").read_bytes()
-    assert mine(f"{line} --merge 2").code == 0
-    assert (tmp_path / "mined.tsv").read_bytes() == (tmp_path / "merged.tsv").read_bytes()
+    assert sorted(os.listdir(tmp_path / "mined.tsv.job")) == ["finished.json", "plan.json"]
 
 
 @pytest.mark.usefixtures("planted")
@@ -168,48 +135,47 @@ def test_folders_of_vectors_are_checked(encoder: str, value: float, message: str
     assert not list(tmp_path.glob("mined*"))
 
 
-def interrupted(monkeypatch: pytest.MonkeyPatch, function: str, mine: Mine, *line: object) -> None:
-    """Run a command that Ctrl-C stops when it calls a function of ``xrep.inference.mining``."""
+def interrupted(mine: Mine, *line: object) -> None:
+    """Run a command that Ctrl-C stops when it chooses the pairs, so that all else is done."""
 
-    def stop(*_: object) -> None:
+    def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(f"xrep.inference.mining.{function}", stop)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xrep.inference.mining.choose_in_blocks", stop)
         assert mine(*line).code == 130
 
 
 @pytest.mark.slow
-def test_vectors_of_an_interrupted_run_are_those_of_its_encoder_and_its_text(
-    shared_encoder: Path, mine: Mine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_unfinished_is_not_mixed_with_something_else(shared_encoder: Path, mine: Mine, tmp_path: Path) -> None:
     for name, text in (("de", GERMAN), ("en", ENGLISH), ("other", ENGLISH[::-1])):
         write_lines(tmp_path / f"{name}.txt", text)
-    other = write_encoder(tmp_path / "other", seed=1)
-    for number, changed in enumerate((["--path", other], ["--path", shared_encoder, "--target", "other.txt"])):
-        # Only the encoding of both sides is done.
-        interrupted(monkeypatch, "check_neighbours", mine, f"{TEXTS} {number}.tsv --path", shared_encoder)
-        assert mine(f"{TEXTS} {number}.tsv", *changed).code == mine(f"{TEXTS} {number}-anew.tsv", *changed).code == 0
-        assert (tmp_path / f"{number}.tsv").read_bytes() == (tmp_path / f"{number}-anew.tsv").read_bytes()
+    other, path = write_encoder(tmp_path / "other", seed=1), ["--path", shared_encoder]
+    for name in ("whole.tsv", "other.tsv"):
+        assert mine(TEXTS + name, *path, *(["--target", "other.txt"] if name == "other.tsv" else [])).code == 0
+    interrupted(mine, f"{TEXTS} mined.tsv", *path)
+    before, job = contents(tmp_path / "mined.tsv.job"), f"{tmp_path}/mined.tsv.job"
+    for changed, names in (
+        (["--path", other], "source, target"),
+        ([*path, "--target", "other.txt"], "target"),
+        ([*path, "--source-lang", "de"], "source"),
+        ([*path, "--margin", "distance"], "margin"),
+        ([*path, "--index", "ivf"], "index, stages"),
+    ):
+        said = mine(f"{TEXTS} mined.tsv", *changed)
+        error = f"an unfinished command is there, which differs in {names}; remove it to begin anew, or write elsewhere"
+        assert (said.code, said.err) == (2, f"xrep-mine: error: {job}: {error}\n")
+        assert contents(tmp_path / "mined.tsv.job") == before
+    assert mine(f"{TEXTS} mined.tsv", *path).code == 0 and not Path(job).exists()
+    assert (tmp_path / "mined.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
+    assert (tmp_path / "mined.tsv").read_bytes() != (tmp_path / "other.tsv").read_bytes()
 
 
-def test_what_is_unfinished_is_not_mixed_with_something_else(
-    planted: set[tuple[str, str]], mine: Mine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupted(monkeypatch, "_write", mine, f"{VECTORS} mined.tsv")
-    before = contents(tmp_path / "mined.tsv.work")
-    error = "an unfinished search is there, which differs in neighbours; remove it to begin anew, or write elsewhere"
-    said = mine(f"{VECTORS} mined.tsv --neighbours 5")
-    assert (said.code, said.err.splitlines()[-1]) == (2, f"xrep-mine: error: mined.tsv.work: {error}")
-    assert contents(tmp_path / "mined.tsv.work") == before
-    assert mine(f"{VECTORS} mined.tsv --margin distance").code == 0  # the share of neighbours that were found
-    assert {row[1:] for row in rows_of(tmp_path / "mined.tsv")} == set(expected_rows(tmp_path, "distance"))
-
-
-def test_one_process_at_a_time(planted: set[tuple[str, str]], mine: Mine, tmp_path: Path) -> None:
-    os.mkdir(tmp_path / "m.tsv.work")
-    with (tmp_path / "m.tsv.work" / "lock").open("w") as lock:
+@pytest.mark.usefixtures("planted")
+def test_one_process_at_a_time(mine: Mine, tmp_path: Path) -> None:
+    os.mkdir(tmp_path / "m.tsv.job")
+    with (tmp_path / "m.tsv.job" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = mine(f"{VECTORS} m.tsv")
-    assert "another process is mining into this file; wait for it, or write elsewhere" in done.err
-    assert mine(f"{VECTORS} m.tsv").code == 0
+    assert done.err.endswith("m.tsv: another process is writing it; wait for it, or write elsewhere\n")
+    assert mine(f"{VECTORS} m.tsv").code == 0 and not (tmp_path / "m.tsv.job").exists()
