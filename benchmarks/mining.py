@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,10 @@ from xrep_cli.common import console_script
 if TYPE_CHECKING:
     import numpy as np
 
+    from xrep.inference.nearest import Side
+    from xrep.jobs.plan import Job
     from xrep.retrieval.topk import TopK
+    from xrep.store.arrays import ArrayFile
     from xrep.store.vectors import Vectors
 
     Both = tuple[TopK, TopK]
@@ -135,24 +139,24 @@ def inverted(options: argparse.Namespace, size: int, folder: Path) -> list[dict[
     """Return time and recall of each index beside the exact search, on rows of ``--vectors`` or on planted pairs."""
     import numpy as np
 
-    from xrep.inference.nearest import Side, found_in, search_flat, search_index
+    from xrep.inference.nearest import Side
     from xrep.store.vectors import Vectors
 
     files = opened(options.vectors, size) if options.vectors else map(Vectors, planted(folder, size, options.width))
-    sides = [Side(file, None, 0, size) for file in files]
+    rows = written_rows(folder, size)
+    sides = [Side(file, rows) for file in files]
     k, results = options.neighbours, []
 
-    def search(function: Callable[..., None], *how: Any) -> tuple[float, list[np.ndarray]]:
+    def search(index: str, probes: int) -> tuple[float, list[np.ndarray]]:
         with tempfile.TemporaryDirectory(dir=folder) as name:
-            own = Path(name)
-            taken, _ = timed(lambda: function(*sides, k, k, own, *how))
-            return taken, [found_in([own], side, k).slice(0, size).index.numpy() for side in "xy"]
+            taken, found = timed(lambda: searched(sides, k, index, probes, name))
+            return taken, found
 
-    flat, true = search(search_flat)
+    flat, true = search("flat", 1)
     progress(f"{size:,}: exact {flat:.1f} s")
     for index in options.indexes:
         for probes in options.probes:
-            taken, found = search(search_index, index, probes)
+            taken, found = search(index, probes)
             pairs = list(zip(found, true, strict=True))
             hits = [np.mean([len(set(a) & set(b)) / k for a, b in zip(*pair, strict=True)]) for pair in pairs]
             first = [np.mean(mine[:, 0] == best[:, 0]) for mine, best in pairs]
@@ -162,6 +166,45 @@ def inverted(options: argparse.Namespace, size: int, folder: Path) -> list[dict[
             )  # fmt: skip
             progress(json.dumps(results[-1]))
     return results
+
+
+def written_rows(folder: Path, size: int) -> ArrayFile:
+    """Return the rows 0 to ``size`` - 1, of which a search is."""
+    import numpy as np
+
+    from xrep.store.arrays import ArrayFile
+
+    rows = ArrayFile.temporary(folder, np.int64)
+    rows.append(np.arange(size))
+    return rows
+
+
+def searched(sides: Sequence[Side], k: int, index: str, probes: int, folder: str) -> list[np.ndarray]:
+    """Return the neighbours of both sides, int64 [N, k] each, which are the result of a job in a folder."""
+    from xrep.inference.nearest import searching
+    from xrep.jobs.engines import Share, work
+    from xrep.jobs.plan import Job
+
+    given = [Given(side, k) for side in sides]
+    stages, merge = searching(given[0], given[1], index, probes, "cpu")
+    job = Job(folder, "search", {}, stages)
+    job.begin()
+    work(job, Share(), False)
+    return [found.slice(0, len(found)).index.numpy() for found in (merge.found(job, "x"), merge.found(job, "y"))]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A side of a search that is there before the job begins."""
+
+    own: Side
+    k: int
+
+    def side(self, job: Job) -> Side:
+        return self.own
+
+    def neighbours(self, job: Job) -> int:
+        return self.k
 
 
 def planted(folder: Path, size: int, width: int) -> list[Path]:

@@ -17,29 +17,27 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 
-from xrep.inference import index_files
 from xrep.inference.search_index import SearchIndex
-from xrep.store.arrays import ArrayFile
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.store.vectors import normalize_rows
 
-_BLOCK = 50_000
 
-
-def write_vectors(encoder: object, text: Path, output: Path, *, rows: int, size: int, **options: object) -> None:
-    """Write vectors of length 1 around 10,000 centres, in the place of ``encode_file``."""
+def invented(size: int) -> Callable[..., np.ndarray]:
+    """Return what gives vectors of length 1 around 10,000 centres, in the place of ``SentenceEncoder.encode``."""
     draw = np.random.default_rng(0)
-    centres, file = draw.standard_normal((10_000, size), dtype=np.float32), ArrayFile.create(output, "float16", (size,))
-    for start in range(0, rows, _BLOCK):
-        count = min(_BLOCK, rows - start)
-        x = centres[draw.integers(len(centres), size=count)] + 0.5 * draw.standard_normal(
-            (count, size), dtype=np.float32
-        )
-        file.append(x / np.linalg.norm(x, axis=1, keepdims=True))
-    file.close()
+    centres = draw.standard_normal((10_000, size), dtype=np.float32)
+
+    def encode(encoder: object, lines: list[str], *_: object, **__: object) -> np.ndarray:
+        noise = draw.standard_normal((len(lines), size), dtype=np.float32)
+        return normalize_rows(centres[draw.integers(len(centres), size=len(lines))] + 0.5 * noise)
+
+    return encode
 
 
 def measure(*words: str | Path) -> dict[str, float]:
@@ -84,11 +82,8 @@ def main() -> None:
         text.write_text("".join(f"sentence number {number}\n" for number in range(options.rows)))
         (folder / "one.txt").write_text("where is the station\n")
 
-        def encode(*given: object, **named: object) -> None:
-            write_vectors(*given, rows=options.rows, size=options.size, **named)  # type: ignore[arg-type]
-
         started = time.perf_counter()
-        with patch.object(index_files, "encode_file", encode):
+        with patch.object(SentenceEncoder, "encode", invented(options.size)):
             index = SearchIndex.build(
                 options.path, text, folder / "index", index=options.index, lang=options.lang, device="cpu"
             )

@@ -100,9 +100,9 @@ from xrep.retrieval import margins
 from xrep.store import arrays
 from xrep_cli.mine import main
 hash_runs._RUN = nearest.MOST_ROWS = 20_000
-mining._BLOCK, margins._SCORED, margins._SORTED = 2000, 1 << 15, 1 << 13
+mining._CHECKED_ROWS, margins._SCORED, margins._SORTED = 2000, 1 << 15, 1 << 13
 arrays.READ_BYTES = 1 << 17
-def invent(x, y, best_x, best_y, first_x, first_y, advance):
+def invent(x, y, best_x, best_y, first_x, first_y):
     for best, first in ((best_x, first_x), (best_y, first_y)):
         rows = torch.arange(first, first + len(best.index))[:, None]
         best.index[:] = (rows * 7919 + torch.arange(4) * 977) % (count // 2)

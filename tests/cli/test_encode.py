@@ -13,7 +13,7 @@ from tests.cli.conftest import write_lines
 from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
 from tests.support.programs import run_on_ranks
-from tests.support.runs import environment
+from tests.support.runs import contents, environment
 from xrep.inference import encoding
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.store.vectors import Vectors
@@ -22,17 +22,17 @@ GERMAN = [pair[0] for pair in sentence_pairs(1000)]
 
 
 def test_a_line_says_what_was_written(shared_encoder: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a line that cannot be read, the command goes on behind what it has encoded."""
+    """A line that cannot be read leaves nothing."""
     monkeypatch.setattr(encoding, "CHUNK_LINES", 2)
     line = ["--path", shared_encoder, "--input", "lines.txt", "--output", "v.npy", "--device", "cpu"]
     (cli.folder / "lines.txt").write_bytes("der Fluss\n\nein Haus\nbr\xfccke\n".encode("latin1"))
     done = cli("encode", *line)
     error = "lines.txt:4: invalid UTF-8 (byte 3 of the line); convert the file, for example: iconv -f latin1 -t utf-8"
     assert (done.code, done.out, done.err) == (2, "", f"xrep-encode: error: {error}\n")
-    assert len(list((cli.folder / "v.npy.work").glob("chunk-*"))) == 1
+    assert os.listdir(cli.folder) == ["lines.txt"]
     write_lines(cli.folder / "lines.txt", ["der Fluss", "", "ein Haus", "brücke"])
     done = cli("encode", *line)
-    assert done.out.startswith("4 lines, 2 of them before, ") and done.err == ""
+    assert done.out.startswith("4 lines, ") and done.err == ""
     assert done.out.endswith(" a second, [4, 16] float32; 1 lines were empty: v.npy\n")
     assert sorted(os.listdir(cli.folder)) == ["lines.txt", "v.npy"]
 
@@ -58,15 +58,17 @@ def test_types_of_the_file_and_of_the_computation(shared_encoder: Path, cli: Com
 
 
 @pytest.mark.slow
-def test_ranks_share_a_folder_of_parts(shared_encoder: Path, tmp_path: Path) -> None:
+def test_ranks_share_a_folder_of_parts_and_a_file(shared_encoder: Path, tmp_path: Path, cli: Commands) -> None:
     source = write_lines(tmp_path / "lines.txt", GERMAN * 70)
-    given = ["--path", shared_encoder, "--input", source, "--output", tmp_path / "v", "--device", "cpu", "--json"]
-    finished = run_on_ranks(2, "xrep_cli.encode", *given, environment=environment())
-    assert finished.returncode == 0, finished.stderr
-    written = list(map(json.loads, finished.stdout.splitlines()))
-    assert [done["path"] for done in written] == [str(tmp_path / "v")] * 2
-    assert sorted(done["lines"] for done in written) == [70_000 - (1 << 16), 1 << 16]
-    vectors = Vectors(tmp_path / "v")
-    expected = SentenceEncoder.load(shared_encoder, device="cpu").encode(GERMAN)
-    np.testing.assert_allclose(vectors.read(slice(-1000, None)), expected, atol=1e-6)
-    assert len(vectors) == 70_000 and len(list((tmp_path / "v").glob("[!.]*"))) == 3
+    given = ["--path", shared_encoder, "--input", source, "--device", "cpu", "--json", "--output"]
+    for name in ("v", "v.npy"):
+        assert cli("encode", *given, f"alone-{name}").code == 0
+        done = run_on_ranks(2, "xrep_cli.encode", *given, tmp_path / name, environment=environment())
+        assert done.returncode == 0, done.stderr
+        assert sorted(os.listdir(tmp_path / f"{name}.job")) == ["finished.json", "plan.json"]
+        (summary,) = map(json.loads, done.stdout.splitlines())
+        assert (summary["path"], summary["lines"]) == (str(tmp_path / name), 70_000)
+    assert contents(tmp_path / "v") == contents(tmp_path / "alone-v")
+    assert (tmp_path / "v.npy").read_bytes() == (tmp_path / "alone-v.npy").read_bytes()
+    assert (Vectors(tmp_path / "v").stored(slice(None)) == np.load(tmp_path / "v.npy")).all()
+    assert len(Vectors(tmp_path / "v")) == 70_000 and len(os.listdir(tmp_path / "v")) == 3

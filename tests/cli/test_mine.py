@@ -18,7 +18,8 @@ from tests.retrieval import plain_margins
 from tests.support.commands import Commands, Result
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
-from xrep.inference import mining, nearest
+from tests.support.programs import run_on_ranks
+from tests.support.runs import contents, environment
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.store.vectors import Manifest, Origin, Part, normalize_rows
 
@@ -100,19 +101,16 @@ def test_texts_are_encoded_and_empty_and_repeated_lines_take_no_part(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("planted")
-@pytest.mark.parametrize("options", ["--one-to-one", "--index IVF4,SQ8"])
-def test_processes_share_the_work(options: str, mine: Mine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one finds what is left, and the third one that all is done."""
-    for owner, name, value in ((nearest, "MOST_ROWS", 60), (nearest, "TILE", 20), (mining, "_CHECKED_ROWS", 70)):
-        monkeypatch.setattr(owner, name, value)
-    assert mine(f"{VECTORS} whole.tsv {options}").code == 0
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    interrupted(monkeypatch, "Choose.run", mine, f"{VECTORS} mined.tsv {options}")
-    for rank, said in ((1, "pairs: 500 x 400 sentences"), (2, "nothing is left to do here")):
-        monkeypatch.setenv("RANK", str(rank))
-        done = mine(f"{VECTORS} mined.tsv {options}")
-        assert done.code == 0 and said in done.out + done.err
+@pytest.mark.parametrize("index", ["flat", "ivf"])
+def test_processes_share_the_work(index: str, mine: Mine, tmp_path: Path) -> None:
+    given = "--source-vectors x.npy --target-vectors y.npy --device cpu --index".split()
+    assert mine(f"{VECTORS} whole.tsv --index {index}").code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        done = run_on_ranks(3, "xrep_cli.mine", *given, index, "--output", "mined.tsv", environment=environment())
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "mined.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
+    assert sorted(os.listdir(tmp_path / "mined.tsv.job")) == ["finished.json", "plan.json"]
 
 
 @pytest.mark.usefixtures("planted")
@@ -137,40 +135,38 @@ def test_folders_of_vectors_are_checked(encoder: str, value: float, message: str
     assert not list(tmp_path.glob("mined*"))
 
 
-def interrupted(monkeypatch: pytest.MonkeyPatch, function: str, mine: Mine, *line: object) -> None:
-    """Run a command that Ctrl-C stops when it calls a function of ``xrep.inference.mining``."""
+def interrupted(mine: Mine, *line: object) -> None:
+    """Run a command that Ctrl-C stops when it chooses the pairs, so that all else is done."""
 
-    def stop(*_: object) -> None:
+    def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(f"xrep.inference.mining.{function}", stop)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xrep.inference.mining.choose_in_blocks", stop)
         assert mine(*line).code == 130
 
 
 @pytest.mark.slow
-def test_nothing_of_an_interrupted_run_is_mixed_with_another_text_or_encoder(
-    shared_encoder: Path, mine: Mine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_unfinished_is_not_mixed_with_something_else(shared_encoder: Path, mine: Mine, tmp_path: Path) -> None:
     for name, text in (("de", GERMAN), ("en", ENGLISH), ("other", ENGLISH[::-1])):
         write_lines(tmp_path / f"{name}.txt", text)
-    line, given = f"{TEXTS} mined.tsv --path", ["--path", shared_encoder]
-    assert mine(f"{TEXTS} whole.tsv", *given).code == 0
-    interrupted(monkeypatch, "check_neighbours", mine, line, shared_encoder)  # when both sides are encoded
-    for changed, differs in (
-        (["--path", write_encoder(tmp_path / "other", seed=1)], "encoder"),
-        ([*given, "--target", "other.txt"], "target"),
-        ([*given, "--neighbours", "4"], "neighbours"),
-        ([*given, "--batch-tokens", "400"], "batch_tokens"),
+    other, path = write_encoder(tmp_path / "other", seed=1), ["--path", shared_encoder]
+    assert mine(f"{TEXTS} whole.tsv", *path).code == 0
+    interrupted(mine, f"{TEXTS} mined.tsv", *path)
+    before, job = contents(tmp_path / "mined.tsv.job"), f"{tmp_path}/mined.tsv.job"
+    for changed, names in (
+        (["--path", other], "source, target"),
+        ([*path, "--target", "other.txt"], "target"),
+        ([*path, "--source-lang", "de"], "source"),
+        ([*path, "--margin", "distance"], "margin"),
+        ([*path, "--index", "ivf"], "index, stages"),
     ):
         said = mine(f"{TEXTS} mined.tsv", *changed)
-        error = f"an unfinished command is there, which differs in {differs}; remove it to begin anew"
-        assert said.code == 2 and f"mined.tsv.job: {error}, or write elsewhere" in said.err
-    with monkeypatch.context() as patch:
-        patch.setattr(SentenceEncoder, "encode", None)  # no line is encoded again
-        assert mine(f"{TEXTS} mined.tsv", *given).code == 0
+        error = f"an unfinished command is there, which differs in {names}; remove it to begin anew, or write elsewhere"
+        assert (said.code, said.err) == (2, f"xrep-mine: error: {job}: {error}\n")
+        assert contents(tmp_path / "mined.tsv.job") == before
+    assert mine(f"{TEXTS} mined.tsv", *path).code == 0 and not Path(job).exists()
     assert (tmp_path / "mined.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
-    assert not (tmp_path / "mined.tsv.job").exists()
 
 
 @pytest.mark.usefixtures("planted")
@@ -179,5 +175,5 @@ def test_one_process_at_a_time(mine: Mine, tmp_path: Path) -> None:
     with (tmp_path / "m.tsv.job" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = mine(f"{VECTORS} m.tsv")
-    assert "m.tsv: another process is writing it; wait for it, or write elsewhere" in done.err
+    assert done.err.endswith("m.tsv: another process is writing it; wait for it, or write elsewhere\n")
     assert mine(f"{VECTORS} m.tsv").code == 0 and not (tmp_path / "m.tsv.job").exists()

@@ -8,6 +8,7 @@ import gzip
 import itertools
 import json
 import resource
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from xrep.errors import UserError
 from xrep.inference import encoding
 from xrep.inference.encoding import Encoded, encode_file
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.store.lines import Lines
-from xrep.store.vectors import Vectors
+from xrep.interrupts import Interrupted
+from xrep.jobs.plan import Advance, Job, Stage
+from xrep.store.vectors import Vectors, text_digest
 
 Encode, Stop = Callable[..., Encoded], Callable[[], Path]
 LINES = [german for german, _ in sentence_pairs(23)]
@@ -56,16 +58,22 @@ def encode(encoder: SentenceEncoder, source: Path) -> Encode:
 
 @pytest.fixture
 def interrupted(encode: Encode, source: Path, tmp_path: Path) -> Stop:
-    def run() -> Path:
-        """Encode until line 18 cannot be read, repair the line, and return the output, which is not there yet."""
-        output, whole = tmp_path / "vectors.npy", source.read_bytes()
-        lines = whole.splitlines(keepends=True)
-        source.write_bytes(b"".join([*lines[:17], b"Stra\xdfe\n", *lines[18:]]))
-        with pytest.raises(UserError) as error:
+    def run(units: int = 4) -> Path:
+        """Encode until the file was read and three chunks are done, and return the output, which is not there yet."""
+        output, do, done = tmp_path / "vectors.npy", Job.do, list[int]()
+
+        def limited(job: Job, stage: Stage, number: int, advance: Advance) -> bool:
+            if len(done) == units:
+                raise KeyboardInterrupt
+            done.append(number)
+            return do(job, stage, number, advance)
+
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            pytest.raises(Interrupted, match="what is done is in .*npy.job"),
+        ):
+            patch.setattr(Job, "do", limited)
             encode(output)
-        source.write_bytes(whole)
-        assert str(error.value).startswith(f"{source}:18: invalid UTF-8 (byte 5 of the line); ")
-        assert not output.exists()
         return output
 
     return run
@@ -78,7 +86,7 @@ def left_in(folder: Path) -> list[str]:
 def test_rows_are_the_vectors_of_the_lines(encode: Encode, encoder: SentenceEncoder, tmp_path: Path) -> None:
     done = encode(tmp_path / "vectors.npy", lang="deu")
     vectors = np.load(tmp_path / "vectors.npy", mmap_mode="r", allow_pickle=False)
-    assert done.path == tmp_path / "vectors.npy"
+    assert done.path == str(tmp_path / "vectors.npy")
     assert (done.lines, done.size, done.empty_lines, done.resumed) == (28, 16, 2, 0)
     assert vectors.dtype == np.float32 and vectors.flags["C_CONTIGUOUS"]
     np.testing.assert_allclose(vectors, encoder.encode(LINES, "de"), atol=1e-6)
@@ -105,38 +113,51 @@ def test_float16_and_vectors_as_the_model_gives_them(encode: Encode, tmp_path: P
     np.testing.assert_allclose(half, expected, atol=1e-2)
 
 
-OTHERS: dict[str, tuple[dict[str, Any], int]] = {
-    "the same": ({}, 15), "dtype": ({"dtype": "float16"}, 0), "batch tokens": ({"batch_tokens": 64}, 0),
-    "normalize": ({"normalize": False}, 0), "language": ({"lang": "en"}, 0), "encoder": ({}, 0), "input": ({}, 10),
-    "short input": ({}, 10),
+OTHERS: dict[str, dict[str, Any]] = {
+    "dtype": {"dtype": "float16"}, "batch_tokens": {"batch_tokens": 64}, "normalize": {"normalize": False},
+    "language": {"lang": "en"}, "prompt": {"prompt": "ein "}, "encoder": {}, "input": {}, "parts": {"parts": True},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_chunks_of_another_run_are_used_only_if_they_are_the_same(encode, interrupted, source, tmp_path, what):
-    output, (options, resumed) = interrupted(), OTHERS[what]
-    (tmp_path / f"vectors.npy.work/.chunk-000003-{0:016}.npy.123.tmp").write_text("{")  # of a run that was killed
+def test_what_is_unfinished_is_not_mixed_with_something_else(encode, interrupted, source, tmp_path, what):
+    output, options, job = interrupted(), OTHERS[what], tmp_path / "vectors.npy.job"
     if what == "encoder":
         options = {"encoder": SentenceEncoder.load(write_encoder(tmp_path / "other", seed=8), device="cpu")}
-    elif "input" in what:
-        write(source, LINES[:14] if "short" in what else [*LINES[:14], "Vogel", *LINES[15:]])
-    done = encode(output, **options)
-    assert done.resumed == resumed and (what != "the same" or (done.lines, done.empty_lines) == (28, 2))
-    encode(tmp_path / "whole.npy", **options)
+    elif what == "input":
+        write(source, [*LINES[:14], "Vogel", *LINES[15:]])
+    before = contents(job)
+    with pytest.raises(UserError, match=f"job: an unfinished command is there, which differs in {what}; remove it to"):
+        encode(output, **options)
+    assert {**contents(job), "lock": b""} == {**before, "lock": b""} and not output.exists()
+
+
+@pytest.mark.parametrize("units", [1, 4, 7])
+def test_an_interrupted_command_goes_on(encode, interrupted, tmp_path, units):
+    """It stops after the file was read, after some chunks, and after the last one."""
+    encode(tmp_path / "whole.npy")
+    output = interrupted(units)
+    assert not output.exists()
+    done = encode(output)
+    assert (done.resumed, done.lines, done.empty_lines) == (min(28, 5 * (units - 1)), 28, 2)
     assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
-    assert not (tmp_path / "vectors.npy.work").exists()
+    assert left_in(tmp_path) == ["lines.txt", "vectors.npy", "whole.npy"]
 
 
-def test_files_of_others_beside_the_chunks_stay(encode: Encode, interrupted: Stop, tmp_path: Path) -> None:
-    output, others = interrupted(), [".notes.tmp", "chunk-notes.npy", "notes.txt"]
-    for name in others:
-        (tmp_path / "vectors.npy.work" / name).touch()
-    encode(output)
-    assert left_in(tmp_path / "vectors.npy.work") == others
-    (tmp_path / "vectors.npy.work/whole.npy").touch()  # a name like one of ours, in a folder that is not
-    with pytest.raises(UserError, match=r"vectors.npy.work: not the folder of an unfinished command"):
-        encode(output)
-    assert left_in(tmp_path / "vectors.npy.work") == [*others, "whole.npy"]
+def test_a_folder_of_others_in_the_place_of_the_job_stays(encode: Encode, tmp_path: Path) -> None:
+    job = tmp_path / "vectors.npy.job"
+    job.mkdir()
+    (job / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"vectors.npy.job: not the folder of an unfinished command; rename it, or"):
+        encode(tmp_path / "vectors.npy")
+    assert contents(job) == {"notes.txt": b"mine"}
+
+
+def test_a_user_error_leaves_nothing(encode: Encode, source: Path, tmp_path: Path) -> None:
+    source.write_bytes(source.read_bytes() + b"Stra\xdfe\n")
+    with pytest.raises(UserError, match=rf"{source}:29: invalid UTF-8 \(byte 5 of the line\); "):
+        encode(tmp_path / "vectors.npy")
+    assert left_in(tmp_path) == ["lines.txt"]
 
 
 def test_who_cannot_read_the_output_cannot_read_what_is_kept_for_it(
@@ -146,95 +167,72 @@ def test_who_cannot_read_the_output_cannot_read_what_is_kept_for_it(
     for mode in (0o640, 0o600):
         output.touch()
         output.chmod(mode)
-        with pytest.raises(AssertionError):  # because the output is there
-            interrupted()
-        assert not (tmp_path / "vectors.npy.work").stat().st_mode & (0o007 if mode == 0o640 else 0o077)
+        shutil.rmtree(tmp_path / "vectors.npy.job", ignore_errors=True)
+        interrupted()
+        assert not (tmp_path / "vectors.npy.job").stat().st_mode & (0o007 if mode == 0o640 else 0o077)
     encode(output)
     assert output.stat().st_mode & 0o777 == 0o600
 
 
 def test_two_processes_do_not_write_one_file(encode: Encode, interrupted: Stop, tmp_path: Path) -> None:
-    output, work = interrupted(), tmp_path / "vectors.npy.work"
-    with (work / "lock").open("w") as file:
+    output, job = interrupted(), tmp_path / "vectors.npy.job"
+    with (job / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the lock of another open file, as of another process
-        before = left_in(work)
+        before = left_in(job)
         with pytest.raises(UserError, match=r"vectors.npy: another process is writing it; wait for it"):
             encode(output)
-        assert left_in(work) == before
+        assert left_in(job) == before
     assert encode(output).resumed == 15
 
 
-def test_long_lines_make_chunks_of_fewer_lines(encode, interrupted, encoder, monkeypatch):
+def test_long_lines_make_chunks_of_fewer_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 100)
-    monkeypatch.setattr(encoding, "CHUNK_LINES", 1000)
-    output = interrupted()
-    sizes = [len(np.load(path)) for path in sorted(output.with_name("vectors.npy.work").glob("chunk-*"))]
-    lengths = np.array([len(line) for line in LINES])
-    for start, stop in itertools.pairwise([0, *np.cumsum(sizes)]):
-        assert lengths[start : stop - 1].sum() < 100 <= lengths[start:stop].sum()
-    encode(output)
-    np.testing.assert_allclose(np.load(output), encoder.encode(LINES), atol=1e-6)
+    chunks = encoding.Chunks()
+    for line in LINES:
+        chunks.add(line)
+    lengths, starts = np.array([len(line) for line in LINES]), chunks.starts().tolist()
+    assert starts[0] == 0 and starts[-1] == len(LINES)
+    for start, stop in itertools.pairwise(starts):
+        assert lengths[start : stop - 1].sum() < 100
+        assert stop - start == 5 or lengths[start:stop].sum() >= 100 or stop == len(LINES)
 
 
 def test_a_write_that_fails_names_the_file(encode: Encode, encoder: SentenceEncoder, tmp_path: Path) -> None:
     output, limits = tmp_path / "vectors.npy", resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (900, limits[1]))  # two chunks and some bytes
+    resource.setrlimit(resource.RLIMIT_FSIZE, (900, limits[1]))  # which the lines exceed
     try:
         with pytest.raises(OSError) as error:
             encode(output)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert error.value.errno == errno.EFBIG and str(error.value.filename).startswith(str(output))
-    assert encode(output).resumed == 28
+    assert encode(output).lines == 28 and not output.with_name("vectors.npy.job").exists()
     np.testing.assert_allclose(np.load(output), encoder.encode(LINES), atol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("count", "world_size"), [(28, 3), (2, 3), (1, 1)])
-def test_processes_share_the_parts_of_a_folder(encode, encoder, source, tmp_path, monkeypatch, count, world_size):
-    monkeypatch.setattr(encoding, "PART_CHUNKS", 2)
+@pytest.mark.parametrize("count", [28, 2])
+def test_a_folder_of_parts(encode, encoder, source, tmp_path, monkeypatch, count):
+    """Other vectors are replaced, and files of others stay."""
+    monkeypatch.setattr(encoding, "PARTCHUNKS", 2)
     write(source, LINES[:count])
     folder = tmp_path / "vectors"
-    shared = {"parts": True, "world_size": world_size}
-    done = [encode(folder, rank=rank, **shared) for rank in range(world_size)]
-    assert sum(each.lines for each in done) == count
+    assert encode(folder, parts=True).lines == count
     vectors = Vectors(folder)
-    assert len(vectors.manifest.parts) == -(-count // 10) and vectors.manifest.origin.encoder == encoder.fingerprint()
+    assert vectors.manifest and vectors.manifest.origin.encoder == encoder.fingerprint()
+    assert vectors.starts == [*range(0, count, 10), count]
     np.testing.assert_allclose(vectors.read(slice(None)), encoder.encode(LINES[:count]), atol=1e-6)
-    (tmp_path / "lines").mkdir()
-    lines = Lines.write(tmp_path / "lines", enumerate([line.strip() for line in LINES[:count]], 1))
-    vectors.check_text(lines, source)
-    files = {path: path.stat().st_mtime_ns for path in folder.glob("*.npy")}
+    for number, (start, stop) in enumerate(itertools.pairwise(vectors.starts)):
+        vectors.check_text(number, text_digest(LINES[start:stop]), source)
+    before = contents(folder)
     (folder / "notes.txt").touch()
-    again = [encode(folder, rank=rank, **shared) for rank in range(world_size)]
-    assert sum(each.resumed for each in again) == count
-    assert {path: path.stat().st_mtime_ns for path in folder.glob("*.npy")} == files
-    (folder / "part-00000-1234-c000.npy").touch()
-    with monkeypatch.context() as patch, pytest.raises(TypeError):  # a command that is killed
-        patch.setattr(encoding, "replace_file", None)
-        encode(folder, path=str(write(tmp_path / "other.txt", ["Haus"])), parts=True)
-    assert len([*folder.glob("*.work")]) == 1
-    encode(folder, parts=True, dtype="float16")  # replaces them
+    (folder / "part-00000-1234.npy").touch()
+    encode(folder, parts=True)
+    assert contents(folder) == {**before, "notes.txt": b"", "part-00000-1234.npy": b""}
+    encode(folder, parts=True, dtype="float16")
     assert Vectors(folder).dtype == np.float16
-    others = [".lock", "manifest.json", "notes.txt", "part-00000-1234-c000.npy"]
-    assert left_in(folder) == sorted([*others, *(part.file for part in Vectors(folder).manifest.parts)])
-
-
-def test_two_commands_do_not_write_one_folder(encode: Encode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "vectors").symlink_to("later")
-    other, refused, first = str(write(tmp_path / "other.txt", ["Haus"])), list[str](), SentenceEncoder.encode
-
-    def encode_both(self: SentenceEncoder, *given: Any, **options: Any) -> np.ndarray:
-        for world_size in (1, 2):
-            with pytest.raises(UserError) as error:
-                encode(tmp_path / "vectors", path=other, parts=True, world_size=world_size)
-            refused.append(str(error.value))
-        return first(self, *given, **options)
-
-    monkeypatch.setattr(SentenceEncoder, "encode", encode_both)
-    assert encode(tmp_path / "vectors", parts=True).lines == len(Vectors(tmp_path / "later")) == 28
-    error = f"{tmp_path}/later: another process is writing it; wait for it, or write elsewhere"
-    assert {*refused} == {error}
+    parts = [part.file for part in Vectors(folder).manifest.parts]
+    assert left_in(folder) == sorted(["manifest.json", "notes.txt", "part-00000-1234.npy", *parts])
+    assert left_in(tmp_path) == ["lines.txt", "vectors"]
 
 
 @pytest.mark.parametrize("kind", ["sentence encoder", "search index", "data directory", "folder with another manifest"])
@@ -249,16 +247,6 @@ def test_a_folder_of_something_else_stays(encode: Encode, tmp_path: Path, kind: 
     with pytest.raises(UserError, match=rf"there: a {kind}.*; name a new folder"):
         encode(tmp_path / "there", parts=True)
     assert contents(tmp_path) == before
-
-
-def test_what_several_processes_cannot_share(encode: Encode, tmp_path: Path) -> None:
-    for options, problem in (
-        ({"path": "-", "parts": True}, "several processes cannot share what can be read once only; name a file"),
-        ({}, "v.npy: several processes cannot write one file; name a folder"),
-        ({"rank": 1, "world_size": 1, "parts": True}, "this is process 1 of 1; the environment variable RANK must"),
-    ):
-        with pytest.raises(UserError, match=problem):
-            encode(tmp_path / "v.npy", **{"world_size": 2, **options})
 
 
 def test_vectors_that_are_not_finite_name_their_line(encode: Encode, tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,10 @@ from tests.retrieval.test_neighbours import Both, assert_same, plain, vectors
 from xrep import progress
 from xrep.errors import UserError
 from xrep.inference import nearest
-from xrep.inference.nearest import Found, Side, found_in, merge_found, search_flat, search_index
+from xrep.inference.nearest import Found, Side, searching
+from xrep.jobs.engines import LOCAL
+from xrep.jobs.engines import run as run_job
+from xrep.jobs.plan import Job
 from xrep.retrieval import ivf, tiles
 from xrep.retrieval.ivf import make_index
 from xrep.retrieval.topk import TopK
@@ -24,7 +29,7 @@ from xrep.store.vectors import Vectors
 WAYS = ["flat", "ivf"]
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     pass
 
 
@@ -32,6 +37,7 @@ class Stopped(Exception):
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
         (tiles, "TILE", 20), (nearest, "TILE", 20), (nearest, "_STRIP_BYTES", 40 * 4 * 16), (nearest, "MOST_ROWS", 50),
+        (nearest, "_LEAST_STRIP", 40),
         (nearest, "_PANEL_BYTES", 60 * 4 * 16), (ivf, "_BLOCK", 32), (ivf, "_PART_BYTES", 100 * (2 * 16 + 8)),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
@@ -44,21 +50,38 @@ def make_side(tmp_path: Path) -> Callable[..., Side]:
         path, own = tmp_path / f"{seed}.npy", 3 * vectors(rows, 16, seed) if isinstance(rows, int) else rows
         np.save(path, own.astype(dtype))
         if chosen is None:
-            return Side(Vectors(path), None, 0, len(own))
+            return Side(Vectors(path), None)
         of_chosen = ArrayFile.temporary(tmp_path, np.int64)
         of_chosen.append(chosen)
-        return Side(Vectors(path), of_chosen, 0, len(chosen))
+        return Side(Vectors(path), of_chosen)
 
     return make
 
 
-def run(x: Side, y: Side, folder: Path, way: str, k: int = 4) -> Both:
-    folder.mkdir(exist_ok=True)
-    if way == "flat":
-        search_flat(x, y, k, k, folder)
-    else:
-        search_index(x, y, k, k, folder, way, probes=1000)
-    return whole(found_in([folder], "x", k)), whole(found_in([folder], "y", k))
+@dataclass(frozen=True)
+class Given:
+    """A side that is there before the job begins."""
+
+    own: Side
+    k: int
+
+    def side(self, job: Job) -> Side:
+        return self.own
+
+    def neighbours(self, job: Job) -> int:
+        return self.k
+
+
+def run(x: Side, y: Side, folder: Path, way: str, k: int = 4, *, show_progress: bool = False) -> Both:
+    stages, merge = searching(Given(x, k), Given(y, k), way, 1000, "cpu")
+    job, found = Job(f"{folder}.job", "search", {}, stages), list[TopK]()
+
+    def finish() -> dict[str, Any]:
+        found.extend(whole(merge.found(job, label)) for label in ("x", "y"))
+        return {}
+
+    run_job(job, LOCAL, finish, str(folder), show_progress=show_progress)
+    return found[0], found[1]
 
 
 def whole(found: Found) -> TopK:
@@ -85,8 +108,7 @@ def test_rows_are_read_whatever_lies_between_them(make_side: Callable[..., Side]
     for start in range(6):
         for stop in range(start + 1, 7):
             np.testing.assert_array_equal(side.read(slice(start, stop)), stored[rows[start:stop]])
-    np.testing.assert_array_equal(side.part(2, 3).read(slice(0, 9)), stored[[3, 5]])
-    np.testing.assert_array_equal(side.part(2, 2).read(np.array([2, 0])), stored[[7, 5]])
+    np.testing.assert_array_equal(side.read(np.array([5, 3])), stored[[7, 5]])
 
 
 @pytest.mark.slow
@@ -113,13 +135,12 @@ def test_strings_that_faiss_cannot_use_are_refused(make_side, tmp_path):
             run(make_side(20, 1), make_side(20, 2), tmp_path / name, name)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_search_goes_on_where_it_stopped(make_side, tmp_path, monkeypatch, way):
-    """A search is ended each time it reads a side for the n-th time, until it reaches its end."""
+    """A search is ended each time it reads a side for the n-th time; units that are done are not done again."""
     x, y = make_side(230, 1), make_side(310, 2)
     expected = run(x, y, tmp_path / "whole", way)
-    original, seen = Side.read, list[Side]()
+    original, seen, begun, do = Side.read, list[Side](), list[tuple[str, int]](), Job.do
 
     def read(side: Side, rows: slice | np.ndarray) -> np.ndarray:
         seen.append(side)
@@ -127,7 +148,12 @@ def test_a_search_goes_on_where_it_stopped(make_side, tmp_path, monkeypatch, way
             raise Stopped
         return original(side, rows)
 
+    def noted(job: Job, stage: Any, number: int, advance: Any) -> bool:
+        begun.append((stage.name, number))
+        return do(job, stage, number, advance)
+
     monkeypatch.setattr(Side, "read", read)
+    monkeypatch.setattr(Job, "do", noted)
     most = stops = 0
     while stops < 100:
         most += 3
@@ -137,54 +163,34 @@ def test_a_search_goes_on_where_it_stopped(make_side, tmp_path, monkeypatch, way
             break
         except Stopped:
             stops += 1
-    assert stops > 5 and len(list((tmp_path / "found").glob("*.npy"))) == len(list((tmp_path / "whole").glob("*.npy")))
-    seen.clear()
-    run(x, y, tmp_path / "found", way)
-    assert not seen  # finished work is not done again
+    assert stops > 2 and len(begun) == len({*begun}) + stops
+    assert not list(tmp_path.glob("*.job"))
 
 
-def test_parts_of_the_source_are_merged(make_side: Callable[..., Side], tmp_path: Path) -> None:
-    """Each row is in two parts, and of equal neighbours the lowest index wins, as in a single search. One part has
-    fewer rows than there are neighbours."""
+@pytest.mark.parametrize("both", [True, False])
+def test_equal_neighbours_are_those_with_the_lowest_index(make_side, tmp_path, monkeypatch, both):
+    """Each row of x is there twice, in different strips, also where each direction is searched alone."""
+    monkeypatch.setattr(nearest, "_BOTH_ROWS", 1 << 20 if both else 100)
     x, y = make_side(vectors(100, 16, 1)[np.arange(200) % 100], 1), make_side(120, 2)
-    expected, folders = run(x, y, tmp_path / "whole", "flat"), []
-    edges = [0, 70, 71, 200]
-    for start, stop in zip(edges, edges[1:], strict=False):
-        folders.append(tmp_path / f"part{start}")
-        run(Side(x.vectors, None, start, stop), y, folders[-1], "flat")
-    xy = whole(found_in(folders, "x", 4))
-    assert_same((xy, whole(merge_found(folders, 4, tmp_path / "merged.npy"))), expected)
-    some = np.array([150, 3, 3, 199, 70])
-    assert found_in(folders, "x", 4).take(some).index.tolist() == expected[0].index[some].tolist()
+    assert_same(run(x, y, tmp_path / "found", "flat"), plain(every(x), every(y), 4))
 
 
 def test_few_of_many_files_are_open_at_a_time(tmp_path: Path) -> None:
     before, paths = len(os.listdir("/dev/fd")), [tmp_path / f"{number}.npy" for number in range(100)]
     for number, path in enumerate(paths):
         np.save(path, np.full((2, 3), number, np.int32))
-    found = Found(paths, 1)
+    found = Found(list(map(str, paths)), [2] * 100, 1)
     assert found.take(np.array([199, 0, 7])).index.tolist() == [[99 * (2**32 + 1)], [0], [3 * (2**32 + 1)]]
     assert len(found) == 200 and len(os.listdir("/dev/fd")) < before + len(paths)
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("empty", [0, 1])
-def test_a_side_without_sentences_has_no_neighbours(make_side, tmp_path, way, empty):
-    x, y = (make_side(50, seed, np.arange(0) if seed == empty else None) for seed in (0, 1))
-    assert all((found.index == -1).all() for found in run(x, y, tmp_path / "found", way))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_progress_moves_within_a_block(make_side, tmp_path, way, monkeypatch, capsys):
-    """A single block of a very large search takes longer than a person waits."""
+def test_progress_moves_with_the_queries(make_side, tmp_path, way, monkeypatch, capsys):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)  # every line is printed
     x, y = make_side(110, 1), make_side(90, 2)
-    if way == "flat":
-        search_flat(x, y, 4, 4, tmp_path, show_progress=True)
-    else:
-        search_index(x, y, 4, 4, tmp_path, way, 1000, show_progress=True)
-    # x is indexed in two parts.
-    what, total, blocks = {"flat": ("comparisons", 110 * 90, 3), "ivf": ("queries", 90 * 2 + 110, 7)}[way]
-    counts = re.findall(rf"search: ([\d,]+) of {total:,} {what}, ", capsys.readouterr().err)
+    run(x, y, tmp_path / "found", way, show_progress=True)
+    # x is indexed in two parts, which y searches in two blocks; of exact searches x has three strips.
+    total = {"flat": 110, "ivf": 90 * 2 + 110}[way]
+    counts = re.findall(rf"search: ([\d,]+) of {total:,} queries, ", capsys.readouterr().err)
     numbers = [int(n.replace(",", "")) for n in counts]
-    assert numbers == sorted(numbers) and numbers[-1] == total and len(set(numbers)) > blocks
+    assert numbers == sorted(numbers) and numbers[-1] == total and len({*numbers}) >= 3
