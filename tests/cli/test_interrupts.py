@@ -17,8 +17,7 @@ from tests.support.commands import Commands, Result
 from tests.support.corpus import sentence_pairs
 from tests.support.runs import contents, options
 from xrep.criteria.dual_moco import DualMoco
-from xrep.data import preprocess as preprocessing
-from xrep.data import spool, store
+from xrep.data import spool, stages, store
 from xrep.inference import encoding, nearest
 from xrep.inference.generation.translator import Translator
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -91,15 +90,15 @@ def test_a_second_ctrl_c_stops_training_at_once(
 ENCODE = ("encode --input lines.txt", SentenceEncoder, "encode")
 MINE = "mine --source lines.txt --target lines.txt"
 NOTHING = "nothing is saved yet"
-WORK = "what is done is in {}, and the same command goes on from there"
+SAVED = "cut.npy.job, and the same command goes on from there"
 PRESSED = {
-    "encode, the third chunk": (*ENCODE, (2,), WORK),
-    "encode, twice": (*ENCODE, (3, 3), WORK),
-    "encode, twice in the first chunk": (*ENCODE, (1, 1), WORK),
-    "mine, after the last chunk of the source": (MINE, SentenceEncoder, "encode", (4,), WORK),
-    "mine, twice before it has read a text": (MINE, encoding, "write_lines", (1, 1), NOTHING),
-    "mine, the search": (MINE, nearest, "search_tile", (2,), WORK),
-    "mine negatives": ("mine negatives --bitext de-en=lines.txt,lines.txt", SentenceEncoder, "encode", (4,), WORK),
+    "encode, the third chunk": (*ENCODE, (2,), SAVED),
+    "encode, twice": (*ENCODE, (3, 3), SAVED),
+    "encode, twice in the first chunk": (*ENCODE, (1, 1), SAVED),
+    "mine, after the last chunk of the source": (MINE, SentenceEncoder, "encode", (4,), SAVED),
+    "mine, before the text is read": (MINE, encoding, "write_lines", (1, 1), NOTHING),
+    "mine, the search": (MINE, nearest, "search_tile", (2,), SAVED),
+    "mine negatives": ("mine negatives --bitext de-en=lines.txt,lines.txt", SentenceEncoder, "encode", (4,), SAVED),
 }
 """A command on ``lines.txt``, a function and its calls at which Ctrl-C is pressed, and what it says."""
 
@@ -107,7 +106,7 @@ PRESSED = {
 @pytest.fixture
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """30 lines, of which 8 are encoded and searched at a time."""
-    for owner, name, value in ((encoding, "CHUNK_LINES", 8), (nearest, "TILE", 8), (nearest, "_LEAST_STRIP", 8)):
+    for owner, name, value in ((encoding, "CHUNK_LINES", 8), (nearest, "TILE", 8), (nearest, "_STRIP_BYTES", 1)):
         monkeypatch.setattr(owner, name, value)
     return write_lines(tmp_path / "lines.txt", [german for german, _ in sentence_pairs(30)])
 
@@ -124,11 +123,11 @@ def test_commands_save_and_go_on(
     with monkeypatch.context() as patch:
         press(patch, owner, function, *calls)
         done = cli(command, *line, "cut.npy")
-    assert done.code == 130 and done.err.endswith(f"xrep-{command}: error: interrupted; {saved.format(job)}\n")
+    assert done.code == 130 and done.err.endswith(f"{saved}\n") and f"xrep-{command}: error: interrupted; " in done.err
     assert done.err.count(NOTICE) == 1 and not (cli.folder / "cut.npy").exists()
     assert job.exists() == (saved != NOTHING)
     if owner is nearest:
-        assert list(job.glob("data/search-*"))
+        assert list(job.glob("done/search/*"))
     assert cli(command, *line, "cut.npy").code == 0
     assert (cli.folder / "cut.npy").read_bytes() == (cli.folder / "whole.npy").read_bytes()
     assert sorted(os.listdir(cli.folder)) == ["cut.npy", "lines.txt", "whole.npy"]
@@ -171,7 +170,7 @@ def sides(cli: Commands) -> str:
     """Write parallel text; return what an interrupted command says that trains its vocabulary."""
     for side, code in enumerate(("de", "en")):
         write_lines(cli.folder / code, [pair[side] for pair in sentence_pairs(170)])
-    said = f"what is done is in {cli.folder / 'bin.work'}, and the same command goes on from there"
+    said = f"what is done is in {cli.folder / 'bin.job'}, and the same command goes on from there"
     return f"xrep-preprocess: error: interrupted; {said}\n"
 
 
@@ -188,7 +187,7 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
         patch.setattr(tokenizer, "_TRAIN", wait)
         done = cli(*line, "bin")
     assert done.code == 130 and done.err.endswith(sides) and not (cli.folder / "bin").exists()
-    monkeypatch.setattr(preprocessing, "clean", None)  # now the text is clean
+    monkeypatch.setattr(stages, "clean", None)  # now the text is clean
     with monkeypatch.context() as patch:
         press(patch, store.DirectoryWriter, "append", 1)
         assert cli(*line, "bin").err.endswith(sides)
@@ -200,17 +199,18 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("sides")
-def test_preprocessing_begins_anew_with_other_options(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preprocessing_does_not_go_on_with_other_options(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     line, more = ["preprocess", *BITEXT, "--destdir"], "--vocab-size 62 --valid-size 0".split()
     with monkeypatch.context() as patch:
         press(patch, store.DirectoryWriter, "append", 1)
         assert cli(*line, "bin").code == 130
-    for name in ("whole", "bin"):
-        assert cli(*line, name, *more).code == 0
-    assert contents(cli.folder / "bin") == contents(cli.folder / "whole")
+    refused = cli(*line, "bin", *more)
+    said = "bin.job: an unfinished command is there, which differs in options; remove it to begin anew"
+    assert refused.code == 2 and said in refused.err
+    assert cli(*line, "bin").code == 0
     press(monkeypatch, spool, "read_pairs", 1)
     assert cli(*line, "other", *more).err.endswith("interrupted; nothing is saved yet\n")
-    assert sorted(os.listdir(cli.folder)) == ["bin", "de", "en", "whole"]
+    assert sorted(os.listdir(cli.folder)) == ["bin", "de", "en"]
 
 
 @pytest.mark.slow

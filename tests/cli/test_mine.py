@@ -155,7 +155,7 @@ def test_what_is_unfinished_is_not_mixed_with_something_else(shared_encoder: Pat
     interrupted(mine, f"{TEXTS} mined.tsv", *path)
     before, job = contents(tmp_path / "mined.tsv.job"), f"{tmp_path}/mined.tsv.job"
     for changed, names in (
-        (["--path", other], "source, target"),
+        (["--path", other], "encoder"),
         ([*path, "--target", "other.txt"], "target"),
         ([*path, "--source-lang", "de"], "source"),
         ([*path, "--margin", "distance"], "margin"),

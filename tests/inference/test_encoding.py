@@ -213,7 +213,7 @@ def test_a_write_that_fails_names_the_file(encode: Encode, encoder: SentenceEnco
 @pytest.mark.parametrize("count", [28, 2])
 def test_a_folder_of_parts(encode, encoder, source, tmp_path, monkeypatch, count):
     """Other vectors are replaced, and files of others stay."""
-    monkeypatch.setattr(encoding, "PARTCHUNKS", 2)
+    monkeypatch.setattr(encoding, "PART_CHUNKS", 2)
     write(source, LINES[:count])
     folder = tmp_path / "vectors"
     assert encode(folder, parts=True).lines == count

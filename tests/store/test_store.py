@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from xrep.errors import UserError
 from xrep.store.arrays import ArrayFile
-from xrep.store.lines import Lines, Texts, write_lines
+from xrep.store.lines import FILES, Lines, Texts, write_lines
 from xrep.store.vectors import Manifest, Origin, Part, Vectors, normalize_rows, text_digest
 
 LINES = ["ein Satz", "", "zwei\tWörter", "\u2028 und \x85", "x" * 1000]
@@ -120,10 +120,10 @@ def test_texts_read_as_one(
 ) -> None:
     folder, edges = tmp_path_factory.mktemp("texts"), [0, *sorted(cuts), 5]
     one = copied(folder / "one", enumerate(LINES, 1))
-    several = Texts([
+    for number, (first, last) in enumerate(pairwise(edges)):
         copied(folder / f"{number}", enumerate(LINES[first:last], 7))
-        for number, (first, last) in enumerate(pairwise(edges))
-    ])  # fmt: skip
+    files = [[folder / f"{number}" / name for name in FILES] for number in range(len(edges) - 1)]
+    several = Texts(files, np.diff(edges).tolist())
     assert len(several) == 5 and several.starts == edges
     for some in ((0, start), (start, 5)) if 0 < start < 5 else ((0, 5),):
         assert several.read(*some) == LINES[slice(*some)] and several.digest(*some) == one.digest(*some)

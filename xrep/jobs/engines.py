@@ -142,9 +142,11 @@ def _share(job: Job, share: Share, finish: Finish, output: str, show_progress: b
     except (UserError, FileNotFoundError):
         if not job.is_finished():  # if it is, another process has removed what this one was about to read
             raise
-        return None
+        result = None
     if result is not None:
         job.finish(result, keep=True)
+    elif job.is_finished():  # this process may have made folders anew while the other one removed them
+        job.clear(keep=True)
     return result
 
 
