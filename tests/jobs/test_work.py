@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from xrep.jobs import work
-from xrep.jobs.outputs import job_address, repeatable, states_of
+from xrep.jobs.outputs import repeatable, states_of
 from xrep.jobs.plan import Advance, Job, Stage
 
 
@@ -44,10 +44,10 @@ def test_a_unit_that_takes_long_is_not_begun_by_others(tmp_path: Path, monkeypat
 
 
 def test_a_file_that_is_named_like_a_copy_is_known_by_its_state(tmp_path: Path) -> None:
-    file, job = tmp_path / "input-0123456789abcdef.txt", job_address(tmp_path / "out")
+    file, output = tmp_path / "input-0123456789abcdef.txt", tmp_path / "out"
     file.write_text("one")
     before = states_of([file])
     file.write_text("another")
     assert states_of([file]) != before
-    copies = [repeatable([content], job) for content in (b"a", b"a", b"b")]
+    copies = [repeatable([content], output) for content in (b"a", b"a", b"b")]
     assert states_of(copies[:1]) == states_of(copies[1:2]) != states_of(copies[2:])

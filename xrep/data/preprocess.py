@@ -117,7 +117,7 @@ def preprocess(
         check_new_directory(destination)
     _check(splits, workers)
     others = states_of(files_in([*options.tokenizers.values(), *options.exclude]))
-    corpora, notes = list_corpora(splits, lambda path: repeatable(path, place))
+    corpora, notes = list_corpora(splits, lambda path: repeatable(path, destination))
     steps = _steps(corpora, options, engine.cpus_per_worker if engine and engine.engine == "ray" else workers, log)
     steps.vocabulary.given()  # to report errors in tokenizers before the text is read
     facts = {

@@ -182,32 +182,28 @@ class Encode(Stage):
     def __init__(self, name: str, source: Source, encoder: HeldEncoder, origin: Origin) -> None:
         self.name, self._source, self._encoder, self.origin = f"encode-{name}", source, encoder, origin
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_starts", "_texts")}
+    def _starts(self, job: Job) -> np.ndarray:
+        return job.once((self.name, "chunks"), lambda: self._source.chunks(job))
 
-    def _begin(self, job: Job) -> None:
-        if not hasattr(self, "_starts"):
-            self._starts, self._texts = self._source.chunks(job), self._source.texts(job)
+    def _texts(self, job: Job) -> Texts:
+        return job.once((self.name, "texts"), lambda: self._source.texts(job))
 
     def count(self, job: Job) -> int:
-        self._begin(job)
-        return len(self._starts) - 1
+        return len(self._starts(job)) - 1
 
     def weights(self, job: Job) -> list[int]:
-        self._begin(job)
-        return np.diff(self._starts).tolist()
+        return np.diff(self._starts(job)).tolist()
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        self._begin(job)
-        start, stop = self._starts[number : number + 2].tolist()
-        lines, encoder, origin = self._texts.read(start, stop), self._encoder.encoder, self.origin
+        start, stop = self._starts(job)[number : number + 2].tolist()
+        lines, encoder, origin = self._texts(job).read(start, stop), self._encoder.encoder, self.origin
         options = {name: vars(origin)[name] for name in ("batch_tokens", "normalize", "prompt")}
         with counting_sentences(encoder.model, advance):
             vectors = encoder.encode(lines, origin.language, **options)
-        np.save(folder / _VECTORS, self._converted(vectors, start))
+        np.save(folder / _VECTORS, self._converted(job, vectors, start))
         return {"rows": len(lines), "empty": sum(not line.strip() for line in lines)}
 
-    def _converted(self, vectors: np.ndarray, start: int) -> np.ndarray:
+    def _converted(self, job: Job, vectors: np.ndarray, start: int) -> np.ndarray:
         """Return the vectors of lines from number ``start`` on as rows of the file."""
         with np.errstate(over="ignore"):
             rows = vectors.astype(self.origin.dtype)
@@ -216,7 +212,7 @@ class Encode(Stage):
             row = int(np.argmin(finite))
             too_large = np.isfinite(vectors[row]).all()
             cure = "use float32 or vectors of length 1" if too_large else "check the encoder, or compute in float32"
-            file, line = self._texts.place(start + row)
+            file, line = self._texts(job).place(start + row)
             problem = f"its vector is not finite in {rows.dtype}"
             raise UserError(problem, path=self._source.files[file], line=line, cure=cure)
         return rows
@@ -289,7 +285,7 @@ def encode_file(
         _check_folder(place)
     held, job_place = HeldEncoder(encoder), job_address(output)
     origin = origin_of(encoder, lang, dtype=dtype, batch_tokens=batch_tokens, normalize=normalize, prompt=prompt)
-    files = [repeatable(file, job_place) for file in ([path] if isinstance(path, str | Path) else path)]
+    files = [repeatable(file, output) for file in ([path] if isinstance(path, str | Path) else path)]
     read = Read("text", files, origin.language)
     encode = Encode("text", read, held, origin)
     join = Join(read, encode, parts=parts)

@@ -127,7 +127,7 @@ def mine_negatives(
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
     began, place = time.monotonic(), job_address(output)
-    candidates = candidates and repeatable(candidates, place)
+    candidates = candidates and repeatable(candidates, output)
     files = [*bitext.paths, *([candidates] if candidates else [])]
     held, read = HeldEncoder(encoder), ReadPairs(bitext, candidates)
     sides = [PairSide(side, read, lang, held, options) for side, lang in enumerate(bitext.languages)]
@@ -244,7 +244,7 @@ class PairSide:
         return self._read.array(job, f"{self._side}-{KEYS}")
 
     def side(self, job: Job) -> Side:
-        return Side(self.encode.vectors(job), None)
+        return job.once((self.encode.name, "side"), lambda: Side(self.encode.vectors(job), None))
 
     def neighbours(self, job: Job) -> int:
         if self._side:

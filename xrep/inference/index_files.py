@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -21,7 +22,7 @@ from xrep.inference.index_parts import MANIFEST, VECTORS, Manifest, PartFacts
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, run
 from xrep.jobs.outputs import job_address, repeatable, states_of
-from xrep.jobs.plan import PLAN, Advance, Job, Stage, read_json
+from xrep.jobs.plan import COPY, PLAN, Advance, Job, Stage, read_json
 from xrep.models.directory import describe
 from xrep.retrieval.ivf import add, make_index, train
 from xrep.store import addresses
@@ -37,8 +38,9 @@ FLAT_ROWS = 100_000
 _CELLS = 4096
 _INDEX_BYTES = 1 << 31
 """Bytes of the float32 vectors that are in one file of faiss."""
-_PLACED = "data/placed"
-"""File of a job that names the folder of the part that it has added, or was about to add."""
+_PLACED = f"{COPY}placed"
+"""File of a job that has its plan and the folder of the part that it has added, or was about to add. It is removed
+after the plan, so that the same command never adds a part twice."""
 Sentences = str | Path | Iterable[str]
 """A file of sentences, one on each line, or the sentences themselves."""
 
@@ -80,7 +82,7 @@ def write_part(
         make_index(base.index, base.size)  # to report a mistake in it before the text is encoded
     origin = origin_of(encoder, lang, dtype="float16", batch_tokens=batch_tokens, normalize=True, prompt=base.prompt)
     name = str(sentences) if isinstance(sentences, str | Path) else None
-    file = repeatable(sentences if isinstance(sentences, str | Path) else _lines_of(sentences), place)
+    file = repeatable(sentences if isinstance(sentences, str | Path) else _lines_of(sentences), output)
     if new is not None and path.exists() and any(path.iterdir()):
         with tempfile.TemporaryDirectory() as copy:
             lines = _copy(file, origin.language, Path(copy), name=name)
@@ -99,12 +101,12 @@ def write_part(
 
     def finish() -> dict[str, Any]:
         current = new or Manifest.read(path)
-        if new is not None or not _is_added(place, current):
+        if new is not None or not _is_added(job, current):
             files = {name: file for stage in (read, whole, index) for name, file in job.results(stage)[0].files.items()}
             files.pop(CHUNKS)
             (made,), (text,) = job.results(index), job.results(read)
             facts = {"source": name, "language": origin.language, **text.facts, **made.facts}
-            _put_in_place(place, files, current, facts, path, is_new=new is not None)
+            _put_in_place(job, files, current, facts, path, is_new=new is not None)
         return {}
 
     run(job, LOCAL, finish, str(output), show_progress=show_progress)
@@ -189,10 +191,10 @@ def _holds(path: Path, new: Manifest, copy: Path | None = None, **text: Any) -> 
     return found == replace(new, parts=[replace(found.parts[0], files=files, **text)])
 
 
-def _is_added(job: str, current: Manifest) -> bool:
+def _is_added(job: Job, current: Manifest) -> bool:
     """Return whether the same command was interrupted when all was done but to remove its files."""
-    placed = Path(job, _PLACED)
-    return placed.exists() and placed.read_text() == current.parts[-1].folder
+    placed = Path(job.address, _PLACED)
+    return placed.exists() and placed.read_text() == json.dumps([job.plan, current.parts[-1].folder])
 
 
 def _free_folder(path: Path, manifest: Manifest) -> str:
@@ -206,10 +208,10 @@ def _free_folder(path: Path, manifest: Manifest) -> str:
 
 
 def _put_in_place(
-    job: str, files: dict[str, str], current: Manifest, facts: dict[str, Any], path: Path, *, is_new: bool
+    job: Job, files: dict[str, str], current: Manifest, facts: dict[str, Any], path: Path, *, is_new: bool
 ) -> None:
     """Write a part with these files, then the manifest that lists it; each step is done once."""
-    target = Path(job, "data", "new") if is_new else path
+    target = Path(job.address, "data", "new") if is_new else path
     if is_new:
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir()
@@ -219,10 +221,10 @@ def _put_in_place(
         addresses.publish(file, target / folder / name)
     described = {name: describe(target / folder / name) for name in sorted(files)}
     manifest = replace(current, parts=[*current.parts, PartFacts(folder=folder, files=described, **facts)])
-    aside = Path(job, "data", MANIFEST)  # not beside the old one, where a killed command would leave a file
+    aside = Path(job.address, "data", MANIFEST)  # not beside the old one, where a killed command would leave a file
     write_json(aside, asdict(manifest))
     if not is_new:
-        Path(job, _PLACED).write_text(folder)
+        Path(job.address, _PLACED).write_text(json.dumps([job.plan, folder]))
     for each in (target / folder, target, aside):
         flush_to_disk(each)
     replace_file(aside, target / MANIFEST)

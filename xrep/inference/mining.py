@@ -131,7 +131,7 @@ def mine(
     """
     began, k, place = time.monotonic(), options.neighbours, job_address(output)
     held = HeldEncoder(encoder) if encoder else None
-    x, y = sides = [Sentences(text, place, held, options, k) for text in (source, target)]
+    x, y = sides = [Sentences(text, output, held, options, k) for text in (source, target)]
     found, merge = searching(x, y, options.index, options.probes, options.device)
     choose = Choose(x, y, merge, options)
     stages = [stage for side in sides for stage in side.stages]
@@ -163,10 +163,12 @@ class Sentences:
     """One side of the search as stages: its text is read, its vectors are computed or checked, and sentences that are
     empty or repeated are left out."""
 
-    def __init__(self, text: Text, job: str, encoder: HeldEncoder | None, options: SearchOptions, k: int) -> None:
+    def __init__(
+        self, text: Text, output: str | Path, encoder: HeldEncoder | None, options: SearchOptions, k: int
+    ) -> None:
         self._k = k
         self.name, files = text.name, addresses.matching(str(text.text)) if text.text else []
-        self._files = [repeatable(file, job) for file in files]
+        self._files = [repeatable(file, output) for file in files]
         lang = text.lang and canonical(text.lang)
         self._read = Read(text.name, self._files, lang, stripped=True) if self._files else None
         self._encode: Encode | None = None
@@ -200,6 +202,9 @@ class Sentences:
 
     def side(self, job: Job) -> Side:
         """Return the sentences to compare."""
+        return job.once((self.name, "side"), lambda: self._side(job))
+
+    def _side(self, job: Job) -> Side:
         files = job.results(self._distinct)[0].files
         rows = ArrayFile.open(files[_ROWS], "rows", "make it again") if _ROWS in files else None
         return Side(self.vectors(job), rows)
@@ -269,7 +274,8 @@ class Check(Stage):
             assert self._text.text
             vectors.check_text(number, texts.digest(start, stop), self._text.text)
             return {"vectors": vectors.manifest.parts[number].file}
-        digest, hashes, step = hashlib.sha256(), list[tuple[int, int]](), _block_rows(vectors)
+        digest, step = hashlib.sha256(), max(1, READ_BYTES // (vectors.size * vectors.dtype.itemsize))
+        hashes = np.empty((0 if texts else stop - start, 2), np.uint64)
         for first in range(start, stop, step):
             rows = vectors.stored(slice(first, min(first + step, stop)))
             digest.update(rows.data)
@@ -277,12 +283,13 @@ class Check(Stage):
             if texts is not None:
                 zero &= texts.filled(first, first + len(rows))
             else:
-                hashes += [(hash_bytes(row.data), number) for number, row in enumerate(rows, first)]
+                some = slice(first - start, first - start + len(rows))
+                hashes[some] = [(hash_bytes(row.data), number) for number, row in enumerate(rows, first)]
             if zero.any():
                 raise vectors.unusable("is zero", first + int(np.argmax(zero)))
             advance(len(rows))
         if texts is None:
-            np.save(folder / _HASHES, np.array(hashes, np.uint64).reshape(-1, 2))
+            np.save(folder / _HASHES, hashes)
         return {"vectors": digest.hexdigest()}
 
     def hashes(self, job: Job) -> Iterator[np.ndarray]:
@@ -293,10 +300,6 @@ class Check(Stage):
     def digests(self, job: Job) -> list[str]:
         """Return the checksums of the rows of the units, or the names of the parts of a folder, which have them."""
         return [result.facts["vectors"] for result in job.results(self)]
-
-
-def _block_rows(vectors: Vectors) -> int:
-    return max(1, READ_BYTES // (vectors.size * vectors.dtype.itemsize))
 
 
 class Distinct(Stage):

@@ -157,6 +157,9 @@ class SearchAll(Search):
         self._device = device
 
     def _units(self, job: Job) -> list[tuple[Label, tuple[int, int]]]:
+        return job.once((self.name, "units"), lambda: self._divided(job))
+
+    def _divided(self, job: Job) -> list[tuple[Label, tuple[int, int]]]:
         """Return the side whose rows are a strip, and where the strip begins and ends, of each unit."""
         sides, k = self.sides(job), self.k(job)
         both = max(map(len, sides.values())) <= _BOTH_ROWS
@@ -258,6 +261,9 @@ class SearchIndex(Search):
         return vars(self) | {"_built": None}
 
     def _units(self, job: Job) -> list[tuple[Label, int, tuple[int, int], tuple[int, int]]]:
+        return job.once((self.name, "units"), lambda: self._divided(job))
+
+    def _divided(self, job: Job) -> list[tuple[Label, int, tuple[int, int], tuple[int, int]]]:
         """Return of each unit the side whose neighbours are searched, the number of the part of the other side, where
         that begins and ends, and the rows of the queries."""
         sides = self.sides(job)
@@ -309,6 +315,9 @@ class Merge(Stage):
         self._search = search
 
     def _units(self, job: Job) -> list[tuple[Label, list[Found], tuple[int, int]]]:
+        return job.once((self.name, "units"), lambda: self._divided(job))
+
+    def _divided(self, job: Job) -> list[tuple[Label, list[Found], tuple[int, int]]]:
         units = list[tuple[Label, list[Found], tuple[int, int]]]()
         for label, k in self._search.k(job).items():
             layers = self._search.layers(job, label) if k else []

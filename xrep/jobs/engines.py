@@ -6,6 +6,7 @@ job are all that workers know of each other.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ from xrep.errors import UserError
 from xrep.files import naming, try_lock
 from xrep.interrupts import Interrupted
 from xrep.jobs.outputs import prepare
-from xrep.jobs.plan import LOCK, Job, MachineError
+from xrep.jobs.plan import KEPT, LOCK, Job, MachineError
 from xrep.jobs.status import retry
 from xrep.jobs.work import Share, work
 from xrep.store.addresses import is_local, join
@@ -93,8 +94,7 @@ def run(
         Interrupted: Ctrl-C was pressed, and the unit that was being worked on is done; units on Ray are given up.
     """
     share = share or share_of(engine)
-    job.check_place()
-    prepare(job.address, output)
+    prepare(output)
     if share.count > 1:
         return _share(job, share, finish, output, show_progress)
     with _locked(job, output):
@@ -135,7 +135,9 @@ def run(
 
 def _share(job: Job, share: Share, finish: Finish, output: str, show_progress: bool) -> dict[str, Any] | None:
     """Do the share of one of several processes, as ``run`` does; whoever sees that all is done makes the output."""
-    if not job.begin(output):
+    with _locked(job, output, waiting=True):  # so that one process alone removes what another job has left
+        begun = job.begin(output)
+    if not begun:
         return None
     try:
         result = finish() if work(job, share, show_progress and not share.number) else None
@@ -146,7 +148,7 @@ def _share(job: Job, share: Share, finish: Finish, output: str, show_progress: b
     if result is not None:
         job.finish(result, keep=True)
     elif job.is_finished():  # this process may have made folders anew while the other one removed them
-        job.clear(keep=True)
+        job.clear(leave=KEPT)
     return result
 
 
@@ -167,14 +169,16 @@ def _forget_starts(job: Job) -> None:
 
 
 @contextmanager
-def _locked(job: Job, output: str) -> Iterator[None]:
-    """Context manager that keeps a second process from doing the same job, where files can be locked."""
+def _locked(job: Job, output: str, *, waiting: bool = False) -> Iterator[None]:
+    """Context manager that keeps a second process from doing the same, or has it wait, where files can be locked."""
     if not is_local(job.address):
         yield
         return
     place = join(job.address, LOCK)
     with naming(place), open(place, "a") as file:
         with suppress(OSError):  # some network file systems do not support locks
-            if not try_lock(file):
+            if waiting:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            elif not try_lock(file):
                 raise UserError("another process is writing it", path=output, cure="wait for it, or write elsewhere")
         yield

@@ -14,7 +14,7 @@ from typing import Any
 
 from xrep.errors import UserError
 from xrep.files import is_stream, naming
-from xrep.jobs.plan import COPY
+from xrep.jobs.plan import BESIDE, COPY, FINISHED, LOCK, PLAN
 from xrep.store import addresses
 from xrep.store.addresses import is_local, join
 from xrep.store.vectors import MANIFEST
@@ -30,32 +30,38 @@ def job_address(output: str | Path) -> str:
     return (os.path.realpath(output) if is_local(output) else str(output).rstrip("/")) + ".job"
 
 
-def prepare(job: str, output: str | Path) -> None:
-    """Make the folder of a job. Who cannot read the output that will be replaced cannot read the folder."""
-    if is_local(job) and not (os.path.exists(job) and not os.path.isdir(job)):
-        with naming(job):
-            os.makedirs(job, exist_ok=True)
+def prepare(output: str | Path) -> str:
+    """Make the folder of a job, and return its address. Who cannot read the output that will be replaced cannot read
+    the folder. A UserError says that something else than a job is there."""
+    job = job_address(output)
+    names = addresses.names_in(job)
+    known = PLAN in names or all(name in (FINISHED, LOCK) or name.startswith(BESIDE) for name in names)
+    if not known or (is_local(job) and os.path.exists(job) and not os.path.isdir(job)):
+        raise UserError("not the folder of an unfinished command", path=job, cure="rename it, or write elsewhere")
+    addresses.make_folder(job)
+    if is_local(job):
         readers = os.stat(output).st_mode if os.path.exists(output) else 0o044
         closed = 0o070 * (not readers & 0o040) | 0o007 * (not readers & 0o004)
         if (mode := os.stat(job).st_mode) & closed:
             os.chmod(job, mode & 0o777 & ~closed)
+    return job
 
 
-def repeatable(path: str | Path | Iterable[bytes], job: str) -> str:
+def repeatable(path: str | Path | Iterable[bytes], output: str | Path) -> str:
     """Return a path with what a file has that can be read once only (``-`` is standard input), or what these blocks
-    are: a copy in the folder of the job, whose name has a checksum. Other files are returned as they are."""
+    are: a copy in the folder of the job that makes ``output``, whose name has a checksum. Other files are returned as
+    they are."""
     if not isinstance(path, str | Path):
-        return _copied(path, "", job)
+        return _copied(path, "", prepare(output))
     path = "/dev/stdin" if str(path) == "-" else str(path)
     if not is_local(path) or not is_stream(path):
         return path
     with open(path, "rb") as content:
-        return _copied(iter(partial(content.read, 1 << 20), b""), "".join(Path(path).suffixes), job)
+        return _copied(iter(partial(content.read, 1 << 20), b""), "".join(Path(path).suffixes), prepare(output))
 
 
 def _copied(blocks: Iterable[bytes], ending: str, job: str) -> str:
     digest, folder = hashlib.sha256(), job if is_local(job) else None
-    addresses.make_folder(job)
     try:
         with naming(job), NamedTemporaryFile(prefix=COPY, dir=folder) as copy:
             for block in blocks:

@@ -25,10 +25,10 @@ import tempfile
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import xrep
 from xrep.errors import UserError
@@ -36,10 +36,10 @@ from xrep.files import flush_to_disk, sha256_of
 from xrep.store import addresses
 from xrep.store.addresses import is_local, join
 
-PLAN, FINISHED, LOCK = "plan.json", "finished.json", "lock"
+KEPT = PLAN, FINISHED, LOCK = "plan.json", "finished.json", "lock"
 COPY = "input-"
 """Beginning of the names of inputs that could be read once only, in the folder of the job."""
-_BESIDE = COPY, f"{PLAN}.", f"{FINISHED}."
+BESIDE = COPY, f"{PLAN}.", f"{FINISHED}."
 """Beginnings of the names of such copies, and of files that a process was writing when it was killed."""
 _KINDS = "done", "started", "failed"
 _FOLDERS = *_KINDS, "stages", "data"
@@ -50,6 +50,7 @@ _FEW = 16
 """Most markers that are not copied into one file when a stage is complete."""
 _HOPELESS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.ENOENT}
 """Errors of the file system that will not have gone after a pause."""
+T = TypeVar("T")
 Advance = Callable[[int], object]
 
 
@@ -109,12 +110,18 @@ class Job:
         self.address, self.stages = address, stages
         self.plan = {"xrep": xrep.__version__, "command": command, **facts, "stages": [stage.name for stage in stages]}
         self.plan = json.loads(json.dumps(self.plan))
-        self._results = dict[str, list[Result]]()
+        self._known = dict[Any, Any]()
         self.before = dict[str, set[int]]()
         """The units of each stage that were done before this process came to it."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_results": {}, "before": {}}
+        return vars(self) | {"_known": {}, "before": {}}
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what ``make`` returns, which this process computes once: it depends on stages that are complete."""
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
 
     def begin(self, output: str | None = None) -> bool:
         """Write the plan, and return whether there is something to do.
@@ -129,7 +136,7 @@ class Job:
         if self.is_finished():
             if output and self.has_made(output):
                 return False
-            self.clear()
+            self.clear(leave=[LOCK])
         addresses.make_folder(self.address)
         if not addresses.create(join(self.address, PLAN), _json(self.plan)):
             known = read_json(join(self.address, PLAN))
@@ -146,15 +153,6 @@ class Job:
         plan = join(self.address, PLAN)
         made = all(map(addresses.exists, (join(self.address, FINISHED), plan, output)))
         return made and read_json(plan) == self.plan
-
-    def check_place(self) -> None:
-        """Raise a UserError if something else than a job is there."""
-        names = addresses.names_in(self.address)
-        is_file = is_local(self.address) and os.path.exists(self.address) and not os.path.isdir(self.address)
-        known = all(name in (FINISHED, LOCK) or name.startswith(_BESIDE) for name in names)
-        if is_file or not (PLAN in names or known):
-            cure = "rename it, or write elsewhere"
-            raise UserError("not the folder of an unfinished command", path=self.address, cure=cure)
 
     def numbers_done(self, stage: Stage) -> set[int]:
         """Return the units of a stage that have markers."""
@@ -253,21 +251,22 @@ class Job:
 
     def results(self, stage: Stage) -> list[Result]:
         """Return the results of all units of a stage that is complete."""
-        if stage.name not in self._results:
-            whole = join(self.address, "done", f"{stage.name}.json")
-            try:
-                markers = json.loads(addresses.read(whole))
-            except FileNotFoundError:
-                count = read_json(join(self.address, "stages", f"{stage.name}.json"))["count"]
-                contents = addresses.read_all([self._note("done", stage, number) for number in range(count)])
-                markers = [[marker["files"], marker["facts"]] for marker in map(json.loads, contents)]
-                if count > _FEW:
-                    addresses.create(whole, json.dumps(markers).encode())
-            self._results[stage.name] = [
-                Result({name: self._data(stage.name, number, name, digest) for name, digest in files.items()}, facts)
-                for number, (files, facts) in enumerate(markers)
-            ]
-        return self._results[stage.name]
+        return self.once(("results", stage.name), lambda: self._read_results(stage))
+
+    def _read_results(self, stage: Stage) -> list[Result]:
+        whole = join(self.address, "done", f"{stage.name}.json")
+        try:
+            markers = json.loads(addresses.read(whole))
+        except FileNotFoundError:
+            count = read_json(join(self.address, "stages", f"{stage.name}.json"))["count"]
+            contents = addresses.read_all([self._note("done", stage, number) for number in range(count)])
+            markers = [[marker["files"], marker["facts"]] for marker in map(json.loads, contents)]
+            if count > _FEW:
+                addresses.create(whole, json.dumps(markers).encode())
+        return [
+            Result({name: self._data(stage.name, number, name, digest) for name, digest in files.items()}, facts)
+            for number, (files, facts) in enumerate(markers)
+        ]
 
     def check_failures(self, stage: Stage) -> None:
         """Raise a UserError if units of a stage could not be done."""
@@ -289,13 +288,15 @@ class Job:
         object store has no locks, so there the record is kept while the rest is removed."""
         if keep or not is_local(self.address):
             addresses.write(join(self.address, FINISHED), _json(result))
-        self.clear(keep)
+        self.clear(leave=KEPT if keep else ())
 
-    def clear(self, keep: bool = False) -> None:
-        """Remove the files of the job, and its folder unless somebody else has put something there."""
-        beside = [name for name in addresses.names_in(self.address) if name.startswith(_BESIDE)]
-        for name in (*_FOLDERS, *beside, *(() if keep else (PLAN, FINISHED, LOCK))):
-            addresses.remove(join(self.address, name))
+    def clear(self, *, leave: Sequence[str] = ()) -> None:
+        """Remove the files of the job but those to ``leave``, and its folder unless somebody else has put something
+        there. What no marker may outlive goes last."""
+        beside = [name for name in addresses.names_in(self.address) if name.startswith(BESIDE)]
+        for name in (*_FOLDERS, PLAN, FINISHED, *beside, LOCK):
+            if name not in leave:
+                addresses.remove(join(self.address, name))
         if not os.path.isfile(self.address) and not addresses.names_in(self.address):
             addresses.remove(self.address)
 
