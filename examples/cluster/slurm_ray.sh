@@ -6,7 +6,11 @@
 set -euo pipefail
 : "${ENCODER:?}" "${SOURCE:?}" "${SOURCE_LANG:?}" "${TARGET:?}" "${TARGET_LANG:?}" "${OUTPUT:?}"
 head="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
-address="$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{print $1}'):${PORT:-6379}"
+address="$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --all-ip-addresses | awk '{print $1}'):${PORT:-6379}"
+# Only this job can use the cluster. (Old versions of Ray have no tokens.)
+RAY_AUTH_MODE=token
+RAY_AUTH_TOKEN="$(python3 -c 'import secrets; print(secrets.token_hex(32))')"
+export RAY_AUTH_MODE RAY_AUTH_TOKEN
 
 # It starts Ray on each node, runs the command on the first one when all are there, and stops Ray.
 srun ray symmetric-run --address "$address" --min-nodes "$SLURM_JOB_NUM_NODES" --num-cpus="$SLURM_CPUS_PER_TASK" -- \

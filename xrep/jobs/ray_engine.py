@@ -99,7 +99,7 @@ def _connected(size: Size) -> Iterator[Any]:
             _reach(address)
         ray.init(address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:  # also another version of Ray or Python
-        cure = "start one (ray start --head), or correct or unset RAY_ADDRESS"
+        cure = "start one (ray start --head), correct or unset RAY_ADDRESS; one with tokens needs RAY_AUTH_MODE=token"
         reason = " ".join(str(error).split())
         raise MachineError(f"no Ray cluster can be used at {address}: {reason}", cure=cure) from None
     try:
