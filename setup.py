@@ -24,7 +24,8 @@ TRITON = "triton>=3.4; platform_machine == 'x86_64'"  # torch's CUDA build bring
 BENCH = ["sentence-transformers>=5"]  # the peers, which the tests of what goes in and out need too
 PYRIGHT = "pyright[nodejs]>=1.1.407"  # Node.js and the checker itself are in the wheels, so a run needs no network
 PYTEST = ["hypothesis>=6.100", "pytest>=8.2", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
-TEST = [*PYTEST, "matplotlib>=3.8", "ruff>=0.12", PYRIGHT, TRITON, *BENCH, *HF, *PARQUET, *ZSTD]
+MOTO = ["moto[server]>=5.1"]  # an object store on this machine
+TEST = [*PYTEST, "matplotlib>=3.8", "ruff>=0.12", PYRIGHT, TRITON, *BENCH, *HF, *PARQUET, *ZSTD, *RAY, *S3, *MOTO]
 
 setup(
     name="xrep",

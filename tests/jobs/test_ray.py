@@ -75,8 +75,9 @@ def test_there_is_no_cluster(place: str, reason: str, tmp_path: Path, monkeypatc
 
 @pytest.mark.slow
 def test_two_nodes_encode_to_the_bytes_of_one_process(
-    address: str, cli: Commands, shared_encoder: Path, tmp_path: Path
+    address: str, cli: Commands, shared_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("xrep.inference.encoding.IMPORTED", [])  # plugins of other tests, which the nodes do not have
     (tmp_path / "lines.txt").write_text("".join(f"Satz {number % 97} von {number}\n" for number in range(9_000)))
     words = ["encode", "--path", shared_encoder, "--lang", "de", "--input", tmp_path / "lines.txt"]
     assert cli(*words, "--output", tmp_path / "one.npy").code == 0
