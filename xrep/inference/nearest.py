@@ -149,12 +149,19 @@ class SearchAll(Search):
     neighbours of the rows that are compared.
 
     Args:
-        device: Where products are computed.
+        device: Where products are computed in this process; others take a GPU if they have one.
     """
 
     def __init__(self, x: Source, y: Source, device: str) -> None:
         super().__init__(x, y)
-        self._device = device
+        self._named: str | None = device
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_named": None}
+
+    @property
+    def _device(self) -> str:
+        return self._named or ("cuda" if torch.cuda.is_available() else "cpu")
 
     def _units(self, job: Job) -> list[tuple[Label, tuple[int, int]]]:
         return job.once((self.name, "units"), lambda: self._divided(job))
