@@ -185,12 +185,10 @@ def test_two_processes_do_not_write_one_file(encode: Encode, interrupted: Stop, 
     assert encode(output).resumed == 15
 
 
-def test_long_lines_make_chunks_of_fewer_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lines_make_chunks_of_fewer_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 100)
-    chunks = encoding.Chunks()
-    for line in LINES:
-        chunks.add(line)
-    lengths, starts = np.array([len(line) for line in LINES]), chunks.starts().tolist()
+    assert encoding.write_text(tmp_path, enumerate(LINES, 1)) == len(LINES)
+    lengths, starts = np.array([len(line) for line in LINES]), np.load(tmp_path / encoding.CHUNKS).tolist()
     assert starts[0] == 0 and starts[-1] == len(LINES)
     for start, stop in itertools.pairwise(starts):
         assert lengths[start : stop - 1].sum() < 100

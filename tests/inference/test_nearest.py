@@ -19,7 +19,7 @@ from xrep.inference import nearest
 from xrep.inference.nearest import Found, Side, searching
 from xrep.jobs.engines import LOCAL
 from xrep.jobs.engines import run as run_job
-from xrep.jobs.plan import Job
+from xrep.jobs.plan import Job, Result
 from xrep.retrieval import ivf, tiles
 from xrep.retrieval.ivf import make_index
 from xrep.retrieval.topk import TopK
@@ -179,7 +179,8 @@ def test_few_of_many_files_are_open_at_a_time(tmp_path: Path) -> None:
     before, paths = len(os.listdir("/dev/fd")), [tmp_path / f"{number}.npy" for number in range(100)]
     for number, path in enumerate(paths):
         np.save(path, np.full((2, 3), number, np.int32))
-    found = Found(list(map(str, paths)), [2] * 100, 1)
+    results = [Result({"x.npy": str(path)}, {"x": {"layer": 0, "rows": 2}}) for path in paths]
+    found = Found(results, "x", 1)
     assert found.take(np.array([199, 0, 7])).index.tolist() == [[99 * (2**32 + 1)], [0], [3 * (2**32 + 1)]]
     assert len(found) == 200 and len(os.listdir("/dev/fd")) < before + len(paths)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -36,7 +36,7 @@ CHUNK_CHARACTERS = 8_000_000
 PART_CHUNKS = 16
 """Number of such chunks in each part of a folder of vectors."""
 _PART = re.compile(r"part-\d{5}-[0-9a-f]{16}\.npy")
-_VECTORS, CHUNKS, _HASHES = "vectors.npy", "chunks.npy", "hashes.npy"
+VECTORS, CHUNKS, HASHES = "vectors.npy", "chunks.npy", "hashes.npy"
 
 
 @dataclass(frozen=True)
@@ -81,23 +81,36 @@ class HeldEncoder:
         return self._held
 
 
-class Chunks:
-    """Where the chunks of a text begin: they end after CHUNK_LINES, or after the line that reaches CHUNK_CHARACTERS."""
+def write_text(folder: Path, numbered: Iterable[tuple[int, str]], hashes: ArrayFile | None = None) -> int:
+    """Copy lines, as ``write_lines`` does, and return their number. ``chunks.npy`` says where chunks of them begin, and
+    where the last one ends, int64 [C + 1]. ``hashes`` gets the hash and the row of each line that is not empty."""
+    starts = [0]
 
-    def __init__(self) -> None:
-        self._starts, self._lines, self._characters = [0], 0, 0
+    def copied() -> Iterator[tuple[int, str]]:
+        for chunk in _chunks(numbered):
+            if hashes is not None:
+                filled = [(row, text) for row, (_, text) in enumerate(chunk, starts[-1]) if text]
+                pairs = [(hash_bytes(text.encode("utf-8", "replace")), row) for row, text in filled]
+                hashes.append(np.array(pairs, np.uint64).reshape(-1, 2))
+            starts.append(starts[-1] + len(chunk))
+            yield from chunk
 
-    def add(self, line: str) -> None:
-        """Count the next line."""
-        self._lines, self._characters = self._lines + 1, self._characters + len(line)
-        if self._lines - self._starts[-1] >= CHUNK_LINES or self._characters >= CHUNK_CHARACTERS:
-            self._starts.append(self._lines)
-            self._characters = 0
+    write_lines(folder, copied())
+    np.save(folder / CHUNKS, np.array(starts, np.int64))
+    return starts[-1]
 
-    def starts(self) -> np.ndarray:
-        """Return the numbers of the first lines of the chunks, from 0, and the number of all lines, int64 [C + 1]."""
-        ended = self._starts[-1] == self._lines
-        return np.array(self._starts if ended else [*self._starts, self._lines], np.int64)
+
+def _chunks(numbered: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """Yield chunks, which end after CHUNK_LINES, or after the line that reaches CHUNK_CHARACTERS."""
+    chunk, characters = list[tuple[int, str]](), 0
+    for number, line in numbered:
+        chunk.append((number, line))
+        characters += len(line)
+        if len(chunk) >= CHUNK_LINES or characters >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
 
 
 class Source(Protocol):
@@ -115,63 +128,59 @@ class Read(Stage):
     """Copy texts to files in which any line can be read; a unit is a file.
 
     Args:
-        stripped: Whether white space at both ends of a line is left out, and the hashes of lines are written, too.
+        form: What is copied: lines as they are; stripped, without white space at both ends, and hashes of them; or
+            words, with one space between them, of lines that have some.
     """
 
     unit = "files"
 
-    def __init__(self, name: str, files: Sequence[str], lang: str | None, *, stripped: bool = False) -> None:
-        self.name, self.files, self.lang, self._stripped = f"read-{name}", files, lang, stripped
+    def __init__(
+        self, name: str, files: Sequence[str], lang: str | None, form: Literal["line", "stripped", "words"] = "line"
+    ) -> None:
+        self.name, self.files, self._lang, self._form = f"read-{name}", files, lang, form
 
     def count(self, job: Job) -> int:
         return len(self.files)
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        chunks, lines, held = Chunks(), 0, list[tuple[int, int]]()
-        hashes = ArrayFile.create(folder / _HASHES, np.uint64, (2,)) if self._stripped else None
-
-        def copied() -> Iterator[tuple[int, str]]:
-            nonlocal lines
-            for line, text in read_text(self.files[number], self.lang):
-                text = text.strip() if self._stripped else text
-                chunks.add(text)
-                if hashes is not None and text:
-                    held.append((hash_bytes(text.encode("utf-8", "replace")), lines))
-                    if len(held) >= CHUNK_LINES:
-                        hashes.append(np.array(held, np.uint64))
-                        held.clear()
-                lines += 1
-                yield line, text
-
-        write_lines(folder, copied())
-        if hashes is not None:
-            hashes.append(np.array(held, np.uint64).reshape(-1, 2))
-            hashes.close()
-        np.save(folder / CHUNKS, chunks.starts())
-        return {"lines": lines} | ({"text": Lines.open(folder).digest()} if self._stripped else {})
+        numbered = read_text(self.files[number], self._lang)
+        if self._form == "line":
+            return {"rows": write_text(folder, numbered)}
+        if self._form == "words":
+            return write_words(folder, numbered)
+        hashes = ArrayFile.create(folder / HASHES, np.uint64, (2,))
+        rows = write_text(folder, ((line, text.strip()) for line, text in numbered), hashes)
+        hashes.close()
+        return {"rows": rows, "text": Lines.open(folder).digest()}
 
     def texts(self, job: Job) -> Texts:
         """Return the lines of all files."""
         results = job.results(self)
         files = [[result.files[name] for name in FILES] for result in results]
-        return Texts(files, [result.facts["lines"] for result in results])
-
-    def hashes(self, job: Job) -> Iterator[np.ndarray]:
-        """Yield the hash and the number of each line that is not empty, uint64 [n, 2], some at a time."""
-        first = 0
-        for result in job.results(self):
-            for _, rows in ArrayFile.open(result.files[_HASHES], "hashes", "make it again").blocks():
-                yield rows + np.array([0, first], np.uint64)
-            first += result.facts["lines"]
+        return Texts(files, [result.facts["rows"] for result in results])
 
     def chunks(self, job: Job) -> np.ndarray:
         """Return where the chunks of all files begin, and the number of lines, int64 [C + 1]."""
         starts, first = list[np.ndarray]([np.zeros(1, np.int64)]), 0
         for result in job.results(self):
-            own = ArrayFile.open(result.files[CHUNKS], "chunks", "make it again").read(slice(None))
-            starts.append(own[1:] + first)
-            first += int(own[-1])
+            starts.append(result.array(CHUNKS).read(slice(None))[1:] + first)
+            first += result.facts["rows"]
         return np.concatenate(starts)
+
+
+def write_words(folder: Path, numbered: Iterable[tuple[int, str]]) -> dict[str, int]:
+    """Copy the words of lines that have some, as ``write_text`` does, and return the numbers of all lines and of those
+    that were copied."""
+    lines = 0
+
+    def filled() -> Iterator[tuple[int, str]]:
+        nonlocal lines
+        for lines, text in numbered:
+            if words := " ".join(text.split()):
+                yield lines, words
+
+    rows = write_text(folder, filled())
+    return {"lines": lines, "rows": rows}
 
 
 class Encode(Stage):
@@ -182,25 +191,25 @@ class Encode(Stage):
     def __init__(self, name: str, source: Source, encoder: HeldEncoder, origin: Origin) -> None:
         self.name, self._source, self._encoder, self.origin = f"encode-{name}", source, encoder, origin
 
-    def _starts(self, job: Job) -> np.ndarray:
+    def starts(self, job: Job) -> np.ndarray:
         return job.once((self.name, "chunks"), lambda: self._source.chunks(job))
 
-    def _texts(self, job: Job) -> Texts:
+    def texts(self, job: Job) -> Texts:
         return job.once((self.name, "texts"), lambda: self._source.texts(job))
 
     def count(self, job: Job) -> int:
-        return len(self._starts(job)) - 1
+        return len(self.starts(job)) - 1
 
     def weights(self, job: Job) -> list[int]:
-        return np.diff(self._starts(job)).tolist()
+        return np.diff(self.starts(job)).tolist()
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        start, stop = self._starts(job)[number : number + 2].tolist()
-        lines, encoder, origin = self._texts(job).read(start, stop), self._encoder.encoder, self.origin
+        start, stop = self.starts(job)[number : number + 2].tolist()
+        lines, encoder, origin = self.texts(job).read(start, stop), self._encoder.encoder, self.origin
         options = {name: vars(origin)[name] for name in ("batch_tokens", "normalize", "prompt")}
         with counting_sentences(encoder.model, advance):
             vectors = encoder.encode(lines, origin.language, **options)
-        np.save(folder / _VECTORS, self._converted(job, vectors, start))
+        np.save(folder / VECTORS, self._converted(job, vectors, start))
         return {"rows": len(lines), "empty": sum(not line.strip() for line in lines)}
 
     def _converted(self, job: Job, vectors: np.ndarray, start: int) -> np.ndarray:
@@ -212,7 +221,7 @@ class Encode(Stage):
             row = int(np.argmin(finite))
             too_large = np.isfinite(vectors[row]).all()
             cure = "use float32 or vectors of length 1" if too_large else "check the encoder, or compute in float32"
-            file, line = self._texts(job).place(start + row)
+            file, line = self.texts(job).place(start + row)
             problem = f"its vector is not finite in {rows.dtype}"
             raise UserError(problem, path=self._source.files[file], line=line, cure=cure)
         return rows
@@ -220,7 +229,7 @@ class Encode(Stage):
     def vectors(self, job: Job) -> Vectors:
         """Return the vectors of all lines."""
         results = job.results(self)
-        parts = [Part(file=result.files[_VECTORS], rows=result.facts["rows"], text="") for result in results]
+        parts = [Part(file=result.files[VECTORS], rows=result.facts["rows"], text="") for result in results]
         return Vectors("", manifest=Manifest(origin=self.origin, parts=parts))
 
 
@@ -229,8 +238,8 @@ class Join(Stage):
 
     name, unit = "join", "parts"
 
-    def __init__(self, read: Source, encode: Encode, *, parts: bool) -> None:
-        self._read, self._encode, self._parts = read, encode, parts
+    def __init__(self, encode: Encode, *, parts: bool) -> None:
+        self._encode, self._parts = encode, parts
 
     def count(self, job: Job) -> int:
         return -(-len(job.results(self._encode)) // PART_CHUNKS) if self._parts else 1
@@ -238,16 +247,16 @@ class Join(Stage):
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         origin, results = self._encode.origin, job.results(self._encode)
         first, last = (number * PART_CHUNKS, (number + 1) * PART_CHUNKS) if self._parts else (0, len(results))
-        whole = ArrayFile.create(folder / _VECTORS, origin.dtype, (origin.size,))
+        whole = ArrayFile.create(folder / VECTORS, origin.dtype, (origin.size,))
         for result in results[first:last]:
-            for _, rows in ArrayFile.open(result.files[_VECTORS], "vectors", "make it again").blocks():
+            for _, rows in result.array(VECTORS).blocks():
                 whole.append(rows)
         whole.close()
         if not self._parts:
             return {}
-        starts = self._read.chunks(job)
+        starts, texts = self._encode.starts(job), self._encode.texts(job)
         start, stop = int(starts[first]), int(starts[min(last, len(results))])
-        return {"rows": stop - start, "text": text_digest(self._read.texts(job).read(start, stop))}
+        return {"rows": stop - start, "text": text_digest(texts.read(start, stop))}
 
 
 def encode_file(
@@ -280,30 +289,29 @@ def encode_file(
             holds something else than vectors, or there is an unfinished job with other inputs or options.
         Interrupted: Ctrl-C was pressed, and the chunk that was being encoded is saved.
     """
-    started, place = time.monotonic(), str(output)
+    began, place = time.monotonic(), str(output)
     if parts:
         _check_folder(place)
-    held, job_place = HeldEncoder(encoder), job_address(output)
     origin = origin_of(encoder, lang, dtype=dtype, batch_tokens=batch_tokens, normalize=normalize, prompt=prompt)
     files = [repeatable(file, output) for file in ([path] if isinstance(path, str | Path) else path)]
     read = Read("text", files, origin.language)
-    encode = Encode("text", read, held, origin)
-    join = Join(read, encode, parts=parts)
+    encode = Encode("text", read, HeldEncoder(encoder), origin)
+    join = Join(encode, parts=parts)
     facts = {"input": states_of(files), **vars(origin), "parts": parts}
-    job = Job(job_place, "encode", facts, [read, encode, join])
+    job = Job(job_address(output), "encode", facts, [read, encode, join])
 
     def finish() -> dict[str, Any]:
         joined = job.results(join)
         if parts:
-            named = {f"part-{number:05d}-{one.digest(_VECTORS)}.npy": one for number, one in enumerate(joined)}
-            publish_parts({name: result.files[_VECTORS] for name, result in named.items()}, place)
+            named = {f"part-{number:05d}-{one.digest(VECTORS)}.npy": one for number, one in enumerate(joined)}
+            publish_parts({name: result.files[VECTORS] for name, result in named.items()}, place)
             described = [Part(file=name, **result.facts) for name, result in named.items()]
             Manifest(origin=origin, parts=described).write(place)
             for name in addresses.names_in(place):
                 if _PART.fullmatch(name) and name not in named:
                     addresses.remove(addresses.join(place, name))
         else:
-            addresses.publish(joined[0].files[_VECTORS], place)
+            addresses.publish(joined[0].files[VECTORS], place)
         results = job.results(encode)
         return {
             "path": place,
@@ -311,10 +319,11 @@ def encode_file(
             "size": encoder.output_size,
             "empty_lines": sum(result.facts["empty"] for result in results),
             "resumed": sum(results[number].facts["rows"] for number in job.before.get(encode.name, ())),
+            "seconds": time.monotonic() - began,
         }
 
     result = run(job, engine, finish, place, show_progress=show_progress)
-    return Encoded(**result, seconds=time.monotonic() - started) if result else None
+    return Encoded(**result) if result else None
 
 
 def origin_of(encoder: SentenceEncoder, lang: str | None, **how: Any) -> Origin:

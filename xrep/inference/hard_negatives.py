@@ -19,7 +19,7 @@ from xrep.config.ranges import out_of_range
 from xrep.errors import UserError
 from xrep.files import naming
 from xrep.hashing import find_sorted
-from xrep.inference.encoding import CHUNKS, Chunks, Encode, HeldEncoder
+from xrep.inference.encoding import CHUNKS, Encode, HeldEncoder, write_text
 from xrep.inference.mining import SearchOptions, fields, half_origin
 from xrep.inference.nearest import Found, Merge, Side, searching
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -29,12 +29,11 @@ from xrep.jobs.plan import Advance, Job, Stage
 from xrep.retrieval.margins import first_of_each
 from xrep.retrieval.topk import pair_similarities
 from xrep.store import addresses
-from xrep.store.arrays import ArrayFile
-from xrep.store.lines import FILES, Texts, write_lines
+from xrep.store.lines import FILES, Texts
 from xrep.text.cleaning import NO_KEY, sentence_hash
 from xrep.text.readers import Bitext, read_pairs, read_text
 
-KEYS, PAIRS, _NEGATIVES = "keys.npy", "pairs.npy", "negatives.tsv"
+_KEYS, _PAIRS, _NEGATIVES = "keys.npy", "pairs.npy", "negatives.tsv"
 _BLOCK = 1 << 13
 """Number of pairs whose candidates are compared at a time."""
 
@@ -126,7 +125,7 @@ def mine_negatives(
         UserError: A text is invalid, the encoder does not know a language, or no negative is left.
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
-    began, place = time.monotonic(), job_address(output)
+    began = time.monotonic()
     candidates = candidates and repeatable(candidates, output)
     files = [*bitext.paths, *([candidates] if candidates else [])]
     held, read = HeldEncoder(encoder), ReadPairs(bitext, candidates)
@@ -137,18 +136,16 @@ def mine_negatives(
     stages = [read, *(side.encode for side in sides), *found, choose]
     facts = {**asdict(options), "input": states_of(files), "bitext": asdict(bitext), "encoder": held.fingerprint}
     facts.pop("device")
-    job = Job(place, "negatives", facts, stages)
+    job = Job(job_address(output), "negatives", facts, stages)
 
     def finish() -> dict[str, Any]:
         (chosen,), (pairs,) = job.results(choose), job.results(read)
         addresses.publish(chosen.files[_NEGATIVES], output)
-        return {"path": str(output), **pairs.facts["counts"], **chosen.facts}
+        made = {"path": str(output), "settings": asdict(options), "version": xrep.__version__}
+        return {**made, **pairs.facts["counts"], **chosen.facts, "seconds": time.monotonic() - began}
 
     mined = run(job, engine, finish, str(output), show_progress=show_progress)
-    seconds = time.monotonic() - began
-    if mined is None:
-        return None
-    return MinedNegatives(**mined, settings=asdict(options), version=xrep.__version__, seconds=seconds)
+    return MinedNegatives(**mined) if mined else None
 
 
 def _summary(scores: np.ndarray) -> dict[str, float]:
@@ -159,7 +156,7 @@ class _Sentences:
     """The different sentences among some texts, which are numbered from 0 by their hashes."""
 
     def __init__(self) -> None:
-        self._rows, self.chunks = dict[int, int](), Chunks()
+        self._rows = dict[int, int]()
 
     def new(self, texts: Iterable[str], rows: array[int]) -> Iterator[tuple[int, str]]:
         """Yield the sentences that are new, with their numbers from 1; the row of each text is added to ``rows``, -1
@@ -168,9 +165,7 @@ class _Sentences:
             key = sentence_hash(text)
             if key != NO_KEY and key not in self._rows:
                 self._rows[key] = len(self._rows)
-                sentence = " ".join(text.split())
-                self.chunks.add(sentence)
-                yield len(self._rows), sentence
+                yield len(self._rows), " ".join(text.split())
             rows.append(self._rows.get(key, -1))
 
     def keys(self) -> np.ndarray:
@@ -186,9 +181,6 @@ class ReadPairs(Stage):
     def __init__(self, bitext: Bitext, candidates: str | Path | None) -> None:
         self.bitext, self._candidates = bitext, candidates
 
-    def count(self, job: Job) -> int:
-        return 1
-
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         bitext, sides, rows_of = self.bitext, (_Sentences(), _Sentences()), (array("q"), array("q"))
         for side, (sentences, rows) in enumerate(zip(sides, rows_of, strict=True)):
@@ -196,10 +188,9 @@ class ReadPairs(Stage):
             if side and self._candidates is not None:
                 further = (text for _, text in read_text(self._candidates, bitext.languages[1]))
                 new = chain(new, sentences.new(further, array("q")))
-            write_lines(folder, new)
-            np.save(folder / KEYS, sentences.keys())
-            np.save(folder / CHUNKS, sentences.chunks.starts())
-            for name in (*FILES, KEYS, CHUNKS):
+            write_text(folder, new)
+            np.save(folder / _KEYS, sentences.keys())
+            for name in (*FILES, _KEYS, CHUNKS):
                 (folder / name).rename(folder / f"{side}-{name}")
         source, target = (np.frombuffer(rows, np.int64) for rows in rows_of)
         worded = (source >= 0) & (target >= 0)
@@ -208,7 +199,7 @@ class ReadPairs(Stage):
         source, target = source[worded], target[worded]
         candidates = len(sides[1].keys())
         kept = first_of_each(source * candidates + target)
-        np.save(folder / PAIRS, np.stack((source[kept], target[kept]), axis=1))
+        np.save(folder / _PAIRS, np.stack((source[kept], target[kept]), axis=1))
         counts = {
             "pairs": len(kept),
             "sources": len(sides[0].keys()),
@@ -220,7 +211,7 @@ class ReadPairs(Stage):
 
     def array(self, job: Job, name: str) -> np.ndarray:
         """Return one of the arrays."""
-        return ArrayFile.open(job.results(self)[0].files[name], name, "make it again").read(slice(None))
+        return job.results(self)[0].array(name).read(slice(None))
 
 
 class PairSide:
@@ -241,7 +232,7 @@ class PairSide:
 
     def keys(self, job: Job) -> np.ndarray:
         """Return the hashes of the sentences, uint64 [N]."""
-        return self._read.array(job, f"{self._side}-{KEYS}")
+        return self._read.array(job, f"{self._side}-{_KEYS}")
 
     def side(self, job: Job) -> Side:
         return job.once((self.encode.name, "side"), lambda: Side(self.encode.vectors(job), None))
@@ -260,9 +251,6 @@ class ChooseNegatives(Stage):
 
     def __init__(self, read: ReadPairs, x: PairSide, y: PairSide, merge: Merge, options: NegativeOptions) -> None:
         self._read, self._sides, self._merge, self._options = read, (x, y), merge, options
-
-    def count(self, job: Job) -> int:
-        return 1
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         pairs, texts = self._pairs(job), [side.texts(job) for side in self._sides]
@@ -285,7 +273,7 @@ class ChooseNegatives(Stage):
         }
 
     def _pairs(self, job: Job) -> _Pairs:
-        source, target = self._read.array(job, PAIRS).T
+        source, target = self._read.array(job, _PAIRS).T
         return _Pairs(source, target, *(side.keys(job) for side in self._sides))
 
 

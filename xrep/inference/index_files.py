@@ -13,11 +13,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from xrep.errors import UserError
 from xrep.files import check_new_directory, check_output, flush_to_disk, remove_files, replace_file, write_json
-from xrep.inference.encoding import CHUNKS, Chunks, Encode, HeldEncoder, Join, origin_of
+from xrep.inference.encoding import CHUNKS, Encode, HeldEncoder, Join, Read, origin_of, write_words
 from xrep.inference.index_parts import MANIFEST, VECTORS, Manifest, PartFacts
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, run
@@ -26,10 +24,8 @@ from xrep.jobs.plan import COPY, PLAN, Advance, Job, Stage, read_json
 from xrep.models.directory import describe
 from xrep.retrieval.ivf import add, make_index, train
 from xrep.store import addresses
-from xrep.store import lines as text_files
 from xrep.store.addresses import join
-from xrep.store.arrays import ArrayFile
-from xrep.store.lines import Texts
+from xrep.store.lines import FILES
 from xrep.store.vectors import Vectors
 from xrep.text.readers import read_text
 
@@ -85,17 +81,19 @@ def write_part(
     file = repeatable(sentences if isinstance(sentences, str | Path) else _lines_of(sentences), output)
     if new is not None and path.exists() and any(path.iterdir()):
         with tempfile.TemporaryDirectory() as copy:
-            lines = _copy(file, origin.language, Path(copy), name=name)
-            same = _holds(path, new, Path(copy), source=name, language=origin.language, lines=lines)
+            counts = write_words(Path(copy), read_text(file, origin.language))
+            _check_filled(counts["rows"], name)
+            Path(copy, CHUNKS).unlink()
+            same = _holds(path, new, Path(copy), source=name, language=origin.language, **counts)
         if not addresses.exists(join(place, PLAN)) or read_json(join(place, PLAN))["is_new"]:
             Job(place, "search", {}, []).clear()  # of a command that was interrupted when all was done, or a copy
         if not same:
             check_new_directory(path)
         return
-    read = ReadSentences(file, name, origin.language)
+    read = Read("text", [file], origin.language, "words")
     encode = Encode("text", read, HeldEncoder(encoder), origin)
-    whole = Join(read, encode, parts=False)
-    index = WriteIndexes(whole, base)
+    whole = Join(encode, parts=False)
+    index = WriteIndexes(whole, base, name)
     facts = {"input": states_of([file]), **vars(origin), "index": base.index, "is_new": new is not None}
     job = Job(place, "search", facts, [read, encode, whole, index])
 
@@ -117,48 +115,9 @@ def _lines_of(sentences: Iterable[str]) -> Iterator[bytes]:
         yield f"{' '.join(sentence.split())}\n".encode("utf-8", "replace")
 
 
-def _copy(file: str, lang: str | None, folder: Path, chunks: Chunks | None = None, name: str | None = None) -> int:
-    """Write the lines that are not empty, with their numbers, and return the number of all lines."""
-    number = rows = 0
-
-    def filled() -> Iterator[tuple[int, str]]:
-        nonlocal number, rows
-        for number, line in read_text(file, lang):
-            if text := " ".join(line.split()):
-                rows += 1
-                if chunks:
-                    chunks.add(text)
-                yield number, text
-
-    text_files.write_lines(folder, filled())
+def _check_filled(rows: int, name: str | None) -> None:
     if not rows:
         raise UserError("no sentence in it", path=name, cure="give a text with sentences")
-    return number
-
-
-class ReadSentences(Stage):
-    """Copy the lines of a text that are not empty; see ``_copy``."""
-
-    name, unit = "read", "files"
-
-    def __init__(self, file: str, name: str | None, lang: str | None) -> None:
-        self.files, self._name, self._lang = [file], name, lang
-
-    def count(self, job: Job) -> int:
-        return 1
-
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        chunks = Chunks()
-        lines = _copy(self.files[0], self._lang, folder, chunks, self._name)
-        np.save(folder / CHUNKS, chunks.starts())
-        return {"lines": lines, "rows": int(chunks.starts()[-1])}
-
-    def texts(self, job: Job) -> Texts:
-        (result,) = job.results(self)
-        return Texts([[result.files[name] for name in text_files.FILES]], [result.facts["rows"]])
-
-    def chunks(self, job: Job) -> np.ndarray:
-        return ArrayFile.open(job.results(self)[0].files[CHUNKS], "chunks", "make it again").read(slice(None))
 
 
 class WriteIndexes(Stage):
@@ -166,19 +125,17 @@ class WriteIndexes(Stage):
 
     name, unit = "index", "parts"
 
-    def __init__(self, join: Join, base: Manifest) -> None:
-        self._join, self._base = join, base
-
-    def count(self, job: Job) -> int:
-        return 1
+    def __init__(self, join: Join, base: Manifest, text: str | None) -> None:
+        self._join, self._base, self._text = join, base, text
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         vectors = Vectors(job.results(self._join)[0].files[VECTORS])
         rows, index = len(vectors), self._base.index
+        _check_filled(rows, self._text)
         if index == "auto" or (self._base.parts and rows <= FLAT_ROWS):
             index = f"IVF{min(_CELLS, int(4 * math.sqrt(rows)))},SQ8" if rows > FLAT_ROWS else "flat"
         index_rows = 0 if index == "flat" else write_indexes(vectors, folder, index)
-        return {"rows": rows, "index": index, "index_rows": index_rows}
+        return {"index": index, "index_rows": index_rows}
 
 
 def _holds(path: Path, new: Manifest, copy: Path | None = None, **text: Any) -> bool:
@@ -202,7 +159,7 @@ def _free_folder(path: Path, manifest: Manifest) -> str:
     for left in {*path.glob("part-[0-9][0-9][0-9][0-9][0-9]")} - {path / part.folder for part in manifest.parts}:
         if left.is_dir():
             others = [file.name for pattern in ("*.faiss", ".*.tmp") for file in left.glob(pattern)]
-            remove_files(left, [*text_files.FILES, VECTORS, *others])
+            remove_files(left, [*FILES, VECTORS, *others])
     names = (f"part-{number:05d}" for number in count(len(manifest.parts)))
     return next(name for name in names if not (path / name).exists())
 

@@ -9,9 +9,9 @@ Layout::
         00000.faiss, ...     faiss's index of the first vectors, of the next ones, and so on; none: the search is exact
     part-00001/              those that the first ``add`` wrote, and so on
 
-A part never changes. It is written into ``{directory}.work`` and moved into the directory before the manifest that
-lists it replaces the old one. So whoever has read the manifest finds all that it lists. A command that was interrupted
-goes on from ``{directory}.work``.
+A part never changes. It is made in ``{directory}.job`` and moved into the directory before the manifest that lists it
+replaces the old one. So whoever has read the manifest finds all that it lists. A command that was interrupted goes on
+from ``{directory}.job``.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +18,12 @@ from xrep.data.hash_runs import HashRuns
 from xrep.errors import UserError
 from xrep.files import naming
 from xrep.hashing import hash_bytes
-from xrep.inference.encoding import Encode, HeldEncoder, Read, origin_of
-from xrep.inference.nearest import Merge, Side, searching
+from xrep.inference.encoding import HASHES, Encode, HeldEncoder, Read, origin_of
+from xrep.inference.nearest import Merge, Side, blocks, searching
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, Engine, run
 from xrep.jobs.outputs import job_address, repeatable, states_of
-from xrep.jobs.plan import Advance, Job, Stage
+from xrep.jobs.plan import Advance, Job, Result, Stage
 from xrep.retrieval.ivf import PROBES, make_index
 from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose_in_blocks, first_of_each
 from xrep.store import addresses
@@ -32,7 +32,7 @@ from xrep.store.lines import Lines, Texts
 from xrep.store.vectors import Origin, Vectors
 from xrep.text.languages import canonical
 
-_PAIRS, _ROWS, _HASHES = "pairs.tsv", "rows.npy", "hashes.npy"
+_PAIRS, _ROWS = "pairs.tsv", "rows.npy"
 _CHECKED_ROWS = 1 << 18
 """Number of vectors that are checked as a unit."""
 
@@ -129,7 +129,7 @@ def mine(
             with other inputs or options.
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
-    began, k, place = time.monotonic(), options.neighbours, job_address(output)
+    began, k = time.monotonic(), options.neighbours
     held = HeldEncoder(encoder) if encoder else None
     x, y = sides = [Sentences(text, output, held, options, k) for text in (source, target)]
     found, merge = searching(x, y, options.index, options.probes, options.device)
@@ -137,7 +137,7 @@ def mine(
     stages = [stage for side in sides for stage in side.stages]
     facts = {**asdict(options), "source": x.facts, "target": y.facts, "encoder": held and held.fingerprint}
     facts.pop("device")
-    job = Job(place, "mine", facts, [*stages, Compare(x, y, k), *found, choose])
+    job = Job(job_address(output), "mine", facts, [*stages, Compare(x, y, k), *found, choose])
 
     def finish() -> dict[str, Any]:
         (chosen,) = job.results(choose)
@@ -152,11 +152,13 @@ def mine(
             "empty": tuple(count["empty"] for count in counts),
             "duplicates": tuple(count["duplicates"] for count in counts),
             "search": {**search, "neighbours": k, "index": options.index, "probes": options.probes},
+            "settings": asdict(options),
+            "version": xrep.__version__,
+            "seconds": time.monotonic() - began,
         }
 
     mined = run(job, engine, finish, str(output), show_progress=show_progress)
-    seconds = time.monotonic() - began
-    return Mined(**mined, settings=asdict(options), version=xrep.__version__, seconds=seconds) if mined else None
+    return Mined(**mined) if mined else None
 
 
 class Sentences:
@@ -166,48 +168,38 @@ class Sentences:
     def __init__(
         self, text: Text, output: str | Path, encoder: HeldEncoder | None, options: SearchOptions, k: int
     ) -> None:
-        self._k = k
-        self.name, files = text.name, addresses.matching(str(text.text)) if text.text else []
-        self._files = [repeatable(file, output) for file in files]
+        self.name, self._k = text.name, k
+        files = [repeatable(file, output) for file in (addresses.matching(str(text.text)) if text.text else ())]
         lang = text.lang and canonical(text.lang)
-        self._read = Read(text.name, self._files, lang, stripped=True) if self._files else None
-        self._encode: Encode | None = None
-        self._check: Check | None = None
-        self.facts: dict[str, Any] = {"text": states_of(self._files), "lang": lang}
+        self._read = Read(text.name, files, lang, "stripped") if files else None
+        self.facts: dict[str, Any] = {"text": states_of(files), "lang": lang}
         if text.vectors:
-            self._check = Check(text, self._read)
+            self._origin = Check(text, self._read)
             self.facts["vectors"] = states_of([text.vectors])
         elif self._read is None or encoder is None:
             raise UserError(f"no vectors of the {text.name}", cure="give them, or a text and an encoder")
         else:
-            origin = half_origin(encoder.encoder, lang, options)
-            self._encode = Encode(text.name, self._read, encoder, origin)
+            self._origin = Encode(text.name, self._read, encoder, half_origin(encoder.encoder, lang, options))
         self._distinct = Distinct(self)
 
     @property
     def stages(self) -> list[Stage]:
-        return [stage for stage in (self._read, self._check, self._encode, self._distinct) if stage]
+        return [stage for stage in (self._read, self._origin, self._distinct) if stage]
 
-    def hashes(self, job: Job) -> Iterator[np.ndarray]:
-        """Yield what is not to be repeated, lines or else vectors, as hashes with the numbers of their rows."""
-        stage = self._read or self._check
-        assert stage
-        return stage.hashes(job)
+    def hashed(self, job: Job) -> list[Result]:
+        """Return results with the hashes of what is not to be repeated, lines or else vectors."""
+        return job.results(self._read or self._origin)
 
     def vectors(self, job: Job) -> Vectors:
-        if self._check:
-            return self._check.vectors
-        assert self._encode
-        return self._encode.vectors(job)
+        return self._origin.vectors(job)
 
     def side(self, job: Job) -> Side:
         """Return the sentences to compare."""
         return job.once((self.name, "side"), lambda: self._side(job))
 
     def _side(self, job: Job) -> Side:
-        files = job.results(self._distinct)[0].files
-        rows = ArrayFile.open(files[_ROWS], "rows", "make it again") if _ROWS in files else None
-        return Side(self.vectors(job), rows)
+        (distinct,) = job.results(self._distinct)
+        return Side(self.vectors(job), distinct.array(_ROWS) if _ROWS in distinct.files else None)
 
     def neighbours(self, job: Job) -> int:
         return self._k
@@ -219,8 +211,9 @@ class Sentences:
     def digests(self, job: Job) -> dict[str, Any]:
         """Return checksums of the text and of the vectors that were given, or what made them."""
         texts = {"text": [result.facts["text"] for result in job.results(self._read)]} if self._read else {}
-        given = self._check and self._check.digests(job)
-        return {**texts, "vectors": given or vars(self.vectors(job).manifest.origin)}  # type: ignore[union-attr]
+        if isinstance(self._origin, Encode):
+            return {**texts, "vectors": vars(self._origin.origin)}
+        return {**texts, "vectors": [result.facts["vectors"] for result in job.results(self._origin)]}
 
     def columns(self, job: Job, side: Side, chosen: np.ndarray) -> Iterable[object]:
         """Return what is written of some sentences: their lines or, if there is no text, their numbers from 1."""
@@ -245,61 +238,46 @@ class Check(Stage):
     def __init__(self, text: Text, read: Read | None) -> None:
         self.name, self._text, self._read = f"check-{text.name}", text, read
 
-    @cached_property
-    def vectors(self) -> Vectors:
+    def vectors(self, job: Job) -> Vectors:
         assert self._text.vectors
-        return Vectors(self._text.vectors)
+        return job.once((self.name, "vectors"), partial(Vectors, self._text.vectors))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "vectors"}
-
-    def _units(self) -> list[tuple[int, int]]:
-        vectors = self.vectors
-        if vectors.manifest:
-            return list(pairwise(vectors.starts))
-        return [(start, min(start + _CHECKED_ROWS, len(vectors))) for start in range(0, len(vectors), _CHECKED_ROWS)]
+    def _units(self, job: Job) -> list[tuple[int, int]]:
+        vectors = self.vectors(job)
+        return list(pairwise(vectors.starts)) if vectors.manifest else blocks(len(vectors), _CHECKED_ROWS)
 
     def count(self, job: Job) -> int:
         if self._read and self._text.text:
-            self.vectors.check_count(len(self._read.texts(job)), self._text.text)
-        return len(self._units())
+            self.vectors(job).check_count(len(self._read.texts(job)), self._text.text)
+        return len(self._units(job))
 
     def weights(self, job: Job) -> list[int]:
-        return [stop - start for start, stop in self._units()]
+        return [stop - start for start, stop in self._units(job)]
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        (start, stop), vectors = self._units()[number], self.vectors
+        """Return a checksum of the rows, or the name of a part of a folder, which has one. Without a text, their hashes
+        are written with their places among these rows."""
+        (start, stop), vectors = self._units(job)[number], self.vectors(job)
         texts = self._read.texts(job) if self._read else None
         if vectors.manifest and texts:
             assert self._text.text
             vectors.check_text(number, texts.digest(start, stop), self._text.text)
-            return {"vectors": vectors.manifest.parts[number].file}
-        digest, step = hashlib.sha256(), max(1, READ_BYTES // (vectors.size * vectors.dtype.itemsize))
-        hashes = np.empty((0 if texts else stop - start, 2), np.uint64)
-        for first in range(start, stop, step):
-            rows = vectors.stored(slice(first, min(first + step, stop)))
+            return {"rows": stop - start, "vectors": vectors.manifest.parts[number].file}
+        digest, hashes = hashlib.sha256(), np.empty((0 if texts else stop - start, 2), np.uint64)
+        for first, last in blocks(stop - start, READ_BYTES // (vectors.size * vectors.dtype.itemsize)):
+            rows = vectors.stored(slice(start + first, start + last))
             digest.update(rows.data)
-            zero = vectors.check_finite(rows, first)
+            zero = vectors.check_finite(rows, start + first)
             if texts is not None:
-                zero &= texts.filled(first, first + len(rows))
+                zero &= texts.filled(start + first, start + last)
             else:
-                some = slice(first - start, first - start + len(rows))
-                hashes[some] = [(hash_bytes(row.data), number) for number, row in enumerate(rows, first)]
+                hashes[first:last] = [(hash_bytes(row.data), place) for place, row in enumerate(rows, first)]
             if zero.any():
-                raise vectors.unusable("is zero", first + int(np.argmax(zero)))
+                raise vectors.unusable("is zero", start + first + int(np.argmax(zero)))
             advance(len(rows))
         if texts is None:
-            np.save(folder / _HASHES, hashes)
-        return {"vectors": digest.hexdigest()}
-
-    def hashes(self, job: Job) -> Iterator[np.ndarray]:
-        """Yield the hash and the number of each row, uint64 [n, 2], some at a time."""
-        for result in job.results(self):
-            yield ArrayFile.open(result.files[_HASHES], "hashes", "make it again").read(slice(None))
-
-    def digests(self, job: Job) -> list[str]:
-        """Return the checksums of the rows of the units, or the names of the parts of a folder, which have them."""
-        return [result.facts["vectors"] for result in job.results(self)]
+            np.save(folder / HASHES, hashes)
+        return {"rows": stop - start, "vectors": digest.hexdigest()}
 
 
 class Distinct(Stage):
@@ -310,24 +288,23 @@ class Distinct(Stage):
     def __init__(self, sentences: Sentences) -> None:
         self.name, self._sentences = f"distinct-{sentences.name}", sentences
 
-    def count(self, job: Job) -> int:
-        return 1
-
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        first, filled = np.zeros(len(self._sentences.vectors(job)), bool), 0
-        keys = HashRuns(folder, width=2)
-        for hashes in self._sentences.hashes(job):
-            keys.add(hashes)
-            filled += len(hashes)
+        keys, rows, filled = HashRuns(folder, width=2), 0, 0
+        for result in self._sentences.hashed(job):
+            for _, hashes in result.array(HASHES).blocks():
+                keys.add(hashes + np.array([0, rows], np.uint64))
+                filled += len(hashes)
+            rows += result.facts["rows"]
+        first = np.zeros(rows, bool)
         for part_N2 in keys.parts():
             first[part_N2[first_of_each(part_N2[:, 0]), 1].astype(np.int64)] = True
         count = int(first.sum())
-        if count < len(first):
-            rows = ArrayFile.create(folder / _ROWS, np.int64)
-            for start in range(0, len(first), _CHECKED_ROWS):
-                rows.append(start + np.flatnonzero(first[start : start + _CHECKED_ROWS]))
-            rows.close()
-        return {"sentences": count, "empty": len(first) - filled, "duplicates": filled - count}
+        if count < rows:
+            chosen = ArrayFile.create(folder / _ROWS, np.int64)
+            for start, stop in blocks(rows, _CHECKED_ROWS):
+                chosen.append(start + np.flatnonzero(first[start:stop]))
+            chosen.close()
+        return {"sentences": count, "empty": rows - filled, "duplicates": filled - count}
 
 
 class Compare(Stage):
@@ -337,9 +314,6 @@ class Compare(Stage):
 
     def __init__(self, x: Sentences, y: Sentences, k: int) -> None:
         self._x, self._y, self._k = x, y, k
-
-    def count(self, job: Job) -> int:
-        return 1
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         x, y = self._x.vectors(job), self._y.vectors(job)
@@ -359,9 +333,6 @@ class Choose(Stage):
 
     def __init__(self, x: Sentences, y: Sentences, merge: Merge, options: MiningOptions) -> None:
         self._sides, self._merge, self._options = (x, y), merge, options
-
-    def count(self, job: Job) -> int:
-        return 1
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         options, written = self._options, 0

@@ -7,10 +7,11 @@ the neighbours are the same, whoever finds them and in whatever order.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -79,9 +80,9 @@ class Source(Protocol):
 class Found:
     """The neighbours [N, k] of a side in files, one after the other, of which few are open at a time."""
 
-    def __init__(self, files: Sequence[str], counts: Sequence[int], k: int) -> None:
-        self.k, self._files, self._starts = k, files, [0, *accumulate(counts)]
-        self._open = lru_cache(maxsize=64)(_neighbours)
+    def __init__(self, results: Sequence[Result], label: Label, k: int) -> None:
+        self.k, self._starts = k, [0, *accumulate(result.facts[label]["rows"] for result in results)]
+        self._open = lru_cache(maxsize=64)(lambda number: results[number].array(f"{label}.npy"))
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -99,33 +100,32 @@ class Found:
     def _read(self, rows: np.ndarray) -> TopK:
         pieces = [np.empty((0, 3 * self.k), np.int32)]
         edges = np.searchsorted(rows, self._starts).tolist()
-        for file, first, start, stop in zip(self._files, self._starts, edges, edges[1:], strict=False):
+        for number, (start, stop) in enumerate(pairwise(edges)):
             if start < stop:
-                pieces.append(self._open(file).read(rows[start:stop] - first))
+                pieces.append(self._open(number).read(rows[start:stop] - self._starts[number]))
         bits = np.concatenate(pieces)
         similarity, index = (np.ascontiguousarray(part) for part in np.split(bits, [self.k], axis=1))
         return TopK(torch.from_numpy(similarity.view(np.float32)), torch.from_numpy(index.view(np.int64)))
 
 
-def _found(results: Sequence[Result], name: str, counts: Sequence[int], k: int) -> Found:
-    return Found([result.files[name] for result in results], counts, k)
-
-
-def _neighbours(file: str) -> ArrayFile:
-    return ArrayFile.open(file, "neighbours", "remove the folder to begin anew")
-
-
-def _append(file: ArrayFile, best: TopK) -> None:
+def _bits(best: TopK) -> np.ndarray:
+    """Return similarities and indices as they are in a file, int32 [n, 3 k]."""
     similarity, index = (part.cpu().numpy().view(np.int32) for part in (best.similarity, best.index))
-    file.append(np.concatenate((similarity, index), axis=1))
+    return np.concatenate((similarity, index), axis=1)
 
 
-def _blocks(rows: int, size: int) -> list[tuple[int, int]]:
+def blocks(rows: int, size: int) -> list[tuple[int, int]]:
+    """Return where blocks of at most ``size`` rows, but at least one, begin and end."""
     return [(start, min(start + size, rows)) for start in range(0, rows, max(1, size))]
 
 
 class Search(Stage):
-    """A search for the neighbours of x and of y among each other."""
+    """A search for the neighbours of x and of y among each other.
+
+    A unit writes the neighbours of some rows of a side to ``{side}.npy``. Its facts of that side are the number of
+    these ``rows``, and the ``layer``: units of one layer have the neighbours of all rows, one after the other, among
+    the same part of the other side.
+    """
 
     name, unit = "search", "queries"
 
@@ -139,9 +139,26 @@ class Search(Stage):
         """Return how many neighbours are wanted for each sentence of a side."""
         return {label: source.neighbours(job) for label, source in self._sources.items()}
 
+    @abstractmethod
+    def divide(self, job: Job) -> list[tuple[Any, ...]]:
+        """Return what each unit does: first the side, and last where its rows begin and end."""
+
+    def units(self, job: Job) -> list[tuple[Any, ...]]:
+        return job.once((self.name, "units"), lambda: self.divide(job))
+
+    def count(self, job: Job) -> int:
+        return len(self.units(job))
+
+    def weights(self, job: Job) -> list[int]:
+        return [stop - start for *_, (start, stop) in self.units(job)]
+
     def layers(self, job: Job, label: Label) -> list[Found]:
         """Return neighbours of all rows of a side among parts of the other side, to be merged."""
-        raise NotImplementedError
+        layers = dict[int, list[Result]]()
+        for result in job.results(self):
+            if label in result.facts:
+                layers.setdefault(result.facts[label]["layer"], []).append(result)
+        return [Found(results, label, self.k(job)[label]) for results in layers.values()]
 
 
 class SearchAll(Search):
@@ -163,10 +180,7 @@ class SearchAll(Search):
     def _device(self) -> str:
         return self._named or ("cuda" if torch.cuda.is_available() else "cpu")
 
-    def _units(self, job: Job) -> list[tuple[Label, tuple[int, int]]]:
-        return job.once((self.name, "units"), lambda: self._divided(job))
-
-    def _divided(self, job: Job) -> list[tuple[Label, tuple[int, int]]]:
+    def divide(self, job: Job) -> list[tuple[Label, tuple[int, int]]]:
         """Return the side whose rows are a strip, and where the strip begins and ends, of each unit."""
         sides, k = self.sides(job), self.k(job)
         both = max(map(len, sides.values())) <= _BOTH_ROWS
@@ -174,43 +188,31 @@ class SearchAll(Search):
             (label, strip)
             for label, side in sides.items()
             if k[label] and not (label == "y" and both and k["x"])
-            for strip in _blocks(len(side), _strip_rows(side))
+            for strip in blocks(len(side), _strip_rows(side))
         ]
 
-    def count(self, job: Job) -> int:
-        return len(self._units(job))
-
-    def weights(self, job: Job) -> list[int]:
-        return [stop - start for _, (start, stop) in self._units(job)]
-
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        label, (start, stop) = self._units(job)[number]
+        units, sides, k = self.units(job), self.sides(job), self.k(job)
+        label, (start, stop) = units[number]
         other = OTHER[label]
-        sides, wanted, both = self.sides(job), self.k(job), {unit for unit, _ in self._units(job)} == {"x"}
-        k = {label: wanted[label], other: wanted[other] if both else 0}
-        files = {each: ArrayFile.create(folder / f"{each}.npy", np.int32, (3 * k[each],)) for each in k if k[each]}
+        k_other = k[other] if all(unit[0] == "x" for unit in units) else 0
+        of_other = ArrayFile.create(folder / f"{other}.npy", np.int32, (3 * k_other,)) if k_other else None
         rows, best = self._operand(sides[label], start, stop), TopK.none(stop - start, k[label], device=self._device)
-        panel = _panel_rows(sides[other])
-        for first, last in _blocks(len(sides[other]), panel):
+        for first, last in blocks(len(sides[other]), _panel_rows(sides[other])):
             columns = self._operand(sides[other], first, last)
-            best_other = TopK.none(last - first, k[other], device=self._device)
+            best_other = TopK.none(last - first, k_other, device=self._device)
             search_tile(rows, columns, best, best_other, start, first)
-            if k[other]:
-                _append(files[other], best_other)
-        _append(files[label], best)
-        for file in files.values():
-            file.close()
+            if of_other is not None:
+                of_other.append(_bits(best_other))
+        np.save(folder / f"{label}.npy", _bits(best))
         advance(stop - start)
-        return {"side": label, "rows": {label: stop - start, other: len(sides[other])}}
+        if of_other is None:
+            return {label: {"layer": 0, "rows": stop - start}}
+        of_other.close()
+        return {label: {"layer": 0, "rows": stop - start}, other: {"layer": number, "rows": len(sides[other])}}
 
     def _operand(self, side: Side, start: int, stop: int) -> Operand:
         return Operand.of(torch.from_numpy(side.read(slice(start, stop))).to(self._device))
-
-    def layers(self, job: Job, label: Label) -> list[Found]:
-        results, k = job.results(self), self.k(job)[label]
-        strips = [result for result in results if result.facts["side"] == label]
-        parts = [strips] if strips else [[result] for result in results]
-        return [_found(own, f"{label}.npy", [result.facts["rows"][label] for result in own], k) for own in parts]
 
 
 def _strip_rows(side: Side) -> int:
@@ -267,10 +269,7 @@ class SearchIndex(Search):
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_built": None}
 
-    def _units(self, job: Job) -> list[tuple[Label, int, tuple[int, int], tuple[int, int]]]:
-        return job.once((self.name, "units"), lambda: self._divided(job))
-
-    def _divided(self, job: Job) -> list[tuple[Label, int, tuple[int, int], tuple[int, int]]]:
+    def divide(self, job: Job) -> list[tuple[Label, int, tuple[int, int], tuple[int, int]]]:
         """Return of each unit the side whose neighbours are searched, the number of the part of the other side, where
         that begins and ends, and the rows of the queries."""
         sides = self.sides(job)
@@ -279,85 +278,58 @@ class SearchIndex(Search):
             for label, k in self.k(job).items()
             if k
             for part, bounds in enumerate(parts_of(self._index, sides[OTHER[label]]))
-            for queries in _blocks(len(sides[label]), MOST_ROWS)
+            for queries in blocks(len(sides[label]), MOST_ROWS)
         ]
-
-    def count(self, job: Job) -> int:
-        return len(self._units(job))
-
-    def weights(self, job: Job) -> list[int]:
-        return [stop - start for *_, (start, stop) in self._units(job)]
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        label, part, bounds, (start, stop) = self._units(job)[number]
-        sides, k = self.sides(job), self.k(job)[label]
+        label, part, (first, last), (start, stop) = self.units(job)[number]
+        sides, searched = self.sides(job), OTHER[label]
         if self._built is None or self._built[0] != (label, part):
             self._built = None  # free its memory before the next one is built
-            trained, searched = self.train.index(job, OTHER[label]), sides[OTHER[label]]
-            self._built = (label, part), PartIndex(self._index, trained, searched, *bounds, self._probes)
-        best = TopK.none(stop - start, k)
+            trained = self.train.index(job, searched)
+            self._built = (label, part), PartIndex(self._index, trained, sides[searched], first, last, self._probes)
+        best = TopK.none(stop - start, self.k(job)[label])
         self._built[1].search(sides[label], start, stop, best, advance)
-        file = ArrayFile.create(folder / "found.npy", np.int32, (3 * k,))
-        _append(file, best)
-        file.close()
-        return {"side": label, "part": part, "rows": stop - start}
-
-    def layers(self, job: Job, label: Label) -> list[Found]:
-        parts = dict[int, list[Result]]()
-        for result in job.results(self):
-            if result.facts["side"] == label:
-                parts.setdefault(result.facts["part"], []).append(result)
-        return [
-            _found(own, "found.npy", [result.facts["rows"] for result in own], self.k(job)[label])
-            for own in parts.values()
-        ]
+        np.save(folder / f"{label}.npy", _bits(best))
+        return {label: {"layer": part, "rows": stop - start}}
 
 
-class Merge(Stage):
+class Merge(Search):
     """Merge the neighbours that different units have found of the same rows; a unit is a block of rows."""
 
     name, unit = "merge", "blocks"
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, x: Source, y: Source, search: Search) -> None:
+        super().__init__(x, y)
         self._search = search
 
-    def _units(self, job: Job) -> list[tuple[Label, list[Found], tuple[int, int]]]:
-        return job.once((self.name, "units"), lambda: self._divided(job))
-
-    def _divided(self, job: Job) -> list[tuple[Label, list[Found], tuple[int, int]]]:
+    def divide(self, job: Job) -> list[tuple[Label, list[Found], tuple[int, int]]]:
+        """Return of each unit the side, the neighbours of all of its rows, and where the block begins and ends."""
         units = list[tuple[Label, list[Found], tuple[int, int]]]()
-        for label, k in self._search.k(job).items():
-            layers = self._search.layers(job, label) if k else []
+        for label in OTHER:
+            layers = self._search.layers(job, label)
             if len(layers) > 1:
-                units.extend((label, layers, block) for block in _blocks(len(layers[0]), MOST_ROWS))
+                units.extend((label, layers, block) for block in blocks(len(layers[0]), MOST_ROWS))
         return units
 
-    def count(self, job: Job) -> int:
-        return len(self._units(job))
+    def weights(self, job: Job) -> list[int]:
+        return [1] * self.count(job)
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        label, (first, *others), block = self._units(job)[number]
-        best, file = first.slice(*block), ArrayFile.create(folder / "merged.npy", np.int32, (3 * first.k,))
+        label, (first, *others), block = self.units(job)[number]
+        best = first.slice(*block)
         for other in others:
             best.merge(other.slice(*block))
-        _append(file, best)
-        file.close()
-        return {"side": label, "rows": block[1] - block[0]}
+        np.save(folder / f"{label}.npy", _bits(best))
+        return {label: {"layer": 0, "rows": len(best)}}
 
     def found(self, job: Job, label: Label) -> Found:
         """Return the neighbours of all rows of a side among all of the other side."""
-        merged = [result for result in job.results(self) if result.facts["side"] == label]
-        if merged:
-            return _found(merged, "merged.npy", [result.facts["rows"] for result in merged], self._search.k(job)[label])
-        return self._search.layers(job, label)[0]
+        return (self.layers(job, label) or self._search.layers(job, label))[0]
 
 
 def searching(x: Source, y: Source, index: str, probes: int, device: str) -> tuple[list[Stage], Merge]:
     """Return the stages of a search for neighbours, exact if ``index`` is flat, and the last one, which has them."""
-    if index == "flat":
-        search = SearchAll(x, y, device)
-        merge = Merge(search)
-        return [search, merge], merge
-    search = SearchIndex(x, y, index, probes)
-    merge = Merge(search)
-    return [search.train, search, merge], merge
+    search = SearchAll(x, y, device) if index == "flat" else SearchIndex(x, y, index, probes)
+    merge = Merge(x, y, search)
+    return [*([search.train] if isinstance(search, SearchIndex) else []), search, merge], merge

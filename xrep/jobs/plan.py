@@ -35,6 +35,7 @@ from xrep.errors import UserError
 from xrep.files import flush_to_disk, sha256_of
 from xrep.store import addresses
 from xrep.store.addresses import is_local, join
+from xrep.store.arrays import ArrayFile
 
 KEPT = PLAN, FINISHED, LOCK = "plan.json", "finished.json", "lock"
 COPY = "input-"
@@ -68,6 +69,10 @@ class Result(NamedTuple):
         """Return the beginning of the sha256 of a file, which is in its name."""
         return self.files[name].removesuffix(f".{name}").rpartition("-")[2]
 
+    def array(self, name: str) -> ArrayFile:
+        """Open a file that is an array."""
+        return ArrayFile.open(self.files[name], "numbers", "remove the folder to begin anew")
+
 
 class Stage(ABC):
     """A kind of units. Each depends on the results of earlier stages only.
@@ -82,9 +87,9 @@ class Stage(ABC):
     unit: str = "units"
     is_finished_first: bool = True
 
-    @abstractmethod
     def count(self, job: Job) -> int:
-        """Return the number of units."""
+        """Return the number of units, which is 1 unless a stage says something else."""
+        return 1
 
     def weights(self, job: Job) -> Sequence[int]:
         """Return how much of what the progress line counts each unit is."""
