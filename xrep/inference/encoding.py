@@ -35,6 +35,8 @@ CHUNK_CHARACTERS = 8_000_000
 """Number of characters after which a chunk ends early, so that memory does not grow with the length of the lines."""
 PART_CHUNKS = 16
 """Number of such chunks in each part of a folder of vectors."""
+_HASHED_BYTES = 1 << 20
+"""Bytes of hashes that are sorted at a time."""
 _PART = re.compile(r"part-\d{5}-[0-9a-f]{16}\.npy")
 _VECTORS, CHUNKS, _HASHES = "vectors.npy", "chunks.npy", "hashes.npy"
 
@@ -160,7 +162,7 @@ class Read(Stage):
         """Yield the hash and the number of each line that is not empty, uint64 [n, 2], some at a time."""
         first = 0
         for result in job.results(self):
-            for _, rows in ArrayFile.open(result.files[_HASHES], "hashes", "make it again").blocks():
+            for _, rows in ArrayFile.open(result.files[_HASHES], "hashes", "make it again").blocks(_HASHED_BYTES):
                 yield rows + np.array([0, first], np.uint64)
             first += result.facts["lines"]
 
