@@ -35,6 +35,8 @@ from xrep.text.languages import canonical
 _PAIRS, _ROWS = "pairs.tsv", "rows.npy"
 _CHECKED_ROWS = 1 << 18
 """Number of vectors that are checked as a unit."""
+_HASHED_BYTES = 1 << 20
+"""Bytes of hashes that are sorted at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +293,7 @@ class Distinct(Stage):
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
         keys, rows, filled = HashRuns(folder, width=2), 0, 0
         for result in self._sentences.hashed(job):
-            for _, hashes in result.array(HASHES).blocks():
+            for _, hashes in result.array(HASHES).blocks(_HASHED_BYTES):
                 keys.add(hashes + np.array([0, rows], np.uint64))
                 filled += len(hashes)
             rows += result.facts["rows"]

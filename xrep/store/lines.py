@@ -17,7 +17,7 @@ from xrep.store.arrays import READ_BYTES, ArrayFile
 from xrep.store.contents import Bytes
 
 FILES = LINES, OFFSETS, NUMBERS = "lines.txt", "offsets.npy", "numbers.npy"
-_BLOCK = 1 << 14  # lines that are written at a time
+_BLOCK = 1 << 12  # lines that are written at a time
 
 
 def stored(line: str) -> bytes:
