@@ -89,9 +89,12 @@ def write_text(folder: Path, numbered: Iterable[tuple[int, str]], hashes: ArrayF
     def copied() -> Iterator[tuple[int, str]]:
         for chunk in _chunks(numbered):
             if hashes is not None:
-                filled = [(row, text) for row, (_, text) in enumerate(chunk, starts[-1]) if text]
-                pairs = [(hash_bytes(text.encode("utf-8", "replace")), row) for row, text in filled]
-                hashes.append(np.array(pairs, np.uint64).reshape(-1, 2))
+                rows = [
+                    (hash_bytes(text.encode("utf-8", "replace")), row)
+                    for row, (_, text) in enumerate(chunk, starts[-1])
+                    if text
+                ]
+                hashes.append(np.array(rows, np.uint64).reshape(-1, 2))
             starts.append(starts[-1] + len(chunk))
             yield from chunk
 
