@@ -49,7 +49,7 @@ def test_rate_and_time_left(cli: Commands, tmp_path: Path) -> None:
     squares = job.stages[0]
     job.begin_stage(squares)
     for number in range(4):
-        job.claim(squares, number, f"{number} of 4", 60)
+        job.notes(squares).claim(number, f"{number} of 4", 60)
     job.do(squares, 0, lambda done: None)
     shown = json.loads(cli("jobs", "status", "out", "--json").out)
     first = shown["stages"][0]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from xrep.errors import UserError
-from xrep.files import naming, replace_file
+from xrep.files import flush_to_disk, naming, replace_file
 
 Address = str | Path
 T = TypeVar("T")
@@ -195,9 +195,10 @@ def write(address: Address, content: bytes) -> None:
 
 
 def put(file: Path, address: Address) -> None:
-    """Move a file of this machine to an address, where a file of the same content may be."""
+    """Move a file of this machine to an address, where a file of the same content may be. It is on disk then."""
     if is_local(address):
         with naming(address):
+            flush_to_disk(file)
             shutil.move(file, address)
         return
     ask(address, lambda: store_of(address).put_file(str(file), str(address)))
