@@ -24,7 +24,7 @@ from xrep.registry import IMPORTED, import_plugin
 from xrep.store import addresses
 from xrep.store.addresses import is_local
 from xrep.store.arrays import ArrayFile
-from xrep.store.lines import FILES, Lines, Texts, write_lines
+from xrep.store.lines import FILES, Texts, write_lines
 from xrep.store.vectors import MANIFEST, Manifest, Origin, Part, Vectors, text_digest
 from xrep.text.languages import canonical, refuse_pair
 from xrep.text.readers import read_text
@@ -148,7 +148,7 @@ class Read(Stage):
             hashes.append(np.array(held, np.uint64).reshape(-1, 2))
             hashes.close()
         np.save(folder / CHUNKS, chunks.starts())
-        return {"lines": lines} | ({"text": Lines.open(folder).digest()} if self._stripped else {})
+        return {"lines": lines} | ({"text": Texts.open(folder).digest()} if self._stripped else {})
 
     def texts(self, job: Job) -> Texts:
         """Return the lines of all files."""

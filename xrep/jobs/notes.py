@@ -21,20 +21,17 @@ class Notes:
     """The notes of a stage: a JSON file for each unit and kind of note, and one with the number of units."""
 
     def __init__(self, job: str, stage: str) -> None:
-        self.job, self.stage = job, stage
+        self.job, self.stage, self._count = job, stage, join(job, COUNTS, f"{stage}.json")
 
     def begin(self, count: int) -> None:
         """Note the number of units."""
         for kind in KINDS:
             addresses.make_folder(join(self.job, kind, self.stage))
-        addresses.create(self._count(), json_bytes({"count": count}))
-
-    def _count(self) -> str:
-        return join(self.job, COUNTS, f"{self.stage}.json")
+        addresses.create(self._count, json_bytes({"count": count}))
 
     def count(self) -> int:
         """Return the number of units; a FileNotFoundError says that the stage has not begun, or the job is removed."""
-        return read_json(self._count())["count"]
+        return read_json(self._count)["count"]
 
     def place(self, kind: str, number: int) -> str:
         """Return the address of a note of a unit."""

@@ -207,11 +207,10 @@ class Job:
         try:
             markers = json.loads(addresses.read(whole))
         except FileNotFoundError:
-            count = self.notes(stage).count()
-            markers = [
-                [marker["files"], marker["facts"]] for marker in self.notes(stage).read(DONE, range(count)).values()
-            ]
-            if count > _FEW:
+            notes = self.notes(stage)
+            found = notes.read(DONE, range(notes.count())).values()
+            markers = [[marker["files"], marker["facts"]] for marker in found]
+            if len(markers) > _FEW:
                 addresses.create(whole, json.dumps(markers).encode())
         return [
             Result({name: self._data(stage.name, number, name, digest) for name, digest in files.items()}, facts)

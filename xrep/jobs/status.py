@@ -26,11 +26,6 @@ class Status:
     seconds: float
 
     @property
-    def open(self) -> int:
-        """The number of units that are neither done nor failed, as far as it is known."""
-        return (self.count or 0) - self.done - len(self.failed)
-
-    @property
     def rate(self) -> float | None:
         """Units per second of the workers that are at work."""
         return self.running / self.seconds if self.running and self.seconds else None
@@ -38,7 +33,8 @@ class Status:
     @property
     def left(self) -> float | None:
         """Seconds until the stage is done at this rate."""
-        return self.open / self.rate if self.rate else None
+        still_open = (self.count or 0) - self.done - len(self.failed)
+        return still_open / self.rate if self.rate else None
 
     def __str__(self) -> str:
         left = "" if self.left is None else f", {duration(self.left)} left"
