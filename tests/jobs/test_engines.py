@@ -99,7 +99,7 @@ def test_what_a_dead_task_had_begun_is_taken_over_after_a_while(
 ) -> None:
     dead = make_job(tmp_path)
     dead.begin()
-    dead.begin_stage(dead.stages[0])
+    dead.notes(dead.stages[0]).begin(12)
     assert dead.notes(dead.stages[0]).claim(11, "0 of 2", 60)
     monkeypatch.setattr("xrep.jobs.work._PATIENCE", 0.5)
     for name, value in task(1, 2).items():

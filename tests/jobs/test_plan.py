@@ -30,7 +30,7 @@ def begun(folder: Path, count: int = 12, **how: Any) -> tuple[Job, Stage]:
     """Return a job whose first stage has begun."""
     job = make_job(folder, count, **how)
     job.begin()
-    job.begin_stage(job.stages[0])
+    job.notes(job.stages[0]).begin(count)
     return job, job.stages[0]
 
 

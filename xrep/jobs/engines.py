@@ -23,8 +23,6 @@ from xrep.store import addresses
 from xrep.store.addresses import is_local, join
 
 Finish = Callable[[], dict[str, Any]]
-
-
 LOCAL = Engine()
 
 

@@ -23,11 +23,12 @@ class Notes:
     def __init__(self, job: str, stage: str) -> None:
         self.job, self.stage, self._count = job, stage, join(job, COUNTS, f"{stage}.json")
 
-    def begin(self, count: int) -> None:
-        """Note the number of units."""
+    def begin(self, count: int) -> int:
+        """Note the number of units, and return it."""
         for kind in KINDS:
             addresses.make_folder(join(self.job, kind, self.stage))
         addresses.create(self._count, json_bytes({"count": count}))
+        return count
 
     def count(self) -> int:
         """Return the number of units; a FileNotFoundError says that the stage has not begun, or the job is removed."""

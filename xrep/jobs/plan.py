@@ -156,12 +156,6 @@ class Job:
         """Return what is noted of the units of a stage."""
         return Notes(self.address, stage.name)
 
-    def begin_stage(self, stage: Stage) -> int:
-        """Note the number of units of a stage, and return it."""
-        count = stage.count(self)
-        self.notes(stage).begin(count)
-        return count
-
     def do(self, stage: Stage, number: int, advance: Advance) -> bool:
         """Do a unit and return whether this succeeded. Unexpected errors are tried three times, and then written down.
 
@@ -174,7 +168,10 @@ class Job:
             try:
                 with tempfile.TemporaryDirectory(prefix=".", dir=place, ignore_cleanup_errors=True) as folder:
                     facts = stage.run(self, number, Path(folder), advance)
-                    files = {path.name: self._keep(stage, number, path) for path in sorted(Path(folder).iterdir())}
+                    written = sorted(Path(folder).iterdir())
+                    files = {path.name: sha256_of(path) for path in written}
+                    for path in written:
+                        addresses.put(path, self._data(stage.name, number, path.name, files[path.name]))
                 marker = {"files": files, "facts": facts, "seconds": round(time.monotonic() - began, 3)}
                 addresses.create(self.notes(stage).place(DONE, number), json_bytes(marker))
                 return True
@@ -189,13 +186,8 @@ class Job:
                     self.notes(stage).fail(number, f"{type(error).__name__}: {error}", traceback.format_exc())
         return False
 
-    def _keep(self, stage: Stage, number: int, file: Path) -> str:
-        """Move a file of a unit to the data, under a name that its content gives it, and return the checksum."""
-        checksum = sha256_of(file)
-        addresses.put(file, self._data(stage.name, number, file.name, checksum))
-        return checksum
-
     def _data(self, stage: str, number: int, name: str, checksum: str) -> str:
+        """Return the address of a file of a unit, whose name comes from its content."""
         return join(self.address, "data", f"{stage}-{number:07d}-{checksum[:16]}.{name}")
 
     def results(self, stage: Stage) -> list[Result]:

@@ -69,7 +69,8 @@ def run_on_ray(job: Job, engine: Engine, show_progress: bool) -> None:
         try:
             _wait(ray, crew, ProgressLine(shown=show_progress))
         finally:
-            crew.end()
+            for actor, _ in crew.working.values():
+                ray.kill(actor)
 
 
 @contextmanager
@@ -166,10 +167,6 @@ class _Crew:
             cure = "install xrep, with the same packages, on all machines of the cluster"
             raise MachineError(f"a worker of Ray ended {TRIES} times before it could begin: {last}", cure=cure)
         self._start(share)
-
-    def end(self) -> None:
-        for actor, _ in self.working.values():
-            self._ray.kill(actor)
 
 
 def _wait(ray: Any, crew: _Crew, line: ProgressLine) -> None:

@@ -92,7 +92,7 @@ def work(job: Job, share: Share, show_progress: bool) -> bool:
     process has finished the job. A worker begins with its own part of each stage, because neighbouring units read the
     same data, and helps the others when it has nothing to do."""
     for stage in job.stages:
-        count = job.begin_stage(stage)
+        count = job.notes(stage).begin(stage.count(job))
         done = job.notes(stage).numbers(DONE)
         job.before[stage.name] = done
         weights = stage.weights(job) if show_progress else []
