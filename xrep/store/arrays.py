@@ -6,7 +6,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -135,3 +135,12 @@ class ArrayFile:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+
+
+def by_part(starts: Sequence[int], rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield each part that has some of these rows, of parts that begin at ``starts``: its number, which of the rows
+    they are, bool [n], and their numbers in the part."""
+    part_of = np.searchsorted(starts, rows, "right") - 1
+    for part in np.unique(part_of).tolist():
+        its = part_of == part
+        yield part, its, rows[its] - starts[part]

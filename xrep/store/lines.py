@@ -14,7 +14,7 @@ import numpy as np
 
 from xrep.files import naming
 from xrep.store.addresses import Address
-from xrep.store.arrays import READ_BYTES, ArrayFile
+from xrep.store.arrays import READ_BYTES, ArrayFile, by_part
 from xrep.store.contents import Bytes
 
 FILES = LINES, OFFSETS, NUMBERS = "lines.txt", "offsets.npy", "numbers.npy"
@@ -99,7 +99,8 @@ class Texts:
         """Return some lines, in the order of ``rows``."""
         distinct, place = np.unique(np.asarray(rows, np.int64), return_inverse=True)
         lines = list[str]()
-        for text, some in self._texts_of(distinct):
+        for number, _, some in by_part(self.starts, distinct):
+            text = self._text(number)
             starts, ends = (text.offsets.read(some + end).tolist() for end in (0, 1))
             contents = text.lines.read_all((start, end - 1) for start, end in zip(starts, ends, strict=True))
             lines += [content.decode() for content in contents]
@@ -107,8 +108,10 @@ class Texts:
 
     def numbers(self, rows: np.ndarray) -> np.ndarray:
         """Return the numbers that some lines had in their texts, int64 [n], from 1."""
-        distinct, place = np.unique(rows, return_inverse=True)
-        return np.concatenate([text.numbers.read(some) for text, some in self._texts_of(distinct)])[place]
+        found = np.empty(len(rows), np.int64)
+        for text, its, some in by_part(self.starts, rows):
+            found[its] = self._text(text).numbers.read(some)
+        return found
 
     def filled(self, start: int, stop: int) -> np.ndarray:
         """Return which of the lines ``start`` to ``stop`` - 1 are not empty, bool [n]."""
@@ -129,9 +132,3 @@ class Texts:
         for number, (first, last) in enumerate(pairwise(self.starts)):
             if start < last and first < stop:
                 yield self._text(number), max(start, first) - first, min(stop, last) - first
-
-    def _texts_of(self, rows: np.ndarray) -> Iterator[tuple[_Text, np.ndarray]]:
-        """Yield each text that has some of these lines, which are sorted, and which of its own lines they are."""
-        text_of = np.searchsorted(self.starts, rows, "right") - 1
-        for number in np.unique(text_of).tolist():
-            yield self._text(number), rows[text_of == number] - self.starts[number]
