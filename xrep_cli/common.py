@@ -141,7 +141,7 @@ def choose_device(named: str | None) -> str:
     UserError if this machine has no such device."""
     import torch
 
-    from xrep.jobs.engines import number_from
+    from xrep.jobs.work import number_from
 
     several = number_from(os.environ, "WORLD_SIZE", 1) > 1
     gpu = f"cuda:{number_from(os.environ, 'LOCAL_RANK', 0)}" if several else "cuda"

@@ -47,9 +47,9 @@ def test_rate_and_time_left(cli: Commands, tmp_path: Path) -> None:
     job = make_job(tmp_path, 200, seconds=0.1)
     job.begin()
     squares = job.stages[0]
-    job.begin_stage(squares)
+    job.notes(squares).begin(200)
     for number in range(4):
-        job.claim(squares, number, f"{number} of 4", 60)
+        job.notes(squares).claim(number, f"{number} of 4", 60)
     job.do(squares, 0, lambda done: None)
     shown = json.loads(cli("jobs", "status", "out", "--json").out)
     first = shown["stages"][0]

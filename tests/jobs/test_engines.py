@@ -99,8 +99,8 @@ def test_what_a_dead_task_had_begun_is_taken_over_after_a_while(
 ) -> None:
     dead = make_job(tmp_path)
     dead.begin()
-    dead.begin_stage(dead.stages[0])
-    assert dead.claim(dead.stages[0], 11, "0 of 2", 60)
+    dead.notes(dead.stages[0]).begin(12)
+    assert dead.notes(dead.stages[0]).claim(11, "0 of 2", 60)
     monkeypatch.setattr("xrep.jobs.work._PATIENCE", 0.5)
     for name, value in task(1, 2).items():
         monkeypatch.setenv(name, value)
@@ -117,7 +117,7 @@ def test_a_unit_that_always_fails_keeps_no_other_from_being_done(
     job = make_job(tmp_path, faults={5: "fail"})
     with pytest.raises(UserError, match="1 units of squares failed"):
         run_job(job, SLURM)
-    assert len(job.numbers_done(job.stages[0])) == 11 and runs(job.address).count(5) == 3
+    assert len(job.notes(job.stages[0]).numbers("done")) == 11 and runs(job.address).count(5) == 3
     with pytest.raises(UserError, match="1 units of squares failed"):
         run_job(make_job(tmp_path), SLURM)
     assert [failure.unit for failure in failures(job.address)] == [5] and retry(job.address) == 1

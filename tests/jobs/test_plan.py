@@ -30,7 +30,7 @@ def begun(folder: Path, count: int = 12, **how: Any) -> tuple[Job, Stage]:
     """Return a job whose first stage has begun."""
     job = make_job(folder, count, **how)
     job.begin()
-    job.begin_stage(job.stages[0])
+    job.notes(job.stages[0]).begin(count)
     return job, job.stages[0]
 
 
@@ -108,14 +108,15 @@ def test_a_marker_is_written_after_its_data(tmp_path: Path, monkeypatch: pytest.
 
 def test_claims(tmp_path: Path) -> None:
     job, stage = begun(tmp_path)
-    assert job.claim(stage, 0, "0 of 2", 60) and not job.claim(stage, 0, "1 of 2", 60)
-    assert job.claim(stage, 0, "0 of 2", 60), "a worker that was started again goes on with what it had begun"
-    assert job.claim(stage, 0, "1 of 2", 0), "its worker was not heard of for too long"
-    assert (job.begun(stage), job.begun(stage, "0 of 2"), job.begun(stage, "1 of 2")) == ([0], [], [0])
-    job.release(stage, 0)
-    assert job.begun(stage) == [] and job.claim(stage, 0, "0 of 2", 60)
+    notes = job.notes(stage)
+    assert notes.claim(0, "0 of 2", 60) and not notes.claim(0, "1 of 2", 60)
+    assert notes.claim(0, "0 of 2", 60), "a worker that was started again goes on with what it had begun"
+    assert notes.claim(0, "1 of 2", 0), "its worker was not heard of for too long"
+    assert (notes.begun(), notes.begun("0 of 2"), notes.begun("1 of 2")) == ([0], [], [0])
+    notes.forget(0)
+    assert notes.begun() == [] and notes.claim(0, "0 of 2", 60)
     do(job, stage, 0)
-    assert not job.claim(stage, 0, "1 of 2", 0), "it is done since"
+    assert not notes.claim(0, "1 of 2", 0), "it is done since"
 
 
 def test_three_tries(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from tests.support.programs import Program
 from tests.support.runs import environment
 from xrep.errors import UserError
 from xrep.jobs.engines import Engine
+from xrep.jobs.notes import DONE
 from xrep.jobs.plan import MachineError
-from xrep.jobs.ray_engine import Size, fitted
+from xrep.jobs.ray_engine import fitted
 from xrep.jobs.status import failures
 
 RAY = Engine(engine="ray")
@@ -57,12 +59,13 @@ def wait_for(job: str, count: int) -> None:
 
 def test_the_workers_fit_the_nodes() -> None:
     one, two = {"CPU": 8.0, "GPU": 2.0}, {"CPU": 5.0}
-    assert fitted(Size(None, 2, 0), [two, two]) == Size(4, 2, 0)
-    assert fitted(Size(None, 1, 0), [one, two]) == Size(2, 1, 1), "one for each GPU"
-    assert fitted(Size(None, 1, 0.5), [one]) == Size(4, 1, 0.5)
-    assert fitted(Size(7, 1, 0), [one]) == Size(7, 1, 0)
+    two_cpus, half_gpu = Engine(cpus_per_worker=2), Engine(gpus_per_worker=0.5)
+    assert fitted(two_cpus, [two, two]) == replace(two_cpus, workers=4)
+    assert fitted(RAY, [one, two]) == replace(RAY, workers=2, gpus_per_worker=1), "one for each GPU"
+    assert fitted(half_gpu, [one]) == replace(half_gpu, workers=4)
+    assert fitted(Engine(workers=7), [one]) == Engine(workers=7)
     with pytest.raises(MachineError, match="no machine of the Ray cluster has 9 processors"):
-        fitted(Size(None, 9, 0), [two, two])
+        fitted(Engine(cpus_per_worker=9), [two, two])
 
 
 @pytest.mark.parametrize(("place", "reason"), {"127.0.0.1:9": "refused", "nonsense": "it is not HOST:PORT"}.items())
@@ -112,7 +115,7 @@ def test_the_driver_is_killed_and_the_local_engine_goes_on(address: str, tmp_pat
     program.send_signal(signal.SIGKILL)
     program.communicate()
     time.sleep(1.0)  # until Ray has ended its actors
-    done = job.numbers_done(job.stages[0])
+    done = job.notes(job.stages[0]).numbers(DONE)
     before = runs(job.address)
     assert run_job(job) == {"total": expected(12)} and done
     assert not done & set(runs(job.address)[len(before) :])

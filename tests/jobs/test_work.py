@@ -40,7 +40,7 @@ def test_a_unit_that_takes_long_is_not_begun_by_others(tmp_path: Path, monkeypat
         thread.start()
     for thread in threads:
         thread.join()
-    assert stage.runs == 1 and job.numbers_done(stage) == {0}
+    assert stage.runs == 1 and job.notes(stage).numbers("done") == {0}
 
 
 def test_a_file_that_is_named_like_a_copy_is_known_by_its_state(tmp_path: Path) -> None:

@@ -114,9 +114,9 @@ def test_a_unit_costs_few_requests(store: ObjectStore) -> None:
         job = Job(join(BUCKET, f"{units}.job"), "numbers", {}, [stage])
         store.requests.clear()
         job.begin()
-        for number in range(job.begin_stage(stage)):
-            assert job.claim(stage, number, "0 of 2", 60) and job.do(stage, number, lambda done: None)
-        assert job.numbers_done(stage) == set(range(units))
+        for number in range(job.notes(stage).begin(units)):
+            assert job.notes(stage).claim(number, "0 of 2", 60) and job.do(stage, number, lambda done: None)
+        assert job.notes(stage).numbers("done") == set(range(units))
         assert [result.facts["number"] for result in job.results(stage)] == list(range(units))
         totals.append(store.requests.total())
         job.finish({}, keep=False)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from xrep.errors import UserError
 from xrep.store.arrays import ArrayFile
-from xrep.store.lines import FILES, Lines, Texts, write_lines
+from xrep.store.lines import FILES, Texts, write_lines
 from xrep.store.vectors import Manifest, Origin, Part, Vectors, normalize_rows, text_digest
 
 LINES = ["ein Satz", "", "zwei\tWörter", "\u2028 und \x85", "x" * 1000]
@@ -35,10 +35,10 @@ def write_parts(folder: Path, parts: list[np.ndarray], lines: list[str]) -> Path
     return folder
 
 
-def copied(folder: Path, numbered: Iterable[tuple[int, str]]) -> Lines:
+def copied(folder: Path, numbered: Iterable[tuple[int, str]]) -> Texts:
     folder.mkdir(exist_ok=True)
     write_lines(folder, numbered)
-    return Lines.open(folder)
+    return Texts.open(folder)
 
 
 def test_an_array_file_is_what_numpy_reads_and_reads_what_numpy_writes(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_lines_come_back_by_place_and_with_their_numbers(tmp_path: Path) -> None
     assert lines.filled(0, 5).tolist() == [True, False, True, True, True]
     digest = hashlib.sha256("".join(f"{line}\n" for line in LINES[1:3]).encode()).hexdigest()
     assert lines.digest(1, 3) == digest
-    assert Lines.open(tmp_path).digest() == lines.digest(0, 5) != digest
+    assert Texts.open(tmp_path).digest() == lines.digest(0, 5) != digest
 
 
 def test_a_line_end_inside_a_line_shifts_no_other(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside
 from xrep.interrupts import Interrupted
 from xrep.jobs.engines import LOCAL, Engine, Share, run, share_of
+from xrep.jobs.notes import DONE
 from xrep.jobs.outputs import job_address, publish_parts, repeatable, states_of
 from xrep.jobs.plan import Job
 from xrep.text.cleaning import CleaningOptions, CleaningReport
@@ -131,7 +132,7 @@ def preprocess(
         check_new_directory(destination)
     for note in notes:
         log(note)
-    if share.count == 1 and job.numbers_done(steps.clean):
+    if share.count == 1 and job.notes(steps.clean).numbers(DONE):
         log("going on with the text that an interrupted command has cleaned")
 
     def finish() -> dict[str, Any]:

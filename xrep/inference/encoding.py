@@ -24,7 +24,7 @@ from xrep.registry import IMPORTED, import_plugin
 from xrep.store import addresses
 from xrep.store.addresses import is_local
 from xrep.store.arrays import ArrayFile
-from xrep.store.lines import FILES, Lines, Texts, write_lines
+from xrep.store.lines import FILES, Texts, write_lines
 from xrep.store.vectors import MANIFEST, Manifest, Origin, Part, Vectors, text_digest
 from xrep.text.languages import canonical, refuse_pair
 from xrep.text.readers import read_text
@@ -154,7 +154,7 @@ class Read(Stage):
         hashes = ArrayFile.create(folder / HASHES, np.uint64, (2,))
         rows = write_text(folder, ((line, text.strip()) for line, text in numbered), hashes)
         hashes.close()
-        return {"rows": rows, "text": Lines.open(folder).digest()}
+        return {"rows": rows, "text": Texts.open(folder).digest()}
 
     def texts(self, job: Job) -> Texts:
         """Return the lines of all files."""

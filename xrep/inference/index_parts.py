@@ -29,7 +29,7 @@ from xrep.precision import Precision
 from xrep.retrieval.ivf import compare_proposed
 from xrep.retrieval.neighbours import neighbours
 from xrep.retrieval.topk import TopK
-from xrep.store.lines import Lines
+from xrep.store.lines import Texts
 from xrep.store.vectors import Vectors
 
 SCHEMA = 2
@@ -98,7 +98,7 @@ class Part:
         for name, described in facts.files.items():
             if not (folder / name).is_file() or (folder / name).stat().st_size != described["bytes"]:
                 raise damaged(folder / name)
-        self.lines, self.vectors = Lines.open(folder), Vectors(folder / VECTORS)
+        self.lines, self.vectors = Texts.open(folder), Vectors(folder / VECTORS)
 
     @cached_property
     def _indexes(self) -> list[Any]:

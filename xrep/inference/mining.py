@@ -28,7 +28,7 @@ from xrep.retrieval.ivf import PROBES, make_index
 from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose_in_blocks, first_of_each
 from xrep.store import addresses
 from xrep.store.arrays import READ_BYTES, ArrayFile
-from xrep.store.lines import Lines, Texts
+from xrep.store.lines import Texts
 from xrep.store.vectors import Origin, Vectors
 from xrep.text.languages import canonical
 
@@ -354,6 +354,6 @@ class Choose(Stage):
         return {"pairs": written}
 
 
-def fields(lines: Lines | Texts, rows: np.ndarray) -> list[str]:
+def fields(lines: Texts, rows: np.ndarray) -> list[str]:
     """Return some lines as fields of a TSV file, so without tabs."""
     return [line.replace("\t", " ") for line in lines.take(rows)]

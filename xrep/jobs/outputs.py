@@ -98,8 +98,6 @@ def _state_of(file: str) -> list[Any]:
 
 def publish_parts(files: Mapping[str, str], folder: str) -> None:
     """Give files of a job their names in a folder of the output."""
-    if is_local(folder):
-        with naming(folder):
-            os.makedirs(folder, exist_ok=True)
+    addresses.make_folder(folder)
     for name, file in files.items():
         addresses.publish(file, join(folder, name))

@@ -20,19 +20,18 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import tempfile
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import xrep
 from xrep.errors import UserError
-from xrep.files import flush_to_disk, sha256_of
+from xrep.files import sha256_of
+from xrep.jobs.notes import COUNTS, DONE, FAILED, KINDS, Notes, json_bytes, read_json
 from xrep.store import addresses
 from xrep.store.addresses import is_local, join
 from xrep.store.arrays import ArrayFile
@@ -42,8 +41,7 @@ COPY = "input-"
 """Beginning of the names of inputs that could be read once only, in the folder of the job."""
 BESIDE = COPY, f"{PLAN}.", f"{FINISHED}."
 """Beginnings of the names of such copies, and of files that a process was writing when it was killed."""
-_KINDS = "done", "started", "failed"
-_FOLDERS = *_KINDS, "stages", "data"
+_FOLDERS = *KINDS, COUNTS, "data"
 """What is removed in this order, so that there is never a marker whose data is gone."""
 TRIES, _PAUSE = 3, 2.0
 """How often a unit is tried, and the seconds after the first time."""
@@ -143,7 +141,7 @@ class Job:
                 return False
             self.clear(leave=[LOCK])
         addresses.make_folder(self.address)
-        if not addresses.create(join(self.address, PLAN), _json(self.plan)):
+        if not addresses.create(join(self.address, PLAN), json_bytes(self.plan)):
             known = read_json(join(self.address, PLAN))
             if known != self.plan:
                 names = sorted(name for name in {*known, *self.plan} if known.get(name) != self.plan.get(name))
@@ -159,49 +157,9 @@ class Job:
         made = all(map(addresses.exists, (join(self.address, FINISHED), plan, output)))
         return made and read_json(plan) == self.plan
 
-    def numbers_done(self, stage: Stage) -> set[int]:
-        """Return the units of a stage that have markers."""
-        return numbers_of(self.address, "done", stage.name)
-
-    def numbers_failed(self, stage: Stage) -> set[int]:
-        return numbers_of(self.address, "failed", stage.name)
-
-    def begin_stage(self, stage: Stage) -> int:
-        """Note the number of units of a stage, and return it."""
-        count = stage.count(self)
-        for kind in _KINDS:
-            addresses.make_folder(join(self.address, kind, stage.name))
-        addresses.create(join(self.address, "stages", f"{stage.name}.json"), _json({"count": count}))
-        return count
-
-    def claim(self, stage: Stage, number: int, worker: str, patience: float) -> bool:
-        """Return whether this worker shall do a unit: nobody else has started it, or more than ``patience`` seconds
-        ago."""
-        place = self._note("started", stage, number)
-        if addresses.create(place, _json({"worker": worker, "time": time.time()})):
-            return True
-        try:
-            started = read_json(place)
-        except FileNotFoundError:
-            return False
-        if started["worker"] != worker and time.time() - started["time"] < patience:
-            return False
-        if any(addresses.exists(self._note(kind, stage, number)) for kind in ("done", "failed")):
-            return False  # since this worker has looked which units are left
-        addresses.write(place, _json({"worker": worker, "time": time.time()}))
-        return True
-
-    def begun(self, stage: Stage, worker: str | None = None) -> list[int]:
-        """Return the units that a worker, or any one, has started and not done."""
-        started = numbers_of(self.address, "started", stage.name)
-        numbers = sorted(started - self.numbers_done(stage) - self.numbers_failed(stage))
-        claims = addresses.read_all([self._note("started", stage, number) for number in numbers])
-        workers = [json.loads(claim)["worker"] for claim in claims]
-        return [number for number, its in zip(numbers, workers, strict=True) if worker in (None, its)]
-
-    def release(self, stage: Stage, number: int) -> None:
-        """Let anybody start a unit at once whose worker has ended."""
-        addresses.remove(self._note("started", stage, number))
+    def notes(self, stage: Stage) -> Notes:
+        """Return what is noted of the units of a stage."""
+        return Notes(self.address, stage.name)
 
     def do(self, stage: Stage, number: int, advance: Advance) -> bool:
         """Do a unit and return whether this succeeded. Unexpected errors are tried three times, and then written down.
@@ -209,14 +167,18 @@ class Job:
         Raises:
             UserError, OSError, MemoryError: Something is wrong that will be as wrong the next time.
         """
+        place = join(self.address, "data") if is_local(self.address) else None  # on the file system of the job
         for attempt in range(TRIES):
             began = time.monotonic()
             try:
-                with self._own_folder() as folder:
-                    facts = stage.run(self, number, folder, advance)
-                    files = {path.name: self._keep(stage, number, path) for path in sorted(folder.iterdir())}
+                with tempfile.TemporaryDirectory(prefix=".", dir=place, ignore_cleanup_errors=True) as folder:
+                    facts = stage.run(self, number, Path(folder), advance)
+                    written = sorted(Path(folder).iterdir())
+                    files = {path.name: sha256_of(path) for path in written}
+                    for path in written:
+                        addresses.put(path, self._data(stage.name, number, path.name, files[path.name]))
                 marker = {"files": files, "facts": facts, "seconds": round(time.monotonic() - began, 3)}
-                addresses.create(self._note("done", stage, number), _json(marker))
+                addresses.create(self.notes(stage).place(DONE, number), json_bytes(marker))
                 return True
             except (UserError, MemoryError):
                 raise
@@ -226,33 +188,12 @@ class Job:
                 if attempt + 1 < TRIES:
                     time.sleep(_PAUSE * 2**attempt)
                 else:
-                    self.fail(stage, number, f"{type(error).__name__}: {error}", traceback.format_exc())
+                    self.notes(stage).fail(number, f"{type(error).__name__}: {error}", traceback.format_exc())
         return False
 
-    def fail(self, stage: Stage, number: int, error: str, log: str) -> None:
-        """Write down why a unit could not be done."""
-        addresses.write(self._note("failed", stage, number), _json({"error": error, "log": log}))
-
-    @contextmanager
-    def _own_folder(self) -> Iterator[Path]:
-        """Context manager that yields an empty folder for the files of a unit, on the file system of the job."""
-        place = join(self.address, "data") if is_local(self.address) else None
-        with tempfile.TemporaryDirectory(prefix=".", dir=place, ignore_cleanup_errors=True) as folder:
-            yield Path(folder)
-
-    def _keep(self, stage: Stage, number: int, file: Path) -> str:
-        """Move a file of a unit to the data, under a name that its content gives it, and return the checksum."""
-        checksum = sha256_of(file)
-        if is_local(self.address):
-            flush_to_disk(file)
-        addresses.put(file, self._data(stage.name, number, file.name, checksum))
-        return checksum
-
     def _data(self, stage: str, number: int, name: str, checksum: str) -> str:
+        """Return the address of a file of a unit, whose name comes from its content."""
         return join(self.address, "data", f"{stage}-{number:07d}-{checksum[:16]}.{name}")
-
-    def _note(self, kind: str, stage: Stage, number: int) -> str:
-        return note_of(self.address, kind, stage.name, number)
 
     def results(self, stage: Stage) -> list[Result]:
         """Return the results of all units of a stage that is complete."""
@@ -263,10 +204,10 @@ class Job:
         try:
             markers = json.loads(addresses.read(whole))
         except FileNotFoundError:
-            count = read_json(join(self.address, "stages", f"{stage.name}.json"))["count"]
-            contents = addresses.read_all([self._note("done", stage, number) for number in range(count)])
-            markers = [[marker["files"], marker["facts"]] for marker in map(json.loads, contents)]
-            if count > _FEW:
+            notes = self.notes(stage)
+            found = notes.read(DONE, range(notes.count())).values()
+            markers = [[marker["files"], marker["facts"]] for marker in found]
+            if len(markers) > _FEW:
                 addresses.create(whole, json.dumps(markers).encode())
         return [
             Result({name: self._data(stage.name, number, name, digest) for name, digest in files.items()}, facts)
@@ -275,8 +216,8 @@ class Job:
 
     def check_failures(self, stage: Stage) -> None:
         """Raise a UserError if units of a stage could not be done."""
-        if failed := sorted(self.numbers_failed(stage)):
-            first = read_json(self._note("failed", stage, failed[0]))
+        if failed := self.notes(stage).numbers(FAILED):
+            first = read_json(self.notes(stage).place(FAILED, min(failed)))
             problem = f"{len(failed):,} units of {stage.name} failed, the first one with {first['error']}"
             cure = f"xrep-jobs status {self.address} shows more; xrep-jobs retry, and the same command, try them again"
             raise UserError(problem, path=self.address, cure=cure)
@@ -284,15 +225,11 @@ class Job:
     def is_finished(self) -> bool:
         return addresses.exists(join(self.address, FINISHED))
 
-    def is_over(self) -> bool:
-        """Return whether a process has finished the job, and may have removed it."""
-        return self.is_finished() or not addresses.exists(join(self.address, PLAN))
-
     def finish(self, result: dict[str, Any], *, keep: bool) -> None:
         """Remove what the job has left. If several processes do it, ``keep`` a record, by which the others see it. An
         object store has no locks, so there the record is kept while the rest is removed."""
         if keep or not is_local(self.address):
-            addresses.write(join(self.address, FINISHED), _json(result))
+            addresses.write(join(self.address, FINISHED), json_bytes(result))
         self.clear(leave=KEPT if keep else ())
 
     def clear(self, *, leave: Sequence[str] = ()) -> None:
@@ -304,26 +241,3 @@ class Job:
                 addresses.remove(join(self.address, name))
         if not os.path.isfile(self.address) and not addresses.names_in(self.address):
             addresses.remove(self.address)
-
-
-def _json(content: Any) -> bytes:
-    return json.dumps(content, indent=1, ensure_ascii=False).encode()
-
-
-def read_json(address: str) -> Any:
-    """Read a file of a job; a UserError says that it is damaged."""
-    try:
-        return json.loads(addresses.read(address))
-    except ValueError:
-        raise UserError("a damaged file", path=address, cure="remove the folder to begin anew") from None
-
-
-def note_of(job: str, kind: str, stage: str, number: int) -> str:
-    """Return the address of what is noted of a unit that is ``done``, ``started`` or ``failed``."""
-    return join(job, kind, stage, f"{number:07d}.json")
-
-
-def numbers_of(job: str, kind: str, stage: str) -> set[int]:
-    """Return the units of a stage that are ``done``, ``started`` or ``failed``."""
-    found = (re.fullmatch(r"(\d{7,})\.json", name) for name in addresses.names_in(join(job, kind, stage)))
-    return {int(match[1]) for match in found if match}

@@ -10,14 +10,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 from urllib.parse import urlsplit
 
 import xrep
 from xrep.errors import UserError
+from xrep.jobs.notes import DONE
 from xrep.jobs.plan import PLAN, TRIES, Job, MachineError
 from xrep.jobs.status import statuses
-from xrep.jobs.work import Share, work
+from xrep.jobs.work import Engine, Share, work
 from xrep.progress import ProgressLine
 from xrep.store import addresses
 from xrep.store.addresses import join
@@ -28,14 +30,6 @@ _PAUSE = 2.0
 """Seconds between two looks at the markers, for the progress."""
 _PASSED_ON = "LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 """Variables of the environment by which this process limits the memory of torch, which actors have as well."""
-
-
-class Size(NamedTuple):
-    """The number of workers, which None leaves to the cluster, and the processors and GPUs of each."""
-
-    workers: int | None
-    cpus: int
-    gpus: float
 
 
 class Worker:
@@ -61,25 +55,26 @@ class Worker:
         return work(job, share, False)
 
 
-def run_on_ray(job: Job, size: Size, show_progress: bool) -> None:
+def run_on_ray(job: Job, engine: Engine, show_progress: bool) -> None:
     """Do all units of a job on a Ray cluster.
 
     Raises:
         UserError: Of a unit.
         MachineError: There is no cluster, or it is too small, or workers end at once.
     """
-    with _connected(size) as ray:
-        size = fitted(size, [node["Resources"] for node in ray.nodes() if node["Alive"]])
-        job.before = {stage.name: job.numbers_done(stage) for stage in job.stages}
-        crew = _Crew(ray, job, size)
+    with _connected(engine) as ray:
+        engine = fitted(engine, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        job.before = {stage.name: job.notes(stage).numbers(DONE) for stage in job.stages}
+        crew = _Crew(ray, job, engine)
         try:
             _wait(ray, crew, ProgressLine(shown=show_progress))
         finally:
-            crew.end()
+            for actor, _ in crew.working.values():
+                ray.kill(actor)
 
 
 @contextmanager
-def _connected(size: Size) -> Iterator[Any]:
+def _connected(engine: Engine) -> Iterator[Any]:
     """Context manager that yields the module ``ray``, connected to a cluster: the one that this process has joined, or
     that RAY_ADDRESS names, or a new one of this machine, which ends with the block."""
     ray = importlib.import_module("ray")  # not a plain import: the type checker would need the extra, too
@@ -93,8 +88,8 @@ def _connected(size: Size) -> Iterator[Any]:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it reports to Ray's authors
             os.environ.setdefault("RAY_worker_niceness", "0")  # else any other process comes first
             quiet["include_dashboard"] = False
-            if size.workers is not None:
-                quiet["num_cpus"] = size.workers * size.cpus
+            if engine.workers is not None:
+                quiet["num_cpus"] = engine.workers * engine.cpus_per_worker
         elif address != "auto":
             _reach(address)
         ray.init(address, **quiet)
@@ -116,12 +111,12 @@ def _reach(address: str) -> None:
     socket.create_connection((place.hostname, place.port), _PATIENCE).close()
 
 
-def fitted(size: Size, nodes: list[dict[str, float]]) -> Size:
+def fitted(engine: Engine, nodes: list[dict[str, float]]) -> Engine:
     """Return how many workers there shall be, and with what, from the resources of the nodes of a cluster: one for each
     GPU, or else for each so many processors. A MachineError says that no node is large enough for a worker."""
-    workers, cpus, gpus = size
-    if workers is not None:
-        return size
+    if engine.workers is not None:
+        return engine
+    cpus, gpus = engine.cpus_per_worker, engine.gpus_per_worker
     if not gpus and any(node.get("GPU") for node in nodes):
         gpus = 1
     places = [(node.get("CPU", 0) // cpus, node.get("GPU", 0) // gpus if gpus else float("inf")) for node in nodes]
@@ -130,23 +125,23 @@ def fitted(size: Size, nodes: list[dict[str, float]]) -> Size:
         needed = f"{cpus} processors" + (f" and {gpus:g} GPUs" if gpus else "")
         cure = "lower `cpus_per_worker` or `gpus_per_worker`, or give `workers` if the cluster will grow"
         raise MachineError(f"no machine of the Ray cluster has {needed} for a worker", cure=cure)
-    return Size(workers, cpus, gpus)
+    return replace(engine, workers=workers, gpus_per_worker=gpus)
 
 
 class _Crew:
     """The actors of a job. One that dies is replaced, and what it had begun is done anew."""
 
-    def __init__(self, ray: Any, job: Job, size: Size) -> None:
-        variables = {"OMP_NUM_THREADS": str(size.cpus)}
+    def __init__(self, ray: Any, job: Job, engine: Engine) -> None:
+        variables = {"OMP_NUM_THREADS": str(engine.cpus_per_worker)}
         variables |= {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        resources = {"num_cpus": size.cpus, "num_gpus": size.gpus}
+        resources = {"num_cpus": engine.cpus_per_worker, "num_gpus": engine.gpus_per_worker}
         self._actor = ray.remote(Worker).options(**resources, runtime_env={"env_vars": variables})
         self._ray, self.job = ray, job
         self.working = dict[Any, tuple[Any, Share]]()
         self._deaths = Counter[tuple[str, int]]()
         self._in_vain = Counter[Share]()
-        for number in range(size.workers or 1):
-            self._start(Share(number, size.workers or 1))
+        for number in range(engine.workers or 1):
+            self._start(Share(number, engine.workers or 1))
 
     def _start(self, share: Share) -> None:
         actor = self._actor.remote(os.getcwd())
@@ -159,23 +154,19 @@ class _Crew:
             MachineError: Actors of this share died three times before they began a unit.
         """
         _, share = self.working.pop(ended)
-        begun = [(stage, number) for stage in self.job.stages for number in self.job.begun(stage, share.worker)]
+        begun = [(stage, number) for stage in self.job.stages for number in self.job.notes(stage).begun(share.worker)]
         for stage, number in begun:
             self._deaths[stage.name, number] += 1
             if self._deaths[stage.name, number] == TRIES:
-                self.job.fail(stage, number, f"the death of its worker, {TRIES} times", reason)
+                self.job.notes(stage).fail(number, f"the death of its worker, {TRIES} times", reason)
             else:
-                self.job.release(stage, number)
+                self.job.notes(stage).forget(number)
         self._in_vain[share] = 0 if begun else self._in_vain[share] + 1
         if self._in_vain[share] == TRIES:
             last = reason.strip().splitlines()[-1]
             cure = "install xrep, with the same packages, on all machines of the cluster"
             raise MachineError(f"a worker of Ray ended {TRIES} times before it could begin: {last}", cure=cure)
         self._start(share)
-
-    def end(self) -> None:
-        for actor, _ in self.working.values():
-            self._ray.kill(actor)
 
 
 def _wait(ray: Any, crew: _Crew, line: ProgressLine) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from xrep.errors import UserError
-from xrep.jobs.plan import PLAN, note_of, numbers_of, read_json
+from xrep.jobs.notes import DONE, FAILED, STARTED, Notes, read_json
+from xrep.jobs.plan import PLAN
 from xrep.progress import duration
-from xrep.store import addresses
 from xrep.store.addresses import join
 
 _LAST = 16
@@ -27,11 +26,6 @@ class Status:
     seconds: float
 
     @property
-    def open(self) -> int:
-        """The number of units that are neither done nor failed, as far as it is known."""
-        return (self.count or 0) - self.done - len(self.failed)
-
-    @property
     def rate(self) -> float | None:
         """Units per second of the workers that are at work."""
         return self.running / self.seconds if self.running and self.seconds else None
@@ -39,7 +33,8 @@ class Status:
     @property
     def left(self) -> float | None:
         """Seconds until the stage is done at this rate."""
-        return self.open / self.rate if self.rate else None
+        still_open = (self.count or 0) - self.done - len(self.failed)
+        return still_open / self.rate if self.rate else None
 
     def __str__(self) -> str:
         left = "" if self.left is None else f", {duration(self.left)} left"
@@ -60,38 +55,44 @@ class Failure:
 def statuses(address: str) -> list[Status]:
     """Return how far each stage of a job is, which is not known of one that is finished. A UserError says that there is
     no job at the address."""
-    return [_status(address, stage) for stage in _stages(address)]
+    return [_status(notes) for notes in _stages(address)]
 
 
-def _stages(address: str) -> list[str]:
+def _stages(address: str) -> list[Notes]:
     try:
-        return read_json(join(address, PLAN))["stages"]
+        return [Notes(address, stage) for stage in read_json(join(address, PLAN))["stages"]]
     except FileNotFoundError:
         cure = "name an output or its folder .job; without this folder, the command is finished or was not started"
         raise UserError("there is no such job", path=address, cure=cure) from None
 
 
-def _status(address: str, stage: str) -> Status:
-    begun = join(address, "stages", f"{stage}.json")
-    count = read_json(begun)["count"] if addresses.exists(begun) else None
-    done, started, failed = (numbers_of(address, kind, stage) for kind in ("done", "started", "failed"))
-    last = [note_of(address, "done", stage, number) for number in sorted(done)[-_LAST:]]
-    seconds = [json.loads(content)["seconds"] for content in addresses.read_all(last)]
+def _status(notes: Notes) -> Status:
+    done, started, failed = (notes.numbers(kind) for kind in (DONE, STARTED, FAILED))
+    seconds = [marker["seconds"] for marker in notes.read(DONE, sorted(done)[-_LAST:]).values()]
+    try:
+        count = notes.count()
+    except FileNotFoundError:
+        count = None
     running = len(started - done - failed)
-    return Status(stage, count, len(done), running, sorted(failed), sum(seconds) / max(1, len(seconds)))
+    return Status(notes.stage, count, len(done), running, sorted(failed), sum(seconds) / max(1, len(seconds)))
 
 
 def failures(address: str) -> list[Failure]:
     """Return the units of a job that failed, as ``statuses``."""
-    units = [(stage, number) for stage in _stages(address) for number in sorted(numbers_of(address, "failed", stage))]
-    notes = addresses.read_all([note_of(address, "failed", stage, number) for stage, number in units])
-    return [Failure(*unit, **json.loads(note)) for unit, note in zip(units, notes, strict=True)]
+    return [
+        Failure(notes.stage, number, **note)
+        for notes in _stages(address)
+        for number, note in notes.read(FAILED, sorted(notes.numbers(FAILED))).items()
+    ]
 
 
-def retry(address: str) -> int:
-    """Forget which units of a job failed, so that they are tried again, and return their number; as ``statuses``."""
-    failed = failures(address)
-    for failure in failed:
-        for kind in ("started", "failed"):
-            addresses.remove(note_of(address, kind, failure.stage, failure.unit))
-    return len(failed)
+def retry(address: str, *, begun: bool = False) -> int:
+    """Forget which units of a job failed, so that they are tried again, and return their number; as ``statuses``. With
+    ``begun`` nobody is at work, and the units that were begun start at once, too."""
+    count = 0
+    for notes in _stages(address):
+        failed = notes.numbers(FAILED)
+        for number in failed.union(notes.begun() if begun else ()):
+            notes.forget(number)
+        count += len(failed)
+    return count

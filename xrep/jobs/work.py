@@ -1,15 +1,19 @@
-"""What each worker of a job does, with whatever engine."""
+"""The share of each worker of a job, and what it does, with whatever engine."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from typing import Literal
 
 from xrep.errors import UserError
 from xrep.interrupts import StopRequest
+from xrep.jobs.notes import DONE, FAILED
 from xrep.jobs.plan import Job, Stage
 from xrep.progress import Counter
 
@@ -33,13 +37,63 @@ class Share:
         return f"{self.number} of {self.count}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """How the units of a job are done."""
+
+    engine: Literal["local", "slurm", "ray"] = "local"
+    """local: this process, or those that torchrun starts. slurm: the tasks of an array, each of which runs this
+    command. ray: the cluster that RAY_ADDRESS names or, without it, the processors and GPUs of this machine."""
+    workers: int | None = None
+    """Number of processes that Ray starts; none: one for each GPU, or else for each cpus_per_worker processors."""
+    cpus_per_worker: int = 1
+    """Number of processors for each process of Ray."""
+    gpus_per_worker: float = 0
+    """Number of GPUs for each process of Ray, such as 0.5 for two processes on each."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several processes do the job, of which this is one."""
+        return share_of(self).count > 1
+
+
+def share_of(engine: Engine, environment: Mapping[str, str] | None = None) -> Share:
+    """Return this process's share, which Slurm or torchrun tell in the environment. A UserError says if they do not, or
+    that there is no Ray."""
+    environment = os.environ if environment is None else environment
+    if engine.engine == "ray":
+        if importlib.util.find_spec("ray") is None:
+            raise UserError("Ray is not installed", cure="pip install 'xrep[ray]'")
+        return Share()
+    number, count, first = "RANK", "WORLD_SIZE", 0
+    if engine.engine == "slurm":
+        number, count = "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"
+        if number not in environment or count not in environment:
+            cure = 'start it as a Slurm array: sbatch --array=0-63 --wrap "xrep-... --engine slurm"'
+            raise UserError(f"the environment has no {number} and {count}", cure=cure)
+        first = number_from(environment, "SLURM_ARRAY_TASK_MIN", 0)
+    share = Share(number_from(environment, number, 0) - first, number_from(environment, count, 1))
+    if not 0 <= share.number < share.count:
+        cure = f"the environment variable {number} must count from {first}, without gaps, to {count} - 1"
+        raise UserError(f"this is process {share.number} of {share.count}", cure=cure)
+    return share
+
+
+def number_from(environment: Mapping[str, str], variable: str, default: int) -> int:
+    """Return the value of a variable of the environment; a UserError says that it is not a number."""
+    text = environment.get(variable, str(default))
+    if not (text.isascii() and text.isdigit()):
+        raise UserError(f"the environment variable {variable} is {text!r}, not a number", cure="unset it")
+    return int(text)
+
+
 def work(job: Job, share: Share, show_progress: bool) -> bool:
     """Do the units of one worker, stage by stage, and return whether all units are done then; they are not if another
     process has finished the job. A worker begins with its own part of each stage, because neighbouring units read the
     same data, and helps the others when it has nothing to do."""
     for stage in job.stages:
-        count = job.begin_stage(stage)
-        done = job.numbers_done(stage)
+        count = job.notes(stage).begin(stage.count(job))
+        done = job.notes(stage).numbers(DONE)
         job.before[stage.name] = done
         weights = stage.weights(job) if show_progress else []
         with Counter(stage.unit, stage.name, total=sum(weights) or None, shown=show_progress) as counter:
@@ -65,7 +119,7 @@ def _heard_of(job: Job, stage: Stage, number: int, share: Share) -> Iterator[Non
     def note() -> None:
         while not ended.wait(_PATIENCE / 3):
             with suppress(OSError, UserError):
-                job.claim(stage, number, share.worker, _PATIENCE)
+                job.notes(stage).claim(number, share.worker, _PATIENCE)
 
     thread = threading.Thread(target=note, daemon=True)
     if share.count > 1:
@@ -78,17 +132,17 @@ def _heard_of(job: Job, stage: Stage, number: int, share: Share) -> Iterator[Non
 
 def _units(job: Job, stage: Stage, count: int, share: Share) -> Iterator[int]:
     """Yield the units of a stage that this worker shall do, until all are done or have failed."""
-    longest, pause = 0.0, _PAUSE[0]
+    notes, longest, pause = job.notes(stage), 0.0, _PAUSE[0]
     first = count * share.number // share.count
     order = [*range(first, count), *range(first)]
     while True:
-        over = job.numbers_done(stage) | job.numbers_failed(stage)
+        over = notes.numbers(DONE) | notes.numbers(FAILED)
         left = [number for number in order if number not in over]
         if not left or job.is_finished():
             return
         worked = False
         for number in left:
-            if job.claim(stage, number, share.worker, _PATIENCE + 3 * longest):
+            if notes.claim(number, share.worker, _PATIENCE + 3 * longest):
                 began, worked = time.monotonic(), True
                 yield number
                 longest = max(longest, time.monotonic() - began)

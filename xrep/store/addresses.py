@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import glob
 import os
 import secrets
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from xrep.errors import UserError
-from xrep.files import naming, replace_file
+from xrep.files import flush_to_disk, naming, replace_file
 
 Address = str | Path
 T = TypeVar("T")
@@ -121,18 +122,16 @@ def names_in(folder: Address) -> list[str]:
 def matching(pattern: str) -> list[str]:
     """Return the sorted addresses of the files that match a pattern with ``*``, ``?`` or ``[``; the pattern itself if
     it has none of them, or is the name of a file. A UserError says that nothing matches."""
-    if not any(character in pattern for character in "*?[") or exists(pattern):
+    if not glob.has_magic(pattern) or exists(pattern):
         return [pattern]
     if is_local(pattern):
-        import glob
-
-        found = sorted(glob.glob(pattern))
+        found = glob.glob(pattern)
     else:
         store = store_of(pattern)
-        found = [store.unstrip_protocol(path) for path in sorted(ask(pattern, lambda: store.glob(pattern)))]
+        found = [store.unstrip_protocol(path) for path in ask(pattern, lambda: store.glob(pattern))]
     if not found:
         raise UserError("no file matches", path=pattern, cure="check the name")
-    return found
+    return sorted(found)
 
 
 def read(address: Address) -> bytes:
@@ -195,9 +194,10 @@ def write(address: Address, content: bytes) -> None:
 
 
 def put(file: Path, address: Address) -> None:
-    """Move a file of this machine to an address, where a file of the same content may be."""
+    """Move a file of this machine to an address, where a file of the same content may be. It is on disk then."""
     if is_local(address):
         with naming(address):
+            flush_to_disk(file)
             shutil.move(file, address)
         return
     ask(address, lambda: store_of(address).put_file(str(file), str(address)))

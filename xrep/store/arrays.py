@@ -6,7 +6,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -31,17 +31,32 @@ READ_BYTES = 1 << 24
 def open_array(path: Path, content: str, cure: str) -> np.memmap:
     """Map the array of a .npy file into memory. A UserError, which names its ``content``, says that there is no such
     file, or no whole array in it."""
-    if not path.is_file():
-        problem, cure = ("not a regular file", cure) if path.exists() else ("no such file", "check the name")
-        raise UserError(problem, path=path, cure=cure)
+    _, offset, shape, is_fortran, dtype = _opened(path, content, cure)
+    return np.memmap(path, dtype, "r", offset, shape, "F" if is_fortran else "C")
+
+
+def _opened(address: Address, content: str, cure: str) -> tuple[Bytes, int, tuple[int, ...], bool, np.dtype]:
+    """Open a .npy file and return it with what its header says: where the array begins, its shape, whether it is in
+    Fortran's order, and its type; a UserError as ``open_array``."""
+    if is_local(address) and os.path.exists(address) and not os.path.isfile(address):
+        raise UserError("not a regular file", path=address, cure=cure)
     try:
+        file = Bytes(address)
+    except FileNotFoundError:
+        raise UserError("no such file", path=address, cure="check the name") from None
+    beginning = BytesIO(file.read(0, min(file.size, _MOST_HEADER_BYTES)))
+    try:
+        version = np.lib.format.read_magic(beginning)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of sizes that overflow and of headers that need more parsing
-            return np.lib.format.open_memmap(path, mode="r")
-    except OSError:
-        raise
+            warnings.simplefilter("ignore")  # of headers that need more parsing
+            shape, is_fortran, dtype = read(beginning)
+        offset = beginning.tell()
+        if not dtype.hasobject and offset + math.prod(shape) * dtype.itemsize <= file.size:
+            return file, offset, shape, is_fortran, dtype
     except Exception:  # numpy reads headers with Python's parser, which raises errors of many types
-        raise UserError(f"not a file of {content}, or a truncated one", path=path, cure=cure) from None
+        pass
+    raise UserError(f"not a file of {content}, or a truncated one", path=address, cure=cure)
 
 
 class ArrayFile:
@@ -64,16 +79,8 @@ class ArrayFile:
     def open(cls, address: Address, content: str, cure: str) -> ArrayFile:
         """Open a .npy file to read it; a UserError, which names its ``content``, says if there is no such file, or it
         has no rows in C order."""
-        if is_local(address):
-            mapped, file = open_array(Path(address), content, cure), Bytes(address)
-            offset, shape, dtype, in_order = mapped.offset, mapped.shape, mapped.dtype, mapped.flags.c_contiguous
-        else:
-            try:
-                file = Bytes(address)
-            except FileNotFoundError:
-                raise UserError("no such file", path=address, cure="check the name") from None
-            offset, shape, dtype, in_order = _header(file, content, address, cure)
-        if not in_order or not shape:
+        file, offset, shape, is_fortran, dtype = _opened(address, content, cure)
+        if is_fortran or not shape:
             cure = "save it with numpy.ascontiguousarray"
             raise UserError("the rows do not lie one after the other", path=address, cure=cure)
         return cls(file, offset, shape[0], shape[1:], dtype)
@@ -130,17 +137,10 @@ class ArrayFile:
         self._file.close()
 
 
-def _header(file: Bytes, content: str, address: Address, cure: str) -> tuple[int, tuple[int, ...], np.dtype, bool]:
-    """Return what the header of a .npy file in an object store says: where the rows begin, their shape and type, and
-    whether they lie one after the other."""
-    beginning = BytesIO(file.read(0, min(file.size, _MOST_HEADER_BYTES)))
-    try:
-        version = np.lib.format.read_magic(beginning)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(beginning)
-        offset = beginning.tell()
-        if offset + math.prod(shape) * dtype.itemsize <= file.size:
-            return offset, shape, dtype, not fortran
-    except Exception:  # numpy reads headers with Python's parser, which raises errors of many types
-        pass
-    raise UserError(f"not a file of {content}, or a truncated one", path=address, cure=cure)
+def by_part(starts: Sequence[int], rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield each part that has some of these rows, of parts that begin at ``starts``: its number, which of the rows
+    they are, bool [n], and their numbers in the part."""
+    part_of = np.searchsorted(starts, rows, "right") - 1
+    for part in np.unique(part_of).tolist():
+        its = part_of == part
+        yield part, its, rows[its] - starts[part]

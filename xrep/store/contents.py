@@ -27,6 +27,7 @@ class Bytes:
             self._file: IO[bytes] = file
         elif is_local(file):
             self._file = open(file, "rb", buffering=0)
+            self.size = os.fstat(self._file.fileno()).st_size
         else:
             info = info_of(file)
             if info["type"] == "directory":

@@ -23,7 +23,7 @@ import numpy as np
 from xrep.errors import UserError
 from xrep.files import json_text, write_json
 from xrep.store.addresses import Address, exists, is_local, join, names_in, read, write
-from xrep.store.arrays import ArrayFile
+from xrep.store.arrays import ArrayFile, by_part
 from xrep.store.lines import stored
 
 MANIFEST, LOCK, SCHEMA = "manifest.json", ".lock", 1
@@ -138,10 +138,9 @@ class Vectors:
             return self._open(self._files[0]).read(rows)
         if isinstance(rows, slice):
             rows = np.arange(*rows.indices(len(self)))
-        found, part_of = np.empty((len(rows), self.size), self.dtype), np.searchsorted(self.starts, rows, "right") - 1
-        for part in np.unique(part_of).tolist():
-            some = part_of == part
-            found[some] = self._open(self._files[part]).read(rows[some] - self.starts[part])
+        found = np.empty((len(rows), self.size), self.dtype)
+        for part, its, some in by_part(self.starts, rows):
+            found[its] = self._open(self._files[part]).read(some)
         return found
 
     def read(self, rows: slice | np.ndarray) -> np.ndarray:
