@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _main(options: argparse.Namespace) -> None:
     from xrep.jobs.outputs import job_address
-    from xrep.jobs.status import failures, retry, statuses
+    from xrep.jobs.status import failures, is_finished, retry, statuses
 
     named = str(options.address)
     address = named if named.rstrip("/").endswith(".job") else job_address(named)
@@ -69,7 +69,11 @@ def _main(options: argparse.Namespace) -> None:
     states, failed = statuses(address), failures(address)
     if options.json:
         stages = [asdict(state) | {"rate": state.rate, "left": state.left} for state in states]
-        write_summary({"job": address, "stages": stages, "failures": [asdict(failure) for failure in failed]}, "-")
+        summary = {"job": address, "finished": is_finished(address), "stages": stages}
+        write_summary({**summary, "failures": [asdict(failure) for failure in failed]}, "-")
+        return
+    if is_finished(address):
+        print(f"all is done, and the output is written; {address} may be removed")
         return
     _print_table([_row(state) for state in states])
     for failure in failed if options.log else failed[:_SHOWN]:

@@ -72,6 +72,14 @@ def test_retry(cli: Commands, failed: Job, tmp_path: Path) -> None:
     assert run_job(make_job(tmp_path, 6)) == {"total": expected(6)}
 
 
+def test_what_several_processes_have_finished(cli: Commands, tmp_path: Path) -> None:
+    job = make_job(tmp_path, 6)
+    job.begin()
+    job.finish({}, keep=True)
+    assert cli("jobs", "status", "out").out == f"all is done, and the output is written; {job.address} may be removed\n"
+    assert json.loads(cli("jobs", "status", "out", "--json").out)["finished"] is True
+
+
 @pytest.mark.parametrize("verb", ["status", "retry"])
 def test_there_is_no_such_job(verb: str, cli: Commands, tmp_path: Path) -> None:
     refused = cli("jobs", verb, "out")

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from xrep.errors import UserError
 from xrep.jobs.notes import DONE, FAILED, STARTED, Notes, read_json
-from xrep.jobs.plan import PLAN
+from xrep.jobs.plan import FINISHED, PLAN
 from xrep.progress import duration
+from xrep.store import addresses
 from xrep.store.addresses import join
 
 _LAST = 16
@@ -50,6 +51,11 @@ class Failure:
     unit: int
     error: str
     log: str
+
+
+def is_finished(address: str) -> bool:
+    """Return whether several processes have finished a job, whose plan is kept for those that come late."""
+    return addresses.exists(join(address, FINISHED))
 
 
 def statuses(address: str) -> list[Status]:
