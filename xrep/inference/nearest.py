@@ -26,9 +26,9 @@ from xrep.store import addresses
 from xrep.store.arrays import ArrayFile
 from xrep.store.vectors import Vectors
 
-_STRIP_BYTES = 1 << 27
+_STRIP_BYTES = 1 << 28
 """Bytes of the float32 rows of x that are held while all of y is read, at most."""
-_STRIPS, _LEAST_STRIP = 4, 50_000
+_STRIPS, _LEAST_STRIP = 4, 75_000
 """Number of strips that x is cut into at least, unless they would have fewer rows: the neighbours of y are unknown at
 the beginning of each strip, which costs time."""
 _PANEL_BYTES = 1 << 25
@@ -162,7 +162,7 @@ class Search(Stage):
 
 
 class SearchAll(Search):
-    """An exact search: a unit compares a strip of one side with all of the other. Memory: about 300 MB, and the
+    """An exact search: a unit compares a strip of one side with all of the other. Memory: about 500 MB, and the
     neighbours of the rows that are compared.
 
     Args:
