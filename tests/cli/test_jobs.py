@@ -55,7 +55,7 @@ def test_rate_and_time_left(cli: Commands, tmp_path: Path) -> None:
     first = shown["stages"][0]
     assert (first["done"], first["running"], first["failed"], first["count"]) == (1, 3, [], 200)
     assert first["rate"] == pytest.approx(3 / first["seconds"]) and first["left"] == pytest.approx(199 / first["rate"])
-    assert 0.1 <= first["seconds"] < 0.2 and shown["failures"] == []
+    assert first["seconds"] >= 0.1 and shown["failures"] == []
 
 
 def test_json(cli: Commands, failed: Job) -> None:

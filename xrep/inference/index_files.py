@@ -21,6 +21,7 @@ from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, run
 from xrep.jobs.outputs import job_address, repeatable, states_of
 from xrep.jobs.plan import COPY, PLAN, Advance, Job, Stage, read_json
+from xrep.jobs.work import Share
 from xrep.models.directory import describe
 from xrep.retrieval.ivf import add, make_index, train
 from xrep.store import addresses
@@ -107,7 +108,7 @@ def write_part(
             _put_in_place(job, files, current, facts, path, is_new=new is not None)
         return {}
 
-    run(job, LOCAL, finish, str(output), show_progress=show_progress)
+    run(job, LOCAL, finish, str(output), show_progress=show_progress, share=Share())  # this process alone
 
 
 def _lines_of(sentences: Iterable[str]) -> Iterator[bytes]:

@@ -4,7 +4,7 @@ Layout of the folder, which may be in an object store::
 
     plan.json                     what is to be done: inputs, options and stages. It is written once
     stages/STAGE.json             the number of units of a stage that has begun
-    started/STAGE/0000000.json    the worker that does unit 0 (where several share the work)
+    started/STAGE/0000000.json    the worker that does unit 0, and when it was last heard of
     data/STAGE-0000000-{sha256}.NAME   what it wrote, before there is a marker
     done/STAGE/0000000.json       the marker: checksums of these files, and what else is known
     done/STAGE.json               the content of all markers of a stage that is complete

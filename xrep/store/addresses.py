@@ -213,9 +213,8 @@ def publish(file: Address, output: Address) -> None:
         ask(output, lambda: send(str(file), str(output)))
         return
     target = Path(os.path.realpath(output))
-    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")  # machines may share numbers of processes
     with naming(output):
-        aside.unlink(missing_ok=True)
         try:
             os.link(file, aside)
         except OSError:  # a file system without hard links
