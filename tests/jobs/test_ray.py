@@ -22,7 +22,7 @@ from xrep.errors import UserError
 from xrep.jobs.engines import Engine
 from xrep.jobs.notes import DONE
 from xrep.jobs.plan import MachineError
-from xrep.jobs.ray_engine import fitted
+from xrep.jobs.ray_engine import fit_workers
 from xrep.jobs.status import failures
 
 RAY = Engine(engine="ray")
@@ -60,12 +60,12 @@ def wait_for(job: str, count: int) -> None:
 def test_the_workers_fit_the_nodes() -> None:
     one, two = {"CPU": 8.0, "GPU": 2.0}, {"CPU": 5.0}
     two_cpus, half_gpu = Engine(cpus_per_worker=2), Engine(gpus_per_worker=0.5)
-    assert fitted(two_cpus, [two, two]) == replace(two_cpus, workers=4)
-    assert fitted(RAY, [one, two]) == replace(RAY, workers=2, gpus_per_worker=1), "one for each GPU"
-    assert fitted(half_gpu, [one]) == replace(half_gpu, workers=4)
-    assert fitted(Engine(workers=7), [one]) == Engine(workers=7)
+    assert fit_workers(two_cpus, [two, two]) == replace(two_cpus, workers=4)
+    assert fit_workers(RAY, [one, two]) == replace(RAY, workers=2, gpus_per_worker=1), "one for each GPU"
+    assert fit_workers(half_gpu, [one]) == replace(half_gpu, workers=4)
+    assert fit_workers(Engine(workers=7), [one]) == Engine(workers=7)
     with pytest.raises(MachineError, match="no machine of the Ray cluster has 9 processors"):
-        fitted(Engine(cpus_per_worker=9), [two, two])
+        fit_workers(Engine(cpus_per_worker=9), [two, two])
 
 
 @pytest.mark.parametrize(("place", "reason"), {"127.0.0.1:9": "refused", "nonsense": "it is not HOST:PORT"}.items())

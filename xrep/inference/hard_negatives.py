@@ -20,7 +20,7 @@ from xrep.errors import UserError
 from xrep.files import naming
 from xrep.hashing import find_sorted
 from xrep.inference.encoding import CHUNKS, Encode, HeldEncoder, write_text
-from xrep.inference.mining import SearchOptions, fields, half_origin
+from xrep.inference.mining import SearchOptions, fields, search_origin
 from xrep.inference.nearest import Found, Merge, Side, searching
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, Engine, run
@@ -219,7 +219,7 @@ class PairSide:
 
     def __init__(self, side: int, read: ReadPairs, lang: str, encoder: HeldEncoder, options: NegativeOptions) -> None:
         self._side, self._read, self._options, self.files = side, read, options, [read.bitext.paths[side and -1]]
-        origin = half_origin(encoder.encoder, lang, options)
+        origin = search_origin(encoder.encoder, lang, options)
         self.encode = Encode(("source", "target")[side], self, encoder, origin)
 
     def texts(self, job: Job) -> Texts:

@@ -133,7 +133,7 @@ def mine(
     """
     began, k = time.monotonic(), options.neighbours
     held = HeldEncoder(encoder) if encoder else None
-    x, y = sides = [Sentences(text, output, held, options, k) for text in (source, target)]
+    x, y = sides = [TextSide(text, output, held, options, k) for text in (source, target)]
     found, merge = searching(x, y, options.index, options.probes, options.device)
     choose = Choose(x, y, merge, options)
     stages = [stage for side in sides for stage in side.stages]
@@ -163,7 +163,7 @@ def mine(
     return Mined(**mined) if mined else None
 
 
-class Sentences:
+class TextSide:
     """One side of the search as stages: its text is read, its vectors are computed or checked, and sentences that are
     empty or repeated are left out."""
 
@@ -181,7 +181,7 @@ class Sentences:
         elif self._read is None or encoder is None:
             raise UserError(f"no vectors of the {text.name}", cure="give them, or a text and an encoder")
         else:
-            self._origin = Encode(text.name, self._read, encoder, half_origin(encoder.encoder, lang, options))
+            self._origin = Encode(text.name, self._read, encoder, search_origin(encoder.encoder, lang, options))
         self._distinct = Distinct(self)
 
     @property
@@ -223,7 +223,7 @@ class Sentences:
         return fields(self._read.texts(job), rows) if self._read else (rows + 1).tolist()
 
 
-def half_origin(encoder: SentenceEncoder, lang: str | None, options: SearchOptions) -> Origin:
+def search_origin(encoder: SentenceEncoder, lang: str | None, options: SearchOptions) -> Origin:
     """Return what the vectors of a search depend on, in which numbers have 16 bits. A UserError says that there is no
     such index of them."""
     if options.index != "flat":
@@ -287,7 +287,7 @@ class Distinct(Stage):
 
     unit = "texts"
 
-    def __init__(self, sentences: Sentences) -> None:
+    def __init__(self, sentences: TextSide) -> None:
         self.name, self._sentences = f"distinct-{sentences.name}", sentences
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
@@ -314,7 +314,7 @@ class Compare(Stage):
 
     name = "compare"
 
-    def __init__(self, x: Sentences, y: Sentences, k: int) -> None:
+    def __init__(self, x: TextSide, y: TextSide, k: int) -> None:
         self._x, self._y, self._k = x, y, k
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
@@ -333,7 +333,7 @@ class Choose(Stage):
 
     name, unit = "choose", "files"
 
-    def __init__(self, x: Sentences, y: Sentences, merge: Merge, options: MiningOptions) -> None:
+    def __init__(self, x: TextSide, y: TextSide, merge: Merge, options: MiningOptions) -> None:
         self._sides, self._merge, self._options = (x, y), merge, options
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:

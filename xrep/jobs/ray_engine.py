@@ -63,13 +63,13 @@ def run_on_ray(job: Job, engine: Engine, show_progress: bool) -> None:
         MachineError: There is no cluster, or it is too small, or workers end at once.
     """
     with _connected(engine) as ray:
-        engine = fitted(engine, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        engine = fit_workers(engine, [node["Resources"] for node in ray.nodes() if node["Alive"]])
         job.before = {stage.name: job.notes(stage).numbers(DONE) for stage in job.stages}
-        crew = _Crew(ray, job, engine)
+        actors = _Actors(ray, job, engine)
         try:
-            _wait(ray, crew, ProgressLine(shown=show_progress))
+            _wait(ray, actors, ProgressLine(shown=show_progress))
         finally:
-            for actor, _ in crew.working.values():
+            for actor, _ in actors.working.values():
                 ray.kill(actor)
 
 
@@ -111,7 +111,7 @@ def _reach(address: str) -> None:
     socket.create_connection((place.hostname, place.port), _PATIENCE).close()
 
 
-def fitted(engine: Engine, nodes: list[dict[str, float]]) -> Engine:
+def fit_workers(engine: Engine, nodes: list[dict[str, float]]) -> Engine:
     """Return how many workers there shall be, and with what, from the resources of the nodes of a cluster: one for each
     GPU, or else for each so many processors. A MachineError says that no node is large enough for a worker."""
     if engine.workers is not None:
@@ -128,7 +128,7 @@ def fitted(engine: Engine, nodes: list[dict[str, float]]) -> Engine:
     return replace(engine, workers=workers, gpus_per_worker=gpus)
 
 
-class _Crew:
+class _Actors:
     """The actors of a job. One that dies is replaced, and what it had begun is done anew."""
 
     def __init__(self, ray: Any, job: Job, engine: Engine) -> None:
@@ -139,7 +139,7 @@ class _Crew:
         self._ray, self.job = ray, job
         self.working = dict[Any, tuple[Any, Share]]()
         self._deaths = Counter[tuple[str, int]]()
-        self._in_vain = Counter[Share]()
+        self._early_deaths = Counter[Share]()
         for number in range(engine.workers or 1):
             self._start(Share(number, engine.workers or 1))
 
@@ -161,28 +161,28 @@ class _Crew:
                 self.job.notes(stage).fail(number, f"the death of its worker, {TRIES} times", reason)
             else:
                 self.job.notes(stage).forget(number)
-        self._in_vain[share] = 0 if begun else self._in_vain[share] + 1
-        if self._in_vain[share] == TRIES:
+        self._early_deaths[share] = 0 if begun else self._early_deaths[share] + 1
+        if self._early_deaths[share] == TRIES:
             last = reason.strip().splitlines()[-1]
             cure = "install xrep, with the same packages, on all machines of the cluster"
             raise MachineError(f"a worker of Ray ended {TRIES} times before it could begin: {last}", cure=cure)
         self._start(share)
 
 
-def _wait(ray: Any, crew: _Crew, line: ProgressLine) -> None:
+def _wait(ray: Any, actors: _Actors, line: ProgressLine) -> None:
     """Return when a worker says that all is done."""
     pause = _PAUSE
     while True:
-        ended, _ = ray.wait(list(crew.working), timeout=pause)
+        ended, _ = ray.wait(list(actors.working), timeout=pause)
         for one in ended:
             try:
                 ray.get(one)
                 return
             except ray.exceptions.RayActorError as error:
-                crew.replace(one, str(error))
+                actors.replace(one, str(error))
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from (None if isinstance(error.cause, UserError | OSError) else error)
         began = time.monotonic()
-        if states := [str(status) for status in statuses(crew.job.address) if status.running]:
+        if states := [str(status) for status in statuses(actors.job.address) if status.running]:
             line.show("; ".join(states))
         pause = max(_PAUSE, 10 * (time.monotonic() - began))

@@ -101,7 +101,7 @@ def work(job: Job, share: Share, show_progress: bool) -> bool:
             for number in _units(job, stage, count, share):
                 stop = StopRequest()
                 watching = stop.watching() if stage.is_finished_first else nullcontext()
-                with watching, _heard_of(job, stage, number, share):
+                with watching, _keep_claim(job, stage, number, share):
                     job.do(stage, number, counter.update)
                 if stop.signal:
                     raise KeyboardInterrupt
@@ -112,7 +112,7 @@ def work(job: Job, share: Share, show_progress: bool) -> bool:
 
 
 @contextmanager
-def _heard_of(job: Job, stage: Stage, number: int, share: Share) -> Iterator[None]:
+def _keep_claim(job: Job, stage: Stage, number: int, share: Share) -> Iterator[None]:
     """Context manager that notes now and then that this worker is still at a unit, which no other one begins then."""
     ended = threading.Event()
 

@@ -68,17 +68,17 @@ def ask(address: Address, request: Callable[[], T]) -> T:
         except (FileExistsError, UserError):
             raise
         except PermissionError as error:
-            said = f"the store refuses it ({_said(error)}); check your keys, and what they may do in this bucket"
+            said = f"the store refuses it ({_error_text(error)}); check your keys, and what they may do in this bucket"
             raise PermissionError(errno.EACCES, said, str(address)) from None
         except Exception as error:  # the packages of stores have types of their own, such as for missing keys
             if attempt + 1 == _TRIES:
-                said = f"the store fails: {_said(error)}; check its address and your keys"
+                said = f"the store fails: {_error_text(error)}; check its address and your keys"
                 raise OSError(errno.EIO, said, str(address)) from error
             time.sleep(_PAUSE * 2**attempt)
     raise AssertionError
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
