@@ -109,9 +109,7 @@ def find_tests(root: Path) -> dict[str, tuple[str, Any]]:
     return tests
 
 
-def measure_runs(
-    runs: Mapping[str, Path], data: str, batch_tokens: int
-) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def measure_runs(runs: Mapping[str, Path], data: str, batch_tokens: int) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Measure the best checkpoint of each run on every test with data in a folder, and what the pictures of a report
     show of Tatoeba. Return test -> name of the run -> record, which has the ``differences`` from the first run, and a
     line for each test that could not be measured. Raises UserError if there is no data of any test, or a run has no
