@@ -15,7 +15,7 @@ from xrep.config import to_yaml
 from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside, naming, write_json
 from xrep.inference.encoder_files import Format, opening_line
-from xrep.inference.model_card import README, read_card, write_card
+from xrep.inference.model_card import README, write_card
 from xrep.inference.sentence_encoder import SentenceEncoder, encoder_of
 from xrep.interop.classifiers import CLASSES, write_classifier
 from xrep.interop.exported import write_huggingface
@@ -139,9 +139,8 @@ def _write_checkpoint(
         loading = f"import xrep; xrep.{LOADERS[model.kind]}.load({json.dumps(str(directory))})"
         quantised = " The weights of its transformer layers are in int8." if is_quantised(model) else ""
         kind = "xrep", PIPELINES[model.kind if text.annotation is None else text.annotation.kind]
-        card = read_card(directory.name, path, identity, **facts)
-        about = f"A model of xrep.{quantised}"
-        write_card(folder, card, kind, text.languages, about=about, lines=[loading])
+        facts |= {"name": directory.name, "path": path, "fingerprint": identity, "lines": [loading]}
+        write_card(folder, kind, text.languages, **facts, about=f"A model of xrep.{quantised}")
         snapshot = Snapshot(
             step=0 if checkpoint is None else checkpoint.step,
             config_yaml=config,
@@ -180,13 +179,13 @@ def _write_for_transformers(checkpoint: Checkpoint, directory: Path, format: For
         predicted = ", ".join(annotation.labels) or "answers to questions"
         about = f"A classifier, trained with xrep; it predicts {predicted}."
     loading = opening_line(opening, str(directory), languages)
-    card = read_card(directory.name, path, partial(fingerprint, model, text), **facts)
+    facts |= {"name": directory.name, "path": path, "fingerprint": partial(fingerprint, model, text)}
     with naming(directory), directory_aside(directory) as aside:
+        encoders, kind = [model.encoder], ("transformers", pipeline)
+        write_card(aside, kind, languages or text.languages, encoders, **facts, about=about, lines=[loading])
         if annotation is None:
             write_huggingface(aside, model.encoder, tokenizer, max_length=text.max_length)
         else:
             write_classifier(aside, model.encoder, annotation, model.state_dict())
             save_as_huggingface(tokenizer, aside, text.max_length)
-        kind, shown = ("transformers", pipeline), {"about": about, "lines": [loading]}
-        write_card(aside, card, kind, languages or text.languages, [model.encoder], **shown)
     return {directory: loading}

@@ -17,7 +17,6 @@ from tqdm import tqdm
 from xrep.data.batching import TextSpec, Vocabulary, batches_of, collate
 from xrep.errors import UserError
 from xrep.inference.encoder_files import Format, write_encoder
-from xrep.inference.model_card import read_card
 from xrep.interop.pretrained import find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import Prompts, read_prompts, read_router
 from xrep.models.device import to_device
@@ -198,10 +197,7 @@ class SentenceEncoder:
         if is_quantised(self.model):
             problem = "an encoder in int8 cannot be written for other libraries"
             raise UserError(problem, cure="load the original in float32, or export it in the format int8")
-        address = str(path) if address is None else address
-        card = read_card(Path(address).name, self.path, self.fingerprint, license, results)
-        prompts = Prompts(texts=self.prompts, default=self.default_prompt_name)
-        return write_encoder(self.model, self.tokenizers, self.text, prompts, Path(path), format, address, card)
+        return write_encoder(self, Path(path), format, address or str(path), license=license, results=results)
 
     def push_to_hub(self, name: str, *, private: bool | None = None, token: str | None = None, **card: Any) -> str:
         """Upload what ``save`` writes to the Hugging Face Hub as ``name``, ``organisation/name``; return its address.
