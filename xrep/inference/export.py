@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from xrep.config import to_yaml
 from xrep.errors import UserError
-from xrep.files import check_new_directory, directory_aside, naming, write_json
+from xrep.files import check_new_directory, directory_aside, naming
 from xrep.inference.encoder_files import Format, opening_line
 from xrep.inference.model_card import README, write_card
 from xrep.inference.sentence_encoder import SentenceEncoder, encoder_of
@@ -123,12 +123,10 @@ def _write_checkpoint(
         folder = Path(name)
         if checkpoint is None:
             encoder = SentenceEncoder.load(path, device="cpu")
-            model, text, identity = encoder.model, encoder.text, encoder.fingerprint
+            path, model, text, identity = Path(encoder.path), encoder.model, encoder.text, encoder.fingerprint
             options = replace(model.config, encoder=None, source_encoder=None, target_encoder=None)
             config = to_yaml({"model": {"name": "dual_encoder", **asdict(options)}})
-            prompts = {"prompts": encoder.prompts, "default_prompt_name": encoder.default_prompt_name}
-            write_json(folder / PROMPTS, prompts)
-            save, kept = partial(save_tokenizers, encoder.tokenizers), [folder / PROMPTS]
+            save, kept = partial(save_tokenizers, encoder.tokenizers), [path / PROMPTS]
         else:
             path, model, text = checkpoint.path, load_model(checkpoint), checkpoint.text
             identity = partial(fingerprint, model, text)
@@ -159,9 +157,8 @@ def _write_for_transformers(checkpoint: Checkpoint, directory: Path, format: For
     """Write a classifier, which xrep reads back bit by bit, or the encoder of a translation model for transformers."""
     path, text, annotation = checkpoint.path, checkpoint.text, checkpoint.text.annotation
     if format != "hf":
-        what, cure = "a translation model", "set `format` to xrep, or to hf for its encoder alone"
-        if annotation is not None:
-            what, cure = "a classifier", "set `format` to hf or xrep"
+        what = "a translation model" if annotation is None else "a classifier"
+        cure = "set `format` to xrep, or to hf" + (" for its encoder alone" if annotation is None else "")
         raise UserError(f"{what}, which {format} does not have", path=path, cure=cure)
     model = load_model(checkpoint)
     tokenizer = tokenizer_of(open_tokenizers(path / TOKENIZER), "source")
