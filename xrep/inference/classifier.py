@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -67,7 +66,7 @@ class SentenceClassifier:
     tokenizers: Tokenizers
     _: KW_ONLY
     path: str = ""
-    options: Mapping[str, Any] = MappingProxyType({})
+    options: Mapping[str, Any] = field(default_factory=dict)
     training_hashes: Path | None = None
     batch_tokens: int = BATCH_TOKENS
 
