@@ -143,10 +143,10 @@ def _pictures(folder: str, trained: Sequence[str]) -> dict[str, tuple[str, Any]]
     """Return what draws the pictures from Tatoeba's files of the languages that were trained: label -> name, config."""
     codes = available(folder)
     languages = [language for language in trained if language in codes][:_LANGUAGES] or list(codes)[:1]
-    pools = [read_pairs(folder, codes[language]) for language in languages]
-    size, shown = len(pools[0]), min(_SENTENCES, *map(len, pools))
-    scatter = Scatter.Config(data=folder, langs=",".join(languages), sentences=shown, plot="-")
+    scatter = Scatter.Config(data=folder, langs=",".join(languages), sentences=_SENTENCES, plot="-")
+    first = read_pairs(folder, codes[languages[0]])
     # A seventh stay translations, and three sevenths are replaced by sentences of the last three.
-    data, pairs, replaced = f"{languages[0]}-en={','.join(map(str, pools[0].files))}", size * 4 // 7, size * 3 // 7
+    pairs, replaced = len(first) * 4 // 7, len(first) * 3 // 7
+    data = f"{languages[0]}-en={','.join(map(str, first.files))}"
     alignment = Alignment.Config(data=data, pairs=pairs, true_pairs=pairs - replaced, every_checkpoint=True)
     return {"scatter": ("scatter", scatter), _CHECKPOINTS: ("alignment", alignment)}

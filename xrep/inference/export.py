@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,29 +49,32 @@ PIPELINES = {
 """The Hub's name of what each kind of model does, or a classifier of each kind of annotation."""
 
 
-def export_path(
-    path: str | Path,
-    directory: str | Path,
-    format: Format | Literal["xrep", "int8"],
-    average: int | None = None,
-    *,
-    pooling: Pooling | None = None,
-    no_projection: bool = False,
-    layer: int | None = None,
-    license: str | None = None,
-    results: Sequence[str | Path] = (),
-) -> dict[Path, str]:
-    """Write the encoder of a checkpoint, or a pretrained one, to ``directory``.
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """What an export writes, and what it changes of the model."""
 
-    Args:
-        path: A checkpoint, or what ``SentenceEncoder.load`` accepts; with ``average``, the directory of a run.
-        format: One of ``SentenceEncoder.save``, of which ``hf`` also writes the encoder of a translation model, or a
-            checkpoint of any model: ``xrep`` leaves out what only training needs, ``int8`` has the weights of
-            transformer layers in int8, a quarter as large, and a pretrained encoder can become one, too.
-        average: Average the weights of this many of the newest checkpoints of the run; None averages nothing.
-        pooling, no_projection: Pooling instead of that with which the encoder was trained, and whether to leave out the
-            projection (frozen_source, table 8, '[CLS] without MLP').
-        layer, license, results: As in ``SentenceEncoder.load`` and ``SentenceEncoder.save``.
+    format: Literal["sentence-transformers", "hf", "onnx", "openvino", "xrep", "int8"] = "sentence-transformers"
+    """hf: the transformer alone, without pooling and projection, also the encoder of a translation model; onnx,
+    openvino: a graph from tokens to vectors for ONNX Runtime or OpenVINO (extra of that name); xrep: a checkpoint of
+    any model, without what training alone needs; int8: one with the weights of transformer layers in int8, for CPUs,
+    also of a pretrained encoder."""
+    average: int | None = None
+    """The mean of the weights of the N newest checkpoints of the run, which was trained with --keep-last N."""
+    pooling: Pooling | None = None
+    """Another pooling than it was trained with."""
+    no_projection: bool = False
+    """Leave out the projection behind the pooling, as in frozen_source (table 8, '[CLS] without MLP')."""
+    layer: int | None = None
+    """Pool the token vectors of this layer, and leave out the layers above."""
+    license: str | None = None
+    """Licence of the model, for the model card: apache-2.0, cc-by-4.0, other and so on."""
+    results: list[str] = field(default_factory=list)
+    """Results for the model card, files that xrep-eval --json wrote for this model."""
+
+
+def export_path(path: str | Path, directory: str | Path, format: Any, **changes: Any) -> dict[Path, str]:
+    """Write a model to ``directory``: of a checkpoint, of what ``SentenceEncoder.load`` accepts or, with ``average``,
+    of the directory of a run. The ``format`` and the ``changes`` are ``ExportOptions``.
 
     Returns:
         The directories written, each with a line of Python that loads it.
@@ -80,12 +82,14 @@ def export_path(
     Raises:
         UserError: There is no encoder, no projection, or too few checkpoints, or as ``SentenceEncoder.save``.
     """
-    if (pooling or no_projection) and format in ("hf", "xrep", "int8"):
+    options, directory = ExportOptions(format=format, **changes), Path(directory)
+    format, average, pooling, layer = options.format, options.average, options.pooling, options.layer
+    if (pooling or options.no_projection) and format in ("hf", "xrep", "int8"):
         problem = f"`pooling` and `no_projection` are for the format sentence-transformers and graphs, not for {format}"
         raise UserError(problem, cure="leave `format` out")
     if layer is not None and format in ("xrep", "int8"):
         raise UserError("`layer` is for the formats of other libraries", cure="leave `format` out")
-    checkpoint, directory, facts = None, Path(directory), {"license": license, "results": results}
+    checkpoint, facts = None, {"license": options.license, "results": options.results}
     if average is not None:
         if average < 1:
             raise UserError(f"`average` must be at least 1, not {average}")
@@ -104,7 +108,7 @@ def export_path(
         encoder = encoder_of(checkpoint)
     if pooling is not None:
         encoder.model.pooling = dict.fromkeys(encoder.model.pooling, pooling)
-    if no_projection:
+    if options.no_projection:
         if not encoder.model.projections:
             raise UserError("has no projection to leave out", path=path, cure="export it without `no_projection`")
         encoder.model.projections.clear()

@@ -99,10 +99,9 @@ class SentenceEncoder:
         with torch.random.fork_rng(devices=[], enabled=is_random):
             if random_weights is not None:
                 torch.manual_seed(random_weights)
-            if is_pretrained:
-                encoder = _load_pretrained(path, is_random)
-            else:
-                encoder = encoder_of(open_checkpoint(path), is_random)
+            encoder = (
+                _load_pretrained(path, is_random) if is_pretrained else encoder_of(open_checkpoint(path), is_random)
+            )
         if layer is not None:
             encoder.model.pool_layer(layer)
         to_device(encoder.model, device, dtype)
