@@ -161,8 +161,9 @@ def _write_for_transformers(checkpoint: Checkpoint, directory: Path, format: For
     """Write a classifier, which xrep reads back bit by bit, or the encoder of a translation model for transformers."""
     path, text, annotation = checkpoint.path, checkpoint.text, checkpoint.text.annotation
     if format != "hf":
-        what = "a translation model" if annotation is None else "a classifier"
-        cure = "set `format` to xrep, or to hf" + (" for its encoder alone" if annotation is None else "")
+        what, cure = "a classifier", "set `format` to hf or xrep"
+        if annotation is None:
+            what, cure = "a translation model", "set `format` to xrep, or to hf for its encoder alone"
         raise UserError(f"{what}, which {format} does not have", path=path, cure=cure)
     model = load_model(checkpoint)
     tokenizer = tokenizer_of(open_tokenizers(path / TOKENIZER), "source")
