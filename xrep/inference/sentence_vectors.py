@@ -68,6 +68,5 @@ class SentenceVectors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.requires_fit = False
-        tags.input_tags.string, tags.input_tags.two_d_array = True, False
+        tags.requires_fit, tags.input_tags.string, tags.input_tags.two_d_array = False, True, False
         return tags
