@@ -212,11 +212,9 @@ generate ... --reference mt.de               | mt.de: 40 lines, but de.txt has 3
 generate ... --reference absent              | absent: no such file; check the name
 generate ... --json s.json                   | --json without scores to write; give --reference FILE
 generate ... --beam 0                        | --beam must be at least 1, not 0
-generate ... --beam 1000000                  | and the vocabulary has 120 subwords; lower --beam
 generate ... --num-beams 5                   | --beam is the option for that
 generate ... --nbest 6                       | --nbest 6 is more than the 5 hypotheses of the beam
 generate ... --sampling-topk 5               | --sampling-topk is an option of sampling, which is off
-generate ... --sampling --sampling-topk 121  | has 120 subwords; lower --sampling-topk
 generate ... --sampling --sampling-topp 1.5  | --sampling-topp must lie in (0, 1], not 1.5
 generate ... --sampling --temperature 0      | --temperature must be above 0, not 0.0
 generate ... --lenpen nan                    | argument --lenpen: must be a finite number
