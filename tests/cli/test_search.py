@@ -125,10 +125,11 @@ def test_prompts_of_lines_and_queries(search: Any, shared_encoder: Path, tmp_pat
         ("own", ["--prompt-name", "title"], "ein ", "ein "),
     ):
         assert search("build", *f"--path prompted --input lines.en --output {where}".split(), *named).code == 0
-        assert search("add", where, "--input", "lines.en").code == 0
-        vectors = encoder.encode(lines, prompt=text)
-        for part in ("part-00000", "part-00001"):
-            np.testing.assert_allclose(np.load(tmp_path / where / part / "vectors.npy"), vectors, atol=1e-3)
+        assert search("add", where, *"--input lines.en --lang en".split()).code == 0
+        vectors, parts = encoder.encode(lines, prompt=text), [*(tmp_path / where).glob("part-*")]
+        assert len(parts) == 2
+        for part in parts:
+            np.testing.assert_allclose(np.load(part / "vectors.npy"), vectors, atol=1e-3)
         answers = search("query", where, *queries, "--json", "-k", "1", *named).out.splitlines()
         for query, answer in zip(queries, map(json.loads, answers), strict=True):
             cosines = vectors @ encoder.encode(query, prompt=asked)
