@@ -46,7 +46,8 @@ Encode each line of a text and add them to an index.
   xrep-search add index/ --input more.txt
 
 A query meanwhile finds all of the new lines or none. If the command is interrupted, repeat it: it goes on where it
-stopped. At most 100,000 lines are searched exactly; for more there is an index like the one that was built."""
+stopped. The same lines in the same language are not added twice. At most 100,000 lines are searched exactly; for more
+there is an index like the one that was built."""
 QUERY = """\
 Print the sentences nearest to each query.
 

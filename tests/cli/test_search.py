@@ -85,6 +85,10 @@ def test_lines_are_added_and_the_summary_says_so(search: Any, separate_encoder: 
     assert told["rows"] == 120 and told["path"] == "own" and told["bytes"] > 120 * 2 * told["size"]
     assert [part["source"] for part in told["parts"]] == ["lines.en", "lines.de"]
     assert "160 lines in 3 parts" in search("add", "own", "--input", "few.en").out  # in the language of the first text
+    again = search("add", "own", "--input", "few.en")
+    assert (
+        "160 lines in 3 parts" in again.out and again.err == "xrep-search: the sentences of few.en are there already\n"
+    )
     found = search("query", "own", PAIRS[9][0], *"-k 1 --lang de".split())
     assert found.out == f"1\t1.0000\tlines.de:10\t{PAIRS[9][0]}\n"
 

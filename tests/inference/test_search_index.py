@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -137,8 +136,28 @@ def test_it_harms_nothing(encoder: SentenceEncoder, tmp_path: Path, monkeypatch:
     for output in (".", "..", "/"):
         with pytest.raises(UserError, match="exists and is not empty"):
             SearchIndex.build(encoder, SENTENCES, output)
+    with pytest.raises(UserError, match="index: exists and is not empty"):
+        SearchIndex.build(encoder, SENTENCES[:5], path)  # to which others were added
     with pytest.raises(UserError, match="inside .*/index; choose another place"):
         SearchIndex.build(path, SENTENCES, path / "more")
+
+
+def test_the_same_sentences_are_there_once(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    index = SearchIndex.build(encoder, SENTENCES[:9], path, lang="en")
+    before = contents(path)
+    index.add(iter([f"  {line}" for line in SENTENCES[:9]]), batch_tokens=64)
+    assert len(SearchIndex.build(encoder, [*SENTENCES[:9], ""], path, lang="en")) == 9
+    with pytest.raises(UserError, match="index: exists and is not empty"):
+        SearchIndex.build(encoder, ["", *SENTENCES[:9]], path, lang="en")  # the same sentences at other lines
+    assert contents(path) == before
+    index.add(SENTENCES[:9], lang="de")
+    for number in range(9, 12):
+        index.add(SENTENCES[number : number + 1])
+    opened = len(os.listdir("/proc/self/fd"))
+    again = SearchIndex(path, encoder)  # as many parts as there may be: no file stays open
+    assert len(again) == 21 and len(os.listdir("/proc/self/fd")) == opened
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
 def test_damage_is_found(encoder: SentenceEncoder, tmp_path: Path) -> None:
@@ -152,12 +171,12 @@ def test_damage_is_found(encoder: SentenceEncoder, tmp_path: Path) -> None:
     text.write_bytes(content[:-1])
     with pytest.raises(UserError, match=r"lines.txt: damaged"):
         SearchIndex(path)
-    for schema, problem in (
-        (1, "an index of schema 1, this version reads 2"),
-        (2, "not an index (no valid manifest.js"),
-    ):
-        (path / "manifest.json").write_text(f'{{"schema": {schema}, "fingerprint": "", "parts": []}}')
-        with pytest.raises(UserError, match=re.escape(problem)):
+    manifest = json.loads((path / "manifest.json").read_text())
+    for other in (manifest | {"schema": 1}, {"schema": 2, "parts": manifest["parts"]}, []):
+        (path / "manifest.json").write_text(json.dumps(other))
+        with pytest.raises(
+            UserError, match="index: not an index .no valid manifest.json of schema 2.; name a directory"
+        ):
             SearchIndex(path)
 
 

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+import xrep
 from xrep.errors import UserError
 from xrep.files import (
     check_new_directory,
@@ -38,7 +39,7 @@ from xrep.files import (
     sha256_of,
     write_json,
 )
-from xrep.inference.encoding import CHUNKS, VECTORS, Encode, HeldEncoder, Join, Read
+from xrep.inference.encoding import CHUNKS, VECTORS, Encode, HeldEncoder, Join, Read, origin_of
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, run
 from xrep.jobs.outputs import job_address, publish_parts, repeatable, states_of
@@ -69,13 +70,10 @@ def read_manifest(path: Path) -> Facts:
     if not path.exists():
         raise UserError("no such index", path=path, cure="build it with xrep-search build")
     manifest = read_mapping(path / MANIFEST) or {}
-    if "fingerprint" in manifest and manifest.get("schema") != SCHEMA:
-        problem = f"an index of schema {manifest.get('schema')!r:.20}, this version reads {SCHEMA}"
-        raise UserError(problem, path=path, cure="use the version that wrote it, or build it again")
-    if not (_KEYS <= manifest.keys() and manifest["parts"]):
-        cure = "name a directory that xrep-search build wrote"
-        raise UserError(f"not an index (no valid {MANIFEST})", path=path, cure=cure)
-    return manifest
+    if _KEYS <= manifest.keys() and manifest["schema"] == SCHEMA and manifest["parts"]:
+        return manifest
+    problem = f"not an index (no valid {MANIFEST} of schema {SCHEMA})"
+    raise UserError(problem, path=path, cure="name a directory that xrep-search build wrote, or build it again")
 
 
 def _current(path: Path, new: Facts | None, folder: str = "") -> Facts:
@@ -150,30 +148,36 @@ class WritePart(Join):
 
 
 def write_part(
-    output: Path, encoder: SentenceEncoder, new: Facts | None, lines: Sentences, origin: Origin, show_progress: bool
+    path: Path, encoder: SentenceEncoder, new: Facts | None, lines: Sentences, lang: str | None, **how: Any
 ) -> None:
     """Write a new directory with one part, or add a part to one, unless these sentences are there already.
 
     Args:
-        new: The manifest of a new index, without parts; None: a part is added.
+        new: What is to be known of a new index, apart from what is found here; None: a part is added.
+        how: ``batch_tokens`` and ``show_progress``.
 
     Raises:
-        UserError: As ``encode_file``; something else is at ``output``, the text is empty, or faiss cannot index it.
+        UserError: As ``encode_file``; something else is at ``path``, the text is empty, or faiss cannot index it.
     """
-    path, source = Path(os.path.realpath(output)), None
+    path, source, show_progress = Path(os.path.realpath(path)), None, how.pop("show_progress")
     check_output(path, folder=True)
-    index = _current(path, new)["index"]
-    if index not in ("auto", "flat"):
-        make_index(index, origin.size)  # to report a mistake in it before the text is encoded
+    base = new or read_manifest(path)
+    origin = origin_of(encoder, lang, dtype="float16", normalize=True, prompt=base["prompt"], **how)
+    if new is not None:
+        made = {"fingerprint": origin.encoder, "size": origin.size, "parts": []}
+        new = {"schema": SCHEMA, "xrep": xrep.__version__, **new, **made}
+        _current(path, new)
+    if base["index"] not in ("auto", "flat"):
+        make_index(base["index"], origin.size)  # to report a mistake in it before the text is encoded
     if isinstance(lines, str | Path):
-        source, file = str(lines), repeatable(lines, output)
+        source, file = str(lines), repeatable(lines, path)
     else:
-        file = repeatable((f"{' '.join(line.split())}\n".encode("utf-8", "replace") for line in lines), output)
+        file = repeatable((f"{' '.join(line.split())}\n".encode("utf-8", "replace") for line in lines), path)
     read = ReadPart(file, source, origin, path, new)
     encode = Encode("text", read, HeldEncoder(encoder), origin)
-    write = WritePart(encode, index, new is None)
-    facts = {"input": states_of([file]), **vars(origin), "index": index, "is_new": new is not None}
-    job = Job(job_address(output), "search", facts, [read, encode, write])
+    write = WritePart(encode, base["index"], new is None)
+    facts = {"input": states_of([file]), **vars(origin), "index": base["index"], "is_new": new is not None}
+    job = Job(job_address(path), "search", facts, [read, encode, write])
 
     def finish() -> Facts:
         if not read.is_there(job):
@@ -182,7 +186,7 @@ def write_part(
             _put_in_place(path, _current(path, new), text.facts | written.facts, files)
         return {}
 
-    run(job, LOCAL, finish, str(output), show_progress=show_progress, share=Share())  # this process alone
+    run(job, LOCAL, finish, str(path), show_progress=show_progress, share=Share())  # this process alone
 
 
 def _put_in_place(path: Path, manifest: Facts, part: Facts, files: dict[str, str]) -> None:

@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 
-import xrep
 from xrep.errors import UserError
 from xrep.files import sha256_of
-from xrep.inference.encoding import origin_of
-from xrep.inference.index_files import SCHEMA, VECTORS, Sentences, read_manifest, write_part
+from xrep.inference.index_files import VECTORS, Sentences, read_manifest, write_part
 from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder
 from xrep.precision import Precision
 from xrep.retrieval.ivf import PROBES, compare_proposed
@@ -25,7 +23,6 @@ from xrep.store.arrays import by_part
 from xrep.store.lines import FILES, Texts
 from xrep.store.vectors import Vectors, normalize_rows
 
-_FORM: dict[str, Any] = {"dtype": "float16", "normalize": True}
 _SEARCHED_BYTES = 1 << 25
 """Bytes of float32 vectors that are searched at a time. Those of a part that has no more are read once."""
 _LEAST = 128
@@ -132,14 +129,14 @@ class SearchIndex:
             raise UserError(f"an index inside {source}", path=path, cure="choose another place")
         if not isinstance(encoder, SentenceEncoder):
             encoder = SentenceEncoder.load(encoder, device=device, dtype=precision)
-        prompt = encoder.find_prompt(prompt_name, DOCUMENT_PROMPTS)
-        origin = origin_of(encoder, lang, prompt=prompt, batch_tokens=batch_tokens, **_FORM)
         new = {
-            "schema": SCHEMA, "xrep": xrep.__version__, "encoder": os.path.abspath(source) if known else source,
-            "beside": os.path.relpath(source, real) if known else "", "fingerprint": origin.encoder,
-            "precision": encoder.precision, "prompt": prompt, "index": index, "size": origin.size, "parts": [],
-        }  # fmt: skip
-        write_part(Path(path), encoder, new, lines, origin, show_progress)
+            "encoder": os.path.abspath(source) if known else source,
+            "beside": os.path.relpath(source, real) if known else "",
+            "precision": encoder.precision,
+            "prompt": encoder.find_prompt(prompt_name, DOCUMENT_PROMPTS),
+            "index": index,
+        }
+        write_part(Path(path), encoder, new, lines, lang, batch_tokens=batch_tokens, show_progress=show_progress)
         return cls(path, encoder)
 
     def add(
@@ -152,8 +149,7 @@ class SearchIndex:
         the same sentences in the same language have been added before.
         """
         lang = lang or self.manifest["parts"][0]["language"]
-        origin = origin_of(self.encoder, lang, prompt=self.manifest["prompt"], batch_tokens=batch_tokens, **_FORM)
-        write_part(self.path, self.encoder, None, lines, origin, show_progress)
+        write_part(self.path, self.encoder, None, lines, lang, batch_tokens=batch_tokens, show_progress=show_progress)
         self._open()
 
     def __len__(self) -> int:
