@@ -123,6 +123,8 @@ class WritePart(Join):
         is_added: Whether the part is added to others; few sentences are then searched exactly.
     """
 
+    name = "index"
+
     def __init__(self, encode: Encode, index: str, is_added: bool) -> None:
         super().__init__(encode, parts=False)
         self._index, self._is_added = index, is_added
@@ -203,5 +205,5 @@ def _put_in_place(path: Path, manifest: Facts, part: Facts, files: dict[str, str
     for each in (*map(folder.joinpath, files), aside, folder, path):
         flush_to_disk(each)
     replace_file(aside, path / MANIFEST)
-    for each in (path, path.parent):
+    for each in (path, *([] if manifest["parts"] else [path.parent])):
         flush_to_disk(each)

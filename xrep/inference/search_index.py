@@ -161,8 +161,8 @@ class SearchIndex:
         manifest, how = self.manifest, {"device": self._device, "dtype": self.manifest["precision"]}
         beside = manifest["beside"] and os.path.normpath(os.path.join(os.path.realpath(self.path), manifest["beside"]))
         places = list(dict.fromkeys(filter(None, (beside, manifest["encoder"]))))
-        where = f"is not where it was ({' or '.join(places)})" if places else "has no path"
-        error = UserError(f"its encoder {where}", path=self.path, cure="give its directory as `path`")
+        problem = f"its encoder is not where it was ({' or '.join(places) or 'it had no path'})"
+        error = UserError(problem, path=self.path, cure="give its directory as `path`")
         there = [place for place in places if os.path.exists(place) or not os.path.isabs(place)]
         for place in there if self._given is None else [self._given]:
             try:
@@ -171,8 +171,8 @@ class SearchIndex:
                     return encoder
                 cure = "give `path`, or build the index again"
                 error = UserError("its vectors were made by another encoder", path=self.path, cure=cure)
-            except UserError as problem:
-                error = problem
+            except UserError as failure:
+                error = failure
         raise error
 
     def search(
