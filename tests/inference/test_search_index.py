@@ -217,7 +217,7 @@ def test_the_encoder_of_an_index(shared_encoder: Path, encoder: SentenceEncoder,
         SentenceEncoder(encoder.model, encoder.tokenizers, encoder.text), SENTENCES[:5], tmp_path / "unnamed"
     )
     assert unnamed.search("x", k=1)
-    with pytest.raises(UserError, match="its encoder is not where it was .it had no path.; give its directory as `path`"):
+    with pytest.raises(UserError, match="is not where it was .it had no path.; give its directory as `path`"):
         SearchIndex(tmp_path / "unnamed").search("x")
     with pytest.raises(ValueError, match=r"queries must be \[Q, 16\], not \[1, 3\]"):
         unnamed.search(np.ones((1, 3)))
