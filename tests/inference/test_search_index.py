@@ -172,10 +172,10 @@ def test_damage_is_found(encoder: SentenceEncoder, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"lines.txt: damaged"):
         SearchIndex(path)
     manifest = json.loads((path / "manifest.json").read_text())
-    for other in (manifest | {"schema": 1}, {"schema": 2, "parts": manifest["parts"]}, []):
+    for other in (manifest | {"schema": 1}, {"schema": 3, "parts": manifest["parts"]}, []):
         (path / "manifest.json").write_text(json.dumps(other))
         with pytest.raises(
-            UserError, match="index: not an index .no valid manifest.json of schema 2.; name a directory"
+            UserError, match="index: not an index .no valid manifest.json of schema 3.; name a directory"
         ):
             SearchIndex(path)
 

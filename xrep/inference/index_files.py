@@ -5,7 +5,7 @@ Layout::
     manifest.json            the encoder, where it is, its prompt, how vectors are indexed, and the parts: their text,
                              language, lines, sentences, faiss's description, and sha256 and bytes of their files
     part-{digest}/           the sentences that ``build`` wrote; each ``add`` writes a further part
-        lines.txt, offsets.npy, numbers.npy      the sentences, and their numbers in the text (``xrep.store.lines``)
+        lines.txt, offsets.npy and others        the sentences, and their numbers in the text (``xrep.store.lines``)
         vectors.npy          float16 [N, D], each of length 1
         00000.faiss, ...     faiss's index of the first vectors, of the next ones, and so on; none: the search is exact
 
@@ -20,13 +20,12 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 import xrep
 from xrep.errors import UserError
@@ -39,7 +38,7 @@ from xrep.files import (
     sha256_of,
     write_json,
 )
-from xrep.inference.encoding import CHUNKS, VECTORS, Encode, HeldEncoder, Join, Read, origin_of
+from xrep.inference.encoding import VECTORS, Encode, HeldEncoder, Join, Read, origin_of
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, run
 from xrep.jobs.outputs import job_address, publish_parts, repeatable, states_of
@@ -52,7 +51,7 @@ from xrep.store import addresses
 from xrep.store.lines import FILES, LINES, NUMBERS
 from xrep.store.vectors import Origin, Vectors
 
-SCHEMA = 2
+SCHEMA = 3
 FLAT_ROWS = 100_000
 """A part with more sentences is not searched exactly, unless the user wants it."""
 _CELLS = 4096
@@ -92,27 +91,40 @@ def _current(path: Path, new: Facts | None, folder: str = "") -> Facts:
 
 
 class ReadPart(Read):
-    """Read the sentences of a part, and name it. If the index has it already, its chunks have no lines."""
+    """Read the sentences of a part, and name it. ``new`` is as in ``_current``."""
 
     def __init__(self, file: str, source: str | None, origin: Origin, path: Path, new: Facts | None) -> None:
         super().__init__("text", [file], origin.language, "words")
         self._source, self._origin, self._path, self._new = source, origin, path, new
 
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> Facts:
-        facts = super().run(job, number, folder, advance)
+    def run(self, unit: str, folder: Path, advance: Advance) -> Facts:
+        facts = super().run(unit, folder, advance)
         if not facts["rows"]:
             raise UserError("no sentence in it", path=self._source, cure="give a text with sentences")
         origin = replace(self._origin, batch_tokens=0)  # other batches make vectors that are as good
         name = f"part-{origin.digest([sha256_of(folder / file) for file in (LINES, NUMBERS)])}"
         return {"folder": name, "source": self._source, "language": origin.language, **facts}
 
-    def is_there(self, job: Job) -> bool:
-        """Return whether the index has the part. A UserError says that a new index would replace another one."""
-        folder = job.results(self)[0].facts["folder"]
-        return any(part["folder"] == folder for part in _current(self._path, self._new, folder)["parts"])
+    @cached_property
+    def manifest(self) -> Facts:
+        """The manifest to which the part is added. A UserError says that a new index would replace another one."""
+        return _current(self._path, self._new, self.results[0].facts["folder"])
 
-    def chunks(self, job: Job) -> np.ndarray:
-        return super().chunks(job) * (not self.is_there(job))  # as many, because a job has always the same units
+    @property
+    def is_there(self) -> bool:
+        """Whether the index has the part already."""
+        return any(part["folder"] == self.results[0].facts["folder"] for part in self.manifest["parts"])
+
+
+class EncodePart(Encode):
+    """Encode the sentences of a part. If it is there already, units have no lines, but a job has always the same."""
+
+    source: ReadPart  # pyright: ignore[reportIncompatibleVariableOverride] (it is what this class is made with)
+
+    @cached_property
+    def units(self) -> Sequence[tuple[int, int]]:
+        units = super().units
+        return [(0, 0) for _ in units] if self.source.is_there else units
 
 
 class WritePart(Join):
@@ -129,10 +141,10 @@ class WritePart(Join):
         super().__init__(encode, parts=False)
         self._index, self._is_added = index, is_added
 
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> Facts:
+    def run(self, unit: tuple[int, int], folder: Path, advance: Advance) -> Facts:
         """An index is trained once. Copies of it are filled one after the other, so that one is in memory at a time. It
         takes as much as 2 GB of float32 vectors do at most, and less if it compresses them."""
-        super().run(job, number, folder, advance)
+        super().run(unit, folder, advance)
         vectors, index = Vectors(folder / VECTORS), self._index
         rows = len(vectors)
         if index == "auto" or (self._is_added and rows <= FLAT_ROWS):
@@ -176,16 +188,15 @@ def write_part(
     else:
         file = repeatable((f"{' '.join(line.split())}\n".encode("utf-8", "replace") for line in lines), path)
     read = ReadPart(file, source, origin, path, new)
-    encode = Encode("text", read, HeldEncoder(encoder), origin)
+    encode = EncodePart("text", read, HeldEncoder(encoder), origin)
     write = WritePart(encode, base["index"], new is None)
     facts = {"input": states_of([file]), **vars(origin), "index": base["index"], "is_new": new is not None}
     job = Job(job_address(path), "search", facts, [read, encode, write])
 
     def finish() -> Facts:
-        if not read.is_there(job):
-            (text,), (written,) = job.results(read), job.results(write)
-            files = {name: file for name, file in (text.files | written.files).items() if name != CHUNKS}
-            _put_in_place(path, _current(path, new), text.facts | written.facts, files)
+        if not read.is_there:
+            (text,), (written,) = read.results, write.results
+            _put_in_place(path, read.manifest, text.facts | written.facts, text.files | written.files)
         return {}
 
     run(job, LOCAL, finish, str(path), show_progress=show_progress, share=Share())  # this process alone
