@@ -155,8 +155,8 @@ def test_the_same_sentences_are_there_once(encoder: SentenceEncoder, tmp_path: P
     for number in range(9, 12):
         index.add(SENTENCES[number : number + 1])
     opened = len(os.listdir("/proc/self/fd"))
-    again = SearchIndex(path, encoder)  # as many parts as there may be: no file stays open
-    assert len(again) == 21 and len(os.listdir("/proc/self/fd")) == opened
+    again = SearchIndex(path, encoder)  # which opens no file of its parts: there may be more than a process may open
+    assert len(again) == 21 and len(os.listdir("/proc/self/fd")) <= opened
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 

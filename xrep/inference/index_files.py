@@ -119,7 +119,7 @@ class ReadPart(Read):
 class EncodePart(Encode):
     """Encode the sentences of a part. If it is there already, units have no lines, but a job has always the same."""
 
-    source: ReadPart  # pyright: ignore[reportIncompatibleVariableOverride] (it is what this class is made with)
+    source: ReadPart
 
     @cached_property
     def units(self) -> Sequence[tuple[int, int]]:
