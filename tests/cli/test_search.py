@@ -98,7 +98,7 @@ def test_an_index_is_checked(search: Any, cli: Commands, separate_encoder: Path,
     search("build", *"--input lines.en --output own --lang en --index IVF30,Flat --path".split(), separate_encoder)
     recall = json.loads(cli("search", "check", "own", "--json").out)["recall"]
     assert 0 < recall < 0.9 and cli("search", "check", "own").out == (
-        f"all 5 files (0.0 MB) are as they were written; recall@10 of 60 queries {recall:.3f}: own\n"
+        f"all 6 files (0.0 MB) are as they were written; recall@10 of 60 queries {recall:.3f}: own\n"
     )
 
 

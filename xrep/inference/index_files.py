@@ -128,26 +128,19 @@ class EncodePart(Encode):
 
 
 class WritePart(Join):
-    """Write the vectors of a part and their indexes; there are none where the search is exact.
-
-    Args:
-        index: What the user wanted of the whole index.
-        is_added: Whether the part is added to others; few sentences are then searched exactly.
-    """
+    """Write the vectors of a part and their indexes. There are none where the search is exact; it is so in few
+    sentences that are added to others."""
 
     name = "index"
-
-    def __init__(self, encode: Encode, index: str, is_added: bool) -> None:
-        super().__init__(encode, parts=False)
-        self._index, self._is_added = index, is_added
+    _encode: EncodePart
 
     def run(self, unit: tuple[int, int], folder: Path, advance: Advance) -> Facts:
         """An index is trained once. Copies of it are filled one after the other, so that one is in memory at a time. It
         takes as much as 2 GB of float32 vectors do at most, and less if it compresses them."""
         super().run(unit, folder, advance)
-        vectors, index = Vectors(folder / VECTORS), self._index
-        rows = len(vectors)
-        if index == "auto" or (self._is_added and rows <= FLAT_ROWS):
+        vectors, manifest = Vectors(folder / VECTORS), self._encode.source.manifest
+        rows, index = len(vectors), manifest["index"]
+        if index == "auto" or (manifest["parts"] and rows <= FLAT_ROWS):
             index = f"IVF{min(_CELLS, int(4 * math.sqrt(rows)))},SQ8" if rows > FLAT_ROWS else "flat"
         if index != "flat" and rows:
             import faiss
@@ -189,7 +182,7 @@ def write_part(
         file = repeatable((f"{' '.join(line.split())}\n".encode("utf-8", "replace") for line in lines), path)
     read = ReadPart(file, source, origin, path, new)
     encode = EncodePart("text", read, HeldEncoder(encoder), origin)
-    write = WritePart(encode, base["index"], new is None)
+    write = WritePart(encode, parts=False)
     facts = {"input": states_of([file]), **vars(origin), "index": base["index"], "is_new": new is not None}
     job = Job(job_address(path), "search", facts, [read, encode, write])
 
