@@ -198,8 +198,8 @@ def write_part(
 def _put_in_place(path: Path, manifest: Facts, part: Facts, files: dict[str, str]) -> None:
     """Write a part with these files, then the manifest that lists it."""
     listed, folder = {one["folder"] for one in manifest["parts"]}, path / part["folder"]
-    for left in filter(Path.is_dir, path.glob("part-*")):
-        if _PART.fullmatch(left.name) and left.name not in listed:
+    for left in sorted(path.glob("part-*")):
+        if _PART.fullmatch(left.name) and left.name not in listed and left.is_dir():
             others = [file.name for pattern in ("*.faiss", ".*.tmp") for file in left.glob(pattern)]
             remove_files(left, [*FILES, VECTORS, *others])
     publish_parts(files, str(folder))
