@@ -175,8 +175,8 @@ def _check(options: argparse.Namespace) -> None:
     from xrep.inference.search_index import SearchIndex
 
     index, k = SearchIndex(options.index), 10
-    recall, files, queries = index.check(k), _files(index), min(100, len(index))
-    size = sum(file["bytes"] for file in files)
+    queries, files = min(100, len(index)), _files(index)
+    recall, size = index.check(k, queries), sum(file["bytes"] for file in files)
     if options.json:
         facts = {"files": len(files), "bytes": size, "k": k, "queries": queries, "recall": recall}
         print(json.dumps({"path": options.index, **facts}))
