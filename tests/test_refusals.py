@@ -195,9 +195,10 @@ search add index --input absent              | absent: no such file
 search build ... --input blank.tsv           | blank.tsv: no sentence in it; give a text with sentences
 search build ... --input empty.txt           | empty.txt: the file is empty
 search build ... --output dir                | dir: exists and is not empty
-search build ... --output .                  | .: the current folder, or one that it is in; name a new directory
+search build ... --output .                  | : exists and is not empty
+search build ... --output /                  | /: exists and is not empty
 search build ... --output enc/index          | enc/index: an index inside
-search build ... --output de.txt/index       | de.txt/index: an index inside
+search build ... --output de.txt/index       | de.txt: no such folder; make it first
 search build ... --path nmt                  | nmt: a translation model, not a sentence encoder; translate by
 search build ... --index IVF4,banana         | --index IVF4,banana is not possible: could not parse
 search build ... --device cuda:99            | cuda:99 is not a device of this machine
