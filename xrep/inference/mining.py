@@ -25,7 +25,7 @@ from xrep.jobs.engines import LOCAL, Engine, run
 from xrep.jobs.outputs import job_address, repeatable, states_of
 from xrep.jobs.plan import Advance, Job, Result, Stage
 from xrep.retrieval.ivf import PROBES, make_index
-from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose_in_blocks, first_of_each
+from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose, first_of_each
 from xrep.store import addresses
 from xrep.store.arrays import READ_BYTES, ArrayFile
 from xrep.store.lines import Texts
@@ -37,6 +37,8 @@ _CHECKED_ROWS = 1 << 18
 """Number of vectors that are checked as a unit."""
 _HASHED_BYTES = 1 << 20
 """Bytes of hashes that are sorted at a time."""
+_WRITTEN = 1 << 15
+"""Number of pairs whose lines are read and written at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +121,7 @@ def mine(
 
     Empty lines are left out, and of equal lines only the first is used. For a side without a text, line numbers (from
     1) are written. Texts, vectors and neighbours are kept in ``{output}.job`` until the pairs are written, and a second
-    call with the same arguments continues from there and gives the same output. Memory holds about 10 bytes for each
+    call with the same arguments continues from there and gives the same output. Memory holds about 40 bytes for each
     sentence.
 
     Args:
@@ -337,21 +339,20 @@ class Choose(Stage):
         self._sides, self._merge, self._options = (x, y), merge, options
 
     def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        options, written = self._options, 0
-        found = self._merge.found(job, "x"), self._merge.found(job, "y")
+        options, found = self._options, (self._merge.found(job, "x"), self._merge.found(job, "y"))
+        pairs = choose(*found, options.margin, options.retrieval, one_to_one=options.one_to_one)
+        if options.threshold is not None:
+            with np.errstate(over="ignore"):  # a threshold that float32 cannot hold
+                pairs = pairs.take(pairs.score >= options.threshold)
         sides = [(sentences, sentences.side(job)) for sentences in self._sides]
-        how = {"one_to_one": options.one_to_one, "folder": folder}
         with naming(folder), open(folder / _PAIRS, "w", encoding="utf-8", newline="\n") as file:
-            for pairs in choose_in_blocks(*found, options.margin, options.retrieval, **how):
-                if options.threshold is not None:
-                    with np.errstate(over="ignore"):  # a threshold that float32 cannot hold
-                        pairs = pairs.take(pairs.score >= options.threshold)
-                chosen = zip(sides, (pairs.source, pairs.target), strict=True)
+            for start, stop in blocks(len(pairs), _WRITTEN):
+                some = pairs.take(slice(start, stop))
+                chosen = zip(sides, (some.source, some.target), strict=True)
                 columns = [sentences.columns(job, side, rows) for (sentences, side), rows in chosen]
-                for score, source, target in zip(pairs.score.tolist(), *columns, strict=True):
+                for score, source, target in zip(some.score.tolist(), *columns, strict=True):
                     file.write(f"{score:.6f}\t{source}\t{target}\n")
-                written += len(pairs)
-        return {"pairs": written}
+        return {"pairs": len(pairs)}
 
 
 def fields(lines: Texts, rows: np.ndarray) -> list[str]:
