@@ -54,13 +54,12 @@ def test_files_are_written_read_and_removed(folder: str, tmp_path: Path) -> None
     before = addresses.state_of(place)
     addresses.write(place, b"third time")
     assert addresses.read(place) == b"third time" and addresses.state_of(place) != before
-    (tmp_path / "new").write_bytes(b"moved")
-    addresses.put(tmp_path / "new", join(folder, "a", "c"))
-    assert not (tmp_path / "new").exists()
+    (tmp_path / "new").write_bytes(b"new")
+    addresses.publish(tmp_path / "new", join(folder, "a", "c"))
     addresses.publish(join(folder, "a", "c"), join(folder, "a", "d"))
     names = ["b.json", "c", "d"]
     assert addresses.names_in(join(folder, "a")) == names
-    assert addresses.read_all([join(folder, "a", name) for name in names]) == [b"third time", b"moved", b"moved"]
+    assert addresses.read_all([join(folder, "a", name) for name in names]) == [b"third time", b"new", b"new"]
     assert addresses.is_folder(join(folder, "a")) and not addresses.is_folder(place)
     addresses.remove(place)
     addresses.remove(place)

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from xrep.errors import UserError
+from xrep.files import sha256_of
 from xrep.hashing import hash_bytes
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, Engine, run
@@ -24,7 +25,7 @@ from xrep.registry import IMPORTED, import_plugin
 from xrep.store import addresses
 from xrep.store.addresses import is_local
 from xrep.store.arrays import ArrayFile
-from xrep.store.lines import FILES, Texts, write_lines
+from xrep.store.lines import FILES, LINES, Texts, write_lines
 from xrep.store.vectors import MANIFEST, Manifest, Origin, Part, Vectors, text_digest
 from xrep.text.languages import canonical, refuse_pair
 from xrep.text.readers import read_text
@@ -154,7 +155,7 @@ class Read(Stage):
         hashes = ArrayFile.create(folder / HASHES, np.uint64, (2,))
         rows = write_text(folder, ((line, text.strip()) for line, text in numbered), hashes)
         hashes.close()
-        return {"rows": rows, "text": Texts.open(folder).digest()}
+        return {"rows": rows, "text": sha256_of(folder / LINES)}
 
     def texts(self, job: Job) -> Texts:
         """Return the lines of all files."""

@@ -242,8 +242,7 @@ class SearchIndex:
     def hit(self, row: int, score: float) -> Hit:
         """Return the sentence of a row of the index."""
         part = self._parts[bisect_right(self._parts, row, key=lambda part: part.start) - 1]
-        place = np.array([row - part.start])
-        (text,), (line,) = part.lines.take(place), part.lines.numbers(place).tolist()
+        (text,), (_, line) = part.lines.take([row - part.start]), part.lines.place(row - part.start)
         return Hit(score, row, part.facts.source, line, text)
 
     def check(self, k: int = 10, queries: int = 100) -> Checked:

@@ -17,8 +17,6 @@ from xrep.errors import UserError
 from xrep.files import flush_to_disk, naming, replace_file
 
 Address = str | Path
-_AT_A_TIME = 1000
-"""Number of small files that an object store is asked for at a time."""
 
 
 def is_local(address: Address) -> bool:
@@ -131,11 +129,8 @@ def read_all(files: Sequence[str]) -> list[bytes]:
     """Return the content of many small files; an object store answers many requests at a time."""
     if not files or is_local(files[0]):
         return [read(file) for file in files]
-    contents = list[bytes]()
-    for start in range(0, len(files), _AT_A_TIME):
-        with asking(files[start]) as store:
-            contents += store.cat_ranges(list(files[start : start + _AT_A_TIME]), 0, None, on_error="raise")
-    return contents
+    with asking(files[0]) as store:
+        return store.cat_ranges(list(files), 0, None, on_error="raise")
 
 
 def make_folder(folder: Address) -> None:
@@ -148,15 +143,11 @@ def make_folder(folder: Address) -> None:
 def create(address: Address, content: bytes) -> bool:
     """Write a small file unless there is one of this name, and return whether it was written. Of several processes that
     do this at the same time one succeeds."""
-    return _write(address, content, "create")
+    return write(address, content, "create")
 
 
-def write(address: Address, content: bytes) -> None:
-    """Write a small file, which replaces an older one at once."""
-    _write(address, content, "overwrite")
-
-
-def _write(address: Address, content: bytes, mode: Literal["create", "overwrite"]) -> bool:
+def write(address: Address, content: bytes, mode: Literal["overwrite", "create"] = "overwrite") -> bool:
+    """Write a small file, which replaces an older one at once, or do what ``create`` does."""
     if not is_local(address):
         try:
             with asking(address) as store:
@@ -179,20 +170,9 @@ def _write(address: Address, content: bytes, mode: Literal["create", "overwrite"
     return True
 
 
-def put(file: Path, address: Address) -> None:
-    """Move a file of this machine to an address, where a file of the same content may be. It is on disk then."""
-    if is_local(address):
-        with naming(address):
-            flush_to_disk(file)
-            shutil.move(file, address)
-    else:
-        publish(file, address)
-        file.unlink()
-
-
 def publish(file: Address, output: Address) -> None:
     """Copy a file to its final address, where it replaces an older one at once: within a store, or from this machine to
-    anywhere. On one file system of this machine both names then lead to one file."""
+    anywhere. On one file system of this machine both names then lead to one file, which is on disk."""
     if not is_local(output):
         with asking(output) as store:
             (store.put_file if is_local(file) else store.cp_file)(str(file), str(output))
@@ -200,6 +180,7 @@ def publish(file: Address, output: Address) -> None:
     target = Path(os.path.realpath(output))
     aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")  # machines may share numbers of processes
     with naming(output):
+        flush_to_disk(Path(file))
         try:
             os.link(file, aside)
         except OSError:  # a file system without hard links

@@ -35,8 +35,7 @@ class Bytes(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return True
+    seekable = readable
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self.size}[whence]
@@ -73,8 +72,6 @@ class Bytes(io.RawIOBase):
 
         starts: list[Any] = [start for start, _ in parts]
         stops: list[Any] = [start + len(content) for start, content in parts]
-        if max(stops) > self.size:
-            raise UserError("a truncated file", path=self._address, cure="make it again")
         files, begins, ends = merge_offset_ranges([str(self._address)] * len(parts), starts, stops, max_gap=_GAP)
         with asking(self._address) as store:
             blocks = store.cat_ranges(files, begins, ends, on_error="raise")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, islice
 from pathlib import Path
@@ -18,7 +17,7 @@ from xrep.store.contents import Bytes
 
 FILES = LINES, OFFSETS, NUMBERS = "lines.txt", "offsets.npy", "numbers.npy"
 _BLOCK = 1 << 12
-"""Number of lines that are written, or added to a checksum, at a time."""
+"""Number of lines that are written at a time."""
 
 
 def stored(line: str) -> bytes:
@@ -77,7 +76,8 @@ class Texts:
 
     def place(self, line: int) -> tuple[int, int]:
         """Return the number of the text in which a line is, and the number that it had there, from 1."""
-        return bisect_right(self.starts, line) - 1, int(self.numbers(np.array([line]))[0])
+        text = bisect_right(self.starts, line) - 1
+        return text, int(self._text(text)[2].read(np.array([line - self.starts[text]]))[0])
 
     def read(self, start: int, stop: int) -> list[str]:
         """Return the lines ``start`` to ``stop`` - 1."""
@@ -86,33 +86,12 @@ class Texts:
     def take(self, rows: Sequence[int] | np.ndarray) -> list[str]:
         """Return some lines, in the order of ``rows``."""
         distinct, place = np.unique(np.asarray(rows, np.int64), return_inverse=True)
-        lines = [line for content in self._contents(distinct) for line in content[:-1].decode().split("\n")]
-        return [lines[number] for number in place.tolist()]
-
-    def _contents(self, rows: np.ndarray) -> Iterator[bytearray]:
-        """Yield the bytes of lines in ascending order, those that follow each other at once."""
-        for number, _, some in by_part(self.starts, rows):
+        lines = list[str]()
+        for number, _, some in by_part(self.starts, distinct):
             content, offsets, _ = self._text(number)
-            first = np.flatnonzero(np.diff(some, prepend=-2) != 1)
+            first = np.flatnonzero(np.diff(some, prepend=-2) != 1)  # of lines that follow each other, and are one part
             last = np.append(first[1:], len(some)) - 1
-            begins, ends = offsets.read(some[first]), offsets.read(some[last] + 1)
-            yield from content.read_all(zip(begins.tolist(), ends.tolist(), strict=True))
-
-    def numbers(self, rows: np.ndarray) -> np.ndarray:
-        """Return the numbers that some lines had in their texts, int64 [n], from 1."""
-        found = np.empty(len(rows), np.int64)
-        for text, its, some in by_part(self.starts, rows):
-            found[its] = self._text(text)[2].read(some)
-        return found
-
-    def filled(self, start: int, stop: int) -> np.ndarray:
-        """Return which of the lines ``start`` to ``stop`` - 1 are not empty, bool [n]."""
-        return np.array([bool(line) for line in self.read(start, stop)], bool)
-
-    def digest(self, start: int = 0, stop: int | None = None) -> str:
-        """Return the sha256 of the lines ``start`` to ``stop`` - 1 with their line ends, in hexadecimal digits."""
-        digest, stop = hashlib.sha256(), len(self) if stop is None else stop
-        for first in range(start, stop, _BLOCK):
-            for content in self._contents(np.arange(first, min(first + _BLOCK, stop))):
-                digest.update(content)
-        return digest.hexdigest()
+            begins, ends = offsets.read(some[first]).tolist(), offsets.read(some[last] + 1).tolist()
+            for part in content.read_all(zip(begins, ends, strict=True)):
+                lines += part[:-1].decode().split("\n")
+        return [lines[number] for number in place.tolist()]

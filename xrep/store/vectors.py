@@ -128,18 +128,22 @@ class Vectors:
 
     def read(self, rows: slice | np.ndarray) -> np.ndarray:
         """Return some rows, L2-normalised: float32 [rows, D]."""
-        with np.errstate(over="ignore", under="ignore"):  # of float64; ``check_finite`` refuses such rows
+        with np.errstate(over="ignore", under="ignore"):  # of float64; ``check_rows`` refuses such rows
             return normalize_rows(self.stored(rows).astype(np.float32, copy=False))
 
-    def check_finite(self, rows: np.ndarray, first: int) -> np.ndarray:
-        """Return which of some stored rows, from number ``first`` on, are zero in float32, bool [n]; a UserError names
-        one that is not finite."""
+    def check_rows(self, rows: np.ndarray, first: int, may_be_zero: np.ndarray) -> None:
+        """Raise a UserError that names one of some stored rows, from number ``first`` on, which in float32 is not
+        finite, or is zero and not one of those that may be, bool [n]."""
         with np.errstate(over="ignore", under="ignore"):
             values = rows.astype(np.float32, copy=False)
-        finite = np.isfinite(values).all(axis=1)
-        if not finite.all():
-            raise self.unusable("is not finite", first + int(np.argmin(finite)))
-        return np.logical_not(values.any(axis=1))
+        not_finite, zero = ~np.isfinite(values).all(axis=1), ~values.any(axis=1) & ~may_be_zero
+        for problem, wrong in (("is not finite", not_finite), ("is zero", zero)):
+            if wrong.any():
+                row = first + int(np.argmax(wrong))
+                part = bisect_right(self.starts, row) - 1
+                cure = "encode that sentence again, or leave it out here and in the text"
+                path, line = self._files[part], row - self.starts[part] + 1
+                raise UserError(f"the vector of this row {problem}", path=path, line=line, cure=cure)
 
     def check_count(self, lines: int, path: Address) -> None:
         """Raise a UserError that names ``path`` unless a text there has as many lines as there are vectors."""
@@ -157,13 +161,6 @@ class Vectors:
             problem = f"{join(self.path, part.file)} has the vectors of other lines than these {part.rows:,}"
             line, cure = self.starts[number] + 1, "encode this text, or name the one encoded"
             raise UserError(problem, path=path, line=line, cure=cure)
-
-    def unusable(self, problem: str, row: int) -> UserError:
-        """Return an error that names a row."""
-        part = bisect_right(self.starts, row) - 1
-        cure = "encode that sentence again, or leave it out here and in the text"
-        path, line = self._files[part], row - self.starts[part] + 1
-        return UserError(f"the vector of this row {problem}", path=path, line=line, cure=cure)
 
 
 def normalize_rows(x: np.ndarray) -> np.ndarray:
