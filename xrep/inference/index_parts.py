@@ -27,7 +27,7 @@ import numpy as np
 from xrep.errors import UserError
 from xrep.precision import Precision
 from xrep.retrieval.ivf import compare_proposed
-from xrep.retrieval.neighbours import neighbours
+from xrep.retrieval.tiles import neighbours
 from xrep.retrieval.topk import TopK
 from xrep.store.lines import Texts
 from xrep.store.vectors import Vectors

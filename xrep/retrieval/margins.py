@@ -17,7 +17,7 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.retrieval.neighbours import neighbours
+from xrep.retrieval.tiles import neighbours
 from xrep.retrieval.topk import TopK
 
 Margin = Literal["absolute", "distance", "ratio"]

@@ -30,8 +30,7 @@ def join(folder: Address, *names: str) -> str:
 
 
 def store_of(address: Address) -> Any:
-    """Return fsspec's file system of an address of an object store, which remembers no listing. fsspec keeps those of a
-    process, and makes others after a fork."""
+    """Return fsspec's file system of an address of an object store, which remembers no listing."""
     import fsspec
 
     protocol = str(address).partition("://")[0]
@@ -52,18 +51,17 @@ def asking(address: Address) -> Iterator[Any]:
     The packages of stores ask a busy one again themselves."""
     try:
         yield store_of(address)
-    except FileNotFoundError:
-        said = "no such file, or no such bucket; check the name"
-        raise FileNotFoundError(errno.ENOENT, said, str(address)) from None
     except (FileExistsError, UserError):
         raise
     except Exception as error:  # they have types of their own, such as for missing keys
         problem = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, PermissionError):
+        number, said = errno.EIO, f"the store fails: {problem}; check its address and your keys"
+        if isinstance(error, FileNotFoundError):
+            number, said = errno.ENOENT, "no such file, or no such bucket; check the name"
+        elif isinstance(error, PermissionError):
             said = f"the store refuses it ({problem}); check your keys, and what they may do in this bucket"
-            raise PermissionError(errno.EACCES, said, str(address)) from None
-        said = f"the store fails: {problem}; check its address and your keys"
-        raise OSError(errno.EIO, said, str(address)) from error
+            number = errno.EACCES
+        raise OSError(number, said, str(address)) from error
 
 
 def exists(address: Address) -> bool:
@@ -136,8 +134,7 @@ def read_all(files: Sequence[str]) -> list[bytes]:
 def make_folder(folder: Address) -> None:
     """Make a folder and those above it; in an object store there are none."""
     if is_local(folder):
-        with naming(folder):
-            os.makedirs(folder, exist_ok=True)
+        os.makedirs(folder, exist_ok=True)
 
 
 def create(address: Address, content: bytes) -> bool:

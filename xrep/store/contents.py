@@ -56,8 +56,7 @@ class Bytes(io.RawIOBase):
     def fill(self, parts: Iterable[tuple[int, memoryview]]) -> None:
         """Read as many bytes as each memory has, from its place in the file on."""
         if self._file is None:
-            if wanted := [part for part in parts if len(part[1])]:
-                self._fetch(wanted)
+            self._fetch([part for part in parts if len(part[1])])
             return
         for start, content in parts:
             while len(content):  # the system reads at most 2 GB at a time
@@ -72,7 +71,7 @@ class Bytes(io.RawIOBase):
 
         starts: list[Any] = [start for start, _ in parts]
         stops: list[Any] = [start + len(content) for start, content in parts]
-        files, begins, ends = merge_offset_ranges([str(self._address)] * len(parts), starts, stops, max_gap=_GAP)
+        files, begins, ends = merge_offset_ranges([str(self._address)] * len(parts), starts, stops, _GAP)
         with asking(self._address) as store:
             blocks = store.cat_ranges(files, begins, ends, on_error="raise")
         for start, content in parts:
