@@ -92,10 +92,10 @@ def work(job: Job, share: Share, show_progress: bool) -> bool:
     process has finished the job. A worker begins with its own part of each stage, because neighbouring units read the
     same data, and helps the others when it has nothing to do."""
     for stage in job.stages:
-        count = job.notes(stage).begin(stage.count(job))
+        count = job.notes(stage).begin(len(stage.units))
         done = job.notes(stage).numbers(DONE)
         job.before[stage.name] = done
-        weights = stage.weights(job) if show_progress else []
+        weights = [stage.weight(unit) for unit in stage.units] if show_progress else []
         with Counter(stage.unit, stage.name, total=sum(weights) or None, shown=show_progress) as counter:
             counter.skip(sum(weights[number] for number in done) if weights else 0)
             for number in _units(job, stage, count, share):

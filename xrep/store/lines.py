@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
 from xrep.files import naming
+from xrep.hashing import hash_bytes
 from xrep.store.addresses import Address
 from xrep.store.arrays import ArrayFile, by_part
 from xrep.store.contents import Bytes
 
-FILES = LINES, OFFSETS, NUMBERS = "lines.txt", "offsets.npy", "numbers.npy"
-_BLOCK = 1 << 12
-"""Number of lines that are written at a time."""
+FILES = LINES, OFFSETS, NUMBERS, CHUNKS = "lines.txt", "offsets.npy", "numbers.npy", "chunks.npy"
+CHUNK_LINES = 1 << 12
+"""Number of lines that are written, and later encoded, at a time."""
+CHUNK_CHARACTERS = 8_000_000
+"""Number of characters after which a chunk ends early, so that memory does not grow with the length of the lines."""
 
 
 def stored(line: str) -> bytes:
@@ -25,25 +28,45 @@ def stored(line: str) -> bytes:
     return line.replace("\r", " ").replace("\n", " ").encode("utf-8", "replace") + b"\n"
 
 
-def write_lines(folder: Path, numbered: Iterable[tuple[int, str]]) -> None:
-    """Copy lines, of which each comes with its number, into a folder that exists; see ``stored``."""
-    numbered, ends = iter(numbered), np.zeros(1, np.int64)
-    offsets, numbers = (ArrayFile.create(folder / name, np.int64) for name in (OFFSETS, NUMBERS))
+def write_lines(folder: Path, numbered: Iterable[tuple[int, str]], hashes: ArrayFile | None = None) -> int:
+    """Copy lines, of which each comes with its number, into a folder that exists (see ``stored``), and return how many
+    they are. ``hashes`` gets the hash and the row of each line that is not empty, uint64."""
+    ends, rows = np.zeros(1, np.int64), 0
+    arrays = offsets, numbers, chunks = [ArrayFile.create(folder / name, np.int64) for name in FILES[1:]]
     offsets.append(ends)
+    chunks.append(ends)
     with naming(folder / LINES), open(folder / LINES, "wb") as file:
-        while some := list(islice(numbered, _BLOCK)):
-            lines = [stored(line) for _, line in some]
+        for chunk in _chunks(numbered):
+            lines = [stored(line) for _, line in chunk]
             file.write(b"".join(lines))
             ends = ends[-1] + np.cumsum([len(line) for line in lines], dtype=np.int64)
             offsets.append(ends)
-            numbers.append(np.array([number for number, _ in some], np.int64))
-    offsets.close()
-    numbers.close()
+            numbers.append(np.array([number for number, _ in chunk], np.int64))
+            if hashes is not None:
+                texts = ((row, text.encode("utf-8", "replace")) for row, (_, text) in enumerate(chunk, rows) if text)
+                hashes.append(np.array([(hash_bytes(text), row) for row, text in texts], np.uint64).reshape(-1, 2))
+            rows += len(chunk)
+            chunks.append(np.array([rows]))
+    for array in arrays:
+        array.close()
+    return rows
 
 
-def _opened(lines: Address, *arrays: Address) -> tuple[Bytes, ArrayFile, ArrayFile]:
-    offsets, numbers = (ArrayFile.open(file, "numbers of lines", "make it again") for file in arrays)
-    return Bytes(lines), offsets, numbers
+def _chunks(numbered: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """Yield chunks, which end after CHUNK_LINES, or after the line that reaches CHUNK_CHARACTERS."""
+    chunk, characters = list[tuple[int, str]](), 0
+    for number, line in numbered:
+        chunk.append((number, line))
+        characters += len(line)
+        if len(chunk) >= CHUNK_LINES or characters >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+def _opened(lines: Address, *arrays: Address) -> tuple[Bytes, list[ArrayFile]]:
+    return Bytes(lines), [ArrayFile.open(file, "numbers of lines", "make it again") for file in arrays]
 
 
 class Texts:
@@ -54,9 +77,10 @@ class Texts:
         lines.txt      the lines, each with a line end
         offsets.npy    int64 [N + 1]: where in lines.txt each line begins, and the end of the last one
         numbers.npy    int64 [N]: the number of each line in the text that it was copied from, from 1
+        chunks.npy     int64 [C + 1]: the first line of each chunk, and N
 
     Args:
-        files: The addresses of these three files of each text.
+        files: The addresses of these files of each text.
         counts: The number of lines of each.
     """
 
@@ -69,15 +93,25 @@ class Texts:
     def open(cls, folder: Path) -> Texts:
         """Open the one text of a folder."""
         files = [folder / name for name in FILES]
-        return cls([files], [len(_opened(*files)[2])])
+        _, (_, numbers, _) = _opened(*files)
+        return cls([files], [len(numbers)])
 
     def __len__(self) -> int:
         return self.starts[-1]
 
+    def chunks(self) -> list[int]:
+        """Return where the chunks of all texts begin, and the number of all lines."""
+        starts = [0]
+        for number, first in enumerate(self.starts[:-1]):
+            _, (_, _, chunks) = self._text(number)
+            starts += (first + chunks.read(slice(1, None))).tolist()
+        return starts
+
     def place(self, line: int) -> tuple[int, int]:
         """Return the number of the text in which a line is, and the number that it had there, from 1."""
         text = bisect_right(self.starts, line) - 1
-        return text, int(self._text(text)[2].read(np.array([line - self.starts[text]]))[0])
+        _, (_, numbers, _) = self._text(text)
+        return text, int(numbers.read(np.array([line - self.starts[text]]))[0])
 
     def read(self, start: int, stop: int) -> list[str]:
         """Return the lines ``start`` to ``stop`` - 1."""
@@ -88,7 +122,7 @@ class Texts:
         distinct, place = np.unique(np.asarray(rows, np.int64), return_inverse=True)
         lines = list[str]()
         for number, _, some in by_part(self.starts, distinct):
-            content, offsets, _ = self._text(number)
+            content, (offsets, *_) = self._text(number)
             first = np.flatnonzero(np.diff(some, prepend=-2) != 1)  # of lines that follow each other, and are one part
             last = np.append(first[1:], len(some)) - 1
             begins, ends = offsets.read(some[first]).tolist(), offsets.read(some[last] + 1).tolist()
