@@ -15,7 +15,6 @@ from typing import Any, Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import sha256_of
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, Engine, run
 from xrep.jobs.outputs import job_address, publish_parts, repeatable, states_of
@@ -26,7 +25,7 @@ from xrep.registry import IMPORTED, import_plugin
 from xrep.store import addresses
 from xrep.store.addresses import is_local
 from xrep.store.arrays import ArrayFile, blocks
-from xrep.store.lines import FILES, LINES, Texts, write_lines
+from xrep.store.lines import FILES, Texts, write_lines
 from xrep.store.vectors import MANIFEST, Manifest, Origin, Part, Vectors, text_digest
 from xrep.text.languages import canonical, refuse_pair
 from xrep.text.readers import read_text
@@ -108,7 +107,7 @@ class Read(TextSource, Stage):
         hashes = ArrayFile.create(folder / HASHES, np.uint64, (2,))
         rows = write_lines(folder, ((line, text.strip()) for line, text in numbered), hashes)
         hashes.close()
-        return {"rows": rows, "text": sha256_of(folder / LINES)}
+        return {"rows": rows}
 
     @cached_property
     def texts(self) -> Texts:
@@ -137,7 +136,7 @@ class Encode(Stage):
     unit = "lines"
 
     def __init__(self, name: str, source: TextSource, encoder: HeldEncoder, origin: Origin) -> None:
-        self.name, self.source, self._encoder, self.origin = f"encode-{name}", source, encoder, origin
+        self.name, self.source, self.encoder, self.origin = f"encode-{name}", source, encoder, origin
 
     @cached_property
     def units(self) -> Sequence[tuple[int, int]]:
@@ -147,7 +146,7 @@ class Encode(Stage):
         return unit[1] - unit[0]
 
     def run(self, unit: tuple[int, int], folder: Path, advance: Advance) -> dict[str, Any]:
-        lines, encoder, origin = self.source.texts.read(*unit), self._encoder.encoder, self.origin
+        lines, encoder, origin = self.source.texts.read(*unit), self.encoder.encoder, self.origin
         options = {name: vars(origin)[name] for name in ("batch_tokens", "normalize", "prompt")}
         with counting_sentences(encoder.model, advance):
             vectors = encoder.encode(lines, origin.language, **options)

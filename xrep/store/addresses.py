@@ -17,6 +17,7 @@ from xrep.errors import UserError
 from xrep.files import flush_to_disk, naming, replace_file
 
 Address = str | Path
+_CHANGED = "ETag", "etag", "LastModified", "created"
 
 
 def is_local(address: Address) -> bool:
@@ -88,8 +89,7 @@ def state_of(address: Address) -> list[Any]:
         status = os.stat(address)
         return [status.st_size, status.st_mtime_ns]
     info = info_of(address)
-    changed = info.get("ETag") or info.get("etag") or info.get("LastModified") or info.get("created") or ""
-    return [int(info["size"]), str(changed)]
+    return [int(info["size"]), str(next((info[name] for name in _CHANGED if info.get(name)), ""))]
 
 
 def names_in(folder: Address) -> list[str]:
