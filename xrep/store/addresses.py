@@ -17,7 +17,6 @@ from xrep.errors import UserError
 from xrep.files import flush_to_disk, naming, replace_file
 
 Address = str | Path
-_CHANGED = "ETag", "etag", "LastModified", "created"
 
 
 def is_local(address: Address) -> bool:
@@ -89,7 +88,7 @@ def state_of(address: Address) -> list[Any]:
         status = os.stat(address)
         return [status.st_size, status.st_mtime_ns]
     info = info_of(address)
-    return [int(info["size"]), str(next((info[name] for name in _CHANGED if info.get(name)), ""))]
+    return [int(info["size"]), str(info.get("ETag") or info.get("etag") or info.get("created"))]
 
 
 def names_in(folder: Address) -> list[str]:
