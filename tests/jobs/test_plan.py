@@ -97,10 +97,10 @@ def test_a_marker_is_written_after_its_data(tmp_path: Path, monkeypatch: pytest.
     """The test above would not see a marker that comes too early if the data follows it in time."""
     job, stage = begun(tmp_path)
 
-    def put(*names: object) -> None:
+    def publish(*names: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("xrep.store.addresses.put", put)
+    monkeypatch.setattr("xrep.store.addresses.publish", publish)
     with pytest.raises(MemoryError):
         do(job, stage, 1)
     assert markers(job) == []

@@ -45,9 +45,8 @@ def server() -> Iterator[ObjectStore]:
 
 
 @pytest.fixture
-def store(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    """An empty bucket, and short pauses before a request is made again."""
-    monkeypatch.setattr(addresses, "_PAUSE", 0.001)
+def store(server: ObjectStore) -> Iterator[ObjectStore]:
+    """An empty bucket."""
     files = addresses.store_of(BUCKET)
     if not files.exists("bucket"):
         files.mkdir("bucket")

@@ -17,12 +17,13 @@ commands; the next one removes them.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,9 @@ class ReadPart(Read):
         facts = super().run(unit, folder, advance)
         if not facts["rows"]:
             raise UserError("no sentence in it", path=self._source, cure="give a text with sentences")
-        origin = replace(self._origin, batch_tokens=0)  # other batches make vectors that are as good
-        name = f"part-{origin.digest([sha256_of(folder / file) for file in (LINES, NUMBERS)])}"
+        origin = vars(self._origin) | {"batch_tokens": 0}  # other batches make vectors that are as good
+        content = json.dumps([origin, *(sha256_of(folder / file) for file in (LINES, NUMBERS))])
+        name = f"part-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
         return {"folder": name, "source": self._source, "language": origin.language, **facts}
 
     @cached_property

@@ -24,11 +24,11 @@ from xrep.jobs.engines import LOCAL, Engine, run
 from xrep.jobs.outputs import job_address, repeatable, states_of
 from xrep.jobs.plan import Advance, Job, Stage
 from xrep.retrieval.ivf import PROBES, make_index
-from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose_in_blocks, first_of_each
+from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose, first_of_each
 from xrep.store import addresses
 from xrep.store.arrays import READ_BYTES, ArrayFile, blocks
 from xrep.store.lines import Texts
-from xrep.store.vectors import Origin, Vectors
+from xrep.store.vectors import Origin, Vectors, text_digest
 from xrep.text.languages import canonical
 
 _PAIRS, _ROWS = "pairs.tsv", "rows.npy"
@@ -36,6 +36,8 @@ _CHECKED_ROWS = 1 << 18
 """Number of vectors that are checked as a unit."""
 _HASHED_BYTES = 1 << 20
 """Bytes of hashes that are sorted at a time."""
+_WRITTEN = 1 << 15
+"""Number of pairs whose lines are read and written at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +120,7 @@ def mine(
 
     Empty lines are left out, and of equal lines only the first is used. For a side without a text, line numbers (from
     1) are written. Texts, vectors and neighbours are kept in ``{output}.job`` until the pairs are written, and a second
-    call with the same arguments continues from there and gives the same output. Memory holds about 10 bytes for each
+    call with the same arguments continues from there and gives the same output. Memory holds about 40 bytes for each
     sentence.
 
     Args:
@@ -259,18 +261,15 @@ class Check(Stage):
         texts = self._read.texts if self._read else None
         if vectors.manifest and texts:
             assert self._text.text
-            vectors.check_text(self.units.index(unit), texts.digest(start, stop), self._text.text)
+            vectors.check_text(self.units.index(unit), text_digest(texts.read(start, stop)), self._text.text)
             return {"rows": stop - start}
         hashes = np.empty((0 if texts else stop - start, 2), np.uint64)
         for first, last in blocks(stop - start, READ_BYTES // (vectors.size * vectors.dtype.itemsize)):
             rows = vectors.stored(slice(start + first, start + last))
-            zero = vectors.check_finite(rows, start + first)
-            if texts is not None:
-                zero &= texts.filled(start + first, start + last)
-            else:
+            lines = texts.read(start + first, start + last) if texts else ["-"] * len(rows)
+            vectors.check_rows(rows, start + first, np.array([not line for line in lines]))
+            if texts is None:
                 hashes[first:last] = [(hash_bytes(row.data), place) for place, row in enumerate(rows, first)]
-            if zero.any():
-                raise vectors.unusable("is zero", start + first + int(np.argmax(zero)))
             advance(len(rows))
         if texts is None:
             np.save(folder / HASHES, hashes)
@@ -314,19 +313,18 @@ class Choose(Stage):
         self._x, self._y, self._merge, self._options = x, y, merge, options
 
     def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
-        options, written = self._options, 0
-        found = self._merge.found("x"), self._merge.found("y")
-        how = {"one_to_one": options.one_to_one, "folder": folder}
+        options, found = self._options, (self._merge.found("x"), self._merge.found("y"))
+        pairs = choose(*found, options.margin, options.retrieval, one_to_one=options.one_to_one)
+        if options.threshold is not None:
+            with np.errstate(over="ignore"):  # a threshold that float32 cannot hold
+                pairs = pairs.take(pairs.score >= options.threshold)
         with naming(folder), open(folder / _PAIRS, "w", encoding="utf-8", newline="\n") as file:
-            for pairs in choose_in_blocks(*found, options.margin, options.retrieval, **how):
-                if options.threshold is not None:
-                    with np.errstate(over="ignore"):  # a threshold that float32 cannot hold
-                        pairs = pairs.take(pairs.score >= options.threshold)
-                columns = self._x.columns(pairs.source), self._y.columns(pairs.target)
-                for score, source, target in zip(pairs.score.tolist(), *columns, strict=True):
+            for start, stop in blocks(len(pairs), _WRITTEN):
+                some = pairs.take(slice(start, stop))
+                columns = self._x.columns(some.source), self._y.columns(some.target)
+                for score, source, target in zip(some.score.tolist(), *columns, strict=True):
                     file.write(f"{score:.6f}\t{source}\t{target}\n")
-                written += len(pairs)
-        return {"pairs": written}
+        return {"pairs": len(pairs)}
 
 
 def fields(lines: Texts, rows: np.ndarray) -> list[str]:

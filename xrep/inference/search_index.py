@@ -17,7 +17,7 @@ from xrep.inference.index_files import VECTORS, Sentences, read_manifest, write_
 from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder
 from xrep.precision import Precision
 from xrep.retrieval.ivf import PROBES, compare_proposed
-from xrep.retrieval.neighbours import neighbours
+from xrep.retrieval.tiles import neighbours
 from xrep.retrieval.topk import TopK
 from xrep.store.arrays import by_part
 from xrep.store.lines import FILES, Texts

@@ -185,7 +185,7 @@ class Job:
                     written = sorted(Path(folder).iterdir())
                     files = {path.name: sha256_of(path) for path in written}
                     for path in written:
-                        addresses.put(path, self._data(stage.name, number, path.name, files[path.name]))
+                        addresses.publish(path, self._data(stage.name, number, path.name, files[path.name]))
                 marker = {"files": files, "facts": facts, "seconds": round(time.monotonic() - began, 3)}
                 addresses.create(self.notes(stage).place(DONE, number), json_bytes(marker))
                 return True
