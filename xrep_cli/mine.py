@@ -36,7 +36,7 @@ Find translations in two texts that are not aligned. The output has lines score<
   xrep-mine --source-vectors de.npy --target-vectors en.npy --source de.txt --target en.txt --output mined.tsv \\
       --margin ratio --neighbours 4 --threshold 1.06 --one-to-one
 
-The texts may have any number of lines: what grows with them is on disk, beside the output, except for about 40 bytes
+The texts may have any number of lines: what grows with them is on disk, beside the output, except for about 10 bytes
 of memory for each sentence.
 Empty and repeated lines are left out. Without texts, the output has row numbers, counted from 1. If the command is
 interrupted, repeat it: it continues where it stopped.

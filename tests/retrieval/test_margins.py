@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from tests.retrieval import plain_margins
 from tests.retrieval.test_neighbours import vectors
 from xrep.errors import UserError
 from xrep.retrieval import margins
-from xrep.retrieval.margins import MARGINS, RETRIEVALS, apply_margin, check_neighbours, choose, margin_scores
+from xrep.retrieval.margins import MARGINS, RETRIEVALS, apply_margin, choose, margin_scores
 from xrep.retrieval.tiles import neighbours
 from xrep.retrieval.topk import TopK
 
@@ -40,7 +42,7 @@ def test_unknown_margins_and_too_many_neighbours_are_refused() -> None:
     message = "46 neighbours, but there are 60 sentences and 45; lower `neighbours` to 45, or give more sentences"
     for k, said in ((46, message), (0, "0 neighbours; give at least 1")):
         with pytest.raises(UserError, match=said):
-            check_neighbours(k, len(X), len(Y))
+            margin_scores(X, Y, k, "ratio")
 
 
 @pytest.mark.parametrize("margin", MARGINS)
@@ -69,18 +71,23 @@ def test_one_to_one_takes_the_best_pair_that_is_free(retrieval: str) -> None:
     assert list(zip(found.source.tolist(), found.target.tolist(), strict=True)) == taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one_to_one", [False, True])
 @pytest.mark.parametrize("retrieval", RETRIEVALS)
-def test_neighbours_are_read_some_at_a_time(monkeypatch: pytest.MonkeyPatch, retrieval: str, one_to_one: bool) -> None:
+def test_blocks_in_files_are_those_in_memory(tmp_path, monkeypatch, retrieval, one_to_one):
     """Rows occur several times, so that many scores are equal."""
     near = neighbours(np.tile(X, (4, 1)), np.tile(Y, (5, 1)), 4, 4)
     whole = choose(*near, "ratio", retrieval, one_to_one=one_to_one)
-    assert list(zip(-whole.score, whole.source, whole.target, strict=True)) == sorted(
-        zip(-whole.score, whole.source, whole.target, strict=True)
-    )
     monkeypatch.setattr(margins, "_SCORED", 64)
-    for name, column in vars(choose(*near, "ratio", retrieval, one_to_one=one_to_one)).items():
-        assert column.tobytes() == vars(whole)[name].tobytes()
+    monkeypatch.setattr(margins, "_SORTED", 8)
+    blocks, before, opened = list[margins.Candidates](), len(os.listdir("/dev/fd")), set[int]()
+    for block in margins.choose_in_blocks(*near, "ratio", retrieval, one_to_one=one_to_one, folder=tmp_path):
+        blocks.append(block)
+        opened.add(len(os.listdir("/dev/fd")))
+    assert len(blocks) > 3 and max(opened) <= before + 1
+    for name, column in vars(whole).items():
+        assert np.concatenate([vars(block)[name] for block in blocks]).tobytes() == column.tobytes()
+    assert list(tmp_path.iterdir()) == []
 
 
 def _all_candidates(near: tuple[TopK, TopK], retrieval: str) -> list[tuple[float, int, int]]:

@@ -105,7 +105,7 @@ class ReadPart(Read):
         origin = vars(self._origin) | {"batch_tokens": 0}  # other batches make vectors that are as good
         content = json.dumps([origin, *(sha256_of(folder / file) for file in (LINES, NUMBERS))])
         name = f"part-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
-        return {"folder": name, "source": self._source, "language": origin.language, **facts}
+        return {"folder": name, "source": self._source, "language": self._origin.language, **facts}
 
     @cached_property
     def manifest(self) -> Facts:

@@ -24,7 +24,7 @@ from xrep.jobs.engines import LOCAL, Engine, run
 from xrep.jobs.outputs import job_address, repeatable, states_of
 from xrep.jobs.plan import Advance, Job, Stage
 from xrep.retrieval.ivf import PROBES, make_index
-from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose, first_of_each
+from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose_in_blocks, first_of_each
 from xrep.store import addresses
 from xrep.store.arrays import READ_BYTES, ArrayFile, blocks
 from xrep.store.lines import Texts
@@ -36,8 +36,6 @@ _CHECKED_ROWS = 1 << 18
 """Number of vectors that are checked as a unit."""
 _HASHED_BYTES = 1 << 20
 """Bytes of hashes that are sorted at a time."""
-_WRITTEN = 1 << 15
-"""Number of pairs whose lines are read and written at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +118,7 @@ def mine(
 
     Empty lines are left out, and of equal lines only the first is used. For a side without a text, line numbers (from
     1) are written. Texts, vectors and neighbours are kept in ``{output}.job`` until the pairs are written, and a second
-    call with the same arguments continues from there and gives the same output. Memory holds about 40 bytes for each
+    call with the same arguments continues from there and gives the same output. Memory holds about 10 bytes for each
     sentence.
 
     Args:
@@ -313,18 +311,19 @@ class Choose(Stage):
         self._x, self._y, self._merge, self._options = x, y, merge, options
 
     def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
-        options, found = self._options, (self._merge.found("x"), self._merge.found("y"))
-        pairs = choose(*found, options.margin, options.retrieval, one_to_one=options.one_to_one)
-        if options.threshold is not None:
-            with np.errstate(over="ignore"):  # a threshold that float32 cannot hold
-                pairs = pairs.take(pairs.score >= options.threshold)
+        options, written = self._options, 0
+        found = self._merge.found("x"), self._merge.found("y")
+        how = {"one_to_one": options.one_to_one, "folder": folder}
         with naming(folder), open(folder / _PAIRS, "w", encoding="utf-8", newline="\n") as file:
-            for start, stop in blocks(len(pairs), _WRITTEN):
-                some = pairs.take(slice(start, stop))
-                columns = self._x.columns(some.source), self._y.columns(some.target)
-                for score, source, target in zip(some.score.tolist(), *columns, strict=True):
+            for pairs in choose_in_blocks(*found, options.margin, options.retrieval, **how):
+                if options.threshold is not None:
+                    with np.errstate(over="ignore"):  # a threshold that float32 cannot hold
+                        pairs = pairs.take(pairs.score >= options.threshold)
+                columns = self._x.columns(pairs.source), self._y.columns(pairs.target)
+                for score, source, target in zip(pairs.score.tolist(), *columns, strict=True):
                     file.write(f"{score:.6f}\t{source}\t{target}\n")
-        return {"pairs": len(pairs)}
+                written += len(pairs)
+        return {"pairs": written}
 
 
 def fields(lines: Texts, rows: np.ndarray) -> list[str]:

@@ -9,10 +9,13 @@ the ratio without the ½ (equation 8): its scores are half of these, and the ran
 
 from __future__ import annotations
 
-from array import array
+import heapq
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import IO, Literal, Protocol, get_args
 
 import numpy as np
 
@@ -26,8 +29,9 @@ Retrieval = Literal["forward", "backward", "intersection", "max"]
 """``forward``: for each source the best target among its neighbours; ``backward``: for each target the best source;
 ``intersection``: pairs that are both; ``max``: pairs that are either (Artetxe and Schwenk, 2019, arXiv:1811.01136)."""
 RETRIEVALS: tuple[str, ...] = get_args(Retrieval)
-_SCORED = 1 << 19
-"""Number of neighbours that are read and scored at a time."""
+_SCORED, _SORTED, _ROWS = 1 << 19, 1 << 15, 1 << 9
+"""Number of neighbours that are scored at a time, of candidates that are taken at a time in the order of their scores,
+and of those that are read at a time from each of the sorted runs."""
 
 
 class Found(Protocol):
@@ -42,12 +46,12 @@ class Found(Protocol):
 
 
 def apply_margin(cosine: np.ndarray, mean_x: np.ndarray, mean_y: np.ndarray, margin: Margin) -> np.ndarray:
-    """Return the scores of pairs, given their cosines and, in arrays that can be broadcast to these, the mean cosines
-    of x and of y with their neighbours."""
+    """Return the scores of pairs, given their cosines and the mean cosines of x and of y with their neighbours. The
+    three arrays are broadcast against each other."""
     if margin not in MARGINS:
         raise ValueError(f"margin must be one of {', '.join(MARGINS)}, not {margin!r}")
     if margin == "absolute":
-        return cosine
+        return np.broadcast_to(cosine, np.broadcast_shapes(cosine.shape, mean_x.shape, mean_y.shape))
     around = (mean_x + mean_y) / 2
     if margin == "distance":
         return cosine - around
@@ -74,10 +78,18 @@ def _blocks(found: Found) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
 
 
 def margin_scores(x: np.ndarray, y: np.ndarray, k: int, margin: Margin) -> np.ndarray:
-    """Return the margin scores of all pairs of L2-normalised rows of x [N, D] and y [M, D], float [N, M], with k
-    neighbours in each direction, as ``neighbours`` finds them."""
-    mean_x, mean_y = map(neighbour_means, neighbours(x, y, k, k))
-    return apply_margin(x @ y.T, mean_x[:, None], mean_y, margin)
+    """Return the margin scores of all pairs of L2-normalised rows of x [N, D] and y [M, D], float [N, M].
+
+    The absolute margin does not use k, the number of neighbours in each direction; with the others, a UserError says
+    that a side has fewer sentences.
+    """
+    dtype = np.result_type(x, y, np.float32)
+    x, y = x.astype(dtype, copy=False), y.astype(dtype, copy=False)
+    mean_x, mean_y = np.zeros(len(x), dtype), np.zeros(len(y), dtype)
+    if margin != "absolute":
+        check_neighbours(k, len(x), len(y))
+        mean_x, mean_y = map(neighbour_means, neighbours(x, y, k, k))
+    return apply_margin(x @ y.T, mean_x[:, None], mean_y[None, :], margin)
 
 
 def check_neighbours(k: int, *counts: int) -> None:
@@ -103,8 +115,8 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.source)
 
-    def take(self, which: np.ndarray | slice) -> Candidates:
-        """Return some of the candidates, selected by a mask, by indices or by a slice."""
+    def take(self, which: np.ndarray) -> Candidates:
+        """Return some of the candidates, selected by a mask or by indices."""
         return Candidates(self.source[which], self.target[which], self.score[which])
 
 
@@ -113,43 +125,82 @@ def choose(x: Found, y: Found, margin: Margin, retrieval: Retrieval, *, one_to_o
     taken from the best to the worst, and those that share a side with one taken before are left out.
 
     Args:
-        x, y: The neighbours of sources, which are targets, and those of targets. Memory holds about 40 bytes for each
-            row of x and of y, and some of their neighbours at a time.
+        x, y: The neighbours of sources, which are targets, and those of targets.
     """
-    pairs = _candidates(x, y, margin, retrieval)
-    sources, targets, taken = pairs.source.data, pairs.target.data, array("q")
-    used_x, used_y = bytearray(len(x)), bytearray(len(y))
-    order = np.lexsort((pairs.target, pairs.source, -pairs.score))
-    for number in order[: np.count_nonzero(pairs.score > -np.inf)].data:
-        source, target = sources[number], targets[number]
-        if not used_x[source] and not used_y[target]:
-            used_x[source], used_y[target] = True, one_to_one
-            taken.append(number)
-    return pairs.take(np.frombuffer(taken, np.int64))
+    blocks = choose_in_blocks(x, y, margin, retrieval, one_to_one=one_to_one)
+    return Candidates(*map(np.concatenate, zip(*(vars(block).values() for block in blocks), strict=True)))
 
 
-def _candidates(x: Found, y: Found, margin: Margin, retrieval: Retrieval) -> Candidates:
-    """Return the candidates in any order; in both directions, some of them twice. A score is -inf if there is none."""
+def choose_in_blocks(
+    x: Found, y: Found, margin: Margin, retrieval: Retrieval, *, one_to_one: bool = False, folder: Path | None = None
+) -> Iterator[Candidates]:
+    """Yield the candidates that ``choose`` returns, some at a time.
+
+    Candidates are kept in a temporary file in ``folder``. Memory holds 5 bytes for each sentence, its mean and whether
+    it is used, and with ``intersection`` 8 more for each target.
+    """
     mean_x, mean_y = neighbour_means(x), neighbour_means(y)
-    target, forward = _best(x, mean_x, mean_y, margin)
-    source, backward = _best(y, mean_y, mean_x, margin)
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        ends = [0]
+        for found in _candidates(x, y, mean_x, mean_y, margin, retrieval):
+            order = np.lexsort((found.target, found.source, -found.score))
+            columns = -found.score[order].astype(np.float64), found.source[order], found.target[order]
+            np.stack(columns, axis=1).tofile(file)  # float64 holds row numbers up to 2**53
+            ends.append(ends[-1] + len(found))
+        ordered = heapq.merge(*(_rows(file, *run) for run in pairwise(ends)))
+        for some in _taken(ordered, len(x), len(y), one_to_one):
+            yield Candidates(some.source, some.target, some.score.astype(mean_x.dtype))
+
+
+def _taken(ordered: Iterator[list[float]], sources: int, targets: int, one_to_one: bool) -> Iterator[Candidates]:
+    """Yield the candidates that are taken of rows (-score, source, target), which are in ascending order."""
+    used_x, used_y, last = bytearray(sources), bytearray(targets), False
+    while not last:
+        rows, kept = np.array(list(islice(ordered, _SORTED))).reshape(-1, 3), list[int]()
+        of_x, of_y = rows[:, 1].astype(np.int64), rows[:, 2].astype(np.int64)
+        for place, (source, target) in enumerate(zip(of_x.tolist(), of_y.tolist(), strict=True)):
+            if not used_x[source] and not used_y[target]:
+                used_x[source], used_y[target] = True, one_to_one
+                kept.append(place)
+        yield Candidates(of_x, of_y, -rows[:, 0]).take(np.array(kept, np.int64))
+        last = len(rows) < _SORTED
+
+
+def _candidates(
+    x: Found, y: Found, mean_x: np.ndarray, mean_y: np.ndarray, margin: Margin, retrieval: Retrieval
+) -> Iterator[Candidates]:
+    """Yield the candidates in any order; in both directions, some of them twice."""
+    forward = _best(x, mean_x, mean_y, margin, "source", "target")
+    backward = _best(y, mean_y, mean_x, margin, "target", "source")
     if retrieval == "intersection":
-        forward[source[target] != np.arange(len(x))] = -np.inf
-    directions = {"backward": slice(1, 2), "max": slice(0, 2)}.get(retrieval, slice(0, 1))
-    columns = (np.arange(len(x)), source), (target, np.arange(len(y))), (forward, backward)
-    return Candidates(*(np.concatenate(column[directions]) for column in columns))
+        source_of = np.full(len(y), -1)  # the best source of each target
+        for some in backward:
+            source_of[some.target] = some.source
+        for some in forward:
+            yield some.take(source_of[some.target] == some.source)
+        return
+    for some in {"forward": [forward], "backward": [backward], "max": [forward, backward]}[retrieval]:
+        yield from some
 
 
-def _best(found: Found, mean_N: np.ndarray, mean_M: np.ndarray, margin: Margin) -> tuple[np.ndarray, np.ndarray]:
-    """Return the neighbour of each row that has the best score with it, and this score, [N] each."""
-    index, score = list[np.ndarray](), list[np.ndarray]()
+def _best(
+    found: Found, mean_N: np.ndarray, mean_M: np.ndarray, margin: Margin, side: str, other: str
+) -> Iterator[Candidates]:
+    """Yield each row that has a candidate with its (nearest) neighbour of the best score, some rows at a time."""
     for start, index_BK, cosine_BK in _blocks(found):
         # Where an approximate search found nothing, the index is -1 and the cosine -inf, so the score is, too.
         scores_BK = apply_margin(cosine_BK, mean_N[start : start + len(index_BK), None], mean_M[index_BK], margin)
-        best_B = np.arange(len(index_BK)), scores_BK.argmax(axis=1)
-        index.append(index_BK[best_B])
-        score.append(scores_BK[best_B])
-    return np.concatenate(index), np.concatenate(score)
+        best_B = scores_BK.argmax(axis=1)[:, None]
+        score_B, index_B = (np.take_along_axis(each, best_B, axis=1)[:, 0] for each in (scores_BK, index_BK))
+        rows = np.flatnonzero(score_B > -np.inf)
+        yield Candidates(**{side: start + rows, other: index_B[rows], "score": score_B[rows]})
+
+
+def _rows(file: IO[bytes], first: int, last: int) -> Iterator[list[float]]:
+    """Yield some rows of three numbers, of which few are in memory."""
+    for start in range(first, last, _ROWS):
+        file.seek(24 * start)
+        yield from np.fromfile(file, np.float64, 3 * min(_ROWS, last - start)).reshape(-1, 3).tolist()
 
 
 def first_of_each(values: np.ndarray) -> np.ndarray:
