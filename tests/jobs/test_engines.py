@@ -16,7 +16,7 @@ from tests.support.programs import Program, rank_environment
 from tests.support.runs import environment
 from xrep.errors import UserError
 from xrep.jobs.engines import Engine, Share, share_of
-from xrep.jobs.status import failures, retry
+from xrep.jobs.notes import retry
 
 SLURM = Engine(engine="slurm")
 LINES = 9_000
@@ -88,8 +88,7 @@ def test_a_task_that_was_killed_goes_on_when_it_is_requeued(tmp_path: Path, numb
         time.sleep(0.01)
     program.send_signal(number)
     assert ended(program)[0] == -number and not (tmp_path / "out").exists()
-    began = time.monotonic()
-    assert ended(start(tmp_path, task(0, 2))) == (0, "done") and time.monotonic() - began < 30
+    assert ended(start(tmp_path, task(0, 2))) == (0, "done"), "or it waits for ever"
     assert (tmp_path / "out").read_text() == expected(12) and len(runs(address)) <= 13
 
 
@@ -100,8 +99,8 @@ def test_what_a_dead_task_had_begun_is_taken_over_after_a_while(
     dead = make_job(tmp_path)
     dead.begin()
     dead.notes(dead.stages[0]).begin(12)
-    assert dead.notes(dead.stages[0]).claim(11, "0 of 2", 60)
-    monkeypatch.setattr("xrep.jobs.work._PATIENCE", 0.5)
+    assert dead.notes(dead.stages[0]).claim(11, "0 of 2")
+    monkeypatch.setattr("xrep.jobs.notes._PATIENCE", 0.5)
     for name, value in task(1, 2).items():
         monkeypatch.setenv(name, value)
     assert run_job(make_job(tmp_path), SLURM) == {"total": expected(12)}
@@ -120,7 +119,7 @@ def test_a_unit_that_always_fails_keeps_no_other_from_being_done(
     assert len(job.notes(job.stages[0]).numbers("done")) == 11 and runs(job.address).count(5) == 3
     with pytest.raises(UserError, match="1 units of squares failed"):
         run_job(make_job(tmp_path), SLURM)
-    assert [failure.unit for failure in failures(job.address)] == [5] and retry(job.address) == 1
+    assert job.notes(job.stages[0]).numbers("failed") == {5} and retry(job.address) == 1
     assert run_job(make_job(tmp_path), SLURM) == {"total": expected(12)}
 
 
