@@ -81,7 +81,14 @@ def _main(options: argparse.Namespace) -> None:
 
 
 def _row(
-    stage: str, count: int | None, done: int, running: int, failed: list[int], rate: float | None, left: float | None, **_: Any
+    stage: str,
+    count: int | None,
+    done: int,
+    running: int,
+    failed: list[int],
+    rate: float | None,
+    left: float | None,
+    **_: Any,
 ) -> tuple[str, ...]:
     from xrep.progress import duration
 

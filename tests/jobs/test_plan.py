@@ -143,6 +143,9 @@ def test_a_unit_at_which_workers_end_is_listed_after_three_times(tmp_path: Path)
     assert failure["error"] == "the end of its worker, 3 times"
     assert failure["log"].startswith("The last one was worker 0 of 2 on")
     assert retry(job.address) == 1 and notes.claim(7, "1 of 2")
+    assert not notes.claim(7, "0 of 2")
+    assert (notes.release("0 of 2", "lost"), notes.release("1 of 2", "lost")) == (0, 1)
+    assert notes.claim(7, "0 of 2"), "its worker is known to have ended"
 
 
 def test_three_tries(tmp_path: Path) -> None:

@@ -175,4 +175,4 @@ def test_a_machine_without_xrep(tmp_path: Path) -> None:
     given = {name: value for name, value in environment(tmp_path).items() if name != "RAY_ADDRESS"}
     program = Program("tests.jobs.stages", [tmp_path, 0.0, "ray"], given)
     _, err = program.communicate()
-    assert "a worker of Ray cannot begin" in err and "No module named 'xrep'; install xrep" in err
+    assert "before it could begin: " in err and "No module named 'xrep'; install xrep" in err

@@ -77,7 +77,7 @@ def _stop(job: Job, error: BaseException, shared: bool) -> None:
 
 @contextmanager
 def _locked(job: Job, output: str, shared: bool) -> Iterator[None]:
-    """Context manager that keeps others from doing the same, but those who share the work, where files can be locked."""
+    """Context manager that keeps others out but those who share the work, where files can be locked."""
     if not is_local(job.address):
         yield
         return

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from socket import gethostname
 from typing import Any
 
 from xrep.errors import UserError
@@ -58,16 +58,14 @@ class Notes:
         names = [name for kind in kinds for name in addresses.names_in(join(self.job, kind, self.stage))]
         return {int(name.removesuffix(".json")) for name in names if _NOTE.fullmatch(name)}
 
-    def read(self, kind: str, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """Return the notes of some units, all of which have one of this kind, by their numbers."""
-        numbers = list(numbers)
-        contents = addresses.read_all([self.place(kind, number) for number in numbers])
-        return dict(zip(numbers, map(json.loads, contents), strict=True))
+    def read(self, kind: str, numbers: Iterable[int]) -> list[dict[str, Any]]:
+        """Return the notes of some units, all of which have one of this kind."""
+        return [json.loads(note) for note in addresses.read_all([self.place(kind, number) for number in numbers])]
 
     def claim(self, number: int, worker: str) -> bool:
-        """Return whether a worker shall do a unit: nobody else has started it, or was not heard of for too long, or it
-        was this worker before it was started again. If workers ended at it too often, the unit has failed."""
-        place, own = self.place(STARTED, number), {"worker": worker, "machine": socket.gethostname(), "beat": 0}
+        """Return whether a worker shall do a unit: nobody has started it, or a worker that has ended or was not heard
+        of for too long, or this one before it was started again. After three workers that ended the unit has failed."""
+        place, own = self.place(STARTED, number), {"worker": worker, "machine": gethostname(), "beat": 0, "ended": ""}
         if addresses.create(place, json_bytes({**own, "tries": 1})):
             return True
         try:
@@ -75,16 +73,25 @@ class Notes:
         except FileNotFoundError:
             return False
         since = self._seen.setdefault((number, *claim.values()), time.monotonic())
-        if claim["worker"] != worker and time.monotonic() - since < _PATIENCE:
+        if claim["worker"] != worker and not claim["ended"] and time.monotonic() - since < _PATIENCE:
             return False
         if number in self.numbers(DONE, FAILED):
             return False  # since this worker has looked which units are left
         if claim["tries"] < TRIES:
             addresses.write(place, json_bytes({**own, "tries": claim["tries"] + 1}))
             return True
-        last = f"The last one was worker {claim['worker']} on {claim['machine']}; perhaps it needed too much memory."
+        last = f"The last one was worker {claim['worker']} on {claim['machine']}: {claim['ended'] or 'see its log'}"
         self.fail(number, f"the end of its worker, {TRIES} times", last)
         return False
+
+    def release(self, worker: str, reason: str) -> int:
+        """Let others start at once what a worker had begun that has ended, and return the number of these units."""
+        begun = sorted(self.numbers(STARTED) - self.numbers(DONE, FAILED))
+        claims = dict(zip(begun, self.read(STARTED, begun), strict=True))
+        own = [number for number, claim in claims.items() if claim["worker"] == worker]
+        for number in own:
+            addresses.write(self.place(STARTED, number), json_bytes({**claims[number], "ended": reason}))
+        return len(own)
 
     @contextmanager
     def kept(self, number: int) -> Iterator[None]:
@@ -109,8 +116,9 @@ class Notes:
 
     def failures(self) -> list[dict[str, Any]]:
         """Return for each unit that failed the stage, its number (``unit``), the ``error`` and the ``log``."""
-        failed = self.read(FAILED, sorted(self.numbers(FAILED)))
-        return [{"stage": self.stage, "unit": number, **note} for number, note in failed.items()]
+        failed = sorted(self.numbers(FAILED))
+        notes = zip(failed, self.read(FAILED, failed), strict=True)
+        return [{"stage": self.stage, "unit": number, **note} for number, note in notes]
 
     def status(self) -> dict[str, Any]:
         """Return how far the stage is: the numbers of units that are ``done`` and ``running``, and of all (``count``;
@@ -122,7 +130,7 @@ class Notes:
             count = None
         done, failed = self.numbers(DONE), self.numbers(FAILED)
         running = len(self.numbers(STARTED) - done - failed)
-        times = [marker["seconds"] for marker in self.read(DONE, sorted(done)[-_LAST:]).values()]
+        times = [marker["seconds"] for marker in self.read(DONE, sorted(done)[-_LAST:])]
         seconds = sum(times) / max(1, len(times))
         rate = running / seconds if running and seconds else None
         left = ((count or 0) - len(done) - len(failed)) / rate if rate else None

@@ -153,6 +153,7 @@ class Job:
             addresses.remove(join(self.address, kind))
         for folder in _FOLDERS:
             addresses.make_folder(join(self.address, folder))
+        self.before = {stage.name: self.notes(stage).numbers(DONE) for stage in self.stages}
         return True
 
     def has_made(self, output: str) -> bool:
@@ -215,7 +216,7 @@ class Job:
             markers = json.loads(addresses.read(whole))
         except FileNotFoundError:
             notes = self.notes(stage)
-            found = notes.read(DONE, range(notes.count())).values()
+            found = notes.read(DONE, range(notes.count()))
             markers = [[marker["files"], marker["facts"]] for marker in found]
             if len(markers) > _FEW:
                 addresses.create(whole, json.dumps(markers).encode())

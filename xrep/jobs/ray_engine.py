@@ -7,14 +7,14 @@ import importlib
 import os
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 import xrep
 from xrep.errors import UserError
-from xrep.jobs.notes import DONE, PLAN, notes_of
+from xrep.jobs.notes import PLAN, TRIES
 from xrep.jobs.plan import Job, MachineError
 from xrep.jobs.work import Engine, Share, work
 from xrep.progress import ProgressLine
@@ -25,8 +25,6 @@ _PATIENCE = 10.0
 """Seconds that a machine of the cluster has to answer."""
 _PAUSE = 2.0
 """Seconds between two looks at the markers, for the progress."""
-_RESTARTS = 100
-"""How often Ray starts a worker again that ended, such as that of a machine that is lost."""
 _PASSED_ON = "LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 """Variables of the environment by which this process limits the memory of torch, which actors have as well."""
 
@@ -55,49 +53,57 @@ class Worker:
 
 
 def run_on_ray(job: Job, engine: Engine, show_progress: bool) -> bool:
-    """Do all units of a job on a Ray cluster, and return whether they are done, as ``work``. Ray starts a worker again
-    that ended, elsewhere if its machine is lost; it has the same share then, and goes on with what it had begun.
+    """Do all units of a job on a Ray cluster, and return whether they are done, as ``work``.
 
     Raises:
         UserError: Of a unit.
-        MachineError: There is no cluster, or it is too small, or workers cannot begin.
+        MachineError: There is no cluster, or it is too small, or workers end before they have begun a unit.
     """
-    with _connected(engine) as ray:
+    ray = importlib.import_module("ray")  # not a plain import: the type checker would need the extra, too
+    with _connected(ray, engine):
         count, gpus = fit_workers(engine, [node["Resources"] for node in ray.nodes() if node["Alive"]])
-        job.before = {stage.name: job.notes(stage).numbers(DONE) for stage in job.stages}
         variables = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         variables["OMP_NUM_THREADS"] = str(engine.cpus_per_worker)
         how = {"num_cpus": engine.cpus_per_worker, "num_gpus": gpus, "runtime_env": {"env_vars": variables}}
-        actor = ray.remote(Worker).options(**how, max_restarts=_RESTARTS, max_task_retries=-1)
-        actors = [actor.remote(os.getcwd()) for _ in range(count)]
-        shares = [one.work.remote(job, Share(number, count)) for number, one in enumerate(actors)]
-        line, pause = ProgressLine(shown=show_progress), _PAUSE
+        actor, actors, calls = ray.remote(Worker).options(**how), dict[Share, Any](), dict[Any, Share]()
+
+        def start(share: Share) -> None:
+            actors[share] = actor.remote(os.getcwd())
+            calls[actors[share].work.remote(job, share)] = share
+
         try:
-            while not (ended := ray.wait(shares, timeout=pause)[0]):
+            for number in range(count):
+                start(Share(number, count))
+            line, pause, early = ProgressLine(shown=show_progress), _PAUSE, Counter[Share]()
+            while True:
+                for call in ray.wait(list(calls), timeout=pause)[0]:
+                    try:
+                        return ray.get(call)
+                    except ray.exceptions.RayActorError as error:
+                        share, reason = calls.pop(call), str(error).strip()
+                    begun = sum(job.notes(stage).release(str(share), reason) for stage in job.stages)
+                    early[share] = 0 if begun else early[share] + 1
+                    if early[share] == TRIES:
+                        problem = f"a worker of Ray ended {TRIES} times before it could begin"
+                        cure = "install xrep, with the same packages, on all machines of the cluster"
+                        raise MachineError(f"{problem}: {reason.splitlines()[-1]}", cure=cure)
+                    start(share)
                 began = time.monotonic()
-                states = [status for notes in notes_of(job.address) if (status := notes.status())["running"]]
+                states = [status for stage in job.stages if (status := job.notes(stage).status())["running"]]
                 line.show("; ".join("{stage}: {done:,} of {count:,} units".format(**status) for status in states))
                 pause = max(_PAUSE, 10 * (time.monotonic() - began))
-            return ray.get(ended[0])
-        except ray.exceptions.RayActorError as error:
-            problem = f"a worker of Ray cannot begin, or ended too often: {str(error).strip().splitlines()[-1]}"
-            cure = "install xrep, with the same packages, on all machines of the cluster"
-            raise MachineError(problem, cure=cure) from None
         except ray.exceptions.RayTaskError as error:
             raise error.cause from (None if isinstance(error.cause, UserError | OSError) else error)
         finally:
-            for one in actors:
+            for one in actors.values():
                 ray.kill(one)
 
 
-@contextmanager
-def _connected(engine: Engine) -> Iterator[Any]:
-    """Context manager that yields the module ``ray``, connected to a cluster: the one that this process has joined, or
+def _connected(ray: Any, engine: Engine) -> AbstractContextManager[object]:
+    """Return a context manager in which ``ray`` is connected to a cluster: the one that this process has joined, or
     that RAY_ADDRESS names, or a new one of this machine, which ends with the block."""
-    ray = importlib.import_module("ray")  # not a plain import: the type checker would need the extra, too
     if ray.is_initialized():
-        yield ray
-        return
+        return nullcontext()
     address = os.environ.get("RAY_ADDRESS") or "local"
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     try:
@@ -111,15 +117,11 @@ def _connected(engine: Engine) -> Iterator[Any]:
             place = urlsplit(address if "://" in address else f"//{address}")
             if place.hostname and place.port:  # Ray itself would try for minutes, and then end this process
                 socket.create_connection((place.hostname, place.port), _PATIENCE).close()
-        ray.init(address, **quiet)
+        return ray.init(address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:  # also another version of Ray or Python
         cure = "start one (ray start --head), correct or unset RAY_ADDRESS; one with tokens needs RAY_AUTH_MODE=token"
         reason = " ".join(str(error).split())
         raise MachineError(f"no Ray cluster can be used at {address}: {reason}", cure=cure) from None
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
 
 
 def fit_workers(engine: Engine, nodes: list[dict[str, float]]) -> tuple[int, float]:

@@ -28,6 +28,9 @@ class Share:
     number: int = 0
     count: int = 1
 
+    def __str__(self) -> str:
+        return f"{self.number} of {self.count}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
@@ -93,11 +96,10 @@ def work(job: Job, share: Share, show_progress: bool) -> bool:
     same data, and helps the others when it has nothing to do."""
     for stage in job.stages:
         notes = job.notes(stage)
-        count, done = notes.begin(stage.count(job)), notes.numbers(DONE)
-        job.before[stage.name] = done
+        count = notes.begin(stage.count(job))
         weights = stage.weights(job) if show_progress else []
         with Counter(stage.unit, stage.name, total=sum(weights) or None, shown=show_progress) as counter:
-            counter.skip(sum(weights[number] for number in done) if weights else 0)
+            counter.skip(sum(weights[number] for number in job.before[stage.name]) if weights else 0)
             for number in _units(job, notes, count, share):
                 stop = StopRequest()
                 watching = stop.watching() if stage.is_finished_first else nullcontext()
@@ -123,7 +125,7 @@ def _units(job: Job, notes: Notes, count: int, share: Share) -> Iterator[int]:
             return
         worked = False
         for number in left:
-            if notes.claim(number, f"{share.number} of {share.count}"):
+            if notes.claim(number, str(share)):
                 worked = True
                 yield number
             elif worked:
