@@ -13,6 +13,9 @@ from xrep.jobs import notes
 from xrep.jobs.engines import LOCAL, Engine, run
 from xrep.jobs.plan import Advance, Job, Stage
 
+FOR_EVER = 1e6
+"""Patience of programs and workers, so that a test ends in time only if they do not wait until a claim is old."""
+
 
 class Squares(Stage):
     """Write the square of the number of each unit.
@@ -27,6 +30,11 @@ class Squares(Stage):
 
     def __init__(self, count: int, seconds: float = 0.0, faults: dict[int, str] | None = None) -> None:
         self._count, self._seconds, self._faults = count, seconds, faults or {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As in a program below; this process is a worker of Ray."""
+        vars(self).update(state)
+        notes._PATIENCE = FOR_EVER
 
     def count(self, job: Job) -> int:
         return self._count
@@ -99,6 +107,6 @@ def run_job(job: Job, engine: Engine = LOCAL) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":  # FOLDER SECONDS ENGINE
-    notes._PATIENCE = 1e6  # a program that waits until a claim is old waits for ever
+    notes._PATIENCE = FOR_EVER
     done = run_job(make_job(Path(sys.argv[1]), seconds=float(sys.argv[2])), Engine(engine=sys.argv[3]))  # type: ignore
     print("shared" if done is None else "done")

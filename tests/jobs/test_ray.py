@@ -98,9 +98,7 @@ def test_a_node_is_removed_during_the_work(cluster: Any, address: str, tmp_path:
 
     remover = threading.Thread(target=remove)
     remover.start()
-    began = time.monotonic()
-    assert run_job(job, RAY) == {"total": expected(30)}
-    print("TOOK", time.monotonic() - began)
+    assert run_job(job, RAY) == {"total": expected(30)}, "or it waits for ever for the worker that is lost"
     remover.join()
     assert len(runs(job.address)) <= 31
 

@@ -40,8 +40,6 @@ class Notes:
 
     def begin(self, count: int) -> int:
         """Note the number of units, and return it."""
-        for kind in KINDS:
-            addresses.make_folder(join(self.job, kind, self.stage))
         addresses.create(self._count, json_bytes({"count": count}))
         return count
 

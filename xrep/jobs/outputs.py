@@ -72,8 +72,8 @@ def _copied(blocks: Iterable[bytes], ending: str, job: str) -> str:
 
 
 def states_of(files: Sequence[str | Path]) -> list[list[Any]]:
-    """Return what changes when one of these files changes: its path with its size and its time or ETag. A folder is
-    known by its manifest, a field (``FILE:FIELD``) and a file in an archive by their file. A UserError names a file
+    """Return what changes when one of these files changes: its path with its size and its time or ETag. A folder with a
+    manifest is known by it, a field (``FILE:FIELD``) and a file in an archive by their file. A UserError names a file
     that is missing."""
     return [_state_of(str(file)) for file in files]
 
@@ -82,8 +82,10 @@ def _state_of(file: str) -> list[Any]:
     place, real = str(split_field(file)[0]), file
     if is_local(file):
         place, real = str(container_of(Path(place))), os.path.realpath(file)
+    manifest = join(place, MANIFEST)
     try:
-        return [real, *addresses.state_of(join(place, MANIFEST) if addresses.is_folder(place) else place)]
+        known = manifest if addresses.is_folder(place) and addresses.exists(manifest) else place
+        return [real, *addresses.state_of(known)]
     except FileNotFoundError:
         raise UserError("no such file", path=file, cure="check the name") from None
 

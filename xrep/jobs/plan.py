@@ -151,7 +151,7 @@ class Job:
             addresses.remove(finished)
         for kind in (STARTED, FAILED) if output is None else ():  # nobody else is at work, and all is tried again
             addresses.remove(join(self.address, kind))
-        for folder in _FOLDERS:
+        for folder in (COUNTS, "data", *[join(kind, stage.name) for kind in KINDS for stage in self.stages]):
             addresses.make_folder(join(self.address, folder))
         self.before = {stage.name: self.notes(stage).numbers(DONE) for stage in self.stages}
         return True

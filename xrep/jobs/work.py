@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from xrep.errors import UserError
@@ -47,17 +47,13 @@ class Engine:
     """Number of GPUs for each process of Ray, such as 0.5 for two processes on each."""
 
     def __post_init__(self) -> None:
-        for field in fields(self)[1:]:
-            value = getattr(self, field.name)
-            if value != field.default and self.engine != "ray":
-                raise UserError(f"`{field.name}` is an option of Ray", cure="add --engine ray, or leave it out")
-            if value is not None and value < (0 if field.name == "gpus_per_worker" else 1):
-                raise UserError(f"`{field.name}` is {value}", cure="give at least 1")
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether several processes do the job, of which this is one."""
-        return share_of(self).count > 1
+        """Raise a UserError if options do not go together."""
+        for name, least in {"workers": 1, "cpus_per_worker": 1, "gpus_per_worker": 0}.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"`{name}` {value}", cure=f"give at least {least}")
+            if value != getattr(Engine, name) and self.engine != "ray":
+                raise UserError(f"`{name}` is an option of Ray", cure="add `engine` ray, or leave it out")
 
 
 def share_of(engine: Engine, environment: Mapping[str, str] | None = None) -> Share:
