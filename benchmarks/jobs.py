@@ -24,10 +24,9 @@ from xrep.store import addresses
 class Nothing(plan.Stage):
     name = "nothing"
 
-    def count(self, job):
-        return int(sys.argv[2])
+    units = range(int(sys.argv[2]))
 
-    def run(self, job, number, folder, advance):
+    def run(self, unit, folder, advance):
         return {}
 
 calls = 0
@@ -44,7 +43,7 @@ for name in ("exists", "names_in", "read", "create", "write", "put", "remove"):
 job = plan.Job(sys.argv[1], "nothing", {}, [Nothing()])
 job.begin()
 work(job, Share(), False)
-units = job.results(job.stages[0])
+units = job.stages[0].results
 usage = resource.getrusage(resource.RUSAGE_SELF)
 print(json.dumps([usage.ru_utime + usage.ru_stime, calls, usage.ru_maxrss / 1024]))
 """

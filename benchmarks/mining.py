@@ -23,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from xrep.inference.nearest import Side
-    from xrep.jobs.plan import Job
     from xrep.retrieval.topk import TopK
     from xrep.store.arrays import ArrayFile
     from xrep.store.vectors import Vectors
@@ -181,30 +179,17 @@ def written_rows(folder: Path, size: int) -> ArrayFile:
 
 def searched(sides: Sequence[Side], k: int, index: str, probes: int, folder: str) -> list[np.ndarray]:
     """Return the neighbours of both sides, int64 [N, k] each, which are the result of a job in a folder."""
-    from xrep.inference.nearest import searching
+    from xrep.inference.nearest import SideSource, search_stages
     from xrep.jobs.engines import Share, work
     from xrep.jobs.plan import Job
 
-    given = [Given(side, k) for side in sides]
-    stages, merge = searching(given[0], given[1], index, probes, "cpu")
+    x, y = (SideSource() for _ in sides)
+    (x.side, y.side), x.k, y.k = sides, k, k
+    stages, merge = search_stages(x, y, index, probes, "cpu")
     job = Job(folder, "search", {}, stages)
     job.begin()
     work(job, Share(), False)
-    return [found.slice(0, len(found)).index.numpy() for found in (merge.found(job, "x"), merge.found(job, "y"))]
-
-
-@dataclass(frozen=True)
-class Given:
-    """A side of a search that is there before the job begins."""
-
-    own: Side
-    k: int
-
-    def side(self, job: Job) -> Side:
-        return self.own
-
-    def neighbours(self, job: Job) -> int:
-        return self.k
+    return [found.slice(0, len(found)).index.numpy() for found in (merge.found("x"), merge.found("y"))]
 
 
 def planted(folder: Path, size: int, width: int) -> list[Path]:

@@ -14,7 +14,6 @@ from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
 from tests.support.programs import run_on_ranks
 from tests.support.runs import contents, environment
-from xrep.inference import encoding
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.store.vectors import Vectors
 
@@ -23,7 +22,7 @@ GERMAN = [pair[0] for pair in sentence_pairs(1000)]
 
 def test_a_line_says_what_was_written(shared_encoder: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that cannot be read leaves nothing."""
-    monkeypatch.setattr(encoding, "CHUNK_LINES", 2)
+    monkeypatch.setattr("xrep.store.lines.CHUNK_LINES", 2)
     line = ["--path", shared_encoder, "--input", "lines.txt", "--output", "v.npy", "--device", "cpu"]
     (cli.folder / "lines.txt").write_bytes("der Fluss\n\nein Haus\nbr\xfccke\n".encode("latin1"))
     done = cli("encode", *line)

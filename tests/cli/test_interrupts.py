@@ -106,8 +106,12 @@ PRESSED = {
 @pytest.fixture
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """30 lines, of which 8 are encoded and searched at a time."""
-    for owner, name, value in ((encoding, "CHUNK_LINES", 8), (nearest, "TILE", 8), (nearest, "_STRIP_BYTES", 1)):
-        monkeypatch.setattr(owner, name, value)
+    for name, value in (
+        ("store.lines.CHUNK_LINES", 8),
+        ("inference.nearest.TILE", 8),
+        ("inference.nearest._STRIP_BYTES", 1),
+    ):
+        monkeypatch.setattr(f"xrep.{name}", value)
     return write_lines(tmp_path / "lines.txt", [german for german, _ in sentence_pairs(30)])
 
 

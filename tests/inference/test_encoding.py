@@ -26,6 +26,7 @@ from xrep.inference.encoding import Encoded, encode_file
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interrupts import Interrupted
 from xrep.jobs.plan import Advance, Job, Stage
+from xrep.store.lines import CHUNKS, write_lines
 from xrep.store.vectors import Vectors, text_digest
 
 Encode, Stop = Callable[..., Encoded], Callable[[], Path]
@@ -35,7 +36,7 @@ LINES += ["", "Haus", "ein rotes Haus " * 100, "  ", "日本語 \N{GRINNING FACE
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "CHUNK_LINES", 5)
+    monkeypatch.setattr("xrep.store.lines.CHUNK_LINES", 5)
 
 
 @pytest.fixture
@@ -186,9 +187,9 @@ def test_two_processes_do_not_write_one_file(encode: Encode, interrupted: Stop, 
 
 
 def test_long_lines_make_chunks_of_fewer_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(encoding, "CHUNK_CHARACTERS", 100)
-    assert encoding.write_text(tmp_path, enumerate(LINES, 1)) == len(LINES)
-    lengths, starts = np.array([len(line) for line in LINES]), np.load(tmp_path / encoding.CHUNKS).tolist()
+    monkeypatch.setattr("xrep.store.lines.CHUNK_CHARACTERS", 100)
+    assert write_lines(tmp_path, enumerate(LINES, 1)) == len(LINES)
+    lengths, starts = np.array([len(line) for line in LINES]), np.load(tmp_path / CHUNKS).tolist()
     assert starts[0] == 0 and starts[-1] == len(LINES)
     for start, stop in itertools.pairwise(starts):
         assert lengths[start : stop - 1].sum() < 100

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from tests.retrieval.test_neighbours import Both, assert_same, plain, vectors
 from xrep import progress
 from xrep.errors import UserError
 from xrep.inference import nearest
-from xrep.inference.nearest import Found, Side, searching
+from xrep.inference.nearest import Found, Side, SideSource, search_stages
 from xrep.jobs.engines import LOCAL
 from xrep.jobs.engines import run as run_job
 from xrep.jobs.plan import Job, Result
@@ -58,26 +57,19 @@ def make_side(tmp_path: Path) -> Callable[..., Side]:
     return make
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(SideSource):
     """A side that is there before the job begins."""
 
-    own: Side
-    k: int
-
-    def side(self, job: Job) -> Side:
-        return self.own
-
-    def neighbours(self, job: Job) -> int:
-        return self.k
+    def __init__(self, side: Side, k: int) -> None:
+        self.side, self.k = side, k
 
 
 def run(x: Side, y: Side, folder: Path, way: str, k: int = 4, *, show_progress: bool = False) -> Both:
-    stages, merge = searching(Given(x, k), Given(y, k), way, 1000, "cpu")
+    stages, merge = search_stages(Given(x, k), Given(y, k), way, 1000, "cpu")
     job, found = Job(f"{folder}.job", "search", {}, stages), list[TopK]()
 
     def finish() -> dict[str, Any]:
-        found.extend(whole(merge.found(job, label)) for label in ("x", "y"))
+        found.extend(whole(merge.found(label)) for label in ("x", "y"))
         return {}
 
     run_job(job, LOCAL, finish, str(folder), show_progress=show_progress)

@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +38,12 @@ class Squares(Stage):
         vars(self).update(state)
         notes._PATIENCE = FOR_EVER
 
-    def count(self, job: Job) -> int:
-        return self._count
+    @cached_property
+    def units(self) -> Sequence[int]:
+        return range(self._count)
 
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+    def run(self, unit: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        number, job = unit, self.job
         with open(ran_file(job.address), "a", encoding="utf-8") as ran:
             ran.write(f"{number}\n")
         time.sleep(self._seconds)
@@ -60,11 +64,8 @@ class Total(Stage):
     def __init__(self, squares: Squares) -> None:
         self._squares = squares
 
-    def count(self, job: Job) -> int:
-        return 1
-
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        files = [Path(result.files["square.txt"]) for result in job.results(self._squares)]
+    def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
+        files = [Path(result.files["square.txt"]) for result in self._squares.results]
         (folder / "total.txt").write_text("".join(file.read_text() for file in files))
         return {}
 
@@ -87,7 +88,7 @@ def make_job(folder: Path, count: int = 12, *, seed: int = 0, **how: Any) -> Job
 
 def total(job: Job) -> str:
     """Return the result of a job."""
-    (result,) = job.results(job.stages[1])
+    (result,) = job.stages[1].results
     return Path(result.files["total.txt"]).read_text()
 
 

@@ -107,7 +107,7 @@ def test_a_node_is_removed_during_the_work(cluster: Any, address: str, tmp_path:
 def test_the_driver_is_killed_and_the_local_engine_goes_on(address: str, tmp_path: Path) -> None:
     program = Program("tests.jobs.stages", [tmp_path, 0.5, "ray"], {**environment(), "RAY_ADDRESS": address})
     job = make_job(tmp_path)
-    wait_for(job.address, 4)
+    wait_for(job.address, 5)  # one of four workers has begun its second unit
     program.send_signal(signal.SIGKILL)
     program.communicate()
     time.sleep(1.0)  # until Ray has ended its actors

@@ -20,10 +20,7 @@ class Slow(Stage):
     def __init__(self) -> None:
         self.runs = 0
 
-    def count(self, job: Job) -> int:
-        return 1
-
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+    def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
         self.runs += 1
         time.sleep(1.5)
         return {}

@@ -238,7 +238,7 @@ def texts(tmp_path: Path) -> dict[str, list[str]]:
 def test_commands_write_the_same_bytes_to_a_store(
     cli: Commands, shared_encoder: Path, texts: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoding, "CHUNK_LINES", 8)
+    monkeypatch.setattr("xrep.store.lines.CHUNK_LINES", 8)
     for place in (str(tmp_path), MEMORY):
         for language in texts:
             encode = ["encode", "--path", shared_encoder, "--lang", language, "--input", join(place, f"*.{language}*")]
@@ -280,7 +280,7 @@ def test_commands_refuse_what_they_cannot_write_in_a_store(
 def test_a_pipe_is_copied_into_the_store_and_an_interrupted_command_goes_on(
     cli: Commands, shared_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoding, "CHUNK_LINES", 8)
+    monkeypatch.setattr("xrep.store.lines.CHUNK_LINES", 8)
     lines = [german for german, _ in sentence_pairs(40)]
     os.mkfifo(tmp_path / "pipe")
     output, encode = join(MEMORY, "x.npy"), ["encode", "--path", str(shared_encoder), "--lang", "de", "--input"]

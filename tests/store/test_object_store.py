@@ -25,7 +25,6 @@ from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
 from tests.support.object_store import FAULTS, ObjectStore
 from tests.support.programs import ROOT
-from xrep.inference import encoding
 from xrep.jobs.plan import Advance, Job, Stage
 from xrep.store import addresses
 from xrep.store.addresses import join
@@ -63,15 +62,12 @@ class Numbers(Stage):
     name = "numbers"
 
     def __init__(self, units: int) -> None:
-        self.units, self.ran = units, list[int]()
+        self.units, self.ran = range(units), list[int]()
 
-    def count(self, job: Job) -> int:
-        return self.units
-
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        self.ran.append(number)
-        np.save(folder / "number.npy", np.full(1000, number))
-        return {"number": number}
+    def run(self, unit: int, folder: Path, advance: Advance) -> dict[str, Any]:
+        self.ran.append(unit)
+        np.save(folder / "number.npy", np.full(1000, unit))
+        return {"number": unit}
 
 
 def lines_of(folder: Path, name: str, lines: list[str]) -> str:
@@ -117,7 +113,7 @@ def test_a_unit_costs_few_requests(store: ObjectStore) -> None:
         for number in range(job.notes(stage).begin(units)):
             assert job.notes(stage).claim(number, "0 of 2") and job.do(stage, number, lambda done: None)
         assert job.notes(stage).numbers("done") == set(range(units))
-        assert [result.facts["number"] for result in job.results(stage)] == list(range(units))
+        assert [result.facts["number"] for result in stage.results] == list(range(units))
         totals.append(store.requests.total())
         job.finish(keep=False)
     # Each unit is claimed, its file and its marker are written, and its marker is read when all are done.
@@ -128,7 +124,7 @@ def test_a_unit_costs_few_requests(store: ObjectStore) -> None:
 def test_vectors_are_the_same_bytes_although_requests_fail_in_every_way(
     cli: Commands, shared_encoder: Path, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoding, "CHUNK_LINES", 16)
+    monkeypatch.setattr("xrep.store.lines.CHUNK_LINES", 16)
     sleep = asyncio.sleep  # the packages of the store wait before they ask again
     monkeypatch.setattr(asyncio, "sleep", lambda seconds, *more: sleep(min(seconds, 0.01), *more))
     source = lines_of(tmp_path, "a.txt", [german for german, _ in sentence_pairs(100)])

@@ -167,8 +167,8 @@ def _steps(corpora: list[RawCorpus], options: PreprocessOptions, workers: int, l
 
 def _write(job: Job, steps: _Steps, facts: dict[str, Any], output: Path) -> dict[str, Any]:
     """Fill a folder with the data of a job that is done, and return its manifest."""
-    tokenizers, splits = steps.vocabulary.tokenizers(job), dict[str, list[Any]]()
-    chosen, tokenised = job.results(steps.choose)[0], job.results(steps.tokenise)
+    tokenizers, splits = steps.vocabulary.tokenizers, dict[str, list[Any]]()
+    chosen, tokenised = steps.choose.results[0], steps.tokenise.results
     publish_parts({store.TRAINING_HASHES_FILE: chosen.files[store.TRAINING_HASHES_FILE]}, str(output))
     for result in tokenised:
         publish_parts(result.files, str(output))

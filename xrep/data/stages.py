@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -20,7 +20,7 @@ from xrep.data.building import train_vocabulary
 from xrep.data.hash_runs import HashRuns
 from xrep.data.spool import HELD_OUT, KEPT, SPLIT_ORDER, RawCorpus, Spool, SpoolWriter, clean, read_chunks
 from xrep.errors import UserError
-from xrep.jobs.plan import Advance, Job, Stage
+from xrep.jobs.plan import Advance, Stage
 from xrep.text.cleaning import STEPS, CleaningOptions, CleaningReport, HashSet
 from xrep.text.exclusion import load_exclusion
 from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, tokenizer_of
@@ -39,10 +39,9 @@ class _Step(Stage):
 
     is_finished_first = False
     _log: Log = print
-    _tokenizers: Tokenizers | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_log", "_tokenizers")}
+        return {name: value for name, value in super().__getstate__().items() if name != "_log"}
 
 
 class Clean(_Step):
@@ -69,43 +68,43 @@ class Clean(_Step):
     ) -> None:
         self.name, self._corpora, self._workers, self._log, self._options = name, corpora, workers, log, options
         self._exclude, self._evaluation = exclude, evaluation
-        self._known: dict[str, HashSet] | None = None
 
-    def count(self, job: Job) -> int:
-        return len(self._corpora)
+    @cached_property
+    def units(self) -> Sequence[RawCorpus]:
+        return self._corpora
 
-    def weights(self, job: Job) -> list[int]:
-        return [0] * len(self._corpora)  # the number of pairs is not known before
+    def weight(self, unit: RawCorpus) -> int:
+        return 0  # the number of pairs is not known before
 
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        if self._known is None:
-            self._known = self._forbidden(job)
-        counts, chunks = Counter[str](), read_chunks(self._corpora[number].read)
+    def run(self, unit: RawCorpus, folder: Path, advance: Advance) -> dict[str, Any]:
+        forbidden, counts, chunks = self._forbidden, Counter[str](), read_chunks(unit.read)
         make, items = partial(clean, options=self._options), ((chunk, len(chunk)) for chunk in chunks)
         with SpoolWriter(folder) as spool, _in_processes(make, items, self._workers) as made:
             for cleaned, count in made:
                 advance(count)
                 counts.update({"read": count, **cleaned.dropped})
-                for step, sentences in self._known.items():
+                for step, sentences in forbidden.items():
                     found = sentences.contains(cleaned.hashes).any(axis=1)
                     counts[step] += int(np.count_nonzero(found))
                     cleaned = cleaned.only(~found)
                 spool.append(cleaned)
         return {"counts": counts, "chunks": spool.chunks}
 
-    def _forbidden(self, job: Job) -> dict[str, HashSet]:
-        """Return the sentences that the text must not have, by the name of the step that drops them."""
+    @cached_property
+    def _forbidden(self) -> dict[str, HashSet]:
+        """The sentences that the text must not have, by the name of the step that drops them."""
         excluded, evaluation = load_exclusion(self._exclude), HashSet()
         if self._exclude:
             self._log(f"excluding {len(excluded):,} sentences of {', '.join(self._exclude)}")
-        for spool in self._evaluation.spools(job) if self._evaluation else ():
+        for spool in self._evaluation.spools if self._evaluation else ():
             for block in spool.blocks():
                 evaluation.add(spool.hashes(block).ravel())
         return {"excluded": excluded, "in valid/test": evaluation}
 
-    def spools(self, job: Job) -> list[Spool]:
-        """Return the cleaned text of all corpora."""
-        results = zip(self._corpora, job.results(self), strict=True)
+    @property
+    def spools(self) -> list[Spool]:
+        """The cleaned text of all corpora."""
+        results = zip(self._corpora, self.results, strict=True)
         return [Spool(corpus, result.files, **result.facts) for corpus, result in results]
 
 
@@ -121,13 +120,8 @@ class Choose(_Step):
         self._cleaned = evaluation, training
         self._options, self._valid_size, self._seed = options, valid_size, seed
 
-    def count(self, job: Job) -> int:
-        return 1
-
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        spools = [
-            replace(spool, marks_file=folder / f"{number}.marks") for number, spool in enumerate(self._unmarked(job))
-        ]
+    def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
+        spools = [replace(spool, marks_file=folder / f"{number}.marks") for number, spool in enumerate(self._unmarked)]
         for spool in spools:
             spool.mark_all()
         report = CleaningReport({spool.corpus.name: {**dict.fromkeys(STEPS, 0), **spool.counts} for spool in spools})
@@ -166,16 +160,18 @@ class Choose(_Step):
             if maximum is not None:
                 report.add(name, "sampled away", choosing.sample(spool, maximum, self._seed + number))
 
-    def spools(self, job: Job) -> list[Spool]:
-        """Return the text of all corpora, whose pairs are marked and counted."""
-        files, facts = job.results(self)[0]
+    @cached_property
+    def spools(self) -> list[Spool]:
+        """The text of all corpora, whose pairs are marked and counted."""
+        files, facts = self.results[0]
         return [
             replace(spool, marks_file=Path(files[f"{number}.marks"]), counts=facts["counts"][spool.corpus.name])
-            for number, spool in enumerate(self._unmarked(job))
+            for number, spool in enumerate(self._unmarked)
         ]
 
-    def _unmarked(self, job: Job) -> list[Spool]:
-        return [spool for stage in self._cleaned for spool in stage.spools(job)]
+    @property
+    def _unmarked(self) -> list[Spool]:
+        return [spool for stage in self._cleaned for spool in stage.spools]
 
 
 class Vocabulary(_Step):
@@ -193,12 +189,13 @@ class Vocabulary(_Step):
         self._lacking = [side for side in SIDES if side not in given and SHARED not in given]
         self._side = self._lacking[0] if len(self._lacking) == 1 else None
 
-    def count(self, job: Job) -> int:
-        return int(bool(self._lacking))
+    @cached_property
+    def units(self) -> Sequence[list[str]]:
+        return [self._lacking] if self._lacking else []
 
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        train = [spool for spool in self._choose.spools(job) if spool.corpus.split == "train"]
-        texts = partial(_texts, train, [SIDES.index(side) for side in self._lacking])
+    def run(self, unit: list[str], folder: Path, advance: Advance) -> dict[str, Any]:
+        train = [spool for spool in self._choose.spools if spool.corpus.split == "train"]
+        texts = partial(_texts, train, [SIDES.index(side) for side in unit])
         train_vocabulary(texts, self._size, folder, self._log, exponent=self._exponent, side=self._side)
         return {}
 
@@ -206,12 +203,13 @@ class Vocabulary(_Step):
         """Load the tokenizers that are not trained."""
         return load_tokenizers(self._given, partial=True) if self._given else {}
 
-    def tokenizers(self, job: Job) -> Tokenizers:
-        """Return the tokenizers of all sides."""
+    @cached_property
+    def tokenizers(self) -> Tokenizers:
+        """The tokenizers of all sides."""
         if not self._lacking:
             return self.given()
         with tempfile.TemporaryDirectory() as folder:
-            for name, file in job.results(self)[0].files.items():
+            for name, file in self.results[0].files.items():
                 shutil.copyfile(file, Path(folder) / name)
             return {**self.given(), self._side or SHARED: Tokenizer.load(folder)}
 
@@ -228,20 +226,16 @@ class Tokenise(_Step):
     def __init__(self, choose: Choose, vocabulary: Vocabulary, workers: int) -> None:
         self._choose, self._vocabulary, self._workers = choose, vocabulary, workers
 
-    def count(self, job: Job) -> int:
-        return len(self._groups(job))
+    def weight(self, unit: _Group) -> int:
+        return unit.rows
 
-    def weights(self, job: Job) -> list[int]:
-        return [group.rows for group in self._groups(job)]
-
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        split, languages, spools, mark, _ = self._groups(job)[number]
-        if self._tokenizers is None:
-            self._tokenizers = self._vocabulary.tokenizers(job)
-        size = store.vocabulary_size(self._tokenizers)
+    def run(self, unit: _Group, folder: Path, advance: Advance) -> dict[str, Any]:
+        split, languages, spools, mark, _ = unit
+        tokenizers = self._vocabulary.tokenizers
+        size = store.vocabulary_size(tokenizers)
         chunks = ((of, *chunk) for of, spool in enumerate(spools) for chunk in spool.chunks_with(mark))
         items = (((of, chunk, mark), count) for of, chunk, count in chunks)
-        make, begin = partial(_tokenise, spools, self._tokenizers), partial(_use_one_thread, self._tokenizers)
+        make, begin = partial(_tokenise, spools, tokenizers), partial(_use_one_thread, tokenizers)
         with (
             store.DirectoryWriter(folder, split, languages, ["hashes"], size) as writer,
             _in_processes(make, items, self._workers, begin) as made,
@@ -251,8 +245,9 @@ class Tokenise(_Step):
                 advance(count)
         return {"split": split, "row": {"languages": list(languages), **writer.facts}}
 
-    def _groups(self, job: Job) -> list[_Group]:
-        spools = self._choose.spools(job)
+    @cached_property
+    def units(self) -> Sequence[_Group]:
+        spools = self._choose.spools
         by_split = {split: [spool for spool in spools if spool.corpus.split == split] for split in SPLIT_ORDER}
         sources = {split: (by_split[split], KEPT, "kept") for split in ("train", "valid", "test")}
         if not by_split["valid"]:

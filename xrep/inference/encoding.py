@@ -7,36 +7,33 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.hashing import hash_bytes
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, Engine, run
 from xrep.jobs.outputs import job_address, publish_parts, repeatable, states_of
-from xrep.jobs.plan import Advance, Job, MachineError, Stage
+from xrep.jobs.plan import Advance, Job, MachineError, Remade, Stage
 from xrep.models.kinds import kind_of
 from xrep.nn.encoder import counting_sentences
 from xrep.registry import IMPORTED, import_plugin
 from xrep.store import addresses
 from xrep.store.addresses import is_local
-from xrep.store.arrays import ArrayFile
+from xrep.store.arrays import ArrayFile, blocks
 from xrep.store.lines import FILES, Texts, write_lines
 from xrep.store.vectors import MANIFEST, Manifest, Origin, Part, Vectors, text_digest
 from xrep.text.languages import canonical, refuse_pair
 from xrep.text.readers import read_text
 
-CHUNK_LINES = 4096
-"""Number of lines that are read, sorted by length, encoded and written at a time: a unit."""
-CHUNK_CHARACTERS = 8_000_000
-"""Number of characters after which a chunk ends early, so that memory does not grow with the length of the lines."""
 PART_CHUNKS = 16
 """Number of such chunks in each part of a folder of vectors."""
 _PART = re.compile(r"part-\d{5}-[0-9a-f]{16}\.npy")
-VECTORS, CHUNKS, HASHES = "vectors.npy", "chunks.npy", "hashes.npy"
+VECTORS, HASHES = "vectors.npy", "hashes.npy"
 
 
 @dataclass(frozen=True)
@@ -52,82 +49,37 @@ class Encoded:
     seconds: float
 
 
-class HeldEncoder:
-    """An encoder that each process loads once, when it needs it.
-
-    Args:
-        encoder: The encoder of this process, which others load from where it lies.
-    """
+class HeldEncoder(Remade):
+    """An encoder that each process loads once, when it needs it; this one has it."""
 
     def __init__(self, encoder: SentenceEncoder) -> None:
-        self._held: SentenceEncoder | None = encoder
+        self.encoder, self.plugins = encoder, list(IMPORTED)
         self.path, self.fingerprint = encoder.path, encoder.fingerprint()
         self.precision: Any = encoder.precision
-        self.plugins = list(IMPORTED)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_held": None}
-
-    @property
+    @cached_property
     def encoder(self) -> SentenceEncoder:
         """The encoder; a MachineError says that it is not the same here as where the command was started."""
-        if self._held is None:
-            for plugin in self.plugins:
-                import_plugin(plugin)
-            self._held = SentenceEncoder.load(self.path, dtype=self.precision)
-            if self._held.fingerprint() != self.fingerprint:
-                cure = "give all machines the same encoder, at the same path"
-                raise MachineError("the encoder is another one on this machine", path=self.path, cure=cure)
-        return self._held
+        for plugin in self.plugins:
+            import_plugin(plugin)
+        encoder = SentenceEncoder.load(self.path, dtype=self.precision)
+        if encoder.fingerprint() != self.fingerprint:
+            cure = "give all machines the same encoder, at the same path"
+            raise MachineError("the encoder is another one on this machine", path=self.path, cure=cure)
+        return encoder
 
 
-def write_text(folder: Path, numbered: Iterable[tuple[int, str]], hashes: ArrayFile | None = None) -> int:
-    """Copy lines, as ``write_lines`` does, and return their number. ``chunks.npy`` says where chunks of them begin, and
-    where the last one ends, int64 [C + 1]. ``hashes`` gets the hash and the row of each line that is not empty."""
-    starts = [0]
+class TextSource(Remade):
+    """Where ``Encode`` takes lines from: the files that they were in, and their copies."""
 
-    def copied() -> Iterator[tuple[int, str]]:
-        for chunk in _chunks(numbered):
-            if hashes is not None:
-                rows = [
-                    (hash_bytes(text.encode("utf-8", "replace")), row)
-                    for row, (_, text) in enumerate(chunk, starts[-1])
-                    if text
-                ]
-                hashes.append(np.array(rows, np.uint64).reshape(-1, 2))
-            starts.append(starts[-1] + len(chunk))
-            yield from chunk
+    files: Sequence[str]
 
-    write_lines(folder, copied())
-    np.save(folder / CHUNKS, np.array(starts, np.int64))
-    return starts[-1]
+    @cached_property
+    def texts(self) -> Texts:
+        raise NotImplementedError
 
 
-def _chunks(numbered: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    """Yield chunks, which end after CHUNK_LINES, or after the line that reaches CHUNK_CHARACTERS."""
-    chunk, characters = list[tuple[int, str]](), 0
-    for number, line in numbered:
-        chunk.append((number, line))
-        characters += len(line)
-        if len(chunk) >= CHUNK_LINES or characters >= CHUNK_CHARACTERS:
-            yield chunk
-            chunk, characters = [], 0
-    if chunk:
-        yield chunk
-
-
-class Source(Protocol):
-    """What ``Encode`` takes lines from: the files where they come from, the lines, and their chunks."""
-
-    @property
-    def files(self) -> Sequence[str]: ...
-
-    def texts(self, job: Job) -> Texts: ...
-
-    def chunks(self, job: Job) -> np.ndarray: ...
-
-
-class Read(Stage):
+class Read(TextSource, Stage):
     """Copy texts to files in which any line can be read; a unit is a file.
 
     Args:
@@ -142,37 +94,29 @@ class Read(Stage):
     ) -> None:
         self.name, self.files, self._lang, self._form = f"read-{name}", files, lang, form
 
-    def count(self, job: Job) -> int:
-        return len(self.files)
+    @cached_property
+    def units(self) -> Sequence[str]:
+        return self.files
 
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        numbered = read_text(self.files[number], self._lang)
-        if self._form == "line":
-            return {"rows": write_text(folder, numbered)}
+    def run(self, unit: str, folder: Path, advance: Advance) -> dict[str, Any]:
+        numbered = read_text(unit, self._lang)
         if self._form == "words":
             return write_words(folder, numbered)
+        if self._form == "line":
+            return {"rows": write_lines(folder, numbered)}
         hashes = ArrayFile.create(folder / HASHES, np.uint64, (2,))
-        rows = write_text(folder, ((line, text.strip()) for line, text in numbered), hashes)
+        rows = write_lines(folder, ((line, text.strip()) for line, text in numbered), hashes)
         hashes.close()
         return {"rows": rows, "text": Texts.open(folder).digest()}
 
-    def texts(self, job: Job) -> Texts:
-        """Return the lines of all files."""
-        results = job.results(self)
-        files = [[result.files[name] for name in FILES] for result in results]
-        return Texts(files, [result.facts["rows"] for result in results])
-
-    def chunks(self, job: Job) -> np.ndarray:
-        """Return where the chunks of all files begin, and the number of lines, int64 [C + 1]."""
-        starts, first = list[np.ndarray]([np.zeros(1, np.int64)]), 0
-        for result in job.results(self):
-            starts.append(result.array(CHUNKS).read(slice(None))[1:] + first)
-            first += result.facts["rows"]
-        return np.concatenate(starts)
+    @cached_property
+    def texts(self) -> Texts:
+        files = [[result.files[name] for name in FILES] for result in self.results]
+        return Texts(files, [result.facts["rows"] for result in self.results])
 
 
 def write_words(folder: Path, numbered: Iterable[tuple[int, str]]) -> dict[str, int]:
-    """Copy the words of lines that have some, as ``write_text`` does, and return the numbers of all lines and of those
+    """Copy the words of lines that have some, as ``write_lines`` does, and return the numbers of all lines and of those
     that were copied."""
     lines = 0
 
@@ -182,7 +126,7 @@ def write_words(folder: Path, numbered: Iterable[tuple[int, str]]) -> dict[str, 
             if words := " ".join(text.split()):
                 yield lines, words
 
-    rows = write_text(folder, filled())
+    rows = write_lines(folder, filled())
     return {"lines": lines, "rows": rows}
 
 
@@ -191,31 +135,25 @@ class Encode(Stage):
 
     unit = "lines"
 
-    def __init__(self, name: str, source: Source, encoder: HeldEncoder, origin: Origin) -> None:
-        self.name, self._source, self._encoder, self.origin = f"encode-{name}", source, encoder, origin
+    def __init__(self, name: str, source: TextSource, encoder: HeldEncoder, origin: Origin) -> None:
+        self.name, self.source, self._encoder, self.origin = f"encode-{name}", source, encoder, origin
 
-    def starts(self, job: Job) -> np.ndarray:
-        return job.once((self.name, "chunks"), lambda: self._source.chunks(job))
+    @cached_property
+    def units(self) -> Sequence[tuple[int, int]]:
+        return list(pairwise(self.source.texts.chunks()))
 
-    def texts(self, job: Job) -> Texts:
-        return job.once((self.name, "texts"), lambda: self._source.texts(job))
+    def weight(self, unit: tuple[int, int]) -> int:
+        return unit[1] - unit[0]
 
-    def count(self, job: Job) -> int:
-        return len(self.starts(job)) - 1
-
-    def weights(self, job: Job) -> list[int]:
-        return np.diff(self.starts(job)).tolist()
-
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        start, stop = self.starts(job)[number : number + 2].tolist()
-        lines, encoder, origin = self.texts(job).read(start, stop), self._encoder.encoder, self.origin
+    def run(self, unit: tuple[int, int], folder: Path, advance: Advance) -> dict[str, Any]:
+        lines, encoder, origin = self.source.texts.read(*unit), self._encoder.encoder, self.origin
         options = {name: vars(origin)[name] for name in ("batch_tokens", "normalize", "prompt")}
         with counting_sentences(encoder.model, advance):
             vectors = encoder.encode(lines, origin.language, **options)
-        np.save(folder / VECTORS, self._converted(job, vectors, start))
+        np.save(folder / VECTORS, self._converted(vectors, unit[0]))
         return {"rows": len(lines), "empty": sum(not line.strip() for line in lines)}
 
-    def _converted(self, job: Job, vectors: np.ndarray, start: int) -> np.ndarray:
+    def _converted(self, vectors: np.ndarray, start: int) -> np.ndarray:
         """Return the vectors of lines from number ``start`` on as rows of the file."""
         with np.errstate(over="ignore"):
             rows = vectors.astype(self.origin.dtype)
@@ -224,15 +162,15 @@ class Encode(Stage):
             row = int(np.argmin(finite))
             too_large = np.isfinite(vectors[row]).all()
             cure = "use float32 or vectors of length 1" if too_large else "check the encoder, or compute in float32"
-            file, line = self.texts(job).place(start + row)
+            file, line = self.source.texts.place(start + row)
             problem = f"its vector is not finite in {rows.dtype}"
-            raise UserError(problem, path=self._source.files[file], line=line, cure=cure)
+            raise UserError(problem, path=self.source.files[file], line=line, cure=cure)
         return rows
 
-    def vectors(self, job: Job) -> Vectors:
-        """Return the vectors of all lines."""
-        results = job.results(self)
-        parts = [Part(file=result.files[VECTORS], rows=result.facts["rows"], text="") for result in results]
+    @cached_property
+    def vectors(self) -> Vectors:
+        """The vectors of all lines."""
+        parts = [Part(file=result.files[VECTORS], rows=result.facts["rows"], text="") for result in self.results]
         return Vectors("", manifest=Manifest(origin=self.origin, parts=parts))
 
 
@@ -244,22 +182,21 @@ class Join(Stage):
     def __init__(self, encode: Encode, *, parts: bool) -> None:
         self._encode, self._parts = encode, parts
 
-    def count(self, job: Job) -> int:
-        return -(-len(job.results(self._encode)) // PART_CHUNKS) if self._parts else 1
+    @cached_property
+    def units(self) -> Sequence[tuple[int, int]]:
+        count = len(self._encode.units)
+        return blocks(count, PART_CHUNKS) if self._parts else [(0, count)]
 
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        origin, results = self._encode.origin, job.results(self._encode)
-        first, last = (number * PART_CHUNKS, (number + 1) * PART_CHUNKS) if self._parts else (0, len(results))
-        whole = ArrayFile.create(folder / VECTORS, origin.dtype, (origin.size,))
-        for result in results[first:last]:
+    def run(self, unit: tuple[int, int], folder: Path, advance: Advance) -> dict[str, Any]:
+        whole = ArrayFile.create(folder / VECTORS, self._encode.origin.dtype, (self._encode.origin.size,))
+        for result in self._encode.results[slice(*unit)]:
             for _, rows in result.array(VECTORS).blocks():
                 whole.append(rows)
         whole.close()
         if not self._parts:
             return {}
-        starts, texts = self._encode.starts(job), self._encode.texts(job)
-        start, stop = int(starts[first]), int(starts[min(last, len(results))])
-        return {"rows": stop - start, "text": text_digest(texts.read(start, stop))}
+        (start, _), (_, stop) = (self._encode.units[number] for number in (unit[0], unit[1] - 1))
+        return {"rows": stop - start, "text": text_digest(self._encode.source.texts.read(start, stop))}
 
 
 def encode_file(
@@ -304,7 +241,7 @@ def encode_file(
     job = Job(job_address(output), "encode", facts, [read, encode, join])
 
     def finish() -> dict[str, Any]:
-        joined = job.results(join)
+        joined = join.results
         if parts:
             named = {f"part-{number:05d}-{one.digest(VECTORS)}.npy": one for number, one in enumerate(joined)}
             publish_parts({name: result.files[VECTORS] for name, result in named.items()}, place)
@@ -315,7 +252,7 @@ def encode_file(
                     addresses.remove(addresses.join(place, name))
         else:
             addresses.publish(joined[0].files[VECTORS], place)
-        results = job.results(encode)
+        results = encode.results
         return {
             "path": place,
             "lines": sum(result.facts["rows"] for result in results),

@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -19,9 +20,9 @@ from xrep.config.ranges import out_of_range
 from xrep.errors import UserError
 from xrep.files import naming
 from xrep.hashing import find_sorted
-from xrep.inference.encoding import CHUNKS, Encode, HeldEncoder, write_text
+from xrep.inference.encoding import Encode, HeldEncoder, TextSource
 from xrep.inference.mining import SearchOptions, fields, search_origin
-from xrep.inference.nearest import Found, Merge, Side, searching
+from xrep.inference.nearest import Found, Merge, Side, SideSource, search_stages
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, Engine, run
 from xrep.jobs.outputs import job_address, repeatable, states_of
@@ -29,7 +30,7 @@ from xrep.jobs.plan import Advance, Job, Stage
 from xrep.retrieval.margins import first_of_each
 from xrep.retrieval.topk import pair_similarities
 from xrep.store import addresses
-from xrep.store.lines import FILES, Texts
+from xrep.store.lines import FILES, Texts, write_lines
 from xrep.text.cleaning import NO_KEY, sentence_hash
 from xrep.text.readers import Bitext, read_pairs, read_text
 
@@ -131,7 +132,7 @@ def mine_negatives(
     held, read = HeldEncoder(encoder), ReadPairs(bitext, candidates)
     sides = [PairSide(side, read, lang, held, options) for side, lang in enumerate(bitext.languages)]
     x, y = sides
-    found, merge = searching(x, y, options.index, options.probes, options.device)
+    found, merge = search_stages(x, y, options.index, options.probes, options.device)
     choose = ChooseNegatives(read, x, y, merge, options)
     stages = [read, *(side.encode for side in sides), *found, choose]
     facts = {**asdict(options), "input": states_of(files), "bitext": asdict(bitext), "encoder": held.fingerprint}
@@ -139,7 +140,7 @@ def mine_negatives(
     job = Job(job_address(output), "negatives", facts, stages)
 
     def finish() -> dict[str, Any]:
-        (chosen,), (pairs,) = job.results(choose), job.results(read)
+        (chosen,), (pairs,) = choose.results, read.results
         addresses.publish(chosen.files[_NEGATIVES], output)
         made = {"path": str(output), "settings": asdict(options), "version": xrep.__version__}
         return {**made, **pairs.facts["counts"], **chosen.facts, "seconds": time.monotonic() - began}
@@ -181,16 +182,16 @@ class ReadPairs(Stage):
     def __init__(self, bitext: Bitext, candidates: str | Path | None) -> None:
         self.bitext, self._candidates = bitext, candidates
 
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+    def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
         bitext, sides, rows_of = self.bitext, (_Sentences(), _Sentences()), (array("q"), array("q"))
         for side, (sentences, rows) in enumerate(zip(sides, rows_of, strict=True)):
             new = sentences.new((pair[side] for _, *pair in read_pairs(bitext)), rows)
             if side and self._candidates is not None:
                 further = (text for _, text in read_text(self._candidates, bitext.languages[1]))
                 new = chain(new, sentences.new(further, array("q")))
-            write_text(folder, new)
+            write_lines(folder, new)
             np.save(folder / _KEYS, sentences.keys())
-            for name in (*FILES, _KEYS, CHUNKS):
+            for name in (*FILES, _KEYS):
                 (folder / name).rename(folder / f"{side}-{name}")
         source, target = (np.frombuffer(rows, np.int64) for rows in rows_of)
         worded = (source >= 0) & (target >= 0)
@@ -209,12 +210,12 @@ class ReadPairs(Stage):
         }
         return {"counts": counts, "most": int(np.unique(source[kept], return_counts=True)[1].max())}
 
-    def array(self, job: Job, name: str) -> np.ndarray:
+    def array(self, name: str) -> np.ndarray:
         """Return one of the arrays."""
-        return job.results(self)[0].array(name).read(slice(None))
+        return self.results[0].array(name).read(slice(None))
 
 
-class PairSide:
+class PairSide(TextSource, SideSource):
     """The different sentences of a side: a source of lines for ``Encode``, and a side of the search."""
 
     def __init__(self, side: int, read: ReadPairs, lang: str, encoder: HeldEncoder, options: NegativeOptions) -> None:
@@ -222,25 +223,26 @@ class PairSide:
         origin = search_origin(encoder.encoder, lang, options)
         self.encode = Encode(("source", "target")[side], self, encoder, origin)
 
-    def texts(self, job: Job) -> Texts:
-        (result,) = job.results(self._read)
+    @cached_property
+    def texts(self) -> Texts:
+        (result,) = self._read.results
         count = result.facts["counts"][("sources", "candidates")[self._side]]
         return Texts([[result.files[f"{self._side}-{name}"] for name in FILES]], [count])
 
-    def chunks(self, job: Job) -> np.ndarray:
-        return self._read.array(job, f"{self._side}-{CHUNKS}")
+    @property
+    def keys(self) -> np.ndarray:
+        """The hashes of the sentences, uint64 [N]."""
+        return self._read.array(f"{self._side}-{_KEYS}")
 
-    def keys(self, job: Job) -> np.ndarray:
-        """Return the hashes of the sentences, uint64 [N]."""
-        return self._read.array(job, f"{self._side}-{_KEYS}")
+    @cached_property
+    def side(self) -> Side:
+        return Side(self.encode.vectors, None)
 
-    def side(self, job: Job) -> Side:
-        return job.once((self.encode.name, "side"), lambda: Side(self.encode.vectors(job), None))
-
-    def neighbours(self, job: Job) -> int:
+    @cached_property
+    def k(self) -> int:
         if self._side:
             return 0
-        facts, furthest = job.results(self._read)[0].facts, self._options.range_max
+        facts, furthest = self._read.results[0].facts, self._options.range_max
         return min(facts["counts"]["candidates"], furthest + min(facts["most"] + 1, furthest))
 
 
@@ -250,13 +252,14 @@ class ChooseNegatives(Stage):
     name, unit = "choose", "files"
 
     def __init__(self, read: ReadPairs, x: PairSide, y: PairSide, merge: Merge, options: NegativeOptions) -> None:
-        self._read, self._sides, self._merge, self._options = read, (x, y), merge, options
+        self._read, self._x, self._y, self._merge, self._options = read, x, y, merge, options
 
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        pairs, texts = self._pairs(job), [side.texts(job) for side in self._sides]
-        translations, dropped = _translations(pairs, *(side.side(job) for side in self._sides)), Counter[str]()
+    def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
+        source, target = self._read.array(_PAIRS).T
+        pairs, texts = _Pairs(source, target, self._x.keys, self._y.keys), (self._x.texts, self._y.texts)
+        translations, dropped = _translations(pairs, self._x.side, self._y.side), Counter[str]()
         written, scores = 0, list[np.ndarray]()
-        found = self._merge.found(job, "x")
+        found = self._merge.found("x")
         with naming(folder), open(folder / _NEGATIVES, "w", encoding="utf-8", newline="\n") as file:
             for start, negatives, of_negatives in _choose(pairs, translations, found, self._options, dropped):
                 written += _write(file, pairs, texts, start, negatives)
@@ -271,10 +274,6 @@ class ChooseNegatives(Stage):
             "dropped": dict(dropped),
             "scores": {"translations": _summary(translations), "negatives": _summary(np.concatenate(scores))},
         }
-
-    def _pairs(self, job: Job) -> _Pairs:
-        source, target = self._read.array(job, _PAIRS).T
-        return _Pairs(source, target, *(side.keys(job) for side in self._sides))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from xrep.errors import UserError
 from xrep.files import check_new_directory, check_output, flush_to_disk, remove_files, replace_file, write_json
-from xrep.inference.encoding import CHUNKS, Encode, HeldEncoder, Join, Read, origin_of, write_words
+from xrep.inference.encoding import Encode, HeldEncoder, Join, Read, origin_of, write_words
 from xrep.inference.index_parts import MANIFEST, VECTORS, Manifest, PartFacts
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, run
@@ -84,7 +84,6 @@ def write_part(
         with tempfile.TemporaryDirectory() as copy:
             counts = write_words(Path(copy), read_text(file, origin.language))
             _check_filled(counts["rows"], name)
-            Path(copy, CHUNKS).unlink()
             same = _holds(path, new, Path(copy), source=name, language=origin.language, **counts)
         if not addresses.exists(join(place, PLAN)) or read_json(join(place, PLAN))["is_new"]:
             Job(place, "search", {}, []).clear()  # of a command that was interrupted when all was done, or a copy
@@ -101,9 +100,8 @@ def write_part(
     def finish() -> dict[str, Any]:
         current = new or Manifest.read(path)
         if new is not None or not _is_added(job, current):
-            files = {name: file for stage in (read, whole, index) for name, file in job.results(stage)[0].files.items()}
-            files.pop(CHUNKS)
-            (made,), (text,) = job.results(index), job.results(read)
+            files = {name: file for stage in (read, whole, index) for name, file in stage.results[0].files.items()}
+            (made,), (text,) = index.results, read.results
             facts = {"source": name, "language": origin.language, **text.facts, **made.facts}
             _put_in_place(job, files, current, facts, path, is_new=new is not None)
         return {}
@@ -129,8 +127,8 @@ class WriteIndexes(Stage):
     def __init__(self, join: Join, base: Manifest, text: str | None) -> None:
         self._join, self._base, self._text = join, base, text
 
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        vectors = Vectors(job.results(self._join)[0].files[VECTORS])
+    def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
+        vectors = Vectors(self._join.results[0].files[VECTORS])
         rows, index = len(vectors), self._base.index
         _check_filled(rows, self._text)
         if index == "auto" or (self._base.parts and rows <= FLAT_ROWS):

@@ -4,7 +4,7 @@ Layout::
 
     manifest.json            what made the vectors, how they are indexed, and the text, size and sha256 of each part
     part-00000/              the sentences that ``build`` wrote
-        lines.txt, offsets.npy, numbers.npy      the sentences, and their numbers in the text (``xrep.store.lines``)
+        lines.txt, offsets.npy and others        the sentences, and their numbers in the text (``xrep.store.lines``)
         vectors.npy          float16 [N, D], each of length 1
         00000.faiss, ...     faiss's index of the first vectors, of the next ones, and so on; none: the search is exact
     part-00001/              those that the first ``add`` wrote, and so on

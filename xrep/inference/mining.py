@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -19,15 +19,15 @@ from xrep.errors import UserError
 from xrep.files import naming
 from xrep.hashing import hash_bytes
 from xrep.inference.encoding import HASHES, Encode, HeldEncoder, Read, origin_of
-from xrep.inference.nearest import Merge, Side, blocks, searching
+from xrep.inference.nearest import Merge, Side, SideSource, search_stages
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, Engine, run
 from xrep.jobs.outputs import job_address, repeatable, states_of
-from xrep.jobs.plan import Advance, Job, Result, Stage
+from xrep.jobs.plan import Advance, Job, Stage
 from xrep.retrieval.ivf import PROBES, make_index
 from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose_in_blocks, first_of_each
 from xrep.store import addresses
-from xrep.store.arrays import READ_BYTES, ArrayFile
+from xrep.store.arrays import READ_BYTES, ArrayFile, blocks
 from xrep.store.lines import Texts
 from xrep.store.vectors import Origin, Vectors
 from xrep.text.languages import canonical
@@ -134,18 +134,18 @@ def mine(
     began, k = time.monotonic(), options.neighbours
     held = HeldEncoder(encoder) if encoder else None
     x, y = sides = [TextSide(text, output, held, options, k) for text in (source, target)]
-    found, merge = searching(x, y, options.index, options.probes, options.device)
+    found, merge = search_stages(x, y, options.index, options.probes, options.device)
     choose = Choose(x, y, merge, options)
     stages = [stage for side in sides for stage in side.stages]
     facts = {**asdict(options), "source": x.facts, "target": y.facts, "encoder": held and held.fingerprint}
     facts.pop("device")
-    job = Job(job_address(output), "mine", facts, [*stages, Compare(x, y, k), *found, choose])
+    job = Job(job_address(output), "mine", facts, [*stages, Compare(x, y), *found, choose])
 
     def finish() -> dict[str, Any]:
-        (chosen,) = job.results(choose)
+        (chosen,) = choose.results
         addresses.publish(chosen.files[_PAIRS], output)
-        counts = [side.counts(job) for side in sides]
-        search = {side.name: side.digests(job) for side in sides}
+        counts = [side.counts for side in sides]
+        search = {side.name: side.digests for side in sides}
         return {
             "path": str(output),
             "pairs": chosen.facts["pairs"],
@@ -163,14 +163,14 @@ def mine(
     return Mined(**mined) if mined else None
 
 
-class TextSide:
+class TextSide(SideSource):
     """One side of the search as stages: its text is read, its vectors are computed or checked, and sentences that are
     empty or repeated are left out."""
 
     def __init__(
         self, text: Text, output: str | Path, encoder: HeldEncoder | None, options: SearchOptions, k: int
     ) -> None:
-        self.name, self._k = text.name, k
+        self.name, self.k = text.name, k
         files = [repeatable(file, output) for file in (addresses.matching(str(text.text)) if text.text else ())]
         lang = text.lang and canonical(text.lang)
         self._read = Read(text.name, files, lang, "stripped") if files else None
@@ -182,45 +182,36 @@ class TextSide:
             raise UserError(f"no vectors of the {text.name}", cure="give them, or a text and an encoder")
         else:
             self._origin = Encode(text.name, self._read, encoder, search_origin(encoder.encoder, lang, options))
-        self._distinct = Distinct(self)
+        self._distinct = Distinct(text.name, self._read or self._origin)
+        self.stages: list[Stage] = [stage for stage in (self._read, self._origin, self._distinct) if stage]
 
     @property
-    def stages(self) -> list[Stage]:
-        return [stage for stage in (self._read, self._origin, self._distinct) if stage]
+    def vectors(self) -> Vectors:
+        return self._origin.vectors
 
-    def hashed(self, job: Job) -> list[Result]:
-        """Return results with the hashes of what is not to be repeated, lines or else vectors."""
-        return job.results(self._read or self._origin)
+    @cached_property
+    def side(self) -> Side:
+        """The sentences to compare."""
+        (distinct,) = self._distinct.results
+        return Side(self.vectors, distinct.array(_ROWS) if _ROWS in distinct.files else None)
 
-    def vectors(self, job: Job) -> Vectors:
-        return self._origin.vectors(job)
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of sentences to compare, and of empty and repeated ones."""
+        return self._distinct.results[0].facts
 
-    def side(self, job: Job) -> Side:
-        """Return the sentences to compare."""
-        return job.once((self.name, "side"), lambda: self._side(job))
-
-    def _side(self, job: Job) -> Side:
-        (distinct,) = job.results(self._distinct)
-        return Side(self.vectors(job), distinct.array(_ROWS) if _ROWS in distinct.files else None)
-
-    def neighbours(self, job: Job) -> int:
-        return self._k
-
-    def counts(self, job: Job) -> dict[str, int]:
-        """Return the numbers of sentences to compare, and of empty and repeated ones."""
-        return job.results(self._distinct)[0].facts
-
-    def digests(self, job: Job) -> dict[str, Any]:
-        """Return checksums of the text and of the vectors that were given, or what made them."""
-        texts = {"text": [result.facts["text"] for result in job.results(self._read)]} if self._read else {}
+    @property
+    def digests(self) -> dict[str, Any]:
+        """Checksums of the text and of the vectors that were given, or what made them."""
+        texts = {"text": [result.facts["text"] for result in self._read.results]} if self._read else {}
         if isinstance(self._origin, Encode):
             return {**texts, "vectors": vars(self._origin.origin)}
-        return {**texts, "vectors": [result.facts["vectors"] for result in job.results(self._origin)]}
+        return {**texts, "vectors": [result.facts["vectors"] for result in self._origin.results]}
 
-    def columns(self, job: Job, side: Side, chosen: np.ndarray) -> Iterable[object]:
+    def columns(self, chosen: np.ndarray) -> Iterable[object]:
         """Return what is written of some sentences: their lines or, if there is no text, their numbers from 1."""
-        rows = side.numbers(chosen)
-        return fields(self._read.texts(job), rows) if self._read else (rows + 1).tolist()
+        rows = self.side.numbers(chosen)
+        return fields(self._read.texts, rows) if self._read else (rows + 1).tolist()
 
 
 def search_origin(encoder: SentenceEncoder, lang: str | None, options: SearchOptions) -> Origin:
@@ -240,29 +231,30 @@ class Check(Stage):
     def __init__(self, text: Text, read: Read | None) -> None:
         self.name, self._text, self._read = f"check-{text.name}", text, read
 
-    def vectors(self, job: Job) -> Vectors:
+    @cached_property
+    def vectors(self) -> Vectors:
         assert self._text.vectors
-        return job.once((self.name, "vectors"), partial(Vectors, self._text.vectors))
+        return Vectors(self._text.vectors)
 
-    def _units(self, job: Job) -> list[tuple[int, int]]:
-        vectors = self.vectors(job)
-        return list(pairwise(vectors.starts)) if vectors.manifest else blocks(len(vectors), _CHECKED_ROWS)
-
-    def count(self, job: Job) -> int:
+    @cached_property
+    def units(self) -> Sequence[tuple[int, int]]:
         if self._read and self._text.text:
-            self.vectors(job).check_count(len(self._read.texts(job)), self._text.text)
-        return len(self._units(job))
+            self.vectors.check_count(len(self._read.texts), self._text.text)
+        return list(
+            pairwise(self.vectors.starts) if self.vectors.manifest else blocks(len(self.vectors), _CHECKED_ROWS)
+        )
 
-    def weights(self, job: Job) -> list[int]:
-        return [stop - start for start, stop in self._units(job)]
+    def weight(self, unit: tuple[int, int]) -> int:
+        return unit[1] - unit[0]
 
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+    def run(self, unit: tuple[int, int], folder: Path, advance: Advance) -> dict[str, Any]:
         """Return a checksum of the rows, or the name of a part of a folder, which has one. Without a text, their hashes
         are written with their places among these rows."""
-        (start, stop), vectors = self._units(job)[number], self.vectors(job)
-        texts = self._read.texts(job) if self._read else None
+        (start, stop), vectors = unit, self.vectors
+        texts = self._read.texts if self._read else None
         if vectors.manifest and texts:
             assert self._text.text
+            number = self.units.index(unit)
             vectors.check_text(number, texts.digest(start, stop), self._text.text)
             return {"rows": stop - start, "vectors": vectors.manifest.parts[number].file}
         digest, hashes = hashlib.sha256(), np.empty((0 if texts else stop - start, 2), np.uint64)
@@ -283,16 +275,17 @@ class Check(Stage):
 
 
 class Distinct(Stage):
-    """Choose the first of equal sentences. Memory holds a byte for each sentence."""
+    """Choose the first of equal sentences, of which another stage has written the hashes. Memory holds a byte for each
+    sentence."""
 
     unit = "texts"
 
-    def __init__(self, sentences: TextSide) -> None:
-        self.name, self._sentences = f"distinct-{sentences.name}", sentences
+    def __init__(self, name: str, hashed: Stage) -> None:
+        self.name, self._hashed = f"distinct-{name}", hashed
 
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+    def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
         keys, rows, filled = HashRuns(folder, width=2), 0, 0
-        for result in self._sentences.hashed(job):
+        for result in self._hashed.results:
             for _, hashes in result.array(HASHES).blocks(_HASHED_BYTES):
                 keys.add(hashes + np.array([0, rows], np.uint64))
                 filled += len(hashes)
@@ -314,17 +307,17 @@ class Compare(Stage):
 
     name = "compare"
 
-    def __init__(self, x: TextSide, y: TextSide, k: int) -> None:
-        self._x, self._y, self._k = x, y, k
+    def __init__(self, x: TextSide, y: TextSide) -> None:
+        self._x, self._y = x, y
 
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        x, y = self._x.vectors(job), self._y.vectors(job)
+    def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
+        x, y = self._x.vectors, self._y.vectors
         problem = f"vectors of {x.size} numbers, but {y.path} has {y.size}" if x.size != y.size else ""
         if x.manifest and y.manifest and x.manifest.origin.encoder != y.manifest.origin.encoder:
             problem = f"vectors of another encoder or precision than those of {y.path}"
         if problem:
             raise UserError(problem, path=x.path, cure="encode both sides with one encoder")
-        check_neighbours(self._k, *(side.counts(job)["sentences"] for side in (self._x, self._y)))
+        check_neighbours(self._x.k, *(side.counts["sentences"] for side in (self._x, self._y)))
         return {}
 
 
@@ -334,20 +327,18 @@ class Choose(Stage):
     name, unit = "choose", "files"
 
     def __init__(self, x: TextSide, y: TextSide, merge: Merge, options: MiningOptions) -> None:
-        self._sides, self._merge, self._options = (x, y), merge, options
+        self._x, self._y, self._merge, self._options = x, y, merge, options
 
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+    def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
         options, written = self._options, 0
-        found = self._merge.found(job, "x"), self._merge.found(job, "y")
-        sides = [(sentences, sentences.side(job)) for sentences in self._sides]
+        found = self._merge.found("x"), self._merge.found("y")
         how = {"one_to_one": options.one_to_one, "folder": folder}
         with naming(folder), open(folder / _PAIRS, "w", encoding="utf-8", newline="\n") as file:
             for pairs in choose_in_blocks(*found, options.margin, options.retrieval, **how):
                 if options.threshold is not None:
                     with np.errstate(over="ignore"):  # a threshold that float32 cannot hold
                         pairs = pairs.take(pairs.score >= options.threshold)
-                chosen = zip(sides, (pairs.source, pairs.target), strict=True)
-                columns = [sentences.columns(job, side, rows) for (sentences, side), rows in chosen]
+                columns = self._x.columns(pairs.source), self._y.columns(pairs.target)
                 for score, source, target in zip(pairs.score.tolist(), *columns, strict=True):
                     file.write(f"{score:.6f}\t{source}\t{target}\n")
                 written += len(pairs)

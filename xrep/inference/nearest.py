@@ -7,23 +7,22 @@ the neighbours are the same, whoever finds them and in whatever order.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from xrep.jobs.plan import Advance, Job, Result, Stage
+from xrep.jobs.plan import Advance, Remade, Result, Stage
 from xrep.retrieval.ivf import PartIndex, parts_of, trained_index
 from xrep.retrieval.tiles import TILE, Operand, search_tile
 from xrep.retrieval.topk import TopK
 from xrep.store import addresses
-from xrep.store.arrays import ArrayFile
+from xrep.store.arrays import ArrayFile, blocks
 from xrep.store.vectors import Vectors
 
 _STRIP_BYTES = 1 << 28
@@ -67,14 +66,17 @@ class Side:
         return self.vectors.read(rows if self.rows is None else self.rows.read(rows))
 
 
-class Source(Protocol):
-    """What a side is made from in each process, when the stages before are complete."""
+class SideSource(Remade):
+    """What a search needs of a side when the stages before are complete."""
 
-    def side(self, job: Job) -> Side: ...
+    @cached_property
+    def side(self) -> Side:
+        raise NotImplementedError
 
-    def neighbours(self, job: Job) -> int:
-        """Return how many neighbours are wanted for each sentence of this side; 0: none."""
-        ...
+    @cached_property
+    def k(self) -> int:
+        """How many neighbours are wanted for each sentence of this side; 0: none."""
+        raise NotImplementedError
 
 
 class Found:
@@ -114,11 +116,6 @@ def _bits(best: TopK) -> np.ndarray:
     return np.concatenate((similarity, index), axis=1)
 
 
-def blocks(rows: int, size: int) -> list[tuple[int, int]]:
-    """Return where blocks of at most ``size`` rows, but at least one, begin and end."""
-    return [(start, min(start + size, rows)) for start in range(0, rows, max(1, size))]
-
-
 class Search(Stage):
     """A search for the neighbours of x and of y among each other.
 
@@ -129,36 +126,29 @@ class Search(Stage):
 
     name, unit = "search", "queries"
 
-    def __init__(self, x: Source, y: Source) -> None:
-        self._sources: dict[Label, Source] = {"x": x, "y": y}
+    def __init__(self, x: SideSource, y: SideSource) -> None:
+        self._sources: dict[Label, SideSource] = {"x": x, "y": y}
 
-    def sides(self, job: Job) -> dict[Label, Side]:
-        return {label: source.side(job) for label, source in self._sources.items()}
+    def weight(self, unit: tuple[Any, ...]) -> int:
+        *_, (start, stop) = unit
+        return stop - start
 
-    def k(self, job: Job) -> dict[Label, int]:
-        """Return how many neighbours are wanted for each sentence of a side."""
-        return {label: source.neighbours(job) for label, source in self._sources.items()}
+    @cached_property
+    def sides(self) -> dict[Label, Side]:
+        return {label: source.side for label, source in self._sources.items()}
 
-    @abstractmethod
-    def divide(self, job: Job) -> list[tuple[Any, ...]]:
-        """Return what each unit does: first the side, and last where its rows begin and end."""
+    @cached_property
+    def k(self) -> dict[Label, int]:
+        """How many neighbours are wanted for each sentence of a side."""
+        return {label: source.k for label, source in self._sources.items()}
 
-    def units(self, job: Job) -> list[tuple[Any, ...]]:
-        return job.once((self.name, "units"), lambda: self.divide(job))
-
-    def count(self, job: Job) -> int:
-        return len(self.units(job))
-
-    def weights(self, job: Job) -> list[int]:
-        return [stop - start for *_, (start, stop) in self.units(job)]
-
-    def layers(self, job: Job, label: Label) -> list[Found]:
+    def layers(self, label: Label) -> list[Found]:
         """Return neighbours of all rows of a side among parts of the other side, to be merged."""
         layers = dict[int, list[Result]]()
-        for result in job.results(self):
+        for result in self.results:
             if label in result.facts:
                 layers.setdefault(result.facts[label]["layer"], []).append(result)
-        return [Found(results, label, self.k(job)[label]) for results in layers.values()]
+        return [Found(results, label, self.k[label]) for results in layers.values()]
 
 
 class SearchAll(Search):
@@ -169,50 +159,49 @@ class SearchAll(Search):
         device: Where products are computed in this process; others take a GPU if they have one.
     """
 
-    def __init__(self, x: Source, y: Source, device: str) -> None:
+    def __init__(self, x: SideSource, y: SideSource, device: str) -> None:
         super().__init__(x, y)
-        self._named: str | None = device
+        self.device = device
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_named": None}
+    @cached_property
+    def device(self) -> str:
+        return "cuda" if torch.cuda.is_available() else "cpu"
 
-    @property
-    def _device(self) -> str:
-        return self._named or ("cuda" if torch.cuda.is_available() else "cpu")
-
-    def divide(self, job: Job) -> list[tuple[Label, tuple[int, int]]]:
-        """Return the side whose rows are a strip, and where the strip begins and ends, of each unit."""
-        sides, k = self.sides(job), self.k(job)
-        both = max(map(len, sides.values())) <= _BOTH_ROWS
-        return [
-            (label, strip)
-            for label, side in sides.items()
-            if k[label] and not (label == "y" and both and k["x"])
+    @cached_property
+    def units(self) -> Sequence[tuple[int, Label, int, tuple[int, int]]]:
+        """The number of each unit, the side whose rows are a strip, the number of neighbours that are wanted of the
+        rows of the other side, and where the strip begins and ends."""
+        both = max(map(len, self.sides.values())) <= _BOTH_ROWS
+        strips: list[tuple[Label, int, tuple[int, int]]] = [
+            (label, self.k[OTHER[label]] if both else 0, strip)
+            for label, side in self.sides.items()
+            if self.k[label] and not (label == "y" and both and self.k["x"])
             for strip in blocks(len(side), _strip_rows(side))
         ]
+        return [(number, *strip) for number, strip in enumerate(strips)]
 
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        units, sides, k = self.units(job), self.sides(job), self.k(job)
-        label, (start, stop) = units[number]
-        other = OTHER[label]
-        k_other = k[other] if all(unit[0] == "x" for unit in units) else 0
+    def run(self, unit: tuple[int, Label, int, tuple[int, int]], folder: Path, advance: Advance) -> dict[str, Any]:
+        number, label, k_other, (start, stop) = unit
+        other, facts = OTHER[label], {label: {"layer": 0, "rows": stop - start}}
+        rows, best = self._operand(label, start, stop), TopK.none(stop - start, self.k[label], device=self.device)
         of_other = ArrayFile.create(folder / f"{other}.npy", np.int32, (3 * k_other,)) if k_other else None
-        rows, best = self._operand(sides[label], start, stop), TopK.none(stop - start, k[label], device=self._device)
-        for first, last in blocks(len(sides[other]), _panel_rows(sides[other])):
-            columns = self._operand(sides[other], first, last)
-            best_other = TopK.none(last - first, k_other, device=self._device)
+        for first, last in blocks(len(self.sides[other]), _panel_rows(self.sides[other])):
+            columns, best_other = (
+                self._operand(other, first, last),
+                TopK.none(last - first, k_other, device=self.device),
+            )
             search_tile(rows, columns, best, best_other, start, first)
             if of_other is not None:
                 of_other.append(_bits(best_other))
+        if of_other is not None:
+            of_other.close()
+            facts[other] = {"layer": number, "rows": len(self.sides[other])}
         np.save(folder / f"{label}.npy", _bits(best))
         advance(stop - start)
-        if of_other is None:
-            return {label: {"layer": 0, "rows": stop - start}}
-        of_other.close()
-        return {label: {"layer": 0, "rows": stop - start}, other: {"layer": number, "rows": len(sides[other])}}
+        return facts
 
-    def _operand(self, side: Side, start: int, stop: int) -> Operand:
-        return Operand.of(torch.from_numpy(side.read(slice(start, stop))).to(self._device))
+    def _operand(self, label: Label, start: int, stop: int) -> Operand:
+        return Operand.of(torch.from_numpy(self.sides[label].read(slice(start, stop))).to(self.device))
 
 
 def _strip_rows(side: Side) -> int:
@@ -226,33 +215,34 @@ def _panel_rows(side: Side) -> int:
     return max(1, min(MOST_ROWS, _PANEL_BYTES // (4 * side.size)) // TILE) * TILE
 
 
-class TrainIndex(Stage):
+class TrainIndex(Search):
     """Train an index of faiss for each side that is searched, on some of its rows; a unit is a side."""
 
     name, unit = "train-index", "indexes"
 
-    def __init__(self, search: SearchIndex, index: str) -> None:
-        self._search, self._index = search, index
+    def __init__(self, x: SideSource, y: SideSource, index: str) -> None:
+        super().__init__(x, y)
+        self._index = index
 
-    def _searched(self, job: Job) -> list[Label]:
-        return [OTHER[label] for label, k in self._search.k(job).items() if k]
+    @cached_property
+    def units(self) -> Sequence[Label]:
+        return [OTHER[label] for label, k in self.k.items() if k]
 
-    def count(self, job: Job) -> int:
-        return len(self._searched(job))
+    def weight(self, unit: Any) -> int:
+        return 1
 
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+    def run(self, unit: Label, folder: Path, advance: Advance) -> dict[str, Any]:
         import faiss
 
-        label = self._searched(job)[number]
-        faiss.write_index(trained_index(self._index, self._search.sides(job)[label]), str(folder / _TRAINED))
+        faiss.write_index(trained_index(self._index, self.sides[unit]), str(folder / _TRAINED))
         return {}
 
-    def index(self, job: Job, label: Label) -> Any:
+    def index(self, label: Label) -> Any:
         """Return the index of a side, still empty."""
         import faiss
 
-        result = job.results(self)[self._searched(job).index(label)]
-        return faiss.deserialize_index(np.frombuffer(addresses.read(result.files[_TRAINED]), np.uint8))
+        file = self.results[self.units.index(label)].files[_TRAINED]
+        return faiss.deserialize_index(np.frombuffer(addresses.read(file), np.uint8))
 
 
 class SearchIndex(Search):
@@ -261,35 +251,38 @@ class SearchIndex(Search):
     Where a sentence has fewer than k neighbours, the index is -1 and the similarity -inf.
     """
 
-    def __init__(self, x: Source, y: Source, index: str, probes: int) -> None:
+    def __init__(self, train: TrainIndex, x: SideSource, y: SideSource, index: str, probes: int) -> None:
         super().__init__(x, y)
-        self._index, self._probes, self.train = index, probes, TrainIndex(self, index)
-        self._built: tuple[Any, PartIndex] | None = None
+        self._train, self._index, self._probes = train, index, probes
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_built": None}
-
-    def divide(self, job: Job) -> list[tuple[Label, int, tuple[int, int], tuple[int, int]]]:
-        """Return of each unit the side whose neighbours are searched, the number of the part of the other side, where
-        that begins and ends, and the rows of the queries."""
-        sides = self.sides(job)
+    @cached_property
+    def units(self) -> Sequence[tuple[Label, int, tuple[int, int], tuple[int, int]]]:
+        """The side whose neighbours are searched, the number of the part of the other side, where that begins and
+        ends, and the rows of the queries."""
         return [
             (label, part, bounds, queries)
-            for label, k in self.k(job).items()
+            for label, k in self.k.items()
             if k
-            for part, bounds in enumerate(parts_of(self._index, sides[OTHER[label]]))
-            for queries in blocks(len(sides[label]), MOST_ROWS)
+            for part, bounds in enumerate(parts_of(self._index, self.sides[OTHER[label]]))
+            for queries in blocks(len(self.sides[label]), MOST_ROWS)
         ]
 
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        label, part, (first, last), (start, stop) = self.units(job)[number]
-        sides, searched = self.sides(job), OTHER[label]
-        if self._built is None or self._built[0] != (label, part):
-            self._built = None  # free its memory before the next one is built
-            trained = self.train.index(job, searched)
-            self._built = (label, part), PartIndex(self._index, trained, sides[searched], first, last, self._probes)
-        best = TopK.none(stop - start, self.k(job)[label])
-        self._built[1].search(sides[label], start, stop, best, advance)
+    @cached_property
+    def _held(self) -> dict[tuple[Label, int], PartIndex]:
+        """The part that was built last."""
+        return {}
+
+    def run(
+        self, unit: tuple[Label, int, tuple[int, int], tuple[int, int]], folder: Path, advance: Advance
+    ) -> dict[str, Any]:
+        label, part, bounds, (start, stop) = unit
+        if (label, part) not in self._held:
+            self._held.clear()  # to free its memory before the next one is built
+            other = OTHER[label]
+            trained = self._train.index(other)
+            self._held[label, part] = PartIndex(self._index, trained, self.sides[other], *bounds, self._probes)
+        best = TopK.none(stop - start, self.k[label])
+        self._held[label, part].search(self.sides[label], start, stop, best, advance)
         np.save(folder / f"{label}.npy", _bits(best))
         return {label: {"layer": part, "rows": stop - start}}
 
@@ -299,37 +292,40 @@ class Merge(Search):
 
     name, unit = "merge", "blocks"
 
-    def __init__(self, x: Source, y: Source, search: Search) -> None:
+    def __init__(self, search: Search, x: SideSource, y: SideSource) -> None:
         super().__init__(x, y)
         self._search = search
 
-    def divide(self, job: Job) -> list[tuple[Label, list[Found], tuple[int, int]]]:
-        """Return of each unit the side, the neighbours of all of its rows, and where the block begins and ends."""
-        units = list[tuple[Label, list[Found], tuple[int, int]]]()
-        for label in OTHER:
-            layers = self._search.layers(job, label)
-            if len(layers) > 1:
-                units.extend((label, layers, block) for block in blocks(len(layers[0]), MOST_ROWS))
-        return units
+    @cached_property
+    def units(self) -> Sequence[tuple[Label, list[Found], tuple[int, int]]]:
+        """The side, the neighbours of all of its rows, and where the block begins and ends."""
+        found: dict[Label, list[Found]] = {label: self._search.layers(label) for label in OTHER}
+        return [
+            (label, layers, block)
+            for label, layers in found.items()
+            if len(layers) > 1
+            for block in blocks(len(layers[0]), MOST_ROWS)
+        ]
 
-    def weights(self, job: Job) -> list[int]:
-        return [1] * self.count(job)
+    def weight(self, unit: tuple[Any, ...]) -> int:
+        return 1
 
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
-        label, (first, *others), block = self.units(job)[number]
+    def run(self, unit: tuple[Label, list[Found], tuple[int, int]], folder: Path, advance: Advance) -> dict[str, Any]:
+        label, (first, *others), block = unit
         best = first.slice(*block)
         for other in others:
             best.merge(other.slice(*block))
         np.save(folder / f"{label}.npy", _bits(best))
         return {label: {"layer": 0, "rows": len(best)}}
 
-    def found(self, job: Job, label: Label) -> Found:
+    def found(self, label: Label) -> Found:
         """Return the neighbours of all rows of a side among all of the other side."""
-        return (self.layers(job, label) or self._search.layers(job, label))[0]
+        return (self.layers(label) or self._search.layers(label))[0]
 
 
-def searching(x: Source, y: Source, index: str, probes: int, device: str) -> tuple[list[Stage], Merge]:
+def search_stages(x: SideSource, y: SideSource, index: str, probes: int, device: str) -> tuple[list[Stage], Merge]:
     """Return the stages of a search for neighbours, exact if ``index`` is flat, and the last one, which has them."""
-    search = SearchAll(x, y, device) if index == "flat" else SearchIndex(x, y, index, probes)
-    merge = Merge(x, y, search)
-    return [*([search.train] if isinstance(search, SearchIndex) else []), search, merge], merge
+    train = TrainIndex(x, y, index)
+    search = SearchAll(x, y, device) if index == "flat" else SearchIndex(train, x, y, index, probes)
+    merge = Merge(search, x, y)
+    return [*([] if index == "flat" else [train]), search, merge], merge

@@ -43,10 +43,6 @@ class Notes:
         addresses.create(self._count, json_bytes({"count": count}))
         return count
 
-    def count(self) -> int:
-        """Return the number of units; a FileNotFoundError says that the stage has not begun, or the job is removed."""
-        return read_json(self._count)["count"]
-
     def place(self, kind: str, number: int) -> str:
         """Return the address of a note of a unit."""
         return join(self.job, kind, self.stage, f"{number:07d}.json")
@@ -123,7 +119,7 @@ class Notes:
         None before it has begun); the list of those that ``failed``; the ``seconds`` that one took on average; and the
         ``rate``, in units a second, and the seconds that are ``left`` at this rate, or None if these are unknown."""
         try:
-            count = self.count()
+            count = read_json(self._count)["count"]
         except FileNotFoundError:
             count = None
         done, failed = self.numbers(DONE), self.numbers(FAILED)

@@ -24,9 +24,10 @@ import tempfile
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import xrep
 from xrep.errors import UserError
@@ -49,7 +50,6 @@ _FEW = 16
 """Most markers that are not copied into one file when a stage is complete."""
 _HOPELESS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.ENOENT}
 """Errors of the file system that will not have gone after a pause."""
-T = TypeVar("T")
 Advance = Callable[[int], object]
 
 
@@ -72,31 +72,48 @@ class Result(NamedTuple):
         return ArrayFile.open(self.files[name], "numbers", "remove the folder to begin anew")
 
 
-class Stage(ABC):
+class Remade:
+    """An object of which each process computes for itself what is a ``functools.cached_property``."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        kind = type(self)
+        return {name: it for name, it in vars(self).items() if not isinstance(getattr(kind, name, 0), cached_property)}
+
+
+class Stage(Remade, ABC):
     """A kind of units. Each depends on the results of earlier stages only.
 
     Attributes:
         name: Name in the folder of the job, of letters and hyphens.
         unit: What the progress line counts, in the plural.
         is_finished_first: Whether Ctrl-C waits for the unit that is being done; else it ends at once, and is done anew.
+        job: The job that has this stage.
     """
 
     name: str
     unit: str = "units"
     is_finished_first: bool = True
+    job: Job
 
-    def count(self, job: Job) -> int:
-        """Return the number of units, which is 1 unless a stage says something else."""
+    @cached_property
+    def units(self) -> Sequence[Any]:
+        """What each unit is, which ``run`` is told. It is asked when the earlier stages are complete. Unless a stage
+        says something else, there is one unit."""
+        return [None]
+
+    def weight(self, unit: Any) -> int:
+        """Return how much of what the progress line counts a unit is."""
         return 1
 
-    def weights(self, job: Job) -> Sequence[int]:
-        """Return how much of what the progress line counts each unit is."""
-        return [1] * self.count(job)
-
     @abstractmethod
-    def run(self, job: Job, number: int, folder: Path, advance: Advance) -> dict[str, Any]:
+    def run(self, unit: Any, folder: Path, advance: Advance) -> dict[str, Any]:
         """Write the files of a unit to an empty folder and return facts, of JSON types. ``advance`` is told how much is
         done, if it is only a part of the unit."""
+
+    @cached_property
+    def results(self) -> list[Result]:
+        """The results of all units, which must be done."""
+        return self.job.results(self)
 
 
 class Job:
@@ -111,20 +128,12 @@ class Job:
 
     def __init__(self, address: str, command: str, facts: dict[str, Any], stages: Sequence[Stage]) -> None:
         self.address, self.stages = address, stages
+        for stage in stages:
+            stage.job = self
         self.plan = {"xrep": xrep.__version__, "command": command, **facts, "stages": [stage.name for stage in stages]}
         self.plan = json.loads(json.dumps(self.plan))
-        self._known = dict[Any, Any]()
         self.before = dict[str, set[int]]()
         """The units of each stage that were done before this process came to it."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_known": {}, "before": {}}
-
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what ``make`` returns, which this process computes once: it depends on stages that are complete."""
-        if key not in self._known:
-            self._known[key] = make()
-        return self._known[key]
 
     def begin(self, output: str | None = None) -> bool:
         """Write the plan, and return whether there is something to do.
@@ -183,7 +192,7 @@ class Job:
             began = time.monotonic()
             try:
                 with tempfile.TemporaryDirectory(prefix=".", dir=place, ignore_cleanup_errors=True) as folder:
-                    facts = stage.run(self, number, Path(folder), advance)
+                    facts = stage.run(stage.units[number], Path(folder), advance)
                     written = sorted(Path(folder).iterdir())
                     files = {path.name: sha256_of(path) for path in written}
                     for path in written:
@@ -208,15 +217,11 @@ class Job:
 
     def results(self, stage: Stage) -> list[Result]:
         """Return the results of all units of a stage that is complete."""
-        return self.once(("results", stage.name), lambda: self._read_results(stage))
-
-    def _read_results(self, stage: Stage) -> list[Result]:
         whole = join(self.address, "done", f"{stage.name}.json")
         try:
             markers = json.loads(addresses.read(whole))
         except FileNotFoundError:
-            notes = self.notes(stage)
-            found = notes.read(DONE, range(notes.count()))
+            found = self.notes(stage).read(DONE, range(len(stage.units)))
             markers = [[marker["files"], marker["facts"]] for marker in found]
             if len(markers) > _FEW:
                 addresses.create(whole, json.dumps(markers).encode())

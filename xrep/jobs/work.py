@@ -92,8 +92,8 @@ def work(job: Job, share: Share, show_progress: bool) -> bool:
     same data, and helps the others when it has nothing to do."""
     for stage in job.stages:
         notes = job.notes(stage)
-        count = notes.begin(stage.count(job))
-        weights = stage.weights(job) if show_progress else []
+        count = notes.begin(len(stage.units))
+        weights = [stage.weight(unit) for unit in stage.units] if show_progress else []
         with Counter(stage.unit, stage.name, total=sum(weights) or None, shown=show_progress) as counter:
             counter.skip(sum(weights[number] for number in job.before[stage.name]) if weights else 0)
             for number in _units(job, notes, count, share):

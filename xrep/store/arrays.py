@@ -137,6 +137,11 @@ class ArrayFile:
         self._file.close()
 
 
+def blocks(rows: int, size: int) -> list[tuple[int, int]]:
+    """Return where blocks of at most ``size`` rows, but at least one, begin and end."""
+    return [(start, min(start + size, rows)) for start in range(0, rows, max(1, size))]
+
+
 def by_part(starts: Sequence[int], rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yield each part that has some of these rows, of parts that begin at ``starts``: its number, which of the rows
     they are, bool [n], and their numbers in the part."""

@@ -6,19 +6,23 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from xrep.files import naming
+from xrep.hashing import hash_bytes
 from xrep.store.addresses import Address
 from xrep.store.arrays import READ_BYTES, ArrayFile, by_part
 from xrep.store.contents import Bytes
 
-FILES = LINES, OFFSETS, NUMBERS = "lines.txt", "offsets.npy", "numbers.npy"
-_BLOCK = 1 << 12  # lines that are written at a time
+FILES = LINES, OFFSETS, NUMBERS, CHUNKS = "lines.txt", "offsets.npy", "numbers.npy", "chunks.npy"
+CHUNK_LINES = 1 << 12
+"""Number of lines that are written, and later encoded, at a time."""
+CHUNK_CHARACTERS = 8_000_000
+"""Number of characters after which a chunk ends early, so that memory does not grow with the length of the lines."""
 
 
 def stored(line: str) -> bytes:
@@ -26,20 +30,41 @@ def stored(line: str) -> bytes:
     return line.replace("\r", " ").replace("\n", " ").encode("utf-8", "replace") + b"\n"
 
 
-def write_lines(folder: Path, numbered: Iterable[tuple[int, str]]) -> None:
-    """Copy lines, of which each comes with its number, into a folder that exists; see ``stored``."""
-    numbered, ends = iter(numbered), np.zeros(1, np.int64)
-    offsets, numbers = (ArrayFile.create(folder / name, np.int64) for name in (OFFSETS, NUMBERS))
+def write_lines(folder: Path, numbered: Iterable[tuple[int, str]], hashes: ArrayFile | None = None) -> int:
+    """Copy lines, of which each comes with its number, into a folder that exists (see ``stored``), and return how many
+    they are. ``hashes`` gets the hash and the row of each line that is not empty, uint64."""
+    ends, rows = np.zeros(1, np.int64), 0
+    arrays = offsets, numbers, chunks = [ArrayFile.create(folder / name, np.int64) for name in FILES[1:]]
     offsets.append(ends)
+    chunks.append(ends)
     with naming(folder / LINES), open(folder / LINES, "wb") as file:
-        while some := list(islice(numbered, _BLOCK)):
-            lines = [stored(line) for _, line in some]
+        for chunk in _chunks(numbered):
+            lines = [stored(line) for _, line in chunk]
             file.write(b"".join(lines))
             ends = ends[-1] + np.cumsum([len(line) for line in lines], dtype=np.int64)
             offsets.append(ends)
-            numbers.append(np.array([number for number, _ in some], np.int64))
-    offsets.close()
-    numbers.close()
+            numbers.append(np.array([number for number, _ in chunk], np.int64))
+            if hashes is not None:
+                texts = ((row, text.encode("utf-8", "replace")) for row, (_, text) in enumerate(chunk, rows) if text)
+                hashes.append(np.array([(hash_bytes(text), row) for row, text in texts], np.uint64).reshape(-1, 2))
+            rows += len(chunk)
+            chunks.append(np.array([rows]))
+    for array in arrays:
+        array.close()
+    return rows
+
+
+def _chunks(numbered: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """Yield chunks, which end after CHUNK_LINES, or after the line that reaches CHUNK_CHARACTERS."""
+    chunk, characters = list[tuple[int, str]](), 0
+    for number, line in numbered:
+        chunk.append((number, line))
+        characters += len(line)
+        if len(chunk) >= CHUNK_LINES or characters >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
 
 
 class _Text(NamedTuple):
@@ -48,6 +73,7 @@ class _Text(NamedTuple):
     lines: Bytes
     offsets: ArrayFile
     numbers: ArrayFile
+    chunks: ArrayFile
 
     @classmethod
     def open(cls, lines: Address, *arrays: Address) -> _Text:
@@ -62,9 +88,10 @@ class Texts:
         lines.txt      the lines, each with a line end
         offsets.npy    int64 [N + 1]: where in lines.txt each line begins, and the end of the last one
         numbers.npy    int64 [N]: the number of each line in the text that it was copied from, from 1
+        chunks.npy     int64 [C + 1]: the first line of each chunk, and N
 
     Args:
-        files: The addresses of these three files of each text.
+        files: The addresses of these files of each text.
         counts: The number of lines of each.
     """
 
@@ -81,6 +108,13 @@ class Texts:
 
     def __len__(self) -> int:
         return self.starts[-1]
+
+    def chunks(self) -> list[int]:
+        """Return where the chunks of all texts begin, and the number of all lines."""
+        starts = [0]
+        for number, first in enumerate(self.starts[:-1]):
+            starts += (first + self._text(number).chunks.read(slice(1, None))).tolist()
+        return starts
 
     def place(self, line: int) -> tuple[int, int]:
         """Return the number of the text in which a line is, and the number that it had there, from 1."""
