@@ -286,11 +286,11 @@ def test_a_pipe_is_copied_into_the_store_and_an_interrupted_command_goes_on(
     output, encode = join(MEMORY, "x.npy"), ["encode", "--path", str(shared_encoder), "--lang", "de", "--input"]
     own, calls = encoding.Encode._converted, list[int]()
 
-    def converted(self: Any, job: Any, vectors: np.ndarray, start: int) -> np.ndarray:
+    def converted(self: Any, vectors: np.ndarray, start: int) -> np.ndarray:
         calls.append(start)
         if len(calls) == 3:
             raise OSError(28, "No space left on device")
-        return own(self, job, vectors, start)
+        return own(self, vectors, start)
 
     monkeypatch.setattr(encoding.Encode, "_converted", converted)
     for code in (2, 0):
