@@ -17,7 +17,6 @@ from xrep.store.addresses import join
 
 PLAN, FINISHED = "plan.json", "finished.json"
 KINDS = DONE, STARTED, FAILED = "done", "started", "failed"
-COUNTS = "stages"
 _NOTE = re.compile(r"\d{7,}\.json")
 TRIES = 3
 """How often a unit is tried, whether it ends in an error or its worker ends."""
@@ -35,7 +34,7 @@ class Notes:
     """
 
     def __init__(self, job: str, stage: str) -> None:
-        self.job, self.stage, self._count = job, stage, join(job, COUNTS, f"{stage}.json")
+        self.job, self.stage, self._count = job, stage, join(job, STARTED, f"{stage}.json")
         self._seen = dict[tuple[Any, ...], float]()
 
     def begin(self, count: int) -> int:

@@ -3,7 +3,7 @@
 Layout of the folder, which may be in an object store::
 
     plan.json                     what is to be done: inputs, options and stages. It is written once
-    stages/STAGE.json             the number of units of a stage that has begun
+    started/STAGE.json            the number of units of a stage that has begun
     started/STAGE/0000000.json    the worker that does unit 0, the number of its tries, and that it is still at it
     data/STAGE-0000000-{sha256}.NAME   what it wrote, before there is a marker
     done/STAGE/0000000.json       the marker: checksums of these files, and what else is known
@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import xrep
 from xrep.errors import UserError
 from xrep.files import sha256_of
-from xrep.jobs.notes import COUNTS, DONE, FAILED, FINISHED, KINDS, PLAN, STARTED, TRIES, Notes, json_bytes, read_json
+from xrep.jobs.notes import DONE, FAILED, FINISHED, KINDS, PLAN, STARTED, TRIES, Notes, json_bytes, read_json
 from xrep.store import addresses
 from xrep.store.addresses import is_local, join
 from xrep.store.arrays import ArrayFile
@@ -42,7 +42,7 @@ COPY = "input-"
 """Beginning of the names of inputs that could be read once only, in the folder of the job."""
 BESIDE = COPY, f"{PLAN}.", f"{FINISHED}."
 """Beginnings of the names of such copies, and of files that a process was writing when it was killed."""
-_FOLDERS = *KINDS, COUNTS, "data"
+_FOLDERS = *KINDS, "data"
 """What is removed in this order, so that there is never a marker whose data is gone."""
 _PAUSE = 2.0
 """Seconds before a unit is tried the second time."""
@@ -113,7 +113,22 @@ class Stage(Remade, ABC):
     @cached_property
     def results(self) -> list[Result]:
         """The results of all units, which must be done."""
-        return self.job.results(self)
+        whole = join(self.job.address, DONE, f"{self.name}.json")
+        try:
+            markers = json.loads(addresses.read(whole))
+        except FileNotFoundError:
+            found = self.job.notes(self).read(DONE, range(len(self.units)))
+            markers = [[marker["files"], marker["facts"]] for marker in found]
+            if len(markers) > _FEW:
+                addresses.create(whole, json.dumps(markers).encode())
+        return [
+            Result({name: self.data(number, name, digest) for name, digest in files.items()}, facts)
+            for number, (files, facts) in enumerate(markers)
+        ]
+
+    def data(self, number: int, name: str, checksum: str) -> str:
+        """Return the address of a file of a unit, whose name comes from its content."""
+        return join(self.job.address, "data", f"{self.name}-{number:07d}-{checksum[:16]}.{name}")
 
 
 class Job:
@@ -160,7 +175,7 @@ class Job:
             addresses.remove(finished)
         for kind in (STARTED, FAILED) if output is None else ():  # nobody else is at work, and all is tried again
             addresses.remove(join(self.address, kind))
-        for folder in (COUNTS, "data", *[join(kind, stage.name) for kind in KINDS for stage in self.stages]):
+        for folder in ("data", *[join(kind, stage.name) for kind in KINDS for stage in self.stages]):
             addresses.make_folder(join(self.address, folder))
         self.before = {stage.name: self.notes(stage).numbers(DONE) for stage in self.stages}
         return True
@@ -196,7 +211,7 @@ class Job:
                     written = sorted(Path(folder).iterdir())
                     files = {path.name: sha256_of(path) for path in written}
                     for path in written:
-                        addresses.put(path, self._data(stage.name, number, path.name, files[path.name]))
+                        addresses.put(path, stage.data(number, path.name, files[path.name]))
                 marker = {"files": files, "facts": facts, "seconds": round(time.monotonic() - began, 3)}
                 addresses.create(self.notes(stage).place(DONE, number), json_bytes(marker))
                 return True
@@ -210,25 +225,6 @@ class Job:
                 else:
                     self.notes(stage).fail(number, f"{type(error).__name__}: {error}", traceback.format_exc())
         return False
-
-    def _data(self, stage: str, number: int, name: str, checksum: str) -> str:
-        """Return the address of a file of a unit, whose name comes from its content."""
-        return join(self.address, "data", f"{stage}-{number:07d}-{checksum[:16]}.{name}")
-
-    def results(self, stage: Stage) -> list[Result]:
-        """Return the results of all units of a stage that is complete."""
-        whole = join(self.address, "done", f"{stage.name}.json")
-        try:
-            markers = json.loads(addresses.read(whole))
-        except FileNotFoundError:
-            found = self.notes(stage).read(DONE, range(len(stage.units)))
-            markers = [[marker["files"], marker["facts"]] for marker in found]
-            if len(markers) > _FEW:
-                addresses.create(whole, json.dumps(markers).encode())
-        return [
-            Result({name: self._data(stage.name, number, name, digest) for name, digest in files.items()}, facts)
-            for number, (files, facts) in enumerate(markers)
-        ]
 
     def check_failures(self, stage: Stage) -> None:
         """Raise a UserError if units of a stage could not be done."""
