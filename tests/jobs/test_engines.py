@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import time
 from collections.abc import Mapping
@@ -70,6 +71,18 @@ def test_three_processes_share_a_job(tmp_path: Path, engine: str) -> None:
     results = [ended(program) for program in [start(tmp_path, place, engine=engine) for place in places]]
     assert {code for code, _ in results} == {0} and "done" in {said for _, said in results}
     assert (tmp_path / "out").read_text() == expected(12) and sorted(runs(str(tmp_path / "out.job"))) == list(range(12))
+
+
+def test_one_process_does_not_begin_what_several_are_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(tmp_path)
+    job.begin()
+    with open(Path(job.address, "lock"), "a", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        with pytest.raises(UserError, match="out: another process is writing it"):
+            run_job(make_job(tmp_path))
+        for name, value in task(0, 2).items():
+            monkeypatch.setenv(name, value)
+        assert run_job(make_job(tmp_path), SLURM) == {"total": expected(12)}, "one of the several may"
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ class Notes:
 
     def failures(self) -> list[dict[str, Any]]:
         """Return for each unit that failed the stage, its number (``unit``), the ``error`` and the ``log``."""
-        failed = sorted(self.numbers(FAILED))
+        failed = sorted(self.numbers(FAILED) - self.numbers(DONE))  # some were done by workers thought to have ended
         notes = zip(failed, self.read(FAILED, failed), strict=True)
         return [{"stage": self.stage, "unit": number, **note} for number, note in notes]
 
@@ -121,7 +121,8 @@ class Notes:
             count = read_json(self._count)["count"]
         except FileNotFoundError:
             count = None
-        done, failed = self.numbers(DONE), self.numbers(FAILED)
+        done = self.numbers(DONE)
+        failed = self.numbers(FAILED) - done
         running = len(self.numbers(STARTED) - done - failed)
         times = [marker["seconds"] for marker in self.read(DONE, sorted(done)[-_LAST:])]
         seconds = sum(times) / max(1, len(times))
