@@ -108,6 +108,9 @@ def run_job(job: Job, engine: Engine = LOCAL) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":  # FOLDER SECONDS ENGINE
+    from tests.jobs import stages  # workers of Ray can import its classes, and not those of __main__
+
     notes._PATIENCE = FOR_EVER
-    done = run_job(make_job(Path(sys.argv[1]), seconds=float(sys.argv[2])), Engine(engine=sys.argv[3]))  # type: ignore
+    given = stages.make_job(Path(sys.argv[1]), seconds=float(sys.argv[2]))
+    done = stages.run_job(given, Engine(engine=sys.argv[3]))  # type: ignore[arg-type]
     print("shared" if done is None else "done")
