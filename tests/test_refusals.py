@@ -162,6 +162,10 @@ encode ... --output - --json                 | --json and the vectors both go to
 encode ... --batch-tokens 0                  | --batch-tokens 0; give at least 1
 encode ... --batch-size 3                    | --batch-tokens is the option for that
 encode ... --device cuda:99                  | cuda:99 is not a device of this machine; choose another --device, such as
+encode ... --workers 2                       | --workers is an option of Ray; add --engine ray, or leave it out
+encode ... --cpus-per-worker 2 --engine slurm | --cpus-per-worker is an option of Ray; add --engine ray, or
+encode ... --engine ray --workers 0          | --workers 0; give at least 1
+encode ... --engine ray --gpus-per-worker -1 | --gpus-per-worker -1.0; give at least 0
 WORLD_SIZE=2 RANK=5 encode ...               | this is process 5 of 2; the environment variable RANK must count from 0
 
 mine --output m.tsv                          | no source; give --source FILE with --path, or --source-vectors FILE.npy
@@ -176,6 +180,7 @@ mine ... --source-vectors wide.npy           | wide.npy: vectors of 9 numbers, b
 mine ... --source de.txt                     | de.txt:4: 3 lines, but x.npy has 50 vectors; row i must be the vector of
 mine ... --neighbours 41                     | lower --neighbours to 40, or give more sentences
 mine ... --neighbours 0                      | --neighbours 0; give at least 1
+mine ... --gpus-per-worker 0.5               | --gpus-per-worker is an option of Ray; add --engine ray, or leave it out
 mine ... --threshold nan                     | argument --threshold: must be a finite number, not 'nan'
 mine ... --index tree                        | --index tree is not possible: could not parse index string tree
 mine ... --output mined.tsv                  | mined.tsv.job: not the folder of an unfinished command; rename
