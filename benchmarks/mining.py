@@ -172,9 +172,8 @@ def written_rows(folder: Path, size: int) -> ArrayFile:
 
     from xrep.store.arrays import ArrayFile
 
-    rows = ArrayFile.temporary(folder, np.int64)
-    rows.append(np.arange(size))
-    return rows
+    np.save(folder / "rows.npy", np.arange(size))
+    return ArrayFile.open(folder / "rows.npy", "rows", "")
 
 
 def searched(sides: Sequence[Side], k: int, index: str, probes: int, folder: str) -> list[np.ndarray]:
