@@ -26,9 +26,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from harness import make_parser, markdown_table, progress, take_turns, write_json
+from harness import make_parser, markdown_table, take_turns, write_json
 
 import xrep_cli
 from xrep.errors import UserError
@@ -46,6 +45,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 PLANTED = 5
 """One line in so many is planted."""
 WARM_UP_LINES = 500
+
 Meaning = dict[str, list[str]]
 """Sentences that mean the same, by language."""
 
@@ -117,11 +117,11 @@ def f1(mined: Path, planted: dict[str, str]) -> float:
 
 def run(line: Callable[[str, str, str], list[str]], python: str, threads: int, folder: Path) -> tuple[Path, float]:
     """Mine the texts of a folder in a new process; return the file of pairs, and the peak memory in MB."""
-    (output := folder / "mined.tsv").unlink(missing_ok=True)
+    output = folder / f"{len(list(folder.iterdir()))}.tsv"
     command = [python, "-c", MEASURE, *line(str(folder / "source"), str(folder / "target"), str(output))]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return output.rename(folder / f"{len(list(folder.iterdir()))}.tsv"), int(done.stdout.split()[-1]) / 1024
+    return output, int(done.stdout.split()[-1]) / 1024
 
 
 def ours(path: str, precision: str, source: str, target: str, output: str) -> list[str]:
@@ -144,9 +144,11 @@ def main_script(argv: Sequence[str]) -> None:
     add("--threads", type=int, default=os.cpu_count(), help="threads of each process")
     add("--peer-python", default=sys.executable, help="Python that has sentence-transformers and faiss")
     options = parser.parse_args(argv)
-    commands = {"sentence-transformers and faiss": (partial(peer, options.path), options.peer_python)}
+    commands = {"sentence-transformers, faiss": (partial(peer, options.path), options.peer_python)}
     for precision in options.precisions:
         commands[f"xrep-mine, {precision}"] = partial(ours, options.path, precision), sys.executable
+    contestants = {name: partial(run, *command, options.threads) for name, command in commands.items()}
+    figures = dict[str, dict[str, float]]()
     with tempfile.TemporaryDirectory() as name:
         folders, planted = [Path(name) / "warm-up", Path(name) / "texts"], dict[str, str]()
         meanings = read_meanings(options.pairs)
@@ -155,24 +157,15 @@ def main_script(argv: Sequence[str]) -> None:
             *texts, planted = make_texts(meanings, lines, seed=0)
             for side, text in zip(("source", "target"), texts, strict=True):
                 (folder / side).write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
-        contestants = {
-            name: partial(run, command, python, options.threads) for name, (command, python) in commands.items()
-        }
         turns = take_turns(contestants, [folders[0]] + [folders[1]] * options.repeats, verbose=True)
-        figures = summary(turns.medians(), turns.results, planted)
-    progress(f"{options.lines} lines a side, {options.threads} threads; times the speed of the first")
-    head = ["", "speed", "F1", "peak MB"]
-    rows = [[name, *(f"{row[key]:.2f}" for key in ("speed", "f1", "peak_mb"))] for name, row in figures.items()]
-    print("\n".join(markdown_table([head, *rows])))
+        medians = turns.medians()
+        for name, (mined, peak) in turns.results.items():
+            speed = medians[next(iter(medians))] / medians[name]
+            figures[name] = {"speed": speed, "f1": f1(mined, planted), "peak_mb": peak}
+    print(f"{options.lines} lines a side, {options.threads} threads; the speed is over that of the first")
+    rows = [[name, f"{row['speed']:.2f}", f"{row['f1']:.2f}", f"{row['peak_mb']:.0f}"] for name, row in figures.items()]
+    print("\n".join(markdown_table([["two texts to pairs", "speed", "F1", "peak MB"], *rows])))
     write_json(options.json, {"lines": options.lines, "rounds": turns.seconds, "figures": figures})
-
-
-def summary(medians: dict[str, float], results: dict[str, Any], planted: dict[str, str]) -> dict[str, dict[str, float]]:
-    first = next(iter(medians))
-    return {
-        name: {"speed": medians[first] / medians[name], "f1": f1(results[name][0], planted), "peak_mb": results[name][1]}
-        for name in medians
-    }
 
 
 main = console_script(main_script)

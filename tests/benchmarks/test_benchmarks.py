@@ -15,8 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.closeness import assert_near
+from tests.support.corpus import sentence_pairs
 from tests.support.planning import plan
 from xrep.criteria.dap import DAP
+from xrep.errors import UserError
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.kernels.paths import use_path
 from xrep.kernels.precision import default_float32_products
 from xrep.models.dual_encoder import DualEncoder
@@ -96,6 +99,38 @@ def test_contestants_of_a_kernel_agree(kind: str) -> None:
     assert_near(results["ours"][0], results["plain"][0], 1e-4)
     for ours, plain in zip(results["ours"][1], results["plain"][1], strict=True):
         assert_near(ours, plain, 1e-3)
+
+
+def _write_pairs(path: Path) -> Path:
+    """Write 40 English sentences with two translations each, of which the second one differs in letters."""
+    lines = [f"{english}\t{german}" for de, english in sentence_pairs(40) for german in (de, f"heute {de}")]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_texts_to_mine_share_no_meanings_but_the_planted_ones(tmp_path: Path) -> None:
+    script = module("bitext_mining")
+    meanings = script.read_meanings([str(_write_pairs(tmp_path / "deu-eng.tsv"))])
+    assert len(meanings) == 40 and all(len(meaning["deu"]) == 2 for meaning in meanings)
+    source, target, planted = script.make_texts(meanings, 30, seed=1)
+    assert len(set(source)) == len(set(target)) == 30 and len(planted) == 6
+    number = {sentence: n for n, meaning in enumerate(meanings) for same in meaning.values() for sentence in same}
+    shared = {number[line] for line in source} & {number[line] for line in target}
+    assert shared == {number[line] for line in planted} == {number[line] for line in planted.values()}
+    with pytest.raises(UserError, match="too few sentences for 60 lines"):
+        script.make_texts(meanings, 60, seed=1)
+
+
+@pytest.mark.nightly
+def test_both_ways_of_mining_find_the_same_pairs(tmp_path: Path, shared_encoder: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    pytest.importorskip("faiss")
+    SentenceEncoder.load(shared_encoder, device="cpu").save(tmp_path / "encoder")
+    pairs, figures = str(_write_pairs(tmp_path / "deu-eng.tsv")), tmp_path / "figures.json"
+    line = ["--path", str(tmp_path / "encoder"), "--pairs", pairs, "--lines", "30", "--precisions", "float32"]
+    assert module("bitext_mining").main([*line, "--repeats", "1", "--threads", "1", "--json", str(figures)]) == 0
+    theirs, ours = json.loads(figures.read_text())["figures"].values()
+    assert theirs["f1"] == ours["f1"] > 0 and ours["speed"] > 0 and ours["peak_mb"] > 100
 
 
 @pytest.mark.nightly
