@@ -1,17 +1,18 @@
 """What each stage of xrep-mine reads and writes, by the number of sentences, and the recall of inverted files.
 
 Two sides of random vectors of float16, among which pairs are planted, are mined by one process. Bytes are those that go
-through ``xrep.store``: with an object store they would go through the network. What is beside them, in files without a
-name, is the difference to the calls of the system. Recall is that of the neighbours of an exact search, and of the
-nearest neighbour alone where a pair is planted.
+through ``xrep.store``: with an object store they would go through the network. In brackets is what ``formulas`` says,
+by which docs/guides/mining.md reckons with a billion sentences. Beside them are the checksums of new files and files
+without a name, by the calls of the system. Recall is the share of the neighbours of an exact search that are found.
 
-    python benchmarks/mining_bytes.py --sizes 20000 40000 80000 --index flat IVF256,SQ8
+    python benchmarks/mining_bytes.py --sizes 10000 20000 40000 --index-gigabytes 0.012
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import tempfile
 import time
@@ -24,7 +25,7 @@ from unittest import mock
 import numpy as np
 from mining import planted
 
-from xrep.inference import mining
+from xrep.inference import mining, nearest
 from xrep.jobs.notes import Notes
 from xrep.jobs.plan import Job
 from xrep.store import addresses
@@ -35,8 +36,8 @@ class Counted:
     """The counts of each stage of the jobs that are done inside ``counting``, and the neighbours of the last one."""
 
     def __init__(self) -> None:
-        self.stage, self.began = "", {"seconds": 0.0}
-        self.counts = defaultdict[str, Counter[str]](Counter)
+        self.stage, self.began = "", dict[str, float]()
+        self.counts = defaultdict[str, defaultdict[str, float]](lambda: defaultdict(float))
         self.neighbours = list[np.ndarray]()
 
     def add(self, name: str, count: float) -> None:
@@ -51,10 +52,10 @@ class Counted:
 
 
 def system_bytes() -> dict[str, float]:
-    """Return what this process has read and written so far with calls of the system, and the time."""
+    """Return what this process has read and written with calls of the system, and its seconds of processor time."""
     lines = Path("/proc/self/io").read_text().splitlines()
     values = {name: int(value) for name, value in (line.split(": ") for line in lines)}
-    return {"system_read": values["rchar"], "system_written": values["wchar"], "seconds": time.monotonic()}
+    return {"system_read": values["rchar"], "system_written": values["wchar"], "seconds": time.process_time()}
 
 
 @contextlib.contextmanager
@@ -73,22 +74,18 @@ def counting() -> Iterator[Counted]:
     def fill(file: Bytes, parts: Any) -> Any:
         parts = [(start, content) for start, content in parts]
         counted.add("read", sum(len(content) for _, content in parts))
-        counted.add("requests", len(parts))
         return file, parts
 
     def read(address: Any) -> Any:
         counted.add("read", os.path.getsize(address) if os.path.exists(address) else 0)
-        counted.add("requests", 1)
         return (address,)
 
     def put(file: Path, address: Any) -> Any:
         counted.add("written", file.stat().st_size)
-        counted.add("requests", 1)
         return file, address
 
     def write(address: Any, content: bytes) -> Any:
         counted.add("written", len(content))
-        counted.add("requests", 1)
         return address, content
 
     def begin(notes: Notes, count: int) -> Any:
@@ -120,41 +117,64 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[20_000, 40_000, 80_000])
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--index", nargs="+", default=["flat", "IVF256,SQ8"])
+    parser.add_argument("--index-gigabytes", type=float, default=2.0)
     options = parser.parse_args()
-    print("| index | stage | sentences | units | seconds | MB read | MB written | requests | MB beside |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| index | stage | sentences | units | seconds | MB read | MB written | MB beside |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for size in options.sizes:
         with tempfile.TemporaryDirectory() as folder:
             exact = None
             for index in options.index:
-                counted = mined(Path(folder), size, options.width, index)
-                show(counted, index, size)
+                counted = mined(Path(folder), size, options.width, index, options.index_gigabytes)
+                show(counted, index, size, options.width)
                 exact = exact or counted.neighbours
                 tell_recall(index, size, counted.neighbours, exact)
 
 
-def mined(folder: Path, size: int, width: int, index: str) -> Counted:
+def mined(folder: Path, size: int, width: int, index: str, gigabytes: float) -> Counted:
     paths = planted(folder, size, width)
     x, y = (mining.Text(name=name, vectors=path) for name, path in zip(("source", "target"), paths, strict=True))
     with counting() as counted:
-        mining.mine(x, y, folder / "mined.tsv", mining.MiningOptions(index=index))
+        mining.mine(x, y, folder / "mined.tsv", mining.MiningOptions(index=index, index_gigabytes=gigabytes))
     return counted
 
 
-def show(counted: Counted, index: str, size: int) -> None:
+def formulas(index: str, N: int, D: int, units: dict[str, float]) -> dict[str, tuple[float, float]]:
+    """Return the bytes that each stage reads and writes for two sides of N vectors of D numbers of 16 bits and 4
+    neighbours. An exact search has S strips; it serves both directions at once up to 16,777,216 rows. An index has P
+    parts."""
+    stored, found, cells = 2 * D * N, 12 * 4 * N, int(index[3:].partition(",")[0] or 0) if index != "flat" else 0
+    S, P = units["search"], units["search"] / (2 * math.ceil(N / nearest.MOST_ROWS))
+    drawn = min(N, 48 * max(cells, 4096), (1 << 28) // (4 * D))
+    centroids = 4 * cells * D
+    layers = (1 + S if S > 1 else 0) if index == "flat" else (2 * P if P > 1 else 0)
+    return {
+        "check": (2 * stored, 2 * 16 * N),
+        "distinct": (2 * 16 * N, 0),
+        "train-index": (2 * 2 * D * drawn, 2 * centroids),
+        "search": ((1 + S) * stored, (1 + S) * found)
+        if index == "flat"
+        else (2 * (1 + P) * stored + 2 * P * centroids, 2 * P * found),
+        "merge": (layers * found, 2 * found if layers else 0),
+        "choose": (4 * found + 24 * 2 * N, 0),
+    }
+
+
+def show(counted: Counted, index: str, size: int, width: int) -> None:
     """Print the counts of each stage; both sides together where each has a stage of its own."""
     stages = defaultdict[str, Counter[str]](Counter)
     for stage, counts in counted.counts.items():
         stages[stage.removesuffix("-source").removesuffix("-target")].update(counts)
+    expected = formulas(index, size, width, {stage: counts["units"] for stage, counts in stages.items()})
     for stage, counts in stages.items():
-        if counts["units"]:
-            read, written = counts["read"] / 1e6, counts["written"] / 1e6
-            beside = (counts["system_read"] + counts["system_written"]) / 1e6 - read - written
-            print(
-                f"| {index} | {stage} | {size:,} | {counts['units']} | {counts['seconds']:.1f} | {read:.1f} | "
-                f"{written:.1f} | {counts['requests']:,} | {beside:.1f} |",
-                flush=True,
+        if counts["units"] and stage in expected:
+            of_store = counts["read"], counts["written"]
+            read, written = (
+                f"{one / 1e6:.1f} ({other / 1e6:.1f})" for one, other in zip(of_store, expected[stage], strict=True)
             )
+            beside = (counts["system_read"] + counts["system_written"] - sum(of_store)) / 1e6
+            cells = index, stage, f"{size:,}", f"{counts['units']:.0f}", f"{counts['seconds']:.1f}", read, written
+            print(f"| {' | '.join(map(str, cells))} | {beside:.1f} |", flush=True)
 
 
 def tell_recall(index: str, size: int, found: list[np.ndarray], exact: list[np.ndarray]) -> None:

@@ -177,6 +177,7 @@ mine ... --source de.txt                     | de.txt:4: 3 lines, but x.npy has 
 mine ... --neighbours 41                     | lower --neighbours to 40, or give more sentences
 mine ... --neighbours 0                      | --neighbours 0; give at least 1
 mine ... --threshold nan                     | argument --threshold: must be a finite number, not 'nan'
+mine ... --index-gigabytes 0                 | --index-gigabytes must be above 0, not 0.0
 mine ... --index tree                        | --index tree is not possible: could not parse index string tree
 mine ... --output mined.tsv                  | mined.tsv.job: not the folder of an unfinished command; rename
 mine ... --output x.npy                      | x.npy: --output is the same file as --source-vectors

@@ -145,8 +145,7 @@ class Vectors:
 
     def read(self, rows: slice | np.ndarray) -> np.ndarray:
         """Return some rows, L2-normalised: float32 [rows, D]."""
-        with np.errstate(over="ignore", under="ignore"):  # of float64; ``check_finite`` refuses such rows
-            return normalize_rows(self.stored(rows).astype(np.float32, copy=False))
+        return as_directions(self.stored(rows))
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield all rows as they are in the file, some at a time: the number of the first one, and the rows [n, D]."""
@@ -187,6 +186,12 @@ class Vectors:
         cure = "encode that sentence again, or leave it out here and in the text"
         path, line = self._files[part], row - self.starts[part] + 1
         return UserError(f"the vector of this row {problem}", path=path, line=line, cure=cure)
+
+
+def as_directions(stored: np.ndarray) -> np.ndarray:
+    """Return vectors [N, D] of any type as float32, L2-normalised."""
+    with np.errstate(over="ignore", under="ignore"):  # of float64; ``check_finite`` refuses such rows
+        return normalize_rows(stored.astype(np.float32, copy=False))
 
 
 def normalize_rows(x: np.ndarray) -> np.ndarray:
