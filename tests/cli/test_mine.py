@@ -69,7 +69,7 @@ def test_planted_pairs_are_found_with_the_scores_of_the_definition(
     assert all(abs(score - expected[source, target]) < 2e-6 for score, source, target in found)
     assert {row[1:] for row in found[:150]} == planted
     said = json.loads((tmp_path / "summary.json").read_text())
-    assert said["pairs"] == len(found) and said["search"]["source"]["vectors"] != said["search"]["target"]["vectors"]
+    assert said["pairs"] == len(found) and said["inputs"]["source"]["vectors"][0][0] == str(tmp_path / "x.npy")
     assert mine(f"{VECTORS} mined.tsv --threshold {found[149][0] - 1e-5} --one-to-one --margin ratio").code == 0
     assert rows_of(tmp_path / "mined.tsv") == found[:150]
     for name, index in (

@@ -107,7 +107,7 @@ class Read(TextSource, Stage):
         hashes = ArrayFile.create(folder / HASHES, np.uint64, (2,))
         rows = write_lines(folder, ((line, text.strip()) for line, text in numbered), hashes)
         hashes.close()
-        return {"rows": rows, "text": Texts.open(folder).digest()}
+        return {"rows": rows}
 
     @cached_property
     def texts(self) -> Texts:
@@ -136,7 +136,7 @@ class Encode(Stage):
     unit = "lines"
 
     def __init__(self, name: str, source: TextSource, encoder: HeldEncoder, origin: Origin) -> None:
-        self.name, self.source, self._encoder, self.origin = f"encode-{name}", source, encoder, origin
+        self.name, self.source, self.encoder, self.origin = f"encode-{name}", source, encoder, origin
 
     @cached_property
     def units(self) -> Sequence[tuple[int, int]]:
@@ -146,7 +146,7 @@ class Encode(Stage):
         return unit[1] - unit[0]
 
     def run(self, unit: tuple[int, int], folder: Path, advance: Advance) -> dict[str, Any]:
-        lines, encoder, origin = self.source.texts.read(*unit), self._encoder.encoder, self.origin
+        lines, encoder, origin = self.source.texts.read(*unit), self.encoder.encoder, self.origin
         options = {name: vars(origin)[name] for name in ("batch_tokens", "normalize", "prompt")}
         with counting_sentences(encoder.model, advance):
             vectors = encoder.encode(lines, origin.language, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -116,8 +115,8 @@ class Mined:
     targets: int
     empty: tuple[int, int]
     duplicates: tuple[int, int]
-    search: dict[str, Any]
-    """The facts that the neighbours depend on: checksums of texts and vectors, number of neighbours, index, version."""
+    inputs: dict[str, Any]
+    """The texts and vectors of both sides, with what changes when a file does, and the fingerprint of the encoder."""
     settings: dict[str, Any]
     version: str
     seconds: float
@@ -152,18 +151,18 @@ def mine(
     began, k = time.monotonic(), options.neighbours
     held = HeldEncoder(encoder) if encoder else None
     x, y = sides = [TextSide(text, output, held, options, k) for text in (source, target)]
+    _check_vectors(x, y)
     found, merge = search_stages(x, y, options.index, options.probes, options.index_gigabytes, options.device)
     choose = Choose(x, y, merge, options)
     stages = [stage for side in sides for stage in side.stages]
-    facts = {**asdict(options), "source": x.facts, "target": y.facts, "encoder": held and held.fingerprint}
-    facts.pop("device")
-    job = Job(job_address(output), "mine", facts, [*stages, Compare(x, y), *found, choose])
+    inputs = {"source": x.facts, "target": y.facts, "encoder": held and held.fingerprint}
+    facts = {name: value for name, value in asdict(options).items() if name != "device"} | inputs
+    job = Job(job_address(output), "mine", facts, [*stages, *found, choose])
 
     def finish() -> dict[str, Any]:
         (chosen,) = choose.results
         addresses.publish(chosen.files[_PAIRS], output)
         counts = [side.counts for side in sides]
-        search = {side.name: side.digests for side in sides}
         return {
             "path": str(output),
             "pairs": chosen.facts["pairs"],
@@ -171,7 +170,7 @@ def mine(
             "targets": counts[1]["sentences"],
             "empty": tuple(count["empty"] for count in counts),
             "duplicates": tuple(count["duplicates"] for count in counts),
-            "search": {**search, "neighbours": k, "index": options.index, "probes": options.probes},
+            "inputs": inputs,
             "settings": asdict(options),
             "version": xrep.__version__,
             "seconds": time.monotonic() - began,
@@ -204,32 +203,39 @@ class TextSide(SideSource):
         self.stages: list[Stage] = [stage for stage in (self._read, self._origin, self._distinct) if stage]
 
     @property
-    def vectors(self) -> Vectors:
-        return self._origin.vectors
+    def made_by(self) -> tuple[str, int, str | None]:
+        """The path of the vectors or of the encoder, the size of the vectors, and the encoder's fingerprint."""
+        if isinstance(self._origin, Encode):
+            return self._origin.encoder.path, self._origin.origin.size, self._origin.origin.encoder
+        vectors = self._origin.vectors
+        return vectors.path, vectors.size, vectors.manifest and vectors.manifest.origin.encoder
 
     @cached_property
     def side(self) -> Side:
-        """The sentences to compare."""
+        """The sentences to compare; a UserError says that they are fewer than k."""
         (distinct,) = self._distinct.results
-        return Side(self.vectors, distinct.array(_ROWS) if _ROWS in distinct.files else None)
+        check_neighbours(self.k, distinct.facts["sentences"])
+        return Side(self._origin.vectors, distinct.array(_ROWS) if _ROWS in distinct.files else None)
 
     @property
     def counts(self) -> dict[str, int]:
         """The numbers of sentences to compare, and of empty and repeated ones."""
         return self._distinct.results[0].facts
 
-    @property
-    def digests(self) -> dict[str, Any]:
-        """Checksums of the text and of the vectors that were given, or what made them."""
-        texts = {"text": [result.facts["text"] for result in self._read.results]} if self._read else {}
-        if isinstance(self._origin, Encode):
-            return {**texts, "vectors": vars(self._origin.origin)}
-        return {**texts, "vectors": [result.facts["vectors"] for result in self._origin.results]}
-
     def columns(self, chosen: np.ndarray) -> Iterable[object]:
         """Return what is written of some sentences: their lines or, if there is no text, their numbers from 1."""
         rows = self.side.numbers(chosen)
         return fields(self._read.texts, rows) if self._read else (rows + 1).tolist()
+
+
+def _check_vectors(x: TextSide, y: TextSide) -> None:
+    """Raise a UserError unless the vectors of both sides can be compared."""
+    (path, size, encoder), (other, other_size, other_encoder) = x.made_by, y.made_by
+    problem = f"vectors of {size} numbers, but {other} has {other_size}" if size != other_size else ""
+    if encoder and other_encoder and encoder != other_encoder:
+        problem = f"vectors of another encoder or precision than those of {other}"
+    if problem:
+        raise UserError(problem, path=path, cure="encode both sides with one encoder")
 
 
 def search_origin(encoder: SentenceEncoder, lang: str | None, options: SearchOptions) -> Origin:
@@ -266,19 +272,16 @@ class Check(Stage):
         return unit[1] - unit[0]
 
     def run(self, unit: tuple[int, int], folder: Path, advance: Advance) -> dict[str, Any]:
-        """Return a checksum of the rows, or the name of a part of a folder, which has one. Without a text, their hashes
-        are written with their places among these rows."""
+        """Without a text, write hashes of the rows with their places among these rows."""
         (start, stop), vectors = unit, self.vectors
         texts = self._read.texts if self._read else None
         if vectors.manifest and texts:
             assert self._text.text
-            number = self.units.index(unit)
-            vectors.check_text(number, texts.digest(start, stop), self._text.text)
-            return {"rows": stop - start, "vectors": vectors.manifest.parts[number].file}
-        digest, hashes = hashlib.sha256(), np.empty((0 if texts else stop - start, 2), np.uint64)
+            vectors.check_text(self.units.index(unit), texts.digest(start, stop), self._text.text)
+            return {"rows": stop - start}
+        hashes = np.empty((0 if texts else stop - start, 2), np.uint64)
         for first, last in blocks(stop - start, READ_BYTES // (vectors.size * vectors.dtype.itemsize)):
             rows = vectors.stored(slice(start + first, start + last))
-            digest.update(rows.data)
             zero = vectors.check_finite(rows, start + first)
             if texts is not None:
                 zero &= texts.filled(start + first, start + last)
@@ -289,7 +292,7 @@ class Check(Stage):
             advance(len(rows))
         if texts is None:
             np.save(folder / HASHES, hashes)
-        return {"rows": stop - start, "vectors": digest.hexdigest()}
+        return {"rows": stop - start}
 
 
 class Distinct(Stage):
@@ -318,25 +321,6 @@ class Distinct(Stage):
                 chosen.append(start + np.flatnonzero(first[start:stop]))
             chosen.close()
         return {"sentences": count, "empty": rows - filled, "duplicates": filled - count}
-
-
-class Compare(Stage):
-    """Check that both sides go together, before they are searched."""
-
-    name = "compare"
-
-    def __init__(self, x: TextSide, y: TextSide) -> None:
-        self._x, self._y = x, y
-
-    def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
-        x, y = self._x.vectors, self._y.vectors
-        problem = f"vectors of {x.size} numbers, but {y.path} has {y.size}" if x.size != y.size else ""
-        if x.manifest and y.manifest and x.manifest.origin.encoder != y.manifest.origin.encoder:
-            problem = f"vectors of another encoder or precision than those of {y.path}"
-        if problem:
-            raise UserError(problem, path=x.path, cure="encode both sides with one encoder")
-        check_neighbours(self._x.k, *(side.counts["sentences"] for side in (self._x, self._y)))
-        return {}
 
 
 class Choose(Stage):

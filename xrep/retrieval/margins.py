@@ -92,14 +92,15 @@ def margin_scores(x: np.ndarray, y: np.ndarray, k: int, margin: Margin) -> np.nd
     return apply_margin(x @ y.T, mean_x[:, None], mean_y[None, :], margin)
 
 
-def check_neighbours(k: int, sources: int, targets: int) -> None:
-    """Raise a UserError unless each side has k neighbours on the other."""
-    fewest = min(sources, targets)
+def check_neighbours(k: int, *counts: int) -> None:
+    """Raise a UserError unless sides with so many sentences each have k of them."""
+    fewest = min(counts)
     if k < 1:
         raise UserError(f"{k} neighbours", cure="give at least 1")
     if k > fewest:
         cure = f"lower `neighbours` to {fewest}, or give more sentences" if fewest else "give more sentences"
-        raise UserError(f"{k} neighbours, but there are {sources:,} sentences and {targets:,}", cure=cure)
+        further = "".join(f" and {count:,}" for count in counts[1:])
+        raise UserError(f"{k} neighbours, but there are {counts[0]:,} sentences{further}", cure=cure)
 
 
 @dataclass(frozen=True)
