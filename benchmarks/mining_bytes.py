@@ -114,17 +114,19 @@ def counting() -> Iterator[Counted]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[20_000, 40_000, 80_000])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 20_000, 40_000])
     parser.add_argument("--width", type=int, default=384)
-    parser.add_argument("--index", nargs="+", default=["flat", "IVF256,SQ8"])
+    parser.add_argument(
+        "--index", nargs="+", default=["IVF256,SQ8"], metavar="IVFn,...", help="indexes beside the exact search"
+    )
     parser.add_argument("--index-gigabytes", type=float, default=2.0)
     options = parser.parse_args()
     print("| index | stage | sentences | units | seconds | MB read | MB written | MB beside |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for size in options.sizes:
         with tempfile.TemporaryDirectory() as folder:
-            exact = None
-            for index in options.index:
+            exact = list[np.ndarray]()
+            for index in ["flat", *options.index]:
                 counted = mined(Path(folder), size, options.width, index, options.index_gigabytes)
                 show(counted, index, size, options.width)
                 exact = exact or counted.neighbours
@@ -141,13 +143,13 @@ def mined(folder: Path, size: int, width: int, index: str, gigabytes: float) -> 
 
 def formulas(index: str, N: int, D: int, units: dict[str, float]) -> dict[str, tuple[float, float]]:
     """Return the bytes that each stage reads and writes for two sides of N vectors of D numbers of 16 bits and 4
-    neighbours. An exact search has S strips; it serves both directions at once up to 16,777,216 rows. An index has P
-    parts."""
-    stored, found, cells = 2 * D * N, 12 * 4 * N, int(index[3:].partition(",")[0] or 0) if index != "flat" else 0
+    neighbours. An exact search has S strips of the source, which serve both directions up to 16,777,216 rows. An index
+    has P parts. Nothing is merged of one strip or part."""
+    stored, found, cells = 2 * D * N, 12 * 4 * N, int(index[3:].split(",")[0].split("_")[0]) if index != "flat" else 0
     S, P = units["search"], units["search"] / (2 * math.ceil(N / nearest.MOST_ROWS))
     drawn = min(N, 48 * max(cells, 4096), (1 << 28) // (4 * D))
     centroids = 4 * cells * D
-    layers = (1 + S if S > 1 else 0) if index == "flat" else (2 * P if P > 1 else 0)
+    sides, layers = (1, S) if index == "flat" else (2, P)
     return {
         "check": (2 * stored, 2 * 16 * N),
         "distinct": (2 * 16 * N, 0),
@@ -155,7 +157,7 @@ def formulas(index: str, N: int, D: int, units: dict[str, float]) -> dict[str, t
         "search": ((1 + S) * stored, (1 + S) * found)
         if index == "flat"
         else (2 * (1 + P) * stored + 2 * P * centroids, 2 * P * found),
-        "merge": (layers * found, 2 * found if layers else 0),
+        "merge": (sides * layers * found, sides * found),
         "choose": (4 * found + 24 * 2 * N, 0),
     }
 
