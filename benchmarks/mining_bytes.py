@@ -145,20 +145,23 @@ def formulas(index: str, N: int, D: int, units: dict[str, float]) -> dict[str, t
     """Return the bytes that each stage reads and writes for two sides of N vectors of D numbers of 16 bits and 4
     neighbours. An exact search has S strips of the source, which serve both directions up to 16,777,216 rows. An index
     has P parts. Nothing is merged of one strip or part."""
-    stored, found, cells = 2 * D * N, 12 * 4 * N, int(index[3:].split(",")[0].split("_")[0]) if index != "flat" else 0
-    S, P = units["search"], units["search"] / (2 * math.ceil(N / nearest.MOST_ROWS))
-    drawn = min(N, 48 * max(cells, 4096), (1 << 28) // (4 * D))
-    centroids = 4 * cells * D
-    sides, layers = (1, S) if index == "flat" else (2, P)
-    return {
+    stored, found = 2 * D * N, 12 * 4 * N
+    expected = {
         "check": (2 * stored, 2 * 16 * N),
         "distinct": (2 * 16 * N, 0),
-        "train-index": (2 * 2 * D * drawn, 2 * centroids),
-        "search": ((1 + S) * stored, (1 + S) * found)
-        if index == "flat"
-        else (2 * (1 + P) * stored + 2 * P * centroids, 2 * P * found),
-        "merge": (sides * layers * found, sides * found),
         "choose": (4 * found + 24 * 2 * N, 0),
+    }
+    if index == "flat":
+        S = units["search"]
+        return {**expected, "search": ((1 + S) * stored, (1 + S) * found), "merge": (S * found, found)}
+    P = units["search"] / (2 * math.ceil(N / nearest.MOST_ROWS))
+    cells = int(index.removeprefix("IVF").split(",")[0].split("_")[0])
+    drawn, centroids = min(N, max(cells, (1 << 28) // (4 * D))), 4 * cells * D
+    return {
+        **expected,
+        "train-index": (2 * 2 * D * drawn, 2 * centroids),
+        "search": (2 * (1 + P) * stored + 2 * P * centroids, 2 * P * found),
+        "merge": (2 * P * found, 2 * found),
     }
 
 
