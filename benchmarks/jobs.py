@@ -38,7 +38,7 @@ def counted(function):
         return function(*arguments)
     return call
 
-for name in ("exists", "names_in", "read", "create", "write", "put", "remove"):
+for name in ("exists", "names_in", "read", "create", "write", "publish", "remove"):
     setattr(addresses, name, counted(getattr(addresses, name)))
 job = plan.Job(sys.argv[1], "nothing", {}, [Nothing()])
 job.begin()

@@ -93,7 +93,7 @@ def differing(x: np.ndarray, y: np.ndarray, ours: Both, theirs: Both) -> int:
 def exact(options: argparse.Namespace, size: int, precision: str) -> dict[str, Any]:
     """Time ours and faiss by turns, after a round on a tenth of the rows, which warms both up."""
     from xrep.kernels.precision import default_float32_products
-    from xrep.retrieval.neighbours import neighbours
+    from xrep.retrieval.tiles import neighbours
 
     k = options.neighbours
     if options.vectors:
@@ -172,9 +172,8 @@ def written_rows(folder: Path, size: int) -> ArrayFile:
 
     from xrep.store.arrays import ArrayFile
 
-    rows = ArrayFile.temporary(folder, np.int64)
-    rows.append(np.arange(size))
-    return rows
+    np.save(folder / "rows.npy", np.arange(size))
+    return ArrayFile.open(folder / "rows.npy", "rows", "")
 
 
 def searched(sides: Sequence[Side], k: int, index: str, probes: int, folder: str) -> list[np.ndarray]:

@@ -90,7 +90,7 @@ def main() -> None:
         seconds = time.perf_counter() - started
         size = sum(path.stat().st_size for path in (folder / "index").rglob("*") if path.is_file())
         figures: dict[str, object] = {
-            "index": index.manifest.parts[0].index, "MB": round(size / 1e6), "build_seconds": round(seconds, 1)
+            "index": index.manifest["parts"][0]["index"], "MB": round(size / 1e6), "build_seconds": round(seconds, 1)
         }  # fmt: skip
         query = ("query", folder / "index", "where is the station", "--device", "cpu", *lang)
         for name in ("query", "query again"):

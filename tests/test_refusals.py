@@ -162,6 +162,10 @@ encode ... --output - --json                 | --json and the vectors both go to
 encode ... --batch-tokens 0                  | --batch-tokens 0; give at least 1
 encode ... --batch-size 3                    | --batch-tokens is the option for that
 encode ... --device cuda:99                  | cuda:99 is not a device of this machine; choose another --device, such as
+encode ... --workers 2                       | --workers is an option of Ray; add --engine ray, or leave it out
+encode ... --cpus-per-worker 2 --engine slurm | --cpus-per-worker is an option of Ray; add --engine ray, or
+encode ... --engine ray --workers 0          | --workers 0; give at least 1
+encode ... --engine ray --gpus-per-worker -1 | --gpus-per-worker -1.0; give at least 0
 WORLD_SIZE=2 RANK=5 encode ...               | this is process 5 of 2; the environment variable RANK must count from 0
 
 mine --output m.tsv                          | no source; give --source FILE with --path, or --source-vectors FILE.npy
@@ -176,6 +180,7 @@ mine ... --source-vectors wide.npy           | wide.npy: vectors of 9 numbers, b
 mine ... --source de.txt                     | de.txt:4: 3 lines, but x.npy has 50 vectors; row i must be the vector of
 mine ... --neighbours 41                     | lower --neighbours to 40, or give more sentences
 mine ... --neighbours 0                      | --neighbours 0; give at least 1
+mine ... --gpus-per-worker 0.5               | --gpus-per-worker is an option of Ray; add --engine ray, or leave it out
 mine ... --threshold nan                     | argument --threshold: must be a finite number, not 'nan'
 mine ... --index-gigabytes 0                 | --index-gigabytes must be above 0, not 0.0
 mine ... --index tree                        | --index tree is not possible: could not parse index string tree
@@ -196,9 +201,10 @@ search add index --input absent              | absent: no such file
 search build ... --input blank.tsv           | blank.tsv: no sentence in it; give a text with sentences
 search build ... --input empty.txt           | empty.txt: the file is empty
 search build ... --output dir                | dir: exists and is not empty
-search build ... --output .                  | .: the current folder, or one that it is in; name a new directory
+search build ... --output .                  | : exists and is not empty
+search build ... --output /                  | /: exists and is not empty
 search build ... --output enc/index          | enc/index: an index inside
-search build ... --output de.txt/index       | de.txt/index: an index inside
+search build ... --output de.txt/index       | de.txt: no such folder; make it first
 search build ... --path nmt                  | nmt: a translation model, not a sentence encoder; translate by
 search build ... --index IVF4,banana         | --index IVF4,banana is not possible: could not parse
 search build ... --device cuda:99            | cuda:99 is not a device of this machine
@@ -213,11 +219,9 @@ generate ... --reference mt.de               | mt.de: 40 lines, but de.txt has 3
 generate ... --reference absent              | absent: no such file; check the name
 generate ... --json s.json                   | --json without scores to write; give --reference FILE
 generate ... --beam 0                        | --beam must be at least 1, not 0
-generate ... --beam 1000000                  | and the vocabulary has 120 subwords; lower --beam
 generate ... --num-beams 5                   | --beam is the option for that
 generate ... --nbest 6                       | --nbest 6 is more than the 5 hypotheses of the beam
 generate ... --sampling-topk 5               | --sampling-topk is an option of sampling, which is off
-generate ... --sampling --sampling-topk 121  | has 120 subwords; lower --sampling-topk
 generate ... --sampling --sampling-topp 1.5  | --sampling-topp must lie in (0, 1], not 1.5
 generate ... --sampling --temperature 0      | --temperature must be above 0, not 0.0
 generate ... --lenpen nan                    | argument --lenpen: must be a finite number

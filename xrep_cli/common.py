@@ -222,7 +222,9 @@ def add_engine_options(parser: argparse.ArgumentParser, *names: str) -> None:
 
 def check_shared(engine: Any, outputs: Mapping[str, str], inputs: Sequence[str | Path | None]) -> None:
     """Raise UserError if several processes share what only one can write, or read only once."""
-    if not engine.is_shared:
+    from xrep.jobs.work import share_of
+
+    if share_of(engine).count == 1:
         return
     for option, output in outputs.items():
         if is_streamed(output):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from xrep_cli.common import command_parser, command_script
+from xrep.config.fields import read_fields
+from xrep_cli.common import add_field, command_parser, command_script, values_of
 
 DESCRIPTION = """\
 Write an encoder as a directory that sentence-transformers, transformers, ONNX Runtime, OpenVINO or xrep load, with its
@@ -55,52 +56,19 @@ Face Hub: languages, the checksums of the training data and, if they are given, 
 def build_parser() -> argparse.ArgumentParser:
     parser = command_parser("xrep-export", DESCRIPTION)
     add = parser.add_argument
-    add(
-        "--path",
-        required=True,
-        metavar="ENCODER",
-        help="a checkpoint such as run1/best, or a pretrained directory; with --average the directory of a run",
-    )
+    path = "a checkpoint such as run1/best, or a pretrained directory; with --average the directory of a run"
+    add("--path", required=True, metavar="ENCODER", help=path)
     add("--output", required=True, metavar="DIR", help="a new directory")
-    add(
-        "--format",
-        choices=("sentence-transformers", "hf", "onnx", "openvino", "xrep", "int8"),
-        default="sentence-transformers",
-        help="hf: the transformer alone, without pooling and projection; onnx, openvino: a graph from tokens to vectors"
-        " for ONNX Runtime or OpenVINO (extra of that name); xrep: a checkpoint, without what training alone needs;"
-        " int8: one with the weights of transformer layers in int8, for CPUs",
-    )
-    add(
-        "--average",
-        type=int,
-        metavar="N",
-        help="the mean of the weights of the N newest checkpoints of the run, which was trained with --keep-last N",
-    )
-    add("--pooling", choices=("mean", "max", "cls"), help="another pooling than it was trained with")
-    add("--no-projection", action="store_true", help="leave out the projection behind the pooling ([CLS] without MLP)")
-    add("--layer", type=int, metavar="N", help="pool the token vectors of this layer, and leave out the layers above")
-    add(
-        "--license",
-        metavar="ID",
-        help="licence of the model, for the model card: apache-2.0, cc-by-4.0, other and so on",
-    )
-    add(
-        "--results",
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="results for the model card, which xrep-eval --json wrote for this model",
-    )
+    for spec in read_fields("", "xrep.inference.export:ExportOptions"):
+        add_field(parser, spec)
     add("--plugin", metavar="MODULE", action="append", default=[], help="import a module that has the encoder's model")
     return parser
 
 
 def _main(options: argparse.Namespace) -> None:
-    from xrep.inference.export import export_path
+    from xrep.inference.export import ExportOptions, export_path
 
-    changes = {"pooling": options.pooling, "no_projection": options.no_projection, "layer": options.layer}
-    changes |= {"license": options.license, "results": options.results}
-    written = export_path(options.path, options.output, options.format, options.average, **changes)
+    written = export_path(options.path, options.output, **values_of(options, ExportOptions))
     print(*written, *(f"  {line}" for line in written.values()), sep="\n")
 
 

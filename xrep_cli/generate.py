@@ -122,9 +122,6 @@ def _load(options: argparse.Namespace) -> Translator:
     if options.source_lang is not None and canonical(options.source_lang) not in known:
         cure = f"known: {', '.join(known)}; leave `source_lang` out to try any language that its subwords can spell"
         raise UserError(f"the model was not trained to read {options.source_lang!r}", path=options.path, cure=cure)
-    if options.target_lang is None and len(translator.model.target_languages) > 1:
-        cure = f"give `target_lang`, one of {', '.join(translator.model.target_languages)}"
-        raise UserError("the model has several target languages", path=options.path, cure=cure)
     return translator
 
 

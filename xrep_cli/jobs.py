@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xrep.errors import shortened
 from xrep_cli.common import HelpFormatter, command_parser, command_script, write_summary
-
-if TYPE_CHECKING:
-    from xrep.jobs.status import Failure, Status
 
 DESCRIPTION = """\
 Tell how far a command is that does its work in units: xrep-encode, xrep-mine, xrep-search build and others.
@@ -58,50 +54,48 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _main(options: argparse.Namespace) -> None:
+    from xrep.jobs.notes import FINISHED, notes_of, retry
     from xrep.jobs.outputs import job_address
-    from xrep.jobs.status import failures, is_finished, retry, statuses
+    from xrep.store.addresses import exists, join
 
     named = str(options.address)
     address = named if named.rstrip("/").endswith(".job") else job_address(named)
     if options.command == "retry":
         print(f"{retry(address):,} units that failed will be tried again")
         return
-    states, failed = statuses(address), failures(address)
+    finished = exists(join(address, FINISHED))
+    stages = [] if finished else notes_of(address)
+    states, failed = [notes.status() for notes in stages], [one for notes in stages for one in notes.failures()]
     if options.json:
-        stages = [asdict(state) | {"rate": state.rate, "left": state.left} for state in states]
-        summary = {"job": address, "finished": is_finished(address), "stages": stages}
-        write_summary({**summary, "failures": [asdict(failure) for failure in failed]}, "-")
+        write_summary({"job": address, "finished": finished, "stages": states, "failures": failed}, "-")
         return
-    if is_finished(address):
+    if finished:
         print(f"all is done, and the output is written; {address} may be removed")
         return
-    _print_table([_row(state) for state in states])
+    _print_table([_row(**state) for state in states])
     for failure in failed if options.log else failed[:_SHOWN]:
-        print(
-            f"\n{_named(failure)}:\n{failure.log.rstrip()}" if options.log else f"{_named(failure)}: {_last(failure)}"
-        )
+        unit, log = f"{failure['stage']}, unit {failure['unit']}", failure["log"].rstrip()
+        print(f"\n{unit}:\n{log}" if options.log else f"{unit}: {shortened(log.rpartition(chr(10))[2])}")
     if len(failed) > _SHOWN and not options.log:
         print(f"and {len(failed) - _SHOWN:,} more, which --log or --json shows")
 
 
-def _named(failure: Failure) -> str:
-    return f"{failure.stage}, unit {failure.unit}"
-
-
-def _last(failure: Failure) -> str:
-    """Return the last line of a log."""
-    return shortened(failure.log.rstrip().rpartition("\n")[2])
-
-
-def _row(state: Status) -> tuple[str, ...]:
+def _row(
+    stage: str,
+    count: int | None,
+    done: int,
+    running: int,
+    failed: list[int],
+    rate: float | None,
+    left: float | None,
+    **_: Any,
+) -> tuple[str, ...]:
     from xrep.progress import duration
 
-    if state.count is None:
-        return (state.stage, *("-" * 6))
-    left = "-" if state.left is None else duration(state.left)
-    rate = "-" if state.rate is None else f"{state.rate:,.2f}"
-    counts = (state.done, state.running, len(state.failed), state.count)
-    return (state.stage, *(f"{count:,}" for count in counts), rate, left)
+    if count is None:
+        return (stage, *("-" * 6))
+    counts = (f"{number:,}" for number in (done, running, len(failed), count))
+    return (stage, *counts, "-" if rate is None else f"{rate:,.2f}", "-" if left is None else duration(left))
 
 
 def _print_table(rows: list[Any]) -> None:

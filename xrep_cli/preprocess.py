@@ -101,7 +101,10 @@ def build_parser() -> Parser:
 def _main(options: argparse.Namespace) -> None:
     named = {"train": options.bitext, "valid": options.valid, "test": options.test}
     splits = {split: [parse_bitext(spec) for spec in specs] for split, specs in named.items()}
-    engine = Engine(**values_of(options, Engine))
+    how = values_of(options, Engine)
+    if options.engine != "ray":
+        how["workers"] = None  # they are processes of this one
+    engine = Engine(**how)
     inputs = [path for bitexts in splits.values() for bitext in bitexts for path in bitext.paths]
     texts = {"a training, validation or test text": inputs, "--destdir": options.destdir}
     check_outputs({"--json": options.json}, texts)

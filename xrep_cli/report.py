@@ -48,9 +48,10 @@ def _main(options: argparse.Namespace) -> None:
     for line in (line for run in runs for line in run.damaged):
         print(f"warning: {line}", file=sys.stderr)
     if options.data is not None:
-        from xrep.report.measuring import measure
+        from xrep.evaluation.all import measure_runs
 
-        measured, failed = measure(runs, options.data, options.batch_tokens)
+        paths = {run.name: run.path for run in runs}
+        measured, failed = measure_runs(paths, options.data, options.batch_tokens)
         for test, records in measured.items():
             results.setdefault(test, {}).update(records)
     with output_file(options.output) as path, write_aside(path) as aside:

@@ -46,7 +46,8 @@ Encode each line of a text and add them to an index.
   xrep-search add index/ --input more.txt
 
 A query meanwhile finds all of the new lines or none. If the command is interrupted, repeat it: it goes on where it
-stopped. At most 100,000 lines are searched exactly; for more there is an index like the one that was built."""
+stopped. The same lines in the same language are not added twice. At most 100,000 lines are searched exactly; for more
+there is an index like the one that was built."""
 QUERY = """\
 Print the sentences nearest to each query.
 
@@ -151,27 +152,37 @@ def _write(options: argparse.Namespace) -> None:
         index = SearchIndex.build(options.path, options.input, directory, device=device, **how)
     else:
         index = SearchIndex(directory, options.path, device=device)
+        before = len(index)
         index.add(options.input, **how)
-    facts = asdict(index.manifest)
-    parts = facts["parts"]
-    size = sum(file["bytes"] for part in parts for file in part.pop("files").values())
+        if len(index) == before:
+            print(f"xrep-search: the sentences of {options.input} are there already", file=sys.stderr)
+    size, parts = sum(file["bytes"] for file in _files(index)), index.manifest["parts"]
     if options.json:
-        print(json.dumps({"path": str(directory), "rows": len(index), "bytes": size, **facts}))
+        parts = [{name: value for name, value in part.items() if name != "files"} for part in parts]
+        facts = index.manifest | {"rows": len(index), "bytes": size, "parts": parts}
+        print(json.dumps({"path": str(directory), **facts}))
         return
     lines, among = sum(part["lines"] for part in parts), f" in {len(parts)} parts" if len(parts) > 1 else ""
     kinds = " and ".join(dict.fromkeys(part["index"] for part in parts)).replace("flat", "exact search")
     print(f"{len(index):,} sentences of {lines:,} lines{among}, {kinds}, {size / 1e6:,.1f} MB: {directory}")
 
 
+def _files(index: Any) -> list[dict[str, Any]]:
+    return [file for part in index.manifest["parts"] for file in part["files"].values()]
+
+
 def _check(options: argparse.Namespace) -> None:
     from xrep.inference.search_index import SearchIndex
 
-    found = SearchIndex(options.index).check()
+    index, k = SearchIndex(options.index), 10
+    queries, files = min(100, len(index)), _files(index)
+    recall, size = index.check(k, queries), sum(file["bytes"] for file in files)
     if options.json:
-        print(json.dumps({"path": options.index, **asdict(found)}))
+        facts = {"files": len(files), "bytes": size, "k": k, "queries": queries, "recall": recall}
+        print(json.dumps({"path": options.index, **facts}))
     else:
-        whole = f"all {found.files} files ({found.bytes / 1e6:,.1f} MB) are as they were written"
-        print(f"{whole}; recall@{found.k} of {found.queries} queries {found.recall:.3f}: {options.index}")
+        whole = f"all {len(files)} files ({size / 1e6:,.1f} MB) are as they were written"
+        print(f"{whole}; recall@{k} of {queries} queries {recall:.3f}: {options.index}")
 
 
 def _query(options: argparse.Namespace) -> None:

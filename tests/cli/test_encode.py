@@ -64,7 +64,7 @@ def test_ranks_share_a_folder_of_parts_and_a_file(shared_encoder: Path, tmp_path
         assert cli("encode", *given, f"alone-{name}").code == 0
         done = run_on_ranks(2, "xrep_cli.encode", *given, tmp_path / name, environment=environment())
         assert done.returncode == 0, done.stderr
-        assert sorted(os.listdir(tmp_path / f"{name}.job")) == ["finished.json", "lock", "plan.json"]
+        assert sorted(os.listdir(tmp_path / f"{name}.job")) == ["finished.json", "lock"]
         (summary,) = map(json.loads, done.stdout.splitlines())
         assert (summary["path"], summary["lines"]) == (str(tmp_path / name), 70_000)
     assert contents(tmp_path / "v") == contents(tmp_path / "alone-v")

@@ -49,7 +49,7 @@ def test_rate_and_time_left(cli: Commands, tmp_path: Path) -> None:
     squares = job.stages[0]
     job.notes(squares).begin(200)
     for number in range(4):
-        job.notes(squares).claim(number, f"{number} of 4", 60)
+        job.notes(squares).claim(number, f"{number} of 4")
     job.do(squares, 0, lambda done: None)
     shown = json.loads(cli("jobs", "status", "out", "--json").out)
     first = shown["stages"][0]
@@ -75,7 +75,7 @@ def test_retry(cli: Commands, failed: Job, tmp_path: Path) -> None:
 def test_what_several_processes_have_finished(cli: Commands, tmp_path: Path) -> None:
     job = make_job(tmp_path, 6)
     job.begin()
-    job.finish({}, keep=True)
+    job.finish(keep=True)
     assert cli("jobs", "status", "out").out == f"all is done, and the output is written; {job.address} may be removed\n"
     assert json.loads(cli("jobs", "status", "out", "--json").out)["finished"] is True
 

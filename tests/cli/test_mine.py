@@ -110,7 +110,7 @@ def test_processes_share_the_work(index: str, mine: Mine, tmp_path: Path) -> Non
         done = run_on_ranks(3, "xrep_cli.mine", *given, index, "--output", "mined.tsv", environment=environment())
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "mined.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
-    assert sorted(os.listdir(tmp_path / "mined.tsv.job")) == ["finished.json", "lock", "plan.json"]
+    assert sorted(os.listdir(tmp_path / "mined.tsv.job")) == ["finished.json", "lock"]
 
 
 @pytest.mark.usefixtures("planted")

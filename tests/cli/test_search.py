@@ -85,6 +85,10 @@ def test_lines_are_added_and_the_summary_says_so(search: Any, separate_encoder: 
     assert told["rows"] == 120 and told["path"] == "own" and told["bytes"] > 120 * 2 * told["size"]
     assert [part["source"] for part in told["parts"]] == ["lines.en", "lines.de"]
     assert "160 lines in 3 parts" in search("add", "own", "--input", "few.en").out  # in the language of the first text
+    again = search("add", "own", "--input", "few.en")
+    assert (
+        "160 lines in 3 parts" in again.out and again.err == "xrep-search: the sentences of few.en are there already\n"
+    )
     found = search("query", "own", PAIRS[9][0], *"-k 1 --lang de".split())
     assert found.out == f"1\t1.0000\tlines.de:10\t{PAIRS[9][0]}\n"
 
@@ -94,7 +98,7 @@ def test_an_index_is_checked(search: Any, cli: Commands, separate_encoder: Path,
     search("build", *"--input lines.en --output own --lang en --index IVF30,Flat --path".split(), separate_encoder)
     recall = json.loads(cli("search", "check", "own", "--json").out)["recall"]
     assert 0 < recall < 0.9 and cli("search", "check", "own").out == (
-        f"all 5 files (0.0 MB) are as they were written; recall@10 of 60 queries {recall:.3f}: own\n"
+        f"all 6 files (0.0 MB) are as they were written; recall@10 of 60 queries {recall:.3f}: own\n"
     )
 
 
@@ -125,10 +129,11 @@ def test_prompts_of_lines_and_queries(search: Any, shared_encoder: Path, tmp_pat
         ("own", ["--prompt-name", "title"], "ein ", "ein "),
     ):
         assert search("build", *f"--path prompted --input lines.en --output {where}".split(), *named).code == 0
-        assert search("add", where, "--input", "lines.en").code == 0
-        vectors = encoder.encode(lines, prompt=text)
-        for part in ("part-00000", "part-00001"):
-            np.testing.assert_allclose(np.load(tmp_path / where / part / "vectors.npy"), vectors, atol=1e-3)
+        assert search("add", where, *"--input lines.en --lang en".split()).code == 0
+        vectors, parts = encoder.encode(lines, prompt=text), [*(tmp_path / where).glob("part-*")]
+        assert len(parts) == 2
+        for part in parts:
+            np.testing.assert_allclose(np.load(part / "vectors.npy"), vectors, atol=1e-3)
         answers = search("query", where, *queries, "--json", "-k", "1", *named).out.splitlines()
         for query, answer in zip(queries, map(json.loads, answers), strict=True):
             cosines = vectors @ encoder.encode(query, prompt=asked)

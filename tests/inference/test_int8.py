@@ -117,7 +117,7 @@ def test_what_a_saved_encoder_cannot_do_is_refused(path, tmp_path):
 
 def test_an_index_remembers_int8(path, tmp_path):
     index = SearchIndex.build(path, LINES, tmp_path / "index", lang="de", precision="int8", device="cpu")
-    assert index.manifest.precision == "int8"
+    assert index.manifest["precision"] == "int8"
     (hits,) = SearchIndex(tmp_path / "index", device="cpu").search([LINES[1]], k=1, lang="de")
     assert hits[0].text == LINES[1]
     assert hits[0].score == pytest.approx(1.0, abs=1e-4)

@@ -50,9 +50,8 @@ def make_side(tmp_path: Path) -> Callable[..., Side]:
         np.save(path, own.astype(dtype))
         if chosen is None:
             return Side(Vectors(path), None)
-        of_chosen = ArrayFile.temporary(tmp_path, np.int64)
-        of_chosen.append(chosen)
-        return Side(Vectors(path), of_chosen)
+        np.save(tmp_path / f"{seed}-rows.npy", chosen)
+        return Side(Vectors(path), ArrayFile.open(tmp_path / f"{seed}-rows.npy", "rows", ""))
 
     return make
 

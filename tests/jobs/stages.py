@@ -11,8 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from xrep.jobs import notes
 from xrep.jobs.engines import LOCAL, Engine, run
 from xrep.jobs.plan import Advance, Job, Stage
+
+FOR_EVER = 1e6
+"""Patience of programs and workers, so that a test ends in time only if they do not wait until a claim is old."""
 
 
 class Squares(Stage):
@@ -28,6 +32,11 @@ class Squares(Stage):
 
     def __init__(self, count: int, seconds: float = 0.0, faults: dict[int, str] | None = None) -> None:
         self._count, self._seconds, self._faults = count, seconds, faults or {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As in a program below; this process is a worker of Ray."""
+        vars(self).update(state)
+        notes._PATIENCE = FOR_EVER
 
     @cached_property
     def units(self) -> Sequence[int]:
@@ -99,5 +108,9 @@ def run_job(job: Job, engine: Engine = LOCAL) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":  # FOLDER SECONDS ENGINE
-    done = run_job(make_job(Path(sys.argv[1]), seconds=float(sys.argv[2])), Engine(engine=sys.argv[3]))  # type: ignore
+    from tests.jobs import stages  # workers of Ray can import its classes, and not those of __main__
+
+    notes._PATIENCE = FOR_EVER
+    given = stages.make_job(Path(sys.argv[1]), seconds=float(sys.argv[2]))
+    done = stages.run_job(given, Engine(engine=sys.argv[3]))  # type: ignore[arg-type]
     print("shared" if done is None else "done")

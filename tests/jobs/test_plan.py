@@ -16,8 +16,8 @@ from tests.jobs.stages import Squares, expected, make_job, run_job, runs, total
 from tests.support.programs import Program
 from tests.support.runs import environment
 from xrep.errors import UserError
+from xrep.jobs.notes import notes_of, retry
 from xrep.jobs.plan import Job, Stage
-from xrep.jobs.status import failures, retry, statuses
 from xrep.jobs.work import Share, work
 
 
@@ -97,26 +97,55 @@ def test_a_marker_is_written_after_its_data(tmp_path: Path, monkeypatch: pytest.
     """The test above would not see a marker that comes too early if the data follows it in time."""
     job, stage = begun(tmp_path)
 
-    def put(*names: object) -> None:
+    def publish(*names: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("xrep.store.addresses.put", put)
+    monkeypatch.setattr("xrep.store.addresses.publish", publish)
     with pytest.raises(MemoryError):
         do(job, stage, 1)
     assert markers(job) == []
 
 
-def test_claims(tmp_path: Path) -> None:
+def test_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, stage = begun(tmp_path)
+    notes, other = job.notes(stage), job.notes(stage)
+    assert notes.claim(0, "0 of 2") and not other.claim(0, "1 of 2")
+    assert notes.claim(0, "0 of 2"), "a worker that was started again goes on with what it had begun"
+    monkeypatch.setattr("xrep.jobs.notes._PATIENCE", 0.0)
+    assert other.claim(0, "1 of 2"), "its worker was not heard of for too long"
+    do(job, stage, 0)
+    assert not notes.claim(0, "0 of 2"), "it is done since"
+
+
+def test_a_claim_is_old_by_the_clock_of_the_one_that_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It matters how long nothing was heard of a worker, not what its own clock says."""
+    job, stage = begun(tmp_path)
+    notes, other, now = job.notes(stage), job.notes(stage), [1e6]
+    monkeypatch.setattr("xrep.jobs.notes._PATIENCE", 60.0)
+    assert notes.claim(0, "0 of 2")
+    monkeypatch.setattr("xrep.jobs.notes.time.monotonic", lambda: now[0])
+    assert not other.claim(0, "1 of 2")
+    now[0] += 59
+    assert not other.claim(0, "1 of 2")
+    claim = Path(notes.place("started", 0))
+    claim.write_text(json.dumps({**json.loads(claim.read_text()), "beat": 1}))
+    now[0] += 59
+    assert not other.claim(0, "1 of 2"), "it was heard of in between"
+    now[0] += 61
+    assert other.claim(0, "1 of 2")
+
+
+def test_a_unit_at_which_workers_end_is_listed_after_three_times(tmp_path: Path) -> None:
     job, stage = begun(tmp_path)
     notes = job.notes(stage)
-    assert notes.claim(0, "0 of 2", 60) and not notes.claim(0, "1 of 2", 60)
-    assert notes.claim(0, "0 of 2", 60), "a worker that was started again goes on with what it had begun"
-    assert notes.claim(0, "1 of 2", 0), "its worker was not heard of for too long"
-    assert (notes.begun(), notes.begun("0 of 2"), notes.begun("1 of 2")) == ([0], [], [0])
-    notes.forget(0)
-    assert notes.begun() == [] and notes.claim(0, "0 of 2", 60)
-    do(job, stage, 0)
-    assert not notes.claim(0, "1 of 2", 0), "it is done since"
+    assert [notes.claim(7, "0 of 2") for _ in range(4)] == [True, True, True, False]
+    (failure,) = notes.failures()
+    assert failure["error"] == "the end of its worker, 3 times"
+    assert failure["log"].startswith("The last one was worker 0 of 2 on")
+    assert retry(job.address) == 1 and notes.claim(7, "1 of 2")
+    assert not notes.claim(7, "0 of 2")
+    assert (notes.release("0 of 2", "lost"), notes.release("1 of 2", "lost")) == (0, 1)
+    assert notes.claim(7, "0 of 2"), "its worker is known to have ended"
 
 
 def test_three_tries(tmp_path: Path) -> None:
@@ -129,12 +158,13 @@ def test_failures_are_listed_and_tried_again(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="2 units of squares failed, the first one with RuntimeError: unit 2 is broken"):
         run_job(job)
     assert [runs(job.address).count(number) for number in range(6)] == [1, 1, 3, 1, 3, 1]
-    (squares, after) = statuses(job.address)
-    assert (squares.done, squares.running, squares.failed, squares.count) == (4, 0, [2, 4], 6) and after.count is None
-    first, second = failures(job.address)
-    assert (first.stage, first.unit, second.unit) == ("squares", 2, 4)
-    assert first.log.startswith("Traceback") and first.log.rstrip().endswith(first.error)
-    assert retry(job.address) == 2 and failures(job.address) == []
+    squares, after = notes_of(job.address)
+    assert [squares.status()[name] for name in ("done", "running", "failed", "count")] == [4, 0, [2, 4], 6]
+    assert after.status()["count"] is None
+    first, second = squares.failures()
+    assert (first["stage"], first["unit"], second["unit"]) == ("squares", 2, 4)
+    assert first["log"].startswith("Traceback") and first["log"].rstrip().endswith(first["error"])
+    assert retry(job.address) == 2 and squares.failures() == []
     assert run_job(make_job(tmp_path, 6)) == {"total": expected(6)} and len(runs(job.address)) == 12
 
 
@@ -165,16 +195,31 @@ def test_a_job_that_several_finished_is_done_again_only_without_its_output(tmp_p
     job.begin()
     work(job, Share(), False)
     (tmp_path / "out").write_text(total(job))
-    job.finish({"total": 1}, keep=True)
-    assert {path.name for path in Path(job.address).iterdir()} == {"plan.json", "finished.json"}
-    assert not make_job(tmp_path).begin(str(tmp_path / "out")) and make_job(tmp_path).is_finished()
+    job.finish(keep=True)
+    assert [path.name for path in Path(job.address).iterdir()] == ["finished.json"]
+    assert not make_job(tmp_path).begin(str(tmp_path / "out")) and make_job(tmp_path).has_ended()
     (tmp_path / "out").unlink()
     again = make_job(tmp_path)
-    assert again.begin(str(tmp_path / "out")) and not again.is_finished()
+    assert again.begin(str(tmp_path / "out")) and not again.has_ended()
+
+
+def test_another_job_begins_where_several_have_finished_one(tmp_path: Path) -> None:
+    """It removes nothing but the record of the old one, so several may begin at a time without a lock."""
+    job, output = make_job(tmp_path), tmp_path / "out"
+    job.begin()
+    output.write_text("")
+    job.finish(keep=True)
+    first, second = make_job(tmp_path, seed=1), make_job(tmp_path, seed=1)
+    assert first.begin(str(output))
+    first.notes(first.stages[0]).begin(12)
+    assert do(first, first.stages[0], 3)
+    assert second.begin(str(output)) and markers(second) == ["done/squares/0000003.json"]
+    with pytest.raises(UserError, match="differs in seed"):
+        make_job(tmp_path, seed=2).begin(str(output))
 
 
 def test_there_is_no_such_job(tmp_path: Path) -> None:
-    for ask in (statuses, failures, retry):
+    for ask in (notes_of, retry):
         with pytest.raises(UserError, match="there is no such job"):
             ask(str(tmp_path / "out.job"))
 

@@ -23,7 +23,6 @@ from xrep.jobs.engines import Engine
 from xrep.jobs.notes import DONE
 from xrep.jobs.plan import MachineError
 from xrep.jobs.ray_engine import fit_workers
-from xrep.jobs.status import failures
 
 RAY = Engine(engine="ray")
 
@@ -59,16 +58,15 @@ def wait_for(job: str, count: int) -> None:
 
 def test_the_workers_fit_the_nodes() -> None:
     one, two = {"CPU": 8.0, "GPU": 2.0}, {"CPU": 5.0}
-    two_cpus, half_gpu = Engine(cpus_per_worker=2), Engine(gpus_per_worker=0.5)
-    assert fit_workers(two_cpus, [two, two]) == replace(two_cpus, workers=4)
-    assert fit_workers(RAY, [one, two]) == replace(RAY, workers=2, gpus_per_worker=1), "one for each GPU"
-    assert fit_workers(half_gpu, [one]) == replace(half_gpu, workers=4)
-    assert fit_workers(Engine(workers=7), [one]) == Engine(workers=7)
+    assert fit_workers(replace(RAY, cpus_per_worker=2), [two, two]) == (4, 0)
+    assert fit_workers(RAY, [one, two]) == (2, 1), "one for each GPU"
+    assert fit_workers(replace(RAY, gpus_per_worker=0.5), [one]) == (4, 0.5)
+    assert fit_workers(replace(RAY, workers=7), [one]) == (7, 0)
     with pytest.raises(MachineError, match="no machine of the Ray cluster has 9 processors"):
-        fit_workers(Engine(cpus_per_worker=9), [two, two])
+        fit_workers(replace(RAY, cpus_per_worker=9), [two, two])
 
 
-@pytest.mark.parametrize(("place", "reason"), {"127.0.0.1:9": "refused", "nonsense": "it is not HOST:PORT"}.items())
+@pytest.mark.parametrize(("place", "reason"), {"127.0.0.1:9": "refused", "nonsense": "nonsense"}.items())
 def test_there_is_no_cluster(place: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     monkeypatch.setenv("RAY_ADDRESS", place)
@@ -100,10 +98,8 @@ def test_a_node_is_removed_during_the_work(cluster: Any, address: str, tmp_path:
 
     remover = threading.Thread(target=remove)
     remover.start()
-    began = time.monotonic()
-    assert run_job(job, RAY) == {"total": expected(30)}
+    assert run_job(job, RAY) == {"total": expected(30)}, "or it waits for ever for the worker that is lost"
     remover.join()
-    assert time.monotonic() - began < 45, "nobody waited until the claim of the lost worker was too old"
     assert len(runs(job.address)) <= 31
 
 
@@ -136,9 +132,9 @@ def test_ctrl_c_ends_the_actors(address: str, tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_a_unit_that_kills_its_worker_is_listed_and_the_rest_is_done(address: str, tmp_path: Path) -> None:
     job = make_job(tmp_path, 6, faults={3: "die"})
-    with pytest.raises(UserError, match="1 units of squares failed, the first one with the death of its worker"):
+    with pytest.raises(UserError, match="1 units of squares failed, the first one with the end of its worker"):
         run_job(job, RAY)
-    assert [failure.unit for failure in failures(job.address)] == [3] and runs(job.address).count(3) == 3
+    assert job.notes(job.stages[0]).numbers("failed") == {3} and runs(job.address).count(3) == 3
     assert run_job(make_job(tmp_path, 6), RAY) == {"total": expected(6)}
 
 

@@ -28,7 +28,7 @@ class Slow(Stage):
 
 def test_a_unit_that_takes_long_is_not_begun_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker is heard of in the meantime."""
-    monkeypatch.setattr(work, "_PATIENCE", 0.6)
+    monkeypatch.setattr("xrep.jobs.notes._PATIENCE", 0.6)
     stage = Slow()
     job = Job(str(tmp_path / "a.job"), "wait", {}, [stage])
     job.begin()

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder
+from xrep.evaluation.alignment import Alignment
+from xrep.evaluation.encoders import Encoder, open_encoder
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, VectorTestOptions, table
-from xrep.evaluation.reading import existing_folder, named_languages
-from xrep.evaluation.runner import Test, run_tests, shared_options
+from xrep.evaluation.reading import available, existing_folder, named_languages, read_pairs
+from xrep.evaluation.runner import Results, Test, differences, run_tests, shared_options
+from xrep.evaluation.scatter import Scatter
 from xrep.evaluation.tatoeba import GROUPS
 from xrep.registry import EVALUATIONS
+
+_CHECKPOINTS = "alignment of checkpoints"
+_LANGUAGES, _SENTENCES = 6, 12  # in a picture of sentences: languages, and sentences of each
 
 
 class All(Evaluation):
@@ -102,3 +107,46 @@ def find_tests(root: Path) -> dict[str, tuple[str, Any]]:
     if not tests:
         raise UserError("no data of any test in it", path=root, cure="xrep-eval TEST --help says what each test reads")
     return tests
+
+
+def measure_runs(runs: Mapping[str, Path], data: str, batch_tokens: int) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Measure the best checkpoint of each run on every test with data in a folder, and what the pictures of a report
+    show of Tatoeba. Return test -> name of the run -> record, which has the ``differences`` from the first run, and a
+    line for each test that could not be measured. Raises UserError if there is no data of any test, or a run has no
+    checkpoint that encodes sentences."""
+    found = find_tests(existing_folder(data, "name a folder with data of tests"))
+    # What is wrong with an encoder is found before another one is measured.
+    trained = [open_encoder(path / "best").languages for path in runs.values()]
+    for folder in [config.data for name, config in found.values() if name == "tatoeba"]:
+        found |= _pictures(folder, trained[0])
+    tests = [Test(label, name, EVALUATIONS.load(name)(config)) for label, (name, config) in found.items()]
+    records, failed, first = dict[str, dict[str, Any]](), list[str](), dict[str, Figures]()
+    for name, path in runs.items():
+        print(f"{name}:", file=sys.stderr)
+        results = _measure_run(path, tests, batch_tokens)
+        failed += [f"{name}: {label}: {reason}" for label, reason in results.failed.items()]
+        for label, record in results.records.items():
+            if label in first:
+                record["differences"] = differences(first[label], results.figures[label])
+            records.setdefault(label, {})[name] = record
+        first = first or results.figures
+    return records, failed
+
+
+def _measure_run(path: Path, tests: Sequence[Test], batch_tokens: int) -> Results:
+    """Measure a run, whose encoder is in memory only meanwhile."""
+    encoder = open_encoder(path / "best", batch_tokens=batch_tokens)
+    return run_tests(tests, lambda test: test.evaluation.open(str(path)) if test.label == _CHECKPOINTS else encoder)
+
+
+def _pictures(folder: str, trained: Sequence[str]) -> dict[str, tuple[str, Any]]:
+    """Return what draws the pictures from Tatoeba's files of the languages that were trained: label -> name, config."""
+    codes = available(folder)
+    languages = [language for language in trained if language in codes][:_LANGUAGES] or list(codes)[:1]
+    scatter = Scatter.Config(data=folder, langs=",".join(languages), sentences=_SENTENCES, plot="-")
+    first = read_pairs(folder, codes[languages[0]])
+    # A seventh stay translations, and three sevenths are replaced by sentences of the last three.
+    pairs, replaced = len(first) * 4 // 7, len(first) * 3 // 7
+    data = f"{languages[0]}-en={','.join(map(str, first.files))}"
+    alignment = Alignment.Config(data=data, pairs=pairs, true_pairs=pairs - replaced, every_checkpoint=True)
+    return {"scatter": ("scatter", scatter), _CHECKPOINTS: ("alignment", alignment)}

@@ -17,7 +17,7 @@ from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Sc
 from xrep.evaluation.reading import check_least, choose_names, existing_folder, folders_with, named
 from xrep.metrics.mining import best_threshold, mining_scores
 from xrep.retrieval.margins import Candidates, check_neighbours, choose
-from xrep.retrieval.neighbours import neighbours
+from xrep.retrieval.tiles import neighbours
 from xrep.text.languages import canonical
 from xrep.text.readers import read_lines
 

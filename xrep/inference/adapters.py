@@ -19,7 +19,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,12 +28,6 @@ from xrep.errors import UserError
 from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder, unit_rows
 from xrep.lazy import lazy_names
 from xrep.text.languages import canonical
-
-if TYPE_CHECKING:
-    from mteb.models import ModelMeta  # pyright: ignore[reportMissingImports] (no extra installs mteb)
-
-ChooseLanguage = Callable[[Sequence[str], Sequence[str]], str]
-"""Function (texts, languages of the subset) -> the language of the texts."""
 
 
 class MtebEncoder:
@@ -48,7 +42,8 @@ class MtebEncoder:
 
     Args:
         encoder: The encoder, or what ``SentenceEncoder.load`` accepts.
-        lang: Language of all texts, whatever the task says; or a function ``(texts, languages) -> code``.
+        lang: Language of all texts, whatever the task says; or a function ``(texts, languages) -> code``, of which the
+            languages are those of the subset.
         batch_tokens: As in ``SentenceEncoder.encode``.
         normalize: Scale vectors to length 1, for models that do not do so themselves. Cosine scores stay the same.
         name: ``organisation/model``. mteb stores results under this name and a revision that changes with the weights.
@@ -57,7 +52,7 @@ class MtebEncoder:
     def __init__(
         self,
         encoder: SentenceEncoder | str | Path,
-        lang: str | ChooseLanguage | None = None,
+        lang: str | Callable[[Sequence[str], Sequence[str]], str] | None = None,
         *,
         batch_tokens: int = 4096,
         normalize: bool = False,
@@ -99,12 +94,10 @@ class MtebEncoder:
         return (unit_rows(embeddings1) * unit_rows(embeddings2)).sum(dim=1)
 
     @functools.cached_property
-    def mteb_model_meta(self) -> ModelMeta:
-        """The description of the model under which mteb stores its results; a UserError if mteb is not installed."""
-        try:
-            from mteb.models import ModelMeta  # pyright: ignore[reportMissingImports] (no extra installs mteb)
-        except ModuleNotFoundError:
-            raise UserError("mteb is not installed", cure="pip install 'mteb>=2'") from None
+    def mteb_model_meta(self) -> Any:
+        """The description of the model, a ``ModelMeta``, under which mteb stores its results."""
+        from mteb.models import ModelMeta  # pyright: ignore[reportMissingImports] (no extra installs mteb)
+
         # The revision differs for other weights and options, so that mteb does not reuse their results for this model.
         lang = getattr(self.lang, "__qualname__", self.lang)
         facts = f"{self.encoder.fingerprint()} {lang} {self.normalize} {self.encoder.prompts}"

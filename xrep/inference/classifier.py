@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ class FoundAnswer:
     score: float
 
 
+@dataclass(eq=False, repr=False)
 class SentenceClassifier:
     """A trained classifier with its tokenizer. It predicts annotations of one kind; other predictions are a UserError.
 
@@ -56,24 +57,22 @@ class SentenceClassifier:
     Attributes:
         path: Where it was loaded from.
         annotation: What it predicts: its kind and its labels.
+        options: Those of the task that it was trained for, of which the windows of a context are made.
         training_hashes: File of the hashes of its training sentences, or None.
     """
 
-    def __init__(
-        self,
-        model: ClassifyingModel,
-        text: TextSpec,
-        tokenizers: Tokenizers,
-        *,
-        path: str = "",
-        options: dict[str, Any] | None = None,
-        training_hashes: Path | None = None,
-        batch_tokens: int = BATCH_TOKENS,
-    ) -> None:
-        self.model, self.text, self.tokenizers, self.path = model, text, tokenizers, path
-        self._reading = tokenizers[SHARED], text.vocabulary(SHARED)
-        self.annotation, self.training_hashes = model.annotation, training_hashes
-        self._options, self._batch_tokens = options or {}, batch_tokens
+    model: ClassifyingModel
+    text: TextSpec
+    tokenizers: Tokenizers
+    _: KW_ONLY
+    path: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    training_hashes: Path | None = None
+    batch_tokens: int = BATCH_TOKENS
+
+    def __post_init__(self) -> None:
+        self.annotation = self.model.annotation
+        self._reading = self.tokenizers[SHARED], self.text.vocabulary(SHARED)
 
     @classmethod
     def load(
@@ -98,7 +97,7 @@ class SentenceClassifier:
             checkpoint = open_checkpoint(path)
             model, text = load_model(checkpoint), checkpoint.text
             tokenizers = open_tokenizers(checkpoint.path / TOKENIZER)
-            run = {"options": checkpoint.config.get("task"), "training_hashes": checkpoint.training_hashes}
+            run = {"options": checkpoint.config.get("task") or {}, "training_hashes": checkpoint.training_hashes}
         return cls(to_device(model, device, dtype), text, tokenizers, path=str(path), batch_tokens=batch_tokens, **run)
 
     def fingerprint(self) -> str:
@@ -141,7 +140,7 @@ class SentenceClassifier:
         """Return the best answer to each question in its context; a UserError says if there is no room for a context
         beside a question."""
         self.check_kind("span")
-        sizes = {name: int(self._options.get(name, usual)) for name, usual in WINDOWS.items()}
+        sizes = {name: int(self.options.get(name, usual)) for name, usual in WINDOWS.items()}
         windows = list(question_rows(questions, *self._reading, max_length=self.text.max_length, **sizes))
         best = [FoundAnswer("", 0, -float("inf"))] * len(questions)
         for number, _, logits in self._logits(Rows(windows)):
@@ -158,7 +157,7 @@ class SentenceClassifier:
         """Yield the number of each row, its labels, and its logits in float32 on the CPU, similar lengths together."""
         self.model.eval()
         device = next(self.model.parameters()).device
-        for numbers in batches_of(rows.lengths, self._batch_tokens):
+        for numbers in batches_of(rows.lengths, self.batch_tokens):
             batch = rows.batch(np.array(numbers), self._reading[1], self.annotation.kind)
             yield from zip(numbers, batch.labels, self.model(batch.tokens.to(device)).float().cpu(), strict=True)
 

@@ -6,45 +6,31 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from huggingface_hub import ModelCardData
-
-from xrep.data.batching import TextSpec
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming
 from xrep.inference.graphs import FILES, Runtime, write_graph
 from xrep.inference.model_card import write_card
 from xrep.interop.exported import write_huggingface, write_router, write_sentence_transformers
 from xrep.interop.sentence_modules import Prompts
-from xrep.models.dual_encoder import DualEncoder
 from xrep.models.projection import MeanOfSpaces
 from xrep.text.pretrained_tokenizer import save_as_huggingface
-from xrep.text.sides import Tokenizers, tokenizer_of
-from xrep.text.tokenizer import Tokenizer
+from xrep.text.sides import tokenizer_of
 
 Format = Literal["sentence-transformers", "hf", Runtime]
 
 
-def write_encoder(
-    model: DualEncoder,
-    tokenizers: Tokenizers,
-    text: TextSpec,
-    prompts: Prompts,
-    directory: Path,
-    format: Format,
-    address: str,
-    card: ModelCardData,
-) -> dict[Path, str]:
-    """Write an encoder as ``SentenceEncoder.save`` describes; ``address`` is what its card names to load it."""
+def write_encoder(encoder: Any, directory: Path, format: Format, address: str, **card: Any) -> dict[Path, str]:
+    """Write a ``SentenceEncoder`` as its ``save`` describes; ``address`` is what its ``card`` names to load it."""
+    model, text = encoder.model, encoder.text
+    prompts = Prompts(texts=encoder.prompts, default=encoder.default_prompt_name)
     languages = {tower: text.languages_of(tower) for tower in model.encoders}
     folders = {tower: tower if len(languages) > 1 else "." for tower in languages}
     routes = {code: folders[tower] for tower in languages for code in languages[tower] if len(languages) > 1}
-    lines: dict[Path, str] = {}
+    is_graph, lines, opens = format in FILES, dict[Path, str](), format != "hf"
     with naming(directory), directory_aside(directory) as aside:
-        opens = format != "hf"  # whether sentence-transformers does
         for tower, folder in folders.items():
-            encoder, tokenizer = model.encoders[tower], tokenizer_of(tokenizers, tower)
-            opens &= _write_tower(model, tower, tokenizer, aside / folder, format, prompts, text.max_length)
-            name = format if format in FILES else encoder.library_class
+            opens &= _write_tower(encoder, tower, aside / folder, format, prompts)
+            name = format if is_graph else model.encoders[tower].library_class
             lines[directory / folder] = opening_line(name, str(Path(address, folder)), languages[tower])
         if format == "sentence-transformers":
             lines = {directory: _encoding_line(address, list(routes))}
@@ -53,10 +39,13 @@ def write_encoder(
         sizes = " or ".join(str(size) for size in dict.fromkeys(model.width(tower) for tower in languages))
         write_card(
             aside,
-            card,
             ("transformers", "feature-extraction") if format == "hf" else (format, "sentence-similarity"),
             text.languages,
-            [] if format in FILES else model.encoders.values(),
+            [] if is_graph else model.encoders.values(),
+            **card,
+            name=Path(address).name,
+            path=encoder.path,
+            fingerprint=encoder.fingerprint,
             about=f"A cross-lingual sentence encoder, trained with xrep. Sentences become vectors of {sizes} numbers.",
             lines=lines.values(),
             towers=languages,
@@ -66,6 +55,9 @@ def write_encoder(
             prompt=json.dumps(prompts.text, ensure_ascii=False) if prompts.text else "",
             address=json.dumps(address) if opens else "",
         )
+        if format == "onnx" or format == "openvino":  # last, because it takes longest
+            for tower, folder in folders.items():
+                write_graph(model, tower, aside / folder, format)
     return lines
 
 
@@ -86,16 +78,15 @@ def _encoding_line(address: str, tasks: list[str]) -> str:
     return f'{opened}.encode(["..."]{task}){others}'
 
 
-def _write_tower(
-    model: DualEncoder, tower: str, tokenizer: Tokenizer, path: Path, format: Format, prompts: Prompts, max_length: int
-) -> bool:
+def _write_tower(encoder: Any, tower: str, path: Path, format: Format, prompts: Prompts) -> bool:
     """Write a tower, and return whether sentence-transformers can open it."""
-    encoder = model.encoders[tower]
+    model, tokenizer = encoder.model, tokenizer_of(encoder.tokenizers, tower)
+    own, max_length = model.encoders[tower], encoder.text.max_length
     settings: dict[str, Any] = {"max_length": max_length, "layers": model.config.pooled_layer}
     if format == "hf":
-        write_huggingface(path, encoder, tokenizer, **settings)
+        write_huggingface(path, own, tokenizer, **settings)
         return False
-    projection, opens = model.projections[tower] if tower in model.projections else None, True
+    projection = model.projections[tower] if tower in model.projections else None
     settings |= {"pooling": model.pooling[tower], "normalize": model.config.normalize, "projection": projection}
     try:
         if isinstance(projection, MeanOfSpaces):
@@ -103,12 +94,10 @@ def _write_tower(
             raise UserError(problem, cure="set `no_projection` to leave them out, or set `format` to xrep")
         settings["activation"] = "none" if projection is None else projection.shape.activation
         settings |= {"prompts": prompts, "weights": format not in FILES}
-        write_sentence_transformers(path, encoder, tokenizer, **settings)
+        write_sentence_transformers(path, own, tokenizer, **settings)
     except UserError:  # pre-norm and projection spaces do not matter to a graph
         if format == "sentence-transformers":
             raise
         save_as_huggingface(tokenizer, path, max_length)
-        opens = False
-    if format != "sentence-transformers":
-        write_graph(model, tower, path, format)
-    return opens
+        return False
+    return True

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,9 +12,9 @@ from typing import Any, Literal
 
 from xrep.config import to_yaml
 from xrep.errors import UserError
-from xrep.files import check_new_directory, directory_aside, naming, write_json
+from xrep.files import check_new_directory, directory_aside, naming
 from xrep.inference.encoder_files import Format, opening_line
-from xrep.inference.model_card import README, read_card, write_card
+from xrep.inference.model_card import README, write_card
 from xrep.inference.sentence_encoder import SentenceEncoder, encoder_of
 from xrep.interop.classifiers import CLASSES, write_classifier
 from xrep.interop.exported import write_huggingface
@@ -50,29 +49,32 @@ PIPELINES = {
 """The Hub's name of what each kind of model does, or a classifier of each kind of annotation."""
 
 
-def export_path(
-    path: str | Path,
-    directory: str | Path,
-    format: Format | Literal["xrep", "int8"],
-    average: int | None = None,
-    *,
-    pooling: Pooling | None = None,
-    no_projection: bool = False,
-    layer: int | None = None,
-    license: str | None = None,
-    results: Sequence[str | Path] = (),
-) -> dict[Path, str]:
-    """Write the encoder of a checkpoint, or a pretrained one, to ``directory``.
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """What an export writes, and what it changes of the model."""
 
-    Args:
-        path: A checkpoint, or what ``SentenceEncoder.load`` accepts; with ``average``, the directory of a run.
-        format: One of ``SentenceEncoder.save``, of which ``hf`` also writes the encoder of a translation model, or a
-            checkpoint of any model: ``xrep`` leaves out what only training needs, ``int8`` has the weights of
-            transformer layers in int8, a quarter as large, and a pretrained encoder can become one, too.
-        average: Average the weights of this many of the newest checkpoints of the run; None averages nothing.
-        pooling, no_projection: Pooling instead of that with which the encoder was trained, and whether to leave out the
-            projection (frozen_source, table 8, '[CLS] without MLP').
-        layer, license, results: As in ``SentenceEncoder.load`` and ``SentenceEncoder.save``.
+    format: Literal["sentence-transformers", "hf", "onnx", "openvino", "xrep", "int8"] = "sentence-transformers"
+    """hf: the transformer alone, without pooling and projection, also the encoder of a translation model; onnx,
+    openvino: a graph from tokens to vectors for ONNX Runtime or OpenVINO (extra of that name); xrep: a checkpoint of
+    any model, without what training alone needs; int8: one with the weights of transformer layers in int8, for CPUs,
+    also of a pretrained encoder."""
+    average: int | None = None
+    """The mean of the weights of the N newest checkpoints of the run, which was trained with --keep-last N."""
+    pooling: Pooling | None = None
+    """Another pooling than it was trained with."""
+    no_projection: bool = False
+    """Leave out the projection behind the pooling, as in frozen_source (table 8, '[CLS] without MLP')."""
+    layer: int | None = None
+    """Pool the token vectors of this layer, and leave out the layers above."""
+    license: str | None = None
+    """Licence of the model, for the model card: apache-2.0, cc-by-4.0, other and so on."""
+    results: list[str] = field(default_factory=list)
+    """Results for the model card, files that xrep-eval --json wrote for this model."""
+
+
+def export_path(path: str | Path, directory: str | Path, format: Any, **changes: Any) -> dict[Path, str]:
+    """Write a model to ``directory``: of a checkpoint, of what ``SentenceEncoder.load`` accepts or, with ``average``,
+    of the directory of a run. The ``format`` and the ``changes`` are ``ExportOptions``.
 
     Returns:
         The directories written, each with a line of Python that loads it.
@@ -80,12 +82,14 @@ def export_path(
     Raises:
         UserError: There is no encoder, no projection, or too few checkpoints, or as ``SentenceEncoder.save``.
     """
-    if (pooling or no_projection) and format in ("hf", "xrep", "int8"):
+    options, directory = ExportOptions(format=format, **changes), Path(directory)
+    format, average, pooling, layer = options.format, options.average, options.pooling, options.layer
+    if (pooling or options.no_projection) and format in ("hf", "xrep", "int8"):
         problem = f"`pooling` and `no_projection` are for the format sentence-transformers and graphs, not for {format}"
         raise UserError(problem, cure="leave `format` out")
     if layer is not None and format in ("xrep", "int8"):
         raise UserError("`layer` is for the formats of other libraries", cure="leave `format` out")
-    checkpoint, directory, facts = None, Path(directory), {"license": license, "results": results}
+    checkpoint, facts = None, {"license": options.license, "results": options.results}
     if average is not None:
         if average < 1:
             raise UserError(f"`average` must be at least 1, not {average}")
@@ -104,7 +108,7 @@ def export_path(
         encoder = encoder_of(checkpoint)
     if pooling is not None:
         encoder.model.pooling = dict.fromkeys(encoder.model.pooling, pooling)
-    if no_projection:
+    if options.no_projection:
         if not encoder.model.projections:
             raise UserError("has no projection to leave out", path=path, cure="export it without `no_projection`")
         encoder.model.projections.clear()
@@ -123,12 +127,10 @@ def _write_checkpoint(
         folder = Path(name)
         if checkpoint is None:
             encoder = SentenceEncoder.load(path, device="cpu")
-            model, text, identity = encoder.model, encoder.text, encoder.fingerprint
+            path, model, text, identity = Path(encoder.path), encoder.model, encoder.text, encoder.fingerprint
             options = replace(model.config, encoder=None, source_encoder=None, target_encoder=None)
             config = to_yaml({"model": {"name": "dual_encoder", **asdict(options)}})
-            prompts = {"prompts": encoder.prompts, "default_prompt_name": encoder.default_prompt_name}
-            write_json(folder / PROMPTS, prompts)
-            save, kept = partial(save_tokenizers, encoder.tokenizers), [folder / PROMPTS]
+            save, kept = partial(save_tokenizers, encoder.tokenizers), [path / PROMPTS]
         else:
             path, model, text = checkpoint.path, load_model(checkpoint), checkpoint.text
             identity = partial(fingerprint, model, text)
@@ -139,9 +141,8 @@ def _write_checkpoint(
         loading = f"import xrep; xrep.{LOADERS[model.kind]}.load({json.dumps(str(directory))})"
         quantised = " The weights of its transformer layers are in int8." if is_quantised(model) else ""
         kind = "xrep", PIPELINES[model.kind if text.annotation is None else text.annotation.kind]
-        card = read_card(directory.name, path, identity, **facts)
-        about = f"A model of xrep.{quantised}"
-        write_card(folder, card, kind, text.languages, about=about, lines=[loading])
+        facts |= {"name": directory.name, "path": path, "fingerprint": identity, "lines": [loading]}
+        write_card(folder, kind, text.languages, **facts, about=f"A model of xrep.{quantised}")
         snapshot = Snapshot(
             step=0 if checkpoint is None else checkpoint.step,
             config_yaml=config,
@@ -160,9 +161,9 @@ def _write_for_transformers(checkpoint: Checkpoint, directory: Path, format: For
     """Write a classifier, which xrep reads back bit by bit, or the encoder of a translation model for transformers."""
     path, text, annotation = checkpoint.path, checkpoint.text, checkpoint.text.annotation
     if format != "hf":
-        what, cure = "a translation model", "set `format` to xrep, or to hf for its encoder alone"
-        if annotation is not None:
-            what, cure = "a classifier", "set `format` to hf or xrep"
+        what, cure = "a classifier", "set `format` to hf or xrep"
+        if annotation is None:
+            what, cure = "a translation model", "set `format` to xrep, or to hf for its encoder alone"
         raise UserError(f"{what}, which {format} does not have", path=path, cure=cure)
     model = load_model(checkpoint)
     tokenizer = tokenizer_of(open_tokenizers(path / TOKENIZER), "source")
@@ -180,13 +181,13 @@ def _write_for_transformers(checkpoint: Checkpoint, directory: Path, format: For
         predicted = ", ".join(annotation.labels) or "answers to questions"
         about = f"A classifier, trained with xrep; it predicts {predicted}."
     loading = opening_line(opening, str(directory), languages)
-    card = read_card(directory.name, path, partial(fingerprint, model, text), **facts)
+    facts |= {"name": directory.name, "path": path, "fingerprint": partial(fingerprint, model, text)}
     with naming(directory), directory_aside(directory) as aside:
+        encoders, kind = [model.encoder], ("transformers", pipeline)
+        write_card(aside, kind, languages or text.languages, encoders, **facts, about=about, lines=[loading])
         if annotation is None:
             write_huggingface(aside, model.encoder, tokenizer, max_length=text.max_length)
         else:
             write_classifier(aside, model.encoder, annotation, model.state_dict())
             save_as_huggingface(tokenizer, aside, text.max_length)
-        kind, shown = ("transformers", pipeline), {"about": about, "lines": [loading]}
-        write_card(aside, card, kind, languages or text.languages, [model.encoder], **shown)
     return {directory: loading}

@@ -37,10 +37,7 @@ def write_graph(model: DualEncoder, tower: str, directory: Path, runtime: Runtim
     for package in ("onnxscript", {"onnx": "onnxruntime", "openvino": "openvino"}[runtime]):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"{package} is not installed", cure=f"pip install 'xrep[{runtime}]'")
-    first = next(model.parameters())
-    if first.device.type != "cpu" or first.dtype != torch.float32:
-        model = copy.deepcopy(model).float().cpu()
-    path = directory / FILES[runtime]
+    model, path = copy.deepcopy(model).float().cpu(), directory / FILES[runtime]
     path.parent.mkdir()
     with tempfile.TemporaryDirectory(dir=directory) as folder:  # on the disk that has room for the result
         source = path if runtime == "onnx" else Path(folder, "model.onnx")

@@ -1,208 +1,215 @@
-"""Writing of the directory of a search index, part by part, as a job."""
+"""The directory of a search index, and how a part of it is written, as a job in ``{directory}.job``.
+
+Layout::
+
+    manifest.json            the encoder, where it is, its prompt, how vectors are indexed, and the parts: their text,
+                             language, lines, sentences, faiss's description, and sha256 and bytes of their files
+    part-{digest}/           the sentences that ``build`` wrote; each ``add`` writes a further part
+        lines.txt, offsets.npy and others        the sentences, and their numbers in the text (``xrep.store.lines``)
+        vectors.npy          float16 [N, D], each of length 1
+        00000.faiss, ...     faiss's index of the first vectors, of the next ones, and so on; none: the search is exact
+
+A part never changes, and the manifest that lists it is written last, so whoever has read the manifest finds all that it
+lists. The digest is one of the sentences, their numbers and language, and the encoder: the same sentences are never
+there twice, and a command that was interrupted makes the same part again. Parts that are not listed were left by such
+commands; the next one removes them.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
-from itertools import count
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import xrep
 from xrep.errors import UserError
-from xrep.files import check_new_directory, check_output, flush_to_disk, remove_files, replace_file, write_json
-from xrep.inference.encoding import Encode, HeldEncoder, Join, Read, origin_of, write_words
-from xrep.inference.index_parts import MANIFEST, VECTORS, Manifest, PartFacts
+from xrep.files import (
+    check_new_directory,
+    check_output,
+    flush_to_disk,
+    remove_files,
+    replace_file,
+    sha256_of,
+    write_json,
+)
+from xrep.inference.encoding import VECTORS, Encode, HeldEncoder, Join, Read, origin_of
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, run
-from xrep.jobs.outputs import job_address, repeatable, states_of
-from xrep.jobs.plan import COPY, PLAN, Advance, Job, Stage, read_json
+from xrep.jobs.outputs import job_address, publish_parts, repeatable, states_of
+from xrep.jobs.plan import Advance, Job
 from xrep.jobs.work import Share
 from xrep.models.directory import describe
+from xrep.models.kinds import MANIFEST, read_mapping
 from xrep.retrieval.ivf import add, make_index, train
 from xrep.store import addresses
-from xrep.store.addresses import join
-from xrep.store.lines import FILES
-from xrep.store.vectors import Vectors
-from xrep.text.readers import read_text
+from xrep.store.lines import FILES, LINES, NUMBERS
+from xrep.store.vectors import Origin, Vectors
 
+SCHEMA = 3
 FLAT_ROWS = 100_000
 """A part with more sentences is not searched exactly, unless the user wants it."""
 _CELLS = 4096
 _INDEX_BYTES = 1 << 31
 """Bytes of the float32 vectors that are in one file of faiss."""
-_PLACED = f"{COPY}placed"
-"""File of a job that has its plan and the folder of the part that it has added, or was about to add. It is removed
-after the plan, so that the same command never adds a part twice."""
+_KEYS = {"schema", "xrep", "encoder", "beside", "fingerprint", "precision", "prompt", "index", "size", "parts"}
+_PART = re.compile(r"part-[0-9a-f]{16}")
+Facts = dict[str, Any]
 Sentences = str | Path | Iterable[str]
 """A file of sentences, one on each line, or the sentences themselves."""
 
 
-def check_place(output: Path, *others: object) -> None:
-    """Raise UserError if a new directory would replace the current one, or be in that of the encoder or the text."""
-    path, here = Path(os.path.realpath(output)), Path.cwd()
-    if path in (here, *here.parents):
-        raise UserError("the current folder, or one that it is in", path=output, cure="name a new directory")
-    for other in (os.path.realpath(other) for other in others if isinstance(other, str | Path) and other):
-        if os.path.exists(other) and Path(other) in (path, *path.parents):
-            raise UserError(f"an index inside {other}", path=output, cure="choose another place")
+def read_manifest(path: Path) -> Facts:
+    """Read the manifest of a directory; a UserError says that this is not an index, or has another schema."""
+    if not path.exists():
+        raise UserError("no such index", path=path, cure="build it with xrep-search build")
+    manifest = read_mapping(path / MANIFEST) or {}
+    if _KEYS <= manifest.keys() and manifest["schema"] == SCHEMA and manifest["parts"]:
+        return manifest
+    problem = f"not an index (no valid {MANIFEST} of schema {SCHEMA})"
+    raise UserError(problem, path=path, cure="name a directory that xrep-search build wrote, or build it again")
+
+
+def _current(path: Path, new: Facts | None, folder: str = "") -> Facts:
+    """Return the manifest of a directory, or a new one. A UserError says that a new index cannot be written there,
+    because something is there that neither an interrupted ``build`` nor the same one (of the part in ``folder``, if
+    that is known) has left."""
+    if new is None:
+        return read_manifest(path)
+    with suppress(UserError):
+        found = read_manifest(path)
+        if found == new | {"parts": found["parts"][:1]} and folder in ("", found["parts"][0]["folder"]):
+            return found
+    if not all(map(_PART.fullmatch, addresses.names_in(path))):
+        check_new_directory(path)
+    return new
+
+
+class ReadPart(Read):
+    """Read the sentences of a part, and name it. ``new`` is as in ``_current``."""
+
+    def __init__(self, file: str, source: str | None, origin: Origin, path: Path, new: Facts | None) -> None:
+        super().__init__("text", [file], origin.language, "words")
+        self._source, self._origin, self._path, self._new = source, origin, path, new
+
+    def run(self, unit: str, folder: Path, advance: Advance) -> Facts:
+        facts = super().run(unit, folder, advance)
+        if not facts["rows"]:
+            raise UserError("no sentence in it", path=self._source, cure="give a text with sentences")
+        origin = vars(self._origin) | {"batch_tokens": 0}  # other batches make vectors that are as good
+        content = json.dumps([origin, *(sha256_of(folder / file) for file in (LINES, NUMBERS))])
+        name = f"part-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+        return {"folder": name, "source": self._source, "language": self._origin.language, **facts}
+
+    @cached_property
+    def manifest(self) -> Facts:
+        """The manifest to which the part is added. A UserError says that a new index would replace another one."""
+        return _current(self._path, self._new, self.results[0].facts["folder"])
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the index has the part already."""
+        return any(part["folder"] == self.results[0].facts["folder"] for part in self.manifest["parts"])
+
+
+class EncodePart(Encode):
+    """Encode the sentences of a part. If it is there already, units have no lines, but a job has always the same."""
+
+    source: ReadPart
+
+    @cached_property
+    def units(self) -> Sequence[tuple[int, int]]:
+        units = super().units
+        return [(0, 0) for _ in units] if self.source.is_there else units
+
+
+class WritePart(Join):
+    """Write the vectors of a part and their indexes. There are none where the search is exact; it is so in few
+    sentences that are added to others."""
+
+    name = "index"
+    _encode: EncodePart
+
+    def run(self, unit: tuple[int, int], folder: Path, advance: Advance) -> Facts:
+        """An index is trained once. Copies of it are filled one after the other, so that one is in memory at a time. It
+        takes as much as 2 GB of float32 vectors do at most, and less if it compresses them."""
+        super().run(unit, folder, advance)
+        vectors, manifest = Vectors(folder / VECTORS), self._encode.source.manifest
+        rows, index = len(vectors), manifest["index"]
+        if index == "auto" or (manifest["parts"] and rows <= FLAT_ROWS):
+            index = f"IVF{min(_CELLS, int(4 * math.sqrt(rows)))},SQ8" if rows > FLAT_ROWS else "flat"
+        if index != "flat" and rows:
+            import faiss
+
+            trained, step = make_index(index, vectors.size, rows)[0], max(1, _INDEX_BYTES // (4 * vectors.size))
+            train(trained, index, vectors, 0, rows, 10_000)
+            for file, first in enumerate(range(0, rows, step)):
+                filled = faiss.clone_index(trained)
+                add(filled, index, vectors, first, min(first + step, rows))
+                faiss.write_index(filled, str(folder / f"{file:05d}.faiss"))
+        return {"index": index}
 
 
 def write_part(
-    output: str | Path,
-    encoder: SentenceEncoder,
-    new: Manifest | None,
-    sentences: Sentences,
-    lang: str | None,
-    *,
-    batch_tokens: int,
-    show_progress: bool,
+    path: Path, encoder: SentenceEncoder, new: Facts | None, lines: Sentences, lang: str | None, **how: Any
 ) -> None:
-    """Write a new directory with one part, or a further part of the one that is there, as a job in ``{directory}.job``.
+    """Write a new directory with one part, or add a part to one, unless these sentences are there already.
 
     Args:
-        new: The manifest of a new index, without parts; None: a part is added.
+        new: What is to be known of a new index, apart from what is found here; None: a part is added.
+        how: ``batch_tokens`` and ``show_progress``.
 
     Raises:
-        UserError: As ``encode_file``; something else is at ``output``, the text is empty, or faiss cannot index it.
+        UserError: As ``encode_file``; something else is at ``path``, the text is empty, or faiss cannot index it.
     """
-    path, place = Path(os.path.realpath(output)), job_address(output)
-    base = new or Manifest.read(path)
+    path, source, show_progress = Path(os.path.realpath(path)), None, how.pop("show_progress")
     check_output(path, folder=True)
-    if new is not None and not _holds(path, new):
-        check_new_directory(path)
-    if base.index not in ("auto", "flat"):
-        make_index(base.index, base.size)  # to report a mistake in it before the text is encoded
-    origin = origin_of(encoder, lang, dtype="float16", batch_tokens=batch_tokens, normalize=True, prompt=base.prompt)
-    name = str(sentences) if isinstance(sentences, str | Path) else None
-    file = repeatable(sentences if isinstance(sentences, str | Path) else _lines_of(sentences), output)
-    if new is not None and path.exists() and any(path.iterdir()):
-        with tempfile.TemporaryDirectory() as copy:
-            counts = write_words(Path(copy), read_text(file, origin.language))
-            _check_filled(counts["rows"], name)
-            same = _holds(path, new, Path(copy), source=name, language=origin.language, **counts)
-        if not addresses.exists(join(place, PLAN)) or read_json(join(place, PLAN))["is_new"]:
-            Job(place, "search", {}, []).clear()  # of a command that was interrupted when all was done, or a copy
-        if not same:
-            check_new_directory(path)
-        return
-    read = Read("text", [file], origin.language, "words")
-    encode = Encode("text", read, HeldEncoder(encoder), origin)
-    whole = Join(encode, parts=False)
-    index = WriteIndexes(whole, base, name)
-    facts = {"input": states_of([file]), **vars(origin), "index": base.index, "is_new": new is not None}
-    job = Job(place, "search", facts, [read, encode, whole, index])
+    base = new or read_manifest(path)
+    origin = origin_of(encoder, lang, dtype="float16", normalize=True, prompt=base["prompt"], **how)
+    if new is not None:
+        made = {"fingerprint": origin.encoder, "size": origin.size, "parts": []}
+        new = {"schema": SCHEMA, "xrep": xrep.__version__, **new, **made}
+        _current(path, new)
+    if base["index"] not in ("auto", "flat"):
+        make_index(base["index"], origin.size)  # to report a mistake in it before the text is encoded
+    if isinstance(lines, str | Path):
+        source, file = str(lines), repeatable(lines, path)
+    else:
+        file = repeatable((f"{' '.join(line.split())}\n".encode("utf-8", "replace") for line in lines), path)
+    read = ReadPart(file, source, origin, path, new)
+    encode = EncodePart("text", read, HeldEncoder(encoder), origin)
+    write = WritePart(encode, parts=False)
+    facts = {"input": states_of([file]), **vars(origin), "index": base["index"], "is_new": new is not None}
+    job = Job(job_address(path), "search", facts, [read, encode, write])
 
-    def finish() -> dict[str, Any]:
-        current = new or Manifest.read(path)
-        if new is not None or not _is_added(job, current):
-            files = {name: file for stage in (read, whole, index) for name, file in stage.results[0].files.items()}
-            (made,), (text,) = index.results, read.results
-            facts = {"source": name, "language": origin.language, **text.facts, **made.facts}
-            _put_in_place(job, files, current, facts, path, is_new=new is not None)
+    def finish() -> Facts:
+        if not read.is_there:
+            (text,), (written,) = read.results, write.results
+            _put_in_place(path, read.manifest, text.facts | written.facts, text.files | written.files)
         return {}
 
-    run(job, LOCAL, finish, str(output), show_progress=show_progress, share=Share())  # this process alone
+    run(job, LOCAL, finish, str(path), show_progress=show_progress, share=Share())  # this process alone
 
 
-def _lines_of(sentences: Iterable[str]) -> Iterator[bytes]:
-    for sentence in sentences:
-        yield f"{' '.join(sentence.split())}\n".encode("utf-8", "replace")
-
-
-def _check_filled(rows: int, name: str | None) -> None:
-    if not rows:
-        raise UserError("no sentence in it", path=name, cure="give a text with sentences")
-
-
-class WriteIndexes(Stage):
-    """Write the indexes of the vectors of a part; there are none where the search is exact."""
-
-    name, unit = "index", "parts"
-
-    def __init__(self, join: Join, base: Manifest, text: str | None) -> None:
-        self._join, self._base, self._text = join, base, text
-
-    def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
-        vectors = Vectors(self._join.results[0].files[VECTORS])
-        rows, index = len(vectors), self._base.index
-        _check_filled(rows, self._text)
-        if index == "auto" or (self._base.parts and rows <= FLAT_ROWS):
-            index = f"IVF{min(_CELLS, int(4 * math.sqrt(rows)))},SQ8" if rows > FLAT_ROWS else "flat"
-        index_rows = 0 if index == "flat" else write_indexes(vectors, folder, index)
-        return {"index": index, "index_rows": index_rows}
-
-
-def _holds(path: Path, new: Manifest, copy: Path | None = None, **text: Any) -> bool:
-    """Return whether an index of one part was built like a new one, and of the same text if there is a copy of it."""
-    try:
-        found = Manifest.read(path)
-    except UserError:
-        return False
-    files = found.parts[0].files | {file.name: describe(file) for file in (copy.iterdir() if copy else ())}
-    return found == replace(new, parts=[replace(found.parts[0], files=files, **text)])
-
-
-def _is_added(job: Job, current: Manifest) -> bool:
-    """Return whether the same command was interrupted when all was done but to remove its files."""
-    placed = Path(job.address, _PLACED)
-    return placed.exists() and placed.read_text() == json.dumps([job.plan, current.parts[-1].folder])
-
-
-def _free_folder(path: Path, manifest: Manifest) -> str:
-    """Return a name for the next part. Parts that no manifest lists are from killed commands, and are removed."""
-    for left in {*path.glob("part-[0-9][0-9][0-9][0-9][0-9]")} - {path / part.folder for part in manifest.parts}:
-        if left.is_dir():
+def _put_in_place(path: Path, manifest: Facts, part: Facts, files: dict[str, str]) -> None:
+    """Write a part with these files, then the manifest that lists it."""
+    listed, folder = {one["folder"] for one in manifest["parts"]}, path / part["folder"]
+    for left in sorted(path.glob("part-*")):
+        if _PART.fullmatch(left.name) and left.name not in listed and left.is_dir():
             others = [file.name for pattern in ("*.faiss", ".*.tmp") for file in left.glob(pattern)]
             remove_files(left, [*FILES, VECTORS, *others])
-    names = (f"part-{number:05d}" for number in count(len(manifest.parts)))
-    return next(name for name in names if not (path / name).exists())
-
-
-def _put_in_place(
-    job: Job, files: dict[str, str], current: Manifest, facts: dict[str, Any], path: Path, *, is_new: bool
-) -> None:
-    """Write a part with these files, then the manifest that lists it; each step is done once."""
-    target = Path(job.address, "data", "new") if is_new else path
-    if is_new:
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir()
-    folder = _free_folder(path, current) if not is_new else "part-00000"
-    (target / folder).mkdir()
-    for name, file in sorted(files.items()):
-        addresses.publish(file, target / folder / name)
-    described = {name: describe(target / folder / name) for name in sorted(files)}
-    manifest = replace(current, parts=[*current.parts, PartFacts(folder=folder, files=described, **facts)])
-    aside = Path(job.address, "data", MANIFEST)  # not beside the old one, where a killed command would leave a file
-    write_json(aside, asdict(manifest))
-    if not is_new:
-        Path(job.address, _PLACED).write_text(json.dumps([job.plan, folder]))
-    for each in (target / folder, target, aside):
+    publish_parts(files, str(folder))
+    part = part | {"files": {name: describe(folder / name) for name in sorted(files)}}
+    aside = folder / f".{MANIFEST}.tmp"  # so that it is removed with what else an interrupted command leaves
+    write_json(aside, manifest | {"parts": [*manifest["parts"], part]})
+    for each in (*map(folder.joinpath, files), aside, folder, path):
         flush_to_disk(each)
-    replace_file(aside, target / MANIFEST)
-    flush_to_disk(target)
-    if is_new:
-        replace_file(target, path)
-        flush_to_disk(path.parent)
-
-
-def write_indexes(vectors: Vectors, folder: Path, description: str) -> int:
-    """Write the indexes of vectors to a folder, and return the number of rows in each file but the last one.
-
-    They are trained once. One at a time is in memory, where it takes as much as 2 GB of float32 vectors do at most, and
-    less if it compresses them.
-    """
-    import faiss
-
-    rows, index_rows = len(vectors), max(1, _INDEX_BYTES // (4 * vectors.size))
-    trained, _ = make_index(description, vectors.size, rows)
-    train(trained, description, vectors, 0, rows, 10_000)
-    for number, first in enumerate(range(0, rows, index_rows)):
-        index = faiss.clone_index(trained)
-        add(index, description, vectors, first, min(first + index_rows, rows))
-        faiss.write_index(index, str(folder / f"{number:05d}.faiss"))
-    return index_rows
+    replace_file(aside, path / MANIFEST)
+    for each in (path, *([] if manifest["parts"] else [path.parent])):
+        flush_to_disk(each)

@@ -29,7 +29,7 @@ from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose_i
 from xrep.store import addresses
 from xrep.store.arrays import READ_BYTES, ArrayFile, blocks
 from xrep.store.lines import Texts
-from xrep.store.vectors import Origin, Vectors
+from xrep.store.vectors import Origin, Vectors, text_digest
 from xrep.text.languages import canonical
 
 _PAIRS, _ROWS = "pairs.tsv", "rows.npy"
@@ -277,18 +277,15 @@ class Check(Stage):
         texts = self._read.texts if self._read else None
         if vectors.manifest and texts:
             assert self._text.text
-            vectors.check_text(self.units.index(unit), texts.digest(start, stop), self._text.text)
+            vectors.check_text(self.units.index(unit), text_digest(texts.read(start, stop)), self._text.text)
             return {"rows": stop - start}
         hashes = np.empty((0 if texts else stop - start, 2), np.uint64)
         for first, last in blocks(stop - start, READ_BYTES // (vectors.size * vectors.dtype.itemsize)):
             rows = vectors.stored(slice(start + first, start + last))
-            zero = vectors.check_finite(rows, start + first)
-            if texts is not None:
-                zero &= texts.filled(start + first, start + last)
-            else:
+            lines = texts.read(start + first, start + last) if texts else ["-"] * len(rows)
+            vectors.check_rows(rows, start + first, np.array([not line for line in lines]))
+            if texts is None:
                 hashes[first:last] = [(hash_bytes(row.data), place) for place, row in enumerate(rows, first)]
-            if zero.any():
-                raise vectors.unusable("is zero", start + first + int(np.argmax(zero)))
             advance(len(rows))
         if texts is None:
             np.save(folder / HASHES, hashes)

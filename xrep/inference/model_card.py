@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -30,15 +29,28 @@ _MTEB = {
 """The type of task and the metric that mteb, or else the Hub, names for the headline figures of an evaluation."""
 
 
-def read_card(
+def write_card(
+    directory: Path,
+    kind: tuple[str, str],
+    languages: Sequence[str],
+    encoders: Iterable[Encoder] = (),
+    *,
     name: str,
     path: str | Path,
     fingerprint: Callable[[], str],
     license: str | None = None,
     results: Sequence[str | Path] = (),
-) -> ModelCardData:
-    """Return what the card of a model says besides what the model itself tells: its licence, the results of evaluations
-    (files that ``xrep-eval`` wrote as JSON), and the names and sha256 of the files that the run at ``path`` trained on.
+    **shown: Any,
+) -> None:
+    """Write the card of a model into ``directory``.
+
+    Args:
+        kind: The Hub's names of the library that loads the model and of what the model does.
+        encoders: Encoders that the library reads, for the paragraph about token types, see ``xrep.nn.bert.tensors_of``.
+        name, path, fingerprint: Name of the model, the path from which it was loaded, whose run names the files that it
+            was trained on, with their sha256, and the digest by which its results are known.
+        license, results: Its licence, and results of evaluations, files that ``xrep-eval`` wrote as JSON.
+        shown: What the template ``card.md.jinja`` shows besides: ``about`` the model, ``lines`` of Python that load it.
 
     Raises:
         UserError: The licence is no identifier, a file has no results, or they are of a model with another fingerprint.
@@ -51,32 +63,18 @@ def read_card(
     if others := {str(model["path"]) for model, _ in measured if model["fingerprint"] != exported}:
         problem = f"`results` were measured on another model, {', '.join(sorted(others))}"
         raise UserError(problem, cure="measure the model that is exported")
-    return ModelCardData(
+    figures = [result for _, result in measured] or None
+    card = ModelCardData(
+        language=sorted(languages) or None,
         license=license,
+        library_name=kind[0],
+        pipeline_tag=kind[1],
+        tags=["xrep", *kind],
         model_name=name,
-        eval_results=[result for _, result in measured] or None,
+        eval_results=figures,
         training_data=list(_training_files(path)) or None,
     )
-
-
-def write_card(
-    directory: Path,
-    card: ModelCardData,
-    kind: tuple[str, str],
-    languages: Sequence[str],
-    encoders: Iterable[Encoder] = (),
-    **shown: Any,
-) -> None:
-    """Write a card into ``directory``.
-
-    Args:
-        kind: The Hub's names of the library that loads the model and of what the model does.
-        encoders: Encoders that the library reads, for the paragraph about token types, see ``xrep.nn.bert.tensors_of``.
-        shown: What the template ``card.md.jinja`` shows besides: ``about`` the model, ``lines`` of Python that load it.
-    """
-    card.language, (card.library_name, card.pipeline_tag) = sorted(languages) or None, kind
-    card.tags = ["xrep", *kind]
-    shown |= {"name": card.model_name, "results": card.eval_results, "lacks_types": any(map(lacks_types, encoders))}
+    shown |= {"name": name, "results": figures, "lacks_types": any(map(lacks_types, encoders))}
     ModelCard.from_template(card, template_path=str(TEMPLATE), **shown).save(directory / README)
 
 
@@ -86,9 +84,9 @@ def _results_in(path: Path) -> Iterator[tuple[dict[str, Any], EvalResult]]:
     values = content.get("values")
     several = isinstance(values, dict) and "results" in values  # by ``xrep-eval all`` or ``xtreme``
     for record in values["results"].values() if several else [content]:
-        if not isinstance(record, dict) or not {"test", "headline", "model", "settings", "data"} <= record.keys():
+        if not isinstance(record, dict) or not {"test", "headline", "model", "settings"} <= record.keys():
             raise UserError("no results of an evaluation in it", path=path, cure="name what xrep-eval wrote as JSON")
-        test, digests = record["test"], " ".join(sorted(record["data"].values()))
+        test = record["test"]
         task, metric = _MTEB.get(test, ("Other", "score"))
         for label, value in record["headline"].items():
             result = EvalResult(
@@ -97,7 +95,6 @@ def _results_in(path: Path) -> Iterator[tuple[dict[str, Any], EvalResult]]:
                 dataset_name=f"{test}, {label}",
                 dataset_config=label,
                 dataset_split=record["settings"].get("split") or "test",
-                dataset_revision=hashlib.sha256(digests.encode()).hexdigest(),
                 metric_type=metric,
                 metric_value=value,
             )

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import xrep
 from xrep.errors import UserError
-from xrep.inference.index_files import Sentences, check_place, write_part
-from xrep.inference.index_parts import SCHEMA, Manifest, Part, damaged
+from xrep.files import sha256_of
+from xrep.inference.index_files import VECTORS, Sentences, read_manifest, write_part
 from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder
-from xrep.models.directory import describe
 from xrep.precision import Precision
+from xrep.retrieval.ivf import PROBES, compare_proposed
+from xrep.retrieval.tiles import neighbours
 from xrep.retrieval.topk import TopK
-from xrep.store.vectors import normalize_rows
+from xrep.store.arrays import by_part
+from xrep.store.lines import FILES, Texts
+from xrep.store.vectors import Vectors, normalize_rows
 
-PROBES = 32
-"""Number of inverted lists that are searched for each query, unless the user wants another."""
+_SEARCHED_BYTES = 1 << 25
+"""Bytes of float32 vectors that are searched at a time. Those of a part that has no more are read once."""
+_LEAST = 128
+"""Fewest rows that faiss proposes for a query."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +41,6 @@ class Hit:
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checked:
-    """What ``SearchIndex.check`` found: the number and bytes of the files, all of which are as they were written, and
-    the share (``recall``) of the ``k`` nearest sentences of some sentences (``queries``) that a search finds."""
-
-    files: int
-    bytes: int
-    k: int
-    queries: int
-    recall: float
-
-
 class SearchIndex:
     """A directory with the vectors of sentences, which is searched exactly or with faiss.
 
@@ -58,7 +49,7 @@ class SearchIndex:
     'Where is the station?'
     >>> index.add(["The bus stop is over there."])                                   # doctest: +SKIP
 
-    ``xrep.inference.index_parts`` describes the files of the directory. ``manifest`` is what it says of itself.
+    ``xrep.inference.index_files`` describes the files of the directory. ``manifest`` is what it says of itself.
 
     Args:
         path: The directory.
@@ -78,11 +69,24 @@ class SearchIndex:
             _ = self.encoder  # compare it now
 
     def _open(self) -> None:
-        self.manifest = Manifest.read(self.path)
-        self._rows, self._parts = 0, list[Part]()
-        for facts in self.manifest.parts:
-            self._parts.append(Part(self.path / facts.folder, facts, self._rows))
-            self._rows += facts.rows
+        self.manifest = read_manifest(self.path)
+        parts = self.manifest["parts"]
+        folders, rows = [self.path.absolute() / part["folder"] for part in parts], [part["rows"] for part in parts]
+        self._texts = Texts([[folder / name for name in FILES] for folder in folders], rows)
+        self._vectors = lru_cache(maxsize=64)(lambda number: Vectors(folders[number] / VECTORS))
+        self._held = cache(lambda number: self._vectors(number).read(slice(None)))
+        self._indexes = cache(lambda number: _opened(folders[number], parts[number]["files"]))
+        self._check_files(whole=False)
+
+    def _check_files(self, whole: bool) -> None:
+        """Raise a UserError if a file has another size than it had or, if the ``whole`` is read, another content."""
+        for part in self.manifest["parts"]:
+            for name, described in part["files"].items():
+                path = self.path / part["folder"] / name
+                size = path.stat().st_size if path.is_file() else -1
+                if size != described["bytes"] or (whole and sha256_of(path) != described["sha256"]):
+                    problem = "damaged: the file is not as it was written"
+                    raise UserError(problem, path=path, cure="remove the index and build it again")
 
     @classmethod
     def build(
@@ -119,25 +123,20 @@ class SearchIndex:
             UserError: Something else is at ``path``, there is no such prompt, the sentences cannot be read or encoded,
                 or faiss has no such index.
         """
-        place = encoder.path if isinstance(encoder, SentenceEncoder) else encoder
-        check_place(Path(path), place, lines)
+        source, real = encoder.path if isinstance(encoder, SentenceEncoder) else str(encoder), os.path.realpath(path)
+        known = bool(source) and os.path.exists(source)
+        if known and Path(os.path.realpath(source)) in (Path(real), *Path(real).parents):
+            raise UserError(f"an index inside {source}", path=path, cure="choose another place")
         if not isinstance(encoder, SentenceEncoder):
             encoder = SentenceEncoder.load(encoder, device=device, dtype=precision)
-        known = bool(encoder.path) and os.path.exists(encoder.path)
-        named = os.path.abspath(encoder.path) if known else encoder.path
-        new = Manifest(
-            schema=SCHEMA,
-            xrep=xrep.__version__,
-            encoder=named,
-            beside=os.path.relpath(named, os.path.realpath(path)) if known else "",
-            fingerprint=encoder.fingerprint(),
-            precision=encoder.precision,
-            prompt=encoder.find_prompt(prompt_name, DOCUMENT_PROMPTS),
-            index=index,
-            size=encoder.output_size,
-            parts=[],
-        )
-        write_part(path, encoder, new, lines, lang, batch_tokens=batch_tokens, show_progress=show_progress)
+        new = {
+            "encoder": os.path.abspath(source) if known else source,
+            "beside": os.path.relpath(source, real) if known else "",
+            "precision": encoder.precision,
+            "prompt": encoder.find_prompt(prompt_name, DOCUMENT_PROMPTS),
+            "index": index,
+        }
+        write_part(Path(path), encoder, new, lines, lang, batch_tokens=batch_tokens, show_progress=show_progress)
         return cls(path, encoder)
 
     def add(
@@ -146,46 +145,43 @@ class SearchIndex:
         """Encode further sentences and add them as a new part; arguments and errors are those of ``build``.
 
         They are encoded with the prompt of the index and, unless ``lang`` is given, in the language with which it was
-        built. A search meanwhile finds all or none of them. At most 100,000 are searched exactly.
+        built. A search meanwhile finds all or none of them. At most 100,000 are searched exactly. Nothing is changed if
+        the same sentences in the same language have been added before.
         """
-        lang = lang or self.manifest.parts[0].language
+        lang = lang or self.manifest["parts"][0]["language"]
         write_part(self.path, self.encoder, None, lines, lang, batch_tokens=batch_tokens, show_progress=show_progress)
         self._open()
 
     def __len__(self) -> int:
-        return self._rows
+        return len(self._texts)
 
     @cached_property
     def encoder(self) -> SentenceEncoder:
         """The encoder of the index; a UserError says that it is not found, or not the one that made the vectors."""
-        cure, how = "give `path`, or build the index again", {"device": self._device, "dtype": self.manifest.precision}
-        problem = UserError("its vectors were made by another encoder", path=self.path, cure=cure)
-        for given in self._recorded() if self._given is None else [self._given]:
+        manifest, how = self.manifest, {"device": self._device, "dtype": self.manifest["precision"]}
+        beside = manifest["beside"] and os.path.normpath(os.path.join(os.path.realpath(self.path), manifest["beside"]))
+        places = list(dict.fromkeys(filter(None, (beside, manifest["encoder"]))))
+        problem = f"its encoder is not where it was ({' or '.join(places) or 'it had no path'})"
+        error = UserError(problem, path=self.path, cure="give its directory as `path`")
+        there = [place for place in places if os.path.exists(place) or not os.path.isabs(place)]
+        for place in there if self._given is None else [self._given]:
             try:
-                encoder = given if isinstance(given, SentenceEncoder) else SentenceEncoder.load(given, **how)
-            except UserError as error:
-                problem = error
-                continue
-            if encoder.fingerprint() == self.manifest.fingerprint:
-                return encoder
-        raise problem
-
-    def _recorded(self) -> list[str]:
-        """Return where the encoder may be: its path from the index, and its path or name when that was built."""
-        beside = os.path.normpath(os.path.join(os.path.realpath(self.path), self.manifest.beside))
-        recorded = [place for place in (self.manifest.beside and beside, self.manifest.encoder) if place]
-        if places := [place for place in recorded if os.path.exists(place) or not os.path.isabs(place)]:
-            return places
-        where = f"is not where it was ({' or '.join(dict.fromkeys(recorded))})" if recorded else "has no path"
-        raise UserError(f"its encoder {where}", path=self.path, cure="give its directory as `path`")
+                encoder = place if isinstance(place, SentenceEncoder) else SentenceEncoder.load(place, **how)
+                if encoder.fingerprint() == manifest["fingerprint"]:
+                    return encoder
+                cure = "give `path`, or build the index again"
+                error = UserError("its vectors were made by another encoder", path=self.path, cure=cure)
+            except UserError as failure:
+                error = failure
+        raise error
 
     def search(
         self,
-        queries: str | Sequence[str],
+        queries: str | Sequence[str] | np.ndarray,
         k: int = 10,
         lang: str | None = None,
         *,
-        probes: int = PROBES,
+        probes: int | None = PROBES,
         prompt_name: str | None = None,
     ) -> Any:
         """Return the k sentences nearest to a query, a list of ``Hit``, nearest first, or for several queries a list of
@@ -194,79 +190,80 @@ class SearchIndex:
         There may be fewer, if the index has fewer, or its inverted lists miss some. A blank query finds nothing.
 
         Args:
+            queries: A sentence, several sentences, or their vectors [Q, D].
             lang: Language of the queries; needed if the encoder has a tower for each side.
-            probes: Number of inverted lists that are searched; more find more and take longer.
+            probes: Number of inverted lists that are searched; more find more and take longer. None: the search is
+                exact, and reads all vectors.
             prompt_name: Name of the encoder's prompt that is put in front of each query; the default is query if there
                 is one, or else the encoder's default.
 
         Raises:
             UserError: k or probes is below 1, or the encoder has no tower for the language or no such prompt.
-        """
-        several = [queries] if isinstance(queries, str) else list(queries)
-        full = [number for number, query in enumerate(several) if query.strip()]
-        prompt = self.encoder.find_prompt(prompt_name, QUERY_PROMPTS)
-        vectors = self.encoder.encode([several[number] for number in full], lang, prompt=prompt)
-        hits: list[list[Hit]] = [[] for _ in several]
-        scores_QK, rows_QK = self.search_vectors(vectors, k, probes=probes)
-        for number, scores, rows in zip(full, scores_QK.tolist(), rows_QK.tolist(), strict=True):
-            hits[number] = [self.hit(row, score) for score, row in zip(scores, rows, strict=True) if row >= 0]
-        return hits[0] if isinstance(queries, str) else hits
-
-    def search_vectors(
-        self, vectors: np.ndarray, k: int = 10, *, probes: int = PROBES
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the cosines and the rows of the k vectors nearest to each query, float32 and int64 [Q, k], nearest
-        first, and of equal ones the lowest row: at most as many as the index has, and -inf and -1 where inverted lists
-        miss some.
-
-        Args:
-            vectors: Queries [Q, D].
-
-        Raises:
-            UserError: As ``search``.
             ValueError: The vectors have another size than those of the index.
         """
-        if min(k, probes) < 1:
-            raise UserError(f"`{'k' if k < 1 else 'probes'}` {min(k, probes)}", cure="give at least 1")
-        if vectors.ndim != 2 or vectors.shape[1] != self.manifest.size:
-            raise ValueError(f"queries must be [Q, {self.manifest.size}], not {list(vectors.shape)}")
-        best = self._best(normalize_rows(np.ascontiguousarray(vectors, dtype=np.float32)), k, probes)
-        return best.similarity.numpy(), best.index.numpy()
+        several, vectors = [queries] if isinstance(queries, str) else list(queries), queries
+        full = [number for number, query in enumerate(several) if not isinstance(query, str) or query.strip()]
+        if not isinstance(vectors, np.ndarray):
+            prompt = self.encoder.find_prompt(prompt_name, QUERY_PROMPTS)
+            vectors = self.encoder.encode([several[number] for number in full], lang, prompt=prompt)
+        best, hits = self._search(vectors, k, probes), [list[Hit]() for _ in several]
+        for number, scores, rows in zip(full, best.similarity.tolist(), best.index.tolist(), strict=True):
+            for score, row in zip(scores, rows, strict=True):
+                if row >= 0:
+                    (part, line), (text,) = self._texts.place(row), self._texts.take([row])
+                    hits[number].append(Hit(score, row, self.manifest["parts"][part]["source"], line, text))
+        return hits[0] if isinstance(queries, str) else hits
 
-    def _best(self, x_QD: np.ndarray, k: int, probes: int, exact: bool = False) -> TopK:
-        best = TopK.none(len(x_QD), min(k, len(self)))
-        for part in self._parts if len(x_QD) else ():
-            part.search(x_QD, best, probes, exact=exact)
+    def _search(self, vectors: np.ndarray, k: int, probes: int | None) -> TopK:
+        """Return the rows nearest to vectors [Q, D], of equal ones the lowest row first: at most as many as there are.
+        Faiss only proposes rows: all cosines are computed from the vectors."""
+        for name, value in (("k", k), ("probes", probes)):
+            if value is not None and value < 1:
+                raise UserError(f"`{name}` {value}", cure="give at least 1")
+        size = self.manifest["size"]
+        if vectors.ndim != 2 or vectors.shape[1] != size:
+            raise ValueError(f"queries must be [Q, {size}], not {list(vectors.shape)}")
+        x_QD = normalize_rows(np.ascontiguousarray(vectors, dtype=np.float32))
+        best, step = TopK.none(len(x_QD), min(k, len(self))), max(1, _SEARCHED_BYTES // (4 * size))
+        for number, part in enumerate(self.manifest["parts"] if len(x_QD) else ()):
+            start, rows = self._texts.starts[number], part["rows"]
+            if probes is None or part["index"] == "flat":
+                for first in range(0, rows, step):
+                    few = rows <= step
+                    y_ND = self._held(number) if few else self._vectors(number).read(slice(first, first + step))
+                    found, _ = neighbours(x_QD, y_ND, min(best.k, len(y_ND)), 0)
+                    best.merge(TopK(found.similarity, found.index + start + first))
+                continue
+            import faiss
+
+            first = 0
+            for index in self._indexes(number):
+                if lists := faiss.try_extract_index_ivf(index):
+                    lists.nprobe = min(probes, lists.nlist)
+                _, proposed = index.search(x_QD, min(max(_LEAST, 8 * best.k), index.ntotal))
+                compare_proposed(best, x_QD, proposed, self._vectors(number), first, start + first)
+                first += index.ntotal
         return best
 
-    def hit(self, row: int, score: float) -> Hit:
-        """Return the sentence of a row of the index."""
-        part = self._parts[bisect_right(self._parts, row, key=lambda part: part.start) - 1]
-        place = np.array([row - part.start])
-        (text,), (line,) = part.lines.take(place), part.lines.numbers(place).tolist()
-        return Hit(score, row, part.facts.source, line, text)
-
-    def check(self, k: int = 10, queries: int = 100) -> Checked:
-        """Compare all files with their checksums, and measure how many of the nearest sentences a search finds.
-
-        The queries are sentences of the index, drawn with a fixed seed, each of which is not its own neighbour.
+    def check(self, k: int = 10, queries: int = 100) -> float:
+        """Compare all files with their checksums, and return the recall: how many of the k sentences nearest to one of
+        the index a search finds, on average over some sentences, which are drawn with a fixed seed.
 
         Raises:
             UserError: A file is damaged.
         """
-        files = [(part.folder / name, one) for part in self._parts for name, one in part.facts.files.items()]
-        for path, described in files:
-            if describe(path) != described:
-                raise damaged(path)
+        self._check_files(whole=True)
         rows = np.sort(np.random.default_rng(0).choice(len(self), min(queries, len(self)), replace=False))
-        x_QD = np.concatenate([
-            part.vectors.read(rows[(part.start <= rows) & (rows < part.start + part.facts.rows)] - part.start)
-            for part in self._parts
-        ])  # fmt: skip
-        exact, found = (self._best(x_QD, k + 1, PROBES, exact).index.tolist() for exact in (True, False))
-        shares = []
-        for row, *both in zip(rows.tolist(), exact, found, strict=True):
-            wanted, given = ({*[other for other in some if other not in (row, -1)][:k]} for some in both)
-            shares.append(len(wanted & given) / len(wanted) if wanted else 1.0)
-        size, recall = sum(described["bytes"] for _, described in files), round(sum(shares) / len(shares), 4)
-        return Checked(files=len(files), bytes=size, k=k, queries=len(rows), recall=recall)
+        x_QD = np.concatenate([self._vectors(part).read(some) for part, _, some in by_part(self._texts.starts, rows)])
+        exact, found = [self._search(x_QD, k + 1, probes).index.tolist() for probes in (None, PROBES)]
+        pairs = [({*one} - {row, -1}, {*other}) for row, one, other in zip(rows.tolist(), exact, found, strict=True)]
+        wanted = sum(len(one) for one, _ in pairs)
+        return round(sum(len(one & other) for one, other in pairs) / wanted, 4) if wanted else 1.0
+
+
+def _opened(folder: Path, files: Iterable[str]) -> list[Any]:
+    """Return the indexes of faiss among the files of a part; their inverted lists stay on disk."""
+    import faiss
+
+    names = sorted(name for name in files if name.endswith(".faiss"))
+    return [faiss.read_index(str(folder / name), faiss.IO_FLAG_MMAP) for name in names]

@@ -6,7 +6,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,23 +17,19 @@ from tqdm import tqdm
 from xrep.data.batching import TextSpec, Vocabulary, batches_of, collate
 from xrep.errors import UserError
 from xrep.inference.encoder_files import Format, write_encoder
-from xrep.inference.model_card import read_card
-from xrep.interop.pretrained import Pretrained, find_pretrained, read_pretrained
+from xrep.interop.pretrained import find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import Prompts, read_prompts, read_router
 from xrep.models.device import to_device
 from xrep.models.directory import TOKENIZER, Checkpoint, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.kinds import PRETRAINED, expect
 from xrep.nn.layers import is_quantised
-from xrep.nn.shape import UNLIMITED
 from xrep.precision import Precision
 from xrep.registry import one_line
 from xrep.text.languages import canonical, refuse_pair
-from xrep.text.pretrained_tokenizer import maximum_length
 from xrep.text.sides import SHARED, SIDES, Tokenizers, open_tokenizers, tokenizer_of
 from xrep.text.tokenizer import Tokenizer
 
-TOKENIZE_CHUNK = 4096
 QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 """Usual names of the prompts of queries and of what they find, which sentence-transformers knows, too."""
 
@@ -49,6 +45,7 @@ class SentenceEncoder:
         languages: Codes of the languages it was trained on, as far as they are known.
         training_hashes: File with the hashes of its training sentences (sorted uint64 ``.npy``), if it is available.
         path: Where it was loaded from; empty if it was not.
+        output_size: The dimension D of the vectors.
         prompts: Texts that can be put in front of sentences, by name; ``encode`` takes the name as ``prompt_name``.
         default_prompt_name: Name of the prompt of sentences for which no prompt is chosen; None: they have none.
     """
@@ -65,9 +62,9 @@ class SentenceEncoder:
     ) -> None:
         self.model, self.tokenizers, self.text = model.eval(), tokenizers, text
         self.training_hashes, self.path = training_hashes, str(path)
-        self.languages: list[str] = model.languages
+        self.languages, self.output_size = model.languages, model.output_size
         prompts = prompts or Prompts()
-        self.prompts, self.default_prompt_name = dict(prompts.texts), prompts.default
+        self.prompts, self.default_prompt_name = prompts.texts, prompts.default
 
     @classmethod
     def load(
@@ -102,19 +99,13 @@ class SentenceEncoder:
         with torch.random.fork_rng(devices=[], enabled=is_random):
             if random_weights is not None:
                 torch.manual_seed(random_weights)
-            if is_pretrained:
-                encoder = _load_pretrained(path, is_random)
-            else:
-                encoder = encoder_of(open_checkpoint(path), is_random)
+            encoder = (
+                _load_pretrained(path, is_random) if is_pretrained else encoder_of(open_checkpoint(path), is_random)
+            )
         if layer is not None:
             encoder.model.pool_layer(layer)
         to_device(encoder.model, device, dtype)
         return encoder
-
-    @property
-    def output_size(self) -> int:
-        """The dimension D of the vectors."""
-        return self.model.output_size
 
     @property
     def device(self) -> torch.device:
@@ -124,10 +115,8 @@ class SentenceEncoder:
     @property
     def precision(self) -> Precision:
         """The precision in which it computes: float32, bfloat16, float16 or int8."""
-        if is_quantised(self.model):
-            return "int8"
-        names: dict[torch.dtype, Precision] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
-        return names.get(next(self.model.parameters()).dtype, "float32")
+        dtype = "int8" if is_quantised(self.model) else next(self.model.parameters()).dtype
+        return cast(Precision, str(dtype).removeprefix("torch."))
 
     def encode(
         self,
@@ -163,9 +152,11 @@ class SentenceEncoder:
         tower = self.model.tower(lang and canonical(lang))
         prompt = self.find_prompt(prompt_name) if prompt is None else prompt
         prompted = [prompt + sentence for sentence in ([sentences] if isinstance(sentences, str) else sentences)]
-        tokens = self._tokenize(prompted, tokenizer_of(self.tokenizers, tower))
+        tokenizer, vocabulary = tokenizer_of(self.tokenizers, tower), self.text.vocabulary(tower)
+        # A few at a time, because lists of ids need several times the memory of arrays.
+        parts = (tokenizer.encode(prompted[start : start + 4096]) for start in range(0, len(prompted), 4096))
+        tokens = [np.asarray(ids[: self.text.max_length - 1], dtype=np.int64) for part in parts for ids in part]
         vectors = np.empty((len(tokens), self.output_size), dtype=np.float32)
-        vocabulary = self.text.vocabulary(tower)
         lengths = [min(len(ids) + 2, self.text.max_length) for ids in tokens]
         with torch.inference_mode(), tqdm(total=len(tokens), unit="sentence", disable=not show_progress) as bar:
             for rows in batches_of(lengths, batch_tokens, batch_size):
@@ -187,6 +178,7 @@ class SentenceEncoder:
         *,
         license: str | None = None,
         results: Sequence[str | Path] = (),
+        address: str | None = None,
     ) -> dict[Path, str]:
         """Write the encoder as directories of other libraries, which contain no code, and return each of them with a
         line of Python that loads it.
@@ -195,35 +187,32 @@ class SentenceEncoder:
         keeps both, and the languages that each reads. ``hf`` is the transformer alone: two towers are in the folders
         ``source`` and ``target``. ``onnx`` and ``openvino`` are graphs for these runtimes, with pooling and projection
         inside, which ``load`` does not read (extras of these names). The model card (``README.md``) also has the
-        ``license`` (an identifier such as ``apache-2.0``) and the ``results``, files that ``xrep-eval`` wrote as JSON.
+        ``license`` (an identifier such as ``apache-2.0``), the ``results``, files that ``xrep-eval`` wrote as JSON, and
+        how the model is loaded, from ``path`` or from another ``address`` such as ``organisation/name``.
 
         Raises:
             UserError: ``path`` is not empty, those libraries have no such encoder, or the results are of another one.
         """
-        return self._write(Path(path), str(path), format, license=license, results=results)
+        if is_quantised(self.model):
+            problem = "an encoder in int8 cannot be written for other libraries"
+            raise UserError(problem, cure="load the original in float32, or export it in the format int8")
+        return write_encoder(self, Path(path), format, address or str(path), license=license, results=results)
 
-    def push_to_hub(
-        self,
-        name: str,
-        *,
-        private: bool | None = None,
-        token: str | None = None,
-        license: str | None = None,
-        results: Sequence[str | Path] = (),
-    ) -> str:
+    def push_to_hub(self, name: str, *, private: bool | None = None, token: str | None = None, **card: Any) -> str:
         """Upload what ``save`` writes to the Hugging Face Hub as ``name``, ``organisation/name``; return its address.
 
         ``private`` is for a new model (None: as the organisation's settings say), ``token`` is an access token (None:
-        the one that ``hf auth login`` stored); the rest is as in ``save``, and a UserError says why the Hub refuses.
+        the one that ``hf auth login`` stored). The ``card`` has ``license`` and ``results`` as in ``save``, and a
+        UserError says why the Hub refuses.
         """
         from huggingface_hub import HfApi
 
         with tempfile.TemporaryDirectory() as folder:
-            saved = Path(folder) / "model"
-            self._write(saved, name, "sentence-transformers", license=license, results=results)
+            saved, hub = Path(folder, "model"), HfApi(token=token)
+            self.save(saved, **card, address=name)
             try:
-                made = HfApi(token=token).create_repo(name, private=private, exist_ok=True)
-                HfApi(token=token).upload_folder(repo_id=made.repo_id, folder_path=saved, commit_message="by xrep")
+                made = hub.create_repo(name, private=private, exist_ok=True)
+                hub.upload_folder(repo_id=made.repo_id, folder_path=saved, commit_message="by xrep")
             except Exception as error:  # of its HTTP library, which is another one in other versions
                 problem = f"{name} cannot be uploaded to the Hugging Face Hub: {one_line(error)[:200]}"
                 raise UserError(problem, cure="check the name and the network, and log in: hf auth login") from error
@@ -235,15 +224,6 @@ class SentenceEncoder:
         prompt = self.find_prompt(None)
         return hashlib.sha256(f"{digest} {prompt}".encode()).hexdigest() if prompt else digest
 
-    def _write(self, directory: Path, address: str, format: Format, **facts: Any) -> dict[Path, str]:
-        """Write what ``save`` writes, with a card that names ``address`` to load it, and has these ``facts``."""
-        if is_quantised(self.model):
-            problem = "an encoder in int8 cannot be written for other libraries"
-            raise UserError(problem, cure="load the original in float32, or export it in the format int8")
-        card = read_card(Path(address).name, self.path, self.fingerprint, **facts)
-        prompts = Prompts(texts=self.prompts, default=self.default_prompt_name)
-        return write_encoder(self.model, self.tokenizers, self.text, prompts, directory, format, address, card)
-
     def find_prompt(self, name: str | None, usual: Iterable[str] = ()) -> str:
         """Return the text of the prompt ``name`` or, if it is None, of the first of the usual names that there is, or
         else of the default; a UserError if there is no such prompt."""
@@ -252,16 +232,10 @@ class SentenceEncoder:
             raise UserError(f"there is no prompt {name!r}", cure="known: " + (", ".join(self.prompts) or "none"))
         return "" if name is None else self.prompts[name]
 
-    def _tokenize(self, sentences: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
-        starts, most = range(0, len(sentences), TOKENIZE_CHUNK), self.text.max_length - 1
-        parts = (tokenizer.encode(list(sentences[start : start + TOKENIZE_CHUNK])) for start in starts)
-        return [np.asarray(ids[:most], dtype=np.int64) for part in parts for ids in part]
-
 
 def unit_rows(vectors: Any) -> Tensor:
     """Return the rows of an array, a tensor or a list as float32, scaled to length 1; [D] is one row."""
-    vectors = vectors if isinstance(vectors, Tensor) else torch.from_numpy(np.asarray(vectors))
-    return F.normalize(torch.atleast_2d(vectors).float(), dim=1)
+    return F.normalize(torch.atleast_2d(torch.as_tensor(vectors)).float(), dim=1)
 
 
 def encoder_of(checkpoint: Checkpoint, random_weights: bool = False) -> SentenceEncoder:
@@ -276,20 +250,19 @@ def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:
     routes = read_router(root) or {}
     folders = list(dict.fromkeys(routes.values())) or [root]
     separate = len(folders) > 1
-    towers = dict(zip(SIDES if separate else [SHARED], folders, strict=True))
-    sources = {tower: read_pretrained(folder) for tower, folder in towers.items()}
+    sources = dict(zip(SIDES if separate else [SHARED], map(read_pretrained, folders), strict=True))
     tokenizers = {tower: Tokenizer.load(source.tokenizer) for tower, source in sources.items()}
     languages = [[canonical(code) for code, folder in routes.items() if folder == tower] for tower in folders]
     text = TextSpec(
         vocabularies={tower: Vocabulary.of(tokenizer) for tower, tokenizer in tokenizers.items()},
-        max_length=min(_longest(source) for source in sources.values()),
+        max_length=min(source.max_length for source in sources.values()),
         source_languages=languages[0],
         target_languages=languages[-1] if separate else [],
     )
     config = DualEncoder.Config(
         towers="separate" if separate else "shared",
         encoder=str(folders[0]),
-        target_encoder=str(folders[1]) if separate else None,
+        target_encoder=str(folders[-1]),
         normalize=all(source.normalize is not False for source in sources.values()),
     )
     model = DualEncoder(config, text)
@@ -298,8 +271,3 @@ def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:
     encoder = SentenceEncoder(model, tokenizers, text, path=root, prompts=read_prompts(root))
     encoder.languages = encoder.languages or sources[SHARED].languages
     return encoder
-
-
-def _longest(source: Pretrained) -> int:
-    positions = source.shape.max_positions
-    return min(maximum_length(source.path) or (512 if positions == UNLIMITED else positions), positions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ except ModuleNotFoundError:
 _load = functools.lru_cache(maxsize=1)(SentenceEncoder.load)  # a grid search fits many copies of one transformer
 
 
+@dataclass(eq=False, repr=False)
 class SentenceVectors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Transformer of scikit-learn that turns sentences into float32 [N, D] by ``SentenceEncoder.encode``.
 
@@ -35,18 +37,13 @@ class SentenceVectors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         lang, batch_tokens, normalize: As in ``SentenceEncoder.encode``.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        lang: str | None = None,
-        *,
-        normalize: bool = True,
-        batch_tokens: int = 4096,
-        device: str | None = None,
-        dtype: Precision = "float32",
-    ) -> None:
-        self.path, self.lang, self.normalize, self.batch_tokens = path, lang, normalize, batch_tokens
-        self.device, self.dtype = device, dtype
+    path: str | Path
+    lang: str | None = None
+    _: KW_ONLY
+    normalize: bool = True
+    batch_tokens: int = 4096
+    device: str | None = None
+    dtype: Precision = "float32"
 
     def fit(self, X: Iterable[str], y: Any = None) -> SentenceVectors:  # noqa: N803 (scikit-learn's names)
         """Load the encoder, so that a UserError about it or about ``lang`` is raised here."""
@@ -71,6 +68,5 @@ class SentenceVectors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.requires_fit = False
-        tags.input_tags.string, tags.input_tags.two_d_array = True, False
+        tags.requires_fit, tags.input_tags.string, tags.input_tags.two_d_array = False, True, False
         return tags

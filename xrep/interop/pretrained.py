@@ -16,10 +16,11 @@ from xrep.interop.sentence_modules import DenseSpec, Prompts, read_modules, read
 from xrep.nn import bert
 from xrep.nn.heads import MaskedLanguageHead
 from xrep.nn.pooling import Pooling
-from xrep.nn.shape import EncoderSizes
+from xrep.nn.shape import UNLIMITED, EncoderSizes
 from xrep.nn.weights import Weights, read_json
 from xrep.registry import ENCODERS, one_line
 from xrep.text.languages import canonical
+from xrep.text.pretrained_tokenizer import maximum_length
 from xrep.text.wheels import SOURCE_FILE
 
 AUTO = "auto"
@@ -48,6 +49,12 @@ class Pretrained:
     projection: DenseSpec | None = None
     prompts: Prompts = field(default_factory=Prompts)
     languages: list[str] = field(default_factory=list)
+
+    @property
+    def max_length(self) -> int:
+        """Longest sentence in tokens that the directory names or the encoder has positions for; 512 if neither does."""
+        positions = self.shape.max_positions
+        return min(maximum_length(self.path) or (512 if positions == UNLIMITED else positions), positions)
 
     def state(self, layers: int | None = None) -> tuple[dict[str, Tensor], list[str]]:
         """Return the float32 state of the encoder's first ``layers`` layers (None: all).

@@ -1,86 +1,153 @@
-"""What a folder of a job notes of the units of a stage: which of them are done, started or failed."""
+"""What the folder of a job notes of its units: which of them are started, done or failed, and so how far it is."""
 
 from __future__ import annotations
 
 import json
 import re
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from socket import gethostname
 from typing import Any
 
 from xrep.errors import UserError
 from xrep.store import addresses
 from xrep.store.addresses import join
 
+PLAN, FINISHED = "plan.json", "finished.json"
 KINDS = DONE, STARTED, FAILED = "done", "started", "failed"
-COUNTS = "stages"
 _NOTE = re.compile(r"\d{7,}\.json")
+TRIES = 3
+"""How often a unit is tried, whether it ends in an error or its worker ends."""
+_PATIENCE = 60.0
+"""Seconds after which a unit is taken over whose worker was not heard of."""
+_LAST = 16
+"""Number of units whose mean time tells the rate."""
 
 
 class Notes:
-    """The notes of a stage: a JSON file for each unit and kind of note, and one with the number of units."""
+    """The notes of a stage: a JSON file for each unit and kind of note, and one with the number of units.
+
+    Where a unit is started, its worker leaves a claim, and writes it anew from time to time. Another worker takes the
+    unit over when it has seen the same claim for long, by its own clock, because the clocks of machines differ.
+    """
 
     def __init__(self, job: str, stage: str) -> None:
-        self.job, self.stage, self._count = job, stage, join(job, COUNTS, f"{stage}.json")
+        self.job, self.stage, self._count = job, stage, join(job, STARTED, f"{stage}.json")
+        self._seen = dict[tuple[Any, ...], float]()
 
     def begin(self, count: int) -> int:
         """Note the number of units, and return it."""
-        for kind in KINDS:
-            addresses.make_folder(join(self.job, kind, self.stage))
         addresses.create(self._count, json_bytes({"count": count}))
         return count
-
-    def count(self) -> int:
-        """Return the number of units; a FileNotFoundError says that the stage has not begun, or the job is removed."""
-        return read_json(self._count)["count"]
 
     def place(self, kind: str, number: int) -> str:
         """Return the address of a note of a unit."""
         return join(self.job, kind, self.stage, f"{number:07d}.json")
 
-    def numbers(self, kind: str) -> set[int]:
-        """Return the units that have a note of this kind."""
-        names = addresses.names_in(join(self.job, kind, self.stage))
+    def numbers(self, *kinds: str) -> set[int]:
+        """Return the units that have a note of one of these kinds."""
+        names = [name for kind in kinds for name in addresses.names_in(join(self.job, kind, self.stage))]
         return {int(name.removesuffix(".json")) for name in names if _NOTE.fullmatch(name)}
 
-    def read(self, kind: str, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """Return the notes of some units, all of which have one of this kind, by their numbers."""
-        numbers = list(numbers)
-        contents = addresses.read_all([self.place(kind, number) for number in numbers])
-        return dict(zip(numbers, map(json.loads, contents), strict=True))
+    def read(self, kind: str, numbers: Iterable[int]) -> list[dict[str, Any]]:
+        """Return the notes of some units, all of which have one of this kind."""
+        return [json.loads(note) for note in addresses.read_all([self.place(kind, number) for number in numbers])]
 
-    def claim(self, number: int, worker: str, patience: float) -> bool:
-        """Return whether this worker shall do a unit: nobody else has started it, or more than ``patience`` seconds
-        ago."""
-        place, claim = self.place(STARTED, number), json_bytes({"worker": worker, "time": time.time()})
-        if addresses.create(place, claim):
+    def claim(self, number: int, worker: str) -> bool:
+        """Return whether a worker shall do a unit: nobody has started it, or a worker that has ended or was not heard
+        of for too long, or this one before it was started again. After three workers that ended the unit has failed."""
+        place, own = self.place(STARTED, number), {"worker": worker, "machine": gethostname(), "beat": 0, "ended": ""}
+        if addresses.create(place, json_bytes({**own, "tries": 1})):
             return True
         try:
-            started = read_json(place)
+            claim = read_json(place)
         except FileNotFoundError:
             return False
-        if started["worker"] != worker and time.time() - started["time"] < patience:
+        since = self._seen.setdefault((number, *claim.values()), time.monotonic())
+        if claim["worker"] != worker and not claim["ended"] and time.monotonic() - since < _PATIENCE:
             return False
-        if any(addresses.exists(self.place(kind, number)) for kind in (DONE, FAILED)):
+        if number in self.numbers(DONE, FAILED):
             return False  # since this worker has looked which units are left
-        addresses.write(place, claim)
-        return True
+        if claim["tries"] < TRIES:
+            addresses.write(place, json_bytes({**own, "tries": claim["tries"] + 1}))
+            return True
+        last = f"The last one was worker {claim['worker']} on {claim['machine']}: {claim['ended'] or 'see its log'}"
+        self.fail(number, f"the end of its worker, {TRIES} times", last)
+        return False
 
-    def begun(self, worker: str | None = None) -> list[int]:
-        """Return the units that a worker, or any one, has started and not ended."""
-        numbers = sorted(self.numbers(STARTED) - self.numbers(DONE) - self.numbers(FAILED))
-        if worker is None:
-            return numbers
-        return [number for number, claim in self.read(STARTED, numbers).items() if claim["worker"] == worker]
+    def release(self, worker: str, reason: str) -> int:
+        """Let others start at once what a worker had begun that has ended, and return the number of these units."""
+        begun = sorted(self.numbers(STARTED) - self.numbers(DONE, FAILED))
+        claims = dict(zip(begun, self.read(STARTED, begun), strict=True))
+        own = [number for number, claim in claims.items() if claim["worker"] == worker]
+        for number in own:
+            addresses.write(self.place(STARTED, number), json_bytes({**claims[number], "ended": reason}))
+        return len(own)
+
+    @contextmanager
+    def kept(self, number: int) -> Iterator[None]:
+        """Context manager that tells the others from time to time that somebody is still at a unit."""
+        place, ended = self.place(STARTED, number), threading.Event()
+
+        def tell() -> None:
+            while not ended.wait(_PATIENCE / 3):
+                with suppress(OSError, UserError):
+                    claim = read_json(place)
+                    addresses.write(place, json_bytes({**claim, "beat": claim["beat"] + 1}))
+
+        threading.Thread(target=tell, daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
 
     def fail(self, number: int, error: str, log: str) -> None:
-        """Note why a unit could not be done: an error on one line, and a traceback or what an engine says."""
+        """Note why a unit could not be done: an error on one line, and a traceback or what else is known."""
         addresses.write(self.place(FAILED, number), json_bytes({"error": error, "log": log}))
 
-    def forget(self, number: int) -> None:
-        """Let anybody start a unit at once that failed, or whose worker has ended."""
+    def failures(self) -> list[dict[str, Any]]:
+        """Return for each unit that failed the stage, its number (``unit``), the ``error`` and the ``log``."""
+        failed = sorted(self.numbers(FAILED) - self.numbers(DONE))  # some were done by workers thought to have ended
+        notes = zip(failed, self.read(FAILED, failed), strict=True)
+        return [{"stage": self.stage, "unit": number, **note} for number, note in notes]
+
+    def status(self) -> dict[str, Any]:
+        """Return how far the stage is: the numbers of units that are ``done`` and ``running``, and of all (``count``;
+        None before it has begun); the list of those that ``failed``; the ``seconds`` that one took on average; and the
+        ``rate``, in units a second, and the seconds that are ``left`` at this rate, or None if these are unknown."""
+        try:
+            count = read_json(self._count)["count"]
+        except FileNotFoundError:
+            count = None
+        done = self.numbers(DONE)
+        failed = self.numbers(FAILED) - done
+        running = len(self.numbers(STARTED) - done - failed)
+        times = [marker["seconds"] for marker in self.read(DONE, sorted(done)[-_LAST:])]
+        seconds = sum(times) / max(1, len(times))
+        rate = running / seconds if running and seconds else None
+        left = ((count or 0) - len(done) - len(failed)) / rate if rate else None
+        units = {"count": count, "done": len(done), "running": running, "failed": sorted(failed)}
+        return {"stage": self.stage, **units, "seconds": seconds, "rate": rate, "left": left}
+
+
+def notes_of(job: str) -> list[Notes]:
+    """Return the notes of each stage of a job; a UserError says that there is no job at this address."""
+    try:
+        return [Notes(job, stage) for stage in read_json(join(job, PLAN))["stages"]]
+    except FileNotFoundError:
+        cure = "name an output or its folder .job; without this folder, the command is finished or was not started"
+        raise UserError("there is no such job", path=job, cure=cure) from None
+
+
+def retry(job: str) -> int:
+    """Forget which units of a job failed, so that they are tried again, and return their number; as ``notes_of``."""
+    failed = [(notes, number) for notes in notes_of(job) for number in notes.numbers(FAILED)]
+    for notes, number in failed:
         for kind in (STARTED, FAILED):
-            addresses.remove(self.place(kind, number))
+            addresses.remove(notes.place(kind, number))
+    return len(failed)
 
 
 def json_bytes(content: Any) -> bytes:

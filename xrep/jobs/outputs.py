@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,9 +20,6 @@ from xrep.store.vectors import MANIFEST
 from xrep.text.lines import container_of
 from xrep.text.records import split_field
 
-_COPIED = re.compile(rf"\.job/{COPY}[0-9a-f]{{16}}[^/]*$")
-"""The end of the path of a copy that ``repeatable`` has made."""
-
 
 def job_address(output: str | Path) -> str:
     """Return the address of the folder of a job that makes ``output``."""
@@ -31,19 +27,16 @@ def job_address(output: str | Path) -> str:
 
 
 def prepare(output: str | Path) -> str:
-    """Make the folder of a job, and return its address. Who cannot read the output that will be replaced cannot read
-    the folder. A UserError says that something else than a job is there."""
+    """Make the folder of a job, and return its address. Only its owner can read it, unless all can read the output that
+    will be replaced. A UserError says that something else than a job is there."""
     job = job_address(output)
     names = addresses.names_in(job)
     known = PLAN in names or all(name in (FINISHED, LOCK) or name.startswith(BESIDE) for name in names)
     if not known or (is_local(job) and os.path.exists(job) and not os.path.isdir(job)):
         raise UserError("not the folder of an unfinished command", path=job, cure="rename it, or write elsewhere")
     addresses.make_folder(job)
-    if is_local(job):
-        readers = os.stat(output).st_mode if os.path.exists(output) else 0o044
-        closed = 0o070 * (not readers & 0o040) | 0o007 * (not readers & 0o004)
-        if (mode := os.stat(job).st_mode) & closed:
-            os.chmod(job, mode & 0o777 & ~closed)
+    if is_local(job) and os.path.exists(output) and os.stat(output).st_mode & 0o044 != 0o044:
+        os.chmod(job, 0o700)
     return job
 
 
@@ -69,7 +62,8 @@ def _copied(blocks: Iterable[bytes], ending: str, job: str) -> str:
                 copy.write(block)
             copy.flush()
             named = join(job, f"{COPY}{digest.hexdigest()[:16]}{ending}")
-            addresses.publish(copy.name, named)
+            if not addresses.exists(named):  # a plan has the time of a copy that an interrupted command has made
+                addresses.publish(copy.name, named)
     finally:
         if folder is not None:
             with suppress(OSError):  # the folder has the copy, or what another command has left
@@ -79,21 +73,21 @@ def _copied(blocks: Iterable[bytes], ending: str, job: str) -> str:
 
 def states_of(files: Sequence[str | Path]) -> list[list[Any]]:
     """Return what changes when one of these files changes: its path with its size and its time or ETag. A folder with a
-    manifest is known by it, a copy by its name, a field (``FILE:FIELD``) and a file in an archive by their file."""
+    manifest is known by it, a field (``FILE:FIELD``) and a file in an archive by their file. A UserError names a file
+    that is missing."""
     return [_state_of(str(file)) for file in files]
 
 
 def _state_of(file: str) -> list[Any]:
-    if _COPIED.search(file):
-        return [Path(file).name]
-    if not is_local(file):
-        place = str(split_field(file)[0])
-        return [file, *addresses.state_of(join(place, MANIFEST) if addresses.is_folder(place) else place)]
-    place = container_of(Path(split_field(file)[0]))
-    if not place.exists():
-        raise UserError("no such file", path=file, cure="check the name")
-    known = place / MANIFEST if (place / MANIFEST).exists() else place
-    return [os.path.realpath(file), *addresses.state_of(known)]
+    place, real = str(split_field(file)[0]), file
+    if is_local(file):
+        place, real = str(container_of(Path(place))), os.path.realpath(file)
+    manifest = join(place, MANIFEST)
+    try:
+        known = manifest if addresses.is_folder(place) and addresses.exists(manifest) else place
+        return [real, *addresses.state_of(known)]
+    except FileNotFoundError:
+        raise UserError("no such file", path=file, cure="check the name") from None
 
 
 def publish_parts(files: Mapping[str, str], folder: str) -> None:

@@ -3,13 +3,13 @@
 Layout of the folder, which may be in an object store::
 
     plan.json                     what is to be done: inputs, options and stages. It is written once
-    stages/STAGE.json             the number of units of a stage that has begun
-    started/STAGE/0000000.json    the worker that does unit 0, and when it was last heard of
+    started/STAGE.json            the number of units of a stage that has begun
+    started/STAGE/0000000.json    the worker that does unit 0, the number of its tries, and that it is still at it
     data/STAGE-0000000-{sha256}.NAME   what it wrote, before there is a marker
     done/STAGE/0000000.json       the marker: checksums of these files, and what else is known
     done/STAGE.json               the content of all markers of a stage that is complete
     failed/STAGE/0000000.json     why a unit could not be done, three times
-    finished.json                 the result of a job that several have done, in place of all else but the plan
+    finished.json                 the plan of a job that several have done, in place of all else
 
 What units there are, and what they write, depends on the inputs and the options alone. So any number of processes of
 any engine may do them, one may go on where another one was stopped, and two that do the same unit write the same.
@@ -32,20 +32,20 @@ from typing import Any, NamedTuple
 import xrep
 from xrep.errors import UserError
 from xrep.files import sha256_of
-from xrep.jobs.notes import COUNTS, DONE, FAILED, KINDS, Notes, json_bytes, read_json
+from xrep.jobs.notes import DONE, FAILED, FINISHED, KINDS, PLAN, STARTED, TRIES, Notes, json_bytes, read_json
 from xrep.store import addresses
 from xrep.store.addresses import is_local, join
 from xrep.store.arrays import ArrayFile
 
-KEPT = PLAN, FINISHED, LOCK = "plan.json", "finished.json", "lock"
+LOCK = "lock"
 COPY = "input-"
 """Beginning of the names of inputs that could be read once only, in the folder of the job."""
 BESIDE = COPY, f"{PLAN}.", f"{FINISHED}."
 """Beginnings of the names of such copies, and of files that a process was writing when it was killed."""
-_FOLDERS = *KINDS, COUNTS, "data"
+_FOLDERS = *KINDS, "data"
 """What is removed in this order, so that there is never a marker whose data is gone."""
-TRIES, _PAUSE = 3, 2.0
-"""How often a unit is tried, and the seconds after the first time."""
+_PAUSE = 2.0
+"""Seconds before a unit is tried the second time."""
 _FEW = 16
 """Most markers that are not copied into one file when a stage is complete."""
 _HOPELESS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.ENOENT}
@@ -113,7 +113,22 @@ class Stage(Remade, ABC):
     @cached_property
     def results(self) -> list[Result]:
         """The results of all units, which must be done."""
-        return self.job.results(self)
+        whole = join(self.job.address, DONE, f"{self.name}.json")
+        try:
+            markers = json.loads(addresses.read(whole))
+        except FileNotFoundError:
+            found = self.job.notes(self).read(DONE, range(len(self.units)))
+            markers = [[marker["files"], marker["facts"]] for marker in found]
+            if len(markers) > _FEW:
+                addresses.create(whole, json.dumps(markers).encode())
+        return [
+            Result({name: self.data(number, name, digest) for name, digest in files.items()}, facts)
+            for number, (files, facts) in enumerate(markers)
+        ]
+
+    def data(self, number: int, name: str, checksum: str) -> str:
+        """Return the address of a file of a unit, whose name comes from its content."""
+        return join(self.job.address, "data", f"{self.name}-{number:07d}-{checksum[:16]}.{name}")
 
 
 class Job:
@@ -145,26 +160,37 @@ class Job:
         Raises:
             UserError: An unfinished job with another plan is there.
         """
-        if self.is_finished():
-            if output and self.has_made(output):
-                return False
-            self.clear(leave=[LOCK])
         addresses.make_folder(self.address)
-        if not addresses.create(join(self.address, PLAN), json_bytes(self.plan)):
-            known = read_json(join(self.address, PLAN))
-            if known != self.plan:
-                names = sorted(name for name in {*known, *self.plan} if known.get(name) != self.plan.get(name))
-                problem = f"an unfinished command is there, which differs in {', '.join(names)}"
-                raise UserError(problem, path=self.address, cure="remove it to begin anew, or write elsewhere")
-        for folder in _FOLDERS:
+        plan, finished = join(self.address, PLAN), join(self.address, FINISHED)
+        created = addresses.create(plan, json_bytes(self.plan))
+        if not created and (known := read_json(plan)) != self.plan:
+            names = sorted(name for name in {*known, *self.plan} if known.get(name) != self.plan.get(name))
+            problem = f"an unfinished command is there, which differs in {', '.join(names)}"
+            raise UserError(problem, path=self.address, cure="remove it to begin anew, or write elsewhere")
+        if addresses.exists(finished):
+            if output and self.has_made(output):
+                if created:
+                    addresses.remove(plan)
+                return False
+            addresses.remove(finished)
+        for kind in (STARTED, FAILED) if output is None else ():  # nobody else is at work, and all is tried again
+            addresses.remove(join(self.address, kind))
+        for folder in ("data", *[join(kind, stage.name) for kind in KINDS for stage in self.stages]):
             addresses.make_folder(join(self.address, folder))
+        self.before = {stage.name: self.notes(stage).numbers(DONE) for stage in self.stages}
         return True
 
     def has_made(self, output: str) -> bool:
         """Return whether several processes have finished the same job, and its output is there."""
-        plan = join(self.address, PLAN)
-        made = all(map(addresses.exists, (join(self.address, FINISHED), plan, output)))
-        return made and read_json(plan) == self.plan
+        finished = join(self.address, FINISHED)
+        return addresses.exists(finished) and addresses.exists(output) and read_json(finished) == self.plan
+
+    def has_ended(self) -> bool:
+        """Return whether another process has finished the job since this one began it. In an object store, which has no
+        locks, it may be one that knew nothing of this process, and has left no record."""
+        if addresses.exists(join(self.address, FINISHED)):
+            return True
+        return not is_local(self.address) and not addresses.exists(join(self.address, PLAN))
 
     def notes(self, stage: Stage) -> Notes:
         """Return what is noted of the units of a stage."""
@@ -185,7 +211,7 @@ class Job:
                     written = sorted(Path(folder).iterdir())
                     files = {path.name: sha256_of(path) for path in written}
                     for path in written:
-                        addresses.put(path, self._data(stage.name, number, path.name, files[path.name]))
+                        addresses.publish(path, stage.data(number, path.name, files[path.name]))
                 marker = {"files": files, "facts": facts, "seconds": round(time.monotonic() - began, 3)}
                 addresses.create(self.notes(stage).place(DONE, number), json_bytes(marker))
                 return True
@@ -200,50 +226,25 @@ class Job:
                     self.notes(stage).fail(number, f"{type(error).__name__}: {error}", traceback.format_exc())
         return False
 
-    def _data(self, stage: str, number: int, name: str, checksum: str) -> str:
-        """Return the address of a file of a unit, whose name comes from its content."""
-        return join(self.address, "data", f"{stage}-{number:07d}-{checksum[:16]}.{name}")
-
-    def results(self, stage: Stage) -> list[Result]:
-        """Return the results of all units of a stage that is complete."""
-        whole = join(self.address, "done", f"{stage.name}.json")
-        try:
-            markers = json.loads(addresses.read(whole))
-        except FileNotFoundError:
-            notes = self.notes(stage)
-            found = notes.read(DONE, range(notes.count())).values()
-            markers = [[marker["files"], marker["facts"]] for marker in found]
-            if len(markers) > _FEW:
-                addresses.create(whole, json.dumps(markers).encode())
-        return [
-            Result({name: self._data(stage.name, number, name, digest) for name, digest in files.items()}, facts)
-            for number, (files, facts) in enumerate(markers)
-        ]
-
     def check_failures(self, stage: Stage) -> None:
         """Raise a UserError if units of a stage could not be done."""
-        if failed := self.notes(stage).numbers(FAILED):
-            first = read_json(self.notes(stage).place(FAILED, min(failed)))
-            problem = f"{len(failed):,} units of {stage.name} failed, the first one with {first['error']}"
+        if failed := self.notes(stage).failures():
+            problem = f"{len(failed):,} units of {stage.name} failed, the first one with {failed[0]['error']}"
             cure = f"xrep-jobs status {self.address} shows more; xrep-jobs retry, and the same command, try them again"
             raise UserError(problem, path=self.address, cure=cure)
 
-    def is_finished(self) -> bool:
-        return addresses.exists(join(self.address, FINISHED))
-
-    def finish(self, result: dict[str, Any], *, keep: bool) -> None:
-        """Remove what the job has left. If several processes do it, ``keep`` a record, by which the others see it. An
-        object store has no locks, so there the record is kept while the rest is removed."""
+    def finish(self, *, keep: bool) -> None:
+        """Remove what the job has left. If several processes do it, ``keep`` a record, by which the others see it. In
+        an object store others may see it while the rest is removed."""
         if keep or not is_local(self.address):
-            addresses.write(join(self.address, FINISHED), json_bytes(result))
-        self.clear(leave=KEPT if keep else ())
+            addresses.write(join(self.address, FINISHED), json_bytes(self.plan))
+        self.clear(keep=keep)
 
-    def clear(self, *, leave: Sequence[str] = ()) -> None:
-        """Remove the files of the job but those to ``leave``, and its folder unless somebody else has put something
-        there. What no marker may outlive goes last."""
+    def clear(self, *, keep: bool = False) -> None:
+        """Remove the files of the job but the record that it is finished if that is to ``keep``, and its folder unless
+        somebody else has put something there. What no marker may outlive goes last."""
         beside = [name for name in addresses.names_in(self.address) if name.startswith(BESIDE)]
-        for name in (*_FOLDERS, PLAN, FINISHED, *beside, LOCK):
-            if name not in leave:
-                addresses.remove(join(self.address, name))
+        for name in (*_FOLDERS, PLAN, *beside, *(() if keep else (FINISHED, LOCK))):
+            addresses.remove(join(self.address, name))
         if not os.path.isfile(self.address) and not addresses.names_in(self.address):
             addresses.remove(self.address)

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import threading
+import random
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 from xrep.errors import UserError
 from xrep.interrupts import StopRequest
-from xrep.jobs.notes import DONE, FAILED
-from xrep.jobs.plan import Job, Stage
+from xrep.jobs.notes import DONE, FAILED, Notes
+from xrep.jobs.plan import Job
 from xrep.progress import Counter
 
-_PATIENCE = 60.0
-"""Seconds, beside three times what the longest unit took, after which a unit is done anew whose worker was not heard
-of."""
 _PAUSE = 0.2, 5.0
 """Seconds between two looks at what the others have done, at first and at most."""
 
@@ -31,9 +28,7 @@ class Share:
     number: int = 0
     count: int = 1
 
-    @property
-    def worker(self) -> str:
-        """The name that is noted where this worker starts a unit."""
+    def __str__(self) -> str:
         return f"{self.number} of {self.count}"
 
 
@@ -51,10 +46,14 @@ class Engine:
     gpus_per_worker: float = 0
     """Number of GPUs for each process of Ray, such as 0.5 for two processes on each."""
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether several processes do the job, of which this is one."""
-        return share_of(self).count > 1
+    def __post_init__(self) -> None:
+        """Raise a UserError if options do not go together."""
+        for name, least in {"workers": 1, "cpus_per_worker": 1, "gpus_per_worker": 0}.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"`{name}` {value}", cure=f"give at least {least}")
+            if value != getattr(Engine, name) and self.engine != "ray":
+                raise UserError(f"`{name}` is an option of Ray", cure="add `engine` ray, or leave it out")
 
 
 def share_of(engine: Engine, environment: Mapping[str, str] | None = None) -> Share:
@@ -92,60 +91,41 @@ def work(job: Job, share: Share, show_progress: bool) -> bool:
     process has finished the job. A worker begins with its own part of each stage, because neighbouring units read the
     same data, and helps the others when it has nothing to do."""
     for stage in job.stages:
-        count = job.notes(stage).begin(len(stage.units))
-        done = job.notes(stage).numbers(DONE)
-        job.before[stage.name] = done
+        notes = job.notes(stage)
+        count = notes.begin(len(stage.units))
         weights = [stage.weight(unit) for unit in stage.units] if show_progress else []
         with Counter(stage.unit, stage.name, total=sum(weights) or None, shown=show_progress) as counter:
-            counter.skip(sum(weights[number] for number in done) if weights else 0)
-            for number in _units(job, stage, count, share):
+            counter.skip(sum(weights[number] for number in job.before[stage.name]) if weights else 0)
+            for number in _units(job, notes, count, share):
                 stop = StopRequest()
                 watching = stop.watching() if stage.is_finished_first else nullcontext()
-                with watching, _keep_claim(job, stage, number, share):
+                with watching, notes.kept(number) if share.count > 1 else nullcontext():
                     job.do(stage, number, counter.update)
                 if stop.signal:
                     raise KeyboardInterrupt
-        if job.is_finished():
+        if job.has_ended():
             return False
         job.check_failures(stage)
     return True
 
 
-@contextmanager
-def _keep_claim(job: Job, stage: Stage, number: int, share: Share) -> Iterator[None]:
-    """Context manager that notes now and then that this worker is still at a unit, which no other one begins then."""
-    ended = threading.Event()
-
-    def note() -> None:
-        while not ended.wait(_PATIENCE / 3):
-            with suppress(OSError, UserError):
-                job.notes(stage).claim(number, share.worker, _PATIENCE)
-
-    thread = threading.Thread(target=note, daemon=True)
-    if share.count > 1:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-
-
-def _units(job: Job, stage: Stage, count: int, share: Share) -> Iterator[int]:
+def _units(job: Job, notes: Notes, count: int, share: Share) -> Iterator[int]:
     """Yield the units of a stage that this worker shall do, until all are done or have failed."""
-    notes, longest, pause = job.notes(stage), 0.0, _PAUSE[0]
-    first = count * share.number // share.count
-    order = [*range(first, count), *range(first)]
+    first, stop = (count * number // share.count for number in (share.number, share.number + 1))
+    others, pause = [*range(first), *range(stop, count)], _PAUSE[0]
+    random.Random(share.number).shuffle(others)  # those who help at a time choose different ones
     while True:
-        over = notes.numbers(DONE) | notes.numbers(FAILED)
-        left = [number for number in order if number not in over]
-        if not left or job.is_finished():
+        over = notes.numbers(DONE, FAILED)
+        left = [number for number in (*range(first, stop), *others) if number not in over]
+        if not left or job.has_ended():
             return
         worked = False
         for number in left:
-            if notes.claim(number, share.worker, _PATIENCE + 3 * longest):
-                began, worked = time.monotonic(), True
+            if notes.claim(number, str(share)):
+                worked = True
                 yield number
-                longest = max(longest, time.monotonic() - began)
+            elif worked:
+                break  # others have done much in the meantime, perhaps
         pause = _PAUSE[0] if worked else min(2 * pause, _PAUSE[1])
         if not worked:
             time.sleep(pause)

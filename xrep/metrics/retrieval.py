@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xrep.retrieval.neighbours import neighbours
+from xrep.retrieval.tiles import neighbours
 from xrep.store.vectors import normalize_rows
 
 

@@ -25,7 +25,6 @@ from xrep.models.start import (
 from xrep.nn.encoder import Encoder, TransformerEncoder, initialise
 from xrep.nn.layers import Linear
 from xrep.nn.pooling import Pooling, pool
-from xrep.text.pretrained_tokenizer import maximum_length
 from xrep.text.sides import SHARED, Tokenizers
 from xrep.text.tokenizer import Tokenizer
 
@@ -102,8 +101,8 @@ def load_classifier(directory: Path) -> tuple[Classifier, TextSpec, Tokenizers]:
     or a file is damaged."""
     head = read_classifier(directory)
     start, tokenizer = find_start(str(directory)), Tokenizer.load(directory)
-    length = min(maximum_length(directory) or start.shape.max_positions, start.shape.max_positions)
-    text = TextSpec(vocabularies={SHARED: Vocabulary.of(tokenizer)}, max_length=length, annotation=head.annotation)
+    vocabularies = {SHARED: Vocabulary.of(tokenizer)}
+    text = TextSpec(vocabularies=vocabularies, max_length=start.max_length, annotation=head.annotation)
     model = Classifier(Classifier.Config(encoder=str(directory)), text)
     missing, unexpected = model.load_state_dict(head.tensors, strict=False)
     if unexpected or any(name.startswith(("dense.", "output.")) for name in missing):

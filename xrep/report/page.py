@@ -76,19 +76,15 @@ def _runs(runs: Sequence[Run]) -> list[Block]:
 
 def _options(runs: Sequence[Run]) -> list[Block]:
     header, *rows = _table("option", {run.name: run.options for run in runs})
-    differing = [row for row in rows if _differs(row[0], runs)]
+    common = set.intersection(*(set(run.options) for run in runs)) if len(runs) > 1 else set[str]()
+    # Of a part that other runs do not have, only what is changed is a difference: its defaults are not.
+    differing = set[str]().union(*(run.changed for run in runs)) - common
+    differing |= {row[0] for row in rows if len({run.options[row[0]] for run in runs if row[0] in run.options}) > 1}
+    chosen = [row for row in rows if row[0] in differing]
     told = "differ between the runs" if len(runs) > 1 else "are not at their defaults"
-    note = f"{'Options that' if differing else 'No options'} {told}."
+    note = f"{'Options that' if chosen else 'No options'} {told}."
     everything = {"heading": f"All {len(rows)} options", "rows": [header, *rows], "kind": "code", "folded": True}
-    return [{"rows": [header, *differing], "kind": "code", "note": note}, everything]
-
-
-def _differs(key: str, runs: Sequence[Run]) -> bool:
-    """Return whether runs that have an option differ in it, or some run alone has it and has changed it. The defaults
-    of a part that the other runs do not have are no difference of their own."""
-    values = [run.options[key] for run in runs if key in run.options]
-    is_common = len(values) == len(runs) > 1
-    return len(set(values)) > 1 or (not is_common and any(key in run.changed for run in runs))
+    return [{"rows": [header, *chosen], "kind": "code", "note": note}, everything]
 
 
 def _curves(runs: Sequence[Run], numbers: Mapping[str, int]) -> list[Block]:

@@ -78,7 +78,10 @@ def _read_run(name: str, path: Path) -> Run:
         for figure, value in record.items():
             if isinstance(value, (int, float)) and math.isfinite(value):
                 curves.setdefault((kind, figure), []).append((step, value))
-    curves = {key: _thinned(curve) for key, curve in curves.items()}
+    for key, curve in curves.items():
+        size = math.ceil(len(curve) / MOST_POINTS)
+        parts = [curve[start : start + size] for start in range(0, len(curve), size)]
+        curves[key] = [(part[-1][0], math.fsum(value / len(part) for _, value in part)) for part in parts]
     return Run(name, path, texts, changed, summary, data, launches, curves, damaged)
 
 
@@ -94,12 +97,6 @@ def _parsed(path: Path, damaged: list[str], parse: Callable[[Any], Any] = lambda
             why = f"it has no {error}" if isinstance(error, KeyError) else "it is not whole"
             damaged.append(f"{path}{f':{i}' if has_lines else ''}: a damaged record is left out: {why}")
     return records
-
-
-def _thinned(curve: Curve) -> Curve:
-    size = math.ceil(len(curve) / MOST_POINTS)
-    parts = (curve[start : start + size] for start in range(0, len(curve), size))
-    return [(part[-1][0], math.fsum(value / len(part) for _, value in part)) for part in parts]
 
 
 def read_results(runs: Sequence[Run], files: Sequence[str]) -> dict[str, dict[str, dict[str, Any]]]:

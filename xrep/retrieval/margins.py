@@ -10,18 +10,18 @@ the ratio without the ½ (equation 8): its scores are half of these, and the ran
 from __future__ import annotations
 
 import heapq
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import IO, Literal, Protocol, get_args
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.retrieval.neighbours import neighbours
+from xrep.retrieval.tiles import neighbours
 from xrep.retrieval.topk import TopK
-from xrep.store.arrays import ArrayFile
 
 Margin = Literal["absolute", "distance", "ratio"]
 MARGINS: tuple[str, ...] = get_args(Margin)
@@ -136,27 +136,33 @@ def choose_in_blocks(
 ) -> Iterator[Candidates]:
     """Yield the candidates that ``choose`` returns, some at a time.
 
-    Candidates are kept in a file without a name in ``folder`` (``ArrayFile.temporary``). Memory holds 5 bytes for each
-    sentence, its mean and whether it is used, and with ``intersection`` 8 more for each target.
+    Candidates are kept in a temporary file in ``folder``. Memory holds 5 bytes for each sentence, its mean and whether
+    it is used, and with ``intersection`` 8 more for each target.
     """
     mean_x, mean_y = neighbour_means(x), neighbour_means(y)
-    candidates, ends = ArrayFile.temporary(folder, np.float64, (3,)), [0]
-    for found in _candidates(x, y, mean_x, mean_y, margin, retrieval):
-        order = np.lexsort((found.target, found.source, -found.score))
-        columns = -found.score[order].astype(np.float64), found.source[order], found.target[order]
-        candidates.append(np.stack(columns, axis=1))  # float64 holds row numbers up to 2**53
-        ends.append(len(candidates))
-    ordered = heapq.merge(*(_rows(candidates, *run) for run in pairwise(ends)))
-    used_x, used_y, last = bytearray(len(x)), bytearray(len(y)), False
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        ends = [0]
+        for found in _candidates(x, y, mean_x, mean_y, margin, retrieval):
+            order = np.lexsort((found.target, found.source, -found.score))
+            columns = -found.score[order].astype(np.float64), found.source[order], found.target[order]
+            np.stack(columns, axis=1).tofile(file)  # float64 holds row numbers up to 2**53
+            ends.append(ends[-1] + len(found))
+        ordered = heapq.merge(*(_rows(file, *run) for run in pairwise(ends)))
+        for some in _taken(ordered, len(x), len(y), one_to_one):
+            yield Candidates(some.source, some.target, some.score.astype(mean_x.dtype))
+
+
+def _taken(ordered: Iterator[list[float]], sources: int, targets: int, one_to_one: bool) -> Iterator[Candidates]:
+    """Yield the candidates that are taken of rows (-score, source, target), which are in ascending order."""
+    used_x, used_y, last = bytearray(sources), bytearray(targets), False
     while not last:
         rows, kept = np.array(list(islice(ordered, _SORTED))).reshape(-1, 3), list[int]()
-        sources, targets = rows[:, 1].astype(np.int64), rows[:, 2].astype(np.int64)
-        for place, (source, target) in enumerate(zip(sources.tolist(), targets.tolist(), strict=True)):
+        of_x, of_y = rows[:, 1].astype(np.int64), rows[:, 2].astype(np.int64)
+        for place, (source, target) in enumerate(zip(of_x.tolist(), of_y.tolist(), strict=True)):
             if not used_x[source] and not used_y[target]:
                 used_x[source], used_y[target] = True, one_to_one
                 kept.append(place)
-        block = Candidates(sources, targets, -rows[:, 0].astype(mean_x.dtype))
-        yield block.take(np.array(kept, np.int64))
+        yield Candidates(of_x, of_y, -rows[:, 0]).take(np.array(kept, np.int64))
         last = len(rows) < _SORTED
 
 
@@ -190,10 +196,11 @@ def _best(
         yield Candidates(**{side: start + rows, other: index_B[rows], "score": score_B[rows]})
 
 
-def _rows(file: ArrayFile, first: int, last: int) -> Iterator[list[float]]:
-    """Yield some rows, of which few are in memory."""
+def _rows(file: IO[bytes], first: int, last: int) -> Iterator[list[float]]:
+    """Yield some rows of three numbers, of which few are in memory."""
     for start in range(first, last, _ROWS):
-        yield from file.read(slice(start, min(start + _ROWS, last))).tolist()
+        file.seek(24 * start)
+        yield from np.fromfile(file, np.float64, 3 * min(_ROWS, last - start)).reshape(-1, 3).tolist()
 
 
 def first_of_each(values: np.ndarray) -> np.ndarray:

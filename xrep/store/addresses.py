@@ -4,26 +4,19 @@
 from __future__ import annotations
 
 import errno
-import functools
 import glob
 import os
 import secrets
 import shutil
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal
 
 from xrep.errors import UserError
 from xrep.files import flush_to_disk, naming, replace_file
 
 Address = str | Path
-T = TypeVar("T")
-_AT_A_TIME = 1000
-"""Number of small files that an object store is asked for at a time."""
-_TRIES, _PAUSE = 4, 0.5
-"""How often a request to an object store is made, and the seconds after the first one that failed."""
 
 
 def is_local(address: Address) -> bool:
@@ -36,10 +29,11 @@ def join(folder: Address, *names: str) -> str:
     return "/".join([str(folder).rstrip("/"), *names]) if not is_local(folder) else os.path.join(folder, *names)
 
 
-@functools.cache
-def _of_protocol(protocol: str, process: int) -> Any:
+def store_of(address: Address) -> Any:
+    """Return fsspec's file system of an address of an object store, which remembers no listing."""
     import fsspec
 
+    protocol = str(address).partition("://")[0]
     options = {"auto_mkdir": True} if protocol == "file" else {}
     try:
         return fsspec.filesystem(protocol, use_listings_cache=False, **options)
@@ -51,46 +45,36 @@ def _of_protocol(protocol: str, process: int) -> Any:
         raise UserError(f"{protocol}:// is no store that fsspec knows", cure="give a path, s3:// or gs://") from None
 
 
-def store_of(address: Address) -> Any:
-    """Return fsspec's file system of an address of an object store, which remembers no listing; a process that was
-    forked has its own."""
-    return _of_protocol(str(address).partition("://")[0], os.getpid())
-
-
-def ask(address: Address, request: Callable[[], T]) -> T:
-    """Return the answer of an object store, which may refuse a request because it is busy. Errors name the address."""
-    for attempt in range(_TRIES):
-        try:
-            return request()
-        except FileNotFoundError:
-            said = "no such file, or no such bucket; check the name"
-            raise FileNotFoundError(errno.ENOENT, said, str(address)) from None
-        except (FileExistsError, UserError):
-            raise
-        except PermissionError as error:
-            said = f"the store refuses it ({_error_text(error)}); check your keys, and what they may do in this bucket"
-            raise PermissionError(errno.EACCES, said, str(address)) from None
-        except Exception as error:  # the packages of stores have types of their own, such as for missing keys
-            if attempt + 1 == _TRIES:
-                said = f"the store fails: {_error_text(error)}; check its address and your keys"
-                raise OSError(errno.EIO, said, str(address)) from error
-            time.sleep(_PAUSE * 2**attempt)
-    raise AssertionError
-
-
-def _error_text(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+@contextmanager
+def asking(address: Address) -> Iterator[Any]:
+    """Context manager that yields the file system of an address of an object store, whose errors then name the address.
+    The packages of stores ask a busy one again themselves."""
+    try:
+        yield store_of(address)
+    except (FileExistsError, UserError):
+        raise
+    except Exception as error:  # they have types of their own, such as for missing keys
+        problem = " ".join(str(error).split()) or type(error).__name__
+        number, said = errno.EIO, f"the store fails: {problem}; check its address and your keys"
+        if isinstance(error, FileNotFoundError):
+            number, said = errno.ENOENT, "no such file, or no such bucket; check the name"
+        elif isinstance(error, PermissionError):
+            said = f"the store refuses it ({problem}); check your keys, and what they may do in this bucket"
+            number = errno.EACCES
+        raise OSError(number, said, str(address)) from error
 
 
 def exists(address: Address) -> bool:
     if is_local(address):
         return os.path.exists(address)
-    return ask(address, lambda: store_of(address).exists(str(address)))
+    with asking(address) as store:
+        return store.exists(str(address))
 
 
 def info_of(address: Address) -> dict[str, Any]:
     """Return what an object store knows of a file or a folder."""
-    return ask(address, lambda: store_of(address).info(str(address)))
+    with asking(address) as store:
+        return store.info(str(address))
 
 
 def is_folder(address: Address) -> bool:
@@ -104,8 +88,7 @@ def state_of(address: Address) -> list[Any]:
         status = os.stat(address)
         return [status.st_size, status.st_mtime_ns]
     info = info_of(address)
-    changed = info.get("ETag") or info.get("etag") or info.get("LastModified") or info.get("created") or ""
-    return [int(info["size"]), str(changed)]
+    return [int(info["size"]), str(info.get("ETag") or info.get("etag") or info.get("created"))]
 
 
 def names_in(folder: Address) -> list[str]:
@@ -113,7 +96,8 @@ def names_in(folder: Address) -> list[str]:
     try:
         if is_local(folder):
             return sorted(os.listdir(folder))
-        found = ask(folder, lambda: store_of(folder).ls(str(folder), detail=False))
+        with asking(folder) as store:
+            found = store.ls(str(folder), detail=False)
         return sorted({path.rstrip("/").rpartition("/")[2] for path in found} - {""})
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -127,8 +111,8 @@ def matching(pattern: str) -> list[str]:
     if is_local(pattern):
         found = glob.glob(pattern)
     else:
-        store = store_of(pattern)
-        found = [store.unstrip_protocol(path) for path in ask(pattern, lambda: store.glob(pattern))]
+        with asking(pattern) as store:
+            found = [store.unstrip_protocol(path) for path in store.glob(pattern)]
     if not found:
         raise UserError("no file matches", path=pattern, cure="check the name")
     return sorted(found)
@@ -142,79 +126,57 @@ def read_all(files: Sequence[str]) -> list[bytes]:
     """Return the content of many small files; an object store answers many requests at a time."""
     if not files or is_local(files[0]):
         return [read(file) for file in files]
-    store, contents = store_of(files[0]), list[bytes]()
-    for start in range(0, len(files), _AT_A_TIME):
-        some = list(files[start : start + _AT_A_TIME])
-        contents += ask(some[0], lambda some=some: store.cat_ranges(some, 0, None, on_error="raise"))
-    return contents
+    with asking(files[0]) as store:
+        return store.cat_ranges(list(files), 0, None, on_error="raise")
 
 
 def make_folder(folder: Address) -> None:
     """Make a folder and those above it; in an object store there are none."""
     if is_local(folder):
-        with naming(folder):
-            os.makedirs(folder, exist_ok=True)
+        os.makedirs(folder, exist_ok=True)
 
 
 def create(address: Address, content: bytes) -> bool:
     """Write a small file unless there is one of this name, and return whether it was written. Of several processes that
     do this at the same time one succeeds."""
-    if is_local(address):
-        aside = f"{address}.{secrets.token_hex(4)}.new"
-        with naming(address):
-            Path(aside).write_bytes(content)
-            try:
-                os.link(aside, address)
-            except FileExistsError:
-                return False
-            except OSError:  # a file system without hard links
-                if os.path.exists(address):
-                    return False
-                os.replace(aside, address)
-            finally:
-                with suppress(FileNotFoundError):
-                    os.unlink(aside)
+    return write(address, content, "create")
+
+
+def write(address: Address, content: bytes, mode: Literal["overwrite", "create"] = "overwrite") -> bool:
+    """Write a small file, which replaces an older one at once, or do what ``create`` does."""
+    if not is_local(address):
+        try:
+            with asking(address) as store:
+                store.pipe_file(str(address), content, mode=mode)
+        except FileExistsError:
+            return False
         return True
-    try:
-        ask(address, lambda: store_of(address).pipe_file(str(address), content, mode="create"))
-    except FileExistsError:
-        return False
+    target = Path(os.path.realpath(address))
+    aside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.new")  # machines may share numbers of processes
+    with naming(address):
+        aside.write_bytes(content)
+        try:
+            (os.link if mode == "create" else replace_file)(aside, target)
+        except OSError:
+            if mode == "create" and target.exists():
+                return False
+            replace_file(aside, target)  # on a file system without hard links
+        finally:
+            aside.unlink(missing_ok=True)
     return True
-
-
-def write(address: Address, content: bytes) -> None:
-    """Write a small file, which replaces an older one at once."""
-    if is_local(address):
-        aside = Path(f"{address}.{secrets.token_hex(4)}.new")
-        with naming(address):
-            aside.write_bytes(content)
-            os.replace(aside, address)
-        return
-    ask(address, lambda: store_of(address).pipe_file(str(address), content))
-
-
-def put(file: Path, address: Address) -> None:
-    """Move a file of this machine to an address, where a file of the same content may be. It is on disk then."""
-    if is_local(address):
-        with naming(address):
-            flush_to_disk(file)
-            shutil.move(file, address)
-        return
-    ask(address, lambda: store_of(address).put_file(str(file), str(address)))
-    file.unlink()
 
 
 def publish(file: Address, output: Address) -> None:
     """Copy a file to its final address, where it replaces an older one at once: within a store, or from this machine to
-    anywhere. On one file system of this machine both names then lead to one file."""
+    anywhere. On one file system of this machine both names then lead to one file, which is on disk."""
     if not is_local(output):
-        store = store_of(output)
-        send = store.put_file if is_local(file) else store.cp_file
-        ask(output, lambda: send(str(file), str(output)))
+        with asking(output) as store:
+            (store.put_file if is_local(file) else store.cp_file)(str(file), str(output))
         return
     target = Path(os.path.realpath(output))
     aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")  # machines may share numbers of processes
     with naming(output):
+        flush_to_disk(Path(file))
         try:
             os.link(file, aside)
         except OSError:  # a file system without hard links
@@ -225,14 +187,9 @@ def publish(file: Address, output: Address) -> None:
 def remove(address: Address) -> None:
     """Remove a file or a folder with all that is in it; nothing may be there, and others may remove it as well."""
     if not is_local(address):
-        with suppress(FileNotFoundError):
-            ask(address, lambda: store_of(address).rm(str(address), recursive=True))
+        with suppress(FileNotFoundError), asking(address) as store:
+            store.rm(str(address), recursive=True)
     elif os.path.isdir(address) and not os.path.islink(address):
-        shutil.rmtree(address, onerror=_raise_unless_gone)
+        shutil.rmtree(address, ignore_errors=True)
     else:
         Path(address).unlink(missing_ok=True)
-
-
-def _raise_unless_gone(_: Any, __: str, error: tuple[Any, BaseException, Any]) -> None:
-    if not isinstance(error[1], FileNotFoundError):
-        raise error[1]

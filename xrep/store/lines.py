@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from xrep.files import naming
 from xrep.hashing import hash_bytes
 from xrep.store.addresses import Address
-from xrep.store.arrays import READ_BYTES, ArrayFile, by_part
+from xrep.store.arrays import ArrayFile, by_part
 from xrep.store.contents import Bytes
 
 FILES = LINES, OFFSETS, NUMBERS, CHUNKS = "lines.txt", "offsets.npy", "numbers.npy", "chunks.npy"
@@ -67,17 +65,8 @@ def _chunks(numbered: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str
         yield chunk
 
 
-class _Text(NamedTuple):
-    """The files of a text, opened."""
-
-    lines: Bytes
-    offsets: ArrayFile
-    numbers: ArrayFile
-    chunks: ArrayFile
-
-    @classmethod
-    def open(cls, lines: Address, *arrays: Address) -> _Text:
-        return cls(Bytes(lines), *(ArrayFile.open(file, "numbers of lines", "make it again") for file in arrays))
+def _opened(lines: Address, *arrays: Address) -> tuple[Bytes, list[ArrayFile]]:
+    return Bytes(lines), [ArrayFile.open(file, "numbers of lines", "make it again") for file in arrays]
 
 
 class Texts:
@@ -96,7 +85,7 @@ class Texts:
     """
 
     def __init__(self, files: Sequence[Sequence[Address]], counts: Sequence[int]) -> None:
-        self._text = lru_cache(maxsize=64)(lambda number: _Text.open(*files[number]))
+        self._text = lru_cache(maxsize=64)(lambda number: _opened(*files[number]))
         self.starts = [0, *accumulate(counts)]
         """The number of the first line of each text, and the number of all lines."""
 
@@ -104,7 +93,8 @@ class Texts:
     def open(cls, folder: Path) -> Texts:
         """Open the one text of a folder."""
         files = [folder / name for name in FILES]
-        return cls([files], [len(_Text.open(*files).numbers)])
+        _, (_, numbers, _) = _opened(*files)
+        return cls([files], [len(numbers)])
 
     def __len__(self) -> int:
         return self.starts[-1]
@@ -113,56 +103,29 @@ class Texts:
         """Return where the chunks of all texts begin, and the number of all lines."""
         starts = [0]
         for number, first in enumerate(self.starts[:-1]):
-            starts += (first + self._text(number).chunks.read(slice(1, None))).tolist()
+            _, (_, _, chunks) = self._text(number)
+            starts += (first + chunks.read(slice(1, None))).tolist()
         return starts
 
     def place(self, line: int) -> tuple[int, int]:
         """Return the number of the text in which a line is, and the number that it had there, from 1."""
-        return bisect_right(self.starts, line) - 1, int(self.numbers(np.array([line]))[0])
+        text = bisect_right(self.starts, line) - 1
+        _, (_, numbers, _) = self._text(text)
+        return text, int(numbers.read(np.array([line - self.starts[text]]))[0])
 
     def read(self, start: int, stop: int) -> list[str]:
         """Return the lines ``start`` to ``stop`` - 1."""
-        found = list[str]()
-        for text, first, last in self._parts(start, stop):
-            ends = text.offsets.read(slice(first, last + 1)).tolist()
-            content = text.lines.read(ends[0], ends[-1])
-            found += [content[begin - ends[0] : end - ends[0] - 1].decode() for begin, end in pairwise(ends)]
-        return found
+        return self.take(np.arange(start, stop))
 
     def take(self, rows: Sequence[int] | np.ndarray) -> list[str]:
         """Return some lines, in the order of ``rows``."""
         distinct, place = np.unique(np.asarray(rows, np.int64), return_inverse=True)
         lines = list[str]()
         for number, _, some in by_part(self.starts, distinct):
-            text = self._text(number)
-            starts, ends = (text.offsets.read(some + end).tolist() for end in (0, 1))
-            contents = text.lines.read_all((start, end - 1) for start, end in zip(starts, ends, strict=True))
-            lines += [content.decode() for content in contents]
+            content, (offsets, *_) = self._text(number)
+            first = np.flatnonzero(np.diff(some, prepend=-2) != 1)  # of lines that follow each other, and are one part
+            last = np.append(first[1:], len(some)) - 1
+            begins, ends = offsets.read(some[first]).tolist(), offsets.read(some[last] + 1).tolist()
+            for part in content.read_all(zip(begins, ends, strict=True)):
+                lines += part[:-1].decode().split("\n")
         return [lines[number] for number in place.tolist()]
-
-    def numbers(self, rows: np.ndarray) -> np.ndarray:
-        """Return the numbers that some lines had in their texts, int64 [n], from 1."""
-        found = np.empty(len(rows), np.int64)
-        for text, its, some in by_part(self.starts, rows):
-            found[its] = self._text(text).numbers.read(some)
-        return found
-
-    def filled(self, start: int, stop: int) -> np.ndarray:
-        """Return which of the lines ``start`` to ``stop`` - 1 are not empty, bool [n]."""
-        parts = self._parts(start, stop)
-        return np.concatenate([np.diff(text.offsets.read(slice(first, last + 1))) > 1 for text, first, last in parts])
-
-    def digest(self, start: int = 0, stop: int | None = None) -> str:
-        """Return the sha256 of the lines ``start`` to ``stop`` - 1 with their line ends, in hexadecimal digits."""
-        digest = hashlib.sha256()
-        for text, *some in self._parts(start, len(self) if stop is None else stop):
-            begin, end = text.offsets.read(np.array(some)).tolist()
-            for place in range(begin, end, READ_BYTES):
-                digest.update(text.lines.read(place, min(end, place + READ_BYTES)))
-        return digest.hexdigest()
-
-    def _parts(self, start: int, stop: int) -> Iterator[tuple[_Text, int, int]]:
-        """Yield each text that has some of the lines ``start`` to ``stop`` - 1, and which of its own lines they are."""
-        for number, (first, last) in enumerate(pairwise(self.starts)):
-            if start < last and first < stop:
-                yield self._text(number), max(start, first) - first, min(stop, last) - first

@@ -4,7 +4,6 @@ Layout of a folder::
 
     manifest.json             what made the vectors, and the parts in the order of their rows
     part-00000-{digest}.npy   the vectors of the first lines, floats [n, D]; 00001 has those of the next ones
-    .lock                     keeps two commands from writing there at a time
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import hashlib
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -21,12 +20,12 @@ from itertools import accumulate
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.files import json_text, write_json
-from xrep.store.addresses import Address, exists, is_local, join, names_in, read, write
+from xrep.files import json_text
+from xrep.store.addresses import Address, is_local, join, read, write
 from xrep.store.arrays import ArrayFile, by_part
 from xrep.store.lines import stored
 
-MANIFEST, LOCK, SCHEMA = "manifest.json", ".lock", 1
+MANIFEST, SCHEMA = "manifest.json", 1
 _CURE = "give a .npy file of floats [sentences, size] or a folder of such parts, as xrep-encode writes them"
 
 
@@ -41,13 +40,6 @@ class Origin:
     batch_tokens: int
     size: int
     dtype: str
-
-    def digest(self, lines: Iterable[str]) -> str:
-        """Return a short digest of lines and of what makes vectors of them."""
-        digest = hashlib.sha256()
-        for each in (vars(self), *lines):
-            digest.update(json.dumps(each).encode() + b"\n")
-        return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,24 +64,18 @@ class Manifest:
     parts: list[Part] = field(default_factory=list)
 
     def write(self, folder: Address) -> None:
-        content = {"schema": SCHEMA, **asdict(self)}
-        if is_local(folder):
-            write_json(join(folder, MANIFEST), content)
-        else:
-            write(join(folder, MANIFEST), json_text(content).encode())
+        write(join(folder, MANIFEST), json_text({"schema": SCHEMA, **asdict(self)}).encode())
 
     @classmethod
     def read(cls, folder: Address) -> Manifest:
         """Read the manifest of a folder; a UserError says that it has none that this version reads."""
         place = join(folder, MANIFEST)
-        if not exists(place):
-            unfinished = any(name.startswith("part-") for name in names_in(folder))
-            cure = "run the same xrep-encode again, which completes it" if unfinished else _CURE
-            raise UserError(f"no vectors: it has no {MANIFEST}", path=folder, cure=cure)
         try:
             values = json.loads(read(place))
             if values["schema"] == SCHEMA:
                 return cls(origin=Origin(**values["origin"]), parts=[Part(**part) for part in values["parts"]])
+        except FileNotFoundError:
+            raise UserError(f"no vectors: it has no {MANIFEST}", path=folder, cure=_CURE) from None
         except (ValueError, KeyError, TypeError):
             pass
         raise UserError("not the manifest of vectors, or of another version", path=place, cure=_CURE)
@@ -134,10 +120,7 @@ class Vectors:
 
     def stored(self, rows: slice | np.ndarray) -> np.ndarray:
         """Return some rows as they are in the file, [rows, D]: a slice without a step, or their numbers."""
-        if len(self._files) == 1:
-            return self._open(self._files[0]).read(rows)
-        if isinstance(rows, slice):
-            rows = np.arange(*rows.indices(len(self)))
+        rows = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else rows
         found = np.empty((len(rows), self.size), self.dtype)
         for part, its, some in by_part(self.starts, rows):
             found[its] = self._open(self._files[part]).read(some)
@@ -147,21 +130,19 @@ class Vectors:
         """Return some rows, L2-normalised: float32 [rows, D]."""
         return as_directions(self.stored(rows))
 
-    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield all rows as they are in the file, some at a time: the number of the first one, and the rows [n, D]."""
-        for path, first in zip(self._files, self.starts, strict=False):
-            for start, rows in self._open(path).blocks():
-                yield first + start, rows
-
-    def check_finite(self, rows: np.ndarray, first: int) -> np.ndarray:
-        """Return which of some stored rows, from number ``first`` on, are zero in float32, bool [n]; a UserError names
-        one that is not finite."""
+    def check_rows(self, rows: np.ndarray, first: int, may_be_zero: np.ndarray) -> None:
+        """Raise a UserError that names one of some stored rows, from number ``first`` on, which in float32 is not
+        finite, or is zero and not one of those that may be, bool [n]."""
         with np.errstate(over="ignore", under="ignore"):
             values = rows.astype(np.float32, copy=False)
-        finite = np.isfinite(values).all(axis=1)
-        if not finite.all():
-            raise self.unusable("is not finite", first + int(np.argmin(finite)))
-        return np.logical_not(values.any(axis=1))
+        not_finite, zero = ~np.isfinite(values).all(axis=1), ~values.any(axis=1) & ~may_be_zero
+        for problem, wrong in (("is not finite", not_finite), ("is zero", zero)):
+            if wrong.any():
+                row = first + int(np.argmax(wrong))
+                part = bisect_right(self.starts, row) - 1
+                cure = "encode that sentence again, or leave it out here and in the text"
+                path, line = self._files[part], row - self.starts[part] + 1
+                raise UserError(f"the vector of this row {problem}", path=path, line=line, cure=cure)
 
     def check_count(self, lines: int, path: Address) -> None:
         """Raise a UserError that names ``path`` unless a text there has as many lines as there are vectors."""
@@ -180,17 +161,10 @@ class Vectors:
             line, cure = self.starts[number] + 1, "encode this text, or name the one encoded"
             raise UserError(problem, path=path, line=line, cure=cure)
 
-    def unusable(self, problem: str, row: int) -> UserError:
-        """Return an error that names a row."""
-        part = bisect_right(self.starts, row) - 1
-        cure = "encode that sentence again, or leave it out here and in the text"
-        path, line = self._files[part], row - self.starts[part] + 1
-        return UserError(f"the vector of this row {problem}", path=path, line=line, cure=cure)
-
 
 def as_directions(stored: np.ndarray) -> np.ndarray:
     """Return vectors [N, D] of any type as float32, L2-normalised."""
-    with np.errstate(over="ignore", under="ignore"):  # of float64; ``check_finite`` refuses such rows
+    with np.errstate(over="ignore", under="ignore"):  # of float64; ``check_rows`` refuses such rows
         return normalize_rows(stored.astype(np.float32, copy=False))
 
 

@@ -75,7 +75,7 @@ def test_bfloat16_is_near(translator: Path, loaded: Translator) -> None:
 def test_several_target_languages(tmp_path: Path) -> None:
     loaded = Translator.load(write_translator(tmp_path / "best", languages=(["de"], ["en", "fr"])), device="cpu")
     for language, message in (
-        (None, "the model has several target languages; name one: en, fr"),
+        (None, "the model has several target languages; give `target_lang`, one of en, fr"),
         ("cs", "the model does not translate into 'cs'; known: en, fr"),
     ):
         with pytest.raises(UserError, match=message):

@@ -82,7 +82,8 @@ class Translator:
         model does not translate into it."""
         known: list[str] = self.model.target_languages
         if language is None and len(known) > 1:
-            raise UserError("the model has several target languages", cure=f"name one: {', '.join(known)}")
+            cure = f"give `target_lang`, one of {', '.join(known)}"
+            raise UserError("the model has several target languages", path=self.path, cure=cure)
         code = known[0] if language is None else canonical(language)
         if code not in known:
             raise UserError(f"the model does not translate into {language!r}", cure=f"known: {', '.join(known)}")
@@ -123,11 +124,6 @@ class Translator:
         if isinstance(sentences, str):
             raise TypeError("translate takes a list of sentences, not one string")
         options.check()
-        words = self.model.target_vocabulary.size
-        for name in ("beam", "top_k"):
-            if (count := vars(options)[name]) > words:
-                problem = f"`{name}` is {count:,}, and the vocabulary has {words:,} subwords"
-                raise UserError(problem, cure=f"lower `{name}`")
         target = self.target(target_language)
         source = sentences if isinstance(sentences, Source) else self.read(sentences)
         tokenizer, device = tokenizer_of(self.tokenizers, "target"), next(self.model.parameters()).device
@@ -135,7 +131,7 @@ class Translator:
         with_text = np.flatnonzero([len(ids) for ids in source.tokens])
         special = self.model.source_vocabulary.special_count
         lengths = [len(source.tokens[row]) + special for row in with_text]
-        most = max(1, LOGITS // (options.width * words))
+        most = max(1, LOGITS // (options.width * self.model.target_vocabulary.size))
         for indices in batches_of(lengths, max_tokens // options.width, most):
             rows = with_text[indices]
             batch = collate([source.tokens[row] for row in rows], self.text.vocabulary("source"), self.text.max_length)
