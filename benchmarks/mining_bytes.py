@@ -80,13 +80,13 @@ def counting() -> Iterator[Counted]:
         counted.add("read", os.path.getsize(address) if os.path.exists(address) else 0)
         return (address,)
 
-    def put(file: Path, address: Any) -> Any:
-        counted.add("written", file.stat().st_size)
+    def publish(file: Any, address: Any) -> Any:
+        counted.add("written", os.path.getsize(file) if isinstance(file, Path) else 0)  # the output is there already
         return file, address
 
-    def write(address: Any, content: bytes) -> Any:
+    def write(address: Any, content: bytes, *mode: str) -> Any:
         counted.add("written", len(content))
-        return address, content
+        return address, content, *mode
 
     def begin(notes: Notes, count: int) -> Any:
         counted.enter(notes.stage)
@@ -102,8 +102,8 @@ def counting() -> Iterator[Counted]:
         return stage, *arguments
 
     hooks = [
-        before(Bytes, "fill", fill), before(addresses, "read", read), before(addresses, "put", put),
-        before(addresses, "create", write), before(addresses, "write", write), before(Notes, "begin", begin),
+        before(Bytes, "fill", fill), before(addresses, "read", read), before(addresses, "publish", publish),
+        before(addresses, "write", write), before(Notes, "begin", begin),
         before(mining.Choose, "run", choose), before(Job, "clear", lambda job: counted.enter("clear") or (job,)),
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:
