@@ -149,7 +149,7 @@ def formulas(index: str, N: int, D: int, units: dict[str, float]) -> dict[str, t
     expected = {
         "check": (2 * stored, 2 * 16 * N),
         "distinct": (2 * 16 * N, 0),
-        "choose": (4 * found + 24 * 2 * N, 0),
+        "choose": (4 * found, 0),
     }
     if index == "flat":
         S = units["search"]
