@@ -181,10 +181,11 @@ def searched(sides: Sequence[Side], k: int, index: str, probes: int, folder: str
     from xrep.inference.nearest import SideSource, search_stages
     from xrep.jobs.engines import Share, work
     from xrep.jobs.plan import Job
+    from xrep.retrieval.ivf import PART_GIGABYTES
 
     x, y = (SideSource() for _ in sides)
     (x.side, y.side), x.k, y.k = sides, k, k
-    stages, merge = search_stages(x, y, index, probes, "cpu")
+    stages, merge = search_stages(x, y, index, probes, PART_GIGABYTES, "cpu")
     job = Job(folder, "search", {}, stages)
     job.begin()
     work(job, Share(), False)

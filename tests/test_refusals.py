@@ -182,6 +182,7 @@ mine ... --neighbours 41                     | lower --neighbours to 40, or give
 mine ... --neighbours 0                      | --neighbours 0; give at least 1
 mine ... --gpus-per-worker 0.5               | --gpus-per-worker is an option of Ray; add --engine ray, or leave it out
 mine ... --threshold nan                     | argument --threshold: must be a finite number, not 'nan'
+mine ... --index-gigabytes 0                 | --index-gigabytes must be above 0, not 0.0
 mine ... --index tree                        | --index tree is not possible: could not parse index string tree
 mine ... --output mined.tsv                  | mined.tsv.job: not the folder of an unfinished command; rename
 mine ... --output x.npy                      | x.npy: --output is the same file as --source-vectors

@@ -37,7 +37,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
         (tiles, "TILE", 20), (nearest, "TILE", 20), (nearest, "_STRIP_BYTES", 40 * 4 * 16), (nearest, "MOST_ROWS", 50),
         (nearest, "_LEAST_STRIP", 40),
-        (nearest, "_PANEL_BYTES", 60 * 4 * 16), (ivf, "_BLOCK", 32), (ivf, "_PART_BYTES", 100 * (2 * 16 + 8)),
+        (nearest, "_PANEL_BYTES", 60 * 4 * 16), (ivf, "_BLOCK", 32),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
 
@@ -63,8 +63,14 @@ class Given(SideSource):
         self.side, self.k = side, k
 
 
-def run(x: Side, y: Side, folder: Path, way: str, k: int = 4, *, show_progress: bool = False) -> Both:
-    stages, merge = search_stages(Given(x, k), Given(y, k), way, 1000, "cpu")
+PART = 100 * (2 * 16 + 8 + 4 * 16) / 1e9
+"""Gigabytes of 100 vectors of float32 and of their index, in which numbers have 16 bits."""
+
+
+def run(
+    x: Side, y: Side, folder: Path, way: str, k: int = 4, *, gigabytes: float = PART, show_progress: bool = False
+) -> Both:
+    stages, merge = search_stages(Given(x, k), Given(y, k), way, 1000, gigabytes, "cpu")
     job, found = Job(f"{folder}.job", "search", {}, stages), list[TopK]()
 
     def finish() -> dict[str, Any]:
@@ -92,6 +98,29 @@ def test_neighbours_in_files_are_those_in_memory(make_side, tmp_path, way, dtype
     assert_same(run(x, y, tmp_path / "found", way), plain(every(x), every(y), 4))
 
 
+def test_larger_parts_of_an_index_read_the_queries_fewer_times(make_side, tmp_path, monkeypatch):
+    """Whatever the parts, the neighbours are the same if every cell is searched. Each part is read once, and with it
+    all queries."""
+    x, y = make_side(230, 1), make_side(310, 2)
+    read, original = list[int](), Vectors.stored
+
+    def stored(side: Vectors, rows: slice | np.ndarray) -> np.ndarray:
+        found = original(side, rows)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(Vectors, "stored", stored)
+    found, rows = list[Both](), list[int]()
+    for part in (50, 100, 1000):  # rows of float32, in the index and beside it
+        read.clear()
+        found.append(run(x, y, tmp_path / str(part), "IVF4,Flat", gigabytes=part * (2 * 4 * 16 + 8) / 1e9))
+        rows.append(sum(read))
+    assert_same(found[0], found[2])
+    assert_same(found[1], found[2])
+    # Both sides are read to train and to build, and once for each part of the other.
+    assert rows == [2 * 540 + parts_y * 230 + parts_x * 310 for parts_x, parts_y in ((5, 7), (3, 4), (1, 1))]
+
+
 def test_rows_are_read_whatever_lies_between_them(make_side: Callable[..., Side]) -> None:
     rows = np.array([0, 1, 3, 5, 6, 7])
     side = make_side(9, 1, rows)
@@ -104,11 +133,10 @@ def test_rows_are_read_whatever_lies_between_them(make_side: Callable[..., Side]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["PQ8x4", "IVF4,SQ8", "OPQ8,IVF4,PQ8x4fs"])
-def test_strings_of_the_factory_of_faiss(make_side, tmp_path, monkeypatch, name):
+def test_strings_of_the_factory_of_faiss(make_side, tmp_path, name):
     """What the index finds has exact similarities, and is most of what there is."""
     x, y = make_side(300, 1), make_side(900, 2)
-    monkeypatch.setattr(ivf, "_PART_BYTES", 1 << 20)
-    found, expected = run(x, y, tmp_path / "found", name)[0], plain(every(x), every(y), 4)[0]
+    found, expected = run(x, y, tmp_path / "found", name, gigabytes=0.001)[0], plain(every(x), every(y), 4)[0]
     exact = every(x).astype(np.float64) @ every(y).astype(np.float64).T
     np.testing.assert_allclose(found.similarity, np.take_along_axis(exact, found.index.numpy(), 1), atol=1e-7)
     assert (

@@ -16,12 +16,11 @@ import numpy as np
 import torch
 
 import xrep
-from xrep.config.ranges import out_of_range
 from xrep.errors import UserError
 from xrep.files import naming
 from xrep.hashing import find_sorted
 from xrep.inference.encoding import Encode, HeldEncoder, TextSource
-from xrep.inference.mining import SearchOptions, fields, search_origin
+from xrep.inference.mining import SearchOptions, check_ranges, fields, search_origin
 from xrep.inference.nearest import Found, Merge, Side, SideSource, search_stages
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, Engine, run
@@ -70,12 +69,11 @@ class NegativeOptions(SearchOptions):
     """Random seed of the sampling strategy random."""
 
     def __post_init__(self) -> None:
-        ranges = dict.fromkeys(("num_negatives", "range_max", "probes", "batch_tokens"), "[1, 2147483647]")
+        super().__post_init__()
+        ranges = dict.fromkeys(("num_negatives", "range_max"), "[1, 2147483647]")
         ranges |= {name: "[-1e9, 1e9]" for name in ("absolute_margin", "relative_margin", "max_score", "min_score")}
         ranges |= {"range_min": "[0, 2147483647]", "seed": "[0, inf)", "max_percentile": "[0, 100]"}
-        for problem in out_of_range(self, **ranges):
-            name, _, rest = problem.partition(" ")
-            raise UserError(f"`{name}` {rest}")
+        check_ranges(self, **ranges)
         if self.range_min >= self.range_max:
             raise UserError(f"`range_min` {self.range_min} is not below `range_max` {self.range_max}")
 
@@ -132,7 +130,7 @@ def mine_negatives(
     held, read = HeldEncoder(encoder), ReadPairs(bitext, candidates)
     sides = [PairSide(side, read, lang, held, options) for side, lang in enumerate(bitext.languages)]
     x, y = sides
-    found, merge = search_stages(x, y, options.index, options.probes, options.device)
+    found, merge = search_stages(x, y, options.index, options.probes, options.index_gigabytes, options.device)
     choose = ChooseNegatives(read, x, y, merge, options)
     stages = [read, *(side.encode for side in sides), *found, choose]
     facts = {**asdict(options), "input": states_of(files), "bitext": asdict(bitext), "encoder": held.fingerprint}

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 import xrep
+from xrep.config.ranges import out_of_range
 from xrep.data.hash_runs import HashRuns
 from xrep.errors import UserError
 from xrep.files import naming
@@ -23,7 +24,7 @@ from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, Engine, run
 from xrep.jobs.outputs import job_address, repeatable, states_of
 from xrep.jobs.plan import Advance, Job, Stage
-from xrep.retrieval.ivf import PROBES, make_index
+from xrep.retrieval.ivf import PART_GIGABYTES, PROBES, make_index
 from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose_in_blocks, first_of_each
 from xrep.store import addresses
 from xrep.store.arrays import READ_BYTES, ArrayFile, blocks
@@ -49,9 +50,20 @@ class Text:
     lang: str | None = None
 
 
+def check_ranges(options: Any, **intervals: str) -> None:
+    """Raise a UserError if an option lies outside its interval, such as ``probes="[1, 100]"``."""
+    for problem in out_of_range(options, **intervals):
+        name, _, rest = problem.partition(" ")
+        raise UserError(f"`{name}` {rest}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """Options of every search for neighbours."""
+    """Options of every search for neighbours.
+
+    Raises:
+        UserError: A value is out of range.
+    """
 
     index: str = "flat"
     """flat is exact search. Others may miss neighbours and are faster for millions of sentences: ivf, an inverted file
@@ -59,10 +71,16 @@ class SearchOptions:
     IVF4096,PQ192x4fs."""
     probes: int = PROBES
     """Number of cells of an inverted file that are searched for each sentence."""
+    index_gigabytes: float = PART_GIGABYTES
+    """Memory of the part of an index that a worker holds, and of the vectors in it, in GB. Larger parts are fewer, and
+    all sentences are read, and searched for, once for each part."""
     batch_tokens: int = 4096
     """Number of subwords per batch of the encoder."""
     device: str = "cpu"
     """Device on which the exact search computes its products."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, probes="[1, 2147483647]", batch_tokens="[1, 2147483647]", index_gigabytes="(0, inf)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +152,7 @@ def mine(
     held = HeldEncoder(encoder) if encoder else None
     x, y = sides = [TextSide(text, output, held, options, k) for text in (source, target)]
     _check_vectors(x, y)
-    found, merge = search_stages(x, y, options.index, options.probes, options.device)
+    found, merge = search_stages(x, y, options.index, options.probes, options.index_gigabytes, options.device)
     choose = Choose(x, y, merge, options)
     stages = [stage for side in sides for stage in side.stages]
     inputs = {"source": x.facts, "target": y.facts, "encoder": held and held.fingerprint}

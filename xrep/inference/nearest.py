@@ -22,8 +22,8 @@ from xrep.retrieval.ivf import PartIndex, parts_of, trained_index
 from xrep.retrieval.tiles import TILE, Operand, search_tile
 from xrep.retrieval.topk import TopK
 from xrep.store import addresses
-from xrep.store.arrays import ArrayFile, blocks
-from xrep.store.vectors import Vectors
+from xrep.store.arrays import READ_BYTES, ArrayFile, blocks
+from xrep.store.vectors import Vectors, as_directions
 
 _STRIP_BYTES = 1 << 28
 """Bytes of the float32 rows of x that are held while all of y is read, at most."""
@@ -57,6 +57,11 @@ class Side:
     def size(self) -> int:
         return self.vectors.size
 
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the numbers in the file."""
+        return self.vectors.dtype
+
     def numbers(self, sentences: np.ndarray) -> np.ndarray:
         """Return the rows of some sentences in the vectors."""
         return sentences if self.rows is None else self.rows.read(sentences)
@@ -64,6 +69,36 @@ class Side:
     def read(self, rows: slice | np.ndarray) -> np.ndarray:
         """Return the vectors of some sentences: float32 [n, D], L2-normalised."""
         return self.vectors.read(rows if self.rows is None else self.rows.read(rows))
+
+    def held(self, start: int, stop: int) -> HeldRows:
+        """Read the vectors of some sentences into memory."""
+        held = np.empty((stop - start, self.size), self.dtype)
+        for first, last in blocks(stop - start, max(1, READ_BYTES // (self.size * self.dtype.itemsize))):
+            some = slice(start + first, start + last)
+            held[first:last] = self.vectors.stored(some if self.rows is None else self.rows.read(some))
+        return HeldRows(held)
+
+
+@dataclass(frozen=True)
+class HeldRows:
+    """Vectors in memory, [N, D], in the type that they have in a file."""
+
+    stored: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    @property
+    def size(self) -> int:
+        return self.stored.shape[1]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.stored.dtype
+
+    def read(self, rows: slice | np.ndarray) -> np.ndarray:
+        """Return some of the vectors: float32 [n, D], L2-normalised."""
+        return as_directions(self.stored[rows])
 
 
 class SideSource(Remade):
@@ -251,9 +286,11 @@ class SearchIndex(Search):
     Where a sentence has fewer than k neighbours, the index is -1 and the similarity -inf.
     """
 
-    def __init__(self, train: TrainIndex, x: SideSource, y: SideSource, index: str, probes: int) -> None:
+    def __init__(
+        self, train: TrainIndex, x: SideSource, y: SideSource, index: str, probes: int, gigabytes: float
+    ) -> None:
         super().__init__(x, y)
-        self._train, self._index, self._probes = train, index, probes
+        self._train, self._index, self._probes, self._gigabytes = train, index, probes, gigabytes
 
     @cached_property
     def units(self) -> Sequence[tuple[Label, int, tuple[int, int], tuple[int, int]]]:
@@ -263,7 +300,7 @@ class SearchIndex(Search):
             (label, part, bounds, queries)
             for label, k in self.k.items()
             if k
-            for part, bounds in enumerate(parts_of(self._index, self.sides[OTHER[label]]))
+            for part, bounds in enumerate(parts_of(self._index, self.sides[OTHER[label]], self._gigabytes))
             for queries in blocks(len(self.sides[label]), MOST_ROWS)
         ]
 
@@ -279,8 +316,8 @@ class SearchIndex(Search):
         if (label, part) not in self._held:
             self._held.clear()  # to free its memory before the next one is built
             other = OTHER[label]
-            trained = self._train.index(other)
-            self._held[label, part] = PartIndex(self._index, trained, self.sides[other], *bounds, self._probes)
+            trained, rows = self._train.index(other), self.sides[other].held(*bounds)
+            self._held[label, part] = PartIndex(self._index, trained, rows, bounds[0], self._probes)
         best = TopK.none(stop - start, self.k[label])
         self._held[label, part].search(self.sides[label], start, stop, best, advance)
         np.save(folder / f"{label}.npy", _bits(best))
@@ -323,9 +360,11 @@ class Merge(Search):
         return (self.layers(label) or self._search.layers(label))[0]
 
 
-def search_stages(x: SideSource, y: SideSource, index: str, probes: int, device: str) -> tuple[list[Stage], Merge]:
+def search_stages(
+    x: SideSource, y: SideSource, index: str, probes: int, gigabytes: float, device: str
+) -> tuple[list[Stage], Merge]:
     """Return the stages of a search for neighbours, exact if ``index`` is flat, and the last one, which has them."""
     train = TrainIndex(x, y, index)
-    search = SearchAll(x, y, device) if index == "flat" else SearchIndex(train, x, y, index, probes)
+    search = SearchAll(x, y, device) if index == "flat" else SearchIndex(train, x, y, index, probes, gigabytes)
     merge = Merge(search, x, y)
     return [*([] if index == "flat" else [train]), search, merge], merge

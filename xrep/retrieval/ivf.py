@@ -1,7 +1,8 @@
 """Approximate neighbours with an index of faiss, for sides so large that an exact search takes too long.
 
 The searched side is indexed part by part, so that memory is bounded. What the index proposes is compared with the
-vectors themselves, so similarities are exact; only some neighbours may be missing.
+vectors themselves, so similarities are exact; only some neighbours may be missing. The vectors of a part are held in
+memory with its index: read from their file, they would be many more bytes than the queries, in small pieces.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import torch
 
 from xrep.errors import UserError
 from xrep.retrieval.topk import Advance, TopK, pair_similarities
+from xrep.store.arrays import blocks
 
 PROBES = 32
 """Number of cells of an inverted file that are searched for each query, unless the user wants another."""
-_PART_BYTES = 1 << 30
-"""Bytes of the index that is held at a time."""
+PART_GIGABYTES = 2.0
+"""Gigabytes of an index and of the vectors in it that are held at a time, unless the user wants another number."""
 _BLOCK, _MOST_PROPOSALS = 1 << 14, 1 << 22
 """Number of rows that are read, and of neighbours that are proposed, at a time."""
 _MOST_CELLS, _TRAINING_ROWS_A_CELL, _TRAINING_BYTES = 4096, 48, 1 << 28
@@ -33,6 +35,11 @@ class Rows(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the numbers where they are stored."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -97,11 +104,12 @@ def _code_bytes(index: Any, lists: Any) -> int:
     return lists.code_size if lists is not None else getattr(index, "code_size", 4 * index.d)
 
 
-def parts_of(name: str, side: Rows) -> list[tuple[int, int]]:
-    """Return the parts of a side that are indexed one after the other, (start, stop) each."""
-    row_bytes = _code_bytes(*make_index(name, side.size)) + 8
-    step = max(1, math.ceil(len(side) / max(1, math.ceil(len(side) * row_bytes / _PART_BYTES))))
-    return [(start, min(start + step, len(side))) for start in range(0, len(side), step)]
+def parts_of(name: str, side: Rows, gigabytes: float) -> list[tuple[int, int]]:
+    """Return the parts of a side that are indexed one after the other, (start, stop) each. They are of equal size, and
+    the index of one takes, with its vectors as they are stored, at most so many gigabytes."""
+    row_bytes = _code_bytes(*make_index(name, side.size)) + 8 + side.size * side.dtype.itemsize
+    parts = max(1, math.ceil(len(side) * row_bytes / (1e9 * gigabytes)))
+    return blocks(len(side), math.ceil(len(side) / parts))
 
 
 def trained_index(name: str, side: Rows) -> Any:
@@ -121,19 +129,21 @@ class PartIndex:
     Args:
         name: What ``make_index`` makes it of.
         index: An empty index that was trained; the part is added to it.
+        part: The vectors of the part. Some of them are read for each query, so they should be in memory.
+        start: The number of the first one in the whole side.
         probes: Number of cells of an inverted file that are searched for each query.
     """
 
-    def __init__(self, name: str, index: Any, side: Rows, start: int, stop: int, probes: int) -> None:
+    def __init__(self, name: str, index: Any, part: Rows, start: int, probes: int) -> None:
         import faiss
 
-        self._side, self._start, self._index = side, start, index
-        add(index, name, side, start, stop)
+        self._part, self._start, self._index = part, start, index
+        add(index, name, part, 0, len(part))
         lists: Any = faiss.try_extract_index_ivf(index)
         lists = lists if lists is None else faiss.downcast_index(lists)
         if lists is not None:
             lists.nprobe = min(probes, lists.nlist)
-        self._times = 1 if _code_bytes(index, lists) >= 2 * side.size else _PROPOSED
+        self._times = 1 if _code_bytes(index, lists) >= 2 * part.size else _PROPOSED
 
     def search(self, queries: Rows, start: int, stop: int, best: TopK, advance: Advance) -> None:
         """Add what is found for the queries ``start`` to ``stop`` - 1 to their best neighbours."""
@@ -143,7 +153,7 @@ class PartIndex:
             x_BD = queries.read(slice(first, min(first + step, stop)))
             _, proposed_BP = self._index.search(x_BD, wanted)
             some = best.slice(first - start, first - start + len(x_BD))
-            compare_proposed(some, x_BD, proposed_BP, self._side, self._start, self._start)
+            compare_proposed(some, x_BD, proposed_BP, self._part, 0, self._start)
             advance(len(x_BD))
 
 

@@ -128,8 +128,7 @@ class Vectors:
 
     def read(self, rows: slice | np.ndarray) -> np.ndarray:
         """Return some rows, L2-normalised: float32 [rows, D]."""
-        with np.errstate(over="ignore", under="ignore"):  # of float64; ``check_rows`` refuses such rows
-            return normalize_rows(self.stored(rows).astype(np.float32, copy=False))
+        return as_directions(self.stored(rows))
 
     def check_rows(self, rows: np.ndarray, first: int, may_be_zero: np.ndarray) -> None:
         """Raise a UserError that names one of some stored rows, from number ``first`` on, which in float32 is not
@@ -161,6 +160,12 @@ class Vectors:
             problem = f"{join(self.path, part.file)} has the vectors of other lines than these {part.rows:,}"
             line, cure = self.starts[number] + 1, "encode this text, or name the one encoded"
             raise UserError(problem, path=path, line=line, cure=cure)
+
+
+def as_directions(stored: np.ndarray) -> np.ndarray:
+    """Return vectors [N, D] of any type as float32, L2-normalised."""
+    with np.errstate(over="ignore", under="ignore"):  # of float64; ``check_rows`` refuses such rows
+        return normalize_rows(stored.astype(np.float32, copy=False))
 
 
 def normalize_rows(x: np.ndarray) -> np.ndarray:
