@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
-
 from xrep.config.yaml_files import flat
 from xrep.data.store import MANIFEST_FILE
 from xrep.errors import UserError
@@ -55,6 +53,8 @@ def write_card(
     Raises:
         UserError: The licence is no identifier, a file has no results, or they are of a model with another fingerprint.
     """
+    from huggingface_hub import ModelCard, ModelCardData  # not above: it would delay each command that encodes
+
     if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
         problem = f"`license` {license!r} is not the identifier of a licence"
         raise UserError(problem, cure="give one of the Hugging Face Hub, such as apache-2.0, cc-by-4.0 or other")
@@ -78,8 +78,10 @@ def write_card(
     ModelCard.from_template(card, template_path=str(TEMPLATE), **shown).save(directory / README)
 
 
-def _results_in(path: Path) -> Iterator[tuple[dict[str, Any], EvalResult]]:
-    """Yield the headline figures in a file, each with the model that was measured."""
+def _results_in(path: Path) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Yield the headline figures in a file, as the Hub's ``EvalResult``, each with the model that was measured."""
+    from huggingface_hub import EvalResult
+
     content = read_json(path)
     values = content.get("values")
     several = isinstance(values, dict) and "results" in values  # by ``xrep-eval all`` or ``xtreme``
