@@ -90,7 +90,8 @@ def run_on_ray(job: Job, engine: Engine, show_progress: bool) -> bool:
                     start(share)
                 began = time.monotonic()
                 states = [status for stage in job.stages if (status := job.notes(stage).status())["running"]]
-                line.show("; ".join("{stage}: {done:,} of {count:,} units".format(**status) for status in states))
+                if states:
+                    line.show("; ".join("{stage}: {done:,} of {count:,} units".format(**status) for status in states))
                 pause = max(_PAUSE, 10 * (time.monotonic() - began))
         except ray.exceptions.RayTaskError as error:
             raise error.cause from (None if isinstance(error.cause, UserError | OSError) else error)
