@@ -16,6 +16,7 @@ import pytest
 
 from tests.jobs.stages import expected, make_job, run_job, runs
 from tests.support.commands import Commands
+from tests.support.corpus import sentence_pairs
 from tests.support.programs import Program
 from tests.support.runs import environment
 from xrep.errors import UserError
@@ -86,6 +87,24 @@ def test_two_nodes_encode_to_the_bytes_of_one_process(
     assert done.code == 0, done.err
     assert (tmp_path / "one.npy").read_bytes() == (tmp_path / "two.npy").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lines.txt", "one.npy", "two.npy"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", ["flat", "IVF4,SQ8"])
+def test_two_nodes_mine_the_bytes_of_one_process(
+    index: str, address: str, cli: Commands, shared_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts and vectors, and negatives, so that each kind of stage is sent to another process."""
+    monkeypatch.setattr("xrep.inference.encoding.IMPORTED", [])
+    for name, texts in zip(("de", "en"), zip(*sentence_pairs(200), strict=True), strict=True):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    given = ["--path", shared_encoder, "--index", index, "--source", tmp_path / "de.txt", "--target"]
+    whole = ["--path", shared_encoder, "--index", index, "--bitext", f"de-en={tmp_path}/de.txt,{tmp_path}/en.txt"]
+    for command in (["mine", *given, tmp_path / "en.txt"], ["mine", "negatives", *whole]):
+        assert cli(*command, "--output", tmp_path / "one.tsv").code == 0
+        done = cli(*command, "--output", tmp_path / "two.tsv", "--engine", "ray")
+        assert done.code == 0, done.err
+        assert (tmp_path / "one.tsv").read_bytes() == (tmp_path / "two.tsv").read_bytes()
 
 
 @pytest.mark.slow

@@ -187,7 +187,7 @@ class TextSide(SideSource):
     def __init__(
         self, text: Text, output: str | Path, encoder: HeldEncoder | None, options: SearchOptions, k: int
     ) -> None:
-        self.name, self.k = text.name, k
+        self.name, self._k = text.name, k
         files = [repeatable(file, output) for file in (addresses.matching(str(text.text)) if text.text else ())]
         lang = text.lang and canonical(text.lang)
         self._read = Read(text.name, files, lang, "stripped") if files else None
@@ -209,6 +209,10 @@ class TextSide(SideSource):
             return self._origin.encoder.path, self._origin.origin.size, self._origin.origin.encoder
         vectors = self._origin.vectors
         return vectors.path, vectors.size, vectors.manifest and vectors.manifest.origin.encoder
+
+    @cached_property
+    def k(self) -> int:
+        return self._k
 
     @cached_property
     def side(self) -> Side:
