@@ -73,7 +73,7 @@ class Result(NamedTuple):
 
 
 class Remade:
-    """An object of which each process computes for itself what is a ``functools.cached_property``."""
+    """A class whose cached properties are left out when it is pickled: another process computes them again."""
 
     def __getstate__(self) -> dict[str, Any]:
         kind = type(self)
