@@ -19,8 +19,8 @@ from xrep.errors import TrainingError
 from xrep.workers import ahead, in_workers
 
 _DIED = TrainingError(
-    "a data worker was killed; if memory ran out, lower `data_workers` (0: batches are made by the trainer itself); the "
-    "same command goes on from the last checkpoint"
+    "a data worker was killed; if memory ran out, lower `data_workers` (0: batches are made by the trainer itself); "
+    "the same command goes on from the last checkpoint"
 )
 
 
