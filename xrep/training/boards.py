@@ -14,7 +14,7 @@ WANDB_ID = "wandb.id"
 
 
 class TensorBoard:
-    """An event file of TensorBoard. The options of the run are its hyperparameters. Events after ``step`` are hidden."""
+    """An event file of TensorBoard, with the options of the run as hyperparameters. It hides events after ``step``."""
 
     def __init__(self, directory: Path, step: int, options: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter

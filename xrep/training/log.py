@@ -1,4 +1,4 @@
-"""The log of a run: its records, its lines of text, and its launches, each given to the files and services that keep it."""
+"""The log of a run: its records, its lines of text, and its launches, each given to what keeps it."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Recent:
         self._queues = [part for part in criterion.modules() if isinstance(part, Queue)]
 
     def add(self, values: dict[str, float]) -> None:
-        """Add the numbers of a step: its loss, terms and metrics, and its ``pairs``, ``tokens`` and ``busy`` seconds."""
+        """Add the numbers of a step: loss, terms and metrics, and its ``pairs``, ``tokens`` and ``busy`` seconds."""
         self._steps.append(values)
 
     def quality(self) -> list[str]:
