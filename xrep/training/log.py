@@ -169,7 +169,7 @@ class Recent:
         if filling is not None and filling.filled < len(filling.vectors):
             return [f"queue {filling.filled:,} of {len(filling.vectors):,} filled"]
         names = dict.fromkeys(name for step in self._steps for name in step if not name.startswith("loss_"))
-        means = {name: self._mean(name) for name in names if name not in ("pairs", "tokens", "busy")}
+        means = {name: self._mean(name) for name in names if name not in ("pairs", "tokens", "busy", "waited")}
         return [f"{name} {mean:.4g}" for name, mean in means.items() if mean is not None][: 1 + _SHOWN_METRICS]
 
     def speeds(self) -> list[str]:
