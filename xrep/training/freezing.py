@@ -73,10 +73,10 @@ class Freezing:
         self._frozen = frozen
         if module.training:
             module.train()
-            self.rest(module)
+            self.set_modes(module)
         return True
 
-    def rest(self, module: nn.Module, name: str = "", above: bool = False) -> None:
+    def set_modes(self, module: nn.Module, name: str = "", above: bool = False) -> None:
         """Put ``module`` and its children into evaluation mode again where they are frozen, after ``module.train()``.
 
         Args:
@@ -92,7 +92,7 @@ class Freezing:
         if frozen and not isinstance(module, Criterion):
             module.training = False
         for child, part in module.named_children():
-            self.rest(part, f"{name}{child}.", frozen)
+            self.set_modes(part, f"{name}{child}.", frozen)
 
     def ever_trained(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
         """Return the parameters that train at some step, in the order of the module.

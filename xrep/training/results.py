@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,8 +22,8 @@ SMALLEST_SCALE = 2.0**-10
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The results of a step, over all ranks.
+class Numbers:
+    """The results of a step over all ranks, as they are read.
 
     Attributes:
         loss: value of the objective.
@@ -46,15 +47,17 @@ class Outcome:
 
 
 class Results:
-    """The numbers of a step, on their way from the device to the host.
+    """The results of a step, on their way from the device to the host.
 
     Args:
-        names, counted: names of the sums, and of those that are means over numbers of rows.
-        sums: the sums over all ranks, that of the loss first, then the numbers of rows.
-        norm, norms: norms of the gradient and of its part for each of the ``trained`` parameters.
-        scale: factor of the loss in fp16.
+        names, counted: names of the sums, that of the loss first, and of those that are means over numbers of rows.
+        sums: the sums over all ranks, then the numbers of rows.
+        used, norms: the parameters that have a gradient, and the norm of each of these gradients.
+        scale: factor of the loss in fp16; None: there is none.
 
     Attributes:
+        used: as above.
+        norm: norm of the gradient, 0-d, on the device.
         unusable: float32 [], 1 if the loss or the gradient is not finite, else 0, on the device.
     """
 
@@ -63,74 +66,66 @@ class Results:
         names: list[str],
         counted: list[str],
         sums: Tensor,
-        norm: Tensor,
-        scale: Tensor | None,
+        used: list[nn.Parameter],
         norms: Tensor,
-        trained: list[nn.Parameter],
+        scale: Tensor | None,
     ) -> None:
-        self._names, self._counted, self._trained, self._has_scale = names, counted, trained, scale is not None
-        scales = [] if scale is None else [scale]
-        numbers = torch.cat([sums, *(each.detach().double().reshape(-1) for each in (norm, *scales, norms))])
-        total = sums[0] + norm
+        self._names, self._counted, self._has_scale = names, counted, scale is not None
+        self.used, self.norm = used, torch.linalg.vector_norm(norms)
+        behind = [self.norm, norms] if scale is None else [self.norm, scale, norms]
+        numbers = torch.cat([sums, *(each.detach().double().reshape(-1) for each in behind)])
+        total = sums[0] + self.norm
         self.unusable = (total - total != 0).float()  # 0 for finite numbers, else NaN, with fewer kernels than isfinite
         self._numbers, self._event = numbers.to("cpu", non_blocking=True), event_on(numbers.device)
 
     @functools.cached_property
-    def outcome(self) -> Outcome:
+    def numbers(self) -> Numbers:
         """The results, as soon as the device has them."""
         if self._event is not None:
             self._event.synchronize()
-        numbers = self._numbers.tolist()
-        values = dict(zip(self._names, numbers, strict=False))
-        del numbers[: len(values)]
+        numbers = iter(self._numbers.tolist())
+        values = {name: next(numbers) for name in self._names}
         for name in self._counted:
-            count = numbers.pop(0)
+            count = next(numbers)
             values[name] = values[name] / count if count else math.nan
-        norm, scale = numbers.pop(0), numbers.pop(0) if self._has_scale else 1.0
+        norm, scale = next(numbers), next(numbers) if self._has_scale else 1.0
         overflow = self._has_scale and not math.isfinite(norm) and scale > SMALLEST_SCALE
-        bad = [p for p, own in zip(self._trained, numbers, strict=True) if not math.isfinite(own)]
-        return Outcome(values.pop("loss"), norm, values, overflow, scale, bad)
+        bad = [p for p, own in zip(self.used, numbers, strict=True) if not math.isfinite(own)]
+        return Numbers(values.pop("loss"), norm, values, overflow, scale, bad)
 
 
 class Tally:
-    """Losses and metrics of a step's batches, kept on the device.
+    """Losses and metrics of a step's batches, added up on the device.
 
     Args:
         sizes: size of each term, summed over all ranks and batches.
     """
 
     def __init__(self, world: World, sizes: dict[str, float]) -> None:
-        self.world, self.sizes = world, sizes
+        self._world, self._sizes = world, sizes
         self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, float] = {}
+        self._rows = defaultdict[str, float](float)
 
     def add(self, loss: Loss, rows: int) -> Tensor:
         """Return the part of the objective that comes from these rows, and record it with the metrics."""
-        parts = {name: term.weight * term.sum / max(self.sizes[name], 1) for name, term in loss.terms.items()}
-        objective = sum(parts.values(), torch.zeros((), device=self.world.device))
+        parts = {name: term.weight * term.sum / max(self._sizes[name], 1) for name, term in loss.terms.items()}
+        objective = sum(parts.values(), torch.zeros((), device=self._world.device))
         shares = {"loss": objective}
-        if len(self.sizes) > 1:
+        if len(self._sizes) > 1:
             shares |= {f"loss_{name}": part for name, part in parts.items()}
-        for name, share in shares.items():
-            self._sums[name] = self._sums.get(name, 0.0) + share.detach().double()
+        sums = {name: share.detach().double() for name, share in shares.items()}
         for name, metric in loss.metrics.items():
             count = loss.rows.get(name, rows)  # there is no mean over no rows
-            weighed = metric.detach().double() * count if count else torch.zeros_like(objective, dtype=torch.float64)
-            self._sums[name] = self._sums.get(name, 0.0) + weighed
-            self._counts[name] = self._counts.get(name, 0.0) + count
+            sums[name] = metric.detach().double() * count if count else torch.zeros_like(sums["loss"])
+            self._rows[name] += count
+        for name, value in sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
         return objective
 
-    def results(
-        self, norm: Tensor, norms: Tensor, trained: list[nn.Parameter], scaler: torch.amp.GradScaler
-    ) -> Results:
-        """Return the results of the step.
-
-        Args:
-            norm, norms: norms of the gradient and of its part for each of the ``trained`` parameters.
-        """
-        counts = on_device(np.array(list(self._counts.values())), self.world.device)
-        sums = torch.cat([torch.stack(list(self._sums.values())), counts])
-        if self.world.size > 1:
+    def results(self, used: list[nn.Parameter], norms: Tensor, scale: Tensor | None) -> Results:
+        """Return the results of the step, over all ranks; for the arguments see ``Results``."""
+        rows = on_device(np.array(list(self._rows.values())), self._world.device)
+        sums = torch.cat([torch.stack(list(self._sums.values())), rows])
+        if self._world.size > 1:
             dist.all_reduce(sums)
-        scale = scaler.scale(torch.ones_like(norm)) if scaler.is_enabled() else None
-        return Results(list(self._sums), list(self._counts), sums, norm, scale, norms, trained)
+        return Results(list(self._sums), list(self._rows), sums, used, norms, scale)
