@@ -24,7 +24,7 @@ def introduction(run: RunConfig, task: Task, trainer: Trainer) -> list[str]:
     model, world = trainer.pair.model, trainer.world
     ranks = f"{world.size} ranks, " if world.size > 1 else ""
     data = [part["task"].get("data") or DEMO for part in run.values.get("parts") or [run.values]]
-    precision = trainer.step.precision
+    precision = str(trainer.step.dtype).removeprefix("torch.")
     if precision == "float32" and world.device.type == "cuda":
         precision = "float32 with TF32 products"
     return [

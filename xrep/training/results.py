@@ -30,7 +30,7 @@ class Numbers:
         norm: norm of the gradient, before clipping.
         values: terms of the objective (``loss_NAME``, if there are several) and metrics of the criterion.
         skipped: whether fp16 gradients overflowed, so that the weights were not changed.
-        scale: factor of the loss against underflow, 1 without fp16.
+        scale: factor of the loss against underflow; None without fp16.
         bad: parameters whose gradients are not finite.
     """
 
@@ -38,7 +38,7 @@ class Numbers:
     norm: float
     values: dict[str, float]
     skipped: bool
-    scale: float = 1.0
+    scale: float | None = None
     bad: Sequence[nn.Parameter] = field(default_factory=list)
 
     @property
@@ -88,8 +88,8 @@ class Results:
         for name in self._counted:
             count = next(numbers)
             values[name] = values[name] / count if count else math.nan
-        norm, scale = next(numbers), next(numbers) if self._has_scale else 1.0
-        overflow = self._has_scale and not math.isfinite(norm) and scale > SMALLEST_SCALE
+        norm, scale = next(numbers), next(numbers) if self._has_scale else None
+        overflow = scale is not None and not math.isfinite(norm) and scale > SMALLEST_SCALE
         bad = [p for p, own in zip(self.used, numbers, strict=True) if not math.isfinite(own)]
         return Numbers(values.pop("loss"), norm, values, overflow, scale, bad)
 

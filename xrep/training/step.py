@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -11,10 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, joined
+from xrep.criteria.contrastive import ContrastiveCriterion, joined
 from xrep.criteria.criterion import Criterion, Loss, Planned
 from xrep.kernels.processor import multiplies_bfloat16
-from xrep.memory import check_move
 from xrep.models.model import Model
 from xrep.nn.half import weights_cast_once
 from xrep.precision import TrainingPrecision, type_of
@@ -53,31 +53,14 @@ class Pair(nn.Module):
         super().__init__()
         self.model, self.criterion = model, criterion
 
-    def moved_to(self, device: torch.device) -> Pair:
-        """Move this module to a device and return it, or raise a UserError if the device cannot hold it."""
-        cure = "choose a smaller model, lower `queue_size`, or set `device` to cpu"
-        check_move(self, str(device), gradients=True, cure=cure)
-        return self.to(device)
-
-    def forward(
-        self, planned: Planned, part: str = "", own: list[nn.Parameter] | None = None
-    ) -> Loss | tuple[Encoded, list[Tensor]]:
-        """Return the loss of a batch, or the vectors of a piece of one.
-
-        Args:
-            part: part of a mixture whose batch it is.
-            own: None for the loss; otherwise parameters that are returned with the vectors. DDP must see them in the
-                forward pass to know that they will have gradients.
-        """
-        criterion = self.criterion.of_part(part)
-        if own is None:
-            return criterion(self.model, planned)
-        assert isinstance(criterion, ContrastiveCriterion)
-        return criterion.encode(self.model, planned), [parameter.view_as(parameter) for parameter in own]
+    def forward(self, planned: Planned, part: str = "", encode: bool = False) -> Any:
+        """Return the loss of a batch, or of a part's batch; with ``encode``, its vectors before they are compared."""
+        criterion: Any = self.criterion.of_part(part)
+        return criterion.encode(self.model, planned) if encode else criterion(self.model, planned)
 
 
 class Step:
-    """Runs the steps of a pair of model and criterion.
+    """Computes the gradients of steps, and changes the weights by them.
 
     The objective of a step is described in ``Loss``. DDP averages gradients while they are computed, only in the last
     backward pass of a step.
@@ -85,9 +68,6 @@ class Step:
     Args:
         dtype: bfloat16 and float16 compute products in half precision; weights stay float32.
         compression: type in which gradients are summed over the ranks: bf16, or none for that of the weights.
-
-    Attributes:
-        precision: name of ``dtype``.
     """
 
     def __init__(
@@ -99,7 +79,6 @@ class Step:
         compression: Literal["none", "bf16"] = "none",
     ) -> None:
         self.pair, self.freezing, self.update, self.dtype = pair, freezing, update, dtype
-        self.precision = str(dtype).removeprefix("torch.")
         self.world, self._compression = update.world, compression
         self._parallel: nn.Module | None = None
         self._parts: dict[str, None] = {}
@@ -110,11 +89,7 @@ class Step:
     def prepare(self, step: int) -> None:
         """Freeze and thaw parameters after ``step`` steps. DDP is built again for what trains then."""
         if self.freezing.apply(self.pair, step) or self._parallel is None:
-            idle = (
-                self.pair.criterion.idle_parameters or self.pair.model.idle_parameters or self.update.lora is not None
-            )
-            alone = self.world.size == 1
-            self._parallel = self.pair if alone else in_ddp(self.pair, self.world.device, idle, self._compression)
+            self._parallel = self.pair if self.world.size == 1 else self._in_ddp()
 
     def train_mode(self) -> None:
         """Put the pair into training mode, except for frozen parts, whose dropout stays off."""
@@ -125,10 +100,10 @@ class Step:
         half = self.dtype != torch.float32
         return torch.autocast(self.world.device.type, self.dtype) if half else nullcontext()
 
-    def forward(self, planned: Planned, part: str = "") -> Any:
-        """Return the loss of a batch (on any device), or of a part's batch, in the precision of training."""
+    def forward(self, planned: Planned, part: str = "", encode: bool = False) -> Any:
+        """Return what ``Pair.forward`` returns of a batch, which may be on any device, in the precision of training."""
         with self.autocast():
-            return (self._parallel or self.pair)(planned.to(self.world.device), part)
+            return (self._parallel or self.pair)(planned.to(self.world.device), part, encode)
 
     def gradients(self, batches: list[Planned], sizes: dict[str, float], step: int) -> Results:
         """Compute the gradient of a step, after ``step`` steps, and its results, which need not be known yet.
@@ -146,7 +121,7 @@ class Step:
             for number, (part, planned) in enumerate(given, start=1):
                 whole = self.pair.criterion.of_part(part).micro_batch is None
                 add = self._add if whole else self._add_in_pieces
-                add(planned.to(self.world.device), part, tally, number == len(given))
+                add(planned, part, tally, number == len(given))
         return tally.results(*self.update.gradient())
 
     def apply(self, results: Results, rate: float) -> None:
@@ -172,40 +147,34 @@ class Step:
         The first pass keeps only the vectors, which are compared. The second pass encodes each piece again, with the
         same random numbers, and propagates the gradient of its vectors into the model.
         """
-        assert self._parallel is not None
-        criterion, model, device = self.pair.criterion.of_part(part), self.pair.model, self.world.device
+        device, criterion = self.world.device, self.pair.criterion.of_part(part)
         assert isinstance(criterion, ContrastiveCriterion)
+        planned = planned.to(device)
         pieces, states, encoded, constants = planned.pieces or [planned], list[RandomState](), [], []
         for piece in pieces:
             states.append(random_state(device))
             with self.autocast():
                 # A graph is made and dropped at once: without one, other kernels might draw other random numbers.
-                encoded.append(tuple(vector.detach() for vector in criterion.vectors(model, piece)))
+                encoded.append(tuple(vector.detach() for vector in criterion.vectors(self.pair.model, piece)))
                 with torch.no_grad():
-                    constants.append(criterion.constants(model, piece))
+                    constants.append(criterion.constants(self.pair.model, piece))
         vectors = [vector.requires_grad_() for vector in joined(encoded)]
         with self.autocast():
             loss = criterion.compare((*vectors, *joined(constants)), planned)
-        after, trained = random_state(device), [p for p in criterion.parameters() if p.requires_grad]
+        after = random_state(device)
         objective = self._objective(loss, part, len(planned), tally)
-        pulls: list[Tensor | None] = [None] * (len(vectors) + len(trained))
         if objective.requires_grad:
-            pulls = [*torch.autograd.grad(objective, [*vectors, *trained], allow_unused=True)]
-        own = {p: pull for p, pull in zip(trained, pulls[len(vectors) :], strict=True) if pull is not None}
+            objective.backward()  # DDP averages the gradients of the criterion's own parameters with those to come
         # A vector without a gradient gets zeros, because DDP waits for every parameter behind it.
-        whole = [torch.zeros_like(v) if g is None else g for v, g in zip(vectors, pulls, strict=False)]
-        by_vector = [
-            g.split([len(own) for own in rows]) for g, rows in zip(whole, zip(*encoded, strict=True), strict=True)
-        ]
+        whole = [torch.zeros_like(vector) if vector.grad is None else vector.grad for vector in vectors]
+        rows = [[len(vector) for vector in of_pieces] for of_pieces in zip(*encoded, strict=True)]
+        pulls = [gradient.split(own) for gradient, own in zip(whole, rows, strict=True)]
         for number, piece in enumerate(pieces):
             restore_random_state(states[number], device)
-            end = number + 1 == len(pieces)
-            with self._averaging(last and end):
-                with self.autocast():
-                    again, views = self._parallel(piece, part, [*own] if end else [])
+            with self._averaging(last and number + 1 == len(pieces)):
+                again = self.forward(piece, part, encode=True)
                 roots = [(self._objective(again.loss, part, len(piece), tally), None)]
-                roots += [(vector, pulls[number]) for vector, pulls in zip(again.vectors, by_vector, strict=True)]
-                roots += zip(views, own.values(), strict=False)
+                roots += [(vector, pull[number]) for vector, pull in zip(again.vectors, pulls, strict=True)]
                 tensors, gradients = zip(*((t, g) for t, g in roots if t.requires_grad), strict=True)
                 torch.autograd.backward(tensors, gradients)
         restore_random_state(after, device)
@@ -216,22 +185,25 @@ class Step:
             return nullcontext()
         return self._parallel.no_sync()
 
-
-def in_ddp(pair: Pair, device: torch.device, idle: bool, compression: str) -> DistributedDataParallel:
-    """Return a pair whose gradients are averaged over the ranks.
-
-    Args:
-        idle: whether a step may leave trained parameters without a gradient.
-    """
-    options: dict[str, Any] = {_SYNC_BUFFERS: False}  # buffers (queues) are equal on all ranks already
-    options["device_ids"] = [device] if device.type == "cuda" else None
-    # Gradients are views of what is sent, so that they are in memory once and are not copied.
-    options["gradient_as_bucket_view"] = True
-    parallel = DistributedDataParallel(pair, find_unused_parameters=idle, **options)
-    if compression == "bf16":
-        # A function of its own: torch refuses the hook by name where there is no NCCL, and gloo can add bfloat16.
-        parallel.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
-    return parallel
+    def _in_ddp(self) -> DistributedDataParallel:
+        model, criterion, device = self.pair.model, self.pair.criterion, self.world.device
+        options: dict[str, Any] = {_SYNC_BUFFERS: False}  # buffers (queues) are equal on all ranks already
+        options["device_ids"] = [device] if device.type == "cuda" else None
+        # The last backward pass may leave trained parameters without a gradient.
+        options["find_unused_parameters"] = (
+            criterion.idle_parameters
+            or model.idle_parameters
+            or self.update.lora is not None
+            or criterion.micro_batch is not None
+        )
+        warnings.filterwarnings("ignore", "find_unused_parameters")  # that all of them happen to be used
+        # Gradients are views of what is sent, so that they are in memory once and are not copied.
+        options["gradient_as_bucket_view"] = True
+        parallel = DistributedDataParallel(self.pair, **options)
+        if self._compression == "bf16":
+            # A function of its own: torch refuses the hook by name where there is no NCCL, and gloo can add bfloat16.
+            parallel.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
+        return parallel
 
 
 def random_state(device: torch.device) -> RandomState:

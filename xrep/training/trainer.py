@@ -6,7 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Generator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -15,16 +15,16 @@ import torch
 
 from xrep.config import RunConfig
 from xrep.config.ranges import out_of_range
-from xrep.criteria.criterion import Criterion, Planned
+from xrep.criteria.criterion import Criterion
 from xrep.errors import TrainingError
 from xrep.interrupts import NOTICE, StopRequest
 from xrep.kernels.paths import triton_problem
+from xrep.memory import check_move
 from xrep.models.directory import CRITERION, MODEL, STATE, Checkpoint
 from xrep.models.model import Model
-from xrep.nn.encoder import counting_sentences, set_activation_checkpointing
+from xrep.nn.encoder import set_activation_checkpointing
 from xrep.nn.weights import load_weights
 from xrep.precision import TrainingPrecision
-from xrep.progress import duration
 from xrep.tasks.task import Task
 from xrep.training.batches import Group, PlannedBatches, groups_of, steps_ahead
 from xrep.training.budget import Budget
@@ -34,7 +34,8 @@ from xrep.training.faults import is_out_of_memory, not_finite, out_of_memory
 from xrep.training.freezing import Freezing, pattern_problems
 from xrep.training.lora import LowRank
 from xrep.training.parameter_groups import parameter_groups
-from xrep.training.progress import Meters, Progress, Quiet, Recent, memory_megabytes
+from xrep.training.progress import Progress, Quiet
+from xrep.training.reports import Reports
 from xrep.training.results import Results
 from xrep.training.sharding import ShardedOptimizer, whole_state
 from xrep.training.state import (
@@ -140,7 +141,10 @@ class Trainer:
         self.checkpoints, self.progress, self.validate = checkpoints, progress, validate
         if self.config.micro_batch is not None:
             criterion.set_micro_batch(self.config.micro_batch)
-        self.pair = Pair(model, criterion).moved_to(world.device)
+        self.pair = Pair(model, criterion)
+        cure = "choose a smaller model, lower `queue_size`, or set `device` to cpu"
+        check_move(self.pair, str(world.device), gradients=True, cure=cure)
+        self.pair.to(world.device)
         set_activation_checkpointing(self.pair, self.config.activation_checkpointing)
         if self.config.compile:
             from xrep.nn.compile import compile_layers  # the compiler is slow to import
@@ -155,10 +159,9 @@ class Trainer:
         self.budget = Budget(self.config, task.examples, examples, schedule)
         self.state = TrainingState()
         self.stop = StopRequest(signal.SIGTERM, signal.SIGUSR1, notice=NOTICE if world.is_main else "")
-        self._meters, self._recent, self._rate, self._validation = Meters(), Recent(criterion), 0.0, ""
-        self._late: tuple[Results, int, list[Planned], dict[str, float]] | None = None
-        """Results of the last step, with its number, its batches, and its pairs, tokens and seconds."""
-        self._loss_scale = 1.0
+        self.reports = Reports(progress, self.pair, self.budget.spent, task.examples)
+        self._late: tuple[Results, Group, float, dict[str, float]] | None = None
+        """Results of the last step, with its batches, its rate, and its pairs, tokens and seconds."""
 
     def _what_trains(self) -> tuple[Freezing, torch.optim.Optimizer, LowRank | None]:
         """Return what is frozen, the optimizer of everything else, and the low-rank changes that it trains, if any."""
@@ -177,15 +180,13 @@ class Trainer:
         sharded = run.configs["distributed"].shard == "optimizer" and self.world.size > 1
         return freezing, ShardedOptimizer(groups, make) if sharded else make(groups), lora
 
-    # -- the loop -----------------------------------------------------------------------------------------------------
-
     def train(self) -> TrainingState:
         """Train to the end of the budget, or until the run is asked to stop; return the final state.
 
         Raises:
             TrainingError: a loss or gradient is not finite, memory ran out, a worker died, or the ranks drifted apart.
         """
-        self._started = time.monotonic() - self.state.seconds
+        self._started, save_every = time.monotonic() - self.state.seconds, self.checkpoints.config.save_every
         self.step.train_mode()
         with closing(self.read()) as read, self.stop.watching():
             groups = self.agreed(read)
@@ -195,20 +196,26 @@ class Trainer:
                 self.state.seconds = group.seconds
                 if group.stop:  # every rank ends by the same signal, whichever of them got it
                     self.stop.signal = next(name for name in self.world.gather(self.stop.signal) if name)
-                    self._record_rest()
+                    self._record()
                     self._save(best=False, final=True)
                     break
                 self.run_step(group, began)
-                if self.world.size == 1 or self.config.max_minutes is not None:  # the clock of rank 0 counts for all
-                    self.state.seconds = self.world.sums([self._seconds()])[0]
                 best = self._validate() if self.finished or self._due(self.config.validate_every) else False
                 if self.finished:  # perhaps it is out of patience only now
-                    self._record_rest()
+                    self._record()
                 # A step saves at most once, after its validation: a checkpoint on disk never depends on a second save.
-                if self.finished or best or self._due(self.checkpoints.config.save_every):
+                if self.finished or best or self._due(save_every):
                     self._save(best, final=self.finished)
             groups.close()  # not after an error, because a rank that has failed tells the others nothing
         return self.state
+
+    @property
+    def finished(self) -> bool:
+        """Whether the budget is spent, or the last ``patience`` validations were all worse than the best one."""
+        patience, best, every = self.config.patience, self.state.best_step, self.config.validate_every
+        if patience is not None and best is not None and every and self.state.step - best >= patience * every:
+            return True
+        return self.budget.spent(self.state) >= 1.0
 
     def read(self) -> Generator[Group, None, None]:
         """Yield this rank's batches of each step that is left."""
@@ -224,32 +231,34 @@ class Trainer:
 
     def run_step(self, group: Group, began: float) -> None:
         """Make a step and report it; ``began`` is the time at which its batches were asked for."""
-        plan, state, number = group.plan, self.state, self.state.step + 1
-        self._rate = self.run.configs["optimizer"].lr * self.budget.rate(state, plan.examples)
+        plan, state = group.plan, self.state
+        rate = self.run.configs["optimizer"].lr * self.budget.rate(state, plan.examples)
+        is_long = len(group.batches) > 1 or self.config.micro_batch is not None
         try:
-            is_long = len(group.batches) > 1 or self.config.micro_batch is not None
-            with self._telling("step in progress") if is_long else nullcontext():
+            with self.reports.counting(state, "step in progress") if is_long else nullcontext():
                 results = self.step.gradients(group.batches, group.sizes, state.step)
                 self._read_late()  # those of the step before, while a GPU computes this one
-                self.step.apply(results, self._rate)
+                self.step.apply(results, rate)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             rank = f"rank {self.world.rank}, " if self.world.size > 1 else ""
-            raise self._failed(number, f"{rank}{self.world.device}: {out_of_memory(group.batches)}") from None
-        busy = time.monotonic() - began
-        counts = {"pairs": plan.examples - state.examples, "tokens": group.tokens, "busy": busy}
-        self._meters.count(waited=group.waited)
-        self._late = results, number, group.batches, counts
+            raise self._failed(state.step + 1, f"{rank}{self.world.device}: {out_of_memory(group.batches)}") from None
+        counts = {"pairs": plan.examples - state.examples, "tokens": group.tokens, "waited": group.waited}
+        self._late = results, group, rate, {**counts, "busy": time.monotonic() - began}
+        state.step, state.examples, state.cursor = state.step + 1, plan.examples, plan.cursor
         if not self.step.update.late:
             self._read_late()
-        state.step, state.examples, state.cursor = number, plan.examples, plan.cursor
         if self._due(self.run.configs["distributed"].check_every):
             self._read_late()
             check_in_step(self.world, self.pair)
         if self._due(self.run.configs["logging"].log_every):
             self._record()
-        self.progress.line(self._line())
+        self.reports.line(state)
+        if self.world.size == 1 or self.config.max_minutes is not None:  # the clock of rank 0 counts for all ranks
+            state.seconds = self.world.sums([self._seconds()])[0]
+        if self.finished:
+            self._record()
 
     def _read_late(self) -> None:
         """Read the results of the last step, if they have not been read.
@@ -259,16 +268,20 @@ class Trainer:
         """
         if self._late is None:
             return
-        (results, step, batches, counts), self._late = self._late, None
+        (results, group, rate, counts), self._late = self._late, None
         numbers = results.numbers
         if not numbers.finite:  # the run ends on every rank, and names the module and the batch that went wrong
-            where = not_finite(self.step, numbers, batches, self.task.describe)
-            self.world.stop_all(self._failed(step, where, "; lower `lr` or `clip_norm`, or look at these examples"), 1)
-        self._loss_scale = numbers.scale
-        self._meters.count(**counts, skipped=numbers.skipped)
-        norm = {} if numbers.skipped else {"gradient_norm": numbers.norm}
-        self._meters.add({"loss": numbers.loss, **numbers.values, **norm})
-        self._recent.add({"loss": numbers.loss, **numbers.values, **counts})
+            where = not_finite(self.step, numbers, group.batches, self.task.describe)
+            cure = "; lower `lr` or `clip_norm`, or look at these examples"
+            self.world.stop_all(self._failed(self.state.step, where, cure), 1)
+        self.reports.add(numbers, rate, counts)
+
+    def _record(self) -> None:
+        self._read_late()
+        self.reports.record(self.state, self.checkpoints.stalled_seconds)
+
+    def _failed(self, step: int, problem: str, cure: str = "") -> TrainingError:
+        return TrainingError(f"step {step}: {problem}; last good checkpoint: {self.checkpoints.last_good()}{cure}")
 
     def _seconds(self) -> float:
         return time.monotonic() - self._started if self.world.is_main else 0.0
@@ -276,88 +289,22 @@ class Trainer:
     def _due(self, every: int) -> bool:
         return every > 0 and self.state.step % every == 0
 
-    @property
-    def finished(self) -> bool:
-        """Whether the budget is spent, or the validations have not become better for long enough."""
-        return self.budget.spent(self.state) >= 1.0 or self._is_out_of_patience()
-
-    def _is_out_of_patience(self) -> bool:
-        """Return whether the last ``patience`` validations were all worse than the best one."""
-        patience, best_step = self.config.patience, self.state.best_step
-        if patience is None or best_step is None or not self.config.validate_every:
-            return False
-        return self.state.step - best_step >= patience * self.config.validate_every
-
-    def _failed(self, step: int, problem: str, cure: str = "") -> TrainingError:
-        return TrainingError(f"step {step}: {problem}; last good checkpoint: {self.checkpoints.last_good()}{cure}")
-
-    # -- reports ------------------------------------------------------------------------------------------------------
-
-    def _record(self) -> None:
-        """Log the means since the last record; speeds count the time of training without validation and saving."""
-        self._read_late()
-        totals, busy = self._meters.totals, self._meters.totals["busy"]
-        values = self._meters.means() | {
-            "learning_rate": self._rate,
-            "epoch": self.state.examples / self.task.examples,
-            "pairs_per_second": totals["pairs"] / busy,
-            "tokens_per_second": totals["tokens"] / busy,
-            "waiting_for_data": totals["waited"] / busy,
-            "memory_megabytes": memory_megabytes(self.world.device),
-            "stalled_seconds": self.checkpoints.stalled_seconds,
-            "seconds": self.state.seconds,
-        }
-        if self.step.update.scaler.is_enabled():
-            values |= {"loss_scale": self._loss_scale, "skipped_steps": totals["skipped"]}
-        self.progress.record(self.state.step, values, "train")
-        self._meters.clear()
-
-    def _record_rest(self) -> None:
-        """Log the means of the last steps of a run, if there are any since the last record."""
-        self._read_late()
-        if self._meters.totals["pairs"]:
-            self._record()
-
-    def _line(self, doing: str = "") -> str:
-        """Return the line of progress; ``doing`` says what a long step or validation is at."""
-        spent = self.budget.spent(self.state)
-        left = self.state.seconds * (1 / spent - 1) if spent else 0.0
-        place = [f"epoch {self.state.examples / self.task.examples:.2f}", f"step {self.state.step}"]
-        how_good = [*self._recent.quality(), self._validation, f"lr {self._rate:.2e}"]
-        return " | ".join(filter(None, [*place, *how_good, *self._recent.speeds(), f"{duration(left)} left", doing]))
-
-    def _telling(self, doing: str) -> AbstractContextManager[None]:
-        """Return a context in which the line of progress counts the sentences that the model encodes."""
-        done = 0
-
-        def tell(sentences: int) -> None:
-            nonlocal done
-            done += sentences
-            self.progress.line(self._line(f"{doing}: {done:,} sentences encoded"))
-
-        return counting_sentences(self.pair.model, tell)
-
-    # -- validation and checkpoints -----------------------------------------------------------------------------------
-
     def _validate(self) -> bool:
         """Validate; return whether this is the best state so far."""
         self._read_late()
         if self.validate is None:
             return True
         metrics: dict[str, float] = {}
-        with self.world.together(), self.step.autocast(), self._telling("validating"):
+        with self.world.together(), self.step.autocast(), self.reports.counting(self.state, "validating"):
             metrics = self.validate(self.pair.model, self.pair.criterion, self.world)
         self.step.train_mode()
         metrics = self.world.from_main(metrics)
-        self.progress.record(self.state.step, metrics, "valid")
-        value, maximize = metrics[self.validate.metric], self.validate.maximize
-        self._validation, best = f"validation {self.validate.metric} {value:.4g}", self.state.best
+        value, best = metrics[self.validate.metric], self.state.best
         # Of equal values the later one counts as better, because its learning rate has decayed further.
-        better = best is None or math.isnan(best) or (value >= best if maximize else value <= best)
+        better = best is None or math.isnan(best) or (value >= best if self.validate.maximize else value <= best)
         if better:
             self.state.best, self.state.best_step = value, self.state.step
-        shown = ", ".join(f"{name} {metrics[name]:.2f}" for name in metrics if "-" not in name)
-        self.progress.say(f"step {self.state.step}: validation {shown}{' (best so far)' if better else ''}")
+        self.reports.validated(self.state, metrics, self.validate.metric, better)
         return better
 
     def _save(self, best: bool, final: bool = False) -> None:
@@ -366,23 +313,17 @@ class Trainer:
         optimizer = whole_state(self.step.update.optimizer, self.world)
         if not self.world.is_main:
             return
-        self.checkpoints.save(
-            best,
-            final,
-            step=self.state.step,
-            config_yaml=self.run.to_yaml(),
-            text=self.task.text,
-            save_tokenizers=self.task.save_tokenizers,
-            model=self.pair.model,
-            criterion=self.pair.criterion,
-            training_state={
-                **vars(self.state),
-                "data": self.task.fingerprint(),
-                "optimizer": optimizer,
-                "scaler": self.step.update.scaler.state_dict(),
-                "random": everyone,
-            },
-        )
+        training_state = {
+            **vars(self.state),
+            "data": self.task.fingerprint(),
+            "optimizer": optimizer,
+            "scaler": self.step.update.scaler.state_dict(),
+            "random": everyone,
+        }
+        text = {"text": self.task.text, "save_tokenizers": self.task.save_tokenizers}
+        parts: dict[str, Any] = {"model": self.pair.model, "criterion": self.pair.criterion, **text}
+        facts = {"step": self.state.step, "config_yaml": self.run.to_yaml(), "training_state": training_state}
+        self.checkpoints.save(best, final, **parts, **facts)
 
     def resume(self, checkpoint: Checkpoint, saved: dict[str, Any]) -> None:
         """Resume exactly where ``checkpoint`` was written; ``saved`` is its training state.
