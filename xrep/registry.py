@@ -202,12 +202,12 @@ OPTIMIZERS = Registry("optimizer", {
     "sgd": "xrep.training.optim:SGD",
 })  # fmt: skip
 LR_SCHEDULERS = Registry("lr_scheduler", {
-    "constant": "xrep.training.lr_scheduler:Constant",
-    "cosine": "xrep.training.lr_scheduler:Cosine",
-    "inverse_sqrt": "xrep.training.lr_scheduler:InverseSqrt",
-    "linear": "xrep.training.lr_scheduler:Linear",
-    "polynomial": "xrep.training.lr_scheduler:Polynomial",
-}, "xrep.training.lr_scheduler:Schedule")  # fmt: skip
+    "constant": "xrep.training.schedule:Constant",
+    "cosine": "xrep.training.schedule:Cosine",
+    "inverse_sqrt": "xrep.training.schedule:InverseSqrt",
+    "linear": "xrep.training.schedule:Linear",
+    "polynomial": "xrep.training.schedule:Polynomial",
+}, "xrep.training.schedule:Schedule")  # fmt: skip
 VALIDATORS = Registry("validation", {
     "annotation": "xrep.validation.annotation:AnnotationValidator",
     "loss": "xrep.validation.loss:LossValidator",

@@ -24,7 +24,7 @@ class Reports:
     def __init__(
         self, log: Progress | Quiet, pair: Pair, spent: Callable[[TrainingState], float], examples: int
     ) -> None:
-        self._log, self._pair, self._spent, self._examples = log, pair, spent, examples
+        self.log, self._pair, self._spent, self._examples = log, pair, spent, examples
         self._meters, self._recent = Meters(), Recent(pair.criterion)
         self._rate, self._scale, self._validation = 0.0, None, ""
 
@@ -62,15 +62,15 @@ class Reports:
         }
         if self._scale is not None:
             values |= {"loss_scale": self._scale, "skipped_steps": totals["skipped"]}
-        self._log.record(state.step, values, "train")
+        self.log.record(state.step, values, "train")
         self._meters.clear()
 
     def validated(self, state: TrainingState, metrics: dict[str, float], metric: str, better: bool) -> None:
         """Log a validation, whose best state is chosen by ``metric``."""
-        self._log.record(state.step, metrics, "valid")
+        self.log.record(state.step, metrics, "valid")
         self._validation = f"validation {metric} {metrics[metric]:.4g}"
         shown = ", ".join(f"{name} {metrics[name]:.2f}" for name in metrics if "-" not in name)
-        self._log.say(f"step {state.step}: validation {shown}{' (best so far)' if better else ''}")
+        self.log.say(f"step {state.step}: validation {shown}{' (best so far)' if better else ''}")
 
     def line(self, state: TrainingState, doing: str = "") -> None:
         """Show the line of progress; ``doing`` says what a long step or validation is at."""
@@ -79,7 +79,7 @@ class Reports:
         place = [f"epoch {state.examples / self._examples:.2f}", f"step {state.step}"]
         how_good = [*self._recent.quality(), self._validation, f"lr {self._rate:.2e}"]
         parts = [*place, *how_good, *self._recent.speeds(), f"{duration(left)} left", doing]
-        self._log.line(" | ".join(filter(None, parts)))
+        self.log.line(" | ".join(filter(None, parts)))
 
     def counting(self, state: TrainingState, doing: str) -> AbstractContextManager[None]:
         """Return a context in which the line of progress counts the sentences that the model encodes."""

@@ -134,7 +134,8 @@ def _train(
             for time, line in said:
                 progress.log(line, time)
     stack.callback(progress.close)
-    trainer.progress, checkpoints.say = progress, progress.say
+    trainer.progress = trainer.reports.log = progress
+    checkpoints.say = progress.say
     if latest is not None:
         if world.is_main:  # a run that was killed may not have set the links
             checkpoints.point(latest.step, trainer.state.best_step)

@@ -16,7 +16,7 @@ from xrep.criteria.contrastive import ContrastiveCriterion, joined
 from xrep.criteria.criterion import Criterion, Loss, Planned
 from xrep.kernels.processor import multiplies_bfloat16
 from xrep.models.model import Model
-from xrep.nn.half import weights_cast_once
+from xrep.nn.half import Stack, weights_cast_once
 from xrep.precision import TrainingPrecision, type_of
 from xrep.training.freezing import Freezing
 from xrep.training.results import Results, Tally
@@ -80,6 +80,7 @@ class Step:
     ) -> None:
         self.pair, self.freezing, self.update, self.dtype = pair, freezing, update, dtype
         self.world, self._compression = update.world, compression
+        self._stacks = [part for part in pair.modules() if isinstance(part, Stack)]
         self._parallel: nn.Module | None = None
         self._parts: dict[str, None] = {}
         """Parts of a mixture that the step had batches of; the name is empty without a mixture."""
@@ -117,7 +118,7 @@ class Step:
         tally = Tally(self.world, sizes)
         given = [(part, own) for batch in batches for part, own in (batch.parts or {"": batch}).items()]
         self._parts = dict.fromkeys(part for part, _ in given)  # in the same order on all ranks
-        with weights_cast_once():
+        with weights_cast_once(self._stacks):
             for number, (part, planned) in enumerate(given, start=1):
                 whole = self.pair.criterion.of_part(part).micro_batch is None
                 add = self._add if whole else self._add_in_pieces

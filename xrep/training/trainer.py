@@ -27,7 +27,6 @@ from xrep.nn.weights import load_weights
 from xrep.precision import TrainingPrecision
 from xrep.tasks.task import Task
 from xrep.training.batches import Group, PlannedBatches, groups_of, steps_ahead
-from xrep.training.budget import Budget
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, check_in_step, pick_device
 from xrep.training.faults import is_out_of_memory, not_finite, out_of_memory
@@ -37,6 +36,7 @@ from xrep.training.parameter_groups import parameter_groups
 from xrep.training.progress import Progress, Quiet
 from xrep.training.reports import Reports
 from xrep.training.results import Results
+from xrep.training.schedule import Budget
 from xrep.training.sharding import ShardedOptimizer, whole_state
 from xrep.training.state import (
     TrainingState,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -82,16 +83,14 @@ class Update:
         self._clip(results)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
-        before = self.lora.factors() if self.lora is not None else []
-        if self.late:  # as GradScaler.step does, which knows only about float16
-            local = local_optimizer(self.optimizer)
-            local.found_inf = results.unusable  # pyright: ignore[reportAttributeAccessIssue]
-            self.optimizer.step()
-            del local.found_inf  # pyright: ignore[reportAttributeAccessIssue]
-        elif not skipped:
-            self.optimizer.step()
-        if self.lora is not None:
-            self.lora.change(before)
+        with nullcontext() if self.lora is None else self.lora.changing():
+            if self.late:  # as GradScaler.step does, which knows only about float16
+                local = local_optimizer(self.optimizer)
+                local.found_inf = results.unusable  # pyright: ignore[reportAttributeAccessIssue]
+                self.optimizer.step()
+                del local.found_inf  # pyright: ignore[reportAttributeAccessIssue]
+            elif not skipped:
+                self.optimizer.step()
         self.scaler.update()
         return True
 
