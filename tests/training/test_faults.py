@@ -55,7 +55,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_harms_nothing(
 
 def infinite_module(trainer: Trainer) -> None:
     norm = trainer.pair.model.encoders["shared"].layers[0].feedforward_norm
-    norm.register_forward_hook(lambda module, inputs, output: output * torch.inf if trainer.state.step == 2 else None)
+    norm.register_forward_hook(lambda module, inputs, output: output * torch.inf if trainer.state.step >= 2 else None)
 
 
 def weight_without_number(trainer: Trainer) -> None:
