@@ -68,7 +68,7 @@ def test_random_numbers_go_on_behind_those_of_the_batch(text: Any, batches: list
 @pytest.mark.parametrize("kind", KINDS)
 def test_forward_in_pieces_is_forward(text: Any, batches: list[Any], kind: str) -> None:
     modules = [Setting(kind, rows=rows).make(text) for rows in (None, 3)]
-    whole, pieces = (module(plan(module.criterion, batches_of(kind, batches)[0])) for module in modules)
+    whole, pieces = (module(plan(module.criterion, batches_of(kind, batches)[0]))[0] for module in modules)
     assert whole.terms.keys() == pieces.terms.keys() and whole.metrics.keys() == pieces.metrics.keys()
     for name, term in whole.terms.items():
         torch.testing.assert_close(term.sum, pieces.terms[name].sum, rtol=1e-10, atol=1e-10)

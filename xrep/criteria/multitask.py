@@ -29,8 +29,6 @@ class Multitask(Criterion):
     tensors are named after the first of them.
     """
 
-    idle_parameters = True  # each backward pass reaches the parameters of one part
-
     @dataclass(kw_only=True)
     class Config:
         parts: list[Part]
@@ -48,6 +46,7 @@ class Multitask(Criterion):
         criteria: dict[str, Criterion] = {part.name: part.kind(part.config, model, text) for part in config.parts}
         self.parts = ModuleDict(criteria)
         _share_heads(self.parts.values())
+        self.idle_parameters = config.mixing == "proportion" or any(c.idle_parameters for c in self.parts.values())
         self._weights = {part.name: part.weight for part in config.parts}
         self.frozen = [pattern for own in self.parts.values() for pattern in own.frozen]
 

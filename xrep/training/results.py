@@ -46,13 +46,46 @@ class Numbers:
         return math.isfinite(self.loss) and (self.skipped or math.isfinite(self.norm))
 
 
+class Tally:
+    """Losses and metrics of a step's batches, added up on the device.
+
+    Args:
+        sizes: size of each term, summed over all ranks and batches.
+
+    Attributes:
+        sums: float64 [] each: ``loss``, its terms if there are several, and metrics times their numbers of rows.
+        rows: number of rows of each metric.
+    """
+
+    def __init__(self, world: World, sizes: dict[str, float]) -> None:
+        self.world, self._sizes = world, sizes
+        self.sums: dict[str, Tensor] = {}
+        self.rows = defaultdict[str, float](float)
+
+    def add(self, loss: Loss, rows: int) -> Tensor:
+        """Return the part of the objective that comes from these rows, and record it with the metrics."""
+        parts = {name: term.weight * term.sum / max(self._sizes[name], 1) for name, term in loss.terms.items()}
+        objective = sum(parts.values(), torch.zeros((), device=self.world.device))
+        shares = {"loss": objective}
+        if len(self._sizes) > 1:
+            shares |= {f"loss_{name}": part for name, part in parts.items()}
+        sums = {name: share.detach().double() for name, share in shares.items()}
+        for name, metric in loss.metrics.items():
+            count = loss.rows.get(name, rows)  # there is no mean over no rows
+            sums[name] = metric.detach().double() * count if count else torch.zeros_like(sums["loss"])
+            self.rows[name] += count
+        for name, value in sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        return objective
+
+
 class Results:
     """The results of a step, on their way from the device to the host.
 
     Args:
-        names, counted: names of the sums, that of the loss first, and of those that are means over numbers of rows.
-        sums: the sums over all ranks, then the numbers of rows.
-        used, norms: the parameters that have a gradient, and the norm of each of these gradients.
+        tally: the losses and metrics of this rank.
+        used, norms: the parameters that have a gradient, and the norm of each of these gradients, which are equal on
+            all ranks.
         scale: factor of the loss in fp16; None: there is none.
 
     Attributes:
@@ -61,17 +94,13 @@ class Results:
         unusable: float32 [], 1 if the loss or the gradient is not finite, else 0, on the device.
     """
 
-    def __init__(
-        self,
-        names: list[str],
-        counted: list[str],
-        sums: Tensor,
-        used: list[nn.Parameter],
-        norms: Tensor,
-        scale: Tensor | None,
-    ) -> None:
-        self._names, self._counted, self._has_scale = names, counted, scale is not None
+    def __init__(self, tally: Tally, used: list[nn.Parameter], norms: Tensor, scale: Tensor | None) -> None:
+        self._names, self._counted, self._has_scale = list(tally.sums), list(tally.rows), scale is not None
         self.used, self.norm = used, torch.linalg.vector_norm(norms)
+        rows = on_device(np.array(list(tally.rows.values())), tally.world.device)
+        sums = torch.cat([torch.stack(list(tally.sums.values())), rows])
+        if tally.world.size > 1:
+            dist.all_reduce(sums)
         behind = [self.norm, norms] if scale is None else [self.norm, scale, norms]
         numbers = torch.cat([sums, *(each.detach().double().reshape(-1) for each in behind)])
         total = sums[0] + self.norm
@@ -92,40 +121,3 @@ class Results:
         overflow = scale is not None and not math.isfinite(norm) and scale > SMALLEST_SCALE
         bad = [p for p, own in zip(self.used, numbers, strict=True) if not math.isfinite(own)]
         return Numbers(values.pop("loss"), norm, values, overflow, scale, bad)
-
-
-class Tally:
-    """Losses and metrics of a step's batches, added up on the device.
-
-    Args:
-        sizes: size of each term, summed over all ranks and batches.
-    """
-
-    def __init__(self, world: World, sizes: dict[str, float]) -> None:
-        self._world, self._sizes = world, sizes
-        self._sums: dict[str, Tensor] = {}
-        self._rows = defaultdict[str, float](float)
-
-    def add(self, loss: Loss, rows: int) -> Tensor:
-        """Return the part of the objective that comes from these rows, and record it with the metrics."""
-        parts = {name: term.weight * term.sum / max(self._sizes[name], 1) for name, term in loss.terms.items()}
-        objective = sum(parts.values(), torch.zeros((), device=self._world.device))
-        shares = {"loss": objective}
-        if len(self._sizes) > 1:
-            shares |= {f"loss_{name}": part for name, part in parts.items()}
-        sums = {name: share.detach().double() for name, share in shares.items()}
-        for name, metric in loss.metrics.items():
-            count = loss.rows.get(name, rows)  # there is no mean over no rows
-            sums[name] = metric.detach().double() * count if count else torch.zeros_like(sums["loss"])
-            self._rows[name] += count
-        for name, value in sums.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
-        return objective
-
-    def results(self, used: list[nn.Parameter], norms: Tensor, scale: Tensor | None) -> Results:
-        """Return the results of the step, over all ranks; for the arguments see ``Results``."""
-        rows = on_device(np.array(list(self._rows.values())), self._world.device)
-        sums = torch.cat([torch.stack(list(self._sums.values())), rows])
-        if self._world.size > 1:
-            dist.all_reduce(sums)
-        return Results(list(self._sums), list(self._rows), sums, used, norms, scale)

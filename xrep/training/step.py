@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import warnings
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -46,6 +46,19 @@ def type_on(device: torch.device, precision: TrainingPrecision) -> torch.dtype:
     return torch.float32 if emulated else wanted
 
 
+class _Waiting(torch.autograd.Function):
+    """A root of a backward pass in which parameters get no gradient, but DDP sees that they take part in it."""
+
+    @staticmethod
+    def forward(ctx: Any, *parameters: Tensor) -> Tensor:
+        ctx.count = len(parameters)
+        return parameters[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[None, ...]:
+        return (None,) * ctx.count
+
+
 class Pair(nn.Module):
     """Model and criterion side by side, as one module for DDP."""
 
@@ -53,10 +66,19 @@ class Pair(nn.Module):
         super().__init__()
         self.model, self.criterion = model, criterion
 
-    def forward(self, planned: Planned, part: str = "", encode: bool = False) -> Any:
-        """Return the loss of a batch, or of a part's batch; with ``encode``, its vectors before they are compared."""
+    def forward(
+        self, planned: Planned, part: str = "", encode: bool = False, waiting: Sequence[nn.Parameter] = ()
+    ) -> tuple[Any, Tensor | None]:
+        """Return the loss of a batch or, with ``encode``, its vectors before they are compared.
+
+        Args:
+            part: the part of a mixture whose batch it is.
+            waiting: parameters whose gradients from earlier passes DDP averages in this one. The second result is a
+                root of the backward pass in which it sees them.
+        """
         criterion: Any = self.criterion.of_part(part)
-        return criterion.encode(self.model, planned) if encode else criterion(self.model, planned)
+        found = criterion.encode(self.model, planned) if encode else criterion(self.model, planned)
+        return found, _Waiting.apply(*waiting) if waiting else None
 
 
 class Step:
@@ -101,10 +123,12 @@ class Step:
         half = self.dtype != torch.float32
         return torch.autocast(self.world.device.type, self.dtype) if half else nullcontext()
 
-    def forward(self, planned: Planned, part: str = "", encode: bool = False) -> Any:
+    def forward(self, planned: Planned, part: str = "", encode: bool = False, last: bool = False) -> Any:
         """Return what ``Pair.forward`` returns of a batch, which may be on any device, in the precision of training."""
+        several = last and isinstance(self._parallel, DistributedDataParallel)
+        waiting = [p for p in self.pair.parameters() if p.grad is not None] if several else []
         with self.autocast():
-            return (self._parallel or self.pair)(planned.to(self.world.device), part, encode)
+            return (self._parallel or self.pair)(planned.to(self.world.device), part, encode, waiting)
 
     def gradients(self, batches: list[Planned], sizes: dict[str, float], step: int) -> Results:
         """Compute the gradient of a step, after ``step`` steps, and its results, which need not be known yet.
@@ -123,7 +147,7 @@ class Step:
                 whole = self.pair.criterion.of_part(part).micro_batch is None
                 add = self._add if whole else self._add_in_pieces
                 add(planned, part, tally, number == len(given))
-        return tally.results(*self.update.gradient())
+        return Results(tally, *self.update.gradient())
 
     def apply(self, results: Results, rate: float) -> None:
         """Change the weights by the gradient, and the criterion's own state, if all numbers are finite."""
@@ -137,9 +161,8 @@ class Step:
     def _add(self, planned: Planned, part: str, tally: Tally, last: bool) -> None:
         """Add the gradient of a batch, computed all at once."""
         with self._averaging(last):
-            objective = self._objective(self.forward(planned, part), part, len(planned), tally)
-            if objective.requires_grad or last:  # all that a part of a mixture trains may be frozen
-                objective.backward()
+            loss, waiting = self.forward(planned, part, last=last)
+            _backward([(self._objective(loss, part, len(planned), tally), None), (waiting, None)])
 
     def _add_in_pieces(self, planned: Planned, part: str, tally: Tally, last: bool) -> None:
         """Add the gradient of a batch that is encoded piece by piece, twice (Gao et al. 2021, Scaling Deep Contrastive
@@ -164,20 +187,19 @@ class Step:
             loss = criterion.compare((*vectors, *joined(constants)), planned)
         after = random_state(device)
         objective = self._objective(loss, part, len(planned), tally)
-        if objective.requires_grad:
-            objective.backward()  # DDP averages the gradients of the criterion's own parameters with those to come
+        _backward([(objective, None)])
         # A vector without a gradient gets zeros, because DDP waits for every parameter behind it.
         whole = [torch.zeros_like(vector) if vector.grad is None else vector.grad for vector in vectors]
         rows = [[len(vector) for vector in of_pieces] for of_pieces in zip(*encoded, strict=True)]
-        pulls = [gradient.split(own) for gradient, own in zip(whole, rows, strict=True)]
+        pulls = [gradient.split(lengths) for gradient, lengths in zip(whole, rows, strict=True)]
         for number, piece in enumerate(pieces):
             restore_random_state(states[number], device)
-            with self._averaging(last and number + 1 == len(pieces)):
-                again = self.forward(piece, part, encode=True)
-                roots = [(self._objective(again.loss, part, len(piece), tally), None)]
-                roots += [(vector, pull[number]) for vector, pull in zip(again.vectors, pulls, strict=True)]
-                tensors, gradients = zip(*((t, g) for t, g in roots if t.requires_grad), strict=True)
-                torch.autograd.backward(tensors, gradients)
+            end = last and number + 1 == len(pieces)
+            with self._averaging(end):
+                again, waiting = self.forward(piece, part, encode=True, last=end)
+                own = self._objective(again.loss, part, len(piece), tally)
+                by_vector = [(vector, pull[number]) for vector, pull in zip(again.vectors, pulls, strict=True)]
+                _backward([(own, None), *by_vector, (waiting, None)])
         restore_random_state(after, device)
 
     def _averaging(self, now: bool) -> AbstractContextManager[Any]:
@@ -191,13 +213,8 @@ class Step:
         options: dict[str, Any] = {_SYNC_BUFFERS: False}  # buffers (queues) are equal on all ranks already
         options["device_ids"] = [device] if device.type == "cuda" else None
         # The last backward pass may leave trained parameters without a gradient.
-        options["find_unused_parameters"] = (
-            criterion.idle_parameters
-            or model.idle_parameters
-            or self.update.lora is not None
-            or criterion.micro_batch is not None
-        )
-        warnings.filterwarnings("ignore", "find_unused_parameters")  # that all of them happen to be used
+        idle = criterion.idle_parameters or model.idle_parameters or self.update.lora is not None
+        options["find_unused_parameters"] = idle
         # Gradients are views of what is sent, so that they are in memory once and are not copied.
         options["gradient_as_bucket_view"] = True
         parallel = DistributedDataParallel(self.pair, **options)
@@ -205,6 +222,13 @@ class Step:
             # A function of its own: torch refuses the hook by name where there is no NCCL, and gloo can add bfloat16.
             parallel.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
         return parallel
+
+
+def _backward(roots: Sequence[tuple[Tensor | None, Tensor | None]]) -> None:
+    """Add up the gradients of the roots that have some, each given with its own gradient; None: that of a scalar."""
+    trained = [(root, gradient) for root, gradient in roots if root is not None and root.requires_grad]
+    if trained:  # a part of a mixture may train nothing yet
+        torch.autograd.backward([root for root, _ in trained], [gradient for _, gradient in trained])
 
 
 def random_state(device: torch.device) -> RandomState:
