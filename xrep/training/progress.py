@@ -129,6 +129,12 @@ def _drop_records_after(path: Path, step: int) -> None:
         aside.write_bytes(b"".join(kept))
 
 
+UNITS = "pairs", "tokens", "busy"
+"""Numbers of a step that are no measure of quality."""
+SHOWN = 4
+"""Number of means on the line of progress, that of the loss included."""
+
+
 class Recent:
     """Means over the last steps for the line of progress, since single steps differ too much to be read.
 
@@ -145,13 +151,14 @@ class Recent:
         self._steps.append(values)
 
     def quality(self) -> list[str]:
-        """Return loss and accuracy as text, or how full the queue is: both become worse with every negative that joins,
-        which says nothing about the model."""
+        """Return the loss and the objective's first metrics as text, or how full the queue is: both become worse with
+        every negative that joins, which says nothing about the model."""
         filling = min(self._queues, key=lambda queue: queue.filled / len(queue.vectors), default=None)
         if filling is not None and filling.filled < len(filling.vectors):
             return [f"queue {filling.filled:,} of {len(filling.vectors):,} filled"]
-        means = {name: self._mean(name) for name in ("loss", "accuracy")}
-        return [f"{name} {mean:.4g}" for name, mean in means.items() if mean is not None]
+        last = self._steps[-1] if self._steps else {}
+        names = [name for name in last if name not in UNITS and not name.startswith("loss_")]
+        return [f"{name} {self._mean(name):.4g}" for name in names[:SHOWN]]
 
     def speeds(self) -> list[str]:
         """Return the numbers of pairs and tokens per second as text."""
