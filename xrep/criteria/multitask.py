@@ -29,8 +29,6 @@ class Multitask(Criterion):
     tensors are named after the first of them.
     """
 
-    exchanges = True  # the parts do, as each of them compares its own rows
-
     @dataclass(kw_only=True)
     class Config:
         parts: list[Part]

@@ -37,7 +37,7 @@ from xrep.training.progress import Progress, Quiet
 from xrep.training.reports import Reports
 from xrep.training.results import Results
 from xrep.training.schedule import Budget
-from xrep.training.sharding import ShardedOptimizer, whole_state
+from xrep.training.sharding import sharded_optimizer, whole_state
 from xrep.training.state import (
     TrainingState,
     load_optimizer,
@@ -178,7 +178,7 @@ class Trainer:
         groups = parameter_groups(run.configs["optimizer"], trained, names)
         make = partial(run.classes["optimizer"].build, run.configs["optimizer"])
         sharded = run.configs["distributed"].shard == "optimizer" and self.world.size > 1
-        return freezing, ShardedOptimizer(groups, make) if sharded else make(groups), lora
+        return freezing, sharded_optimizer(groups, make) if sharded else make(groups), lora
 
     def train(self) -> TrainingState:
         """Train to the end of the budget, or until the run is asked to stop; return the final state.
