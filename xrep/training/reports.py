@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 from xrep.nn.encoder import counting_sentences
 from xrep.progress import duration
-from xrep.training.progress import Meters, Progress, Quiet, Recent, memory_megabytes
+from xrep.training.log import Log, Meters, Quiet, Recent, memory_megabytes
 from xrep.training.results import Numbers
 from xrep.training.state import TrainingState
 from xrep.training.step import Pair
@@ -21,9 +21,7 @@ class Reports:
         examples: number of examples in an epoch.
     """
 
-    def __init__(
-        self, log: Progress | Quiet, pair: Pair, spent: Callable[[TrainingState], float], examples: int
-    ) -> None:
+    def __init__(self, log: Log | Quiet, pair: Pair, spent: Callable[[TrainingState], float], examples: int) -> None:
         self.log, self._pair, self._spent, self._examples = log, pair, spent, examples
         self._meters, self._recent = Meters(), Recent(pair.criterion)
         self._rate, self._scale, self._validation = 0.0, None, ""
@@ -39,7 +37,7 @@ class Reports:
         values = {"loss": numbers.loss, **numbers.values}
         self._meters.count(**counts, skipped=numbers.skipped)
         self._meters.add(values if numbers.skipped else {**values, "gradient_norm": numbers.norm})
-        self._recent.add({**values, **counts})
+        self._recent.add({**values, **{name: count for name, count in counts.items() if name != "waited"}})
 
     def record(self, state: TrainingState, stalled: float) -> None:
         """Log the means since the last record, if there were steps; speeds count the time of steps alone.

@@ -19,7 +19,7 @@ from xrep.criteria.criterion import Criterion
 from xrep.errors import TrainingError
 from xrep.interrupts import NOTICE, StopRequest
 from xrep.kernels.paths import triton_problem
-from xrep.memory import check_move
+from xrep.models.device import moved
 from xrep.models.directory import CRITERION, MODEL, STATE, Checkpoint
 from xrep.models.model import Model
 from xrep.nn.encoder import set_activation_checkpointing
@@ -31,9 +31,9 @@ from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, check_in_step, pick_device
 from xrep.training.faults import is_out_of_memory, not_finite, out_of_memory
 from xrep.training.freezing import Freezing, pattern_problems
+from xrep.training.log import Log, Quiet
 from xrep.training.lora import LowRank
 from xrep.training.parameter_groups import parameter_groups
-from xrep.training.progress import Progress, Quiet
 from xrep.training.reports import Reports
 from xrep.training.results import Results
 from xrep.training.schedule import Budget
@@ -132,7 +132,7 @@ class Trainer:
         model: Model,
         criterion: Criterion,
         checkpoints: Checkpoints,
-        progress: Progress | Quiet,
+        progress: Log | Quiet,
         validate: Validator | None,
         world: World,
     ) -> None:
@@ -141,10 +141,8 @@ class Trainer:
         self.checkpoints, self.progress, self.validate = checkpoints, progress, validate
         if self.config.micro_batch is not None:
             criterion.set_micro_batch(self.config.micro_batch)
-        self.pair = Pair(model, criterion)
         cure = "choose a smaller model, lower `queue_size`, or set `device` to cpu"
-        check_move(self.pair, str(world.device), gradients=True, cure=cure)
-        self.pair.to(world.device)
+        self.pair = moved(Pair(model, criterion), world.device, cure)
         set_activation_checkpointing(self.pair, self.config.activation_checkpointing)
         if self.config.compile:
             from xrep.nn.compile import compile_layers  # the compiler is slow to import
