@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.support import guide
 from tests.support.runs import TwoTerms, compose_run, make_trainer
 from tests.training.pieces import KINDS, Setting, batches_of, step
 from xrep.errors import UserError
@@ -52,15 +53,20 @@ CASES: dict[str, dict[str, Any]] = {
     "thawed": {**ADAM, "freeze": "encoders.*.layers@3", "clip_norm": 0.1},
     "in pieces": {**ADAM, "micro_batch": 7},
     "adamw and lora": {**ADAM, "lora_rank": 2},
+    # The objectives of the guide, which know nothing of ranks and pieces.
+    "hardest_negative": {**MOCO, "criterion": "hardest_negative", "max_epochs": 161 / 630},
+    "sigmoid": {**MOCO, "criterion": "sigmoid", "lr": 0.01},
+    "sigmoid in pieces": {**MOCO, "criterion": "sigmoid", "lr": 0.01, "micro_batch": 7},
 }  # fmt: skip
 SHARDED = ["dual_moco", "accumulated", "adamw", "lamb", "thawed", "in pieces", "adamw and lora"]
 
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """The type and the criterion of the runs of this file."""
+    """The type and the criteria of the runs of this file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(CRITERIA._targets, "two_terms", f"{TwoTerms.__module__}:TwoTerms")
+        for name, target in {"two_terms": f"{TwoTerms.__module__}:TwoTerms", **guide.TARGETS}.items():
+            patch.setitem(CRITERIA._targets, name, target)
         torch.set_default_dtype(torch.float64)
         try:
             yield
@@ -80,17 +86,17 @@ def train(case: str, data: Path, folder: Path, world: World, **more: Any) -> dic
     run = compose_run(data, folder / "run", batch_size=rows // world.size, check_every=2, **given)
     trainer = make_trainer(run, own, world=world)
     state = trainer.train()
-    optimizer = trainer.engine.optimizer
+    optimizer = trainer.step.update.optimizer
     kept = [value for own in local_optimizer(optimizer).state.values() for value in own.values()]
     sizes = [p.numel() for group in optimizer.param_groups for p in group["params"]]
     return {
-        "state": trainer.module.state_dict(),
-        "gradients": {name: p.grad for name, p in trainer.module.named_parameters() if p.grad is not None},
+        "state": trainer.pair.state_dict(),
+        "gradients": {name: p.grad for name, p in trainer.pair.named_parameters() if p.grad is not None},
         "cursor": [state.step, state.examples, state.cursor],
         "optimizer": whole_state(optimizer, world),
         "numbers": sum(value.numel() for value in kept if isinstance(value, Tensor)),
         "largest": max(sizes) / sum(sizes),
-        "trained": sum(p.numel() for p in trainer.module.parameters() if p.requires_grad),
+        "trained": sum(p.numel() for p in trainer.pair.parameters() if p.requires_grad),
     }
 
 
