@@ -18,7 +18,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from tests.support import guide
-from tests.support.corpus import write_corpus
 from tests.support.runs import compose_run, figures
 from xrep.config.yaml_files import flat, load_yaml
 from xrep.errors import TrainingError
