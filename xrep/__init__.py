@@ -7,9 +7,8 @@ answers. ``xrep.kernels`` has the losses and ``xrep.metrics`` the figures of eva
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from xrep.lazy import lazy_names
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from xrep.inference.classifier import SentenceClassifier
@@ -19,16 +18,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["SearchIndex", "SentenceClassifier", "SentenceEncoder", "Translator", "__version__"]
-__getattr__, _dir = lazy_names(
-    __name__,
-    {
-        "SearchIndex": "xrep.inference.search_index",
-        "SentenceClassifier": "xrep.inference.classifier",
-        "SentenceEncoder": "xrep.inference.sentence_encoder",
-        "Translator": "xrep.inference.generation.translator",
-    },
-)
+_MODULES = {  # imported when a name is used, so that --help does not wait for torch
+    "SearchIndex": "xrep.inference.search_index",
+    "SentenceClassifier": "xrep.inference.classifier",
+    "SentenceEncoder": "xrep.inference.sentence_encoder",
+    "Translator": "xrep.inference.generation.translator",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_dir()]
+    return [*globals(), *_MODULES]

@@ -32,7 +32,7 @@ class Checkout:
     def __init__(self, repository: Path, folder: Path, write_executable: Callable[[Path, str], None]) -> None:
         self.folder, self.root, self.write_executable = folder, folder / "a checkout", write_executable
         shutil.copytree(repository / "scripts", self.root / "scripts")
-        for name in ("xrep/__init__.py", "xrep/lazy.py", "xrep/text/__init__.py", "xrep/text/package_index.py"):
+        for name in ("xrep/__init__.py", "xrep/text/__init__.py", "xrep/text/package_index.py"):
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(repository / name, self.root / name)
         for name in ("setup.py", "pyproject.toml", "constraints.txt", "README.md"):

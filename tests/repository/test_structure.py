@@ -39,7 +39,6 @@ FLOORS = {
     "xrep.errors": -1,  # this and the next ones are below the first floor: any room may use them
     "xrep.hashing": 0,
     "xrep.interrupts": 0,
-    "xrep.lazy": 0,
     "xrep.memory": 0,
     "xrep.precision": 0,
     "xrep.progress": 0,
