@@ -115,8 +115,7 @@ class Criterion(nn.Module, ABC):
     ``forward`` and ``after_step``, so both may exchange tensors (``xrep.kernels.gather``).
 
     Attributes:
-        idle_parameters: whether a step may leave trained parameters without a gradient. The engine that averages
-            gradients over ranks then has to look for such parameters.
+        idle_parameters: set this if some trained parameter may get no gradient in a step. DDP must then search for it.
         frozen: patterns, as for ``--freeze``, of the parameters that the objective itself keeps unchanged.
         reads: kinds of examples that it can read; empty: any kind.
         needs: kind of model that it trains; None: any kind.

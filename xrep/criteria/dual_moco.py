@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from xrep.config.ranges import out_of_range
-from xrep.criteria.batch_keys import (
+from xrep.criteria.contrastive import ContrastiveCriterion
+from xrep.criteria.criterion import Loss, Planned, Term, percentage
+from xrep.criteria.in_batch import TEMPERATURES, negative_vectors, with_own_negatives
+from xrep.criteria.keys import (
     MEET_THEMSELVES,
     Keys,
     Queued,
@@ -19,8 +22,6 @@ from xrep.criteria.batch_keys import (
     long_queue,
     new_queue,
 )
-from xrep.criteria.contrastive import TEMPERATURES, ContrastiveCriterion, negative_vectors, with_own_negatives
-from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.data.batching import TextSpec
 from xrep.kernels.queue_infonce import InfoNCE
 from xrep.models.model import SentenceModel

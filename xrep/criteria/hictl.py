@@ -11,15 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xrep.config.ranges import out_of_range
-from xrep.criteria.contrastive import (
-    TEMPERATURES,
-    ContrastiveCriterion,
-    Encoded,
-    InBatch,
-    negative_vectors,
-    with_own_negatives,
-)
+from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
+from xrep.criteria.in_batch import TEMPERATURES, InBatch, negative_vectors, with_own_negatives
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.criteria.tlm import read_together
 from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch, Vocabulary

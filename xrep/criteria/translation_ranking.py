@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from xrep.config.ranges import out_of_range
-from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, InBatch, negative_vectors, with_own_negatives
+from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
+from xrep.criteria.in_batch import InBatch, negative_vectors, with_own_negatives
 from xrep.data.batching import TextSpec
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.models.model import SentenceModel
