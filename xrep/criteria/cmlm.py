@@ -76,7 +76,7 @@ class CMLM(Criterion):
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config)
         self._tower = only_tower("cmlm", model, text.languages)
-        self.language = MaskedLanguage(model, text, rate=config.mask_rate, whole_word=False, head="auto")
+        self.language = MaskedLanguage(model, text, rate=config.mask_rate, head="auto")
         hidden_size = require_transformer(model.encoders[self._tower], "cmlm").shape.hidden_size
         _check(config, model, self._tower, text.max_length)
         own = not isinstance(_projection(model, self._tower), MeanOfSpaces)
@@ -85,13 +85,13 @@ class CMLM(Criterion):
 
     def plan(self, batch: PairBatch, generator: torch.Generator) -> Planned:
         masked = self.language.mask(self._tower, batch.target, generator)
-        return Planned(batch, {"cmlm": masked.size}, masked)
+        return Planned(batch, {"cmlm": len(masked.labels)}, masked)
 
     def forward(self, model: DualEncoder, planned: Planned) -> Loss:
         masked: Masked = planned.details
         vectors = self.vectors(model, planned.batch.source)
         result = self._predict(model, vectors, masked)
-        loss = self.language.loss("cmlm", [result], [masked])
+        loss = self.language.loss("cmlm", [result])
         if not self.training:
             shift = len(vectors) // 2  # the next rows may be of the same document
             gap = self._predict(model, vectors.roll(shift, dims=0), masked).nll - result.nll

@@ -145,8 +145,9 @@ class ContrastiveCriterion(Criterion):
     def vectors(self, model: Any, planned: Planned) -> tuple[Tensor, ...]:
         """Return only the vectors of ``encode``.
 
-        Override this if the loss of ``encode`` is expensive: with micro-batches the vectors are computed twice, the loss
-        once. The second pass restores the generators' state of the first, so it must draw dropout in the same order.
+        Override this if the loss of ``encode`` is expensive: with micro-batches the vectors are computed twice, the
+        loss once. The second pass begins with the generators' state of the first, so both must draw dropout in the same
+        order.
         """
         return self.encode(model, planned).vectors
 

@@ -164,7 +164,7 @@ class HiCTL(ContrastiveCriterion):
         self.language: MaskedLanguage | None = None
         if config.language_model:
             rate = MASK_RATES[self._objective] if config.mask_rate is None else config.mask_rate
-            self.language = MaskedLanguage(model, text, rate=rate, whole_word=False, head="auto")
+            self.language = MaskedLanguage(model, text, rate=rate, head="auto")
         self.hardness = Hardness(config.slack) if config.sentence_contrast and config.hard_negatives else None
         if config.word_contrast:
             # Embeddings beyond the vocabulary belong to no word.
@@ -186,7 +186,7 @@ class HiCTL(ContrastiveCriterion):
             masked = self.language.mask(
                 SHARED, batch.source if self.config.monolingual or together is None else together, generator
             )
-            sizes[self._objective] = masked.size
+            sizes[self._objective] = len(masked.labels)
         if self.config.sentence_contrast:
             sizes["sentence"] = 2 * len(batch)
         if self.config.word_contrast:
