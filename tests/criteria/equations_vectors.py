@@ -44,7 +44,7 @@ def infonce(
     expected: Expected, name: str, config: Any, ids: list[list[int]], queries: Vectors, keys: Vectors,
     own: list[Vectors] | None = None, tau: Any = None, margin: float = 0.0,
 ) -> None:  # fmt: skip
-    """Add the losses of finding each key from its query, among the keys of the other rows and the row's own negatives."""
+    """Add the losses of finding each key from its query, among the keys of the other rows and the own negatives."""
     tau = config.temperature if tau is None else tau
     for width in (None, *config.matryoshka):
         q, k, more = ([cut(v, width) for v in some] for some in (queries, keys, sum(own or [], [])))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -92,14 +92,16 @@ class ContrastiveCriterion(Criterion):
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         """Return the terms that compare rows. It changes nothing (see ``remember``).
 
-        It is called for each batch, and again with shortened vectors for each width of ``matryoshka``.
+        It is called for each batch, and again with shortened vectors for each width of ``matryoshka``; tensors with one
+        number for each row stay as they are.
 
         Args:
             vectors: the vectors of ``encode``, then those of ``constants``. Of a batch with hard negatives, those that
                 use them have the vectors of the negatives behind their own.
-            planned: the whole batch, without ``details``. With several ranks, its ``batch`` has of the rows of all
-                ranks, unless the class ``exchanges`` by itself, only ``ids``, ``labels``, ``languages``, ``indices``
-                and ``negatives.rows``; anything else that is needed of a row is returned by ``constants``.
+            planned: the whole batch; ``details`` is for ``encode`` and ``constants``. With several ranks, unless the
+                class ``exchanges``, it has the rows of all ranks, of which only ``ids``, ``labels``, ``languages``,
+                ``indices`` and ``negatives.rows`` of the batch are known. What else is needed of a row comes from
+                ``constants``.
         """
 
     def remember(self, vectors: tuple[Tensor, ...], planned: Planned, loss: Loss) -> None:
@@ -119,18 +121,15 @@ class ContrastiveCriterion(Criterion):
         everyone = of_all_ranks(vectors, planned, group)
         with apart():  # every rank computes the same loss, and counts its share of it
             loss = self._compare(*everyone)
-        return Loss(
-            {name: Term(term.sum / group.size(), term.weight) for name, term in loss.terms.items()},
-            loss.metrics,
-            loss.rows,
-        )
+        return replace(loss, terms={name: Term(t.sum / group.size(), t.weight) for name, t in loss.terms.items()})
 
     def _compare(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         whole = self.contrast(vectors, planned)
         if self.training:
             self.remember(tuple(vector.detach() for vector in vectors), planned, whole)
         for width in self._widths:
-            loss = self.contrast(tuple(shortened(vector, width) for vector in vectors), planned)
+            short = tuple(shortened(vector, width) if vector.dim() > 1 else vector for vector in vectors)
+            loss = self.contrast(short, planned)
             for name, term in loss.terms.items():
                 whole.terms[name] = Term(whole.terms[name].sum + term.sum, term.weight)
             found = {name: value for name, value in loss.metrics.items() if name.endswith("accuracy")}

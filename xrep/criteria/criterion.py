@@ -51,11 +51,13 @@ class Loss:
         metrics: further numbers to log, each a mean over the batch (0 for an empty one). They are scalar tensors
             without gradient, because converting them to Python numbers would wait for the GPU.
         rows: number of rows that a metric is the mean of, for metrics that are not of the whole batch.
+        found: what was computed on the way that ``ContrastiveCriterion.remember`` keeps.
     """
 
     terms: dict[str, Term]
     metrics: dict[str, Tensor] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
+    found: Any = None
 
 
 @dataclass

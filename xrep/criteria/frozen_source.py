@@ -18,17 +18,7 @@ from xrep.config.ranges import out_of_range
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.in_batch import TEMPERATURES, with_own_negatives
-from xrep.criteria.keys import (
-    MEET_THEMSELVES,
-    Keys,
-    Queued,
-    among_batch,
-    enqueue,
-    in_queue,
-    keys_for,
-    long_queue,
-    new_queue,
-)
+from xrep.criteria.keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
 from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch, event_on, on_device
 from xrep.data.teacher_vectors import TeacherVectors
 from xrep.data.vector_cache import VectorCache, check_cache, token_keys
@@ -192,8 +182,8 @@ class FrozenSource(ContrastiveCriterion):
         learnable = config.loss == "contrastive" and config.learnable_temperature
         self.temperature = LearnableTemperature(config.temperature) if learnable else None
         self.queue = new_queue(config, model.output_size)
-        self._keys: list[Keys] = []
-        """Source vectors of each batch since the last step."""
+        self._keys: list[tuple[Tensor, Tensor]] = []
+        """Source vectors and ids of each batch since the last step, from all ranks."""
 
     def _check_languages(self, model: DualEncoder, text: TextSpec) -> list[str]:
         """Raise UserError if the frozen tower starts from an encoder of other languages than it will read; return a
@@ -255,36 +245,42 @@ class FrozenSource(ContrastiveCriterion):
         if self.config.loss == "mse":
             return Loss({self.term: Term((target - source).square().sum())})
         tau = self.config.temperature if self.temperature is None else self.temperature()
+        keys = None
         if self.config.source == "trained":
             masked = ids if self.config.mask_equal_sentences else None
             loss, _, correct, _ = inbatch_infonce(
                 target, source, tau, ids=masked, group=current_group(), sizes=planned.rank_rows
             )
         else:
-            loss, correct = self._against_frozen(source, target, planned, tau)
+            (loss, correct), keys = self._against_frozen(source, target, planned, tau)
         loss, correct = with_own_negatives(loss, correct, target, source, negative, planned.batch, tau)
         metrics = {"accuracy": percentage(correct)}
         if isinstance(tau, Tensor):
             metrics["temperature"] = tau.detach()
-        return Loss({self.term: Term(loss.sum())}, metrics)
+        return Loss({self.term: Term(loss.sum())}, metrics, found=keys)
 
-    def _against_frozen(self, source: Tensor, target: Tensor, planned: Planned, tau: float | Tensor) -> InfoNCE:
-        """Compare with the source vectors of the batch, from all ranks, and of the queue."""
+    def _against_frozen(
+        self, source: Tensor, target: Tensor, planned: Planned, tau: float | Tensor
+    ) -> tuple[InfoNCE, tuple[Tensor, Tensor]]:
+        """Compare with the source vectors of the batch, from all ranks, and of the queue; return the former, too, with
+        their ids."""
         mask_equal, ids, sizes = self.config.mask_equal_sentences, planned.batch.ids, planned.rank_rows
-        now = among_batch(target, source, ids, tau, mask_equal=mask_equal, sizes=sizes)
-        if self.queue is None:
-            return now
-        return against_both(now, in_queue(target, source, ids, self.queue, tau, mask_equal=mask_equal))
+        now, keys, key_ids = among_batch(target, source, ids, tau, mask_equal=mask_equal, sizes=sizes)
+        if self.queue is not None:
+            now = against_both(now, in_queue(target, source, ids, self.queue, tau, mask_equal=mask_equal))
+        return now, (keys, key_ids)
 
     def remember(self, vectors: tuple[Tensor, ...], planned: Planned, loss: Loss) -> None:
         if self.queue is not None:
-            self._keys.append(keys_for(self.queue, vectors[1:2], planned))
+            self._keys.append(loss.found)
 
     def after_step(self, model: DualEncoder) -> None:
         if self.temperature is not None:
             self.temperature.clamp()
         if self.queue is not None:
-            enqueue(self._keys, self.queue)
+            for keys, ids in self._keys:
+                self.queue.enqueue(keys, ids)
+            self._keys.clear()
 
     def _read(self, model: DualEncoder, tokens: TokenBatch, keys: np.ndarray | None) -> Tensor:
         """Return the vectors [B, D] of the source tower, which have no gradient: from the cache, if there are keys."""
