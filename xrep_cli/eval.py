@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -127,7 +126,9 @@ def _check(options: Any, config: Any, seeds: int) -> dict[str, str | None]:
         from xrep.evaluation.plots import KINDS, check_matplotlib
 
         if Path(plot).suffix.lower() not in KINDS:
-            raise UserError(f"a plot is one of {', '.join(KINDS)}", path=plot, cure="give a name that ends with one of them")
+            raise UserError(
+                f"a plot is one of {', '.join(KINDS)}", path=plot, cure="give a name that ends with one of them"
+            )
         check_matplotlib()
     return {**of_one, "`json`": options.json, "`list_sentences`": getattr(config, "list_sentences", None)}
 
