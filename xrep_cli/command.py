@@ -139,7 +139,7 @@ def add_option(parser: argparse._ActionsContainer, spec: FieldSpec, how: Option)
     the option ``--no-NAME``, and its help says what that does."""
     kind, off = members(spec.annotation)[0], spec.default is True
     flag = spec.name if how.positional else how.flag or f"--{'no-' * off}{spec.name.replace('_', '-')}"
-    settings: dict[str, Any] = {"help": ": ".join(filter(None, [spec.help, how.help])).replace("%", "%%")}
+    settings: dict[str, Any] = {"help": " ".join(filter(None, [spec.help, how.help])).replace("%", "%%")}
     if not how.positional:
         settings |= {"dest": spec.name, "required": spec.default is dataclasses.MISSING}
     if spec.default is not dataclasses.MISSING:
@@ -230,8 +230,7 @@ class Command:
     @functools.cached_property
     def fields(self) -> list[tuple[FieldSpec, Option | Part]]:
         """The fields of the options, and how they are written."""
-        hints = typing.get_type_hints(self.options, include_extras=True)
-        return [(spec, _how(hints[spec.name])) for spec in _ordered(fields_of_class("", self.options))]
+        return [(spec, _how(spec.annotation)) for spec in _ordered(fields_of_class("", self.options))]
 
     def parser(self, chosen: str | None = None) -> Parser:
         """Return the parser with the options of all subcommands or, because some are slow to read, of one."""
@@ -294,7 +293,7 @@ class Command:
                 named = value if isinstance(value, list) else [value]
                 inputs[f"`{spec.name}`"] = [file for each in named for file in how.files(each)]
         kinds.check_outputs(outputs, inputs)
-        if "engine" in own:
+        if "processes" in own:
             streams = [file for name, file in outputs.items() if file is not None and name != "`json`"]
-            kinds.check_shared(own["engine"], streams, [file for files in inputs.values() for file in files])
+            kinds.check_shared(own["processes"], streams, [file for files in inputs.values() for file in files])
         return self.options(**own)

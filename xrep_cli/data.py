@@ -46,10 +46,10 @@ class Get:
     """Fetch a corpus or a pretrained encoder into $XREP_HOME. If xrep cannot fetch it, print how to get it; with
     --print-path, which needs a folder, that is an error (exit code 2)."""
 
-    name: Annotated[str, kinds.Option(positional=True, metavar="NAME", help="one of: "
+    name: Annotated[str, kinds.Option(positional=True, metavar="NAME", help="One of: "
                     + ", ".join(resource.name for resource in RESOURCES))]  # fmt: skip
     print_path: bool = False
-    """print only the folder on standard output"""
+    """Print only the folder on standard output."""
 
 
 def get(options: Get) -> None:

@@ -48,14 +48,14 @@ class Options(kinds.Computing, kinds.Batches, kinds.Summary):
     path: kinds.EncoderPath
     input: kinds.TextFile
     output: Annotated[str, Vectors(metavar="FILE.npy|FOLDER", anywhere=True)]
-    """where to write the vectors, [lines, size]; - is standard output"""
+    """Where to write the vectors, [lines, size]; - is standard output."""
     lang: kinds.Language | None = None
-    """language of the lines; needed if the encoder has a tower for each side"""
+    """Language of the lines; needed if the encoder has a tower for each side."""
     dtype: Literal["float32", "float16"] = "float32"
-    """type of the vectors in the file"""
+    """Type of the vectors in the file."""
     normalize: bool = True
-    """write the vectors as the model gives them, not scaled to length 1"""
-    engine: kinds.Jobs
+    """Write the vectors as the model gives them, not scaled to length 1."""
+    processes: kinds.Jobs
 
 
 def run(options: Options) -> None:
@@ -75,7 +75,7 @@ def run(options: Options) -> None:
             batch_tokens=options.batch_tokens,
             normalize=options.normalize,
             parts=is_folder(options.output),
-            engine=options.engine,
+            engine=options.processes,
         )
     if done is None:
         print(kinds.SHARE_DONE, file=sys.stderr)

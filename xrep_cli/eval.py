@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from xrep.config.fields import read_fields
-from xrep.config.source import docstring
+from xrep.config.fields import docstring, read_fields
 from xrep.errors import UserError
 from xrep.files import check_output, write_json
 from xrep.registry import EVALUATIONS
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 PATH = kinds.Option(
     metavar="MODEL",
     repeated=True,
-    help="the model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
+    help="The model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
     "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows. Repeat it to compare "
     "models: the table then has the difference of each from the first, with its 95% interval by a paired bootstrap.",
 )
@@ -50,10 +49,10 @@ class Options(kinds.Plugins):
     """What every evaluation has beside its own options."""
 
     path: Annotated[list[str], PATH] = field(default_factory=list)
-    json: Annotated[str | None, kinds.Output(metavar="FILE", anywhere=True, nargs="?", const="-")] = None
-    """write the results as JSON to this file; without a name, or with -, print JSON alone on standard output"""
+    json: kinds.JsonFile | None = None
+    """Write the results as JSON to this file; without a name, or with -, print JSON alone on standard output."""
     resamples: kinds.OutputFile | None = None
-    """write the figures on 1,000 samples of the examples, drawn with replacement, as JSON. The samples are the same for
+    """Write the figures on 1,000 samples of the examples, drawn with replacement, as JSON. The samples are the same for
     every model, so the differences between the files of two models are those of a paired bootstrap test."""
     config: Any
     """The ``Config`` of the evaluation."""
@@ -62,7 +61,7 @@ class Options(kinds.Plugins):
 @dataclass(kw_only=True)
 class EncoderOptions(Options):
     random_baseline: Annotated[int, SEEDS] = 0
-    """measure the architecture of the model with random weights, too, drawn by each of this number of seeds (3 if none
+    """Measure the architecture of the model with random weights, too, drawn by each of this number of seeds (3 if none
     is named), and print their mean and standard deviation. A classifier that was trained stays as it is."""
 
 

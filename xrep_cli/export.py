@@ -57,9 +57,9 @@ class Options(kinds.Plugins):
       xrep-export --path run1/best --output my-encoder --license apache-2.0 --results results.json"""
 
     path: Annotated[str, kinds.Option(metavar="ENCODER")]
-    """a checkpoint such as run1/best, or a pretrained directory; with --average the directory of a run"""
+    """A checkpoint such as run1/best, or a pretrained directory; with --average the directory of a run."""
     output: Annotated[str, kinds.Option(metavar="DIR")]
-    """a new directory"""
+    """A new directory."""
     export: Annotated[Any, kinds.Part(target="xrep.inference.export:ExportOptions")]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
+from xrep.config.fields import Count
 from xrep.errors import ConfigError, UserError
 from xrep.inference.generation.options import SearchOptions
 from xrep.progress import ProgressLine
@@ -48,23 +49,23 @@ class Options(kinds.Computing, kinds.Summary):
     translated."""
 
     path: Annotated[str, kinds.Option(metavar="CHECKPOINT")]
-    """a translation model: RUN/best"""
+    """A translation model: RUN/best."""
     input: kinds.TextFile = "-"
     output: kinds.OutputFile = "-"
-    """file to write the translations to; - is standard output"""
+    """File to write the translations to; - is standard output."""
     source_lang: kinds.Language | None = None
-    """language of the lines; it need not be given"""
+    """Language of the lines; it need not be given."""
     target_lang: kinds.Language | None = None
-    """language to translate into, if the model has several"""
-    max_tokens: kinds.Count = 4096
-    """size of a batch: lines x hypotheses x subwords of the longest line; larger is faster on a GPU"""
-    buffer_lines: kinds.Count = 4096
-    """number of lines read and sorted by length at once"""
+    """Language to translate into, if the model has several."""
+    max_tokens: Count = 4096
+    """Size of a batch: lines x hypotheses x subwords of the longest line; larger is faster on a GPU."""
+    buffer_lines: Count = 4096
+    """Number of lines read and sorted by length at once."""
     jsonl: bool = False
-    """write JSON lines, described below"""
+    """Write JSON lines, described below."""
     reference: Annotated[list[str], kinds.Input(metavar="FILE")] = field(default_factory=list)
-    """reference translations: print BLEU, chrF and BLEU of multi-bleu.perl (which does not tokenise: give it tokenised
-    text)"""
+    """Reference translations: print BLEU, chrF and BLEU of multi-bleu.perl (which does not tokenise: give it tokenised
+    text)."""
     search: Annotated[SearchOptions, kinds.Part(flags=FLAGS)]
 
 

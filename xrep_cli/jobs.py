@@ -38,9 +38,9 @@ class Status(kinds.Summary):
     The rate is that of the units that are running now; the time left is that of the stage, not of those after it."""
 
     output: JobOutput
-    """the output of a command, or its folder OUTPUT.job; a path, or an address in an object store"""
+    """The output of a command, or its folder OUTPUT.job; a path, or an address in an object store."""
     log: bool = False
-    """print the logs of failures as a whole"""
+    """Print the logs of failures as a whole."""
 
 
 def status(options: Status) -> None:
@@ -96,7 +96,7 @@ class Retry:
     A command that one process does, or Ray, tries them again without this, when it is started."""
 
     output: JobOutput
-    """the output of a command, or its folder OUTPUT.job"""
+    """The output of a command, or its folder OUTPUT.job."""
 
 
 def retry(options: Retry) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.files import check_output, is_stream, json_text, same_file, write_aside, write_json
 from xrep.interrupts import saving_nothing
@@ -90,19 +91,19 @@ class Part:
 
 TEXT = Input(
     metavar="FILE",
-    help="text with one sentence per line, or .jsonl, .csv, .parquet, .tmx, .xlf (FILE:FIELD names the field), or a "
-    ".zip of these; also .gz, .bz2, .xz and .zst; - reads standard input",
+    help="Text with one sentence per line, or .jsonl, .csv, .parquet, .tmx, .xlf (FILE:FIELD names the field), or a "
+    ".zip of these; also .gz, .bz2, .xz and .zst; - reads standard input.",
 )
-Count = Annotated[int, "[1, inf)"]
 TextFile = Annotated[str, TEXT]
 OutputFile = Annotated[str, Output(metavar="FILE")]
+JsonFile = Annotated[str, Output(metavar="FILE", anywhere=True, nargs="?", const="-")]
 Language = Annotated[str, Option(metavar="CODE")]
 EncoderPath = Annotated[
     str,
     Option(
         metavar="ENCODER",
-        help="a checkpoint, a directory of Hugging Face or sentence-transformers, or a name in the local Hugging Face "
-        "cache",
+        help="A checkpoint, a directory of Hugging Face or sentence-transformers, or a name in the local Hugging Face "
+        "cache.",
     ),
 ]
 PROCESSES = Part(title="several processes", description="xrep-jobs status tells how far they are")
@@ -112,33 +113,33 @@ Jobs = Annotated[Engine, PROCESSES]
 @dataclass(kw_only=True)
 class Plugins:
     plugin: Annotated[list[str], Option(metavar="MODULE", repeated=True)] = field(default_factory=list)
-    """import this module, which registers parts, such as the model (repeatable)"""
+    """Import this module, which registers parts, such as the model (repeatable)."""
 
 
 @dataclass(kw_only=True)
 class Device(Plugins):
     device: str | None = None
-    """cpu, cuda, cuda:1 and so on (default: a GPU if there is one)"""
+    """cpu, cuda, cuda:1 and so on (default: a GPU if there is one)."""
 
 
 @dataclass(kw_only=True)
 class Computing(Device):
     precision: Precision = "float32"
-    """type in which the model computes; bf16 (bfloat16) is faster on GPUs and on most CPUs that have instructions for
+    """Type in which the model computes; bf16 (bfloat16) is faster on GPUs and on most CPUs that have instructions for
     it (AMX, AVX512-BF16), fp16 (float16) is for GPUs, int8 is for CPUs and faster than float32, and than bf16 where
-    there is no AMX"""
+    there is no AMX."""
 
 
 @dataclass(kw_only=True)
 class Batches:
     batch_tokens: Count = 4096
-    """number of subwords that the encoder reads at once"""
+    """Number of subwords that the encoder reads at once."""
 
 
 @dataclass(kw_only=True)
 class Summary:
-    json: Annotated[str | None, Output(metavar="FILE", anywhere=True, nargs="?", const="-")] = None
-    """write a summary as JSON to this file; without a name, or with -, print it on standard output"""
+    json: JsonFile | None = None
+    """Write a summary as JSON to this file; without a name, or with -, print it on standard output."""
 
 
 # -- checks before the work ---------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ VectorsFile = Annotated[
     str,
     kinds.Input(
         metavar="VECTORS",
-        help="to use instead of an encoder: a folder or a file that xrep-encode wrote, or a .npy file [lines, size]",
+        help="They are used instead of an encoder: a folder or a file that xrep-encode wrote, or a .npy file [lines, "
+        "size].",
     ),
 ]
 
@@ -42,21 +43,21 @@ class Mining(kinds.Computing, kinds.Batches, kinds.Summary):
 
     path: kinds.EncoderPath | None = None
     source: kinds.TextFile | None = None
-    """the source"""
+    """The source."""
     source_lang: kinds.Language | None = None
-    """language of the source; needed if the encoder has two towers"""
+    """Language of the source; needed if the encoder has two towers."""
     source_vectors: VectorsFile | None = None
-    """the vectors of the source"""
+    """The vectors of the source."""
     target: kinds.TextFile | None = None
-    """the target"""
+    """The target."""
     target_lang: kinds.Language | None = None
-    """language of the target; needed if the encoder has two towers"""
+    """Language of the target; needed if the encoder has two towers."""
     target_vectors: VectorsFile | None = None
-    """the vectors of the target"""
+    """The vectors of the target."""
     output: PairsFile
-    """the file to write the pairs to; - is standard output"""
+    """The file to write the pairs to; - is standard output."""
     mining: Annotated[Any, kinds.Part(target="xrep.inference.mining:MiningOptions")]
-    engine: kinds.Jobs
+    processes: kinds.Jobs
 
 
 def mine(options: Mining) -> None:
@@ -74,7 +75,7 @@ def mine(options: Mining) -> None:
         sides.append(Text(name=side, lang=lang, text=text, vectors=vectors))
     encoder = _encoder(options) if any(side.vectors is None for side in sides) else None
     with kinds.output_file(options.output) as output:
-        mined = mine(*sides, output, options.mining, encoder=encoder, engine=options.engine, show_progress=True)
+        mined = mine(*sides, output, options.mining, encoder=encoder, engine=options.processes, show_progress=True)
     if mined is None:
         print(kinds.SHARE_DONE, file=sys.stderr)
         return
@@ -106,13 +107,13 @@ class Negatives(kinds.Computing, kinds.Batches, kinds.Summary):
 
     path: kinds.EncoderPath
     bitext: Annotated[str, kinds.BitextFiles(metavar="PAIR=FILES")]
-    """the pairs"""
+    """The pairs."""
     candidates: kinds.TextFile | None = None
-    """further sentences of the language of the targets"""
+    """Further sentences of the language of the targets."""
     output: PairsFile
-    """the file to write to; - is standard output"""
+    """The file to write to; - is standard output."""
     mining: Annotated[Any, kinds.Part(target="xrep.inference.hard_negatives:NegativeOptions")]
-    engine: kinds.Jobs
+    processes: kinds.Jobs
 
 
 def mine_negatives(options: Negatives) -> None:
@@ -128,7 +129,7 @@ def mine_negatives(options: Negatives) -> None:
     if note:
         print(note, file=sys.stderr)
     kinds.check_text([options.candidates] if options.candidates else [], bitext.languages[1])
-    more = {"encoder": _encoder(options), "candidates": options.candidates, "engine": options.engine}
+    more = {"encoder": _encoder(options), "candidates": options.candidates, "engine": options.processes}
     with kinds.output_file(options.output) as output:
         mined = mine_negatives(bitext, output, options.mining, **more, show_progress=True)
     if mined is None:

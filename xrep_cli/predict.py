@@ -32,13 +32,13 @@ class Options(kinds.Computing, kinds.Batches):
     from a pipe are answered as they arrive. An output file is written only if all lines were read."""
 
     path: Annotated[str, kinds.Option(metavar="CHECKPOINT")]
-    """a classifier: RUN/best"""
+    """A classifier: RUN/best."""
     input: Annotated[str, kinds.Input(metavar="FILE")] = "-"
-    """UTF-8 text (also .gz, .bz2, .xz and .zst); - reads standard input"""
+    """UTF-8 text (also .gz, .bz2, .xz and .zst); - reads standard input."""
     output: kinds.OutputFile = "-"
-    """file to write to; - is standard output"""
+    """File to write to; - is standard output."""
     jsonl: bool = False
-    """write an object of JSON per line"""
+    """Write an object of JSON per line."""
 
 
 def run(options: Options) -> None:

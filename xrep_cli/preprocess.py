@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
+from xrep.config.fields import Count
 from xrep.data.preprocess import PreprocessOptions, PreprocessReport, default_workers, preprocess
 from xrep.data.store import TOKENIZER_DIRECTORY
 from xrep.errors import UserError
@@ -53,19 +54,19 @@ class Options(kinds.Summary):
     (deu-eng is de-en)."""
 
     bitext: Pairs = field(default_factory=list)
-    """training text (repeatable)"""
+    """Training text (repeatable)."""
     valid: Pairs = field(default_factory=list)
-    """validation text (repeatable); without it, some training pairs are held out"""
+    """Validation text (repeatable); without it, some training pairs are held out."""
     test: Pairs = field(default_factory=list)
-    """test text (repeatable)"""
+    """Test text (repeatable)."""
     exclude: Annotated[list[str], kinds.Option(metavar="PATH", repeated=True)] = field(default_factory=list)
-    """file or folder of an evaluation set: training pairs with a sentence that occurs there, in any case and
-    punctuation, are dropped (repeatable)"""
+    """File or folder of an evaluation set: training pairs with a sentence that occurs there, in any case and
+    punctuation, are dropped (repeatable)."""
     destdir: Annotated[str, kinds.Option(metavar="DIR")]
-    """the data directory to write"""
-    workers: kinds.Count | None = None
-    """processes that clean and tokenise; the result does not depend on their number (default: one for each processor,
-    at most 16, or as many as Ray has processors for)"""
+    """The data directory to write."""
+    workers: Count | None = None
+    """Processes that clean and tokenise; the result does not depend on their number (default: one for each processor,
+    at most 16, or as many as Ray has processors for)."""
     vocabulary: Annotated[
         PreprocessOptions,
         kinds.Part(
@@ -75,12 +76,12 @@ class Options(kinds.Summary):
         ),
     ]
     tokenizer: Tokenizer | None = None
-    """use this tokenizer instead of training one (a folder, a .model file, a directory of a pretrained encoder,
-    RUN/best, or another data directory)"""
+    """Use this tokenizer instead of training one (a folder, a .model file, a directory of a pretrained encoder,
+    RUN/best, or another data directory)."""
     source_tokenizer: Tokenizer | None = None
-    """the same, only for the source of each pair"""
+    """The same, only for the source of each pair."""
     target_tokenizer: Tokenizer | None = None
-    """the same, only for the target of each pair"""
+    """The same, only for the target of each pair."""
     cleaning: Annotated[
         CleaningOptions,
         kinds.Part(
@@ -91,16 +92,16 @@ class Options(kinds.Summary):
         ),
     ]
     keep_duplicates: bool = False
-    """keep repeated pairs"""
+    """Keep repeated pairs."""
     keep_identical: bool = False
-    """keep pairs whose sides are equal"""
-    engine: Annotated[Engine, replace(kinds.PROCESSES, without=("workers", "gpus_per_worker"))]
+    """Keep pairs whose sides are equal."""
+    processes: Annotated[Engine, replace(kinds.PROCESSES, without=("workers", "gpus_per_worker"))]
 
 
 def run(options: Options) -> None:
     named = {"train": options.bitext, "valid": options.valid, "test": options.test}
     splits = {split: [parse_bitext(spec) for spec in specs] for split, specs in named.items()}
-    engine = replace(options.engine, workers=options.workers if options.engine.engine == "ray" else None)
+    engine = replace(options.processes, workers=options.workers if options.processes.engine == "ray" else None)
     if not is_local(options.destdir):
         raise UserError("`destdir` is in an object store", path=options.destdir, cure="write to a folder and copy it")
     log = functools.partial(print, file=sys.stderr if options.json == "-" else sys.stdout, flush=True)

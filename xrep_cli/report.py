@@ -25,13 +25,13 @@ class Options(kinds.Plugins, kinds.Batches):
     Records that are damaged are left out and named, on the page and on stderr. Its pictures need the extra 'plot'."""
 
     runs: Annotated[list[str], kinds.Option(positional=True, metavar="RUN", nargs="+")]
-    """directory of a run, which xrep-train wrote"""
+    """Directory of a run, which xrep-train wrote."""
     output: Annotated[str, kinds.Output(metavar="FILE.html")]
-    """the page to write; - is standard output"""
+    """The page to write; - is standard output."""
     results: Annotated[list[str], kinds.Input(metavar="FILE.json")] = field(default_factory=list)
-    """further results of xrep-eval --json, also of models that are no runs"""
-    data: Annotated[str | None, kinds.Option(metavar="FOLDER")] = None
-    """measure the best checkpoint of each run on every test whose data is in this folder, as xrep-eval all does"""
+    """Further results of xrep-eval --json, also of models that are no runs."""
+    data: Annotated[str, kinds.Option(metavar="FOLDER")] | None = None
+    """Measure the best checkpoint of each run on every test whose data is in this folder, as xrep-eval all does."""
 
 
 def run(options: Options) -> None:
@@ -42,6 +42,8 @@ def run(options: Options) -> None:
     from xrep.report.runs import read_results, read_runs
 
     runs = read_runs(options.runs)
+    inside = [str(path) for run in runs for path in run.path.iterdir() if path.is_file() and path.suffix != ".html"]
+    kinds.check_outputs({"`output`": options.output}, {"a file of RUN": inside})
     results, failed = read_results(runs, options.results), []
     for line in (line for run in runs for line in run.damaged):
         print(f"warning: {line}", file=sys.stderr)

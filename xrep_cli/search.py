@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep_cli import kinds
 from xrep_cli.command import Command
@@ -54,15 +55,15 @@ class Build(kinds.Computing, kinds.Batches, kinds.Summary):
     path: kinds.EncoderPath
     input: kinds.TextFile
     output: Annotated[str, IndexDirectory(metavar="DIR")]
-    """a new directory for the index"""
+    """A new directory for the index."""
     index: Annotated[str, kinds.Option(metavar="STRING")] = "auto"
     """flat: exact search; a description of faiss's index_factory, such as IVF4096,SQ8 or IVF4096,PQ48: faiss proposes
-    lines, whose vectors are then compared; auto: flat up to 100,000 lines, and inverted lists (IVFn,SQ8) beyond"""
+    lines, whose vectors are then compared; auto: flat up to 100,000 lines, and inverted lists (IVFn,SQ8) beyond."""
     prompt_name: Prompt | None = None
-    """the encoder's prompt that is put in front of the lines (default: the first of document, passage and corpus; or
-    else the encoder's default)"""
+    """The encoder's prompt that is put in front of the lines (default: the first of document, passage and corpus; or
+    else the encoder's default)."""
     lang: kinds.Language | None = None
-    """language of the lines; needed if the encoder has a tower for each side"""
+    """Language of the lines; needed if the encoder has a tower for each side."""
 
 
 def build(options: Build) -> None:
@@ -86,11 +87,11 @@ class Add(kinds.Device, kinds.Batches, kinds.Summary):
 
     index: Index
     path: kinds.EncoderPath | None = None
-    """the encoder, where it is not where it was when the index was built"""
+    """The encoder, where it is not where it was when the index was built."""
     input: kinds.TextFile
     lang: kinds.Language | None = None
-    """language of the lines; needed if the encoder has a tower for each side (default: that with which the index was
-    built)"""
+    """Language of the lines; needed if the encoder has a tower for each side (default: that with which the index was
+    built)."""
 
 
 def add(options: Add) -> None:
@@ -135,20 +136,20 @@ class Query(kinds.Device):
 
     index: Index
     queries: Queries = field(default_factory=list)
-    """a query; without any, standard input has one per line"""
+    """A query; without any, standard input has one per line."""
     path: kinds.EncoderPath | None = None
-    """the encoder, where it is not where it was when the index was built"""
-    k: Annotated[kinds.Count, kinds.Option(flag="-k")] = 10
-    """number of sentences for each query"""
-    probes: kinds.Count = 32
-    """number of inverted lists that are searched for each query; more find more and take longer"""
+    """The encoder, where it is not where it was when the index was built."""
+    k: Annotated[Count, kinds.Option(flag="-k")] = 10
+    """Number of sentences for each query."""
+    probes: Count = 32
+    """Number of inverted lists that are searched for each query; more find more and take longer."""
     prompt_name: Prompt | None = None
-    """the encoder's prompt that is put in front of the queries (default: query, if there is one; or else the encoder's
-    default)"""
+    """The encoder's prompt that is put in front of the queries (default: query, if there is one; or else the encoder's
+    default)."""
     lang: kinds.Language | None = None
-    """language of the queries; needed if the encoder has a tower for each side"""
-    json: Annotated[str | None, kinds.Output(metavar="FILE", nargs="?", const="-")] = None
-    """write the answers as JSON, an object per line, to this file; without a name, or with -, to standard output"""
+    """Language of the queries; needed if the encoder has a tower for each side."""
+    json: kinds.JsonFile | None = None
+    """Write the answers as JSON, an object per line, to this file; without a name, or with -, to standard output."""
 
 
 def query(options: Query) -> None:
