@@ -158,7 +158,7 @@ encode ... --input empty.txt                 | empty.txt: the file is empty; giv
 encode ... --input long.txt                  | long.txt:1: a line of 1,000,005 characters, too long for a sentence
 encode ... --output v.txt                    | v.txt: the output is a .npy file or a folder; give a name
 encode ... --output absent/v.npy             | absent: no such folder; make it first, or write elsewhere
-encode ... --output - --json                 | --json and --output both go to standard output; name
+encode ... --output - --json                 | --output and --json both go to standard output; name
 encode ... --batch-tokens 0                  | argument --batch-tokens: must be at least 1, not 0
 encode ... --batch-token-s 3                 | did you mean '--batch-tokens'?
 encode ... --device cuda:99                  | cuda:99 is not a device of this machine; choose another --device, such as
@@ -179,7 +179,7 @@ mine ... --source-vectors zero.npy           | zero.npy:1: the vector of this ro
 mine ... --source-vectors wide.npy           | wide.npy: vectors of 9 numbers, but y.npy has 8
 mine ... --source de.txt                     | de.txt:4: 3 lines, but x.npy has 50 vectors; row i must be the vector of
 mine ... --neighbours 41                     | lower --neighbours to 40, or give more sentences
-mine ... --neighbours 0                      | --neighbours 0; give at least 1
+mine ... --neighbours 0                      | argument --neighbours: must be at least 1, not 0
 mine ... --gpus-per-worker 0.5               | --gpus-per-worker is an option of Ray; add --engine ray, or leave it out
 mine ... --threshold nan                     | argument --threshold: must be a finite number or none, not 'nan'
 mine ... --index-gigabytes 0                 | --index-gigabytes must be above 0, not 0.0
@@ -187,7 +187,7 @@ mine ... --index tree                        | --index tree is not possible: cou
 mine ... --output mined.tsv                  | mined.tsv.job: not the folder of an unfinished command; rename
 mine ... --output x.npy                      | x.npy: --output is the same file as --source-vectors
 mine ... --json m.tsv                        | m.tsv: --json is the same file as --output
-mine ... --output - --json -                 | --json and --output both go to standard output; name a file
+mine ... --output - --json -                 | --output and --json both go to standard output; name a file
 mine ... --output /dev/full                  | No space left on device; free some space and run the command again
 mine negatives --path enc --bitext de-en=/dev/stdin --output m.tsv | /dev/stdin: pairs are read several times; give
 WORLD_SIZE=many mine ...                     | WORLD_SIZE is 'many', not a number
@@ -262,7 +262,7 @@ eval sts ... --data sts --split dev          | no STS data set with a dev split 
 eval sts ... --data bad_sts                  | bad_sts/sts-test.csv:2: '5.1' is not a score of 0 to 5; fetch the file
 eval bucc ... --data bucc                    | there is no split but dev
 eval bucc ... --data bucc --oracle --langs de-fr | no BUCC files of de-fr; the data has de-en
-eval bucc ... --data bucc --oracle --neighbours 0 | --neighbours 0; give at least 1
+eval bucc ... --data bucc --oracle --neighbours 0 | argument --neighbours: must be at least 1, not 0
 eval bucc ... --data bucc --oracle --threshold 1 | --oracle and --threshold; give one of them
 eval neighbours ... --data mt.de             | no query; give --query
 eval nli ... --data sts                      | sts/sts-test.csv: holds triplets without labels

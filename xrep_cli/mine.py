@@ -65,17 +65,18 @@ def mine(options: Mining) -> None:
 
     if options.source == options.target == "-":
         raise UserError("both texts are standard input", cure="name a file for one of them")
-    sides: list[Text] = []
+    sides = dict[str, Text]()
     for side in ("source", "target"):
         text, vectors, lang = (getattr(options, name) for name in (side, f"{side}_vectors", f"{side}_lang"))
         if vectors is None and text is None:
             raise UserError(f"no {side}", cure=f"give `{side}` FILE with `path`, or `{side}_vectors` FILE.npy")
         if vectors is None and options.path is None:
             raise UserError(f"no encoder for {text}", cure=f"give `path` or `{side}_vectors`")
-        sides.append(Text(name=side, lang=lang, text=text, vectors=vectors))
-    encoder = _encoder(options) if any(side.vectors is None for side in sides) else None
+        sides[side] = Text(name=side, lang=lang, text=text, vectors=vectors)
+    encoder = _encoder(options) if any(side.vectors is None for side in sides.values()) else None
+    how: dict[str, Any] = {"encoder": encoder, "engine": options.processes}
     with kinds.output_file(options.output) as output:
-        mined = mine(*sides, output, options.mining, encoder=encoder, engine=options.processes, show_progress=True)
+        mined = mine(**sides, output=output, options=options.mining, **how, show_progress=True)
     if mined is None:
         print(kinds.SHARE_DONE, file=sys.stderr)
         return
