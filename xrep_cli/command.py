@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import errno
 import functools
 import io
 import os
@@ -56,40 +55,23 @@ def console_script(program: str) -> Callable[[Callable[[Sequence[str]], None]], 
                 code = 141
             except KeyboardInterrupt as stop:  # Interrupted says what is saved
                 message, code = "; ".join(filter(None, ["interrupted", str(stop)])), 130
-            except TrainingError as error:
-                message, code = str(error), 1
-            except UserError as error:
-                message, code = str(error), 2
+            except (TrainingError, UserError) as error:
+                message, code = str(error), 1 if isinstance(error, TrainingError) else 2
             except OSError as error:
-                message, code = _describe(error), 2
+                message, code = ": ".join(filter(None, [error.filename, error.strerror or str(error)])), 2
             except MemoryError as error:
                 message, code = f"not enough memory ({error or 'without details'}); use less at once, or less data", 2
             for line in message.split("\n") if message else ():
                 print(f"{program}: error: {line}", file=sys.stderr)
-            if code:
-                _discard_output()
+            try:  # Python writes what a command that failed has left in the buffer of stdout, which may fail again
+                sys.stdout.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return code
 
         return main
 
     return decorate
-
-
-def _discard_output() -> None:
-    """Keep Python from writing what a command that failed has left in the buffer of stdout, which may fail again."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _describe(error: OSError) -> str:
-    where = f"{error.filename}: " if error.filename else ""
-    cures = {
-        errno.ENOSPC: "; free some space and run the command again",
-        errno.EDQUOT: "; your quota is used up",
-    }
-    return f"{where}{error.strerror or error}{cures.get(error.errno or 0, '')}"
 
 
 @contextmanager
@@ -137,26 +119,22 @@ def command_parser(program: str, description: str, epilog: str | None = None) ->
 def add_option(parser: argparse._ActionsContainer, spec: FieldSpec, how: Option) -> None:
     """Add the option that a field describes: its type, choices, default and help. A field that is true by default is
     the option ``--no-NAME``, and its help says what that does."""
-    kind, off = members(spec.annotation)[0], spec.default is True
+    kind, off, required = members(spec.annotation)[0], spec.default is True, spec.default is dataclasses.MISSING
     flag = spec.name if how.positional else how.flag or f"--{'no-' * off}{spec.name.replace('_', '-')}"
     settings: dict[str, Any] = {"help": " ".join(filter(None, [spec.help, how.help])).replace("%", "%%")}
-    if not how.positional:
-        settings |= {"dest": spec.name, "required": spec.default is dataclasses.MISSING}
-    if spec.default is not dataclasses.MISSING:
-        settings["default"] = spec.default
+    settings |= {} if how.positional else {"dest": spec.name, "required": required}
+    settings |= {} if required else {"default": spec.default}
+    is_list, item = typing.get_origin(kind) is list, spec.annotation
+    if is_list:
+        settings |= {"nargs": how.nargs or "+"} | ({} if how.positional else {"action": "extend"})
+        (item,) = typing.get_args(kind)
+    elif how.nargs:
+        settings |= {"nargs": how.nargs, "const": how.const}
     if kind is bool:
-        parser.add_argument(flag, action="store_false" if off else "store_true", **settings)
-        return
-    is_list, nargs = typing.get_origin(kind) is list, how.nargs
-    if is_list and not how.positional:
-        settings["action"] = "append" if how.repeated else "extend"
-        nargs = nargs or ("" if how.repeated else "+")
-    if nargs:
-        settings |= {"nargs": nargs, "const": how.const} if nargs == "?" else {"nargs": nargs}
-    if choices(kind):
+        settings["action"] = "store_false" if off else "store_true"
+    elif choices(kind):
         settings["choices"] = choices(kind)
     else:
-        item = typing.get_args(kind)[0] if is_list else spec.annotation
         settings["type"] = functools.partial(_convert, annotation=item)
         settings["metavar"] = how.metavar or {int: "N", float: "X"}.get(kind, spec.name.rpartition("_")[2].upper())
     parser.add_argument(flag, **settings)
@@ -219,7 +197,10 @@ class Command:
         return console_script(self.name.partition(" ")[0])(self._main)(argv)
 
     def _main(self, argv: Sequence[str]) -> None:
-        kinds.limit_kept_products()
+        # torch and oneDNN each store what they compile for the last 1,024 sizes of a product, at over a megabyte each.
+        # The batches of a text have hundreds of sizes, of which a batch needs few, and the next one rarely the same.
+        for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+            os.environ.setdefault(name, "16")
         command, parser, values = self.parse(argv)
         if command.run is None:
             parser.error("no COMMAND is named")

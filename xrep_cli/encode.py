@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from xrep.errors import UserError
 from xrep.files import check_output
-from xrep.store.addresses import matching
+from xrep.store.addresses import is_local, matching
 from xrep_cli import kinds
 from xrep_cli.command import Command
 
@@ -21,7 +21,8 @@ class Vectors(kinds.Output):
         if Path(file).suffix and not Path(file).is_dir() and is_folder(file):
             cure = "give a name that ends in .npy, or that of a folder, which has no dot"
             raise UserError("the output is a .npy file or a folder", path=file, cure=cure)
-        check_output(file, folder=is_folder(file))
+        if is_local(file):
+            check_output(file, folder=is_folder(file))
 
 
 def is_folder(output: str) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PATH = kinds.Option(
     metavar="MODEL",
-    repeated=True,
+    nargs=1,
     help="The model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
     "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows. Repeat it to compare "
     "models: the table then has the difference of each from the first, with its 95% interval by a paired bootstrap.",

@@ -30,11 +30,10 @@ class Option:
     """Its name, such as ``-k``, if it is not that of the field."""
     positional: bool = False
     """Whether it is given without a name."""
-    nargs: str = ""
+    nargs: str | int = ""
+    """Number of values, as in argparse; 1 for a list whose values are given one by one: ``--path a --path b``."""
     const: Any = None
     """The value of an option that is given without one, which ``nargs="?"`` permits."""
-    repeated: bool = False
-    """Whether the values of a list are given one by one: ``--path a --path b``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +63,10 @@ class Output(Option):
 
     def check(self, file: str) -> None:
         """Raise UserError if the file cannot be written."""
-        if is_local(file) or not self.anywhere:
+        if is_local(file):
             check_output(file)
+        elif not self.anywhere:
+            raise UserError("cannot be in an object store", path=file, cure="write it to this machine, and copy it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,7 @@ Jobs = Annotated[Engine, PROCESSES]
 
 @dataclass(kw_only=True)
 class Plugins:
-    plugin: Annotated[list[str], Option(metavar="MODULE", repeated=True)] = field(default_factory=list)
+    plugin: Annotated[list[str], Option(metavar="MODULE", nargs=1)] = field(default_factory=list)
     """Import this module, which registers parts, such as the model (repeatable)."""
 
 
@@ -168,16 +169,6 @@ def say_if_slow(program: str, precision: str, device: str) -> None:
 
     if precision in ("bf16", "bfloat16") and device == "cpu" and not multiplies_bfloat16():
         print(f"{program}: {SLOW_BFLOAT16}", file=sys.stderr)
-
-
-def limit_kept_products() -> None:
-    """Keep torch and oneDNN from storing what they compile for each size of a product; call it before the first one.
-
-    Each stores the last 1,024 products, at over a megabyte each. The batches of a long text have hundreds of sizes, of
-    which a batch needs few, and the next batch rarely the same.
-    """
-    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
-        os.environ.setdefault(name, "16")
 
 
 def check_outputs(outputs: Mapping[str, str | None], inputs: Mapping[str, Sequence[str]]) -> None:

@@ -26,7 +26,7 @@ the command is interrupted, repeat it: it goes on with the text that it has clea
 trained."""
 FLAGS = {"minimum_length": "--min-length", "maximum_length": "--max-length",
          "maximum_length_ratio": "--max-length-ratio"}  # fmt: skip
-Pairs = Annotated[list[str], kinds.BitextFiles(metavar="PAIR=FILES", repeated=True)]
+Pairs = Annotated[list[str], kinds.BitextFiles(metavar="PAIR=FILES", nargs=1)]
 Tokenizer = Annotated[str, kinds.Option(metavar="PATH")]
 
 
@@ -59,7 +59,7 @@ class Options(kinds.Summary):
     """Validation text (repeatable); without it, some training pairs are held out."""
     test: Pairs = field(default_factory=list)
     """Test text (repeatable)."""
-    exclude: Annotated[list[str], kinds.Option(metavar="PATH", repeated=True)] = field(default_factory=list)
+    exclude: Annotated[list[str], kinds.Option(metavar="PATH", nargs=1)] = field(default_factory=list)
     """File or folder of an evaluation set: training pairs with a sentence that occurs there, in any case and
     punctuation, are dropped (repeatable)."""
     destdir: Annotated[str, kinds.Option(metavar="DIR")]
