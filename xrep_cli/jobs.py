@@ -57,7 +57,7 @@ def status(options: Status) -> None:
     if finished:
         print(f"all is done, and the output is written; {address} may be removed")
         return
-    rows = [("stage", "done", "running", "failed", "all", "a second", "left"), *(_row(**state) for state in states)]
+    rows = [("stage", "done", "running", "failed", "all", "a second", "left"), *map(_row, states)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *cells in rows:
         print(f"{name:<{widths[0]}}", *map(str.rjust, cells, widths[1:]), sep="  ")
@@ -74,16 +74,14 @@ def _address(named: str) -> str:
     return named if named.rstrip("/").endswith(".job") else job_address(named)
 
 
-def _row(
-    stage: str, count: int | None, done: int, running: int, failed: list[int], rate: float | None, left: float | None,
-    **_: Any,
-) -> tuple[str, ...]:  # fmt: skip
+def _row(state: dict[str, Any]) -> tuple[str, ...]:
     from xrep.progress import duration
 
-    if count is None:
-        return (stage, *("-" * 6))
-    counts = (f"{number:,}" for number in (done, running, len(failed), count))
-    return (stage, *counts, "-" if rate is None else f"{rate:,.2f}", "-" if left is None else duration(left))
+    if state["count"] is None:
+        return (state["stage"], *("-" * 6))
+    counts = [f"{number:,}" for number in (state["done"], state["running"], len(state["failed"]), state["count"])]
+    rate, left = state["rate"], state["left"]
+    return (state["stage"], *counts, "-" if rate is None else f"{rate:,.2f}", "-" if left is None else duration(left))
 
 
 @dataclass(kw_only=True)

@@ -20,14 +20,6 @@ Queries = Annotated[list[str], kinds.Option(positional=True, metavar="QUERY", na
 Prompt = Annotated[str, kinds.Option(metavar="NAME")]
 
 
-class IndexDirectory(kinds.Output):
-    """A directory that is made, or that has more lines later."""
-
-    def check(self, file: str) -> None:
-        if file == "-" or kinds.is_streamed(file):
-            raise UserError("an index is a directory", path=file, cure="name a directory")
-
-
 @dataclass(kw_only=True)
 class Search:
     """Search the lines of a text by their meaning, with queries in any language of the encoder.
@@ -54,7 +46,7 @@ class Build(kinds.Computing, kinds.Batches, kinds.Summary):
 
     path: kinds.EncoderPath
     input: kinds.TextFile
-    output: Annotated[str, IndexDirectory(metavar="DIR")]
+    output: Annotated[str, kinds.Option(metavar="DIR")]
     """A new directory for the index."""
     index: Annotated[str, kinds.Option(metavar="STRING")] = "auto"
     """flat: exact search; a description of faiss's index_factory, such as IVF4096,SQ8 or IVF4096,PQ48: faiss proposes
@@ -159,8 +151,6 @@ def query(options: Query) -> None:
     for asked in options.queries:
         if not asked.strip():
             raise UserError("an empty query", cure="give a sentence")
-        if any("\ud800" <= character <= "\udfff" for character in asked):  # as Python reads other bytes
-            raise UserError(f"a query that is not UTF-8: {asked!a}", cure="give it on standard input, in UTF-8")
     index = SearchIndex(options.index, options.path, device=options.device)
     if not options.queries and sys.stdin.isatty():
         print("type one query per line; Ctrl-D ends", file=sys.stderr)
