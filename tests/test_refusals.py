@@ -63,7 +63,7 @@ train ... --heads 5                          | hidden_size 32 is not divisible b
 train ... --save-dir=                        | checkpoint.save_dir must be a string of at least one character
 train ... --device meta                      | trainer.device must be auto, cpu or cuda, not 'meta'
 train ... --criterion dual_moco --queue-size -5 | criterion.queue_size must be at least 0, not -5
-train ... --criterion dual_moco --queue-size 1000000000000 | TB of memory, and this machine has
+train ... --criterion dual_moco --queue-size 1000000000000 | GB of memory, and this machine has
 train ... --criterion mlm --mask-rate 0      | criterion.mask_rate must lie in (0, 1), not 0.0
 train ... --criterion dap --pivot-language=  | criterion.pivot_language must be a string of at least one
 train ... --criterion hictl --slack 1        | criterion.slack must lie in (0, 1), not 1.0
