@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from xrep.config.ranges import out_of_range
+from xrep.config.yaml_files import flat
 from xrep.errors import UserError
 from xrep.files import naming, point_link, remove_files, try_lock
 from xrep.models.directory import (
@@ -201,33 +200,26 @@ def lock(directory: Path) -> Iterator[None]:
     """Keep other processes from training into ``directory``, which is made if missing.
 
     The operating system releases the lock however this process ends. It is a lock of the process (POSIX): processes
-    forked from it, such as data workers that outlive it for seconds, do not hold it. If the file system does not
-    support locks, a warning is printed to stderr.
+    forked from it, such as data workers that outlive it for seconds, do not hold it.
 
     Raises:
         UserError: another process holds the lock.
     """
     with naming(directory / LOCK):
         directory.mkdir(parents=True, exist_ok=True)
-        file = open(directory / LOCK, "a+", encoding="utf-8")
+        file = open(directory / LOCK, "a", encoding="utf-8")
+    with file:
         try:
-            if not try_lock(file, inherited=False):
-                file.seek(0)
-                holder = file.read().strip() or "another process"
-                file.close()
-                cure = "wait for it, or choose another `save_dir`"
-                raise UserError(f"{holder} is training here", path=directory, cure=cure)
-        except OSError as error:
-            problem = f"{error.strerror}; see to it that no other process trains here"
-            print(f"warning: {file.name}: cannot be locked: {problem}", file=sys.stderr)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-    try:
+            is_free = try_lock(file, inherited=False)
+        except OSError as error:  # some file systems have no locks
+            print(
+                f"warning: {file.name}: {error.strerror}; see to it that no other process trains here", file=sys.stderr
+            )
+            is_free = True
+        if not is_free:
+            cure = "wait for it, or choose another `save_dir`"
+            raise UserError("another process is training here", path=directory, cure=cure)
         yield
-    finally:
-        file.truncate(0)
-        file.close()
 
 
 def check_same_run(saved: dict[str, Any], current: dict[str, Any], directory: Path) -> None:
@@ -236,29 +228,19 @@ def check_same_run(saved: dict[str, Any], current: dict[str, Any], directory: Pa
     Raises:
         UserError: the configurations differ; it names every option that does.
     """
-    differing = list(_differences(saved, current, ""))
-    if differing:
+    olds, news = flat(saved), flat(current)
+    differing = [key for key in sorted({*olds, *news}) if olds.get(key) != news.get(key) and not _may_change(key)]
+    # Options of another part are not compared.
+    renamed = {key.removesuffix("name") for key in differing if key.endswith(".name")}
+    shown = [key for key in differing if key.endswith(".name") or not key.startswith(tuple(renamed))]
+    if shown:
         cure = "choose another `save_dir`, or delete this one"
         if saved.get("size") != current.get("size"):  # auto is another size on another device
             cure = f"set `size` to {saved.get('size')} to go on with it, or {cure}"
-        raise UserError("holds a run of another configuration: " + ", ".join(differing), path=directory, cure=cure)
+        listed = ", ".join(f"{key} {olds.get(key)!r} -> {news.get(key)!r}" for key in shown)
+        raise UserError(f"holds a run of another configuration: {listed}", path=directory, cure=cure)
 
 
-def _differences(saved: Any, current: Any, place: str) -> Iterator[str]:
-    """Yield each difference, such as ``criterion.temperature 0.04 -> 0.1``; if names differ, only the names."""
-    if saved == current or re.sub(r"^parts\..+?\.(?=task\.)", "", place) in MAY_CHANGE:
-        return
-    if place == "parts" and isinstance(saved, list) and isinstance(current, list):
-        saved, current = ({part["name"]: part for part in parts} for parts in (saved, current))
-    if isinstance(saved, dict) and isinstance(current, dict):
-        keys = ["name"] if saved.get("name") != current.get("name") else sorted({*saved, *current})
-        for key in keys:
-            yield from _differences(saved.get(key), current.get(key), f"{place}.{key}".lstrip("."))
-    else:
-        yield f"{place} {_shown(saved)} -> {_shown(current)}"
-
-
-def _shown(value: Any) -> str:
-    """Return a value as text; a whole section that is new or gone is shown only as "given"."""
-    of_parts = isinstance(value, list) and any(isinstance(part, dict) for part in value)
-    return "given" if of_parts or isinstance(value, dict) else repr(value)
+def _may_change(key: str) -> bool:
+    own = re.sub(r"^parts\..+?\.(?=task\.)", "", key)
+    return own in MAY_CHANGE or own.partition(".")[0] in MAY_CHANGE

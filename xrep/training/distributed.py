@@ -254,9 +254,7 @@ def start(config: Distributed.Config, device: str) -> World:
     try:
         store = _store(limit, is_main=rank == 0)
         name = _name_of_attempt(store, rank, size, limit)
-        dist.init_process_group(
-            backend, store=dist.PrefixStore(name, store), rank=rank, world_size=size, timeout=limit
-        )
+        dist.init_process_group(backend, store=dist.PrefixStore(name, store), rank=rank, world_size=size, timeout=limit)
         pulse = Pulse(name, rank, size, limit.total_seconds())
     except (RuntimeError, ValueError) as error:  # what torch raises if a rank cannot be reached
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"

@@ -32,14 +32,10 @@ class TrainingState:
 
 @contextmanager
 def reading_state(path: Path) -> Iterator[None]:
-    """Context manager in which an error of reading becomes a UserError that names the file.
-
-    Raises:
-        UserError: the block raised an error of a kind that unfit values lead to.
-    """
+    """Context manager in which an error of reading becomes a UserError that names the file."""
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
         cure = "delete its checkpoint to go on from the one before, or set `init` to start from its weights"
         raise UserError(f"not the training state of this run ({one_line(error)})", path=path, cure=cure) from None
 
@@ -50,14 +46,7 @@ def state_of(saved: dict[str, Any]) -> TrainingState:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Load the state of an optimizer, or this rank's part of it; the groups of parameters stay as they are.
-
-    Raises:
-        ValueError: it is the state of other parameters.
-    """
-    own = torch.optim.Optimizer.state_dict(optimizer)["param_groups"]  # that of a sharded one needs all ranks
-    if [group["params"] for group in saved["param_groups"]] != [group["params"] for group in own]:
-        raise ValueError("`optimizer` is that of other parameters")
+    """Load the state of an optimizer, or this rank's part of it; the groups of parameters stay as they are."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     local, numbers = local_optimizer(optimizer), {parameter: number for number, parameter in enumerate(parameters)}
     mine = [numbers[parameter] for group in local.param_groups for parameter in group["params"]]

@@ -352,27 +352,27 @@ class Trainer:
 
     def _save(self, best: bool, final: bool = False) -> None:
         self._settle()
-        everyone = self.world.gather_to_main(random_state(self.world.device))
+        everyone = self.world.gather(random_state(self.world.device))
         optimizer = whole_state(self.engine.optimizer, self.world)
-        if not self.world.is_main:
-            return
-        self.checkpoints.save(
-            best,
-            final,
-            step=self.state.step,
-            config_yaml=self.run.to_yaml(),
-            text=self.task.text,
-            save_tokenizers=self.task.save_tokenizers,
-            model=self.module.model,
-            criterion=self.module.criterion,
-            training_state={
-                **vars(self.state),
-                "data": self.task.fingerprint(),
-                "optimizer": optimizer,
-                "scaler": self.engine.scaler.state_dict(),
-                "random": everyone,
-            },
-        )
+        with self.world.together():  # the others wait here while rank 0 waits for its disk
+            if self.world.is_main:
+                self.checkpoints.save(
+                    best,
+                    final,
+                    step=self.state.step,
+                    config_yaml=self.run.to_yaml(),
+                    text=self.task.text,
+                    save_tokenizers=self.task.save_tokenizers,
+                    model=self.module.model,
+                    criterion=self.module.criterion,
+                    training_state={
+                        **vars(self.state),
+                        "data": self.task.fingerprint(),
+                        "optimizer": optimizer,
+                        "scaler": self.engine.scaler.state_dict(),
+                        "random": everyone,
+                    },
+                )
 
     def resume(self, checkpoint: Checkpoint, saved: dict[str, Any]) -> None:
         """Resume exactly where ``checkpoint`` was written; ``saved`` is its training state.
