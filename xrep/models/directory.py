@@ -48,10 +48,15 @@ PREFIX = "checkpoint-"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint directory whose files were compared with their checksums."""
+    """A checkpoint directory whose files were compared with their checksums.
+
+    Attributes:
+        mean: tensors of the model that take the place of those in the file: a mean over several checkpoints.
+    """
 
     path: Path
     manifest: dict[str, Any]
+    mean: dict[str, Tensor] | None = None
 
     @property
     def step(self) -> int:
@@ -98,6 +103,8 @@ class Checkpoint:
         if self.is_quantised and not quantised:
             problem = "its weights are in int8, which serve to compute vectors or translations and nothing else"
             raise UserError(problem, path=self.path, cure="use the checkpoint that it was made from")
+        if name == MODEL and self.mean is not None:
+            return self.mean
         return read_tensors(self.path / name) if name in self.manifest["files"] else {}
 
     def training_state(self) -> dict[str, Any]:

@@ -205,10 +205,8 @@ def lock(directory: Path) -> Iterator[None]:
     Raises:
         UserError: another process holds the lock.
     """
-    with naming(directory / LOCK):
-        directory.mkdir(parents=True, exist_ok=True)
-        file = open(directory / LOCK, "a", encoding="utf-8")
-    with file:
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / LOCK, "a", encoding="utf-8") as file:
         try:
             is_free = try_lock(file, inherited=False)
         except OSError as error:  # some file systems have no locks
@@ -230,9 +228,9 @@ def check_same_run(saved: dict[str, Any], current: dict[str, Any], directory: Pa
     """
     olds, news = flat(saved), flat(current)
     differing = [key for key in sorted({*olds, *news}) if olds.get(key) != news.get(key) and not _may_change(key)]
-    # Options of another part are not compared.
-    renamed = {key.removesuffix("name") for key in differing if key.endswith(".name")}
-    shown = [key for key in differing if key.endswith(".name") or not key.startswith(tuple(renamed))]
+    # Of a part that is another one, the name is enough.
+    others = [key.removesuffix("name") for key in differing if key.endswith(".name")]
+    shown = [key for key in differing if not any(key.startswith(part) and key != f"{part}name" for part in others)]
     if shown:
         cure = "choose another `save_dir`, or delete this one"
         if saved.get("size") != current.get("size"):  # auto is another size on another device
