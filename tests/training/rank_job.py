@@ -22,9 +22,9 @@ from tests.support.runs import TwoTerms, compose_run, make_trainer
 from tests.training.pieces import KINDS, Setting, batches_of, step
 from xrep.errors import UserError
 from xrep.registry import CRITERIA
-from xrep.training import validator
 from xrep.training.distributed import Distributed, World, leave, start
 from xrep.training.sharding import local_optimizer, whole_state
+from xrep.training.validator import OverRanks
 
 ROWS = 40
 """Number of rows of a step over all ranks."""
@@ -133,12 +133,11 @@ def exchange(world: World) -> list[list[float]]:
     everyone = world.gather(torch.tensor([rank]))
     assert told == {"from": 0, "text": "a" * 1000} and [int(tensor) for tensor in everyone] == list(range(size))
     computed = list[int]()
-    validator._world.set(world)
-    assert validator.shared(range(11), lambda n: computed.append(n) or n * n) == [n * n for n in range(11)]
+    over_ranks = OverRanks(world)
+    assert over_ranks(range(11), lambda n: computed.append(n) or n * n) == [n * n for n in range(11)]
     assert computed == list(range(rank, 11, size))  # each rank did its part
     with pytest.raises(UserError, match="x.txt: item 3"):
-        validator.shared(range(11), refuse)
-    validator._world.set(None)
+        over_ranks(range(11), refuse)
     return [wait() for wait in sums]
 
 
