@@ -34,7 +34,8 @@ class Distributed:
         backend: Literal["auto", "nccl", "gloo"] = "auto"
         """Library that exchanges gradients between processes. auto: nccl on GPUs, gloo on CPUs."""
         timeout_minutes: float = 10.0
-        """Minutes that a process waits for another one before it gives up. It must lie in (0, 1e6]."""
+        """Minutes after which the run ends if nothing is heard of a process, or its part of a step does not come. One
+        that reads data, validates or saves may take longer. It must lie in (0, 1e6]."""
         check_every: int = 1000
         """Steps between checks that weights, momentum encoders and queues are equal on every rank. 0: never."""
         shard: Literal["none", "optimizer"] = "none"
