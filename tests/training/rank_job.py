@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.support import guide
 from tests.support.runs import TwoTerms, compose_run, make_trainer
 from tests.training.pieces import KINDS, Setting, batches_of, step
 from xrep.errors import UserError
@@ -51,15 +52,20 @@ CASES: dict[str, dict[str, Any]] = {
     "thawed": {**ADAM, "freeze": "encoders.*.layers@3", "clip_norm": 0.1},
     "in pieces": {**ADAM, "micro_batch": 7},
     "adamw and lora": {**ADAM, "lora_rank": 2},
+    # The objectives of the guide, which know nothing of ranks and pieces.
+    "hardest_negative": {**MOCO, "criterion": "hardest_negative", "max_epochs": 161 / 630},
+    "sigmoid": {**MOCO, "criterion": "sigmoid", "lr": 0.01},
+    "sigmoid in pieces": {**MOCO, "criterion": "sigmoid", "lr": 0.01, "micro_batch": 7},
 }  # fmt: skip
 SHARDED = ["dual_moco", "accumulated", "adamw", "lamb", "thawed", "in pieces", "adamw and lora"]
 
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """The type and the criterion of the runs of this file."""
+    """The type and the criteria of the runs of this file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(CRITERIA._targets, "two_terms", f"{TwoTerms.__module__}:TwoTerms")
+        for name, target in {"two_terms": f"{TwoTerms.__module__}:TwoTerms", **guide.TARGETS}.items():
+            patch.setitem(CRITERIA._targets, name, target)
         torch.set_default_dtype(torch.float64)
         try:
             yield

@@ -17,10 +17,12 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from tests.support import guide
 from tests.support.runs import compose_run, figures
 from xrep.config.yaml_files import flat, load_yaml
 from xrep.errors import TrainingError
 from xrep.interop.pretrained import declared_languages
+from xrep.registry import CRITERIA
 from xrep.report.runs import read_runs
 from xrep.training import introduction
 from xrep.training.log import Log, Recent
@@ -211,6 +213,15 @@ def test_a_queue_fills_before_loss_and_accuracy_are_shown(
     assert len({tuple(re.findall(r"loss [0-9.]+", line)) for line in steps[3:]}) == 5
     counted = [int(line.split("validating: ")[1].split()[0].replace(",", "")) for line in lines if "validating" in line]
     assert counted[:4] == sorted(counted[:4]) and len(counted) > 4 and counted[0] > 1
+
+
+def test_the_metrics_of_a_plugin_are_on_the_line(
+    data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CRITERIA._targets, "sigmoid", guide.TARGETS["sigmoid"])
+    given = {"criterion": "sigmoid", "max_steps": 1, "validate_every": 0}
+    line, *_ = progress_of(data_directory, tmp_path / "run", monkeypatch, **given)
+    assert re.search(r"\| loss [\d.]+ \| accuracy [\d.]+ \| factor 10 \| lr ", line)
 
 
 def test_the_first_metrics_are_on_the_line_whatever_their_names() -> None:
