@@ -131,7 +131,7 @@ def test_each_launch_is_recorded_with_its_end(
     data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The first launch is stopped, the second one fails, the third one ends, and a fourth one has nothing to do."""
-    run, step = tmp_path / "run", Trainer._step
+    run, step = tmp_path / "run", Trainer.run_step
 
     def at_step(number: int, act: Callable[[], None]) -> None:
         def acting(trainer: Trainer, *arguments: Any) -> None:
@@ -139,7 +139,7 @@ def test_each_launch_is_recorded_with_its_end(
                 act()
             step(trainer, *arguments)
 
-        monkeypatch.setattr(Trainer, "_step", acting)
+        monkeypatch.setattr(Trainer, "run_step", acting)
 
     def fail() -> None:
         raise TrainingError("the sky fell")

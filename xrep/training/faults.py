@@ -12,31 +12,31 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from xrep.criteria.criterion import Loss, Planned
-from xrep.training.outcome import Outcome
-from xrep.training.step import Engine
+from xrep.training.results import Numbers
+from xrep.training.step import Step
 
 
-def not_finite(engine: Engine, outcome: Outcome, batches: list[Planned], describe: Callable[[Any], str]) -> str:
+def not_finite(step: Step, numbers: Numbers, batches: list[Planned], describe: Callable[[Any], str]) -> str:
     """Say where a loss or a gradient that is not finite came from: which module, on which rank, in which batch.
 
     Every rank must make this call: the forward passes of the step are run again, and may communicate with other ranks.
 
     Args:
-        outcome: the results of the step.
+        numbers: the results of the step.
         describe: returns the beginning of a batch as text.
     """
-    world, where, batch = engine.world, "", batches[0]
-    if math.isfinite(outcome.loss):
-        problem = f"the norm of the gradient is {outcome.norm}"
-        named = engine.module.named_parameters()
-        where = next((f"the gradient of {name}" for name, p in named if any(p is bad for bad in outcome.bad)), "")
+    world, where, batch = step.world, "", batches[0]
+    if math.isfinite(numbers.loss):
+        problem = f"the norm of the gradient is {numbers.norm}"
+        named = step.pair.named_parameters()
+        where = next((f"the gradient of {name}" for name, p in named if any(p is bad for bad in numbers.bad)), "")
     else:
-        problem = f"the loss is {outcome.loss}"
+        problem = f"the loss is {numbers.loss}"
         for batch in batches:
-            where = _bad_module(engine.module, lambda batch=batch: engine.forward(batch))
+            where = _bad_module(step.pair, lambda batch=batch: step.forward(batch))
             if world.sums([float(bool(where))])[0]:
                 break
-    everyone = world.gather((where, describe(batch.examples)))
+    everyone = world.gather((where, describe(batch.batch)))
     rank = next((rank for rank, (where, _) in enumerate(everyone) if where), 0)
     where, text = everyone[rank]
     of_rank = f" (rank {rank})" if world.size > 1 else ""
@@ -79,8 +79,8 @@ def out_of_memory(batches: list[Planned]) -> str:
     """Return the message that memory ran out on these batches: how large they are, and what to change."""
     sizes = []
     for batch in batches:
-        shapes = sorted({tuple(leaf.shape) for leaf in _tensors(batch.examples) if leaf.ndim == 2}, reverse=True)
-        sizes.append(f"{len(batch.examples)} examples, tensors of {', '.join(map(str, shapes))}")
+        shapes = sorted({tuple(leaf.shape) for leaf in _tensors(batch.batch) if leaf.ndim == 2}, reverse=True)
+        sizes.append(f"{len(batch.batch)} examples, tensors of {', '.join(map(str, shapes))}")
     cure = "lower `batch_size` or `max_tokens` (and raise `update_freq`), `micro_batch` or `max_length`, or set "
     return f"out of memory with {'; '.join(sizes)}; {cure}`activation_checkpointing`, or `precision` to bf16"
 

@@ -21,10 +21,10 @@ DEMO = "the demo corpus (no data was named)"
 
 def introduction(run: RunConfig, task: Task, trainer: Trainer) -> list[str]:
     """Return the lines that say what is trained on what, where, and how."""
-    model, world = trainer.module.model, trainer.world
+    model, world = trainer.pair.model, trainer.world
     ranks = f"{world.size} ranks, " if world.size > 1 else ""
     data = [part["task"].get("data") or DEMO for part in run.values.get("parts") or [run.values]]
-    precision = trainer.engine.precision
+    precision = str(trainer.step.dtype).removeprefix("torch.")
     if precision == "float32" and world.device.type == "cuda":
         precision = "float32 with TF32 products"
     return [
@@ -65,15 +65,15 @@ def _encoder_line(name: str, model: Model, text: TextSpec, trainer: Trainer) -> 
     """Return a line such as ``tower source (de): frozen, 22.7M parameters, from minilm (en; 101 tensors)``."""
     # The projection of a tower belongs to it.
     places = tuple(f"model.{place}." for place in (name, name.replace("encoders.", "projections.")))
-    sizes = {key: p.numel() for key, p in trainer.module.named_parameters() if key.startswith(places)}
-    thaw = trainer.engine.freezing.thaw_steps(trainer.module)
+    sizes = {key: p.numel() for key, p in trainer.pair.named_parameters() if key.startswith(places)}
+    thaw = trainer.step.freezing.thaw_steps(trainer.pair)
     steps = {thaw.get(key, math.inf) for key in sizes}
     trained = sum(size for key, size in sizes.items() if thaw.get(key, math.inf) < math.inf)
     state = "trained" if steps == {0.0} else "frozen"
     if 0 < trained and state == "frozen":
         later = sorted(step for step in steps if 0 < step < math.inf)
         state = f"frozen until step {later[0]:.0f}" if later else f"partly frozen ({_millions(trained)} trained)"
-    lora = trainer.engine.lora
+    lora = trainer.step.update.lora
     targets = [(f"model.{name}", *own) for name, *own in zip(lora.targets, lora.a, lora.b, strict=True)] if lora else []
     if lora is not None and any(key in sizes for key, *_ in targets):
         trained += sum(a.numel() + b.numel() - sizes[key] for key, a, b in targets if key in sizes)

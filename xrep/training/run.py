@@ -264,9 +264,9 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Task, step: int) -
 
 def _warnings(task: Task, trainer: Trainer) -> list[str]:
     half = trainer.config.precision in ("bf16", "bfloat16")
-    slow = [SLOW_BFLOAT16] if half and trainer.engine.precision == "float32" else []
+    slow = [SLOW_BFLOAT16] if half and trainer.step.dtype == torch.float32 else []
     return [
-        f"warning: {warning}" for warning in [*trainer.module.criterion.warnings(task), *trainer.budget.warnings, *slow]
+        f"warning: {warning}" for warning in [*trainer.pair.criterion.warnings(task), *trainer.budget.warnings, *slow]
     ]
 
 
