@@ -151,7 +151,7 @@ def test_a_pointer_that_cannot_be_moved(run: Run) -> None:
     run.save(3, best=True)
     assert run.steps() == [1, 2, 3] and run.pointers() == ["2", "2"]
     (warning,) = run.said
-    assert "the checkpoint of step 3 is complete, but links" in warning and "no checkpoint" not in warning
+    assert "the one of step 3 is complete, but links" in warning and "no checkpoint" not in warning
     (run.directory / ".last.new").rmdir()
     run.save(4)
     assert run.steps() == [3, 4] and run.pointers() == ["4", "4"]
