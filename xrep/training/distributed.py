@@ -221,15 +221,17 @@ def pick_device(wanted: str) -> str:
 
 
 def check_equal(world: World, facts: dict[str, Any]) -> None:
-    """Refuse to train if this rank was given other values than rank 0. All ranks make this call.
+    """Refuse to train if the ranks were given different values.
 
     Raises:
         UserError: the values differ; it names the first that does.
     """
-    for name, value in world.from_main(facts).items():
-        if facts[name] != value:
-            problem = f"another {name} than on rank 0: {facts[name]!r} against {value!r}"
-            raise UserError(problem, cure="start every rank with the same command and the same files")
+    main = world.from_main(facts)
+    with world.together():
+        for name in sorted({*main, *facts}):
+            if facts.get(name) != main.get(name):
+                problem = f"another {name} than on rank 0: {facts.get(name)!r} against {main.get(name)!r}"
+                raise UserError(problem, cure="start every rank with the same command and the same files")
 
 
 def check_in_step(world: World, module: nn.Module) -> None:

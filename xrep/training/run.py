@@ -16,7 +16,6 @@ from torch import nn
 from xrep import __version__
 from xrep.config import RunConfig, completed, say_ignored
 from xrep.config.yaml_files import flat
-from xrep.criteria.criterion import Criterion
 from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
 from xrep.files import digests_of, write_aside, write_json
@@ -80,9 +79,9 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
                 stack.enter_context(_own(directory, run))
         torch.manual_seed(run.seed)
         task = world.in_turn(lambda: _make_task(run))
+        check_equal(world, {**flat(run.values), "data": task.fingerprint(), "version": __version__})
         checkpoints = Checkpoints(run.configs["checkpoint"], directory)
         with world.together():
-            check_equal(world, {**flat(run.values), "data": task.fingerprint(), "version": __version__})
             task.check_size(world.size)
             if world.is_main:
                 latest = checkpoints.latest()
@@ -148,39 +147,28 @@ def _make_trainer(
 
     Rank 0 alone compares a checkpoint with its checksums; each rank reads what is in it.
     """
-    source = latest
+    initial, notes = None, list[str]()
     with world.together():
         if run.init and latest is None and world.is_main:
-            source = open_checkpoint(run.init)
-    source = world.from_main(source)
+            initial = open_checkpoint(run.init)
+    initial = world.from_main(initial)
     with world.together():
-        model, criterion, notes = _build(run, task, source, latest is not None)
+        architecture = None if latest is None else latest.manifest["architecture"]
+        model = run.classes["model"](run.configs["model"], task.text, architecture)
+        if latest is not None:
+            say_origin(model, latest.text, latest.path, "this run", [])
+        if initial is not None:  # before there is a criterion, which may copy weights (momentum encoders, heads)
+            notes += _init_model(initial, model, task)
+        criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
+        criterion.check_task(task)
+        criterion.prepare(task)
+        if initial is not None:
+            notes.append(_load(initial, CRITERION, "criterion", criterion)[1])
         validate = run.classes["validation"](run.configs["validation"], task)
         trainer = Trainer(run, task, model, criterion, checkpoints, log, validate, world)
         if latest is not None:
             trainer.resume(latest, saved)
     return trainer, notes
-
-
-def _build(run: RunConfig, task: Task, source: Checkpoint | None, resumed: bool) -> tuple[Model, Criterion, list[str]]:
-    """Return model, criterion, and notes for the user on where their weights come from.
-
-    Args:
-        source: checkpoint to start from; None for new weights.
-        resumed: whether it is of this run, whose weights are loaded later.
-    """
-    latest, initial = (source, None) if resumed else (None, source)
-    architecture = latest.manifest["architecture"] if latest is not None else None
-    model = run.classes["model"](run.configs["model"], task.text, architecture)
-    # The model's weights are loaded first, because a criterion may copy them (momentum encoders, heads).
-    if latest is not None:
-        say_origin(model, latest.text, latest.path, "this run", [])
-    notes = _init_model(initial, model, task) if initial else []
-    criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
-    criterion.check_task(task)
-    criterion.prepare(task)
-    notes += [_load(initial, CRITERION, "criterion", criterion)[1]] if initial else []
-    return model, criterion, notes
 
 
 def run_directory(run: RunConfig) -> Path:

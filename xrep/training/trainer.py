@@ -38,13 +38,7 @@ from xrep.training.reports import Reports
 from xrep.training.results import Results
 from xrep.training.schedule import Budget
 from xrep.training.sharding import sharded_optimizer, whole_state
-from xrep.training.state import (
-    TrainingState,
-    load_optimizer,
-    load_scaler,
-    reading_state,
-    state_of,
-)
+from xrep.training.state import TrainingState, restore
 from xrep.training.step import Pair, Step, random_state, restore_random_state, type_on
 from xrep.training.update import Update
 from xrep.training.validator import Validator
@@ -333,11 +327,9 @@ class Trainer:
         """
         load_weights(self.pair.model, checkpoint.tensors(), checkpoint.path / MODEL)
         load_weights(self.pair.criterion, checkpoint.tensors(CRITERION), checkpoint.path / CRITERION)
-        with reading_state(checkpoint.path / STATE):
-            self.state = state_of(saved)
-            load_optimizer(self.step.update.optimizer, saved["optimizer"])
-            load_scaler(self.step.update.scaler, saved["scaler"])
-            if len(saved["random"]) == self.world.size:
-                restore_random_state(saved["random"][self.world.rank], self.world.device)
-            else:
-                torch.manual_seed(hash((self.run.seed, self.world.rank, self.state.step)) % 2**63)
+        update, path = self.step.update, checkpoint.path / STATE
+        self.state = restore(saved, update.optimizer, update.scaler, path)
+        if len(saved["random"]) == self.world.size:
+            restore_random_state(saved["random"][self.world.rank], self.world.device)
+        else:
+            torch.manual_seed(hash((self.run.seed, self.world.rank, self.state.step)) % 2**63)
