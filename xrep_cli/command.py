@@ -159,10 +159,9 @@ def _how(hint: Any) -> Option | Part:
     return Option()
 
 
-def _ordered(specs: Sequence[FieldSpec]) -> list[FieldSpec]:
-    """Return fields in the order of the help: those that must be given, and those of a class before those of its
-    bases."""
-    return sorted(specs, key=lambda spec: (spec.default is not dataclasses.MISSING, -len(spec.owner.__mro__)))
+def _own_first(specs: Sequence[FieldSpec]) -> list[FieldSpec]:
+    """Return the fields of a class before those of its bases, which are the order of the help."""
+    return sorted(specs, key=lambda spec: -len(spec.owner.__mro__))
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -211,7 +210,7 @@ class Command:
     @functools.cached_property
     def fields(self) -> list[tuple[FieldSpec, Option | Part]]:
         """The fields of the options, and how they are written."""
-        return [(spec, _how(spec.annotation)) for spec in _ordered(fields_of_class("", self.options))]
+        return [(spec, _how(spec.annotation)) for spec in _own_first(fields_of_class("", self.options))]
 
     def parser(self, chosen: str | None = None) -> Parser:
         """Return the parser with the options of all subcommands or, because some are slow to read, of one."""
@@ -220,7 +219,7 @@ class Command:
         if commands := self.below():
             below = parser.add_subparsers(dest="command", required=self.run is None, metavar="COMMAND")
             for name, command in commands.items():
-                summary = re.split(r"[.:](?=\s|$)", command.description)[0].replace("\n", " ").replace("%", "%%")
+                summary = re.split(r"\.(?=\s|$)", command.description)[0].replace("\n", " ").replace("%", "%%")
                 shown = {"description": command.description, "formatter_class": HelpFormatter}
                 own = below.add_parser(name, help=summary, **shown)
                 if chosen in (None, name):
@@ -234,7 +233,8 @@ class Command:
                 add_option(parser, spec, how)
                 continue
             group = parser.add_argument_group(how.title, how.description) if how.title else parser
-            for option in _ordered(read_fields("", how.target)):
+            options = _own_first(read_fields("", how.target))
+            for option in sorted(options, key=lambda option: option.default is not dataclasses.MISSING):
                 if option.name not in own | {*how.without}:
                     add_option(group, option, Option(flag=how.flags.get(option.name, "")))
 
