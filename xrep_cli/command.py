@@ -20,7 +20,7 @@ from xrep.config.fields import FieldSpec, choices, convert, fields_of_class, mem
 from xrep.errors import TrainingError, UserError
 from xrep.registry import import_plugin, load_target, nearest
 from xrep_cli import kinds
-from xrep_cli.kinds import Input, Option, Output, Part
+from xrep_cli.kinds import Option, Part
 
 VERSION = f"xrep {__version__}"
 """What ``--version`` of every command prints."""
@@ -257,24 +257,23 @@ class Command:
         """Return the options of these values, and check what can be checked before the work."""
         own = {spec.name: values[spec.name] for spec, how in self.fields if isinstance(how, Option)}
         if "device" in values or "precision" in values:
-            device = kinds.choose_device(values.get("device"))
-            kinds.say_if_slow(self.name, values.get("precision", "float32"), device)
+            device = kinds.choose_device(values.get("device"), self.name, values.get("precision", "float32"))
             own |= {"device": device} if "device" in own else {}
-        inputs, outputs = dict[str, list[str]](), dict[str, str | None]()
+        inputs, outputs = dict[str, list[str]](), dict[str, str]()
         for spec, how in self.fields:
             if isinstance(how, Part):
                 cls = load_target(how.target)
                 names = {each.name for each in dataclasses.fields(cls)} - {*how.without}
                 own[spec.name] = cls(**{name: value for name, value in (values | own).items() if name in names})
-            elif isinstance(how, Output):
-                outputs[f"`{spec.name}`"] = own[spec.name]
-                if own[spec.name] not in (None, "-"):
-                    how.check(own[spec.name])
-            elif isinstance(how, Input) and (value := own[spec.name]) is not None:
+            elif how.reads and (value := own[spec.name]) is not None:
                 named = value if isinstance(value, list) else [value]
-                inputs[f"`{spec.name}`"] = [file for each in named for file in how.files(each)]
+                inputs[f"`{spec.name}`"] = [file for each in named for file in how.reads(each)]
+            elif how.writes and (value := own[spec.name]) is not None:
+                outputs[f"`{spec.name}`"] = value
+                if value != "-":
+                    how.writes(value)
         kinds.check_outputs(outputs, inputs)
         if "processes" in own:
-            streams = [file for name, file in outputs.items() if file is not None and name != "`json`"]
+            streams = [file for name, file in outputs.items() if name != "`json`"]
             kinds.check_shared(own["processes"], streams, [file for files in inputs.values() for file in files])
         return self.options(**own)
