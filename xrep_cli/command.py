@@ -101,12 +101,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        cure = unknown and nearest(unknown[1], list(self.names().values()))
+        cure = unknown and nearest(unknown[1], self.options())
         raise UserError(message, cure=cure or f"{self.prog} --help lists the options")
 
-    def names(self) -> dict[str, str]:
-        """Map fields to their options."""
-        return {action.dest: action.option_strings[-1] for action in self._actions if action.option_strings}
+    def options(self) -> list[str]:
+        """Return the names of all options."""
+        return [name for action in self._actions for name in action.option_strings]
 
 
 def command_parser(program: str, description: str, epilog: str | None = None) -> Parser:
@@ -203,7 +203,7 @@ class Command:
         command, parser, values = self.parse(argv)
         if command.run is None:
             parser.error("no COMMAND is named")
-        names = parser.names()
+        names = {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}
         with naming_options(names | {name.strip("-").replace("-", "_"): name for name in names.values()}):
             command.run(command.read(values))
 
