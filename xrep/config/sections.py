@@ -24,7 +24,7 @@ FIXED_SECTIONS = {
     "trainer": "xrep.training.trainer:Trainer",
     "checkpoint": "xrep.training.checkpoint:Checkpoints",
     "distributed": "xrep.training.distributed:Distributed",
-    "logging": "xrep.training.progress:Progress",
+    "logging": "xrep.training.log:Log",
 }
 """Sections whose class is fixed instead of chosen by name."""
 
