@@ -183,7 +183,7 @@ mine ... --output mined.tsv                  | mined.tsv.job: not the folder of 
 mine ... --output x.npy                      | x.npy: --output is the same file as --source-vectors
 mine ... --json m.tsv                        | m.tsv: --json is the same file as --output
 mine ... --output - --json -                 | --output and --json both go to standard output; name a file
-mine ... --output /dev/full                  | No space left on device; free some space and run the command again
+mine ... --output /dev/full                  | No space left on device
 mine negatives --path enc --bitext de-en=/dev/stdin --output m.tsv | /dev/stdin: pairs are read several times; give
 WORLD_SIZE=many mine ...                     | WORLD_SIZE is 'many', not a number
 

@@ -20,7 +20,7 @@ from xrep.config.fields import FieldSpec, choices, convert, fields_of_class, mem
 from xrep.errors import TrainingError, UserError
 from xrep.registry import import_plugin, load_target, nearest
 from xrep_cli import kinds
-from xrep_cli.kinds import Input, Option, Output, Part
+from xrep_cli.kinds import Option, Part
 
 VERSION = f"xrep {__version__}"
 """What ``--version`` of every command prints."""
@@ -101,12 +101,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        cure = unknown and nearest(unknown[1], list(self.names().values()))
+        cure = unknown and nearest(unknown[1], self.options())
         raise UserError(message, cure=cure or f"{self.prog} --help lists the options")
 
-    def names(self) -> dict[str, str]:
-        """Map fields to their options."""
-        return {action.dest: action.option_strings[-1] for action in self._actions if action.option_strings}
+    def options(self) -> list[str]:
+        """Return the names of all options."""
+        return [name for action in self._actions for name in action.option_strings]
 
 
 def command_parser(program: str, description: str, epilog: str | None = None) -> Parser:
@@ -159,10 +159,9 @@ def _how(hint: Any) -> Option | Part:
     return Option()
 
 
-def _ordered(specs: Sequence[FieldSpec]) -> list[FieldSpec]:
-    """Return fields in the order of the help: those that must be given, and those of a class before those of its
-    bases."""
-    return sorted(specs, key=lambda spec: (spec.default is not dataclasses.MISSING, -len(spec.owner.__mro__)))
+def _own_first(specs: Sequence[FieldSpec]) -> list[FieldSpec]:
+    """Return the fields of a class before those of its bases, which are the order of the help."""
+    return sorted(specs, key=lambda spec: -len(spec.owner.__mro__))
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -204,14 +203,14 @@ class Command:
         command, parser, values = self.parse(argv)
         if command.run is None:
             parser.error("no COMMAND is named")
-        names = parser.names()
+        names = {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}
         with naming_options(names | {name.strip("-").replace("-", "_"): name for name in names.values()}):
             command.run(command.read(values))
 
     @functools.cached_property
     def fields(self) -> list[tuple[FieldSpec, Option | Part]]:
         """The fields of the options, and how they are written."""
-        return [(spec, _how(spec.annotation)) for spec in _ordered(fields_of_class("", self.options))]
+        return [(spec, _how(spec.annotation)) for spec in _own_first(fields_of_class("", self.options))]
 
     def parser(self, chosen: str | None = None) -> Parser:
         """Return the parser with the options of all subcommands or, because some are slow to read, of one."""
@@ -220,7 +219,7 @@ class Command:
         if commands := self.below():
             below = parser.add_subparsers(dest="command", required=self.run is None, metavar="COMMAND")
             for name, command in commands.items():
-                summary = re.split(r"[.:](?=\s|$)", command.description)[0].replace("\n", " ").replace("%", "%%")
+                summary = re.split(r"\.(?=\s|$)", command.description)[0].replace("\n", " ").replace("%", "%%")
                 shown = {"description": command.description, "formatter_class": HelpFormatter}
                 own = below.add_parser(name, help=summary, **shown)
                 if chosen in (None, name):
@@ -234,7 +233,8 @@ class Command:
                 add_option(parser, spec, how)
                 continue
             group = parser.add_argument_group(how.title, how.description) if how.title else parser
-            for option in _ordered(read_fields("", how.target)):
+            options = _own_first(read_fields("", how.target))
+            for option in sorted(options, key=lambda option: option.default is not dataclasses.MISSING):
                 if option.name not in own | {*how.without}:
                     add_option(group, option, Option(flag=how.flags.get(option.name, "")))
 
@@ -257,24 +257,23 @@ class Command:
         """Return the options of these values, and check what can be checked before the work."""
         own = {spec.name: values[spec.name] for spec, how in self.fields if isinstance(how, Option)}
         if "device" in values or "precision" in values:
-            device = kinds.choose_device(values.get("device"))
-            kinds.say_if_slow(self.name, values.get("precision", "float32"), device)
+            device = kinds.choose_device(values.get("device"), self.name, values.get("precision", "float32"))
             own |= {"device": device} if "device" in own else {}
-        inputs, outputs = dict[str, list[str]](), dict[str, str | None]()
+        inputs, outputs = dict[str, list[str]](), dict[str, str]()
         for spec, how in self.fields:
             if isinstance(how, Part):
                 cls = load_target(how.target)
                 names = {each.name for each in dataclasses.fields(cls)} - {*how.without}
                 own[spec.name] = cls(**{name: value for name, value in (values | own).items() if name in names})
-            elif isinstance(how, Output):
-                outputs[f"`{spec.name}`"] = own[spec.name]
-                if own[spec.name] not in (None, "-"):
-                    how.check(own[spec.name])
-            elif isinstance(how, Input) and (value := own[spec.name]) is not None:
+            elif how.reads and (value := own[spec.name]) is not None:
                 named = value if isinstance(value, list) else [value]
-                inputs[f"`{spec.name}`"] = [file for each in named for file in how.files(each)]
+                inputs[f"`{spec.name}`"] = [file for each in named for file in how.reads(each)]
+            elif how.writes and (value := own[spec.name]) is not None:
+                outputs[f"`{spec.name}`"] = value
+                if value != "-":
+                    how.writes(value)
         kinds.check_outputs(outputs, inputs)
         if "processes" in own:
-            streams = [file for name, file in outputs.items() if file is not None and name != "`json`"]
+            streams = [file for name, file in outputs.items() if name != "`json`"]
             kinds.check_shared(own["processes"], streams, [file for files in inputs.values() for file in files])
         return self.options(**own)

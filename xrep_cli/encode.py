@@ -14,19 +14,17 @@ from xrep_cli import kinds
 from xrep_cli.command import Command
 
 
-class Vectors(kinds.Output):
-    """A .npy file, or a folder of parts, whose name has no ending."""
-
-    def check(self, file: str) -> None:
-        if Path(file).suffix and not Path(file).is_dir() and is_folder(file):
-            cure = "give a name that ends in .npy, or that of a folder, which has no dot"
-            raise UserError("the output is a .npy file or a folder", path=file, cure=cure)
-        if is_local(file):
-            check_output(file, folder=is_folder(file))
-
-
 def is_folder(output: str) -> bool:
     return Path(output).suffix != ".npy" and not kinds.is_streamed(output)
+
+
+def check(output: str) -> None:
+    """Raise UserError if it is no .npy file, and no folder of parts, whose name has no ending; or cannot be written."""
+    if Path(output).suffix and not Path(output).is_dir() and is_folder(output):
+        cure = "give a name that ends in .npy, or that of a folder, which has no dot"
+        raise UserError("the output is a .npy file or a folder", path=output, cure=cure)
+    if is_local(output):
+        check_output(output, folder=is_folder(output))
 
 
 @dataclass(kw_only=True)
@@ -48,7 +46,7 @@ class Options(kinds.Computing, kinds.Batches, kinds.Summary):
 
     path: kinds.EncoderPath
     input: kinds.TextFile
-    output: Annotated[str, Vectors(metavar="FILE.npy|FOLDER", anywhere=True)]
+    output: Annotated[str, kinds.Option(metavar="FILE.npy|FOLDER", writes=check)]
     """Where to write the vectors, [lines, size]; - is standard output."""
     lang: kinds.Language | None = None
     """Language of the lines; needed if the encoder has a tower for each side."""

@@ -19,13 +19,17 @@ from xrep_cli.command import Command
 if TYPE_CHECKING:
     from xrep.evaluation.evaluation import Evaluation
 
-PATH = kinds.Option(
-    metavar="MODEL",
-    nargs=1,
-    help="The model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
-    "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows. Repeat it to compare "
-    "models: the table then has the difference of each from the first, with its 95% interval by a paired bootstrap.",
-)
+PATH = Annotated[
+    list[str],
+    kinds.Option(
+        metavar="MODEL",
+        nargs=1,
+        help="The model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
+        "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows. Repeat it to compare "
+        "models: the table then has the difference of each from the first, with its 95% interval by a paired "
+        "bootstrap.",
+    ),
+]
 SEEDS = kinds.Option(metavar="SEEDS", nargs="?", const=3)
 
 
@@ -46,16 +50,13 @@ class Evaluations(kinds.Plugins):
 
 @dataclass(kw_only=True)
 class Options(kinds.Plugins):
-    """What every evaluation has beside its own options."""
+    """What every evaluation has beside ``path`` and ``config``, its own options."""
 
-    path: Annotated[list[str], PATH] = field(default_factory=list)
     json: kinds.JsonFile | None = None
     """Write the results as JSON to this file; without a name, or with -, print JSON alone on standard output."""
     resamples: kinds.OutputFile | None = None
     """Write the figures on 1,000 samples of the examples, drawn with replacement, as JSON. The samples are the same for
     every model, so the differences between the files of two models are those of a paired bootstrap test."""
-    config: Any
-    """The ``Config`` of the evaluation."""
 
 
 @dataclass(kw_only=True)
@@ -77,9 +78,9 @@ class Test(Command):
     def fields(self) -> list[Any]:
         own = f"{self.target}.Config"
         of_encoder = any(spec.name == "cache" for spec in read_fields("", own))
-        config = Annotated[Any, kinds.Part(target=own)]
+        own_fields = ("path", PATH, field(default_factory=list)), ("config", Annotated[Any, kinds.Part(target=own)])
         bases = (EncoderOptions if of_encoder else Options,)
-        self.options = make_dataclass("TestOptions", [("config", config)], bases=bases, kw_only=True)
+        self.options = make_dataclass("TestOptions", own_fields, bases=bases, kw_only=True)
         return super().fields
 
 

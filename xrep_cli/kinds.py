@@ -34,39 +34,10 @@ class Option:
     """Number of values, as in argparse; 1 for a list whose values are given one by one: ``--path a --path b``."""
     const: Any = None
     """The value of an option that is given without one, which ``nargs="?"`` permits."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Input(Option):
-    """A file that is read, or files: no output may have its name."""
-
-    def files(self, value: str) -> Sequence[str]:
-        """Return the files that a value names."""
-        return [value]
-
-
-class BitextFiles(Input):
-    """Parallel text, as ``de-en=x.de,x.en``."""
-
-    def files(self, value: str) -> Sequence[str]:
-        from xrep.text.readers import parse_bitext
-
-        return parse_bitext(value).paths
-
-
-@dataclass(frozen=True, kw_only=True)
-class Output(Option):
-    """A file that is written; ``-`` is standard output."""
-
-    anywhere: bool = False
-    """Whether it can be in an object store."""
-
-    def check(self, file: str) -> None:
-        """Raise UserError if the file cannot be written."""
-        if is_local(file):
-            check_output(file)
-        elif not self.anywhere:
-            raise UserError("cannot be in an object store", path=file, cure="write it to this machine, and copy it")
+    reads: Callable[[str], Sequence[str]] | None = None
+    """Function that returns the files to read which a value names."""
+    writes: Callable[[str], None] | None = None
+    """Function that raises UserError if the file that a value names, other than ``-``, cannot be written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,26 +58,42 @@ class Part:
     """Fields that are no options and keep their defaults."""
 
 
-# -- options that several commands have ---------------------------------------------------------------------------
+# -- options that several commands have -------------------------------------------------------------------------------
 
 
-TEXT = Input(
-    metavar="FILE",
-    help="Text with one sentence per line, or .jsonl, .csv, .parquet, .tmx, .xlf (FILE:FIELD names the field), or a "
-    ".zip of these; also .gz, .bz2, .xz and .zst; - reads standard input.",
+def bitext_files(text: str) -> Sequence[str]:
+    """Return the files of parallel text, which is written as ``de-en=x.de,x.en``."""
+    from xrep.text.readers import parse_bitext
+
+    return parse_bitext(text).paths
+
+
+def check_here(file: str) -> None:
+    """Raise UserError if a file cannot be written, or is in an object store."""
+    if not is_local(file):
+        raise UserError("cannot be in an object store", path=file, cure="write it to this machine, and copy it")
+    check_output(file)
+
+
+def check_anywhere(file: str) -> None:
+    """Raise UserError if a file on this machine cannot be written."""
+    if is_local(file):
+        check_output(file)
+
+
+TEXT_HELP = (
+    "Text with one sentence per line, or .jsonl, .csv, .parquet, .tmx, .xlf (FILE:FIELD names the field), or a .zip of "
+    "these; also .gz, .bz2, .xz and .zst; - reads standard input."
 )
-TextFile = Annotated[str, TEXT]
-OutputFile = Annotated[str, Output(metavar="FILE")]
-JsonFile = Annotated[str, Output(metavar="FILE", anywhere=True, nargs="?", const="-")]
+ENCODER_HELP = (
+    "A checkpoint, a directory of Hugging Face or sentence-transformers, or a name in the local Hugging Face cache."
+)
+InputFile = Annotated[str, Option(metavar="FILE", reads=lambda file: [file])]
+TextFile = Annotated[str, Option(metavar="FILE", help=TEXT_HELP, reads=lambda file: [file])]
+OutputFile = Annotated[str, Option(metavar="FILE", writes=check_here)]
+JsonFile = Annotated[str, Option(metavar="FILE", nargs="?", const="-", writes=check_anywhere)]
+EncoderPath = Annotated[str, Option(metavar="ENCODER", help=ENCODER_HELP)]
 Language = Annotated[str, Option(metavar="CODE")]
-EncoderPath = Annotated[
-    str,
-    Option(
-        metavar="ENCODER",
-        help="A checkpoint, a directory of Hugging Face or sentence-transformers, or a name in the local Hugging Face "
-        "cache.",
-    ),
-]
 PROCESSES = Part(title="several processes", description="xrep-jobs status tells how far they are")
 Jobs = Annotated[Engine, PROCESSES]
 
@@ -146,10 +133,13 @@ class Summary:
 # -- checks before the work ---------------------------------------------------------------------------------------
 
 
-def choose_device(named: str | None) -> str:
-    """Return the named device, or else a GPU if there is one (one for each process of several), or else the CPU. Raises
-    UserError if this machine has no such device."""
+def choose_device(named: str | None, program: str, precision: str) -> str:
+    """Return the named device, or else a GPU if there is one (one for each process of several), or else the CPU. Print
+    a line on stderr if the precision is not faster than float32 there. Raises UserError if this machine has no such
+    device."""
     import torch
+
+    from xrep.kernels.processor import SLOW_BFLOAT16, multiplies_bfloat16
 
     several = number_from(os.environ, "WORLD_SIZE", 1) > 1
     gpu = f"cuda:{number_from(os.environ, 'LOCAL_RANK', 0)}" if several else "cuda"
@@ -160,15 +150,9 @@ def choose_device(named: str | None) -> str:
         cure = "choose another `device`, such as cpu"
         cure += ", or start no more processes than there are GPUs" if several else ""
         raise UserError(f"{device} is not a device of this machine", cure=cure) from None
-    return device
-
-
-def say_if_slow(program: str, precision: str, device: str) -> None:
-    """Print a line on stderr if ``precision`` is not faster than float32 on ``device``."""
-    from xrep.kernels.processor import SLOW_BFLOAT16, multiplies_bfloat16
-
     if precision in ("bf16", "bfloat16") and device == "cpu" and not multiplies_bfloat16():
         print(f"{program}: {SLOW_BFLOAT16}", file=sys.stderr)
+    return device
 
 
 def check_outputs(outputs: Mapping[str, str | None], inputs: Mapping[str, Sequence[str]]) -> None:

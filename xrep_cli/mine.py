@@ -11,11 +11,12 @@ from xrep.text.readers import orient, parse_bitext
 from xrep_cli import kinds
 from xrep_cli.command import Command
 
-PairsFile = Annotated[str, kinds.Output(metavar="FILE.tsv", anywhere=True)]
+PairsFile = Annotated[str, kinds.Option(metavar="FILE.tsv", writes=kinds.check_anywhere)]
 VectorsFile = Annotated[
     str,
-    kinds.Input(
+    kinds.Option(
         metavar="VECTORS",
+        reads=lambda file: [file],
         help="They are used instead of an encoder: a folder or a file that xrep-encode wrote, or a .npy file [lines, "
         "size].",
     ),
@@ -107,7 +108,7 @@ class Negatives(kinds.Computing, kinds.Batches, kinds.Summary):
     If the command is interrupted, repeat it: it continues where it stopped."""
 
     path: kinds.EncoderPath
-    bitext: Annotated[str, kinds.BitextFiles(metavar="PAIR=FILES")]
+    bitext: Annotated[str, kinds.Option(metavar="PAIR=FILES", reads=kinds.bitext_files)]
     """The pairs."""
     candidates: kinds.TextFile | None = None
     """Further sentences of the language of the targets."""

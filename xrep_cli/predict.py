@@ -33,7 +33,7 @@ class Options(kinds.Computing, kinds.Batches):
 
     path: Annotated[str, kinds.Option(metavar="CHECKPOINT")]
     """A classifier: RUN/best."""
-    input: Annotated[str, kinds.Input(metavar="FILE")] = "-"
+    input: kinds.InputFile = "-"
     """UTF-8 text (also .gz, .bz2, .xz and .zst); - reads standard input."""
     output: kinds.OutputFile = "-"
     """File to write to; - is standard output."""

@@ -26,7 +26,7 @@ the command is interrupted, repeat it: it goes on with the text that it has clea
 trained."""
 FLAGS = {"minimum_length": "--min-length", "maximum_length": "--max-length",
          "maximum_length_ratio": "--max-length-ratio"}  # fmt: skip
-Pairs = Annotated[list[str], kinds.BitextFiles(metavar="PAIR=FILES", nargs=1)]
+Pairs = Annotated[list[str], kinds.Option(metavar="PAIR=FILES", nargs=1, reads=kinds.bitext_files)]
 Tokenizer = Annotated[str, kinds.Option(metavar="PATH")]
 
 

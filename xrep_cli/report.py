@@ -26,9 +26,11 @@ class Options(kinds.Plugins, kinds.Batches):
 
     runs: Annotated[list[str], kinds.Option(positional=True, metavar="RUN", nargs="+")]
     """Directory of a run, which xrep-train wrote."""
-    output: Annotated[str, kinds.Output(metavar="FILE.html")]
+    output: Annotated[str, kinds.Option(metavar="FILE.html", writes=kinds.check_here)]
     """The page to write; - is standard output."""
-    results: Annotated[list[str], kinds.Input(metavar="FILE.json")] = field(default_factory=list)
+    results: Annotated[list[str], kinds.Option(metavar="FILE.json", reads=lambda file: [file])] = field(
+        default_factory=list
+    )
     """Further results of xrep-eval --json, also of models that are no runs."""
     data: Annotated[str, kinds.Option(metavar="FOLDER")] | None = None
     """Measure the best checkpoint of each run on every test whose data is in this folder, as xrep-eval all does."""

@@ -229,8 +229,7 @@ def _class_node(module: str, qualified_name: str) -> ast.ClassDef:
 def _parsed(module: str) -> ast.Module:
     """Return the source text of a module, parsed; no statements if the text is missing or not valid Python."""
     try:
-        spec = importlib.util.find_spec(module)
-        loader: Any = spec.loader if spec else None
-        return ast.parse(loader.get_source(module) or "")
+        spec: Any = importlib.util.find_spec(module)  # of ``__main__`` that of the module which is run
+        return ast.parse(spec.loader.get_source(spec.name) or "")
     except (ImportError, SyntaxError, AttributeError, ValueError):
         return ast.Module([], [])
