@@ -193,12 +193,13 @@ def add_shared_options(parser: argparse.ArgumentParser, *names: str) -> None:
 
 
 def add_field(parser: argparse._ActionsContainer, spec: FieldSpec, name: str | None = None) -> None:
-    """Add the option that a field of a dataclass describes: its type, choices, default and help.
+    """Add the option that a field of a dataclass describes: its type, range, choices, default and help.
 
     Args:
         name: Name of the option without ``--``, if it is not that of the field.
     """
     kind, metavar = members(spec.annotation)[0], spec.name.rpartition("_")[2].upper()
+    read = functools.partial(_convert, annotation=spec.annotation)
     options: dict[str, Any] = {"help": spec.help.replace("%", "%%"), "dest": spec.name}
     options |= {"required": True} if spec.default is dataclasses.MISSING else {"default": spec.default}
     if kind is bool:
@@ -208,7 +209,7 @@ def add_field(parser: argparse._ActionsContainer, spec: FieldSpec, name: str | N
     elif kind == list[str]:
         options |= {"action": "extend", "nargs": "+", "metavar": metavar}
     else:
-        options |= {"type": kind, "metavar": {int: "N", float: "X"}.get(kind, metavar)}
+        options |= {"type": read, "metavar": {int: "N", float: "X"}.get(kind, metavar)}
     parser.add_argument("--" + (name or spec.name.replace("_", "-")), **options)
 
 
@@ -365,7 +366,7 @@ class Parser(argparse.ArgumentParser):
         return list(dict.fromkeys([*own, *(name for parser in below for name in parser.options())]))
 
 
-def _convert(text: str, annotation: type) -> Any:
+def _convert(text: str, annotation: Any) -> Any:
     try:
         return convert(text, annotation)
     except ValueError as error:

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xrep.config.fields import read_fields
-from xrep.config.source import docstring
+from xrep.config.fields import docstring, read_fields
 from xrep.errors import UserError
 from xrep.files import check_output, write_json
 from xrep.registry import EVALUATIONS, import_plugin

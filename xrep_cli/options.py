@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from xrep.config.course import COMMAND_LINE, stages_of
-from xrep.config.fields import FieldSpec, choices, members
+from xrep.config.fields import FieldSpec, choices, docstring, members
 from xrep.config.sections import (
     DEFAULT_NAMES,
     FIXED_SECTIONS,
@@ -32,7 +32,6 @@ from xrep.config.sections import (
     read_yaml,
     sections_of,
 )
-from xrep.config.source import docstring
 from xrep.errors import shortened, shown
 from xrep.registry import REGISTRIES, import_plugin
 from xrep_cli.suggestions import suggestion

@@ -23,9 +23,10 @@ from tests.support.runs import TwoTerms, compose_run, make_trainer
 from tests.training.pieces import KINDS, Setting, batches_of, step
 from xrep.errors import UserError
 from xrep.registry import CRITERIA
-from xrep.training import tree, validator
+from xrep.training import tree
 from xrep.training.distributed import Distributed, World, leave, start
 from xrep.training.sharding import local_optimizer, whole_state
+from xrep.training.validator import OverRanks
 
 ROWS = 40
 """Number of rows of a step over all ranks."""
@@ -144,12 +145,11 @@ def exchange(world: World) -> list[list[float]]:
     sent = world.tensors_from_main(lambda: held if rank == 0 else 1 // 0)  # only rank 0 reads
     assert repr(sent) == repr(held) and sent["weights"]["a"].shape == (3, 2)
     computed = list[int]()
-    validator._world.set(world)
-    assert validator.shared(range(11), lambda n: computed.append(n) or n * n) == [n * n for n in range(11)]
+    over_ranks = OverRanks(world)
+    assert over_ranks(range(11), lambda n: computed.append(n) or n * n) == [n * n for n in range(11)]
     assert computed == list(range(rank, 11, size))  # each rank did its part
     with pytest.raises(UserError, match="x.txt: item 3"):
-        validator.shared(range(11), refuse)
-    validator._world.set(None)
+        over_ranks(range(11), refuse)
     return [wait() for wait in sums]
 
 

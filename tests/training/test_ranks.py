@@ -17,7 +17,7 @@ from tests.training.pieces import KINDS, Setting, assert_near, batches_of, step
 from xrep.errors import UserError
 from xrep.training import tree
 from xrep.training.distributed import alone
-from xrep.training.sharding import ShardedOptimizer
+from xrep.training.sharding import sharded_optimizer
 
 pytestmark = pytest.mark.slow
 Found = dict[str, Any]
@@ -131,4 +131,4 @@ def test_a_rank_has_few_connections_and_none_is_left_out(size: int) -> None:
 def test_parameters_of_several_types_are_refused() -> None:
     groups = [{"params": [torch.nn.Parameter(torch.zeros(2, dtype=kind))]} for kind in (torch.float32, torch.float16)]
     with pytest.raises(UserError, match="`shard` is optimizer, and the parameters are of several types: torch.float16"):
-        ShardedOptimizer(groups, torch.optim.SGD)
+        sharded_optimizer(groups, torch.optim.SGD)

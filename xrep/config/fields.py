@@ -1,19 +1,31 @@
-"""The options of a part, which are the fields of a dataclass, and conversion of values to their types."""
+"""The options of a part, which are the fields of a dataclass, and conversion of values to their types.
+
+A type may have a range: ``Annotated[float, "(0, 1]"]``. It is checked where a value is converted, and the help says it.
+"""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dataclasses
 import functools
+import importlib.util
 import inspect
+import itertools
 import math
 import types
 import typing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from xrep.config.source import field_docstrings, option_class
 from xrep.errors import UserError, shown
-from xrep.registry import described
+from xrep.registry import load_target
+
+Positive = Annotated[float, "(0, inf)"]
+NotNegative = Annotated[float, "[0, inf)"]
+Share = Annotated[float, "[0, 1]"]
+Count = Annotated[int, "[1, inf)"]
+CountOrZero = Annotated[int, "[0, inf)"]
 
 TYPE_NAMES = {
     int: "an integer",
@@ -23,7 +35,6 @@ TYPE_NAMES = {
     types.NoneType: "none",
 }
 PLURALS = {int: "integers", float: "finite numbers", str: "strings"}
-_type_hints = functools.cache(typing.get_type_hints)
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,7 @@ class FieldSpec:
     """Where the part is in a configuration: ``criterion``, or ``parts.NAME.criterion``; empty at the top."""
     name: str
     annotation: Any
-    """The field's type, for example ``int | None``."""
+    """The field's type, for example ``int | None`` or ``Positive``; ``convert`` takes it with its range."""
     default: Any
     """``dataclasses.MISSING`` if the option must be given."""
     owner: type
@@ -46,54 +57,70 @@ class FieldSpec:
 
     @property
     def help(self) -> str:
-        """The string under the field, on one line."""
-        return field_docstrings(self.owner).get(self.name, "")
+        """The string under the field, on one line, and the range of its type."""
+        text = field_docstrings(self.owner).get(self.name, "")
+        ranges = [f"It must {_rule(interval)}." for _, interval in _members(self.annotation) if interval]
+        return " ".join([text, *ranges]).strip()
 
 
 def read_fields(section: str, target: str) -> list[FieldSpec]:
-    """Return the options of a dataclass, given as ``module:Class.Config``; see ``option_class``. Raises UserError if
-    there is no such dataclass."""
-    return fields_of_class(section, option_class(target))
+    """Return the options of the dataclass that ``module:Class.Config`` names. Raises UserError if there is none."""
+    return fields_of_class(section, load_target(target))
 
 
 def fields_of_class(section: str, cls: type) -> list[FieldSpec]:
     """Return the options that are the fields of a dataclass and of its bases. Raises UserError if the class is not a
     dataclass."""
-    name = f"{cls.__module__}:{cls.__qualname__}" if isinstance(cls, type) else shown(cls)
-    if not dataclasses.is_dataclass(cls):
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        name = f"{cls.__module__}:{cls.__qualname__}" if isinstance(cls, type) else shown(cls)
         raise UserError(f"{name} is not a dataclass", cure="declare the options of a part in a dataclass")
+    hints = _type_hints(cls)
+    owners = {name: base for base in reversed(cls.__mro__) for name in inspect.get_annotations(base)}
     specs = []
-    try:
-        hints = _type_hints(cls)
-        owners = {name: base for base in reversed(cls.__mro__) for name in inspect.get_annotations(base)}
-        for field in dataclasses.fields(cls):
-            factory = field.default_factory
-            default = field.default if factory is dataclasses.MISSING else factory()
-            specs.append(FieldSpec(section, field.name, hints[field.name], default, owners[field.name]))
-    except Exception as error:  # its annotations and defaults are code of whoever wrote the part
-        raise UserError(f"the options {name} cannot be read: {described(error)}", cure="mend them") from error
+    for field in dataclasses.fields(cls):
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        specs.append(FieldSpec(section, field.name, hints[field.name], default, owners[field.name]))
     return specs
+
+
+@functools.cache
+def _type_hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def problems_of(options: Any) -> list[str]:
+    """Return what is wrong with an instance of a dataclass of options: values that its fields cannot have, and what its
+    own ``problems`` returns, if it has that method."""
+    problems = []
+    for spec in fields_of_class("", type(options)):
+        try:
+            convert(getattr(options, spec.name), spec.annotation)
+        except ValueError as error:
+            problems.append(f"{spec.name} {error}")
+    return problems + (options.problems() if hasattr(options, "problems") else [])
+
+
+# -- values ---------------------------------------------------------------------------------------------------------
 
 
 def convert(value: Any, annotation: Any) -> Any:
     """Convert ``value`` (from a YAML file, or a string from the command line) to a type. Raises ValueError if the value
-    is not of that type."""
-    allowed = members(annotation)
-    if types.NoneType in allowed and (value is None or isinstance(value, str) and value.lower() in ("none", "null")):
-        return None
-    limit = ""
-    for member in allowed:
+    is not of that type, or is not in its range."""
+    if types.NoneType in members(annotation):
+        if value is None or isinstance(value, str) and value.lower() in ("none", "null"):
+            return None
+    refused = ""
+    for kind, interval in _members(annotation):
         try:
-            return _convert_one(value, member)
-        except _OutOfRange as error:
-            limit = str(error)
-        except (ValueError, TypeError):
+            converted = _convert_one(value, kind)
+        except (ValueError, TypeError, OverflowError):
             continue
-    raise ValueError(f"must be {limit or describe(annotation)}, not {shown(value)}")
-
-
-class _OutOfRange(ValueError):
-    """A value has the right type, but no option can have it. The message says what it must be."""
+        numbers = converted if isinstance(converted, list) else [converted]
+        if not interval or all(_lies_in(number, interval) for number in numbers):
+            return converted
+        refused = f"{_rule(interval)}, not {converted}"
+    raise ValueError(f"must {refused or f'be {describe(annotation)}, not {shown(value)}'}")
 
 
 def choices(annotation: Any) -> list[Any]:
@@ -114,9 +141,30 @@ def describe(annotation: Any) -> str:
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """Return the types of a union; for any other type, the type alone."""
+    """Return the types of a union; for any other type, the type alone; always without ranges."""
+    return tuple(kind for kind, _ in _members(annotation))
+
+
+def _members(annotation: Any) -> list[tuple[Any, str]]:
+    """Return the types of a union with the range of each; empty if it has none."""
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    return typing.get_args(annotation) if is_union else (annotation,)
+    kinds = typing.get_args(annotation) if is_union else (annotation,)
+    ranged = [typing.get_args(kind) if typing.get_origin(kind) is Annotated else (kind, "") for kind in kinds]
+    return [(kind, interval) for kind, interval, *_ in ranged]
+
+
+def _lies_in(value: float, interval: str) -> bool:
+    low, high = map(float, interval[1:-1].split(", "))
+    return (low <= value if interval[0] == "[" else low < value) and (
+        value <= high if interval[-1] == "]" else value < high
+    )
+
+
+def _rule(interval: str) -> str:
+    low, high = interval[1:-1].split(", ")
+    if high != "inf":
+        return f"lie in {interval}"
+    return f"be {'at least' if interval[0] == '[' else 'above'} {low}"
 
 
 def _convert_one(value: Any, kind: Any) -> Any:
@@ -135,15 +183,54 @@ def _convert_one(value: Any, kind: Any) -> Any:
         if text in ("true", "yes", "on", "1", "false", "no", "off", "0"):
             return text in ("true", "yes", "on", "1")
     elif kind is int and not isinstance(value, bool):
-        number = float(value) if not isinstance(value, int) else value
-        if abs(number) >= 2**63 and number == number:
-            raise _OutOfRange("an integer between -2**63 and 2**63")
-        if number == int(number):
-            return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else int(number)
+        number = int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else value
+        if float(number) == int(float(number)) and abs(float(number)) < 2**63:
+            return int(number) if isinstance(number, int) else int(float(number))
     elif kind is float and not isinstance(value, bool) and math.isfinite(float(value)):
         return float(value)
-    elif kind is str and isinstance(value, str | int | float):
-        if not str(value):
-            raise _OutOfRange("a string of at least one character")
+    elif kind is str and isinstance(value, str | int | float) and str(value):
         return str(value)
     raise ValueError(kind)
+
+
+# -- texts ----------------------------------------------------------------------------------------------------------
+
+
+def docstring(target: str) -> str:
+    """Return the docstring of the class ``module:Class``, without importing it; empty if it has none."""
+    with contextlib.suppress(LookupError):
+        return ast.get_docstring(_class_node(*target.split(":"))) or ""
+    return ""
+
+
+@functools.cache
+def field_docstrings(cls: type) -> dict[str, str]:
+    """Return the strings under the fields that a class itself declares, each on one line."""
+    helps = {}
+    with contextlib.suppress(LookupError):
+        for statement, following in itertools.pairwise(_class_node(cls.__module__, cls.__qualname__).body):
+            if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
+                if isinstance(following.value, ast.Constant) and isinstance(following.value.value, str):
+                    helps[ast.unparse(statement.target)] = " ".join(following.value.value.split())
+    return helps
+
+
+def _class_node(module: str, qualified_name: str) -> ast.ClassDef:
+    """Return the definition of a class; raise LookupError if the text of the module has none."""
+    node: Any = _parsed(module)
+    for name in qualified_name.split("."):
+        node = next((each for each in node.body if isinstance(each, ast.ClassDef) and each.name == name), None)
+        if node is None:
+            raise LookupError(f"{module} has no class {qualified_name}")
+    return node
+
+
+@functools.cache
+def _parsed(module: str) -> ast.Module:
+    """Return the source text of a module, parsed; no statements if the text is missing or not valid Python."""
+    try:
+        spec = importlib.util.find_spec(module)
+        loader: Any = spec.loader if spec else None
+        return ast.parse(loader.get_source(module) or "")
+    except (ImportError, SyntaxError, AttributeError, ValueError):
+        return ast.Module([], [])

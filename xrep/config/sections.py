@@ -17,15 +17,14 @@ from typing import Any, Literal
 
 from xrep.config.fields import FieldSpec, convert, read_fields
 from xrep.config.ranges import out_of_range
-from xrep.config.source import class_attribute
 from xrep.config.yaml_files import load_yaml
-from xrep.registry import REGISTRIES
+from xrep.registry import REGISTRIES, load_target
 
 FIXED_SECTIONS = {
     "trainer": "xrep.training.trainer:Trainer",
     "checkpoint": "xrep.training.checkpoint:Checkpoints",
     "distributed": "xrep.training.distributed:Distributed",
-    "logging": "xrep.training.progress:Progress",
+    "logging": "xrep.training.log:Log",
 }
 """Sections whose class is fixed instead of chosen by name."""
 
@@ -149,9 +148,9 @@ def _default_name(kind: str, values: Mapping[str, Any]) -> str | None:
     models = {_section("model", "model", values).name} if kind == "validation" else set()
     for declaring, names in (("model", models), ("task", tasks)):
         if len(names) == 1 and (name := names.pop()) in REGISTRIES[declaring].names():
-            with suppress(LookupError):
-                if declared := class_attribute(REGISTRIES[declaring].target(str(name)), f"default_{kind}"):
-                    return declared
+            declared = getattr(load_target(REGISTRIES[declaring].target(str(name))), f"default_{kind}", None)
+            if declared:
+                return declared
     return DEFAULT_NAMES[kind]
 
 

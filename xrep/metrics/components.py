@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.linalg import eigh
 
 
 def principal_components(vectors: np.ndarray, count: int) -> np.ndarray:
@@ -15,6 +14,8 @@ def principal_components(vectors: np.ndarray, count: int) -> np.ndarray:
     if not 1 <= count <= min(vectors.shape):
         raise ValueError(f"{count} principal components of vectors of shape {vectors.shape}")
     x_ND, width = vectors.astype(np.float64), vectors.shape[1]
+    from scipy.linalg import eigh  # takes a third of a second, which no command should wait for that does not need it
+
     # Computing eigenvectors of the Gram matrix in float64 is many times faster than a singular value decomposition.
     return eigh(x_ND.T @ x_ND, subset_by_index=(width - count, width - 1))[1].T[::-1]
 
@@ -47,6 +48,8 @@ def whiten(vectors: np.ndarray, count: int) -> np.ndarray:
     centred = vectors.astype(np.float64)
     centred -= centred.mean(axis=0)
     width = vectors.shape[1]
+    from scipy.linalg import eigh
+
     variances, directions = eigh(centred.T @ centred / len(centred), subset_by_index=(width - count, width - 1))
     if variances[0] <= 1e-10 * variances[-1]:
         raise ValueError(f"whitening to {count} directions of vectors that vary in fewer")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.stats import rankdata
 
 
 def pearson(x: np.ndarray, y: np.ndarray) -> float:
@@ -24,4 +23,6 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
     Raises:
         ValueError: For the same reasons as ``pearson``, but infinite numbers have ranks.
     """
+    from scipy.stats import rankdata  # takes half a second
+
     return pearson(rankdata(x), rankdata(y))

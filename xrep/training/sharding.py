@@ -21,13 +21,9 @@ from torch.utils._pytree import tree_map_only
 from xrep.errors import UserError
 from xrep.training.distributed import World
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # what it imports calls what torch itself deprecates
-    from torch.distributed.optim import ZeroRedundancyOptimizer
 
-
-class ShardedOptimizer(ZeroRedundancyOptimizer):
-    """An optimizer of which every rank has a part; it computes what the whole one would.
+def sharded_optimizer(groups: list[dict[str, Any]], build: Any) -> Optimizer:
+    """Return an optimizer of which every rank has a part; it computes what the whole one would.
 
     Args:
         groups, build: parameter groups, and the function that makes an optimizer of such groups.
@@ -35,20 +31,26 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):
     Raises:
         UserError: the parameters are of several types.
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # what it imports calls what torch itself deprecates
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # takes a second, so only who needs it waits for it
 
-    def __init__(self, groups: list[dict[str, Any]], build: Any) -> None:
-        if len(kinds := {str(p.dtype) for group in groups for p in group["params"]}) > 1:
-            problem = f"`shard` is optimizer, and the parameters are of several types: {', '.join(sorted(kinds))}"
-            raise UserError(problem, cure="set `shard` to none")
-        # It warns whenever parameters thaw, which is meant.
-        logging.getLogger(ZeroRedundancyOptimizer.__module__).setLevel(logging.ERROR)
-        # The parameters of a rank lie together in memory, so that they are sent together.
-        super().__init__(groups, build, parameters_as_bucket_view=True)
+    if len(kinds := {str(p.dtype) for group in groups for p in group["params"]}) > 1:
+        problem = f"`shard` is optimizer, and the parameters are of several types: {', '.join(sorted(kinds))}"
+        raise UserError(problem, cure="set `shard` to none")
+    # It warns whenever parameters thaw, which is meant.
+    logging.getLogger(ZeroRedundancyOptimizer.__module__).setLevel(logging.ERROR)
+    # The parameters of a rank lie together in memory, so that they are sent together.
+    return ZeroRedundancyOptimizer(groups, build, parameters_as_bucket_view=True)
 
 
-def local_optimizer(optimizer: Optimizer) -> Optimizer:
+def local_optimizer(optimizer: Any) -> Any:
     """Return the optimizer that has the state of this rank: the optimizer itself, unless it is sharded."""
-    return optimizer.optim if isinstance(optimizer, ShardedOptimizer) else optimizer
+    return optimizer.optim if _is_sharded(optimizer) else optimizer
+
+
+def _is_sharded(optimizer: Any) -> bool:
+    return type(optimizer).__name__ == "ZeroRedundancyOptimizer"
 
 
 def whole_state(optimizer: Optimizer, world: World) -> dict[str, Any]:
@@ -56,10 +58,10 @@ def whole_state(optimizer: Optimizer, world: World) -> dict[str, Any]:
 
     (``consolidate_state_dict`` of torch needs memory on the device for all that a rank has, twice.)
     """
-    if not isinstance(optimizer, ShardedOptimizer):
+    if not _is_sharded(optimizer):
         return optimizer.state_dict() if world.is_main else {}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    held = optimizer.optim.state
+    held = local_optimizer(optimizer).state
     mine = {number: held[parameter] for number, parameter in enumerate(parameters) if parameter in held}
     state = dict(mine)
 

@@ -33,11 +33,11 @@ from xrep.training.distributed import World, check_in_step, pick_device
 from xrep.training.faults import is_out_of_memory, not_finite, out_of_memory
 from xrep.training.freezing import Freezing, pattern_problems
 from xrep.training.gradient_cache import random_state, restore_random_state
+from xrep.training.log import Log, Meters, Quiet, Recent, memory_megabytes
 from xrep.training.lora import LowRank
 from xrep.training.outcome import Results
 from xrep.training.parameter_groups import parameter_groups
-from xrep.training.progress import Meters, Progress, Quiet, Recent, memory_megabytes
-from xrep.training.sharding import ShardedOptimizer, whole_state
+from xrep.training.sharding import sharded_optimizer, whole_state
 from xrep.training.state import (
     TrainingState,
     load_optimizer,
@@ -131,7 +131,7 @@ class Trainer:
         model: Model,
         criterion: Criterion,
         checkpoints: Checkpoints,
-        progress: Progress | Quiet,
+        progress: Log | Quiet,
         validate: Validator | None,
         world: World,
     ) -> None:
@@ -158,7 +158,7 @@ class Trainer:
         make = partial(run.classes["optimizer"].build, options)
         groups, shared = parameter_groups(options, trained, names), run.configs["distributed"]
         sharded = shared.shard == "optimizer" and world.size > 1
-        optimizer = ShardedOptimizer(groups, make) if sharded else make(groups)
+        optimizer = sharded_optimizer(groups, make) if sharded else make(groups)
         rules = self.config.precision, self.config.clip_norm
         self.engine = Engine(self.module, optimizer, freezing, world, *rules, lora, shared.gradient_compression)
         schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
