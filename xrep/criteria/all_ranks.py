@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,24 +18,16 @@ FACTS = ("ids", "labels", "languages", "indices")
 """Names of the tensors that a batch may have with one row for each of its examples."""
 
 
-@dataclass
-class OwnNegatives:
-    """Hard negatives of the rows of all ranks; ``rows``, int64 [N], are the rows that they belong to, ascending."""
-
-    rows: Tensor
-
-
 class AllRows:
     """The batches of all ranks as one batch, the rows of rank 0 first, as far as vectors are compared by it.
 
-    It has the tensors in ``FACTS``, on the device of the vectors, and ``negatives.rows``. It has no sentences, because
-    their vectors were gathered in their place.
+    It has the tensors in ``FACTS``, on the device of the vectors, and ``negatives.rows``, int64 [N], ascending; None if
+    there are no hard negatives. It has no sentences, because their vectors were gathered in their place.
     """
 
-    negatives: OwnNegatives | None
-
-    def __init__(self, count: int, facts: dict[str, Tensor], negatives: OwnNegatives | None) -> None:
-        self._count, self.negatives = count, negatives
+    def __init__(self, count: int, facts: dict[str, Tensor], of_negatives: Tensor | None) -> None:
+        self._count = count
+        self.negatives = None if of_negatives is None else SimpleNamespace(rows=of_negatives)
         vars(self).update(facts)
 
     def __len__(self) -> int:
@@ -63,7 +55,7 @@ def of_all_ranks(
     negatives, own = getattr(batch, "negatives", None), None
     if negatives is not None:
         counts = rank_sizes(len(negatives.rows), device, group)
-        own = OwnNegatives(gather_rows(negatives.rows + sum(sizes[:rank]), counts, group))
+        own = gather_rows(negatives.rows + sum(sizes[:rank]), counts, group)
 
     def gather(vector: Tensor) -> Tensor:
         counts = sizes if negatives is None else rank_sizes(len(vector), device, group)

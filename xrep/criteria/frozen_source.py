@@ -25,7 +25,7 @@ from xrep.data.vector_cache import VectorCache, check_cache, token_keys
 from xrep.errors import UserError
 from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
-from xrep.kernels.queue_infonce import InfoNCE, against_both
+from xrep.kernels.queue_infonce import against_both
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.task import Examples, ParallelTask, Task
 from xrep.text.sides import SIDES
@@ -245,30 +245,21 @@ class FrozenSource(ContrastiveCriterion):
         if self.config.loss == "mse":
             return Loss({self.term: Term((target - source).square().sum())})
         tau = self.config.temperature if self.temperature is None else self.temperature()
-        keys = None
+        mask_equal, sizes, keys = self.config.mask_equal_sentences, planned.rank_rows, None
         if self.config.source == "trained":
-            masked = ids if self.config.mask_equal_sentences else None
-            loss, _, correct, _ = inbatch_infonce(
-                target, source, tau, ids=masked, group=current_group(), sizes=planned.rank_rows
-            )
+            masked = ids if mask_equal else None
+            loss, _, correct, _ = inbatch_infonce(target, source, tau, ids=masked, group=current_group(), sizes=sizes)
         else:
-            (loss, correct), keys = self._against_frozen(source, target, planned, tau)
+            result, *keys = among_batch(target, source, ids, tau, mask_equal=mask_equal, sizes=sizes)
+            if self.queue is not None:
+                queued = in_queue(target, source, ids, self.queue, tau, mask_equal=mask_equal)
+                result = against_both(result, queued)
+            loss, correct = result
         loss, correct = with_own_negatives(loss, correct, target, source, negative, planned.batch, tau)
         metrics = {"accuracy": percentage(correct)}
         if isinstance(tau, Tensor):
             metrics["temperature"] = tau.detach()
         return Loss({self.term: Term(loss.sum())}, metrics, found=keys)
-
-    def _against_frozen(
-        self, source: Tensor, target: Tensor, planned: Planned, tau: float | Tensor
-    ) -> tuple[InfoNCE, tuple[Tensor, Tensor]]:
-        """Compare with the source vectors of the batch, from all ranks, and of the queue; return the former, too, with
-        their ids."""
-        mask_equal, ids, sizes = self.config.mask_equal_sentences, planned.batch.ids, planned.rank_rows
-        now, keys, key_ids = among_batch(target, source, ids, tau, mask_equal=mask_equal, sizes=sizes)
-        if self.queue is not None:
-            now = against_both(now, in_queue(target, source, ids, self.queue, tau, mask_equal=mask_equal))
-        return now, (keys, key_ids)
 
     def remember(self, vectors: tuple[Tensor, ...], planned: Planned, loss: Loss) -> None:
         if self.queue is not None:
