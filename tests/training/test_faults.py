@@ -142,5 +142,5 @@ def test_a_dead_data_worker_ends_the_run(data_directory: Path, two_terms: type[T
             os.kill(killed[0], signal.SIGKILL)
 
     trainer.pair.register_forward_pre_hook(kill_one)
-    with pytest.raises(TrainingError, match=r"data worker 2 of 2 \(process \d+\) was killed by SIGKILL"):
+    with pytest.raises(TrainingError, match="a data worker was killed"):
         trainer.train()
