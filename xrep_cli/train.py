@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 from xrep.config import compose_course, course_to_yaml
 from xrep.errors import UserError
-from xrep_cli.common import VERSION, console_script, naming_options
+from xrep_cli.command import VERSION, console_script, naming_options
 from xrep_cli.options import help_text, parse
 
 
-@console_script
+@console_script("xrep-train")
 def main(argv: Sequence[str]) -> None:
     if not {"-h", "--help", "--version"} & set(argv):
         import torch  # noqa: F401 - options are then those of the imported classes, not read from their source text
@@ -42,10 +42,8 @@ def main(argv: Sequence[str]) -> None:
     with naming_options(line.option_names()):
         with _one_report_per_host():
             world = start(runs[0].configs["distributed"], runs[0].configs["trainer"].device)
-        try:
-            summary = train_course(runs, functools.partial(train, world=world), world.is_main)
-        finally:
-            leave(world)
+        summary = train_course(runs, functools.partial(train, world=world), world.is_main)
+        leave(world)
     if not summary.finished:  # a scheduler does not call it completed, and no command after `&&` begins
         raise SystemExit(128 + signal.Signals[str(summary.signal)])
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from xrep.config.ranges import out_of_range
+from xrep.config.yaml_files import flat
 from xrep.errors import UserError
 from xrep.files import naming, point_link, remove_files, try_lock
 from xrep.models.directory import (
@@ -30,17 +29,11 @@ from xrep.models.directory import (
 
 LOCK = ".lock"
 MAY_CHANGE = {
-    "task.data",
-    "task.batch_size",
-    "task.max_tokens",
-    *(f"trainer.max_{bound}" for bound in ("steps", "epochs", "minutes")),
-    *(f"trainer.{name}" for name in ("update_freq", "micro_batch", "validate_every", "patience", "device", "kernels")),
-    *(f"trainer.{name}" for name in ("precision", "compile", "activation_checkpointing", "data_workers")),
-    *(f"checkpoint.{name}" for name in ("save_dir", "save_every", "keep_last")),
-    "distributed",
-    "init",
-    "logging",
-    "plugins",
+    *"distributed init logging plugins task.data task.batch_size task.max_tokens".split(),
+    *"trainer.max_steps trainer.max_epochs trainer.max_minutes trainer.patience trainer.validate_every".split(),
+    *"trainer.update_freq trainer.micro_batch trainer.precision trainer.compile trainer.device trainer.kernels".split(),
+    *"trainer.activation_checkpointing trainer.data_workers".split(),
+    *"checkpoint.save_dir checkpoint.save_every checkpoint.keep_last".split(),
 }
 """Sections and options whose values may change when a run is resumed, including the task options of each part; any
 other change would make it a different run. Numbers stay equal to the last bit only if device, kernels, precision, batch
@@ -94,9 +87,7 @@ class Checkpoints:
 
         If it cannot be written, for example because the disk is full, it is left out with a warning: the existing
         checkpoints stay, and training goes on. If it would have been the best, the next one becomes ``best`` instead.
-
-        Args:
-            final: whether this is the last checkpoint; then wait until it is written, and raise an error if that fails.
+        The ``final`` one is waited for.
 
         Raises:
             OSError: the final checkpoint cannot be written.
@@ -110,11 +101,7 @@ class Checkpoints:
         self.stalled_seconds += time.monotonic() - started
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written.
-
-        Raises:
-            OSError: it was the final checkpoint, and it could not be written.
-        """
+        """Wait for the checkpoint that is being written. Raises OSError if it is the final one, and cannot be."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -124,13 +111,11 @@ class Checkpoints:
 
         If ``best`` is None or has no checkpoint, an existing link ``best`` stays, and a missing one is set to ``last``.
         """
-        links = {"last": last}
-        if best is not None and self._path(best).exists():
-            links["best"] = best
-        elif not (self.directory / "best").exists():
-            links["best"] = last
-        for name, step in links.items():
-            point_link(self.directory / name, self._path(step).name)
+        if best is None or not self._path(best).exists():
+            best = None if (self.directory / "best").exists() else last
+        for name, step in (("last", last), ("best", best)):
+            if step is not None:
+                point_link(self.directory / name, self._path(step).name)
 
     def latest(self) -> Checkpoint | None:
         """Return the newest intact checkpoint, or None; a warning names each damaged one that is skipped."""
@@ -139,9 +124,9 @@ class Checkpoints:
                 checkpoint = open_checkpoint(path)
             except UserError as error:
                 self.say(f"warning: {error}; going back to the previous checkpoint")
-                continue
-            self._whole = checkpoint.step
-            return checkpoint
+            else:
+                self._whole = checkpoint.step
+                return checkpoint
         return None
 
     def last_good(self) -> str:
@@ -165,14 +150,10 @@ class Checkpoints:
             self._best_is_due = best
             if final:
                 raise
-            effect = (
-                f"the checkpoint of step {snapshot.step} is complete, but links and older checkpoints were not all "
-                "changed; training goes on, and the next checkpoint changes them"
-                if self._whole == snapshot.step
-                else f"no checkpoint of step {snapshot.step}; training goes on with the older ones kept, make room "
-                "before the next"
-            )
-            self.say(f"warning: {error.filename}: {error.strerror}: {effect}")
+            effect = f"no checkpoint of step {snapshot.step}; make room before the next"
+            if self._whole == snapshot.step:
+                effect = f"the one of step {snapshot.step} is complete, but links and older ones are not all changed"
+            self.say(f"warning: {error.filename}: {error.strerror}: {effect}; training goes on")
         finally:
             self._spare = snapshot
 
@@ -201,33 +182,24 @@ def lock(directory: Path) -> Iterator[None]:
     """Keep other processes from training into ``directory``, which is made if missing.
 
     The operating system releases the lock however this process ends. It is a lock of the process (POSIX): processes
-    forked from it, such as data workers that outlive it for seconds, do not hold it. If the file system does not
-    support locks, a warning is printed to stderr.
+    forked from it, such as data workers that outlive it for seconds, do not hold it.
 
     Raises:
         UserError: another process holds the lock.
     """
-    with naming(directory / LOCK):
-        directory.mkdir(parents=True, exist_ok=True)
-        file = open(directory / LOCK, "a+", encoding="utf-8")
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / LOCK, "a", encoding="utf-8") as file:
         try:
-            if not try_lock(file, inherited=False):
-                file.seek(0)
-                holder = file.read().strip() or "another process"
-                file.close()
-                cure = "wait for it, or choose another `save_dir`"
-                raise UserError(f"{holder} is training here", path=directory, cure=cure)
-        except OSError as error:
-            problem = f"{error.strerror}; see to it that no other process trains here"
-            print(f"warning: {file.name}: cannot be locked: {problem}", file=sys.stderr)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-    try:
+            is_free = try_lock(file)
+        except OSError as error:  # some file systems have no locks
+            print(
+                f"warning: {file.name}: {error.strerror}; see to it that no other process trains here", file=sys.stderr
+            )
+            is_free = True
+        if not is_free:
+            cure = "wait for it, or choose another `save_dir`"
+            raise UserError("another process is training here", path=directory, cure=cure)
         yield
-    finally:
-        file.truncate(0)
-        file.close()
 
 
 def check_same_run(saved: dict[str, Any], current: dict[str, Any], directory: Path) -> None:
@@ -236,29 +208,19 @@ def check_same_run(saved: dict[str, Any], current: dict[str, Any], directory: Pa
     Raises:
         UserError: the configurations differ; it names every option that does.
     """
-    differing = list(_differences(saved, current, ""))
-    if differing:
+    olds, news = flat(saved), flat(current)
+    differing = [key for key in sorted({*olds, *news}) if olds.get(key) != news.get(key) and not _may_change(key)]
+    # Of a part that is another one, the name is enough.
+    others = [key.removesuffix("name") for key in differing if key.endswith(".name")]
+    shown = [key for key in differing if not any(key.startswith(part) and key != f"{part}name" for part in others)]
+    if shown:
         cure = "choose another `save_dir`, or delete this one"
         if saved.get("size") != current.get("size"):  # auto is another size on another device
             cure = f"set `size` to {saved.get('size')} to go on with it, or {cure}"
-        raise UserError("holds a run of another configuration: " + ", ".join(differing), path=directory, cure=cure)
+        listed = ", ".join(f"{key} {olds.get(key)!r} -> {news.get(key)!r}" for key in shown)
+        raise UserError(f"holds a run of another configuration: {listed}", path=directory, cure=cure)
 
 
-def _differences(saved: Any, current: Any, place: str) -> Iterator[str]:
-    """Yield each difference, such as ``criterion.temperature 0.04 -> 0.1``; if names differ, only the names."""
-    if saved == current or re.sub(r"^parts\..+?\.(?=task\.)", "", place) in MAY_CHANGE:
-        return
-    if place == "parts" and isinstance(saved, list) and isinstance(current, list):
-        saved, current = ({part["name"]: part for part in parts} for parts in (saved, current))
-    if isinstance(saved, dict) and isinstance(current, dict):
-        keys = ["name"] if saved.get("name") != current.get("name") else sorted({*saved, *current})
-        for key in keys:
-            yield from _differences(saved.get(key), current.get(key), f"{place}.{key}".lstrip("."))
-    else:
-        yield f"{place} {_shown(saved)} -> {_shown(current)}"
-
-
-def _shown(value: Any) -> str:
-    """Return a value as text; a whole section that is new or gone is shown only as "given"."""
-    of_parts = isinstance(value, list) and any(isinstance(part, dict) for part in value)
-    return "given" if of_parts or isinstance(value, dict) else repr(value)
+def _may_change(key: str) -> bool:
+    own = re.sub(r"^parts\..+?\.(?=task\.)", "", key)
+    return own in MAY_CHANGE or own.partition(".")[0] in MAY_CHANGE
