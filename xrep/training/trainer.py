@@ -36,6 +36,7 @@ from xrep.training.reports import Reports
 from xrep.training.results import Results
 from xrep.training.schedule import Budget
 from xrep.training.sharding import whole_state
+from xrep.training.state import TrainingState, restore
 from xrep.training.step import Pair, Step
 from xrep.training.trained import what_trains
 from xrep.training.update import Update
