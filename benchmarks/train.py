@@ -39,9 +39,9 @@ from xrep.memory import keep_freed_memory
 from xrep.precision import TrainingPrecision
 from xrep.tasks.bitext import BitextTask
 from xrep.training.checkpoint import Checkpoints
+from xrep.training.device import type_on
 from xrep.training.distributed import alone, pick_device
 from xrep.training.log import Quiet
-from xrep.training.step import type_on
 from xrep.training.trainer import Trainer
 from xrep_cli.options import parse
 

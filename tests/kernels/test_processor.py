@@ -18,7 +18,7 @@ from xrep.kernels import precision, processor
 from xrep.kernels.attention import SHORT, attention, cached_attention
 from xrep.kernels.linear import fused_linear, linear
 from xrep.nn.layers import Linear, feedforward
-from xrep.training.step import type_on
+from xrep.training.device import type_on
 from xrep.training.trainer import Trainer
 
 BFLOAT16 = 2.0**-8

@@ -26,10 +26,11 @@ from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.mixture import MixedBatch
+from xrep.training.device import type_on
 from xrep.training.distributed import World, alone
 from xrep.training.freezing import Freezing
 from xrep.training.results import Numbers
-from xrep.training.step import Pair, Step, type_on
+from xrep.training.step import Pair, Step
 from xrep.training.update import Update
 
 SMALL = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48, "towers": "shared"}

@@ -14,10 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from xrep.criteria.contrastive import ContrastiveCriterion, joined
 from xrep.criteria.criterion import Criterion, Loss, Planned
-from xrep.kernels.processor import multiplies_bfloat16
 from xrep.models.model import Model
 from xrep.nn.half import Stack, weights_cast_once
-from xrep.precision import TrainingPrecision, type_of
+from xrep.training.device import RandomState, random_state, restore_random_state
 from xrep.training.freezing import Freezing
 from xrep.training.results import Results, Tally
 from xrep.training.row_adamw import RowAdamW, read_rows_alone
@@ -28,22 +27,6 @@ _SYNC_BUFFERS = next(  # renamed in torch 2.13
     for name in ("forward_sync_buffers", "broadcast_buffers")
     if name in inspect.signature(DistributedDataParallel).parameters
 )
-RandomState = dict[str, Tensor]
-"""States of the random generators of the CPU (``cpu``) and of the GPU that a process trains on (``cuda``)."""
-
-
-def type_on(device: torch.device, precision: TrainingPrecision) -> torch.dtype:
-    """Return the type in which a device trains if ``precision`` was asked for.
-
-    Devices that would have to emulate bfloat16 products do not train in it by themselves, and CPUs not even if asked
-    to: float32 is many times faster there and more exact.
-    """
-    if precision == "auto":
-        fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        precision = "bfloat16" if fast else "float32"
-    wanted = type_of(precision, device.type)
-    emulated = wanted == torch.bfloat16 and device.type == "cpu" and not multiplies_bfloat16()
-    return torch.float32 if emulated else wanted
 
 
 class _Waiting(torch.autograd.Function):
@@ -229,15 +212,3 @@ def _backward(roots: Sequence[tuple[Tensor | None, Tensor | None]]) -> None:
     trained = [(root, gradient) for root, gradient in roots if root is not None and root.requires_grad]
     if trained:  # a part of a mixture may train nothing yet
         torch.autograd.backward([root for root, _ in trained], [gradient for _, gradient in trained])
-
-
-def random_state(device: torch.device) -> RandomState:
-    """Return the state of the generators from which dropout draws."""
-    own = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
-    return {"cpu": torch.get_rng_state(), **own}
-
-
-def restore_random_state(state: RandomState, device: torch.device) -> None:
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)

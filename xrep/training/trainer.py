@@ -8,7 +8,6 @@ import time
 from collections.abc import Generator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -28,18 +27,18 @@ from xrep.precision import TrainingPrecision
 from xrep.tasks.task import Task
 from xrep.training.batches import Group, PlannedBatches, groups_of, steps_ahead
 from xrep.training.checkpoint import Checkpoints
+from xrep.training.device import random_state, restore_random_state, type_on
 from xrep.training.distributed import World, check_in_step, pick_device
 from xrep.training.faults import is_out_of_memory, not_finite, out_of_memory
-from xrep.training.freezing import Freezing, pattern_problems
+from xrep.training.freezing import pattern_problems
 from xrep.training.log import Log, Quiet
-from xrep.training.lora import LowRank
-from xrep.training.parameter_groups import parameter_groups
 from xrep.training.reports import Reports
 from xrep.training.results import Results
 from xrep.training.schedule import Budget
-from xrep.training.sharding import sharded_optimizer, whole_state
+from xrep.training.sharding import whole_state
 from xrep.training.state import TrainingState, restore
-from xrep.training.step import Pair, Step, random_state, restore_random_state, type_on
+from xrep.training.step import Pair, Step
+from xrep.training.trained import what_trains
 from xrep.training.update import Update
 from xrep.training.validator import Validator
 
@@ -143,7 +142,7 @@ class Trainer:
 
             compile_layers(self.pair)
         dtype, limit = type_on(world.device, self.config.precision), self.config.clip_norm
-        freezing, optimizer, lora = self._what_trains()
+        freezing, optimizer, lora = what_trains(self.pair, run, world)
         update = Update(optimizer, world, clip_norm=limit, dtype=dtype, lora=lora)
         self.step = Step(self.pair, freezing, update, dtype, run.configs["distributed"].gradient_compression)
         schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
@@ -154,23 +153,6 @@ class Trainer:
         self.reports = Reports(progress, self.pair, self.budget.spent, task.examples)
         self._late: tuple[Results, Group, float, dict[str, float]] | None = None
         """Results of the last step, with its batches, its rate, and its pairs, tokens and seconds."""
-
-    def _what_trains(self) -> tuple[Freezing, torch.optim.Optimizer, LowRank | None]:
-        """Return what is frozen, the optimizer of everything else, and the low-rank changes that it trains, if any."""
-        model, criterion, run = self.pair.model, self.pair.criterion, self.run
-        frozen, adapted, lora = [*self.config.freeze, *criterion.frozen], set[str](), None
-        if self.config.lora_rank:
-            known = (name.removeprefix("model.") for name, _ in Freezing(frozen).ever_trained(self.pair))
-            lora = LowRank(model, set(known), self.config.lora_rank, self.config.lora_alpha)
-            criterion.add_module("lora", lora)  # it is saved with the criterion, as it is not kept
-            frozen += [f"model.{name}" for name in lora.others]
-            adapted = {f"model.{name}" for name in lora.targets}
-        freezing, names = Freezing(frozen), [name for name, _ in self.pair.named_parameters()]
-        trained = [(name, p) for name, p in freezing.ever_trained(self.pair) if name not in adapted]
-        groups = parameter_groups(run.configs["optimizer"], trained, names)
-        make = partial(run.classes["optimizer"].build, run.configs["optimizer"])
-        sharded = run.configs["distributed"].shard == "optimizer" and self.world.size > 1
-        return freezing, sharded_optimizer(groups, make) if sharded else make(groups), lora
 
     def train(self) -> TrainingState:
         """Train to the end of the budget, or until the run is asked to stop; return the final state.

@@ -1,0 +1,39 @@
+"""What a run trains: parameters that are not frozen, or low-rank changes of them, by an optimizer or shares of one."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from xrep.config import RunConfig
+from xrep.training.distributed import World
+from xrep.training.freezing import Freezing
+from xrep.training.lora import LowRank
+from xrep.training.parameter_groups import parameter_groups
+from xrep.training.sharding import sharded_optimizer
+from xrep.training.step import Pair
+
+
+def what_trains(pair: Pair, run: RunConfig, world: World) -> tuple[Freezing, torch.optim.Optimizer, LowRank | None]:
+    """Return what is frozen, the optimizer of everything else, and the low-rank changes that it trains, if any.
+
+    The changes join the criterion, with which they are saved, as they are not kept after training.
+
+    Raises:
+        UserError: an option names parameters that there are not, or nothing is left to train.
+    """
+    config, options = run.configs["trainer"], run.configs["optimizer"]
+    frozen, adapted, lora = [*config.freeze, *pair.criterion.frozen], set[str](), None
+    if config.lora_rank:
+        known = {name.removeprefix("model.") for name, _ in Freezing(frozen).ever_trained(pair)}
+        lora = LowRank(pair.model, known, config.lora_rank, config.lora_alpha)
+        pair.criterion.add_module("lora", lora)
+        frozen += [f"model.{name}" for name in lora.others]
+        adapted = {f"model.{name}" for name in lora.targets}
+    freezing = Freezing(frozen)
+    trained = [(name, parameter) for name, parameter in freezing.ever_trained(pair) if name not in adapted]
+    groups = parameter_groups(options, trained, [name for name, _ in pair.named_parameters()])
+    make = partial(run.classes["optimizer"].build, options)
+    sharded = run.configs["distributed"].shard == "optimizer" and world.size > 1
+    return freezing, sharded_optimizer(groups, make) if sharded else make(groups), lora
