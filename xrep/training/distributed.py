@@ -228,7 +228,7 @@ def check_equal(world: World, facts: dict[str, Any]) -> None:
     """
     main = world.from_main(facts)
     with world.together():
-        for name in sorted({*main, *facts}):
+        for name in {**main, **facts}:
             if facts.get(name) != main.get(name):
                 problem = f"another {name} than on rank 0: {facts.get(name)!r} against {main.get(name)!r}"
                 raise UserError(problem, cure="start every rank with the same command and the same files")
