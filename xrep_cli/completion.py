@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from xrep.config.fields import choices, read_fields
 from xrep.errors import UserError
-from xrep.registry import EVALUATIONS, REGISTRIES
+from xrep.registry import REGISTRIES
 from xrep_cli.options import FILES, FLAGS, SELECTORS, parse
 
 Words = dict[str, list[str]]
@@ -61,11 +61,8 @@ def words_of(name: str) -> Words:
     """Return what completes a command."""
     if name == "train":
         return _of_training()
-    module = importlib.import_module(f"xrep_cli.{name}")
-    parsers = [module.build_parser(each) for each in EVALUATIONS.names()] if name == "eval" else [module.build_parser()]
-    words: Words = {}
-    for parser in parsers:
-        _add(words, parser)
+    module, words = importlib.import_module(f"xrep_cli.{name}"), Words()
+    _add(words, module.build_parser() if name == "sweep" else module.main.parser())
     return words
 
 

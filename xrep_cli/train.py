@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 from xrep.config import compose_course, course_to_yaml
 from xrep.errors import UserError
-from xrep_cli.common import VERSION, console_script, naming_options
+from xrep_cli.command import VERSION, console_script, naming_options
 from xrep_cli.options import help_text, parse
 
 
-@console_script
+@console_script("xrep-train")
 def main(argv: Sequence[str]) -> None:
     if not {"-h", "--help", "--version"} & set(argv):
         import torch  # noqa: F401 - options are then those of the imported classes, not read from their source text

@@ -5,7 +5,7 @@ import pytest
 from xrep.config import compose, compose_course
 from xrep.errors import ConfigError, UserError
 from xrep.registry import CRITERIA
-from xrep_cli.common import naming_options
+from xrep_cli.command import naming_options
 from xrep_cli.options import help_text, parse
 
 CHOSEN = ["--task", "bitext", "--criterion", "dual_moco"]

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 import xrep
+from xrep.config.fields import Count
 from xrep.config.ranges import out_of_range
 from xrep.data.hash_runs import HashRuns
 from xrep.errors import UserError
@@ -69,7 +70,7 @@ class SearchOptions:
     """flat is exact search. Others may miss neighbours and are faster for millions of sentences: ivf, an inverted file
     of faiss for the number of sentences, or a string of faiss's own factory, such as IVF4096,SQ8 or
     IVF4096,PQ192x4fs."""
-    probes: int = PROBES
+    probes: Count = PROBES
     """Number of cells of an inverted file that are searched for each sentence."""
     index_gigabytes: float = PART_GIGABYTES
     """Memory of the part of an index that a worker holds, and of the vectors in it, in GB. Larger parts are fewer, and
@@ -90,7 +91,7 @@ class MiningOptions(SearchOptions):
     margin: Margin = "ratio"
     """Score of a pair: its cosine; its cosine minus the mean cosine of both sides with their neighbours; or divided by
     it."""
-    neighbours: int = 4
+    neighbours: Count = 4
     """Number of neighbours in each direction, which the margin averages and among which translations are searched."""
     retrieval: Retrieval = "max"
     """Candidates: the best target of each source; the best source of each target; pairs that are both; pairs that are

@@ -190,7 +190,7 @@ def lock(directory: Path) -> Iterator[None]:
     directory.mkdir(parents=True, exist_ok=True)
     with open(directory / LOCK, "a", encoding="utf-8") as file:
         try:
-            is_free = try_lock(file, inherited=False)
+            is_free = try_lock(file)
         except OSError as error:  # some file systems have no locks
             print(
                 f"warning: {file.name}: {error.strerror}; see to it that no other process trains here", file=sys.stderr
