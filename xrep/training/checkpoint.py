@@ -192,9 +192,8 @@ def lock(directory: Path) -> Iterator[None]:
         try:
             is_free = try_lock(file)
         except OSError as error:  # some file systems have no locks
-            print(
-                f"warning: {file.name}: {error.strerror}; see to it that no other process trains here", file=sys.stderr
-            )
+            advice = "see to it that no other process trains here"
+            print(f"warning: {file.name}: {error.strerror}; {advice}", file=sys.stderr)
             is_free = True
         if not is_free:
             cure = "wait for it, or choose another `save_dir`"

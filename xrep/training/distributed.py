@@ -63,11 +63,6 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def meet(self) -> None:
-        """Wait until all ranks make this call, however long that takes."""
-        if self.pulse is not None:
-            self.pulse.meet()
-
     def sums(self, values: list[float]) -> list[float]:
         """Return each value summed over the ranks, on the CPU."""
         return self.sums_later(values)()
@@ -89,16 +84,16 @@ class World:
     def from_main(self, value: T) -> T:
         """Return the value of rank 0; all ranks wait for each other as long as it takes."""
         held = [value]
-        if self.size > 1:
-            self.meet()
+        if self.pulse is not None:
+            self.pulse.meet()
             dist.broadcast_object_list(held, src=0)
         return held[0]
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, in the order of the ranks; they wait for each other as long as it takes."""
         values = [value] * self.size
-        if self.size > 1:
-            self.meet()
+        if self.pulse is not None:
+            self.pulse.meet()
             dist.all_gather_object(values, value)
         return values
 
@@ -169,11 +164,9 @@ def start(config: Distributed.Config, device: str) -> World:
     if kind == "cpu" and config.backend == "nccl":
         raise UserError("`backend` is nccl, which is for GPUs, and `device` is cpu", cure="set `backend` to auto")
     if kind == "cuda":
-        if local >= torch.cuda.device_count():
-            raise UserError(
-                f"rank {rank} finds {torch.cuda.device_count()} GPUs on its host, and is number {local} there",
-                cure="start fewer processes, or set `device` to cpu",
-            )
+        if local >= (count := torch.cuda.device_count()):
+            problem = f"rank {rank} finds {count} GPUs on its host, and is number {local} there"
+            raise UserError(problem, cure="start fewer processes, or set `device` to cpu")
         torch.cuda.set_device(local)
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" and config.backend != "gloo" else "gloo"
     limit = timedelta(minutes=config.timeout_minutes)
@@ -187,7 +180,7 @@ def start(config: Distributed.Config, device: str) -> World:
         problem = f"not all {size} ranks met at {place} ({str(error).splitlines()[0]})"
         cure = "set MASTER_ADDR and MASTER_PORT to the host and a free port of rank 0, the same on every host"
         raise UserError(problem, cure=cure) from None
-    return World(rank, size, local, torch.device(kind, local) if kind == "cuda" else torch.device(kind), pulse)
+    return World(rank, size, local, torch.device(f"cuda:{local}" if kind == "cuda" else kind), pulse)
 
 
 @contextmanager
@@ -228,7 +221,7 @@ def check_equal(world: World, facts: dict[str, Any]) -> None:
     """
     main = world.from_main(facts)
     with world.together():
-        for name in sorted({*main, *facts}):
+        for name in {**main, **facts}:
             if facts.get(name) != main.get(name):
                 problem = f"another {name} than on rank 0: {facts.get(name)!r} against {main.get(name)!r}"
                 raise UserError(problem, cure="start every rank with the same command and the same files")

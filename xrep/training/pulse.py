@@ -66,8 +66,9 @@ class Pulse:
         self._places.set_timeout(timedelta(days=7))  # without an end, but torch wants one
         self._counts, self._met, self._lost, self._over = [0] * size, 0, "", threading.Event()
         signal.signal(signal.SIGUSR2, self._end)
-        for work in (self._beat, self._watch):
-            threading.Thread(target=work, daemon=True).start()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._beat, self._watch)]
+        for thread in self._threads:
+            thread.start()
 
     def meet(self) -> None:
         """Wait until all ranks have come here."""
@@ -78,9 +79,16 @@ class Pulse:
         done.result()
 
     def stop(self) -> None:
-        """Wait for all ranks, whose pulses stop then."""
+        """Wait for all ranks, whose pulses stop then. Rank 0, in whose process the store may be, leaves last."""
         self.meet()
         self._over.set()
+        for thread in self._threads:
+            thread.join()
+        with suppress(RuntimeError):  # all is done
+            self._places.set(f"left/{self._rank}", "")
+            if self._rank == 0:
+                left = [f"left/{rank}" for rank in range(self._size)]
+                self._places.wait(left, timedelta(seconds=self._limit))
 
     def _arrive(self, number: int, done: Future[None]) -> None:
         try:

@@ -71,7 +71,7 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
         TrainingError: a loss or gradient is not finite, memory ran out, or a process died.
     """
     world = world or alone(pick_device(run.configs["trainer"].device))
-    directory, latest, log = run_directory(run), None, Quiet()
+    directory, latest = run_directory(run), None
     with explain_lost_ranks(world), ExitStack() as stack:
         with world.together():
             _check_model(run)
@@ -86,13 +86,8 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
             if world.is_main:
                 latest = checkpoints.latest()
         latest = world.from_main(latest)
-        with world.together():
-            saved = _saved_state(latest, task) if latest is not None else {}
-            if world.is_main:
-                log = Log(run.configs["logging"], directory, latest.step if latest else 0, options=run.values)
-                checkpoints.say = log.say
-        stack.callback(log.close)
-        trainer, notes = _make_trainer(run, task, world, checkpoints, latest, saved, log)
+        trainer, notes = _make_trainer(run, task, world, checkpoints, latest, stack)
+        log = trainer.progress
         with world.together():
             if world.is_main:  # all checks have passed: from here on the directory belongs to this run
                 _prepare_directory(directory, run, task, trainer.state.step)
@@ -135,17 +130,11 @@ def _make_task(run: RunConfig) -> Task:
 
 
 def _make_trainer(
-    run: RunConfig,
-    task: Task,
-    world: World,
-    checkpoints: Checkpoints,
-    latest: Checkpoint | None,
-    saved: dict[str, Any],
-    log: Log | Quiet,
+    run: RunConfig, task: Task, world: World, checkpoints: Checkpoints, latest: Checkpoint | None, stack: ExitStack
 ) -> tuple[Trainer, list[str]]:
     """Return the trainer, at the step of ``latest`` if there is one, and notes on where the weights come from.
 
-    Rank 0 alone compares a checkpoint with its checksums; each rank reads what is in it.
+    Rank 0 alone compares a checkpoint with its checksums, each rank reads what is in it; ``stack`` closes the log.
     """
     initial, notes = None, list[str]()
     with world.together():
@@ -153,6 +142,12 @@ def _make_trainer(
             initial = open_checkpoint(run.init)
     initial = world.from_main(initial)
     with world.together():
+        saved = {} if latest is None else _saved_state(latest, task)
+        step, log = latest.step if latest is not None else 0, Quiet()
+        if world.is_main:
+            log = Log(run.configs["logging"], checkpoints.directory, step, options=run.values)
+            checkpoints.say = log.say
+        stack.callback(log.close)
         architecture = None if latest is None else latest.manifest["architecture"]
         model = run.classes["model"](run.configs["model"], task.text, architecture)
         if latest is not None:
@@ -267,17 +262,10 @@ def _say_how_it_ended(directory: Path, state: TrainingState, trainer: Trainer) -
         return stopped
     if not trainer.world.is_main:
         return "finished"
-    summary = {
-        "steps": state.step,
-        "examples": state.examples,
-        "train_seconds": state.seconds,
-        "best": {
-            "metric": trainer.validate.metric if trainer.validate else None,
-            "value": state.best,
-            "step": state.best_step,
-            "maximize": trainer.validate.maximize if trainer.validate else None,
-        },
-    }
+    best: dict[str, Any] = {"metric": None, "value": state.best, "step": state.best_step, "maximize": None}
+    if trainer.validate is not None:
+        best |= {"metric": trainer.validate.metric, "maximize": trainer.validate.maximize}
+    summary = {"steps": state.step, "examples": state.examples, "train_seconds": state.seconds, "best": best}
     write_json(directory / SUMMARY, summary)
     model = f"the model: {directory / 'best'} (last: {directory / 'last'})"
     trainer.progress.say(f"{state.step} steps in {duration(state.seconds)}; {model}")
