@@ -22,10 +22,9 @@ from xrep.config.fields import FieldSpec, choices, convert, members, read_fields
 from xrep.errors import TrainingError, UserError
 from xrep.files import check_output, is_stream, json_text, same_file, write_aside, write_json
 from xrep.interrupts import saving_nothing
-from xrep.registry import import_plugin
+from xrep.registry import import_plugin, nearest
 from xrep.store import addresses
 from xrep.store.addresses import is_local
-from xrep_cli.suggestions import suggestion
 
 ConsoleScript = Callable[..., int]
 """Entry point that takes arguments, by default those in ``sys.argv``, and returns an exit code."""
@@ -355,7 +354,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        cure = suggestion(unknown[1], self.options()) if unknown else ""
+        cure = nearest(unknown[1], self.options()) if unknown else ""
         raise UserError(message, cure=cure or f"{self.prog} --help lists the options")
 
     def options(self) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from xrep.config import compose_course
+from xrep.config import runs_of
 from xrep.registry import CRITERIA
 from xrep_cli.options import parse
 
@@ -92,7 +92,7 @@ def check_command(words: list[str]) -> None:
         if "--plugin" in words:
             return  # test_docs_run.py runs it
         line = parse(words[1:])
-        compose_course(line.layers, line.problems)
+        runs_of(line.layers, line.problems)
         assert not line.problems
     elif words[0] == "xrep-eval":
         module.build_parser(words[1]).parse_args(words[1:])

@@ -236,29 +236,15 @@ def check_same_run(saved: dict[str, Any], current: dict[str, Any], directory: Pa
     Raises:
         UserError: the configurations differ; it names every option that does.
     """
-    differing = list(_differences(saved, current, ""))
-    if differing:
+    keys = sorted(key for key in {*saved, *current} if saved.get(key) != current.get(key) and not _may_change(key))
+    renamed = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))
+    if differing := [key for key in keys if key.endswith(".name") or not key.startswith(renamed)]:
+        listed = ", ".join(f"{key} {saved.get(key)!r} -> {current.get(key)!r}" for key in differing)
         cure = "choose another `save_dir`, or delete this one"
         if saved.get("size") != current.get("size"):  # auto is another size on another device
             cure = f"set `size` to {saved.get('size')} to go on with it, or {cure}"
-        raise UserError("holds a run of another configuration: " + ", ".join(differing), path=directory, cure=cure)
+        raise UserError(f"holds a run of another configuration: {listed}", path=directory, cure=cure)
 
 
-def _differences(saved: Any, current: Any, place: str) -> Iterator[str]:
-    """Yield each difference, such as ``criterion.temperature 0.04 -> 0.1``; if names differ, only the names."""
-    if saved == current or re.sub(r"^parts\..+?\.(?=task\.)", "", place) in MAY_CHANGE:
-        return
-    if place == "parts" and isinstance(saved, list) and isinstance(current, list):
-        saved, current = ({part["name"]: part for part in parts} for parts in (saved, current))
-    if isinstance(saved, dict) and isinstance(current, dict):
-        keys = ["name"] if saved.get("name") != current.get("name") else sorted({*saved, *current})
-        for key in keys:
-            yield from _differences(saved.get(key), current.get(key), f"{place}.{key}".lstrip("."))
-    else:
-        yield f"{place} {_shown(saved)} -> {_shown(current)}"
-
-
-def _shown(value: Any) -> str:
-    """Return a value as text; a whole section that is new or gone is shown only as "given"."""
-    of_parts = isinstance(value, list) and any(isinstance(part, dict) for part in value)
-    return "given" if of_parts or isinstance(value, dict) else repr(value)
+def _may_change(key: str) -> bool:
+    return re.sub(r"^parts\.\w+\.(?=task\.)", "", key) in MAY_CHANGE or key.split(".")[0] in MAY_CHANGE

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from xrep.config.layers import flat
 from xrep.config.ranges import out_of_range
-from xrep.config.yaml_files import flat
 from xrep.files import naming, write_aside
 from xrep.nn.queue import Queue
 from xrep.progress import ProgressLine

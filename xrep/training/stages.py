@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from xrep.config import RunConfig, completed, course_directory
+from xrep.config import RunConfig, completed
 from xrep.errors import UserError
 from xrep.files import point_link
 from xrep.models.directory import CONFIG, MANIFEST, read_saved_config
@@ -21,7 +21,7 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], Summary], i
     directory of the course point at those of the last stage. A run without stages is trained in its own directory.
 
     Args:
-        runs: the stages, as ``compose_course`` returns them.
+        runs: the stages, as ``runs_of`` returns them.
         train: trains one of them.
         is_main: whether this process prints and writes; all processes of a run make this call.
 
@@ -34,32 +34,23 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], Summary], i
     """
     if not runs[0].stage:
         return train(runs[0])
-    directory = course_directory(runs[0])
-
-    def say(text: str) -> None:
-        if is_main:
-            print(text, file=sys.stderr)
-
-    if (directory / CONFIG).exists():
+    course = runs[0].directory.parent
+    if (course / CONFIG).exists():
         if not is_main:  # the main process reports it
             raise SystemExit(2)
-        raise UserError("holds a run without stages", path=directory, cure="choose another `save_dir`")
-    summary: Summary | None = None
+        raise UserError("holds a run without stages", path=course, cure="choose another `save_dir`")
     for number, run in enumerate(runs, 1):
-        place = f"stage {run.stage} ({number} of {len(runs)}, {run.label})"
-        if number < len(runs) and is_finished(run):
-            say(f"{place}: finished before")
-            continue
-        say(f"{place}: in {run.values['checkpoint']['save_dir']}")
-        summary = train(run)
-        if not summary.finished:
-            break
-    assert summary is not None  # the last stage is never skipped
-    if is_main and summary.finished:
+        finished = number < len(runs) and is_finished(run)
+        if is_main:
+            where = "finished before" if finished else f"in {run.directory}"
+            print(f"stage {run.stage} ({number} of {len(runs)}, {run.label}): {where}", file=sys.stderr)
+        if not finished and not (summary := train(run)).finished:
+            return summary
+    if is_main:
         for name in ("best", "last"):
-            point_link(directory / name, Path(runs[-1].stage) / name)
-        say(f"the course is finished; the model: {directory / 'best'} (last: {directory / 'last'})")
-    return summary
+            point_link(course / name, Path(runs[-1].stage) / name)
+        print(f"the course is finished; the model: {course / 'best'} (last: {course / 'last'})", file=sys.stderr)
+    return summary  # of the last stage, which is never left out
 
 
 def is_finished(run: RunConfig) -> bool:
@@ -68,10 +59,9 @@ def is_finished(run: RunConfig) -> bool:
     A run that was resumed with a larger budget and then killed has not: its summary has an earlier step than its last
     checkpoint, or that checkpoint has the earlier configuration.
     """
-    directory = Path(run.values["checkpoint"]["save_dir"])
-    last = directory / "last"
+    last = run.directory / "last"
     try:
-        steps = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))["steps"]
+        steps = json.loads((run.directory / SUMMARY).read_text(encoding="utf-8"))["steps"]
         reached = json.loads((last / MANIFEST).read_text(encoding="utf-8"))["step"]
         return steps == reached and completed(read_saved_config(last / CONFIG))[0] == run.values
     except (OSError, ValueError, KeyError, TypeError, UserError):
