@@ -24,8 +24,9 @@ def script(shell: str, commands: Sequence[str]) -> str:
     parsers = [whole]
     for name in commands:
         parsers.append(_parser(name))
+        below.add_parser(name, help=name)
         below.choices[name] = parsers[-1]
-    return "\n".join(shtab.complete(parser, shell) for parser in parsers)
+    return "".join(f"{shtab.complete(parser, shell)}\n" for parser in parsers)
 
 
 def _parser(name: str) -> argparse.ArgumentParser:

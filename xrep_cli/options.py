@@ -130,7 +130,7 @@ def train_parser(fields: Sequence[FieldSpec], stages: Sequence[tuple[str, Layer]
         text = f"{', '.join(REGISTRIES[kind].names())} (chosen: {', '.join(names)})"
         group.add_argument(_dashed(kind), metavar="NAME", default=SUPPRESS, help=text)
     groups = {}
-    for key in dict.fromkeys(spec.section for spec in fields):
+    for key in dict.fromkeys(section.key for _, section in sections if section.cls):
         own = {section.name: section.cls for _, section in sections if section.key == key and section.cls}
         summaries = [str(cls.__doc__).split("\n")[0] for cls in own.values()]
         title = f"{key or 'run'} {', '.join(filter(None, own))}".strip()

@@ -54,8 +54,10 @@ def with_size(values: Layer) -> Layer:
 
 def without_numbers(values: Layer) -> Layer:
     """Return the resolved values of a run without those sizes of encoders that its ``size`` stands for."""
-    numbers = dict(zip(_NAMES, _NUMBERS.get(str(values.get("size")), ()), strict=False))
-    return {key: value for key, value in values.items() if numbers.get(key.removeprefix("model."), ...) != value}
+    numbers = {
+        f"model.{n}": number for n, number in zip(_NAMES, _NUMBERS.get(str(values.get("size")), ()), strict=False)
+    }
+    return {key: value for key, value in values.items() if key not in numbers or numbers[key] != value}
 
 
 def is_small(values: Layer) -> bool:

@@ -18,19 +18,11 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], Summary], i
     """Train the stages of a course in their order; if it is stopped, the same call resumes it.
 
     A finished stage is left as it is, and an unfinished one is resumed. At the end, ``best`` and ``last`` in the
-    directory of the course point at those of the last stage. A run without stages is trained in its own directory.
+    directory of the course point at those of the last stage. A run without stages is trained in its own directory. All
+    processes of a run make this call; ``is_main`` prints and writes.
 
-    Args:
-        runs: the stages, as ``runs_of`` returns them.
-        train: trains one of them.
-        is_main: whether this process prints and writes; all processes of a run make this call.
-
-    Returns:
-        What ``train`` returned for the last stage, or for the one that was asked to stop.
-
-    Raises:
-        UserError: the directory holds a run without stages (other processes than the main one exit), or ``train``
-            raises it.
+    Returns what ``train`` returned for the last stage, or for the one that was asked to stop. Raises UserError if the
+    directory holds a run without stages (other processes than the main one exit), or ``train`` raises it.
     """
     if not runs[0].stage:
         return train(runs[0])
@@ -39,18 +31,21 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], Summary], i
         if not is_main:  # the main process reports it
             raise SystemExit(2)
         raise UserError("holds a run without stages", path=course, cure="choose another `save_dir`")
+    summary = None
     for number, run in enumerate(runs, 1):
         finished = number < len(runs) and is_finished(run)
         if is_main:
             where = "finished before" if finished else f"in {run.directory}"
             print(f"stage {run.stage} ({number} of {len(runs)}, {run.label}): {where}", file=sys.stderr)
-        if not finished and not (summary := train(run)).finished:
+        summary = summary if finished else train(run)
+        if summary and not summary.finished:
             return summary
     if is_main:
         for name in ("best", "last"):
             point_link(course / name, Path(runs[-1].stage) / name)
         print(f"the course is finished; the model: {course / 'best'} (last: {course / 'last'})", file=sys.stderr)
-    return summary  # of the last stage, which is never left out
+    assert summary is not None  # the last stage is never left out
+    return summary
 
 
 def is_finished(run: RunConfig) -> bool:
