@@ -158,7 +158,7 @@ def test_each_launch_is_recorded_with_its_end(
     first = records[0]
     assert first["command"].startswith(sys.orig_argv[0]) and first["folder"] == os.getcwd() and first["host"]
     release = torch.__version__.split("+")[0]  # behind the + is the build, which the package does not always name
-    assert first["versions"]["torch"].split("+")[0] == release and first["options"]["trainer"]["max_steps"] == 8
+    assert first["versions"]["torch"].split("+")[0] == release and first["options"]["trainer.max_steps"] == 8
     assert first["time"] <= records[-1]["time"]
 
 
