@@ -47,20 +47,20 @@ train --criterion dual_moco                  | no task is chosen; set --task to 
 train bin --task bitext                      | no criterion is chosen; set --criterion to one of classification,
 train ... --criterion dual_moko              | unknown criterion 'dual_moko'; did you mean 'dual_moco'?
 train ... --task bitex                       | unknown task 'bitex'; did you mean 'bitext'?
-train ... --learning-rate 1                  | unknown option --learning-rate; --lr is the option for that
+train ... --learning-rate 1                  | unknown option --learning-rate; --help lists the options
 train ... --tempratur 1                      | unknown option --tempratur; did you mean '--temperature'?
-train ... --towers                           | --towers needs a value
-train ... criterion.temprature=1             | unknown key criterion.temprature; did you mean 'temperature'?
-train ... optimiser.lr=1                     | unknown section 'optimiser'; did you mean 'optimizer'?
+train ... --towers                           | argument --towers: expected one argument
+train ... criterion.temprature=1             | unknown option --criterion.temprature; did you mean '--criterion.temperature'?
+train ... optimiser.lr=1                     | unknown option optimiser.lr; did you mean '--optimizer.lr'?
 train ... --max-steps many                   | trainer.max_steps must be an integer or none, not 'many'
-train ... --max-steps 1e30                   | trainer.max_steps must be an integer between
+train ... --max-steps 1e30                   | trainer.max_steps must be an integer or none
 train ... --lr -1                            | optimizer.lr must be at least 0, not -1.0
 train ... --temperature nan                  | criterion.temperature must be a finite number, not 'nan'
 train ... --temperature 0                    | criterion.temperature must lie in [0.0001, 10000], not 0.0
 train ... --directions sideways              | criterion.directions must be both or forward, not 'sideways'
 train ... --dropout 1.5                      | model.dropout must lie in [0, 1), not 1.5
 train ... --heads 5                          | hidden_size 32 is not divisible by heads 5
-train ... --save-dir=                        | checkpoint.save_dir must be a string of at least one character
+train ... --save-dir=                        | argument --save-dir: must be a string
 train ... --device meta                      | trainer.device must be auto, cpu or cuda, not 'meta'
 train ... --criterion dual_moco --queue-size -5 | criterion.queue_size must be at least 0, not -5
 train ... --criterion dual_moco --queue-size 1000000000000 | TB of memory, and this machine has
@@ -160,7 +160,7 @@ encode ... --output v.txt                    | v.txt: the output is a .npy file 
 encode ... --output absent/v.npy             | absent: no such folder; make it first, or write elsewhere
 encode ... --output - --json                 | --json and the vectors both go to standard output; name
 encode ... --batch-tokens 0                  | --batch-tokens 0; give at least 1
-encode ... --batch-size 3                    | --batch-tokens is the option for that
+encode ... --batch-size 3                    | unrecognized arguments: --batch-size 3; xrep-encode --help lists
 encode ... --device cuda:99                  | cuda:99 is not a device of this machine; choose another --device, such as
 encode ... --workers 2                       | --workers is an option of Ray; add --engine ray, or leave it out
 encode ... --cpus-per-worker 2 --engine slurm | --cpus-per-worker is an option of Ray; add --engine ray, or
@@ -219,7 +219,7 @@ generate ... --reference mt.de               | mt.de: 40 lines, but de.txt has 3
 generate ... --reference absent              | absent: no such file; check the name
 generate ... --json s.json                   | --json without scores to write; give --reference FILE
 generate ... --beam 0                        | --beam must be at least 1, not 0
-generate ... --num-beams 5                   | --beam is the option for that
+generate ... --num-beams 5                   | unrecognized arguments: --num-beams 5; xrep-generate
 generate ... --nbest 6                       | --nbest 6 is more than the 5 hypotheses of the beam
 generate ... --sampling-topk 5               | --sampling-topk is an option of sampling, which is off
 generate ... --sampling --sampling-topp 1.5  | --sampling-topp must lie in (0, 1], not 1.5
@@ -237,7 +237,7 @@ predict ... --output de.txt                  | --output is the same file as --in
 
 eval nowhere --path enc                      | argument TEST: invalid choice: 'nowhere'
 eval tatoeba --path enc                      | the following arguments are required: --data
-eval tatoeba ... --languages de              | --langs is the option for that
+eval tatoeba ... --languages de              | unrecognized arguments: --languages de; xrep-eval
 eval tatoeba ... --path absent               | absent: no such directory, and no such model in the Hugging
 eval tatoeba ... --path de.txt               | de.txt: not a checkpoint
 eval tatoeba ... --path vectors              | vectors/sentences.tsv:

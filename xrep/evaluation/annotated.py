@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples, OverlapOption, PrecisionOption, Result, Score, TableEvaluation, shares
 from xrep.evaluation.reading import choose_languages
@@ -38,7 +39,7 @@ class AnnotatedEvaluation(TableEvaluation):
         """Split to measure on."""
         language: str = "en"
         """Language of files that do not name it."""
-        batch_tokens: int = 4096
+        batch_tokens: Count = 4096
         """Number of subwords that go through the encoder at once."""
 
     def read(self) -> list[Examples]:

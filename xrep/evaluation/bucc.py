@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions, shares, table
@@ -62,7 +63,7 @@ class Bucc(Evaluation):
         margin: Literal["absolute", "distance", "ratio"] = "ratio"
         """Score by the cosine (absolute), or by its distance from, or ratio to, the mean cosine with the neighbours on
         both sides."""
-        neighbours: int = 4
+        neighbours: Count = 4
         """Number of neighbours in each direction."""
         retrieval: Literal["forward", "backward", "intersection", "max"] = "max"
         """Candidates: the best target of each source, the best source of each target, both, or either."""

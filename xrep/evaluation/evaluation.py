@@ -14,6 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 import xrep
+from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Overlap, open_encoder, seen, total
 from xrep.evaluation.plots import Picture
@@ -31,7 +32,7 @@ class PrecisionOption:
 
 @dataclass(kw_only=True)
 class EncoderOptions(PrecisionOption):
-    batch_tokens: int = 4096
+    batch_tokens: Count = 4096
     """Number of subwords that go through the encoder at once."""
     layer: int | None = None
     """Pool the token vectors of this layer instead of the last one; 0: the embeddings. XTREME's retrieval uses layer 7

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, total, without_components
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
@@ -38,11 +39,11 @@ class LanguageBias(Evaluation):
 
     @dataclass(kw_only=True)
     class Config(EncoderOptions, OverlapOption, PlotOption, TextOptions):
-        neighbours: int = 10
+        neighbours: Count = 10
         """Number of nearest neighbours of each sentence that are counted."""
         remove_components: int = 1
         """Number of principal components that are removed from the vectors of each language."""
-        sentences: int = 1000
+        sentences: Count = 1000
         """Maximum number of sentences per language; the first ones are taken. All languages are cut to the size of the
         smallest."""
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, without_components
 from xrep.evaluation.evaluation import Examples, Figures, PlotOption, Result, Score, TableEvaluation, VectorTestOptions
@@ -59,7 +60,7 @@ class Tatoeba(TableEvaluation):
         """Score by the cosine (absolute), or by its distance from, or ratio to, the mean cosine with the neighbours on
         both sides. This score ranks all sentences of the other side, where LASER's xSIM takes the best of the nearest
         neighbours, so figures of distance and ratio may differ from those of xSIM."""
-        neighbours: int = 4
+        neighbours: Count = 4
         """Number of neighbours in this mean."""
         direction: Literal["both", "xx-en", "en-xx"] = "both"
         """Direction whose accuracy is averaged over the languages and has an interval: the mean of both, from the

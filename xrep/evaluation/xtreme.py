@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation import bucc, tatoeba
 from xrep.evaluation.encoders import total
@@ -87,7 +88,7 @@ class Xtreme(Evaluation):
         layer: int | None = None
         """Layer of the sentence encoder whose token vectors are pooled: 7 of mBERT and 13 of XLM-R large in XTREME.
         none: the layer with which it was trained."""
-        batch_tokens: int = 4096
+        batch_tokens: Count = 4096
         """Number of subwords that go through the encoder at once."""
 
     config: Config

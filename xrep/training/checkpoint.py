@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import Count, CountOrZero
 from xrep.errors import UserError
 from xrep.files import naming, point_link, remove_files, try_lock
 from xrep.models.directory import (
@@ -64,13 +64,10 @@ class Checkpoints:
     class Config:
         save_dir: str | None = None
         """Directory of the run. A run found there with the same configuration is resumed. none: runs/TASK-CRITERION."""
-        save_every: int = 1000
+        save_every: CountOrZero = 1000
         """Number of steps between checkpoints. 0: save only after the best validation so far and at the end."""
-        keep_last: int = 2
+        keep_last: Count = 2
         """Number of recent checkpoints that are kept, in addition to the best."""
-
-        def problems(self) -> list[str]:
-            return out_of_range(self, save_every="[0, inf)", keep_last="[1, inf)")
 
     def __init__(self, config: Config, directory: Path, say: Callable[[str], None] | None = None) -> None:
         self.config, self.directory, self.stalled_seconds = config, directory, 0.0

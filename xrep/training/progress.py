@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from xrep.config.fields import Count
 from xrep.config.layers import flat
-from xrep.config.ranges import out_of_range
 from xrep.files import naming, write_aside
 from xrep.nn.queue import Queue
 from xrep.progress import ProgressLine
@@ -37,7 +37,7 @@ class Progress:
 
     @dataclass(kw_only=True)
     class Config:
-        log_every: int = 50
+        log_every: Count = 50
         """Number of steps between records in metrics.jsonl and TensorBoard."""
         tensorboard: bool = True
         """Write TensorBoard events below SAVE_DIR/tensorboard."""
@@ -45,7 +45,7 @@ class Progress:
         """Service that gets the records as well: Weights & Biases (extra 'wandb')."""
 
         def problems(self) -> list[str]:
-            problems = out_of_range(self, log_every="[1, inf)")
+            problems = list[str]()
             if self.logger == "wandb" and importlib.util.find_spec("wandb") is None:
                 problems.append("`logger` is wandb, which is not installed: pip install 'xrep[wandb]'")
             return problems

@@ -39,7 +39,7 @@ class SeveralValidator(Validator):
         """The one of them whose metric chooses the best checkpoint, and which patience counts. none: the first."""
 
         def problems(self) -> list[str]:
-            names, problems = self.validate_with, super().problems()
+            names, problems = self.validate_with, list[str]()
             if not names or len(set(names)) < len(names):
                 problems.append(f"validate_with must name validations, each once, not {','.join(names) or 'none'}")
             if self.best_by is not None and self.best_by not in names:
