@@ -159,8 +159,8 @@ def test_all_problems_are_told_together():
     assert cut == [
         "unknown option --foo",
         "unknown model 'nonsense'",
-        "criterion.temperature must be a finite number, not 'hot'",
         "criterion.queue_size must be at least 0, not -5",
+        "criterion.temperature must be a finite number, not 'hot'",
         "optimizer.lr must be a finite number, not 'nan'",
         "optimizer.adam_eps must be at least 0, not -1.0",
         "unknown lr_scheduler 'cosin'; did you mean 'cosine'?",

@@ -128,9 +128,9 @@ def test_problems_of_all_stages_are_told_together_and_once(course):
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ("[]", "stages must be a list of the values of each stage: [{task: ..., ...}, ...]"),
+        ("[]", "stages must be a list of the values of each item: [{task: ..., criterion: ...}, ...]"),
         ("{a: {seed: 1}}", "there is no stage 'a'; list the stages in a configuration file"),
-        ("[{name: best}]", "'best' cannot be the name of a stage; use letters, digits and _"),
+        ("[{name: best}]", "'best' cannot be one of the stages; use letters, digits and _"),
         ("[{name: a}, {name: a}]", "two stages are named 'a'; rename one"),
         ("[{stages: [{}]}]", "unknown key stages; known: "),
     ],

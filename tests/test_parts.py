@@ -113,16 +113,16 @@ def test_all_problems_of_all_parts_are_told_together(tmp_path):
         "unknown key parts.rank.wieght; did you mean 'weight'?",
     ]
     changes = "my.yaml", {"parts": {"rnk": {"weight": 1}}}
-    assert problems(layer(tmp_path), changes) == ["there is no part 'rnk'; did you mean 'rank'?"]
+    assert problems(layer(tmp_path), changes) == ["unknown key parts.rnk.weight; did you mean 'parts.rank.weight'?"]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (TEXT + "task: bitext\n", "a run has either parts or one task and criterion, but task is given beside parts"),
-        ("parts: [3]", "parts must be a list of the values of each part: [{task: ..., ...}, ...]"),
+        ("parts: [3]", "parts must be a list of the values of each item: [{task: ..., criterion: ...}, ...]"),
         ("parts: [{name: a.b, task: bitext, criterion: dual_moco}]",
-         "'a.b' cannot be the name of a part; use letters, digits and _, beginning with a letter or _"),
+         "'a.b' cannot be one of the parts; use letters, digits and _"),
         ("parts: [{name: a, task: bitext, criterion: dual_moco}, {name: a, task: bitext, criterion: dual_moco}]",
          "two parts are named 'a'; rename one"),
         ("parts: [{name: training, task: bitext, criterion: dual_moco}]",

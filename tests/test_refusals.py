@@ -37,7 +37,7 @@ USUAL = {
 REFUSALS = r"""
 xrep trian                                   | there is no command 'trian'; did you mean 'train'?
 xrep banana                                  | there is no command 'banana'; known: train, eval,
-xrep completion tcsh                         | no completion for 'tcsh'; write xrep completion bash, or zsh or fish
+xrep completion csh                          | no completion for 'csh'; write xrep completion bash, or zsh, tcsh
 
 data get ../../etc/passwd                    | unknown corpus or pretrained encoder '../../etc/passwd'
 data get un --print-path                     | xrep cannot fetch un for you; join and unpack the parts
@@ -50,7 +50,7 @@ train ... --task bitex                       | unknown task 'bitex'; did you mea
 train ... --learning-rate 1                  | unknown option --learning-rate; --help lists the options
 train ... --tempratur 1                      | unknown option --tempratur; did you mean '--temperature'?
 train ... --towers                           | argument --towers: expected one argument
-train ... criterion.temprature=1             | unknown option --criterion.temprature; did you mean '--criterion.temperature'?
+train ... criterion.temprature=1             | did you mean '--criterion.temperature'?
 train ... optimiser.lr=1                     | unknown option optimiser.lr; did you mean '--optimizer.lr'?
 train ... --max-steps many                   | trainer.max_steps must be an integer or none, not 'many'
 train ... --max-steps 1e30                   | trainer.max_steps must be an integer or none
@@ -65,7 +65,7 @@ train ... --device meta                      | trainer.device must be auto, cpu 
 train ... --criterion dual_moco --queue-size -5 | criterion.queue_size must be at least 0, not -5
 train ... --criterion dual_moco --queue-size 1000000000000 | TB of memory, and this machine has
 train ... --criterion mlm --mask-rate 0      | criterion.mask_rate must lie in (0, 1), not 0.0
-train ... --criterion dap --pivot-language=  | criterion.pivot_language must be a string of at least one
+train ... --criterion dap --pivot-language=  | argument --pivot-language: must be a string
 train ... --criterion hictl --slack 1        | criterion.slack must lie in (0, 1), not 1.0
 train ... --criterion nli                    | the criterion reads labelled pairs, and the task gives translations
 train ... --task translation                 | unknown option --towers
@@ -77,7 +77,7 @@ train ... --validation sts                   | validation.sts_path has no defaul
 train ... --config broken.yaml               | broken.yaml:2: not a valid configuration: did not find expected node
 train ... --config twice.yaml                | twice.yaml:3: not a valid configuration: found duplicate key seed
 train ... --config list.yaml                 | list.yaml: is not a mapping of sections; write for example 'task: bitext'
-train --config parts.yaml                    | parts must be a list of {task: ..., criterion: ...}
+train --config parts.yaml                    | parts must be a list of the values of each item
 train ... --config stages.yaml                | stages must be a list of the values of each stage
 train ... --config absent.yaml               | absent.yaml: no such file; name an existing YAML file
 train ... --config dir                       | dir: Is a directory
@@ -179,10 +179,10 @@ mine ... --source-vectors zero.npy           | zero.npy:1: the vector of this ro
 mine ... --source-vectors wide.npy           | wide.npy: vectors of 9 numbers, but y.npy has 8
 mine ... --source de.txt                     | de.txt:4: 3 lines, but x.npy has 50 vectors; row i must be the vector of
 mine ... --neighbours 41                     | lower --neighbours to 40, or give more sentences
-mine ... --neighbours 0                      | --neighbours 0; give at least 1
+mine ... --neighbours 0                      | argument --neighbours: must be at least 1, not 0
 mine ... --gpus-per-worker 0.5               | --gpus-per-worker is an option of Ray; add --engine ray, or leave it out
-mine ... --threshold nan                     | argument --threshold: must be a finite number, not 'nan'
-mine ... --index-gigabytes 0                 | --index-gigabytes must be above 0, not 0.0
+mine ... --threshold nan                     | argument --threshold: must be a finite number or none, not 'nan'
+mine ... --index-gigabytes 0                 | argument --index-gigabytes: must be above 0, not 0.0
 mine ... --index tree                        | --index tree is not possible: could not parse index string tree
 mine ... --output mined.tsv                  | mined.tsv.job: not the folder of an unfinished command; rename
 mine ... --output x.npy                      | x.npy: --output is the same file as --source-vectors
@@ -218,12 +218,12 @@ generate ... --output de.txt                 | --output is the same file as --in
 generate ... --reference mt.de               | mt.de: 40 lines, but de.txt has 3; give a reference for each line
 generate ... --reference absent              | absent: no such file; check the name
 generate ... --json s.json                   | --json without scores to write; give --reference FILE
-generate ... --beam 0                        | --beam must be at least 1, not 0
+generate ... --beam 0                        | argument --beam: must be at least 1, not 0
 generate ... --num-beams 5                   | unrecognized arguments: --num-beams 5; xrep-generate
 generate ... --nbest 6                       | --nbest 6 is more than the 5 hypotheses of the beam
 generate ... --sampling-topk 5               | --sampling-topk is an option of sampling, which is off
-generate ... --sampling --sampling-topp 1.5  | --sampling-topp must lie in (0, 1], not 1.5
-generate ... --sampling --temperature 0      | --temperature must be above 0, not 0.0
+generate ... --sampling --sampling-topp 1.5  | argument --sampling-topp: must lie in (0, 1], not 1.5
+generate ... --sampling --temperature 0      | argument --temperature: must be above 0, not 0.0
 generate ... --lenpen nan                    | argument --lenpen: must be a finite number
 generate ... --min-length 9                  | --min-length 9 is more than the greatest length 5
 generate ... --max-tokens 0                  | --max-tokens 0; give at least 1
@@ -265,7 +265,7 @@ eval sts ... --data sts --split dev          | no STS data set with a dev split 
 eval sts ... --data bad_sts                  | bad_sts/sts-test.csv:2: '5.1' is not a score of 0 to 5; fetch the file
 eval bucc ... --data bucc                    | there is no split but dev
 eval bucc ... --data bucc --oracle --langs de-fr | no BUCC files of de-fr; the data has de-en
-eval bucc ... --data bucc --oracle --neighbours 0 | --neighbours 0; give at least 1
+eval bucc ... --data bucc --oracle --neighbours 0 | argument --neighbours: must be at least 1, not 0
 eval bucc ... --data bucc --oracle --threshold 1 | --oracle and --threshold; give one of them
 eval neighbours ... --data mt.de             | no query; give --query
 eval nli ... --data sts                      | sts/sts-test.csv: holds triplets without labels

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from xrep.config.fields import convert
-from xrep.config.layers import CHOICES, Layer, flat, over, strip, to_yaml
+from xrep.config.layers import CHOICES, LISTS, Layer, flat, over, strip, to_yaml
 from xrep.config.sections import OF_A_PART, SECTIONS, Section, fields_of, sections_of
 from xrep.config.sizes import with_size
 from xrep.errors import ConfigError, shown
@@ -139,12 +139,11 @@ def runs_of(layers: Layers, problems: Sequence[str] = ()) -> list[RunConfig]:
     values, command = merged(layers)
     for plugin in plugins_of(values, command):
         import_plugin(plugin)
-    both = {**command, **values}
-    if wrong := _problems_of_names("stage", both, r"(?!(best|last)$)\w+", "letters, digits and _"):
-        raise ConfigError([*problems, *wrong])
     found, stages = [*problems], stages_of(values, command)
-    for key in both:
-        if re.fullmatch(r"stages\.\w+\.checkpoint\.save_dir", key):
+    for key in {**values, **command}:
+        if key.startswith("stages.") and (name := key.split(".")[1]) not in values.get("stages", []):
+            found.append(f"there is no stage {shown(name)}; list the stages in a configuration file")
+        elif re.fullmatch(r"stages\.\w+\.checkpoint\.save_dir", key):
             cure = "a stage trains in SAVE_DIR/NAME; set checkpoint.save_dir of the whole course"
             found.append(f"{key} is given, but {cure}")
     resolved = [(name, *resolve(stage)) for name, stage in stages]
@@ -159,9 +158,23 @@ def runs_of(layers: Layers, problems: Sequence[str] = ()) -> list[RunConfig]:
 
 
 def merged(layers: Layers) -> tuple[Layer, Layer]:
-    """Return the values of all layers but the command line, and those of the command line."""
+    """Return the values of all layers but the command line, and those of the command line. Raises ConfigError if parts
+    or stages have names that they cannot have."""
     below = functools.reduce(over, (flat(layer) for origin, layer in layers if origin != COMMAND_LINE), {})
+    lists = {key: names for key, names in below.items() if key.rpartition(".")[2] in LISTS}
+    if problems := [problem for key, names in lists.items() for problem in _problems_of_names(key, names)]:
+        raise ConfigError(problems)
     return below, functools.reduce(over, (flat(layer) for origin, layer in layers if origin == COMMAND_LINE), {})
+
+
+def _problems_of_names(key: str, names: Any) -> list[str]:
+    """Return what is wrong with the names of parts or stages, which become parts of keys and names of folders."""
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        return [f"{key} must be a list of the values of each item: [{{task: ..., criterion: ...}}, ...]"]
+    distinct = dict.fromkeys(names)
+    wrong = [name for name in distinct if not re.fullmatch(r"(?!(best|last)$)\w+", name)]
+    problems = [f"{shown(name)} cannot be one of the {key}; use letters, digits and _" for name in wrong]
+    return problems + [f"two {key} are named {shown(name)}; rename one" for name in distinct if names.count(name) > 1]
 
 
 def plugins_of(*layers: Layer) -> list[str]:
@@ -239,9 +252,7 @@ def to_configuration(runs: list[RunConfig]) -> str:
 
 def resolve(given: Layer) -> tuple[Layer, list[str]]:
     """Return the value of every option of a run, and everything that is wrong, one line each."""
-    allowed = "letters, digits and _, beginning with a letter or _"
-    if problems := _problems_of_names("part", given, r"[A-Za-z_]\w*", allowed):
-        return {}, problems
+    problems = list[str]()
     values: Layer = {"parts": given["parts"]} if "parts" in given else {}
     if single := " and ".join(kind for kind in OF_A_PART if values and strip(given, f"{kind}.")):
         problems.append(f"a run has either parts or one task and criterion, but {single} is given beside parts")
@@ -294,23 +305,3 @@ def _resolve(section: Section, given: Layer) -> tuple[Layer, list[str]]:
         # What the part refuses about a doubtful option would concern its default, not the value given.
         problems += [section.above + each for each in refused if not any(name in each for name in doubtful)]
     return values | {section.above + name: value for name, value in options.items()}, problems
-
-
-def _problems_of_names(kind: str, values: Layer, pattern: str, allowed: str) -> list[str]:
-    """Return what is wrong with the names of parts or stages, which become parts of keys and names of folders, and
-    which keys are of none of them."""
-    names = values.get(f"{kind}s", [])
-    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    if not is_list or names == values.get(f"{kind}s") == []:
-        return [f"{kind}s must be a list of the values of each {kind}: [{{task: ..., ...}}, ...]"]
-    problems = []
-    for name in dict.fromkeys(names):
-        if not re.fullmatch(pattern, name):
-            problems.append(f"{shown(name)} cannot be the name of a {kind}; use {allowed}")
-        if names.count(name) > 1:
-            problems.append(f"two {kind}s are named {shown(name)}; rename one")
-    cure = "" if names else f"list the {kind}s in a configuration file"
-    for name in dict.fromkeys(key.split(".")[0] for key in strip(values, f"{kind}s.")) if not problems else ():
-        if name not in names:
-            problems.append(f"there is no {kind} {shown(name)}; {cure or suggestion(name, names)}")
-    return problems

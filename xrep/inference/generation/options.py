@@ -50,8 +50,6 @@ class SearchOptions:
         problems = list[str]()
         if not self.sampling and self.nbest > self.beam >= 1:
             problems.append(f"nbest {self.nbest} is more than the {self.beam} hypotheses of the beam")
-        if self.length_penalty_form not in ("fairseq", "gnmt"):
-            problems.append(f"length_penalty_form must be fairseq or gnmt, not {self.length_penalty_form}")
         if self.max_length_a == 0 and self.min_length > self.max_length_b >= 0:
             problems.append(f"min_length {self.min_length} is more than the greatest length {self.max_length_b}")
         changed = [name for name in SAMPLING if vars(self)[name] != vars(DEFAULTS)[name]]
