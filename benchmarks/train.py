@@ -41,7 +41,7 @@ from xrep.tasks.bitext import BitextTask
 from xrep.training.batches import agreed
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import alone, pick_device
-from xrep.training.progress import Quiet
+from xrep.training.log import Quiet
 from xrep.training.step import type_on
 from xrep.training.trainer import Trainer
 from xrep_cli.options import parse

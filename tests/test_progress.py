@@ -40,7 +40,7 @@ def test_a_line_is_rewritten_on_a_terminal(clock: list[float]) -> None:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_log_file_has_a_line_now_and_then(clock: list[float], at_once: bool) -> None:
-    line = ProgressLine(screen := Screen(False), seconds=10, at_once=at_once)
+    line = ProgressLine(screen := Screen(False), at_once=at_once)
     for second in range(25):
         line.show(f"{second}")
         clock[0] += 1
@@ -58,7 +58,8 @@ def test_a_counter_says_how_fast_and_how_long(clock: list[float], monkeypatch: p
         clock[0] += 100
         counter.update(1)
     assert (
-        screen.getvalue() == "encoding: 3,000 of 5,000 lines, 100 per second, 0:20 left\n4,000 pairs, 200 per second\n"
+        screen.getvalue()
+        == "encoding:  60%|██████    | 3.00k/5.00k [00:20<00:20, 100 lines/s]\n4.00k pairs [00:20, 200 pairs/s]\n"
     )
     assert duration(3725.9) == "1:02:05"
 

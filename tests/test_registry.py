@@ -83,7 +83,7 @@ def write_entry_points(place, lines):
 
 def test_a_name_is_registered_once():
     registry = Registry("criterion", {"mine": "some.where:Mine"})
-    registry.register("mine", "some.where:Mine")
+    registry.add("mine", "some.where:Mine")
     with pytest.raises(UserError, match="'mine' is registered twice: by some.where:Mine and by xrep.registry:Registry"):
         registry.register("mine")(Registry)
     assert registry.target("mine") == "some.where:Mine"

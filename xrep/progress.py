@@ -6,6 +6,8 @@ import sys
 import time
 from typing import IO
 
+from tqdm import tqdm
+
 SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BETWEEN_UPDATES = 0.2
 
@@ -15,24 +17,14 @@ class ProgressLine:
 
     Args:
         stream: Where the line is printed; None for stderr.
-        seconds: Least time between two lines where they are not rewritten.
         shown: Whether ``show`` prints anything.
-        at_once: Whether the first line is printed at once where lines are not rewritten, instead of after ``seconds``.
+        at_once: Whether the first line is printed at once where lines are not rewritten, instead of after a while.
     """
 
-    def __init__(
-        self,
-        stream: IO[str] | None = None,
-        *,
-        seconds: float | None = None,
-        shown: bool = True,
-        at_once: bool = False,
-    ) -> None:
+    def __init__(self, stream: IO[str] | None = None, *, shown: bool = True, at_once: bool = False) -> None:
         self._stream, self._shown = stream or sys.stderr, shown
         self._terminal = self._stream.isatty()
-        self._seconds = SECONDS_BETWEEN_LINES if seconds is None else seconds
-        if self._terminal:
-            self._seconds = _SECONDS_BETWEEN_UPDATES
+        self._seconds = _SECONDS_BETWEEN_UPDATES if self._terminal else SECONDS_BETWEEN_LINES
         self._last = 0.0 if self._terminal or at_once else time.monotonic()
         self._width = 0
 
@@ -65,7 +57,7 @@ class Counter:
     Args:
         unit: Name of what is counted, in the plural.
         title: What is being done, for the beginning of the line.
-        done: Number done in an earlier run.
+        done: Number that an earlier run did, which do not count for the speed.
         total: Number to do, including ``done``; None if it is not known.
         shown: Whether anything is printed.
     """
@@ -73,23 +65,13 @@ class Counter:
     def __init__(
         self, unit: str, title: str = "", *, done: int = 0, total: int | None = None, shown: bool = True
     ) -> None:
-        self._unit, self._title, self._first, self._done, self._total = unit, title, done, done, total
-        self._line, self._began = ProgressLine(shown=shown), time.monotonic()
+        self._bar = {"prefix": title, "total": total, "initial": done, "unit": f" {unit}", "unit_scale": True}
+        self._line, self._done, self._began = ProgressLine(shown=shown), done, time.monotonic()
 
     def update(self, count: int) -> None:
         """Add ``count`` to what is done."""
         self._done += count
-        speed = (self._done - self._first) / max(time.monotonic() - self._began, 1e-9)
-        of, left = "", ""
-        if self._total is not None:
-            of = f" of {self._total:,}"
-            left = f", {duration((self._total - self._done) / max(speed, 1e-9))} left"
-        title = f"{self._title}: " if self._title else ""
-        self._line.show(f"{title}{self._done:,}{of} {self._unit}, {speed:,.0f} per second{left}")
-
-    def skip(self, count: int) -> None:
-        """Add ``count`` that an earlier run did, which do not count for the speed."""
-        self._done, self._first = self._done + count, self._first + count
+        self._line.show(tqdm.format_meter(self._done, elapsed=time.monotonic() - self._began, **self._bar))
 
     def __enter__(self) -> Counter:
         return self
@@ -100,6 +82,4 @@ class Counter:
 
 def duration(seconds: float) -> str:
     """Return seconds as ``h:mm:ss`` or ``m:ss``."""
-    minutes, secs = divmod(int(max(seconds, 0)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
+    return tqdm.format_interval(max(seconds, 0)).removeprefix("0")

@@ -30,75 +30,44 @@ ENTRY_POINT_GROUP = "xrep.plugins"
 
 
 class Registry:
-    """The parts of one kind, as a map ``name -> "module:Class"``.
+    """The parts of one kind, as a map ``name -> "module:Class"``."""
 
-    Args:
-        contract: ``module:Class`` of the base class that every part has; None if there is none.
-    """
+    def __init__(self, kind: str, targets: dict[str, str]) -> None:
+        self.kind, self._targets = kind, dict(targets)
 
-    def __init__(self, kind: str, targets: dict[str, str], contract: str | None = None) -> None:
-        self.kind, self.contract = kind, contract
-        self._targets = dict(targets)
-
-    def register(self, name: str, target: str | None = None) -> Callable[[type], type]:
-        """Add a part, either as a decorator of its class or by a call with ``target="module:Class"``.
-
-        Raises:
-            UserError: If another class has the name; the message names both.
-        """
-        if target is not None:
-            self._add(name, target)
+    def register(self, name: str) -> Callable[[type], type]:
+        """Return a decorator that adds a class as the part ``name``; it raises UserError as ``add`` does."""
 
         def decorate(cls: type) -> type:
-            self._add(name, f"{cls.__module__}:{cls.__qualname__}")
+            self.add(name, f"{cls.__module__}:{cls.__qualname__}")
             return cls
 
         return decorate
 
-    def _add(self, name: str, target: str) -> None:
-        known = self._targets.get(name)
-        if known is not None and known != target:
-            raise UserError(
-                f"the {self.kind} {name!r} is registered twice: by {known} and by {target}", cure="rename one of them"
-            )
-        self._targets[name] = target
+    def add(self, name: str, target: str) -> None:
+        """Add a part by its ``module:Class``. Raises UserError, which names both, if another class has the name."""
+        known = self._targets.setdefault(name, target)
+        if known != target:
+            problem = f"the {self.kind} {name!r} is registered twice: by {known} and by {target}"
+            raise UserError(problem, cure="rename one of them")
 
     def names(self) -> list[str]:
         _register_entry_points()
         return sorted(self._targets)
 
     def target(self, name: str) -> str:
-        """Return the ``module:Class`` of a part.
-
-        Raises:
-            UserError: If there is no such part; the message suggests the nearest name, or lists all names.
-        """
-        if name not in self._targets:
-            names = self.names()
-            if name not in names:
-                raise UserError(f"unknown {self.kind} {shown(name)}", cure=suggestion(name, names))
+        """Return the ``module:Class`` of a part. Raises UserError, which suggests a name, if there is none."""
+        if name not in self._targets and name not in self.names():
+            raise UserError(f"unknown {self.kind} {shown(name)}", cure=suggestion(name, self.names()))
         return self._targets[name]
 
     def load(self, name: str) -> type:
-        """Import and return the class of a part.
-
-        Raises:
-            UserError: If it cannot be imported, or is not a subclass of the contract.
-        """
-        target = self.target(name)
-        cls = load_target(target)
-        if self.contract is not None and not (isinstance(cls, type) and issubclass(cls, load_target(self.contract))):
-            cure = f"derive it from {self.contract.replace(':', '.')}, whose docstring says what a {self.kind} has"
-            raise UserError(f"{target} is not a {self.kind}", cure=cure)
-        return cls
+        """Import and return the class of a part; raises UserError as ``target`` and ``load_target`` do."""
+        return load_target(self.target(name))
 
 
 def load_target(target: str) -> Any:
-    """Import and return the object that ``module:Class`` names.
-
-    Raises:
-        UserError: If its module cannot be imported or lacks the class.
-    """
+    """Import and return the object that ``module:Class`` names. Raises UserError if it cannot be imported."""
     module, _, attribute = target.partition(":")
     try:
         return operator.attrgetter(attribute)(importlib.import_module(module))
@@ -122,11 +91,7 @@ IMPORTED = list[str]()
 
 
 def import_plugin(module: str) -> None:
-    """Import a module that registers parts.
-
-    Raises:
-        UserError: If importing it raises any exception, or it registers a name that another part has.
-    """
+    """Import a module that registers parts. Raises UserError if that raises any exception."""
     try:
         importlib.import_module(module)
         IMPORTED.append(module)
@@ -152,13 +117,7 @@ def one_line(error: BaseException) -> str:
 def _register_entry_points() -> None:
     for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         kind, _, name = entry.name.partition(".")
-        registry = REGISTRIES.get(kind)
-        if registry is None or not name:
-            raise UserError(
-                f"the entry point {entry.name!r} of {entry.value} is not named <kind>.<name>",
-                cure="kinds: " + ", ".join(REGISTRIES),
-            )
-        registry.register(name, entry.value)
+        REGISTRIES[kind].add(name, entry.value)
 
 
 TASKS = Registry("task", {
@@ -169,16 +128,16 @@ TASKS = Registry("task", {
     "question_answering": "xrep.tasks.annotated:QuestionAnsweringTask",
     "tagging": "xrep.tasks.annotated:TaggingTask",
     "translation": "xrep.tasks.translation:TranslationTask",
-}, "xrep.tasks.task:Task")  # fmt: skip
+})  # fmt: skip
 MODELS = Registry("model", {
     "classifier": "xrep.models.classifier:Classifier",
     "dual_encoder": "xrep.models.dual_encoder:DualEncoder",
     "translation": "xrep.models.translation:Translation",
-}, "xrep.models.model:Model")  # fmt: skip
+})  # fmt: skip
 ENCODERS = Registry("encoder", {
     "transformer": "xrep.nn.encoder:TransformerEncoder",
     "transformers": "xrep.interop.transformers_encoder:TransformersEncoder",
-}, "xrep.nn.encoder:Encoder")  # fmt: skip
+})  # fmt: skip
 CRITERIA = Registry("criterion", {
     "classification": "xrep.criteria.annotated:Classification",
     "cmlm": "xrep.criteria.cmlm:CMLM",
@@ -195,7 +154,7 @@ CRITERIA = Registry("criterion", {
     "tagging": "xrep.criteria.annotated:Tagging",
     "tlm": "xrep.criteria.tlm:TLM",
     "translation_ranking": "xrep.criteria.translation_ranking:TranslationRanking",
-}, "xrep.criteria.criterion:Criterion")  # fmt: skip
+})  # fmt: skip
 OPTIMIZERS = Registry("optimizer", {
     "adamw": "xrep.training.optim:AdamW",
     "lamb": "xrep.training.optim:Lamb",
@@ -207,7 +166,7 @@ LR_SCHEDULERS = Registry("lr_scheduler", {
     "inverse_sqrt": "xrep.training.lr_scheduler:InverseSqrt",
     "linear": "xrep.training.lr_scheduler:Linear",
     "polynomial": "xrep.training.lr_scheduler:Polynomial",
-}, "xrep.training.lr_scheduler:Schedule")  # fmt: skip
+})  # fmt: skip
 VALIDATORS = Registry("validation", {
     "annotation": "xrep.validation.annotation:AnnotationValidator",
     "loss": "xrep.validation.loss:LossValidator",
@@ -216,7 +175,7 @@ VALIDATORS = Registry("validation", {
     "several": "xrep.validation.several:SeveralValidator",
     "sts": "xrep.validation.sts:StsValidator",
     "translation": "xrep.validation.translation:TranslationValidator",
-}, "xrep.training.validator:Validator")  # fmt: skip
+})  # fmt: skip
 EVALUATIONS = Registry("evaluation", {
     "alignment": "xrep.evaluation.alignment:Alignment",
     "all": "xrep.evaluation.all:All",
@@ -236,8 +195,6 @@ EVALUATIONS = Registry("evaluation", {
     "translation": "xrep.evaluation.translation:TranslationQuality",
     "xnli": "xrep.evaluation.annotated:Xnli",
     "xtreme": "xrep.evaluation.xtreme:Xtreme",
-}, "xrep.evaluation.evaluation:Evaluation")  # fmt: skip
-REGISTRIES = {
-    registry.kind: registry
-    for registry in (TASKS, MODELS, ENCODERS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS, EVALUATIONS)
-}
+})  # fmt: skip
+_ALL = TASKS, MODELS, ENCODERS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS, EVALUATIONS
+REGISTRIES = {registry.kind: registry for registry in _ALL}

@@ -124,7 +124,7 @@ def test_a_name_of_two_parts(tmp_path, monkeypatch):
         "from dataclasses import dataclass\nfrom xrep.registry import CRITERIA\n"
         "from xrep.criteria.criterion import Criterion\n\n\n"
         "class Layered(Criterion):\n    @dataclass(kw_only=True)\n    class Config:\n        layers: int = 3\n\n\n"
-        "CRITERIA.register('layered', 'layered_criterion:Layered')\n"
+        "CRITERIA.add('layered', 'layered_criterion:Layered')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(CRITERIA, "_targets", dict(CRITERIA._targets))

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.criteria.by_hand import Expected
 from tests.criteria.objectives import Maker, Objective, frozen, hictl, moco, nli_batch, rank, simcse, triplet
 from tests.kernels.ranks import Found, Results
+from tests.support import guide
 from tests.support.planning import loss_of
+from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, negative_vectors, with_own_negatives
+from xrep.criteria.criterion import Loss, Planned, Term
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.kernels.gather import current_group
+from xrep.nn.queue import Queue
+from xrep.registry import CRITERIA
 
 RATE = 0.2
 
@@ -23,6 +31,50 @@ PARTS = {
     2: [(5, 0), (4, 4), (0, 0), (1, 6)],
     4: [(2, 0, 3, 0), (2, 2, 2, 2), (0, 0, 0, 0), (1, 3, 1, 2)],
 }
+
+
+class Plain(ContrastiveCriterion):
+    """All that a plugin may have, and nothing of ranks: a temperature, a queue, hard negatives, a constant of each row,
+    and metrics."""
+
+    term, uses_hard_negatives = "plain", True
+
+    @dataclass(kw_only=True)
+    class Config:
+        pass
+
+    def __init__(self, config: Any, model: Any, text: TextSpec) -> None:
+        super().__init__(config, model, text)
+        self.text, self.queue, self.waiting = text, Queue(11, model.output_size), list[tuple[Tensor, Tensor]]()
+        self.theta = nn.Parameter(torch.tensor(-1.0))
+
+    def encode(self, model: Any, planned: Planned) -> Encoded:
+        return Encoded(super().encode(model, planned).vectors + negative_vectors(model, planned.batch, self.text))
+
+    def constants(self, model: Any, planned: Planned) -> tuple[Tensor, ...]:
+        return (planned.batch.source.lengths / 10,)
+
+    def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
+        source, target, *negative, weight = vectors
+        tau, batch, keys = self.theta.exp(), planned.batch, self.queue.vectors[: self.queue.filled]
+        known = torch.cat([batch.ids[:, 1], self.queue.ids[: len(keys), 1]])
+        logits = source @ torch.cat([target, keys.to(target.dtype)]).T / tau
+        positive = logits[:, : len(source)].diagonal()
+        logits = logits.masked_fill(known == batch.ids[:, 1:], -torch.inf)
+        loss = torch.cat([positive.unsqueeze(1), logits], dim=1).logsumexp(1) - positive
+        correct = positive > logits.amax(1)
+        loss, correct = with_own_negatives(loss, correct, source, target, negative, batch, tau)
+        early, odd = batch.languages.size(1) * loss.detach().mean(), loss.detach()[batch.indices % 2 == 1]
+        metrics = {"accuracy": correct.double().mean(), "early": early, "odd": odd.sum() / max(len(odd), 1)}
+        return Loss({self.term: Term((weight * loss).sum())}, metrics, {"odd": len(odd)})
+
+    def remember(self, vectors: tuple[Tensor, ...], planned: Planned, loss: Loss) -> None:
+        self.waiting.append((vectors[1], planned.batch.ids))
+
+    def after_step(self, model: Any) -> None:
+        for keys, ids in self.waiting:
+            self.queue.enqueue(keys, ids)
+        self.waiting.clear()
 
 
 @dataclass(frozen=True)
@@ -47,20 +99,26 @@ class Run:
         model, criterion = Maker(text).build(self.own, layers=1, dropout=0.0, attention_dropout=0.0)
         both = nn.ModuleList([model, criterion])
         trained, sums, gradients = [p for p in both.parameters() if p.requires_grad], [], []
+        plugin, metrics = self.own.kind in PLUGINS, defaultdict[str, Any](list)
         for start in range(0, len(mine), self.accumulate):
             both.zero_grad()
             group = slice(start, start + self.accumulate)
-            for batch in mine[group]:
+            for batch, sizes in zip(mine[group], counts[group], strict=True):
+                if plugin and not any(sizes):  # the trainer makes no batch that is empty on all ranks
+                    continue
                 loss = loss_of(criterion, model, batch)
                 (term,) = loss.terms.values()
                 (term.sum / max(sum(map(sum, counts[group])), 1)).backward()
                 sums.append(term.sum.detach())
                 assert all(torch.isfinite(metric) for metric in loss.metrics.values())
+                for name, metric in loss.metrics.items() if plugin else ():
+                    metrics[f"metric {name}"].append(metric)
             gradients.append(torch.cat([p.grad.flatten() for p in trained]))
             self._step(trained, gradients[-1])
             criterion.after_step(model)
-        kept = {name: tensor.clone() for name, tensor in both.state_dict().items()}
-        return {"loss": torch.stack(sums), "gradient": torch.stack(gradients), **kept}
+        state = {name: tensor.clone() for name, tensor in both.state_dict().items()}
+        found = {"loss": sums, "gradient": gradients, **metrics}
+        return {**state, **{name: torch.stack(values) for name, values in found.items()}}
 
     @staticmethod
     @torch.no_grad()
@@ -71,6 +129,13 @@ class Run:
             dist.all_reduce(gradient)
         for parameter, part in zip(parameters, gradient.split([p.numel() for p in parameters]), strict=True):
             parameter -= RATE * part.view_as(parameter)
+
+
+PLUGINS = {**guide.TARGETS, "plain": f"{__name__}:Plain"}
+
+
+def plugin(kind: str, batch: str = "pairs", **options: Any) -> Objective:
+    return Objective(kind, lambda *_: Expected({}, {}), options, batch=batch)
 
 
 MOCO = {"queue_size": 11, "momentum": 0.7, "temperature": 0.1}
@@ -100,12 +165,17 @@ RUNS = {
     "translation_ranking, masked": Run(rank(**MASKED)),
     "translation_ranking, negatives": Run(rank("negatives", margin=0.1), 2),
     "translation_ranking, alone": Run(rank(**ALONE)),
+    "hardest_negative": Run(plugin("hardest_negative", margin=0.5), 2),
+    "sigmoid": Run(plugin("sigmoid"), 2),
+    "plain": Run(plugin("plain"), 2),
+    "plain, negatives": Run(plugin("plain", "negatives"), 2),
 }
 
 
 def train(rank: int, world: int, text: TextSpec, batches: list[PairBatch]) -> dict[str, Results]:
     """Return the results of a rank for each run."""
-    return {name: own.train(text, batches, rank, world) for name, own in RUNS.items()}
+    with patch.dict(CRITERIA._targets, PLUGINS):
+        return {name: own.train(text, batches, rank, world) for name, own in RUNS.items()}
 
 
 def check(found: Found, name: str, whole: Results) -> list[str]:

@@ -12,7 +12,9 @@ import torch
 from tests.criteria.objectives import OBJECTIVES, Maker, Objective, align, cmlm, frozen, hictl, mlm, nli, rank, tlm
 from tests.support.planning import loss_of, plan
 from xrep.config import Part, problems_of
+from xrep.criteria.all_ranks import AllRows
 from xrep.criteria.contrastive import ContrastiveCriterion
+from xrep.criteria.dap import DAP
 from xrep.criteria.multitask import Multitask
 from xrep.criteria.nli import FEATURES
 from xrep.criteria.translation_ranking import TranslationRanking
@@ -23,6 +25,24 @@ from xrep.tasks.task import Examples
 from xrep_cli.train import main
 
 OWN = sorted({own.kind for own in OBJECTIVES.values()})
+
+
+def test_a_contrast_of_its_own_does_not_inherit_that_it_exchanges() -> None:
+    class Same(TranslationRanking):
+        pass
+
+    class Other(TranslationRanking):
+        def contrast(self, vectors: Any, planned: Any) -> Any:
+            return super().contrast(vectors, planned)
+
+    assert Same.exchanges and DAP.exchanges and not Other.exchanges
+
+
+def test_what_is_not_known_of_all_rows_is_refused() -> None:
+    rows = AllRows(2, {"ids": torch.zeros(2, 2)}, None)
+    assert len(rows) == len(rows.ids) == 2 and rows.negatives is None
+    with pytest.raises(AttributeError, match="`source` of a batch cannot be read in `contrast`"):
+        rows.source  # noqa: B018
 
 
 @pytest.mark.parametrize(("dropout", "same"), [(0.2, False), (0.0, True)])

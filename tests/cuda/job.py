@@ -29,7 +29,7 @@ from xrep.kernels.paths import use_path
 from xrep.nn.queue import Queue
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import Distributed, World, leave, start
-from xrep.training.progress import Quiet
+from xrep.training.log import Quiet
 from xrep.training.trainer import Trainer
 from xrep_cli.options import parse
 

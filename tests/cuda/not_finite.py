@@ -57,7 +57,7 @@ def train(data: Path, steps: int, kind: str = "", example: int = -1) -> tuple[st
 
 
 def main(arguments: list[str]) -> None:
-    CRITERIA.register("poisoned", f"{Poisoned.__module__}:{Poisoned.__qualname__}")
+    CRITERIA.add("poisoned", f"{Poisoned.__module__}:{Poisoned.__qualname__}")
     data, output, found = *map(Path, arguments), {}
     with device():
         _, expected = train(data, 2)

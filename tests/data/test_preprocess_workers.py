@@ -111,18 +111,17 @@ def test_stages_go_to_other_processes(tmp_path, splits, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_named_and_leaves_nothing_behind(tmp_path, splits, monkeypatch):
+def test_a_killed_worker_leaves_nothing_behind(tmp_path, splits, monkeypatch):
     monkeypatch.setattr(stages, "_tokenise", lambda *arguments: os.kill(os.getpid(), signal.SIGKILL))
     before = sorted(os.listdir(tmp_path))
-    message = r"worker 1 of 2 \(process \d+\) was killed by SIGKILL; if memory ran out, lower"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match="a worker was killed; if memory ran out, lower"):
         preprocess(splits, tmp_path / "out", OPTIONS, silent, False, workers=2)
     assert sorted(os.listdir(tmp_path)) == before and multiprocessing.active_children() == []
 
 
 SLOW = (
     "import sys, time; from xrep.data import stages; from xrep_cli.preprocess import main; "
-    "stages.clean = lambda *_, **__: time.sleep(600); sys.exit(main(sys.argv[1:]))"
+    "stages.clean = lambda *_, **__: time.sleep(5); sys.exit(main(sys.argv[1:]))"
 )
 
 

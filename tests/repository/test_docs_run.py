@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.repository.test_readme import BUDGET, sentences, write_lines
+from tests.support import guide
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 SMALLER = [
@@ -89,10 +90,11 @@ def test_mining(follow: Follow, repository: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_the_objective_of_a_plugin(follow: Follow, tmp_path: Path) -> None:
+def test_the_objectives_of_plugins(follow: Follow, tmp_path: Path) -> None:
     folder = tmp_path / "own"
     write_sides(folder / "corpus", "train", list(sentences()))
-    (code,) = blocks("objective", "python")
-    (folder / "hardest_negative.py").write_text(code, encoding="utf-8")
-    follow("objective", folder, {"xrep-train": [*BUDGET["xrep-train"], "--save-dir", "run", "--micro-batch", "4"]})
-    assert (folder / "run" / "best" / "model.safetensors").exists()
+    for name, code in guide.programs().items():
+        (folder / f"{name}.py").write_text(code, encoding="utf-8")
+    follow("objective", folder, {"xrep-train": [*BUDGET["xrep-train"], "--micro-batch", "4"]})
+    for name in guide.programs():
+        assert (folder / "runs" / f"bitext-{name}" / "best" / "model.safetensors").exists()

@@ -17,7 +17,7 @@ from xrep.config import RunConfig, compose
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, alone
-from xrep.training.progress import Progress
+from xrep.training.log import Log
 from xrep.training.run import train
 from xrep.training.trainer import Trainer
 from xrep_cli.options import parse
@@ -95,7 +95,7 @@ def make_trainer(
     criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
     criterion.prepare(task)
     checkpoints = Checkpoints(run.configs["checkpoint"], directory)
-    progress = Progress(run.configs["logging"], directory, 0)
+    progress = Log(run.configs["logging"], directory, 0)
     return Trainer(run, task, model, criterion, checkpoints, progress, validate, world or alone("cpu"))
 
 

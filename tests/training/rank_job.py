@@ -18,13 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.support import guide
 from tests.support.runs import TwoTerms, compose_run, make_trainer
 from tests.training.pieces import KINDS, Setting, batches_of, step
 from xrep.errors import UserError
 from xrep.registry import CRITERIA
-from xrep.training import tree, validator
+from xrep.training import tree
 from xrep.training.distributed import Distributed, World, leave, start
 from xrep.training.sharding import local_optimizer, whole_state
+from xrep.training.validator import OverRanks
 
 ROWS = 40
 """Number of rows of a step over all ranks."""
@@ -51,15 +53,20 @@ CASES: dict[str, dict[str, Any]] = {
     "thawed": {**ADAM, "freeze": "encoders.*.layers@3", "clip_norm": 0.1},
     "in pieces": {**ADAM, "micro_batch": 7},
     "adamw and lora": {**ADAM, "lora_rank": 2},
+    # The objectives of the guide, which know nothing of ranks and pieces.
+    "hardest_negative": {**MOCO, "criterion": "hardest_negative", "max_epochs": 161 / 630},
+    "sigmoid": {**MOCO, "criterion": "sigmoid", "lr": 0.01},
+    "sigmoid in pieces": {**MOCO, "criterion": "sigmoid", "lr": 0.01, "micro_batch": 7},
 }  # fmt: skip
 SHARDED = ["dual_moco", "accumulated", "adamw", "lamb", "thawed", "in pieces", "adamw and lora"]
 
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """The type and the criterion of the runs of this file."""
+    """The type and the criteria of the runs of this file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(CRITERIA._targets, "two_terms", f"{TwoTerms.__module__}:TwoTerms")
+        for name, target in {"two_terms": f"{TwoTerms.__module__}:TwoTerms", **guide.TARGETS}.items():
+            patch.setitem(CRITERIA._targets, name, target)
         torch.set_default_dtype(torch.float64)
         try:
             yield
@@ -138,12 +145,11 @@ def exchange(world: World) -> list[list[float]]:
     sent = world.tensors_from_main(lambda: held if rank == 0 else 1 // 0)  # only rank 0 reads
     assert repr(sent) == repr(held) and sent["weights"]["a"].shape == (3, 2)
     computed = list[int]()
-    validator._world.set(world)
-    assert validator.shared(range(11), lambda n: computed.append(n) or n * n) == [n * n for n in range(11)]
+    over_ranks = OverRanks(world)
+    assert over_ranks(range(11), lambda n: computed.append(n) or n * n) == [n * n for n in range(11)]
     assert computed == list(range(rank, 11, size))  # each rank did its part
     with pytest.raises(UserError, match="x.txt: item 3"):
-        validator.shared(range(11), refuse)
-    validator._world.set(None)
+        over_ranks(range(11), refuse)
     return [wait() for wait in sums]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -16,14 +17,15 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from tests.support.corpus import write_corpus
+from tests.support import guide
 from tests.support.runs import compose_run, figures
 from xrep.config import read_yaml
 from xrep.errors import TrainingError
 from xrep.interop.pretrained import declared_languages
+from xrep.registry import CRITERIA
 from xrep.report.runs import read_runs
 from xrep.training import introduction
-from xrep.training.progress import Progress
+from xrep.training.log import Log, Recent
 from xrep.training.run import train
 from xrep.training.trainer import Trainer
 
@@ -77,8 +79,8 @@ def test_a_run_out_of_patience(data_directory: Path, tmp_path: Path) -> None:
 def test_lines_that_are_no_records_are_dropped_on_resuming(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     records = [json.dumps({"step": step, "kind": "train"}) for step in (1, 2, 3)]
-    path.write_text("\n".join([*records[:2], "[]", '{"step": null}', '{"step": 1, "ki', records[2]]), encoding="utf-8")
-    Progress(Progress.Config(tensorboard=False), tmp_path, resumed_step=2).close()
+    path.write_text("\n".join([*records[:2], '{"step": 1, "ki', records[2]]), encoding="utf-8")
+    Log(Log.Config(tensorboard=False), tmp_path, step=2).close()
     assert path.read_text(encoding="utf-8").splitlines() == records[:2]
 
 
@@ -105,8 +107,8 @@ def test_wandb_gets_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("WANDB_MODE", "offline")
     names = []
     for step in (0, 2):  # the second one goes on with the first
-        config = Progress.Config(tensorboard=False, logger="wandb")
-        progress = Progress(config, tmp_path, step, options={"criterion": {"temperature": 0.04}})
+        config = Log.Config(tensorboard=False, logger="wandb")
+        progress = Log(config, tmp_path, step, options={"criterion": {"temperature": 0.04}})
         progress.record(step + 1, {"loss": 1.5}, "train")
         progress.close()
         names.append((tmp_path / "wandb.id").read_text())
@@ -162,16 +164,11 @@ def test_each_launch_is_recorded_with_its_end(
     assert first["time"] <= records[-1]["time"]
 
 
-def test_the_log_has_all_that_was_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Also what was printed before the run has a directory, that is the preprocessing."""
-    corpus = write_corpus(tmp_path / "corpus", train=60)
-    train(compose_run(corpus, tmp_path / "run", vocab_size=100, max_steps=2, validate_every=1, **STEADY))
-    out, err = ([line for line in text.splitlines() if line] for text in capfd.readouterr())
-    lines = said(tmp_path / "run" / "log.txt")
-    assert out[0].startswith(f"preprocessing {corpus} (once; kept in ") and out[-1].startswith("total ")
-    assert lines[: len(out)] == out and lines[len(out)].startswith("launch in ")
-    assert lines[-1] == "end of the launch: finished"
-    own = lines[len(out) + 1 : -1]
+def test_the_log_has_all_that_was_said(data_directory: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    train(compose_run(data_directory, tmp_path / "run", max_steps=2, validate_every=1, **STEADY))
+    lines, err = said(tmp_path / "run" / "log.txt"), list(filter(None, capfd.readouterr().err.splitlines()))
+    assert lines[0].startswith("launch in ") and lines[-1] == "end of the launch: finished"
+    own = lines[1:-1]
     assert len(own) > 6 and own == err[-len(own) :]
 
 
@@ -190,7 +187,7 @@ def test_options_that_were_changed_are_kept(data_directory: Path, tmp_path: Path
 def progress_of(data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> list[str]:
     """Train and return each line of progress, also those that would be shown too soon after another one."""
     lines: list[str] = []
-    monkeypatch.setattr(Progress, "line", lambda _, text: lines.append(text))
+    monkeypatch.setattr(Log, "line", lambda _, text: lines.append(text))
     train(compose_run(data, folder, **{"log_every": 1000, **given}))
     return lines
 
@@ -210,6 +207,23 @@ def test_a_queue_fills_before_loss_and_accuracy_are_shown(
     assert len({tuple(re.findall(r"loss [0-9.]+", line)) for line in steps[3:]}) == 5
     counted = [int(line.split("validating: ")[1].split()[0].replace(",", "")) for line in lines if "validating" in line]
     assert counted[:4] == sorted(counted[:4]) and len(counted) > 4 and counted[0] > 1
+
+
+def test_the_metrics_of_a_plugin_are_on_the_line(
+    data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CRITERIA._targets, "sigmoid", guide.TARGETS["sigmoid"])
+    given = {"criterion": "sigmoid", "max_steps": 1, "validate_every": 0}
+    line, *_ = progress_of(data_directory, tmp_path / "run", monkeypatch, **given)
+    assert re.search(r"\| loss [\d.]+ \| accuracy [\d.]+ \| factor 10 \| lr ", line)
+
+
+def test_the_first_metrics_are_on_the_line_whatever_their_names() -> None:
+    recent = Recent(torch.nn.Module())
+    recent.add({"loss": 1.0, "loss_pull": 1.0, "gap": 2.0, "far/gap": math.nan, "pairs": 8, "tokens": 60, "busy": 2.0})
+    recent.add({"loss": 2.0, "gap": 3.0, "far/gap": 5.0, "a": 1.0, "b": 1.0, "pairs": 8, "tokens": 60, "busy": 2.0})
+    assert recent.quality() == ["loss 1.5", "gap 2.5", "far/gap 5", "a 1"]
+    assert recent.speeds() == ["4 pairs/s", "30 tokens/s"]
 
 
 def test_a_step_of_several_batches_shows_that_it_goes_on(

@@ -30,7 +30,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_metrics_are_those_of_each_alone(data_directory: Path, sets: Path, tmp_path: Path) -> None:
-    given = {"sts_path": sets, "max_pool_size": 20, "validate_with": "sts,loss,retrieval", "best_by": "retrieval"}
+    given = {"sts_path": sets, "max_pool_size": 20, "validate_with": "retrieval,sts,loss"}
     run = compose_run(data_directory, tmp_path, **RUN, **given)
     assert run.classes["validation"] is SeveralValidator
     task = run.classes["task"](run.configs["task"], 1)
@@ -46,35 +46,33 @@ def test_the_metrics_are_those_of_each_alone(data_directory: Path, sets: Path, t
         found = kind(kind.Config(**values), task)(model, criterion)
         expected |= {f"{name}/{metric}": value for metric, value in found.items()}
     assert several(model, criterion) == expected and len(expected) > 5
-    for best_by, metric in ((None, "sts/spearman"), ("loss", "loss/loss")):
-        run.configs["validation"].best_by = best_by
-        several = SeveralValidator(run.configs["validation"], task)
-        assert (several.metric, several.maximize) == (metric, best_by is None)
+    run.configs["validation"].validate_with = ["loss", "sts"]
+    several = SeveralValidator(run.configs["validation"], task)
+    assert (several.metric, several.maximize) == ("loss/loss", False)
 
 
 def test_each_way_of_giving_validate_with_chooses_it(tmp_path: Path) -> None:
     """As for every option: on the command line, or of a stage, also over a named validation."""
     single = "x --task bitext"
     for file, words in (
-        ("validation: loss", f"{single} --validate-with sts,loss --best-by loss"),
-        ("validation: {validate_with: [sts, loss], best_by: loss}", single),
+        ("validation: loss", f"{single} --validate-with sts,loss"),
+        ("validation: {validate_with: [sts, loss]}", single),
         (
             "validation: loss\ntask: {name: bitext, data: x}\nstages: [{name: one}, {name: two}]",
-            "--stages.one.validation.validate-with sts,loss stages.one.validation.best_by=loss",
+            "--stages.one.validation.validate-with sts,loss",
         ),
     ):
         (tmp_path / "file.yaml").write_text(file)
         line = parse([*words.split(), "--criterion", "translation_ranking", "--config", str(tmp_path / "file.yaml")])
         first, *others = runs_of(line.layers, line.problems)
-        options = [first.values[f"validation.{name}"] for name in ("name", "validate_with", "best_by")]
-        assert options == ["several", ["sts", "loss"], "loss"]
+        options = [first.values[f"validation.{name}"] for name in ("name", "validate_with")]
+        assert options == ["several", ["sts", "loss"]]
         assert all(run.values["validation.name"] == "loss" for run in others)
 
 
 def test_what_cannot_be_chosen() -> None:
     for given, problem in (
         ("sts,sts", "validate_with must name validations, each once, not sts,sts"),
-        ("sts --best-by loss", "best_by is loss, which validate_with (sts) does not name"),
         ("sts --max-pool-size 1", "max_pool_size must be at least 2, not 1"),
     ):
         words = f"x --task bitext --criterion translation_ranking --validate-with {given}"

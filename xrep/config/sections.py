@@ -14,7 +14,7 @@ FIXED_SECTIONS = {
     "trainer": "xrep.training.trainer:Trainer",
     "checkpoint": "xrep.training.checkpoint:Checkpoints",
     "distributed": "xrep.training.distributed:Distributed",
-    "logging": "xrep.training.progress:Progress",
+    "logging": "xrep.training.log:Log",
 }
 """Sections whose class is fixed instead of chosen by name."""
 _DEFAULT_NAMES = {"model": "dual_encoder", "optimizer": "adamw", "lr_scheduler": "cosine", "validation": "retrieval"}

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from xrep.criteria.all_ranks import of_all_ranks
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.errors import UserError
-from xrep.kernels.gather import current_group
+from xrep.kernels.gather import apart, current_group
 from xrep.kernels.own_negatives import add_own_negatives
 from xrep.models.model import SentenceModel
 
@@ -72,20 +73,28 @@ class InBatch(Nested):
 
 
 class ContrastiveCriterion(Criterion):
-    """An objective in two parts, so that a batch can be encoded in pieces if its activations do not fit into memory.
+    """An objective in two parts: ``encode`` and ``constants`` see some rows of a batch, ``contrast`` all vectors.
 
-    ``encode`` sees some rows of a batch (a piece of the plan), ``contrast`` the vectors of all of them.
+    So a batch can be encoded in pieces if its activations do not fit into memory. With several ranks, ``contrast`` and
+    ``remember`` see the rows of all of them, and loss, gradient and metrics are those of one process that has them all.
 
     Attributes:
         term: name of the loss term, if it is one whose size is the number of rows.
-        width: number of leading numbers of the vectors that ``contrast`` is comparing; None: all of them.
+        exchanges: with several ranks, ``contrast`` and ``remember`` get only the rows of the own one, and ``contrast``
+            itself compares them with those of the others (the losses of ``xrep.kernels`` do, which compute only the
+            own rows). It is not inherited by a class that has a ``contrast`` of its own.
 
     Raises:
         UserError: a width of ``matryoshka`` is not below that of the model's vectors.
     """
 
     term: str
-    width: int | None = None
+    exchanges: bool = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "contrast" in vars(cls):
+            cls.exchanges = vars(cls).get("exchanges", False)
 
     def __init__(self, config: Any = None, model: Any = None, text: TextSpec | None = None) -> None:
         super().__init__(config, model, text)
@@ -107,24 +116,47 @@ class ContrastiveCriterion(Criterion):
 
     @abstractmethod
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
-        """Return the terms that compare rows; it may exchange tensors between ranks.
+        """Return the terms that compare rows. It changes nothing (see ``remember``).
 
-        It is called once for each batch, and again with shortened vectors for each width of ``matryoshka``, when
-        ``width`` is set; only the first call may change the state of the criterion.
+        It is called for each batch, and again with shortened vectors for each width of ``matryoshka``.
 
         Args:
             vectors: the vectors of ``encode``, then those of ``constants``. Of a batch with hard negatives, those that
                 use them have the vectors of the negatives behind their own.
-            planned: the whole batch. It has ``details`` only if it has no pieces.
+            planned: the whole batch, without ``details``. With several ranks, its ``batch`` has of the rows of all
+                ranks, unless the class ``exchanges`` by itself, only ``ids``, ``labels``, ``languages``, ``indices``
+                and ``negatives.rows``; anything else that is needed of a row is returned by ``constants``.
+        """
+
+    def remember(self, vectors: tuple[Tensor, ...], planned: Planned, loss: Loss) -> None:
+        """Keep what later steps need, such as keys for a queue. Called once for each batch in training.
+
+        Args:
+            vectors: the whole vectors that ``contrast`` got, without gradient.
+            planned: the plan that it got.
+            loss: its result.
         """
 
     def compare(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
-        """Return ``contrast`` of the vectors, to whose terms those of the widths of ``matryoshka`` are added."""
+        """Return what ``contrast`` finds of the rows of all ranks, with the terms of the widths of ``matryoshka``."""
+        group = None if self.exchanges else current_group()
+        if group is None:
+            return self._compare(vectors, planned)
+        everyone = of_all_ranks(vectors, planned, group)
+        with apart():  # every rank computes the same loss, and counts its share of it
+            loss = self._compare(*everyone)
+        return Loss(
+            {name: Term(term.sum / group.size(), term.weight) for name, term in loss.terms.items()},
+            loss.metrics,
+            loss.rows,
+        )
+
+    def _compare(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         whole = self.contrast(vectors, planned)
+        if self.training:
+            self.remember(tuple(vector.detach() for vector in vectors), planned, whole)
         for width in self._widths:
-            self.width = width
-            loss = self.contrast(tuple(first_numbers(vector, width) for vector in vectors), planned)
-            self.width = None
+            loss = self.contrast(tuple(shortened(vector, width) for vector in vectors), planned)
             for name, term in loss.terms.items():
                 whole.terms[name] = Term(whole.terms[name].sum + term.sum, term.weight)
             found = {name: value for name, value in loss.metrics.items() if name.endswith("accuracy")}
@@ -203,9 +235,9 @@ def with_own_negatives(
     return add_own_negatives(loss, correct, query, positive, negative[0], rows, temperature, margin=margin)
 
 
-def first_numbers(vectors: Tensor, width: int | None) -> Tensor:
-    """Return the first ``width`` numbers of vectors [N, D], scaled to length 1; None: the vectors unchanged."""
-    return vectors if width is None else F.normalize(vectors[:, :width], dim=1)
+def shortened(vectors: Tensor, width: int) -> Tensor:
+    """Return the first ``width`` numbers of vectors [N, D], scaled to length 1."""
+    return F.normalize(vectors[:, :width], dim=1)
 
 
 def joined(pieces: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from xrep.config.fields import CountOrZero, Share
-from xrep.criteria.batch_keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
+from xrep.criteria.batch_keys import (
+    MEET_THEMSELVES,
+    Keys,
+    Queued,
+    among_batch,
+    enqueue,
+    in_queue,
+    keys_for,
+    long_queue,
+    new_queue,
+)
 from xrep.criteria.contrastive import ContrastiveCriterion, Temperature, negative_vectors, with_own_negatives
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.data.batching import TextSpec
-from xrep.kernels.gather import current_group, gathered
 from xrep.kernels.queue_infonce import InfoNCE
 from xrep.models.model import SentenceModel
 from xrep.nn.momentum import MomentumEncoder
@@ -37,6 +45,7 @@ class DualMoco(ContrastiveCriterion):
 
     reads = PAIRS
     uses_hard_negatives = True
+    exchanges = True
     term = "infonce"
 
     @dataclass(kw_only=True)
@@ -60,19 +69,15 @@ class DualMoco(ContrastiveCriterion):
         self.momentum_encoder = MomentumEncoder(model, config.momentum, config.momentum_dropout)
         self.source_queue = new_queue(config, model.output_size, count=2)
         self.target_queue = new_queue(config, model.output_size, count=2)
-        self._keys: list[tuple[Tensor, Tensor, Sequence[int] | None]] = []
-        """Keys of each batch since the last step, both sides concatenated [B, 2 D], their ids, and the ranks' B."""
+        self._keys: list[Keys] = []
+        """Those of both sides, of each batch since the last step."""
 
     def constants(self, model: SentenceModel, planned: Planned) -> tuple[Tensor, ...]:
         encoder, batch = self.momentum_encoder.model, planned.batch
         return encoder.encode_pair(batch.source, batch.target) + negative_vectors(encoder, batch, self._text)
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
-        ids = planned.batch.ids
         source_query, target_query, source_key, target_key, *negative = vectors
-        if self.training and self.source_queue is not None and self.width is None:
-            keys = torch.cat([source_key, target_key], dim=1).to(self.source_queue.vectors.dtype)
-            self._keys.append((keys, ids, planned.rank_rows))
         to_target = self._infonce(source_query, target_key, self.target_queue, planned)
         to_source = self._infonce(target_query, source_key, self.source_queue, planned)
         given = (to_target.loss, to_target.correct, source_query, target_key, negative, planned.batch)
@@ -85,17 +90,16 @@ class DualMoco(ContrastiveCriterion):
         temperature, mask_equal, ids = self.config.temperature, self.config.mask_equal_sentences, planned.batch.ids
         if queue is None:
             sizes = planned.rank_rows
-            return among_batch(query, key, ids, temperature, mask_equal=mask_equal, sizes=sizes)[0]
-        return in_queue(query, key, ids, queue, temperature, mask_equal=mask_equal, width=self.width)
+            return among_batch(query, key, ids, temperature, mask_equal=mask_equal, sizes=sizes)
+        return in_queue(query, key, ids, queue, temperature, mask_equal=mask_equal)
+
+    def remember(self, vectors: tuple[Tensor, ...], planned: Planned, loss: Loss) -> None:
+        if self.source_queue is not None:
+            self._keys.append(keys_for(self.source_queue, vectors[2:4], planned))
 
     def after_step(self, model: SentenceModel) -> None:
         self.momentum_encoder.update(model)
-        for keys, ids, sizes in self._keys:
-            (keys, ids), _ = gathered([keys, ids], current_group(), sizes)
-            for queue, vectors in zip((self.source_queue, self.target_queue), keys.chunk(2, dim=1), strict=True):
-                assert queue is not None
-                queue.enqueue(vectors, ids)
-        self._keys.clear()
+        enqueue(self._keys, self.source_queue, self.target_queue)
 
     def warnings(self, task: Task) -> list[str]:
         old = "queued vectors are up to an epoch old; lower `queue_size`"

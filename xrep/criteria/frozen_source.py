@@ -15,7 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xrep.config.fields import CountOrZero
-from xrep.criteria.batch_keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
+from xrep.criteria.batch_keys import (
+    MEET_THEMSELVES,
+    Keys,
+    Queued,
+    among_batch,
+    enqueue,
+    in_queue,
+    keys_for,
+    long_queue,
+    new_queue,
+)
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, Temperature, with_own_negatives
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch, event_on, on_device
@@ -98,6 +108,7 @@ class FrozenSource(ContrastiveCriterion):
 
     reads = (Examples.TRANSLATIONS,)
     needs = DualEncoder
+    exchanges = True
     term = "frozen_source"
 
     @dataclass(kw_only=True)
@@ -181,8 +192,8 @@ class FrozenSource(ContrastiveCriterion):
         learnable = config.loss == "contrastive" and config.learnable_temperature
         self.temperature = LearnableTemperature(config.temperature) if learnable else None
         self.queue = new_queue(config, model.output_size)
-        self._keys: list[tuple[Tensor, Tensor]] = []
-        """Source vectors and ids of each batch since the last step, from all ranks."""
+        self._keys: list[Keys] = []
+        """Source vectors of each batch since the last step."""
 
     def _check_teacher(self, model: DualEncoder, text: TextSpec) -> list[str]:
         """Raise UserError if the frozen tower starts from an encoder of other languages than it will read; return a
@@ -260,21 +271,20 @@ class FrozenSource(ContrastiveCriterion):
     def _against_frozen(self, source: Tensor, target: Tensor, planned: Planned, tau: float | Tensor) -> InfoNCE:
         """Compare with the source vectors of the batch, from all ranks, and of the queue."""
         mask_equal, ids, sizes = self.config.mask_equal_sentences, planned.batch.ids, planned.rank_rows
-        now, keys, key_ids = among_batch(target, source, ids, tau, mask_equal=mask_equal, sizes=sizes)
+        now = among_batch(target, source, ids, tau, mask_equal=mask_equal, sizes=sizes)
         if self.queue is None:
             return now
-        if self.training and self.width is None:
-            self._keys.append((keys, key_ids))
-        queued = in_queue(target, source, ids, self.queue, tau, mask_equal=mask_equal, width=self.width)
-        return against_both(now, queued)
+        return against_both(now, in_queue(target, source, ids, self.queue, tau, mask_equal=mask_equal))
+
+    def remember(self, vectors: tuple[Tensor, ...], planned: Planned, loss: Loss) -> None:
+        if self.queue is not None:
+            self._keys.append(keys_for(self.queue, vectors[1:2], planned))
 
     def after_step(self, model: DualEncoder) -> None:
         if self.temperature is not None:
             self.temperature.clamp()
         if self.queue is not None:
-            for keys, ids in self._keys:
-                self.queue.enqueue(keys, ids)
-            self._keys.clear()
+            enqueue(self._keys, self.queue)
 
     def _read(self, model: DualEncoder, tokens: TokenBatch, keys: np.ndarray | None) -> Tensor:
         """Return the vectors [B, D] of the source tower, which have no gradient: from the cache, if there are keys."""

@@ -116,6 +116,7 @@ class HiCTL(ContrastiveCriterion):
 
     reads = (Examples.TRANSLATIONS, Examples.REORDERED)
     needs = DualEncoder
+    exchanges = True
 
     @dataclass(kw_only=True)
     class Config(InBatch):
@@ -227,7 +228,7 @@ class HiCTL(ContrastiveCriterion):
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         if not self.config.sentence_contrast:
             return Loss({})
-        hardness, count = self.hardness, 2 * len(planned.batch)
+        hardness = self.hardness
         options = self.config.options(planned, planned.batch.ids)
         exponent = 0.0 if hardness is None else hardness.exponent()
         (source, target, *negative), tau = vectors, self.config.temperature
@@ -241,10 +242,12 @@ class HiCTL(ContrastiveCriterion):
         if hardness is not None:
             metrics["p_positive"] = hardness.p_positive()
             mixed = result.forward_interpolation.sum() + result.backward_interpolation.sum()
-            metrics["lambda"] = mixed / max(count, 1)
-            if self.training and self.width is None:
-                hardness.note(loss, count)
+            metrics["lambda"] = mixed / max(2 * len(planned.batch), 1)
         return Loss({"sentence": Term(loss)}, metrics)
+
+    def remember(self, vectors: tuple[Tensor, ...], planned: Planned, loss: Loss) -> None:
+        if self.hardness is not None:
+            self.hardness.note(loss.terms["sentence"].sum, 2 * len(planned.batch))
 
     def after_step(self, model: DualEncoder) -> None:
         if self.hardness is not None:

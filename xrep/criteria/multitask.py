@@ -33,6 +33,8 @@ class Multitask(ContrastiveCriterion):
     the whole batches of all other parts.
     """
 
+    exchanges = True  # the parts do, as each of them compares its own rows
+
     @dataclass(kw_only=True)
     class Config:
         parts: list[Part]

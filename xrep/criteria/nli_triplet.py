@@ -22,7 +22,7 @@ class NliTriplet(ContrastiveCriterion):
     """
 
     reads = (Examples.TRIPLETS,)
-
+    exchanges = True
     term = "nli_triplet"
 
     @dataclass(kw_only=True)

@@ -29,6 +29,7 @@ class SimCSE(ContrastiveCriterion):
     """
 
     reads = PAIRS
+    exchanges = True
     term = "simcse"
 
     @dataclass(kw_only=True)

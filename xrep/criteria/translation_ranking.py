@@ -30,7 +30,7 @@ class TranslationRanking(ContrastiveCriterion):
 
     reads = PAIRS
     uses_hard_negatives = True
-
+    exchanges = True
     term = "translation_ranking"
 
     @dataclass(kw_only=True)

@@ -276,7 +276,7 @@ def _in_processes(
     """Context manager that yields what ``in_workers`` does, without workers if they are not worth their start."""
     first = list(islice(items, 2))
     count = workers if workers > 1 and len(first) > 1 else 0
-    died = partial(UserError, cure="if memory ran out, lower `workers`; nothing is written")
+    died = UserError("a worker was killed", cure="if memory ran out, lower `workers`; nothing is written")
     # Workers hold the lock of the job, too: they end with the block, even if a traceback is kept.
     return closing(in_workers(make, chain(first, items), count, died=died, begin=begin))
 

@@ -18,6 +18,11 @@ import torch
 from xrep.errors import TrainingError
 from xrep.workers import ahead, in_workers
 
+_DIED = TrainingError(
+    "a data worker was killed; if memory ran out, lower `data_workers` (0: batches are made by the trainer itself); "
+    "the same command goes on from the last checkpoint"
+)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -72,21 +77,14 @@ def stream(
         plans = ahead(plans)
     items = ((plan.what, plan) for plan in plans)
     begin = partial(torch.set_num_threads, 1)
-    for batch, plan in in_workers(task.make, items, workers, died=_died, begin=begin, pack=_pack):
+    for batch, plan in in_workers(task.make, items, workers, died=_DIED, begin=begin, pack=_pack):
         yield (batch.pin_memory() if pin_memory else batch), plan
 
 
-def _died(worker: str) -> TrainingError:
-    return TrainingError(
-        f"data {worker}; if memory ran out, lower `data_workers` (0: batches are made by the trainer itself); the same "
-        "command goes on from the last checkpoint"
-    )
-
-
-def _pack(batch: Any) -> memoryview:
+def _pack(batch: Any) -> bytes:
     packed = io.BytesIO()
     _Pickler(packed, protocol=5).dump(batch)
-    return packed.getbuffer()
+    return packed.getvalue()
 
 
 class _Pickler(pickle.Pickler):

@@ -94,8 +94,8 @@ def work(job: Job, share: Share, show_progress: bool) -> bool:
         notes = job.notes(stage)
         count = notes.begin(len(stage.units))
         weights = [stage.weight(unit) for unit in stage.units] if show_progress else []
-        with Counter(stage.unit, stage.name, total=sum(weights) or None, shown=show_progress) as counter:
-            counter.skip(sum(weights[number] for number in job.before[stage.name]) if weights else 0)
+        done = sum(weights[number] for number in job.before[stage.name]) if weights else 0
+        with Counter(stage.unit, stage.name, done=done, total=sum(weights) or None, shown=show_progress) as counter:
             for number in _units(job, notes, count, share):
                 stop = StopRequest()
                 watching = stop.watching() if stage.is_finished_first else nullcontext()

@@ -8,7 +8,6 @@ import torch
 
 from xrep.errors import UserError
 from xrep.kernels.processor import multiplies_int8
-from xrep.memory import check_move
 from xrep.nn.layers import is_quantised, pack_weights, quantise_layers
 from xrep.precision import Precision, type_of
 
@@ -35,8 +34,16 @@ def to_device(model: M, device: str | None, dtype: Precision) -> M:
         raise UserError(problem, cure="choose the precision float32 or bfloat16")
     if dtype == "int8" and not is_quantised(model):
         quantise_layers(model)
-    model = model.to(numbers)
-    check_move(model, device, gradients=False, cure="use another `device`, such as cpu")
-    model = model.to(device)
+    model = moved(model.to(numbers), device, cure="use another `device`, such as cpu")
     pack_weights(model)
     return model
+
+
+def moved(module: M, device: str | torch.device, cure: str) -> M:
+    """Move a module to a device and return it. Raises UserError if the device has too little memory for it."""
+    try:
+        return module.to(device)
+    except torch.cuda.OutOfMemoryError as error:
+        count = sum(parameter.numel() for parameter in module.parameters())
+        problem = f"a model with {count:,} parameters does not fit into the free memory of {device}"
+        raise UserError(problem, cure=cure) from error

@@ -17,8 +17,7 @@ from xrep.config.layers import flat
 from xrep.config.saved import completed
 from xrep.errors import UserError
 from xrep.models.directory import CONFIG, read_saved_config
-from xrep.training.launches import LAUNCHES
-from xrep.training.progress import METRICS
+from xrep.training.log import LAUNCHES, METRICS
 from xrep.training.run import DATA_STATISTICS, SUMMARY
 
 MOST_POINTS = 300  # of a longer curve, neighbouring records are averaged

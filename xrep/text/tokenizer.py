@@ -24,7 +24,6 @@ import sentencepiece
 
 from xrep.errors import UserError
 from xrep.files import write_aside
-from xrep.memory import size_of
 from xrep.text.protobuf import sentencepiece_spans
 
 CONFIG_FILE = "tokenizer_config.json"
@@ -324,7 +323,7 @@ def read_model(path: Path) -> bytes:
     if not path.is_file():
         raise UserError("not a regular file", path=path, cure="copy the tokenizer into a folder")
     if path.stat().st_size > _MAXIMUM_BYTES:
-        raise UserError(f"a file of {size_of(path.stat().st_size)} is no tokenizer", path=path, cure=AGAIN)
+        raise UserError(f"a file of {path.stat().st_size:,} bytes is no tokenizer", path=path, cure=AGAIN)
     return path.read_bytes()
 
 

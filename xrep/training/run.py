@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -42,8 +42,7 @@ from xrep.tasks.task import Task
 from xrep.training.checkpoint import LOCK, Checkpoints, check_same_run, lock
 from xrep.training.distributed import World, alone, check_equal, explain_lost_ranks, pick_device
 from xrep.training.introduction import introduction, say_origin
-from xrep.training.launches import heard, recorded
-from xrep.training.progress import Progress, Quiet
+from xrep.training.log import Log, Quiet
 from xrep.training.state import TrainingState, reading_state
 from xrep.training.trainer import Trainer
 
@@ -82,12 +81,11 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
                 if not is_new:
                     stack.enter_context(lock(directory))
         torch.manual_seed(run.seed)
-        with heard() as said:
-            task = world.in_turn(lambda: _make_task(run))
+        task = world.in_turn(lambda: _make_task(run))
         with world.together():
             check_equal(world, {"configuration": run.values, "data": task.fingerprint(), "version": __version__})
             task.check_size(world.size)
-        return _train(run, task, directory, world, stack, is_new, said)
+        return _train(run, task, directory, world, stack, is_new)
 
 
 def _check_model(run: RunConfig) -> None:
@@ -108,19 +106,11 @@ def _make_task(run: RunConfig) -> Task:
     return run.classes["task"](run.configs["task"], run.seed, run.configs["model"].tokenizers())
 
 
-def _train(
-    run: RunConfig,
-    task: Task,
-    directory: Path,
-    world: World,
-    stack: ExitStack,
-    is_new: bool,
-    said: list[tuple[str, str]],
-) -> Summary:
+def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: ExitStack, is_new: bool) -> Summary:
     checkpoints = Checkpoints(run.configs["checkpoint"], directory)
     latest = world.from_main(checkpoints.latest() if world.is_main else None)
     trainer, notes = _make_trainer(run, task, world, checkpoints, latest)
-    progress: Progress | Quiet = Quiet()
+    progress: Log | Quiet = Quiet()
     with world.together():
         if world.is_main:  # all checks have passed: from here on the directory belongs to this run
             if is_new:
@@ -130,9 +120,7 @@ def _train(
                     raise UserError("another run has begun here meanwhile", path=directory, cure=cure)
             step = latest.step if latest else 0
             _prepare_directory(directory, run, task, step)
-            progress = Progress(run.configs["logging"], directory, step, options=run.values)
-            for time, line in said:
-                progress.log(line, time)
+            progress = Log(run.configs["logging"], directory, step, options=run.values)
     stack.callback(progress.close)
     trainer.progress, checkpoints.say = progress, progress.say
     if latest is not None:
@@ -144,7 +132,8 @@ def _train(
             notes = [f"this run is finished: {latest.path}; {cure}"]
     elif world.size > 1:
         torch.manual_seed(hash((run.seed, world.rank)) % 2**63)  # every rank draws its own dropout
-    with _recorded(directory, run, trainer) as end:
+    facts = {"ranks": world.size, "threads": torch.get_num_threads(), "device": str(world.device)}
+    with progress.launch(trainer.state, **facts, options=run.values) as end:
         for note in [*introduction(run, task, trainer), *notes, *_warnings(task, trainer)]:
             progress.say(note)
         with use_path(trainer.config.kernels), float32_products(world.device), checkpoints:
@@ -152,19 +141,6 @@ def _train(
             state = trainer.train()
         end["how"] = _finish(directory, state, trainer)
     return Summary(directory, state, trainer.finished, trainer.stop.signal)
-
-
-def _recorded(directory: Path, run: RunConfig, trainer: Trainer) -> AbstractContextManager[dict[str, Any]]:
-    world = trainer.world
-    if not world.is_main:
-        return nullcontext({})
-    facts = {
-        "ranks": world.size,
-        "threads": torch.get_num_threads(),
-        "device": str(world.device),
-        "options": run.values,
-    }
-    return recorded(directory, trainer.state, trainer.progress.log, **facts)
 
 
 def _make_trainer(

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from xrep.criteria.contrastive import ContrastiveCriterion
 from xrep.criteria.criterion import Criterion, Loss, Planned
 from xrep.kernels.processor import multiplies_bfloat16
-from xrep.memory import check_move
+from xrep.models.device import moved
 from xrep.models.model import Model
 from xrep.nn.half import weights_cast_once
 from xrep.precision import TrainingPrecision, type_of
@@ -75,8 +75,7 @@ class TrainingModule(nn.Module):
     def moved_to(self, device: torch.device) -> TrainingModule:
         """Move this module to a device and return it, or raise a UserError if the device cannot hold it."""
         cure = "choose a smaller model, lower `queue_size`, or set `device` to cpu"
-        check_move(self, str(device), gradients=True, cure=cure)
-        return self.to(device)
+        return moved(self, device, cure)
 
     def forward(self, planned: Planned, call: Callable[[Any, Any, Planned], R] = _loss) -> R:
         """Return the result of ``call`` with criterion, model and planned batch; by default the loss."""

@@ -33,10 +33,10 @@ from xrep.training.distributed import World, check_in_step, pick_device
 from xrep.training.faults import is_out_of_memory, not_finite, out_of_memory
 from xrep.training.freezing import Freezing, pattern_problems
 from xrep.training.gradient_cache import random_state, restore_random_state
+from xrep.training.log import Log, Meters, Quiet, Recent, memory_megabytes
 from xrep.training.lora import LowRank
 from xrep.training.outcome import Results
 from xrep.training.parameter_groups import parameter_groups
-from xrep.training.progress import Meters, Progress, Quiet, Recent, memory_megabytes
 from xrep.training.sharding import sharded_optimizer, whole_state
 from xrep.training.state import (
     TrainingState,
@@ -125,7 +125,7 @@ class Trainer:
         model: Model,
         criterion: Criterion,
         checkpoints: Checkpoints,
-        progress: Progress | Quiet,
+        progress: Log | Quiet,
         validate: Validator | None,
         world: World,
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -22,35 +22,38 @@ T = TypeVar("T")
 R = TypeVar("R")
 SEED = 1
 """Seed for the random draws of a validation, so that each validation masks the same tokens."""
-_world: ContextVar[World | None] = ContextVar("world", default=None)
 
 
-def shared(items: Iterable[T], compute: Callable[[T], R]) -> list[R]:
-    """Return ``compute(item)`` for all items, in their order. In a validation, the ranks of a run take them in turn.
+@dataclass(frozen=True)
+class OverRanks:
+    """Divides the work of a validation among the ranks of a run; without a world, this process does all of it."""
 
-    Every rank goes through all items, so that what is drawn at random for them does not depend on the number of ranks.
-    The results are sent to all ranks, and should be small.
+    world: World | None = None
 
-    Raises:
-        UserError: ``compute`` raised it, on any rank.
-    """
-    world = _world.get()
-    if world is None:
-        return [compute(item) for item in items]
-    count, own = 0, list[R]()
-    problem: UserError | None = None
-    try:
-        for number, item in enumerate(items):
-            count += 1
-            if number % world.size == world.rank:
-                own.append(compute(item))
-    except UserError as error:  # the other ranks wait for an answer
-        problem = error
-    told = world.gather((own, problem))
-    if problem := next((error for _, error in told if error is not None), None):
-        raise problem
-    everyone = [own for own, _ in told]
-    return [everyone[number % world.size][number // world.size] for number in range(count)]
+    def __call__(self, items: Iterable[T], compute: Callable[[T], R]) -> list[R]:
+        """Return ``compute(item)`` for all items, in their order; the ranks take the items in turn.
+
+        Every rank goes through all items, so that what is drawn at random for them does not depend on the number of
+        ranks. The results are sent to all ranks, and should be small.
+
+        Raises:
+            UserError: ``compute`` raised it, on any rank.
+        """
+        if self.world is None:
+            return [compute(item) for item in items]
+        count, own = 0, list[R]()
+        problem: UserError | None = None
+        try:
+            for item in items:
+                if count % self.world.size == self.world.rank:
+                    own.append(compute(item))
+                count += 1
+        except UserError as error:  # the other ranks wait for an answer
+            problem = error
+        told = self.world.gather((own, problem))
+        if problem := next((error for _, error in told if error is not None), None):
+            raise problem
+        return [told[number % self.world.size][0][number // self.world.size] for number in range(count)]
 
 
 class Validator(ABC):
@@ -73,26 +76,21 @@ class Validator(ABC):
         """Return the metrics by name; training modes and the random state are restored afterwards.
 
         Args:
-            world: the ranks that make this call together, and share the work; None: this process alone, or within the
-                call of another validator.
+            world: The ranks that make this call together, and share the work; None: this process alone.
         """
         device = next(model.parameters()).device
         devices = [device] if device.type == "cuda" else []
-        token = _world.set(world or _world.get())
-        try:
-            with evaluating(model, criterion), apart(), torch.random.fork_rng(devices):
-                torch.manual_seed(SEED)
-                return self.measure(model, criterion)
-        finally:
-            _world.reset(token)
+        with evaluating(model, criterion), apart(), torch.random.fork_rng(devices):
+            torch.manual_seed(SEED)
+            return self.measure(model, criterion, OverRanks(world))
 
     @abstractmethod
-    def measure(self, model: Any, criterion: Criterion) -> dict[str, float]:
+    def measure(self, model: Any, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
         """Return the metrics by name.
 
         Model and criterion are in evaluation mode and without gradients, and do not communicate with other processes.
-        The random numbers are the same in every validation. All ranks of a run make this call; ``shared`` divides work
-        among them.
+        The random numbers are the same in every validation. All ranks of a run make this call; ``over_ranks(items,
+        compute)`` divides work among them.
         """
 
 

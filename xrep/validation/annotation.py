@@ -12,7 +12,7 @@ from xrep.inference.scoring import main_metric, score
 from xrep.models.model import ClassifyingModel
 from xrep.tasks.annotated import AnnotatedTask
 from xrep.tasks.task import Task
-from xrep.training.validator import Validator
+from xrep.training.validator import OverRanks, Validator
 
 
 class AnnotationValidator(Validator):
@@ -41,7 +41,7 @@ class AnnotationValidator(Validator):
         assert annotation is not None
         self.metric = main_metric(annotation)
 
-    def measure(self, model: ClassifyingModel, criterion: Criterion) -> dict[str, float]:
+    def measure(self, model: ClassifyingModel, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
         """Return the figures of ``xrep.inference.scoring.score``, in percent."""
         options: dict[str, Any] = vars(self._task.config)
         classifier = SentenceClassifier(model, self._task.text, self._task.tokenizers, options=options)

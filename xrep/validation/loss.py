@@ -12,7 +12,7 @@ import torch
 from xrep.criteria.criterion import Criterion, Planned
 from xrep.errors import UserError
 from xrep.tasks.task import Task
-from xrep.training.validator import SEED, Validator, shared
+from xrep.training.validator import SEED, OverRanks, Validator
 
 
 class LossValidator(Validator):
@@ -37,12 +37,12 @@ class LossValidator(Validator):
             cure = "give it files such as valid.de, or choose another `validation`"
             raise UserError("there is no dev split", cure=cure)
 
-    def measure(self, model: Any, criterion: Criterion) -> dict[str, float]:
+    def measure(self, model: Any, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
         """Return the values of ``mean_losses``; those of several parts are named ``PART/NAME``."""
-        return mean_losses(model, criterion, self.task.validation_batches())
+        return mean_losses(model, criterion, self.task.validation_batches(), over_ranks)
 
 
-def mean_losses(model: Any, criterion: Criterion, batches: Iterable[Any]) -> dict[str, float]:
+def mean_losses(model: Any, criterion: Criterion, batches: Iterable[Any], over_ranks: OverRanks) -> dict[str, float]:
     """Compute the mean loss and metrics of a criterion over batches.
 
     Returns:
@@ -61,7 +61,7 @@ def mean_losses(model: Any, criterion: Criterion, batches: Iterable[Any]) -> dic
         rows = {name: loss.rows.get(name, len(planned)) for name in loss.metrics}
         return terms + [(name, float(metric) * rows[name], rows[name]) for name, metric in loss.metrics.items()]
 
-    for measured in shared((criterion.plan(batch, generator) for batch in batches), measure):
+    for measured in over_ranks((criterion.plan(batch, generator) for batch in batches), measure):
         for name, total, count in measured:
             sums[name] += total
             counts[name] += count

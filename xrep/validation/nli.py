@@ -16,7 +16,7 @@ from xrep.errors import UserError
 from xrep.models.model import SentenceModel
 from xrep.tasks.nli import NliBatch
 from xrep.tasks.task import Examples, Task
-from xrep.training.validator import Validator, shared
+from xrep.training.validator import OverRanks, Validator
 
 ROUNDING = 1e-6
 """Cosines that differ by less count as equal, so that rounding errors do not score when all vectors are the same."""
@@ -53,7 +53,7 @@ class NliValidator(Validator):
         has_pairs = any(own.gives is Examples.LABELLED_PAIRS for own in self.tasks.values())
         self.metric = "accuracy" if has_pairs else "triplet_accuracy"
 
-    def measure(self, model: SentenceModel, criterion: Criterion) -> dict[str, float]:
+    def measure(self, model: SentenceModel, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
         """Measure how many pairs and triplets are right.
 
         Returns:
@@ -68,14 +68,14 @@ class NliValidator(Validator):
         triplets: list[np.ndarray] = []
         for part, task in self.tasks.items():
             if task.gives is Examples.TRIPLETS:
-                triplets += shared(task.validation_batches(), lambda batch: _nearer(model, batch).numpy())
+                triplets += over_ranks(task.validation_batches(), lambda batch: _nearer(model, batch).numpy())
                 continue
             own = criterion.of_part(part)
             if not isinstance(own, Nli):
                 cure = "choose the `criterion` nli or the `validation` sts"
                 raise UserError("the criterion has no classifier", cure=cure)
             classify = partial(_classified, task, model, own)
-            for language, right in chain.from_iterable(shared(task.validation_batches(), classify)):
+            for language, right in chain.from_iterable(over_ranks(task.validation_batches(), classify)):
                 languages.setdefault(language, []).append(right)
         means = {name: 100 * float(np.concatenate(right).mean()) for name, right in sorted(languages.items())}
         measured = {"accuracy": float(np.mean(list(means.values())))} if means else {}

@@ -14,7 +14,7 @@ from xrep.metrics.retrieval import mean_cosine, retrieval_accuracy
 from xrep.models.model import SentenceModel
 from xrep.store.vectors import normalize_rows
 from xrep.tasks.task import Pool, Task
-from xrep.training.validator import Validator, shared
+from xrep.training.validator import OverRanks, Validator
 
 
 class RetrievalValidator(Validator):
@@ -48,7 +48,7 @@ class RetrievalValidator(Validator):
                     cure="give it more pairs, or leave the language pair out",
                 )
 
-    def measure(self, model: SentenceModel, criterion: Criterion) -> dict[str, float]:
+    def measure(self, model: SentenceModel, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
         """Measure how often the nearest neighbour is the translation.
 
         Returns:
@@ -62,7 +62,7 @@ class RetrievalValidator(Validator):
             return retrieval_accuracy(source, target).mean, mean_cosine(target)
 
         names = [f"accuracy_{pool.source_language}-{pool.target_language}" for pool in self.pools]
-        accuracies, cosines = zip(*shared(self.pools, measure), strict=True)
+        accuracies, cosines = zip(*over_ranks(self.pools, measure), strict=True)
         measured = dict(zip(names, accuracies, strict=True))
         return {"accuracy": float(np.mean(list(measured.values()))), **measured, "mean_cosine": float(np.mean(cosines))}
 

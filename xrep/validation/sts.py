@@ -13,7 +13,7 @@ from xrep.evaluation.sts import correlations, find_sets, select, similarities
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.model import SentenceModel
 from xrep.tasks.task import Task
-from xrep.training.validator import Validator, shared
+from xrep.training.validator import OverRanks, Validator
 
 
 class StsValidator(Validator):
@@ -49,7 +49,7 @@ class StsValidator(Validator):
             raise UserError(problem, path=config.sts_path, cure=f"it has {known}: name one with `sts_languages`")
         self.tests = select(sets, ",".join(languages))
 
-    def measure(self, model: Any, criterion: Criterion) -> dict[str, float]:
+    def measure(self, model: Any, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
         """Measure the correlation on each test.
 
         Returns:
@@ -58,6 +58,6 @@ class StsValidator(Validator):
         """
         encoder = SentenceEncoder(model, self.task.tokenizers, self.task.text)
         names = [f"spearman-{test.name.replace(' ', '-')}" for test in self.tests]
-        found = shared(self.tests, lambda test: correlations(test, similarities(encoder, test))["cosine"])
+        found = over_ranks(self.tests, lambda test: correlations(test, similarities(encoder, test))["cosine"])
         figures = {name: own["spearman"]["all"] for name, own in zip(names, found, strict=True)}
         return {"spearman": float(np.mean(list(figures.values()))), **figures}

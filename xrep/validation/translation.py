@@ -21,7 +21,7 @@ from xrep.models.model import TranslationModel
 from xrep.tasks.mixture import MixedBatch, MixtureTask
 from xrep.tasks.task import ParallelTask, Pool, Task
 from xrep.text.sides import tokenizer_of
-from xrep.training.validator import Validator, shared
+from xrep.training.validator import OverRanks, Validator
 from xrep.validation.loss import mean_losses
 
 
@@ -80,7 +80,7 @@ class TranslationValidator(Validator):
             raise UserError("there are no translations to validate on", cure="choose another `validation`")
         self.pools = {part: own.validation_pools(config.max_sentences) for part, own in self.tasks.items()}
 
-    def measure(self, model: TranslationModel, criterion: Criterion) -> dict[str, float]:
+    def measure(self, model: TranslationModel, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
         """Measure the loss and translate.
 
         Returns:
@@ -89,14 +89,16 @@ class TranslationValidator(Validator):
             cross-entropy, if the criterion has the metric ``nll``. With several parts, ``loss`` is the sum of their
             losses with their weights, and the values of a part are named ``PART/NAME``.
         """
-        values = mean_losses(model, criterion, self._batches())
+        values = mean_losses(model, criterion, self._batches(), over_ranks)
         for name in [name for name in values if name.rpartition("/")[2] == "nll"]:
             values[f"{name.removesuffix('nll')}perplexity"] = math.exp(min(values[name], 700))
         scores: dict[str, float] = {}
         for part, task in self.tasks.items() if self.config.max_sentences else ():
             prefix = f"{part}/" if self.several else ""
             for pool in self.pools[part]:
-                scores[f"{prefix}bleu_{pool.source_language}-{pool.target_language}"] = self._bleu(model, task, pool)
+                scores[f"{prefix}bleu_{pool.source_language}-{pool.target_language}"] = self._bleu(
+                    model, task, pool, over_ranks
+                )
         return values | ({"bleu": float(np.mean(list(scores.values())))} if scores else {}) | scores
 
     def _batches(self) -> Iterator[Any]:
@@ -104,7 +106,7 @@ class TranslationValidator(Validator):
             for batch in task.validation_batches():
                 yield MixedBatch({part: batch}) if self.several else batch
 
-    def _bleu(self, model: TranslationModel, task: ParallelTask, pool: Pool) -> float:
+    def _bleu(self, model: TranslationModel, task: ParallelTask, pool: Pool, over_ranks: OverRanks) -> float:
         device, options = next(model.parameters()).device, self.config.search_options()
         tokenizer, place = tokenizer_of(task.tokenizers, "target"), model.target_languages.index(pool.target_language)
 
@@ -114,5 +116,5 @@ class TranslationValidator(Validator):
             hypotheses = [tokenizer.decode(best[0].tokens) for best in results]
             return list(zip(hypotheses, task.references(batch), strict=True))
 
-        hypotheses, references = zip(*chain.from_iterable(shared(pool.batches(), translate)), strict=True)
+        hypotheses, references = zip(*chain.from_iterable(over_ranks(pool.batches(), translate)), strict=True)
         return bleu(hypotheses, references)[0].score

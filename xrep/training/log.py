@@ -1,0 +1,236 @@
+"""The log of a run: its records, its lines of text, and its launches, each given to what keeps it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import platform
+import resource
+import shlex
+import socket
+import sys
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from xrep import __version__
+from xrep.config.fields import Count
+from xrep.config.layers import flat
+from xrep.files import naming, write_aside
+from xrep.nn.queue import Queue
+from xrep.progress import ProgressLine
+from xrep.training.boards import TensorBoard, WeightsAndBiases
+
+METRICS, TENSORBOARD, LOG, LAUNCHES = "metrics.jsonl", "tensorboard", "log.txt", "launches.jsonl"
+"""Names in the directory of a run."""
+_PACKAGES = "torch numpy scipy sentencepiece tokenizers safetensors faiss-cpu omegaconf transformers".split()
+_SHOWN_METRICS = 3
+
+
+class Log:
+    """Writes the averages of every ``log_every`` steps to ``metrics.jsonl`` and the boards, and a line to stderr.
+
+    On a terminal the line is rewritten in place; elsewhere (a log file) a new line is printed every ten seconds.
+    ``log.txt`` gets these lines and all other text with the time of each.
+    """
+
+    @dataclass(kw_only=True)
+    class Config:
+        log_every: Count = 50
+        """Number of steps between records in metrics.jsonl and TensorBoard."""
+        tensorboard: bool = True
+        """Write TensorBoard events below SAVE_DIR/tensorboard."""
+        logger: Literal["none", "wandb"] = "none"
+        """Service that gets the records as well: Weights & Biases (extra 'wandb')."""
+
+        def problems(self) -> list[str]:
+            problems = list[str]()
+            if self.logger == "wandb" and importlib.util.find_spec("wandb") is None:
+                problems.append("`logger` is wandb, which is not installed: pip install 'xrep[wandb]'")
+            return problems
+
+    def __init__(self, config: Config, directory: Path, step: int, options: Mapping[str, Any] | None = None) -> None:
+        self._directory, values = directory, flat(options) if options else {}
+        with naming(directory):
+            _drop_records_after(directory / METRICS, step)
+            self._metrics = open(directory / METRICS, "a", encoding="utf-8")
+            self._text = open(directory / LOG, "a", encoding="utf-8", errors="backslashreplace")
+            self._boards: list[TensorBoard | WeightsAndBiases] = []
+            if config.tensorboard:
+                self._boards.append(TensorBoard(directory / TENSORBOARD, step, values))
+            if config.logger == "wandb":
+                self._boards.append(WeightsAndBiases(directory, values))
+        self._line, self._text_line = ProgressLine(at_once=True), ProgressLine(self._text, at_once=True)
+
+    def record(self, step: int, values: dict[str, Any], kind: str) -> None:
+        """Append one record; ``kind`` is train or valid."""
+        with naming(self._directory):
+            self._metrics.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
+            self._metrics.flush()
+            for board in self._boards:
+                board.record(step, {f"{kind}/{name}": value for name, value in values.items()})
+
+    def line(self, text: str) -> None:
+        """Show the state of training, but not more often than a person can read it."""
+        self._line.show(text)
+        with suppress(OSError):  # training goes on without a log, for example until a full disk has room again
+            self._text_line.show(f"{_now()} {text}")
+
+    def say(self, text: str) -> None:
+        """Print a line on stderr and in the log."""
+        self._line.say(text)
+        self._note(text)
+
+    def _note(self, text: str) -> None:
+        with suppress(OSError):
+            self._text_line.say(f"{_now()} {text}")
+
+    @contextmanager
+    def launch(self, state: Any, **facts: Any) -> Iterator[dict[str, Any]]:
+        """Context manager that appends a record to ``launches.jsonl`` at its beginning and one at its end.
+
+        A launch that was killed has no end. The block adds further facts to the mapping that is yielded, such as how
+        it ended; after an exception, that is its message.
+
+        Args:
+            state: State of the run, whose ``step`` is recorded.
+            facts: Further facts of the beginning.
+        """
+        end, place = dict[str, Any](), {"folder": os.getcwd(), "host": socket.gethostname(), "process": os.getpid()}
+        command = shlex.join(sys.orig_argv)
+
+        def append(event: str, **values: Any) -> None:
+            with naming(self._directory), open(self._directory / LAUNCHES, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"event": event, "time": _now(), "step": state.step, **values}) + "\n")
+
+        self._note(f"launch in {place['folder']} on {place['host']}: {command}")
+        append("start", command=command, **place, **facts, versions=_versions())
+        try:
+            yield end
+        except BaseException as error:
+            end["how"] = str(error) or type(error).__name__
+            raise
+        finally:
+            self._note(f"end of the launch: {end.get('how')}")
+            with suppress(OSError):  # the disk may be full; the error that ends the block is the one to report
+                append("end", **end)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._text.close()
+        with naming(self._directory):
+            self._metrics.close()
+            for board in self._boards:
+                board.close()
+
+
+class Quiet:
+    """A log that keeps nothing, for all ranks but rank 0."""
+
+    def record(self, *arguments: Any) -> None:
+        pass
+
+    line = say = close = record
+
+    @contextmanager
+    def launch(self, state: Any, **facts: Any) -> Iterator[dict[str, Any]]:
+        yield {}
+
+
+class Recent:
+    """Means over the last steps for the line of progress, since single steps differ too much to be read.
+
+    Args:
+        criterion: The objective, whose queues may have to be filled first.
+    """
+
+    def __init__(self, criterion: nn.Module) -> None:
+        self._steps = deque[dict[str, float]](maxlen=20)
+        self._queues = [part for part in criterion.modules() if isinstance(part, Queue)]
+
+    def add(self, values: dict[str, float]) -> None:
+        """Add the numbers of a step: loss, terms and metrics, and its ``pairs``, ``tokens`` and ``busy`` seconds."""
+        self._steps.append(values)
+
+    def quality(self) -> list[str]:
+        """Return the loss and the first metrics as text, or how full the queue is: they become worse with every
+        negative that joins, which says nothing about the model."""
+        filling = min(self._queues, key=lambda queue: queue.filled / len(queue.vectors), default=None)
+        if filling is not None and filling.filled < len(filling.vectors):
+            return [f"queue {filling.filled:,} of {len(filling.vectors):,} filled"]
+        names = dict.fromkeys(name for step in self._steps for name in step if not name.startswith("loss_"))
+        means = {name: self._mean(name) for name in names if name not in ("pairs", "tokens", "busy")}
+        return [f"{name} {mean:.4g}" for name, mean in means.items() if mean is not None][: 1 + _SHOWN_METRICS]
+
+    def speeds(self) -> list[str]:
+        """Return the numbers of pairs and tokens per second as text."""
+        busy, means = self._mean("busy"), {unit: self._mean(unit) for unit in ("pairs", "tokens")}
+        return [f"{mean / busy:,.0f} {unit}/s" for unit, mean in means.items() if mean is not None and busy]
+
+    def _mean(self, name: str) -> float | None:
+        known = [step[name] for step in self._steps if not math.isnan(step.get(name, math.nan))]
+        return sum(known) / len(known) if known else None
+
+
+class Meters:
+    """Means and totals of numbers since the last record."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.totals, self._sums, self._counts = (defaultdict[str, float](float) for _ in range(3))
+
+    def add(self, values: dict[str, float]) -> None:
+        """Add numbers that are averaged."""
+        for name, value in values.items():
+            self._sums[name] += value
+            self._counts[name] += 1
+
+    def count(self, **values: float) -> None:
+        """Add numbers that are summed."""
+        for name, value in values.items():
+            self.totals[name] += value
+
+    def means(self) -> dict[str, float]:
+        return {name: total / self._counts[name] for name, total in self._sums.items()}
+
+
+def memory_megabytes(device: torch.device) -> float:
+    """Return the peak memory so far: what torch allocated on a GPU, or the resident size of the process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+def _drop_records_after(path: Path, step: int) -> None:
+    """Delete the records of later steps than ``step``, because a resumed run repeats these steps."""
+    kept = []
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        with suppress(ValueError):  # a line was cut short when the run was killed
+            kept += [line] if json.loads(line)["step"] <= step else []
+    with write_aside(path) as aside:
+        aside.write_bytes(b"".join(kept))
+
+
+def _now() -> str:
+    """Return the local time with its offset, in ISO 8601."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def _versions() -> dict[str, str]:
+    versions = {"xrep": __version__, "python": platform.python_version(), "system": platform.platform()}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
