@@ -7,7 +7,6 @@ import pickle
 import random
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from xrep.criteria.criterion import Criterion, Planned
 from xrep.criteria.multitask import Multitask
 from xrep.registry import CRITERIA
 from xrep.tasks.mixture import MixedBatch
-from xrep.tasks.task import Examples
 
 PARTS: dict[str, Objective] = {
     "hictl": hictl(),
@@ -30,10 +28,9 @@ PARTS: dict[str, Objective] = {
     "dap": align("pairs"),
     "ranking": rank(),
 }
-WHOLE_WORDS = mlm("sentences", whole_word=True, mask_rate=0.4)
 CASES: dict[str, int | None] = {
     **dict.fromkeys([*FIRST, "dap, half of the tokens", "hictl, monolingual", "hictl, no language model"]),
-    "tlm, next sentence": None, "translation_ranking, negatives": None, "mlm, whole words": None, "multitask": None,
+    "tlm, next sentence": None, "translation_ranking, negatives": None, "multitask": None,
     "multitask, in pieces": 4, "hictl, in pieces": 4, "nli_triplet, in pieces": 4,
 }  # fmt: skip
 """Number of rows that are encoded at a time, by case."""
@@ -54,11 +51,6 @@ def made(make: Maker, name: str) -> tuple[nn.Module, Criterion, Any]:
         model, _ = make.build(rank())
         criterion: Criterion = Multitask(Multitask.Config(parts=parts, mixing="weight"), model, make.text).double()
         batch: Any = MixedBatch({part: make.batch(own.batch) for part, own in PARTS.items()})
-    elif of == "mlm, whole words":
-        (model, criterion), batch = make.build(WHOLE_WORDS), make.batch("sentences")
-        size = make.text.vocabulary("shared").size
-        tokenizer = SimpleNamespace(begins_word=lambda: [n % 3 > 0 for n in range(size)])
-        criterion.prepare(SimpleNamespace(tokenizers={"shared": tokenizer}, gives=Examples.SENTENCES))
     else:
         model, criterion, batch = make(of)
     if CASES[name] is not None:

@@ -51,11 +51,13 @@ class Loss:
         metrics: further numbers to log, each a mean over the batch (0 for an empty one). They are scalar tensors
             without gradient, because converting them to Python numbers would wait for the GPU.
         rows: number of rows that a metric is the mean of, for metrics that are not of the whole batch.
+        found: what was computed on the way that ``ContrastiveCriterion.remember`` keeps.
     """
 
     terms: dict[str, Term]
     metrics: dict[str, Tensor] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
+    found: Any = None
 
 
 @dataclass
@@ -115,8 +117,7 @@ class Criterion(nn.Module, ABC):
     ``forward`` and ``after_step``, so both may exchange tensors (``xrep.kernels.gather``).
 
     Attributes:
-        idle_parameters: whether a step may leave trained parameters without a gradient. The engine that averages
-            gradients over ranks then has to look for such parameters.
+        idle_parameters: set this if some trained parameter may get no gradient in a step. DDP must then search for it.
         frozen: patterns, as for ``--freeze``, of the parameters that the objective itself keeps unchanged.
         reads: kinds of examples that it can read; empty: any kind.
         needs: kind of model that it trains; None: any kind.

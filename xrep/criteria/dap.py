@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from xrep.config.fields import Count
-from xrep.criteria.contrastive import Encoded, negative_vectors
+from xrep.criteria.contrastive import Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
+from xrep.criteria.in_batch import negative_vectors
 from xrep.criteria.reconstruction import (
     LANGUAGE,
     PLACE,
