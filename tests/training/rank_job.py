@@ -86,17 +86,17 @@ def train(case: str, data: Path, folder: Path, world: World, **more: Any) -> dic
     run = compose_run(data, folder / "run", batch_size=rows // world.size, check_every=2, **given)
     trainer = make_trainer(run, own, world=world)
     state = trainer.train()
-    optimizer = trainer.engine.optimizer
+    optimizer = trainer.step.update.optimizer
     kept = [value for own in local_optimizer(optimizer).state.values() for value in own.values()]
     sizes = [p.numel() for group in optimizer.param_groups for p in group["params"]]
     return {
-        "state": trainer.module.state_dict(),
-        "gradients": {name: p.grad for name, p in trainer.module.named_parameters() if p.grad is not None},
+        "state": trainer.pair.state_dict(),
+        "gradients": {name: p.grad for name, p in trainer.pair.named_parameters() if p.grad is not None},
         "cursor": [state.step, state.examples, state.cursor],
         "optimizer": whole_state(optimizer, world),
         "numbers": sum(value.numel() for value in kept if isinstance(value, Tensor)),
         "largest": max(sizes) / sum(sizes),
-        "trained": sum(p.numel() for p in trainer.module.parameters() if p.requires_grad),
+        "trained": sum(p.numel() for p in trainer.pair.parameters() if p.requires_grad),
     }
 
 

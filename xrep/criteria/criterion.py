@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +69,7 @@ class Planned(Movable):
         sizes: how many items each term sums over in this batch (pairs, masked tokens).
         details: what ``forward`` needs beside the batch, such as masked tokens (a ``Movable``); None: nothing.
         pieces: consecutive rows of the batch that are encoded one piece at a time; empty: all rows at once.
+        parts: plans of the parts of a mixture, each of which is computed by itself; empty without a mixture.
         rank_rows: number of rows of this batch on each rank, as the ranks told each other before the step; None: they
             did not.
     """
@@ -77,12 +78,8 @@ class Planned(Movable):
     sizes: dict[str, float]
     details: Any = None
     pieces: Sequence[Planned] = ()
+    parts: Mapping[str, Planned] = field(default_factory=dict)
     rank_rows: Sequence[int] | None = None
-
-    @property
-    def examples(self) -> Any:
-        """The batch as the task made it, for messages."""
-        return self.batch
 
     @property
     def token_count(self) -> int:
@@ -178,6 +175,14 @@ class Criterion(nn.Module, ABC):
     def of_part(self, name: str) -> Criterion:
         """Return the criterion of one part of a task; it is this one, unless the parts have criteria of their own."""
         return self
+
+    def in_sum(self, part: str, loss: Loss, rows: int) -> Loss:
+        """Return the loss of a part's batch with the names and weights that it has in the sum over the parts.
+
+        Args:
+            rows: number of rows of the batch.
+        """
+        return loss
 
     def set_micro_batch(self, rows: int) -> None:
         """Let ``plan`` cut batches into pieces of ``rows`` rows, whose activations need not be held together.

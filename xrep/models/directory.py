@@ -173,7 +173,7 @@ def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
     """Write a checkpoint under a temporary name and rename it to ``path``; after a failure nothing is left behind.
     Raises OSError if the disk is full, or the directory cannot be written."""
     with naming(path):
-        with directory_aside(path, is_current=lambda directory: False) as aside:
+        with directory_aside(path, MANIFEST) as aside:
             _fill(aside, snapshot)
         flush_to_disk(path.parent)
 

@@ -208,7 +208,7 @@ def lock(directory: Path) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         file = open(directory / LOCK, "a+", encoding="utf-8")
         try:
-            if not try_lock(file, inherited=False):
+            if not try_lock(file):
                 file.seek(0)
                 holder = file.read().strip() or "another process"
                 file.close()

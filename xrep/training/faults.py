@@ -12,33 +12,33 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from xrep.criteria.criterion import Loss, Planned
-from xrep.training.outcome import Outcome
-from xrep.training.step import Engine
+from xrep.training.results import Numbers
+from xrep.training.step import Step
 
 BEGINS = "it begins in "
 
 
-def not_finite(engine: Engine, outcome: Outcome, batches: list[Planned], describe: Callable[[Any], str]) -> str:
+def not_finite(step: Step, numbers: Numbers, batches: list[Planned], describe: Callable[[Any], str]) -> str:
     """Say where a loss or a gradient that is not finite came from: which module, on which rank, in which batch.
 
     Every rank must make this call: the forward passes of the step are run again, and may communicate with other ranks.
 
     Args:
-        outcome: the results of the step.
+        numbers: the results of the step.
         describe: returns the beginning of a batch as text.
     """
-    world, where, batch = engine.world, "", batches[0]
-    if math.isfinite(outcome.loss):
-        named = engine.module.named_parameters()
-        bad = next((name for name, p in named if any(p is other for other in outcome.bad)), None)
-        where, problem = f"{BEGINS}the gradient of {bad}", f"the norm of the gradient is {outcome.norm}"
+    world, where, batch = step.world, "", batches[0]
+    if math.isfinite(numbers.loss):
+        named = step.pair.named_parameters()
+        bad = next((name for name, p in named if any(p is other for other in numbers.bad)), None)
+        where, problem = f"{BEGINS}the gradient of {bad}", f"the norm of the gradient is {numbers.norm}"
     else:
-        problem = f"the loss is {outcome.loss}"
+        problem = f"the loss is {numbers.loss}"
         for batch in batches:
-            where = _bad_module(engine.module, lambda batch=batch: engine.forward(batch))
+            where = _bad_module(step.pair, lambda batch=batch: step.forward(batch))
             if world.sums([float(where.startswith(BEGINS))])[0]:
                 break
-    everyone = world.gather(f"{where}; the batch begins with {describe(batch.examples)}")
+    everyone = world.gather(f"{where}; the batch begins with {describe(batch.batch)}")
     rank = next((number for number, text in enumerate(everyone) if text.startswith(BEGINS)), 0)
     return f"{problem}{f' (rank {rank})' if world.size > 1 else ''}; {everyone[rank]}"
 
@@ -81,7 +81,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def out_of_memory(batches: list[Planned]) -> str:
     """Return the message that memory ran out on these batches: how large they are, and what to change."""
-    shapes = "; ".join(_shape_of(batch.examples) for batch in batches)
+    shapes = "; ".join(_shape_of(batch.batch) for batch in batches)
     return (
         f"out of memory with {shapes}; lower `batch_size` or `max_tokens` (and raise `update_freq`), `micro_batch` or "
         "`max_length`, or set `activation_checkpointing`, or `precision` to bf16"

@@ -122,7 +122,8 @@ def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: Exi
             _prepare_directory(directory, run, task, step)
             progress = Log(run.configs["logging"], directory, step, options=run.values)
     stack.callback(progress.close)
-    trainer.progress, checkpoints.say = progress, progress.say
+    trainer.progress = trainer.reports.log = progress
+    checkpoints.say = progress.say
     if latest is not None:
         if world.is_main:  # a run that was killed may not have set the links
             checkpoints.point(latest.step, trainer.state.best_step)
@@ -265,9 +266,9 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Task, step: int) -
 
 def _warnings(task: Task, trainer: Trainer) -> list[str]:
     half = trainer.config.precision in ("bf16", "bfloat16")
-    slow = [SLOW_BFLOAT16] if half and trainer.engine.precision == "float32" else []
+    slow = [SLOW_BFLOAT16] if half and trainer.step.dtype == torch.float32 else []
     return [
-        f"warning: {warning}" for warning in [*trainer.module.criterion.warnings(task), *trainer.budget.warnings, *slow]
+        f"warning: {warning}" for warning in [*trainer.pair.criterion.warnings(task), *trainer.budget.warnings, *slow]
     ]
 
 
