@@ -38,13 +38,7 @@ from xrep.training.reports import Reports
 from xrep.training.results import Results
 from xrep.training.schedule import Budget
 from xrep.training.sharding import sharded_optimizer, whole_state
-from xrep.training.state import (
-    TrainingState,
-    load_optimizer,
-    load_scaler,
-    reading_state,
-    state_of,
-)
+from xrep.training.state import TrainingState, restore
 from xrep.training.step import Pair, Step, random_state, restore_random_state, type_on
 from xrep.training.update import Update
 from xrep.training.validator import Validator
@@ -301,10 +295,8 @@ class Trainer:
 
     def _save(self, best: bool, final: bool = False) -> None:
         self._read_late()
-        everyone = self.world.gather_to_main(random_state(self.world.device))
+        everyone = self.world.gather(random_state(self.world.device))
         optimizer = whole_state(self.step.update.optimizer, self.world)
-        if not self.world.is_main:
-            return
         training_state = {
             **vars(self.state),
             "data": self.task.fingerprint(),
@@ -315,7 +307,9 @@ class Trainer:
         text = {"text": self.task.text, "save_tokenizers": self.task.save_tokenizers}
         parts: dict[str, Any] = {"model": self.pair.model, "criterion": self.pair.criterion, **text}
         facts = {"step": self.state.step, "config_yaml": self.run.to_yaml(), "training_state": training_state}
-        self.checkpoints.save(best, final, **parts, **facts)
+        with self.world.together():  # the others wait here while rank 0 waits for its disk
+            if self.world.is_main:
+                self.checkpoints.save(best, final, **parts, **facts)
 
     def resume(self, checkpoint: Checkpoint, saved: dict[str, Any]) -> None:
         """Resume exactly where ``checkpoint`` was written; ``saved`` is its training state.
@@ -327,11 +321,9 @@ class Trainer:
         """
         load_weights(self.pair.model, checkpoint.tensors(), checkpoint.path / MODEL)
         load_weights(self.pair.criterion, checkpoint.tensors(CRITERION), checkpoint.path / CRITERION)
-        with reading_state(checkpoint.path / STATE):
-            self.state = state_of(saved)
-            load_optimizer(self.step.update.optimizer, saved["optimizer"])
-            load_scaler(self.step.update.scaler, saved["scaler"])
-            if len(saved["random"]) == self.world.size:
-                restore_random_state(saved["random"][self.world.rank], self.world.device)
-            else:
-                torch.manual_seed(hash((self.run.seed, self.world.rank, self.state.step)) % 2**63)
+        update, path = self.step.update, checkpoint.path / STATE
+        self.state = restore(saved, update.optimizer, update.scaler, path)
+        if len(saved["random"]) == self.world.size:
+            restore_random_state(saved["random"][self.world.rank], self.world.device)
+        else:
+            torch.manual_seed(hash((self.run.seed, self.world.rank, self.state.step)) % 2**63)
