@@ -198,6 +198,7 @@ search query index Hund -k 0                 | argument -k: must be at least 1, 
 search query index Hund --path two           | index: its vectors were made by another encoder
 search query index Hund --probes 0           | argument --probes: must be at least 1, not 0
 search add index --input absent              | absent: no such file
+search add index --input de.txt --index x    | unrecognized arguments: --index x; xrep-search add --help lists
 search build ... --input blank.tsv           | blank.tsv: no sentence in it; give a text with sentences
 search build ... --input empty.txt           | empty.txt: the file is empty
 search build ... --output dir                | dir: exists and is not empty
