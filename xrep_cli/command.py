@@ -270,7 +270,4 @@ class Command:
                 if value != "-":
                     how.writes(value)
         kinds.check_outputs(outputs, inputs)
-        if "processes" in own:
-            streams = [file for name, file in outputs.items() if name != "`json`"]
-            kinds.check_shared(own["processes"], streams, [file for files in inputs.values() for file in files])
         return self.options(**own)
