@@ -5,13 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from xrep.config.ranges import out_of_range
 from xrep.criteria.all_ranks import of_all_ranks
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term
 from xrep.data.batching import PairBatch, TextSpec
@@ -20,7 +19,7 @@ from xrep.kernels.gather import apart, current_group
 from xrep.kernels.own_negatives import add_own_negatives
 from xrep.models.model import SentenceModel
 
-TEMPERATURES = "[0.0001, 10000]"
+Temperature = Annotated[float, "[0.0001, 10000]"]
 """Range of temperatures: beyond it, logits or gradients may not be finite in float32."""
 
 
@@ -56,16 +55,13 @@ class Nested:
 class InBatch(Nested):
     """Options of objectives whose negatives are the other rows of the batch."""
 
-    temperature: float = 0.05
-    """Similarities are divided by this value, which must lie in [0.0001, 10000]."""
+    temperature: Temperature = 0.05
+    """Similarities are divided by this value."""
     mask_equal_sentences: bool = False
     """Do not use two rows that share a sentence as each other's negatives. Off in the papers; turn it on if sentences
     repeat, as those of one side of bitext and the premises of SNLI do."""
     cross_rank_negatives: bool = True
     """With several ranks, the rows of all ranks are negatives. Off: only those of the rank's own part."""
-
-    def problems(self) -> list[str]:
-        return super().problems() + out_of_range(self, temperature=TEMPERATURES)
 
     def options(self, planned: Planned, ids: Tensor) -> dict[str, Any]:
         """Return the options of a loss in ``xrep.kernels`` of the rows of a batch, given their ids."""

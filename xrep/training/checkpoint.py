@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import Count, CountOrZero
 from xrep.errors import UserError
 from xrep.files import naming, point_link, remove_files, try_lock
 from xrep.models.directory import (
@@ -64,13 +64,10 @@ class Checkpoints:
     class Config:
         save_dir: str | None = None
         """Directory of the run. A run found there with the same configuration is resumed. none: runs/TASK-CRITERION."""
-        save_every: int = 1000
+        save_every: CountOrZero = 1000
         """Number of steps between checkpoints. 0: save only after the best validation so far and at the end."""
-        keep_last: int = 2
+        keep_last: Count = 2
         """Number of recent checkpoints that are kept, in addition to the best."""
-
-        def problems(self) -> list[str]:
-            return out_of_range(self, save_every="[0, inf)", keep_last="[1, inf)")
 
     def __init__(self, config: Config, directory: Path, say: Callable[[str], None] | None = None) -> None:
         self.config, self.directory, self.stalled_seconds = config, directory, 0.0
@@ -236,29 +233,15 @@ def check_same_run(saved: dict[str, Any], current: dict[str, Any], directory: Pa
     Raises:
         UserError: the configurations differ; it names every option that does.
     """
-    differing = list(_differences(saved, current, ""))
-    if differing:
+    keys = sorted(key for key in {*saved, *current} if saved.get(key) != current.get(key) and not _may_change(key))
+    renamed = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))
+    if differing := [key for key in keys if key.endswith(".name") or not key.startswith(renamed)]:
+        listed = ", ".join(f"{key} {saved.get(key)!r} -> {current.get(key)!r}" for key in differing)
         cure = "choose another `save_dir`, or delete this one"
         if saved.get("size") != current.get("size"):  # auto is another size on another device
             cure = f"set `size` to {saved.get('size')} to go on with it, or {cure}"
-        raise UserError("holds a run of another configuration: " + ", ".join(differing), path=directory, cure=cure)
+        raise UserError(f"holds a run of another configuration: {listed}", path=directory, cure=cure)
 
 
-def _differences(saved: Any, current: Any, place: str) -> Iterator[str]:
-    """Yield each difference, such as ``criterion.temperature 0.04 -> 0.1``; if names differ, only the names."""
-    if saved == current or re.sub(r"^parts\..+?\.(?=task\.)", "", place) in MAY_CHANGE:
-        return
-    if place == "parts" and isinstance(saved, list) and isinstance(current, list):
-        saved, current = ({part["name"]: part for part in parts} for parts in (saved, current))
-    if isinstance(saved, dict) and isinstance(current, dict):
-        keys = ["name"] if saved.get("name") != current.get("name") else sorted({*saved, *current})
-        for key in keys:
-            yield from _differences(saved.get(key), current.get(key), f"{place}.{key}".lstrip("."))
-    else:
-        yield f"{place} {_shown(saved)} -> {_shown(current)}"
-
-
-def _shown(value: Any) -> str:
-    """Return a value as text; a whole section that is new or gone is shown only as "given"."""
-    of_parts = isinstance(value, list) and any(isinstance(part, dict) for part in value)
-    return "given" if of_parts or isinstance(value, dict) else repr(value)
+def _may_change(key: str) -> bool:
+    return re.sub(r"^parts\.\w+\.(?=task\.)", "", key) in MAY_CHANGE or key.split(".")[0] in MAY_CHANGE

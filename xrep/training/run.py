@@ -71,7 +71,7 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
         TrainingError: a loss or gradient is not finite, memory ran out, or a process died.
     """
     world = world or alone(pick_device(run.configs["trainer"].device))
-    directory, is_new = run_directory(run), False
+    directory, is_new = run.directory, False
     with explain_lost_ranks(world), ExitStack() as stack:
         with world.together():
             _check_model(run)
@@ -92,12 +92,12 @@ def _check_model(run: RunConfig) -> None:
     """Raise UserError if a criterion or the validation needs another kind of model."""
     criterion, model = run.configs["criterion"], run.classes["model"]
     kinds = [part.kind for part in criterion.parts] if run.values.get("parts") else [run.classes["criterion"]]
-    values = run.values.get("parts") or [run.values]
-    asking = [("criterion", own["criterion"]["name"], kind) for own, kind in zip(values, kinds, strict=True)]
-    for section, name, kind in [*asking, ("validation", run.values["validation"]["name"], run.classes["validation"])]:
+    keys = [f"parts.{name}.criterion.name" for name in run.values.get("parts", [])] or ["criterion.name"]
+    asking = [("criterion", run.values[key], kind) for key, kind in zip(keys, kinds, strict=True)]
+    for section, name, kind in [*asking, ("validation", run.values["validation.name"], run.classes["validation"])]:
         needs: type[Model] | None = kind.needs
         if needs is not None and not issubclass(model, needs):
-            problem, chosen = f"the {section} {name} needs a {needs.kind}", run.values["model"]["name"]
+            problem, chosen = f"the {section} {name} needs a {needs.kind}", run.values["model.name"]
             cure = f"choose the `model` {needs.example} or another `{section}`"
             raise UserError(f"{problem}, and the model {chosen} is not one", cure=cure)
 
@@ -189,11 +189,6 @@ def _build(run: RunConfig, task: Task, source: Checkpoint | None, resumed: bool)
     criterion.prepare(task)
     notes += [_load(initial, CRITERION, "criterion", criterion)[1]] if initial else []
     return model, criterion, notes
-
-
-def run_directory(run: RunConfig) -> Path:
-    """Return the directory for the files of a run."""
-    return Path(run.configs["checkpoint"].save_dir or f"runs/{run.label}")
 
 
 def _check_directory(directory: Path, run: RunConfig) -> None:
