@@ -182,7 +182,7 @@ mine ... --neighbours 41                     | lower --neighbours to 40, or give
 mine ... --neighbours 0                      | argument --neighbours: must be at least 1, not 0
 mine ... --gpus-per-worker 0.5               | --gpus-per-worker is an option of Ray; add --engine ray, or leave it out
 mine ... --threshold nan                     | argument --threshold: must be a finite number or none, not 'nan'
-mine ... --index-gigabytes 0                 | --index-gigabytes must be above 0, not 0.0
+mine ... --index-gigabytes 0                 | argument --index-gigabytes: must be above 0, not 0.0
 mine ... --index tree                        | --index tree is not possible: could not parse index string tree
 mine ... --output mined.tsv                  | mined.tsv.job: not the folder of an unfinished command; rename
 mine ... --output x.npy                      | x.npy: --output is the same file as --source-vectors
@@ -218,7 +218,7 @@ generate ... --output dir                    | dir: is a folder already
 generate ... --output de.txt                 | --output is the same file as --input
 generate ... --reference absent              | absent: no such file; check the name
 generate ... --json s.json                   | --json without scores to write; give --reference FILE
-generate ... --beam 0                        | --beam must be at least 1, not 0
+generate ... --beam 0                        | argument --beam: must be at least 1, not 0
 generate ... --nbest 6                       | --nbest 6 is more than the 5 hypotheses of the beam
 generate ... --sampling-topk 5               | --sampling-topk is an option of sampling, which is off
 generate ... --sampling --sampling-topp 1.5  | argument --sampling-topp: must lie in (0, 1], not 1.5
