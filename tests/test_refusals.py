@@ -60,12 +60,12 @@ train ... --temperature 0                    | criterion.temperature must lie in
 train ... --directions sideways              | criterion.directions must be both or forward, not 'sideways'
 train ... --dropout 1.5                      | model.dropout must lie in [0, 1), not 1.5
 train ... --heads 5                          | hidden_size 32 is not divisible by heads 5
-train ... --save-dir=                        | argument --save-dir: must be a string
+train ... --save-dir=                        | checkpoint.save_dir must be a string
 train ... --device meta                      | trainer.device must be auto, cpu or cuda, not 'meta'
 train ... --criterion dual_moco --queue-size -5 | criterion.queue_size must be at least 0, not -5
-train ... --criterion dual_moco --queue-size 1000000000000 | TB of memory, and this machine has
+train ... --criterion dual_moco --queue-size 1000000000000 | GB of memory, and this machine has
 train ... --criterion mlm --mask-rate 0      | criterion.mask_rate must lie in (0, 1), not 0.0
-train ... --criterion dap --pivot-language=  | argument --pivot-language: must be a string
+train ... --criterion dap --pivot-language=  | criterion.pivot_language must be a string
 train ... --criterion hictl --slack 1        | criterion.slack must lie in (0, 1), not 1.0
 train ... --criterion nli                    | the criterion reads labelled pairs, and the task gives translations
 train ... --task translation                 | unknown option --towers
@@ -78,7 +78,7 @@ train ... --config broken.yaml               | broken.yaml:2: not a valid config
 train ... --config twice.yaml                | twice.yaml:3: not a valid configuration: found duplicate key seed
 train ... --config list.yaml                 | list.yaml: is not a mapping of sections; write for example 'task: bitext'
 train --config parts.yaml                    | parts must be a list of the values of each item
-train ... --config stages.yaml                | stages must be a list of the values of each stage
+train ... --config stages.yaml                | stages must be a list of the values of each item
 train ... --config absent.yaml               | absent.yaml: no such file; name an existing YAML file
 train ... --config dir                       | dir: Is a directory
 train ... --init absent                      | absent: no such checkpoint; name a directory such as RUN/best or RUN/last
