@@ -32,7 +32,7 @@ from harness import make_parser, markdown_table, take_turns, write_json
 
 import xrep_cli
 from xrep.errors import UserError
-from xrep_cli.common import console_script
+from xrep_cli.command import console_script
 
 MINE, PEER = Path(xrep_cli.__file__).with_name("mine.py"), Path(__file__).with_name("bitext_mining_peer.py")
 MEASURE = """
@@ -173,7 +173,7 @@ def main_script(argv: Sequence[str]) -> None:
     write_json(options.json, {"lines": options.lines, "rounds": turns.seconds, "figures": figures})
 
 
-main = console_script(main_script)
+main = console_script("benchmarks/bitext_mining.py")(main_script)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from xrep.files import write_aside
-from xrep_cli.common import HelpFormatter
+from xrep_cli.command import HelpFormatter
 
 if TYPE_CHECKING:
     from xrep.criteria.criterion import Criterion

@@ -36,7 +36,7 @@ from kernel_bench.cases import CASES, Case
 
 from xrep.errors import UserError
 from xrep.memory import keep_freed_memory
-from xrep_cli.common import HelpFormatter, console_script
+from xrep_cli.command import HelpFormatter, console_script
 
 if TYPE_CHECKING:
     from kernel_bench.contestants import Contest, Run
@@ -334,7 +334,7 @@ def complete(options: argparse.Namespace) -> None:
         options.precision = ["default"]
 
 
-@console_script
+@console_script("benchmarks/kernels.py")
 def main(argv: Sequence[str]) -> None:
     options = parse(argv)
     complete(options)

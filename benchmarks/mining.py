@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from harness import make_parser, progress, take_turns, write_json
 
 from xrep.errors import UserError
-from xrep_cli.common import console_script
+from xrep_cli.command import console_script
 
 if TYPE_CHECKING:
     import numpy as np
@@ -299,7 +299,7 @@ def main_script(argv: Sequence[str]) -> None:
     write_json(options.json, figures)
 
 
-main = console_script(main_script)
+main = console_script("benchmarks/mining.py")(main_script)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from harness import make_parser, progress, write_json
 
-from xrep_cli.common import console_script
+from xrep_cli.command import console_script
 
 if TYPE_CHECKING:
     import numpy as np
@@ -164,7 +164,7 @@ def main_script(argv: Sequence[str]) -> None:
     write_json(options.json, {"neighbours": options.neighbours, "results": results})
 
 
-main = console_script(main_script)
+main = console_script("benchmarks/mining_study.py")(main_script)
 
 if __name__ == "__main__":
     sys.exit(main())

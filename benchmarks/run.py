@@ -35,8 +35,8 @@ from typing import Any
 from harness import ROUNDS, make_parser, markdown_table, progress, write_json
 
 from xrep.errors import UserError
-from xrep.files import write_aside
-from xrep_cli.common import check_outputs, console_script
+from xrep.files import check_output, write_aside
+from xrep_cli.command import console_script
 
 HERE = Path(__file__).resolve().parent
 UNSTEADY = 0.1
@@ -264,10 +264,11 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@console_script
+@console_script("benchmarks/run.py")
 def main(argv: Sequence[str]) -> None:
     options = build_parser().parse_args(argv)
-    check_outputs({"--json": options.json, "--page": options.page}, {})
+    for file in filter(None, (options.json, options.page)):
+        check_output(file)
     chosen = [name for name in BENCHMARKS if name in (options.only or BENCHMARKS)]
     only = [f"--only {name}" for name in chosen] if options.only else []
     measured = {name: measure(name, options.quick) for name in chosen}

@@ -35,7 +35,7 @@ from xrep.config import flat, over, to_yaml
 from xrep.config.layers import load_yaml
 from xrep.errors import UserError
 from xrep.files import write_aside, write_json
-from xrep_cli.common import console_script
+from xrep_cli.command import console_script
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 EFFECT = {"title", "paper", "arms", "evaluations", "claims"}
@@ -267,7 +267,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@console_script
+@console_script("scripts/replicate.py")
 def main(argv: Sequence[str]) -> None:
     options = build_parser().parse_args(argv)
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell: the commands must hear it

@@ -60,12 +60,12 @@ train ... --temperature 0                    | criterion.temperature must lie in
 train ... --directions sideways              | criterion.directions must be both or forward, not 'sideways'
 train ... --dropout 1.5                      | model.dropout must lie in [0, 1), not 1.5
 train ... --heads 5                          | hidden_size 32 is not divisible by heads 5
-train ... --save-dir=                        | argument --save-dir: must be a string
+train ... --save-dir=                        | checkpoint.save_dir must be a string
 train ... --device meta                      | trainer.device must be auto, cpu or cuda, not 'meta'
 train ... --criterion dual_moco --queue-size -5 | criterion.queue_size must be at least 0, not -5
 train ... --criterion dual_moco --queue-size 1000000000000 | GB of memory, and this machine has
 train ... --criterion mlm --mask-rate 0      | criterion.mask_rate must lie in (0, 1), not 0.0
-train ... --criterion dap --pivot-language=  | argument --pivot-language: must be a string
+train ... --criterion dap --pivot-language=  | criterion.pivot_language must be a string
 train ... --criterion hictl --slack 1        | criterion.slack must lie in (0, 1), not 1.0
 train ... --criterion nli                    | the criterion reads labelled pairs, and the task gives translations
 train ... --task translation                 | unknown option --towers
@@ -153,9 +153,9 @@ encode ... --input empty.txt                 | empty.txt: the file is empty; giv
 encode ... --input long.txt                  | long.txt:1: a line of 1,000,005 characters, too long for a sentence
 encode ... --output v.txt                    | v.txt: the output is a .npy file or a folder; give a name
 encode ... --output absent/v.npy             | absent: no such folder; make it first, or write elsewhere
-encode ... --output - --json                 | --json and the vectors both go to standard output; name
-encode ... --batch-tokens 0                  | --batch-tokens 0; give at least 1
-encode ... --batch-size 3                    | unrecognized arguments: --batch-size 3; xrep-encode --help lists
+encode ... --output - --json                 | --output and --json both go to standard output; name
+encode ... --batch-tokens 0                  | argument --batch-tokens: must be at least 1, not 0
+encode ... --batch-token-s 3                 | did you mean '--batch-tokens'?
 encode ... --device cuda:99                  | cuda:99 is not a device of this machine; choose another --device, such as
 encode ... --workers 2                       | --workers is an option of Ray; add --engine ray, or leave it out
 encode ... --cpus-per-worker 2 --engine slurm | --cpus-per-worker is an option of Ray; add --engine ray, or
@@ -164,7 +164,7 @@ encode ... --engine ray --gpus-per-worker -1 | --gpus-per-worker -1.0; give at l
 WORLD_SIZE=2 RANK=5 encode ...               | this is process 5 of 2; the environment variable RANK must count from 0
 
 mine --output m.tsv                          | no source; give --source FILE with --path, or --source-vectors FILE.npy
-mine --path x --source a --target b          | no --output; name the file
+mine --path x --source a --target b          | the following arguments are required: --output
 mine --source de.txt --target-vectors y.npy --output m.tsv | no encoder for de.txt; give --path or --source-vectors
 mine ... --source-vectors absent.npy         | absent.npy: no such file; check the name
 mine ... --source-vectors de.txt             | de.txt: not a file of vectors, or a truncated one
@@ -182,17 +182,18 @@ mine ... --index tree                        | --index tree is not possible: cou
 mine ... --output mined.tsv                  | mined.tsv.job: not the folder of an unfinished command; rename
 mine ... --output x.npy                      | x.npy: --output is the same file as --source-vectors
 mine ... --json m.tsv                        | m.tsv: --json is the same file as --output
-mine ... --output - --json -                 | the pairs and --json both go to standard output; name a file
-mine ... --output /dev/full                  | No space left on device; free some space and run the command again
+mine ... --output - --json -                 | --output and --json both go to standard output; name a file
+mine ... --output /dev/full                  | No space left on device
 mine negatives --path enc --bitext de-en=/dev/stdin --output m.tsv | /dev/stdin: pairs are read several times; give
 WORLD_SIZE=many mine ...                     | WORLD_SIZE is 'many', not a number
 
 search query absent Hund                     | absent: no such index; build it with xrep-search build
 search query dir Hund                        | dir: not an index
-search query index Hund -k 0                 | -k 0; give at least 1
+search query index Hund -k 0                 | argument -k: must be at least 1, not 0
 search query index Hund --path two           | index: its vectors were made by another encoder
-search query index Hund --probes 0           | --probes 0; give at least 1
+search query index Hund --probes 0           | argument --probes: must be at least 1, not 0
 search add index --input absent              | absent: no such file
+search add index --input de.txt --index x    | unrecognized arguments: --index x; xrep-search add --help lists
 search build ... --input blank.tsv           | blank.tsv: no sentence in it; give a text with sentences
 search build ... --input empty.txt           | empty.txt: the file is empty
 search build ... --output dir                | dir: exists and is not empty
@@ -210,18 +211,16 @@ generate ... --input absent                  | absent: no such file; check the n
 generate ... --input latin.txt               | latin.txt:2: invalid UTF-8
 generate ... --output dir                    | dir: is a folder already
 generate ... --output de.txt                 | --output is the same file as --input
-generate ... --reference mt.de               | mt.de: 40 lines, but de.txt has 3; give a reference for each line
 generate ... --reference absent              | absent: no such file; check the name
 generate ... --json s.json                   | --json without scores to write; give --reference FILE
 generate ... --beam 0                        | argument --beam: must be at least 1, not 0
-generate ... --num-beams 5                   | unrecognized arguments: --num-beams 5; xrep-generate
 generate ... --nbest 6                       | --nbest 6 is more than the 5 hypotheses of the beam
 generate ... --sampling-topk 5               | --sampling-topk is an option of sampling, which is off
 generate ... --sampling --sampling-topp 1.5  | argument --sampling-topp: must lie in (0, 1], not 1.5
 generate ... --sampling --temperature 0      | argument --temperature: must be above 0, not 0.0
 generate ... --lenpen nan                    | argument --lenpen: must be a finite number
 generate ... --min-length 9                  | --min-length 9 is more than the greatest length 5
-generate ... --max-tokens 0                  | --max-tokens 0; give at least 1
+generate ... --max-tokens 0                  | argument --max-tokens: must be at least 1, not 0
 
 predict --input de.txt                       | the following arguments are required: --path
 predict ... --path enc                       | enc: a sentence encoder, not a classifier; encode sentences by
@@ -230,9 +229,8 @@ predict ... --input latin.txt                | latin.txt:2: invalid UTF-8
 predict ... --input wide.tsv                 | wide.tsv:1: 3 columns, where a line is text
 predict ... --output de.txt                  | --output is the same file as --input
 
-eval nowhere --path enc                      | argument TEST: invalid choice: 'nowhere'
+eval nowhere --path enc                      | argument COMMAND: invalid choice: 'nowhere'
 eval tatoeba --path enc                      | the following arguments are required: --data
-eval tatoeba ... --languages de              | unrecognized arguments: --languages de; xrep-eval
 eval tatoeba ... --path absent               | absent: no such directory, and no such model in the Hugging
 eval tatoeba ... --path de.txt               | de.txt: not a checkpoint
 eval tatoeba ... --path vectors              | vectors/sentences.tsv:

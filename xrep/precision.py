@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from xrep.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 FloatPrecision = Literal["float32", "bf16", "bfloat16", "fp16", "float16"]
 """bf16 is short for bfloat16, fp16 for float16."""
@@ -23,6 +24,8 @@ def type_of(precision: Precision, device: str) -> torch.dtype:
     Raises:
         UserError: It is float16, which is for GPUs, and the device is a CPU, or int8 and the device is not one.
     """
+    import torch  # not with this module, whose names are choices of commands: their help does not wait for torch
+
     name, is_cpu = _LONG.get(precision, precision), torch.device(device).type == "cpu"
     if name == "float16" and is_cpu:
         raise UserError("the precision float16 is for GPUs", cure="choose bfloat16 or float32 on a CPU")

@@ -10,7 +10,7 @@ import shtab
 
 from xrep.config.fields import choices, read_fields
 from xrep.errors import UserError
-from xrep.registry import EVALUATIONS, REGISTRIES
+from xrep.registry import REGISTRIES
 from xrep_cli.options import CHOICES, parse, train_parser
 
 
@@ -42,12 +42,4 @@ def _parser(name: str) -> argparse.ArgumentParser:
             action.choices = allowed.get(action.dest) or None
         return parser
     module = importlib.import_module(f"xrep_cli.{name}")
-    parser = module.build_parser()
-    for test in EVALUATIONS.names() if name == "eval" else ():
-        own = module.build_parser(test)
-        _commands(parser)[test] = _commands(own)[test]
-    return parser
-
-
-def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    return next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return module.build_parser() if name == "sweep" else module.main.parser()

@@ -2,154 +2,144 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from xrep.config.fields import docstring, read_fields
 from xrep.errors import UserError
 from xrep.files import check_output, write_json
-from xrep.registry import EVALUATIONS, import_plugin
-from xrep_cli.common import (
-    HelpFormatter,
-    Parser,
-    add_field,
-    add_shared_options,
-    check_counts,
-    check_outputs,
-    choose_device,
-    command_parser,
-    console_script,
-    limit_kept_products,
-    naming_options,
-    say_if_slow,
-    write_summary,
-)
+from xrep.registry import EVALUATIONS
+from xrep_cli import kinds
+from xrep_cli.command import Command
 
 if TYPE_CHECKING:
     from xrep.evaluation.evaluation import Evaluation
 
-DESCRIPTION = """\
-Measure a sentence encoder, or a translation model, on published test sets.
-
-  xrep-eval tatoeba --path run1/best --data tatoeba/ --langs de,fr
-  xrep-eval translation --path nmt/best --data 'multi30k/test.{lang}' --langs de,fr --target-lang en
-  xrep-eval all --path run1/best --data data/ --json results.json
-  xrep-eval tatoeba --path run1/best --path run2/best --data tatoeba/      # both, and a table to compare them
-  xrep-eval sts --help
-
-The encoder is a checkpoint, a directory of Hugging Face or sentence-transformers, or the vectors of any other system:
---list-sentences writes the sentences of a test; put that list, as sentences.tsv, and vectors.npy [N, D] into one
-folder."""
-PATH = (
-    "The model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
-    "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows. Repeat it to compare "
-    "models: the table then has the difference of each from the first, with its 95%% interval by a paired bootstrap."
-)
-RANDOM = (
-    "Measure the architecture of the model with random weights, too, drawn by each of this number of seeds (3 if none "
-    "is named), and print their mean and standard deviation. A classifier that was trained stays as it is."
-)
-JSON = "Write the results as JSON; - prints JSON alone on stdout."
-RESAMPLES = (
-    "Write the figures on 1,000 samples of the examples, drawn with replacement, as JSON. The samples are the same for "
-    "every model, so the differences between the files of two models are those of a paired bootstrap test."
-)
+PATH = Annotated[
+    list[str],
+    kinds.Option(
+        metavar="MODEL",
+        nargs=1,
+        help="The model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
+        "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows. Repeat it to compare "
+        "models: the table then has the difference of each from the first, with its 95% interval by a paired "
+        "bootstrap.",
+    ),
+]
+SEEDS = kinds.Option(metavar="SEEDS", nargs="?", const=3)
 
 
-def build_parser(chosen: str | None = None) -> Parser:
-    """Return a parser that has the summary of every registered evaluation, and the options of the chosen one."""
-    parser = command_parser("xrep-eval", DESCRIPTION)
-    add_shared_options(parser, "--plugin")
-    commands = parser.add_subparsers(dest="evaluation", required=True, metavar="TEST")
-    for name in EVALUATIONS.names():
-        target = EVALUATIONS.target(name)
-        description = (docstring(target) or f"({target} cannot be read)").replace("%", "%%")
-        summary = description.split("\n")[0].rstrip(".")
-        command = commands.add_parser(name, help=summary, description=description, formatter_class=HelpFormatter)
-        if name == chosen:
-            command.add_argument("--path", metavar="MODEL", action="append", default=[], help=PATH)
-            specs = read_fields("", f"{target}.Config")
-            for spec in sorted(specs, key=lambda spec: spec.default is not dataclasses.MISSING):
-                add_field(command, spec)
-            if any(spec.name == "cache" for spec in specs):  # of EncoderOptions
-                seeds: dict[str, Any] = {"nargs": "?", "type": int, "const": 3, "default": 0, "metavar": "SEEDS"}
-                command.add_argument("--random-baseline", help=RANDOM, **seeds)
-            command.add_argument("--json", metavar="FILE", help=JSON)
-            command.add_argument("--resamples", metavar="FILE", help=RESAMPLES)
-            add_shared_options(command, "--plugin")
-    return parser
+@dataclass(kw_only=True)
+class Evaluations(kinds.Plugins):
+    """Measure a sentence encoder, or a translation model, on published test sets.
+
+      xrep-eval tatoeba --path run1/best --data tatoeba/ --langs de,fr
+      xrep-eval translation --path nmt/best --data 'multi30k/test.{lang}' --langs de,fr --target-lang en
+      xrep-eval all --path run1/best --data data/ --json results.json
+      xrep-eval tatoeba --path run1/best --path run2/best --data tatoeba/      # both, and a table to compare them
+      xrep-eval sts --help
+
+    The encoder is a checkpoint, a directory of Hugging Face or sentence-transformers, or the vectors of any other
+    system: --list-sentences writes the sentences of a test; put that list, as sentences.tsv, and vectors.npy [N, D]
+    into one folder."""
 
 
-@console_script
-def main(argv: Sequence[str]) -> None:
-    limit_kept_products()
-    plugins = Parser(add_help=False, allow_abbrev=False)
-    add_shared_options(plugins, "--plugin")
-    known, others = plugins.parse_known_args(argv)
-    for plugin in known.plugin:
-        import_plugin(plugin)
-    chosen = others[0] if others and others[0] in EVALUATIONS.names() else None
-    options = vars(build_parser(chosen).parse_args(others))
-    name, paths, json_file, _ = (options.pop(key) for key in ("evaluation", "path", "json", "plugin"))
-    evaluation = EVALUATIONS.load(name)
-    with naming_options({field: "--" + field.replace("_", "-") for field in ("path", *options)}):
-        seeds, resamples = options.pop("random_baseline", 0), options.pop("resamples")
-        if resamples is not None and not evaluation.resampled:
-            raise UserError("this evaluation resamples no figure", cure="leave `resamples` out")
-        if paths and not evaluation.takes_path:
-            raise UserError(f"`path` {paths[0]}, and other options name the models", cure="leave `path` out")
-        outputs = {"--json": json_file, "--plot": options.get("plot"), "--resamples": resamples}
-        _check(options, outputs, seeds, len(paths))
-        say_if_slow("xrep-eval", options.get("precision", "float32"), choose_device(None))
-        made, listed = evaluation(evaluation.Config(**options)), options.get("list_sentences")
-        files = [str(file) for examples in made.tables for file in examples.files]
-        check_outputs({**outputs, "--list-sentences": listed}, {"--data": files})
-        if listed is not None:
-            from xrep.evaluation.encoders import write_sentences
+@dataclass(kw_only=True)
+class Options(kinds.Plugins):
+    """What every evaluation has beside ``path`` and ``config``, its own options."""
 
-            columns = (pair for own in made.tables for pair in zip(own.languages, own.columns, strict=True))
-            print(f"{write_sentences(listed, columns)} sentences: {listed}")
-        elif not paths and made.takes_path:
-            raise UserError("no encoder named", cure="give --path, or --list-sentences to measure another system")
-        else:
-            _measure(name, made, paths or [""], outputs, seeds)
+    json: kinds.JsonFile | None = None
+    """Write the results as JSON to this file; without a name, or with -, print JSON alone on standard output."""
+    resamples: kinds.OutputFile | None = None
+    """Write the figures on 1,000 samples of the examples, drawn with replacement, as JSON. The samples are the same for
+    every model, so the differences between the files of two models are those of a paired bootstrap test."""
 
 
-def _check(options: Mapping[str, Any], outputs: Mapping[str, str | None], seeds: int, models: int) -> None:
-    """Check options before the data is read. Raises UserError if they do not go together, a number is out of range, or
-    matplotlib is missing."""
-    check_counts(options)
+@dataclass(kw_only=True)
+class EncoderOptions(Options):
+    random_baseline: Annotated[int, SEEDS] = 0
+    """Measure the architecture of the model with random weights, too, drawn by each of this number of seeds (3 if none
+    is named), and print their mean and standard deviation. A classifier that was trained stays as it is."""
+
+
+class Test(Command):
+    """The subcommand of an evaluation, which is imported only if it is chosen."""
+
+    def __init__(self, name: str) -> None:
+        self.test, self.target = name, EVALUATIONS.target(name)
+        super().__init__("xrep-eval", Options, functools.partial(run, name))
+        self.description = docstring(self.target) or f"({self.target} cannot be read)"
+
+    @functools.cached_property
+    def fields(self) -> list[Any]:
+        own = f"{self.target}.Config"
+        of_encoder = any(spec.name == "cache" for spec in read_fields("", own))
+        own_fields = ("path", PATH, field(default_factory=list)), ("config", Annotated[Any, kinds.Part(target=own)])
+        bases = (EncoderOptions if of_encoder else Options,)
+        self.options = make_dataclass("TestOptions", own_fields, bases=bases, kw_only=True)
+        return super().fields
+
+
+def run(name: str, options: Any) -> None:
+    evaluation, config = EVALUATIONS.load(name), options.config
+    seeds, listed = getattr(options, "random_baseline", 0), getattr(config, "list_sentences", None)
+    if options.resamples is not None and not evaluation.resampled:
+        raise UserError("this evaluation resamples no figure", cure="leave `resamples` out")
+    if options.path and not evaluation.takes_path:
+        raise UserError(f"`path` {options.path[0]}, and other options name the models", cure="leave `path` out")
+    outputs = _check(options, config, seeds)
+    made = evaluation(config)
+    kinds.check_outputs(outputs, {"`data`": [str(file) for examples in made.tables for file in examples.files]})
+    if listed is not None:
+        from xrep.evaluation.encoders import write_sentences
+
+        columns = (pair for own in made.tables for pair in zip(own.languages, own.columns, strict=True))
+        print(f"{write_sentences(listed, columns)} sentences: {listed}")
+    elif not options.path and made.takes_path:
+        raise UserError("no encoder named", cure="give `path`, or `list_sentences` to measure another system")
+    else:
+        _measure(name, made, options, seeds)
+
+
+def _check(options: Any, config: Any, seeds: int) -> dict[str, str | None]:
+    """Check options before the data is read, and return the files to write. Raises UserError if options do not go
+    together, or matplotlib is missing."""
     if seeds < 0:
-        raise UserError(f"--random-baseline {seeds}", cure="give a number of seeds, such as 3")
-    if seeds and options.get("every_checkpoint"):
-        raise UserError("`every_checkpoint` with --random-baseline", cure="measure one of them at a time")
-    several = f"{models} models" if models > 1 else options.get("dimensions") and "--dimensions"
-    of_one = {**outputs, "--json": None, "--save-translations": options.get("save_translations")}
-    for option in (name for name, file in of_one.items() if file is not None and several):
-        raise UserError(f"{option} with {several}", cure="measure one model, and one width, for it")
-    if options.get("cache") is not None:
-        check_output(options["cache"], folder=True)
-    if (plot := options.get("plot")) is not None:
+        raise UserError(f"`random_baseline` {seeds}", cure="give a number of seeds, such as 3")
+    if seeds and getattr(config, "every_checkpoint", False):
+        raise UserError("`every_checkpoint` with `random_baseline`", cure="measure one of them at a time")
+    of_one = {f"`{name}`": getattr(config, name, None) for name in ("plot", "save_translations")}
+    of_one["`resamples`"], dimensions = options.resamples, getattr(config, "dimensions", None)
+    several = f"{len(options.path)} models" if len(options.path) > 1 else dimensions and "`dimensions`"
+    for option, file in of_one.items():
+        if file is not None and several:
+            raise UserError(f"{option} with {several}", cure="measure one model, and one width, for it")
+        if file is not None:
+            check_output(file)
+    if getattr(config, "cache", None) is not None:
+        check_output(config.cache, folder=True)
+    if (plot := getattr(config, "plot", None)) is not None:
         from xrep.evaluation.plots import KINDS, check_matplotlib
 
         if Path(plot).suffix.lower() not in KINDS:
-            kinds = ", ".join(KINDS)
-            raise UserError(f"a plot is one of {kinds}", path=plot, cure="give a name that ends with one of them")
+            raise UserError(
+                f"a plot is one of {', '.join(KINDS)}", path=plot, cure="give a name that ends with one of them"
+            )
         check_matplotlib()
+    return {**of_one, "`json`": options.json, "`list_sentences`": getattr(config, "list_sentences", None)}
 
 
-def _measure(name: str, evaluation: Evaluation, paths: list[str], outputs: dict[str, str | None], seeds: int) -> None:
+def _measure(name: str, evaluation: Evaluation, options: Any, seeds: int) -> None:
     from xrep.evaluation.evaluation import table
     from xrep.evaluation.plots import Picture
     from xrep.evaluation.runner import comparison, differences, measure, models
 
-    json_file, plot, resamples = (outputs[option] for option in ("--json", "--plot", "--resamples"))
-    dimensions = getattr(evaluation.config, "dimensions", None)
-    several = len(paths) > 1 or dimensions is not None
+    paths, dimensions = options.path or [""], getattr(evaluation.config, "dimensions", None)
+    several, plot = len(paths) > 1 or dimensions is not None, getattr(evaluation.config, "plot", None)
     records, failed, differing, first = {}, {}, {}, None
     for model in models(evaluation, paths, dimensions):
         figures, record = measure(name, evaluation, model, seeds)
@@ -160,21 +150,25 @@ def _measure(name: str, evaluation: Evaluation, paths: list[str], outputs: dict[
         if first is not None:
             differing[path] = differences(first, figures)
         first = first or figures
-        if json_file != "-":
+        if options.json != "-":
             print(f"{path}:\n{figures.printed()}\n" if several else figures.printed())
         if plot is not None and figures.plot:
             figures.plot(Picture(plot, path))
-        if resamples is not None:
+        if options.resamples is not None:
             drawn = {key: own.tolist() for key, own in figures.resamples.items()}
-            write_json(resamples, {key: [None if math.isnan(x) else x for x in own] for key, own in drawn.items()})
+            finite = {key: [None if math.isnan(x) else x for x in own] for key, own in drawn.items()}
+            write_json(options.resamples, finite)
     header, *rows = comparison(records, differing)
-    if (several or seeds) and json_file != "-":
+    if (several or seeds) and options.json != "-":
         print(table(header, rows) if rows else "")
     (record, *others) = records.values()
-    write_summary({"test": name, "models": records, "differences": differing} if others else record, json_file)
+    summary = {"test": name, "models": records, "differences": differing} if others else record
+    kinds.write_summary(summary, options.json)
     if failed:
         raise UserError(f"{', '.join(failed)} could not be measured", cure="; ".join(failed.values()))
 
+
+main = Command("xrep-eval", Evaluations, below=lambda: {name: Test(name) for name in EVALUATIONS.names()})
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,77 +2,75 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
-from xrep.config.fields import read_fields
-from xrep_cli.common import add_field, command_parser, command_script, values_of
-
-DESCRIPTION = """\
-Write an encoder as a directory that sentence-transformers, transformers, ONNX Runtime, OpenVINO or xrep load, with its
-tokenizer.
-
-  xrep-export --path run1/best --format sentence-transformers --output my-encoder
-
-prints the directory and the Python line that opens it. If the encoder has a tower for each side of its language pairs,
-sentence-transformers (5 or newer) opens both as one model, and the language of the sentences is the task:
-
-  SentenceTransformer("my-encoder").encode(["Hallo"], task="de")
-
-my-encoder/source and my-encoder/target can also be opened alone; --format hf writes these two. A README says which is
-which. Reading a directory back into xrep gives the same weights, bit by bit. transformers always gives BERT a row of
-token types, which xrep's encoders lack: it is zero, the README has the lines that freeze it for training there, and a
-row that was trained is added to the positions when xrep reads the directory.
-
---format onnx writes onnx/model.onnx, and --format openvino writes openvino/openvino_model.xml, in float32 and where
-sentence-transformers looks for them (backend="onnx"). Pooling, projection and normalisation are inside: input_ids and
-attention_mask become sentence_embedding. The vectors are compared with the encoder's before the directory appears.
-
-The mean of the last checkpoints of a run often measures better than any of them, and most papers on translation measure
-it. A checkpoint of it, for xrep-eval, xrep-encode, xrep-generate and xrep-train --init, without what training alone
-needs:
-
-  xrep-train corpus/ ... --save-dir run1 --save-every 500 --keep-last 5
-  xrep-export --path run1 --average 5 --format xrep --output run1-mean
-  xrep-eval tatoeba --path run1-mean --data tatoeba/
-
-  xrep-train iwslt14/ --task translation ... --save-dir nmt --save-every 1000 --keep-last 10
-  xrep-export --path nmt --average 10 --format xrep --output nmt-mean
-  xrep-generate --path nmt-mean --input test.de --output hyp.en
-
---format int8 writes a checkpoint of a run's model, or of a pretrained encoder, whose transformer layers are in int8,
-a quarter of their size. It gives the vectors that --precision int8 gives, and cannot be trained further:
-
-  xrep-export --path run1/best --format int8 --output run1-int8
-  xrep-encode --path run1-int8 --input lines.txt --output vectors.npy
-
-Of a translation model --format hf writes the encoder alone. README.md is a model card with metadata for the Hugging
-Face Hub: languages, the checksums of the training data and, if they are given, licence and results:
-
-  xrep-eval all --path run1/best --data data/ --json results.json
-  xrep-export --path run1/best --output my-encoder --license apache-2.0 --results results.json"""
+from xrep_cli import kinds
+from xrep_cli.command import Command
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = command_parser("xrep-export", DESCRIPTION)
-    add = parser.add_argument
-    path = "a checkpoint such as run1/best, or a pretrained directory; with --average the directory of a run"
-    add("--path", required=True, metavar="ENCODER", help=path)
-    add("--output", required=True, metavar="DIR", help="a new directory")
-    for spec in read_fields("", "xrep.inference.export:ExportOptions"):
-        add_field(parser, spec)
-    add("--plugin", metavar="MODULE", action="append", default=[], help="import a module that has the encoder's model")
-    return parser
+@dataclass(kw_only=True)
+class Options(kinds.Plugins):
+    """Write an encoder as a directory that sentence-transformers, transformers, ONNX Runtime, OpenVINO or xrep load,
+    with its tokenizer.
+
+      xrep-export --path run1/best --format sentence-transformers --output my-encoder
+
+    prints the directory and the Python line that opens it. If the encoder has a tower for each side of its language
+    pairs, sentence-transformers (5 or newer) opens both as one model, and the language of the sentences is the task:
+
+      SentenceTransformer("my-encoder").encode(["Hallo"], task="de")
+
+    my-encoder/source and my-encoder/target can also be opened alone; --format hf writes these two. A README says which
+    is which. Reading a directory back into xrep gives the same weights, bit by bit. transformers always gives BERT a
+    row of token types, which xrep's encoders lack: it is zero, the README has the lines that freeze it for training
+    there, and a row that was trained is added to the positions when xrep reads the directory.
+
+    --format onnx writes onnx/model.onnx, and --format openvino writes openvino/openvino_model.xml, in float32 and where
+    sentence-transformers looks for them (backend="onnx"). Pooling, projection and normalisation are inside: input_ids
+    and attention_mask become sentence_embedding. The vectors are compared with the encoder's before the directory
+    appears.
+
+    The mean of the last checkpoints of a run often measures better than any of them, and most papers on translation
+    measure it. A checkpoint of it, for xrep-eval, xrep-encode, xrep-generate and xrep-train --init, without what
+    training alone needs:
+
+      xrep-train corpus/ ... --save-dir run1 --save-every 500 --keep-last 5
+      xrep-export --path run1 --average 5 --format xrep --output run1-mean
+      xrep-eval tatoeba --path run1-mean --data tatoeba/
+
+      xrep-train iwslt14/ --task translation ... --save-dir nmt --save-every 1000 --keep-last 10
+      xrep-export --path nmt --average 10 --format xrep --output nmt-mean
+      xrep-generate --path nmt-mean --input test.de --output hyp.en
+
+    --format int8 writes a checkpoint of a run's model, or of a pretrained encoder, whose transformer layers are in
+    int8, a quarter of their size. It gives the vectors that --precision int8 gives, and cannot be trained further:
+
+      xrep-export --path run1/best --format int8 --output run1-int8
+      xrep-encode --path run1-int8 --input lines.txt --output vectors.npy
+
+    Of a translation model --format hf writes the encoder alone. README.md is a model card with metadata for the Hugging
+    Face Hub: languages, the checksums of the training data and, if they are given, licence and results:
+
+      xrep-eval all --path run1/best --data data/ --json results.json
+      xrep-export --path run1/best --output my-encoder --license apache-2.0 --results results.json"""
+
+    path: Annotated[str, kinds.Option(metavar="ENCODER")]
+    """A checkpoint such as run1/best, or a pretrained directory; with --average the directory of a run."""
+    output: Annotated[str, kinds.Option(metavar="DIR")]
+    """A new directory."""
+    export: Annotated[Any, kinds.Part(target="xrep.inference.export:ExportOptions")]
 
 
-def _main(options: argparse.Namespace) -> None:
-    from xrep.inference.export import ExportOptions, export_path
+def run(options: Options) -> None:
+    from xrep.inference.export import export_path
 
-    written = export_path(options.path, options.output, **values_of(options, ExportOptions))
+    written = export_path(options.path, options.output, **asdict(options.export))
     print(*written, *(f"  {line}" for line in written.values()), sep="\n")
 
 
-main = command_script(build_parser, _main)
+main = Command("xrep-export", Options, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,51 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
 
-from xrep.config.fields import fields_of_class
+from xrep.config.fields import Count
 from xrep.errors import ConfigError, UserError
-from xrep.files import is_stream
 from xrep.inference.generation.options import SearchOptions
 from xrep.progress import ProgressLine
-from xrep_cli.common import (
-    TEXT_HELP,
-    add_field,
-    add_shared_options,
-    check_outputs,
-    choose_device,
-    command_parser,
-    command_script,
-    say_if_slow,
-    text_writer,
-    values_of,
-    write_summary,
-)
+from xrep_cli import kinds
+from xrep_cli.command import Command
 
 if TYPE_CHECKING:
     from xrep.inference.generation.hypotheses import Hypothesis
     from xrep.inference.generation.translator import Translator
-
-DESCRIPTION = """\
-Translate each line of a text: line i of the output is the translation of line i.
-
-  echo "Guten Tag" | xrep-generate --path nmt/best
-  xrep-generate --path nmt/best --input test.de --output hyp.en --beam 5 --lenpen 1.0
-  xrep-generate --path nmt/best --input test.de --output hyp.en --reference test.en       BLEU and chrF at the end
-  xrep-generate --path nmt/best --input test.de --nbest 5           number<TAB>score<TAB>text, five for each line
-  xrep-generate --path nmt/best --input test.de --sampling --sampling-topp 0.9 --nbest 3 --seed 1 --jsonl
-  xrep-generate --path multi/best --input test.en --target-lang fr
-
-The text may have any number of lines; memory does not grow with it. The order of lines is kept, and an empty line stays
-empty. Lines from a pipe are translated as they arrive. An output file is written only if all lines were translated."""
 
 EPILOG = """\
 --jsonl writes an object per line: {"line": 1, "source": ..., "translations": [{"text", "score", "tokens",
@@ -55,90 +29,79 @@ end of the sentence. The score is the sum of these, divided by length^lenpen (gn
 the length includes the end of the sentence.
 
 Without --source-lang, you can also try a source language on which the model was not trained."""
-
-_NAMES = {"length_penalty": "lenpen", "length_penalty_form": "lenpen-form", "top_k": "sampling-topk",
-          "top_p": "sampling-topp"}  # fmt: skip
-"""Names on the command line of those fields of SearchOptions that have another one there."""
+FLAGS = {"length_penalty": "--lenpen", "length_penalty_form": "--lenpen-form", "top_k": "--sampling-topk",
+         "top_p": "--sampling-topp"}  # fmt: skip
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = command_parser("xrep-generate", DESCRIPTION, EPILOG)
-    add = parser.add_argument
-    add("--path", required=True, metavar="CHECKPOINT", help="a translation model: RUN/best")
-    add("--input", default="-", metavar="FILE", help=TEXT_HELP)
-    add("--output", default="-", metavar="FILE", help="file to write the translations to; - is standard output")
-    add("--source-lang", metavar="CODE", help="language of the lines; it need not be given")
-    add("--target-lang", metavar="CODE", help="language to translate into, if the model has several")
-    for spec in fields_of_class("", SearchOptions):
-        add_field(parser, spec, _NAMES.get(spec.name))
-    add("--max-tokens", type=int, default=4096, metavar="N", help="size of a batch: lines x hypotheses x subwords of "
-        "the longest line; larger is faster on a GPU")  # fmt: skip
-    add("--buffer-lines", type=int, default=4096, metavar="N", help="number of lines read and sorted by length at once")
-    add("--jsonl", action="store_true", help="write JSON lines, described below")
-    add("--reference", nargs="+", metavar="FILE", help="reference translations: print BLEU, chrF and BLEU of "
-        "multi-bleu.perl (which does not tokenise: give it tokenised text)")  # fmt: skip
-    add("--json", metavar="FILE", help="write the scores as JSON; - prints them on standard output")
-    add_shared_options(parser, "--precision", "--device", "--plugin")
-    return parser
+@dataclass(kw_only=True)
+class Options(kinds.Computing, kinds.Summary):
+    """Translate each line of a text: line i of the output is the translation of line i.
+
+      echo "Guten Tag" | xrep-generate --path nmt/best
+      xrep-generate --path nmt/best --input test.de --output hyp.en --beam 5 --lenpen 1.0
+      xrep-generate --path nmt/best --input test.de --output hyp.en --reference test.en       BLEU and chrF at the end
+      xrep-generate --path nmt/best --input test.de --nbest 5           number<TAB>score<TAB>text, five for each line
+      xrep-generate --path nmt/best --input test.de --sampling --sampling-topp 0.9 --nbest 3 --seed 1 --jsonl
+      xrep-generate --path multi/best --input test.en --target-lang fr
+
+    The text may have any number of lines; memory does not grow with it. The order of lines is kept, and an empty line
+    stays empty. Lines from a pipe are translated as they arrive. An output file is written only if all lines were
+    translated."""
+
+    path: Annotated[str, kinds.Option(metavar="CHECKPOINT")]
+    """A translation model: RUN/best."""
+    input: kinds.TextFile = "-"
+    output: kinds.OutputFile = "-"
+    """File to write the translations to; - is standard output."""
+    source_lang: kinds.Language | None = None
+    """Language of the lines; it need not be given."""
+    target_lang: kinds.Language | None = None
+    """Language to translate into, if the model has several."""
+    max_tokens: Count = 4096
+    """Size of a batch: lines x hypotheses x subwords of the longest line; larger is faster on a GPU."""
+    buffer_lines: Count = 4096
+    """Number of lines read and sorted by length at once."""
+    jsonl: bool = False
+    """Write JSON lines, described below."""
+    reference: kinds.InputFiles = field(default_factory=list)
+    """Reference translations: print BLEU, chrF and BLEU of multi-bleu.perl (which does not tokenise: give it tokenised
+    text)."""
+    search: Annotated[SearchOptions, kinds.Part(flags=FLAGS)]
 
 
-def _check(options: argparse.Namespace) -> list[list[str]]:
-    """Raise UserError if an option or a file is invalid, before the model is loaded; return the references, which are
-    read once, because they may come from pipes."""
-    from xrep.text.readers import read_text
-
-    if options.json and not options.reference:
-        raise UserError("`json` without scores to write", cure="give `reference` FILE")
-    if options.json == "-" and options.output == "-":
-        raise UserError("`json` - and the translations both go to stdout", cure="give `output` FILE or `json` FILE")
-    inputs = {"`input`": options.input, "`reference`": options.reference}
-    check_outputs({"`output`": options.output, "`json`": options.json}, inputs)
-    references = [[line for _, line in read_text(file, options.target_lang)] for file in options.reference or []]
-    if options.input != "-" and not is_stream(options.input):
-        lines = read_text(options.input, options.source_lang, allow_empty=True, most_words=None)
-        if references:
-            _compare(options, sum(1 for _ in lines), references)
-        else:
-            next(lines, None)
-    return references
-
-
-def _compare(options: argparse.Namespace, lines: int, references: list[list[str]]) -> None:
-    for file, reference in zip(options.reference, references, strict=True):
-        if len(reference) != lines:
-            problem = f"{len(reference):,} lines, but {_named(options.input)} has {lines:,}"
-            raise UserError(problem, path=file, cure="give a reference for each line")
-
-
-def _load(options: argparse.Namespace) -> Translator:
-    """Load the translator, and check the device and the languages."""
+def run(options: Options) -> None:
     from xrep.inference.generation.translator import Translator
     from xrep.text.languages import canonical
+    from xrep.text.readers import read_text
 
-    device = choose_device(options.device)
-    translator = Translator.load(options.path, device, options.precision)
-    say_if_slow("xrep-generate", options.precision, device)
+    if problems := options.search.problems():
+        raise ConfigError([re.sub(r"^\w+", r"`\g<0>`", problem) for problem in problems])
+    if options.json and not options.reference:
+        raise UserError("`json` without scores to write", cure="give `reference` FILE")
+    kinds.check_text([options.input], options.source_lang, allow_empty=True)
+    # They are read once, because they may come from pipes.
+    references = [[line for _, line in read_text(file, options.target_lang)] for file in options.reference]
+    translator = Translator.load(options.path, options.device, options.precision)
     known = translator.text.source_languages
     if options.source_lang is not None and canonical(options.source_lang) not in known:
         cure = f"known: {', '.join(known)}; leave `source_lang` out to try any language that its subwords can spell"
         raise UserError(f"the model was not trained to read {options.source_lang!r}", path=options.path, cure=cure)
-    return translator
+    if options.input == "-" and sys.stdin.isatty():
+        print("type one sentence per line; Ctrl-D ends", file=sys.stderr)
+    with kinds.text_writer(options.output) as write:
+        best = _translate(options, translator, write)
+    if references:
+        kinds.write_summary({**_score(options, best, references), "search": asdict(options.search)}, options.json)
 
 
-def _translate(
-    options: argparse.Namespace,
-    search: SearchOptions,
-    translator: Translator,
-    line: ProgressLine,
-    write: Callable[[str], object],
-) -> list[str]:
+def _translate(options: Options, translator: Translator, write: Callable[[str], object]) -> list[str]:
     """Write the translations of each chunk of lines as soon as they are there; return the best one of each line, if
     there are references to compare them with."""
     from xrep.text.chunks import read_chunks
 
-    translator.translate([], options.target_lang, search)  # refuses bad options before a line is read
-    cut = f"longer than {translator.longest_source} subwords, this one first, and the rest of each is cut off"
-    unknown = "mostly of unknown subwords, this one first; another script or language than the model reads?"
+    translator.translate([], options.target_lang, options.search)  # refuses bad options before a line is read
+    # Translations that appear on the same terminal would be mixed with the line.
+    line = ProgressLine(shown=options.output != "-" or (sys.stderr.isatty() and not sys.stdout.isatty()))
     problems: dict[str, tuple[int, int]] = {}  # the number of lines of each problem, and the first of them
     counts, best, started = Counter[str](), list[str](), time.monotonic()
 
@@ -150,12 +113,12 @@ def _translate(
         counts.update(translated=sentences, tokens=tokens)
         line.show(state(counts["translated"], ""))
 
-    for lines in read_chunks(_named(options.input), options.buffer_lines, options.source_lang):
+    for lines in read_chunks(options.input, options.buffer_lines, options.source_lang):
         first, source = counts["lines"], translator.read(lines)
-        found = translator.translate(source, options.target_lang, search, options.max_tokens, first, progress)
+        found = translator.translate(source, options.target_lang, options.search, options.max_tokens, first, progress)
         rows = zip(range(first + 1, first + 1 + len(lines)), lines, found, strict=True)
         write("".join(_text(options, *row) for row in rows))
-        for problem, affected in ((cut, source.cut), (unknown, source.unknown)):
+        for problem, affected in ((CUT.format(translator.longest_source), source.cut), (UNKNOWN, source.unknown)):
             if affected:
                 number, earliest = problems.get(problem, (0, first + affected[0] + 1))
                 problems[problem] = number + len(affected), earliest
@@ -164,13 +127,17 @@ def _translate(
             best += [translations[0].text for translations in found]
     for problem, (number, earliest) in problems.items():
         many = f"{number:,} {'line is' if number == 1 else 'lines are'}"
-        line.say(f"warning: {_named(options.input)}:{earliest}: {many} {problem}")
+        line.say(f"warning: {options.input}:{earliest}: {many} {problem}")
     empty = f"{counts['empty']:,} of them empty, " if counts["empty"] else ""
     line.say(state(counts["lines"], f"{empty}{time.monotonic() - started:.1f} s, "))
     return best
 
 
-def _text(options: argparse.Namespace, number: int, line: str, translations: list[Hypothesis]) -> str:
+CUT = "longer than {} subwords, this one first, and the rest of each is cut off"
+UNKNOWN = "mostly of unknown subwords, this one first; another script or language than the model reads?"
+
+
+def _text(options: Options, number: int, line: str, translations: list[Hypothesis]) -> str:
     """Return what is written of a line: an object of JSON, or a line for each translation."""
     if options.jsonl:
         values = [
@@ -182,45 +149,26 @@ def _text(options: argparse.Namespace, number: int, line: str, translations: lis
     written = []
     for one in translations:
         text = one.text.replace("\n", " ").replace("\r", " ")  # a model of bytes may write line breaks
-        written.append(f"{number}\t{one.score:.4f}\t{text}\n" if options.nbest > 1 else f"{text}\n")
+        written.append(f"{number}\t{one.score:.4f}\t{text}\n" if options.search.nbest > 1 else f"{text}\n")
     return "".join(written)
 
 
-def _score(options: argparse.Namespace, best: list[str], references: list[list[str]]) -> dict[str, Any]:
+def _score(options: Options, best: list[str], references: list[list[str]]) -> dict[str, Any]:
     """Compute and print BLEU, chrF, and BLEU as multi-bleu.perl computes it."""
     from xrep.metrics.translation import bleu, chrf, multi_bleu
 
-    _compare(options, len(best), references)
+    for file, reference in zip(options.reference, references, strict=True):
+        if len(reference) != len(best):
+            problem = f"{len(reference):,} lines, but {options.input} has {len(best):,}"
+            raise UserError(problem, path=file, cure="give a reference for each line")
     scores, moses = (bleu(best, references), chrf(best, references)), multi_bleu(best, references)
-    lines = [score.format(signature=signature) for score, signature in scores]
-    for line in (*lines, f"{moses} (multi-bleu.perl)"):
-        print(line, file=sys.stderr if "-" in (options.output, options.json) else sys.stdout)
+    for text in (*(score.format(signature=signature) for score, signature in scores), f"{moses} (multi-bleu.perl)"):
+        print(text, file=sys.stderr if "-" in (options.output, options.json) else sys.stdout)
     values = {score.name: {"score": score.score, "signature": signature} for score, signature in scores}
     return {"lines": len(best), **values, "multi-bleu.perl": {"score": moses.score, "text": str(moses)}}
 
 
-def _named(path: str) -> str:
-    return "/dev/stdin" if path == "-" else path
-
-
-def _main(options: argparse.Namespace) -> None:
-    search = SearchOptions(**values_of(options, SearchOptions))
-    if problems := search.problems():
-        raise ConfigError([re.sub(r"^\w+", r"`\g<0>`", problem) for problem in problems])
-    references = _check(options)
-
-    translator = _load(options)
-    if options.input == "-" and sys.stdin.isatty():
-        print("type one sentence per line; Ctrl-D ends", file=sys.stderr)
-    # Translations that appear on the same terminal would be mixed with the line.
-    line = ProgressLine(shown=options.output != "-" or (sys.stderr.isatty() and not sys.stdout.isatty()))
-    with text_writer(options.output) as write:
-        best = _translate(options, search, translator, line, write)
-    if references:
-        write_summary({**_score(options, best, references), "search": asdict(search)}, options.json)
-
-
-main = command_script(build_parser, _main)
+main = Command("xrep-generate", Options, run, epilog=EPILOG)
 
 if __name__ == "__main__":
     sys.exit(main())

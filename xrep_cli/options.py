@@ -20,7 +20,7 @@ from xrep.config.layers import CHOICES, LISTS, Layer, flat, read_yaml
 from xrep.config.run import COMMAND_LINE, merged, plugins_of, stages_of
 from xrep.config.sections import SECTIONS, TOP_LEVEL, fields_of, sections_of
 from xrep.registry import REGISTRIES, import_plugin, nearest
-from xrep_cli.common import HelpFormatter, Parser, command_parser
+from xrep_cli.command import HelpFormatter, Parser, command_parser
 
 ASSIGNMENT = re.compile(rf"({'|'.join([*SECTIONS, *TOP_LEVEL, *LISTS, 'mixing'])})(\.[\w-]+)*=")
 """The beginning of ``section.option=value``."""

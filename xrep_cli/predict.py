@@ -2,83 +2,67 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Container, Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
-from xrep_cli.common import (
-    add_shared_options,
-    check_outputs,
-    choose_device,
-    command_parser,
-    command_script,
-    say_if_slow,
-    text_writer,
-)
+from xrep.errors import UserError
+from xrep_cli import kinds
+from xrep_cli.command import Command
 
 if TYPE_CHECKING:
     from xrep.inference.classifier import SentenceClassifier
 
-DESCRIPTION = """\
-Predict with a classifier that xrep-train trained: line i of the output belongs to line i of the input.
 
-  xrep-predict --path xnli-run/best --input pairs.tsv           premise<TAB>hypothesis -> label<TAB>probability
-  echo "A lovely film" | xrep-predict --path review-run/best    text -> label<TAB>probability
-  echo "Angela lives in Kiel ." | xrep-predict --path ner-run/best      words -> tags, one for each word
-  xrep-predict --path qa-run/best --input asked.tsv             question<TAB>context -> answer<TAB>place in the context
-  xrep-predict --path xnli-run/best --input pairs.tsv --jsonl   an object per line, with the probabilities of all labels
+@dataclass(kw_only=True)
+class Options(kinds.Computing, kinds.Batches):
+    """Predict with a classifier that xrep-train trained: line i of the output belongs to line i of the input.
 
-What the lines are is decided by the task that the classifier was trained for. Words are separated by spaces. Lines from
-a pipe are answered as they arrive. An output file is written only if all lines were read."""
+      xrep-predict --path xnli-run/best --input pairs.tsv           premise<TAB>hypothesis -> label<TAB>probability
+      echo "A lovely film" | xrep-predict --path review-run/best    text -> label<TAB>probability
+      echo "Angela lives in Kiel ." | xrep-predict --path ner-run/best      words -> tags, one for each word
+      xrep-predict --path qa-run/best --input asked.tsv             question<TAB>context -> answer<TAB>place in the
+                                                                    context
+      xrep-predict --path xnli-run/best --input pairs.tsv --jsonl   an object per line, with the probabilities of all
+                                                                    labels
 
+    What the lines are is decided by the task that the classifier was trained for. Words are separated by spaces. Lines
+    from a pipe are answered as they arrive. An output file is written only if all lines were read."""
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = command_parser("xrep-predict", DESCRIPTION)
-    add = parser.add_argument
-    add("--path", required=True, metavar="CHECKPOINT", help="a classifier: RUN/best")
-    add(
-        "--input", default="-", metavar="FILE", help="UTF-8 text (also .gz, .bz2, .xz and .zst); - reads standard input"
-    )
-    add("--output", default="-", metavar="FILE", help="file to write to; - is standard output")
-    add("--jsonl", action="store_true", help="write an object of JSON per line")
-    add_shared_options(parser, "--batch-tokens", "--precision", "--device", "--plugin")
-    return parser
-
-
-def run(options: argparse.Namespace) -> None:
-    check_outputs({"`output`": options.output}, {"`input`": options.input})
-    from xrep.inference.classifier import SentenceClassifier
-
-    device = choose_device(options.device)
-    classifier = SentenceClassifier.load(
-        options.path, device=device, dtype=options.precision, batch_tokens=options.batch_tokens
-    )
-    say_if_slow("xrep-predict", options.precision, device)
-    with text_writer(options.output) as write:
-        _predict(classifier, options, write)
+    path: Annotated[str, kinds.Option(metavar="CHECKPOINT")]
+    """A classifier: RUN/best."""
+    input: kinds.InputFile = "-"
+    """UTF-8 text (also .gz, .bz2, .xz and .zst); - reads standard input."""
+    output: kinds.OutputFile = "-"
+    """File to write to; - is standard output."""
+    jsonl: bool = False
+    """Write an object of JSON per line."""
 
 
-def _predict(classifier: SentenceClassifier, options: argparse.Namespace, write: Callable[[str], object]) -> None:
+def run(options: Options) -> None:
     """Write a line for each line of the input; those of a pipe are answered as they arrive."""
-    from xrep.errors import UserError
+    from xrep.inference.classifier import SentenceClassifier
     from xrep.text.chunks import read_chunks
 
-    kind, origin = classifier.annotation.kind, "standard input" if options.input == "-" else options.input
-    predict, widths, form = PREDICTORS[kind]
-    before = 0
-    for lines in read_chunks("/dev/stdin" if options.input == "-" else options.input):
-        rows = [line.split("\t") for line in lines]
-        for number, row in enumerate(rows, before + 1):
-            if len(row) not in widths:
-                raise UserError(f"{len(row)} columns, where a line is {form}", path=origin, line=number)
-        predicted = predict(classifier, rows)
-        shown = (json.dumps(fields, ensure_ascii=False) if options.jsonl else text for text, fields in predicted)
-        write("".join(f"{line}\n" for line in shown))
-        before += len(lines)
-    if not before:
-        raise UserError("the file is empty", path=origin, cure="give a file with text")
+    classifier = SentenceClassifier.load(
+        options.path, device=options.device, dtype=options.precision, batch_tokens=options.batch_tokens
+    )
+    predict, widths, form = PREDICTORS[classifier.annotation.kind]
+    before, origin = 0, "standard input" if options.input == "-" else options.input
+    with kinds.text_writer(options.output) as write:
+        for lines in read_chunks("/dev/stdin" if options.input == "-" else options.input):
+            rows = [line.split("\t") for line in lines]
+            for number, row in enumerate(rows, before + 1):
+                if len(row) not in widths:
+                    raise UserError(f"{len(row)} columns, where a line is {form}", path=origin, line=number)
+            predicted = predict(classifier, rows)
+            shown = (json.dumps(fields, ensure_ascii=False) if options.jsonl else text for text, fields in predicted)
+            write("".join(f"{line}\n" for line in shown))
+            before += len(lines)
+        if not before:
+            raise UserError("the file is empty", path=origin, cure="give a file with text")
 
 
 def _labels(classifier: SentenceClassifier, rows: list[list[str]]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -107,7 +91,7 @@ PREDICTORS: dict[str, tuple[Callable[..., Iterator[tuple[str, dict[str, Any]]]],
     "span": (_answers, (2,), "question<TAB>context"),
 }
 """How each kind of classifier predicts, the numbers of columns of its lines, and what they are."""
-main = command_script(build_parser, run)
+main = Command("xrep-predict", Options, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
-from xrep.config.fields import fields_of_class
+from xrep.config.fields import Count
 from xrep.data.preprocess import PreprocessOptions, PreprocessReport, default_workers, preprocess
 from xrep.data.store import TOKENIZER_DIRECTORY
 from xrep.errors import UserError
@@ -16,126 +17,116 @@ from xrep.jobs.engines import Engine
 from xrep.store.addresses import is_local
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.readers import parse_bitext
-from xrep_cli.common import (
-    SHARE_DONE,
-    Parser,
-    add_engine_options,
-    add_field,
-    check_outputs,
-    check_shared,
-    command_parser,
-    command_script,
-    values_of,
-    write_summary,
-)
+from xrep_cli import kinds
+from xrep_cli.command import Command
 
-DESCRIPTION = """\
-Clean parallel text, train a SentencePiece vocabulary on it and write the tokens that xrep-train reads.
-
-examples:
-  xrep-preprocess --bitext de-en=deu-eng.tsv --destdir data-bin
-  xrep-preprocess --bitext de-en=deu-eng.tsv --bitext fr-en=train.fr,train.en \\
-      --vocab-size 16000 --exclude tatoeba/ --destdir data-bin
-  xrep-preprocess --bitext zh-en=un.zh.gz,un.en.gz --sample 1000000 --valid zh-en=dev.zh,dev.en --destdir data-bin
-  sbatch --array=0-7 --wrap "xrep-preprocess --bitext de-en=1.tsv --bitext de-en=2.tsv --engine slurm \\
-      --destdir data-bin"
-
-Parallel text is written PAIR=FILES:
-  de-en=x.tsv          one file with columns separated by tabs; the English column is recognised by its words
-  de-en=x.tsv:2,1      the same, with the numbers of the columns of de and en, counted from 1
-  de-en=x.de,x.en      two files that translate each other line by line
-  de-en=x.tmx          a translation memory (TMX, XLIFF), or .jsonl, .csv or .parquet with the fields de and en
-  de-en=x.jsonl:q,a    the same, with the names of the fields of de and en
-  de-en=x.zip          an archive with one of these, or with two files as OPUS and WMT have them (x.de and x.en)
-  de-en=x.tsv@5000     at most 5000 of its pairs, drawn at random (only training text)
-Every file is UTF-8, optionally compressed with gzip, bzip2, xz or zstd. Codes may have two or three letters (deu-eng is
-de-en).
-"""
 EPILOG = """\
 At the end, a table says how many pairs each cleaning rule dropped. Nothing is written to --destdir if a step fails. If
 the command is interrupted, repeat it: it goes on with the text that it has cleaned and the vocabulary that it has
 trained."""
-
-NAMES = {
-    "vocabulary_size": "vocab-size",
-    "minimum_length": "min-length",
-    "maximum_length": "max-length",
-    "maximum_length_ratio": "max-length-ratio",
-}
-"""Options that have another name than their fields."""
+FLAGS = {"minimum_length": "--min-length", "maximum_length": "--max-length",
+         "maximum_length_ratio": "--max-length-ratio"}  # fmt: skip
+Pairs = Annotated[list[str], kinds.Option(metavar="PAIR=FILES", nargs=1, reads=kinds.bitext_files)]
+Tokenizer = Annotated[str, kinds.Option(metavar="PATH")]
 
 
-def build_parser() -> Parser:
-    specs = {spec.name: spec for cls in (PreprocessOptions, CleaningOptions) for spec in fields_of_class("", cls)}
-    parser = command_parser("xrep-preprocess", DESCRIPTION, EPILOG)
-    add = parser.add_argument_group("files").add_argument
-    pairs = {"action": "append", "default": [], "metavar": "PAIR=FILES"}
-    add("--bitext", **pairs, help="training text (repeatable)")
-    add("--valid", **pairs, help="validation text (repeatable); without it, some training pairs are held out")
-    add("--test", **pairs, help="test text (repeatable)")
-    add("--exclude", action="append", default=[], metavar="PATH", help="file or folder of an evaluation set: training "
-        "pairs with a sentence that occurs there, in any case and punctuation, are dropped (repeatable)")  # fmt: skip
-    add("--destdir", required=True, metavar="DIR", help="the data directory to write")
-    add("--workers", type=int, metavar="N", help="processes that clean and tokenise; the result does not depend on "
-        "their number (default: one for each processor, at most 16, or as many as Ray has processors for)")  # fmt: skip
-    add("--json", metavar="FILE", help="also write the report to this file; - is standard output")
+@dataclass(kw_only=True)
+class Options(kinds.Summary):
+    """Clean parallel text, train a SentencePiece vocabulary on it and write the tokens that xrep-train reads.
 
-    group = parser.add_argument_group("vocabulary")
-    for name in ("vocabulary_size", "sampling_exponent"):
-        add_field(group, specs[name], NAMES.get(name))
-    group.add_argument("--tokenizer", metavar="PATH", help="use this tokenizer instead of training one (a folder, a "
-        ".model file, a directory of a pretrained encoder, RUN/best, or another data directory)")  # fmt: skip
-    for side in ("source", "target"):
-        group.add_argument(f"--{side}-tokenizer", metavar="PATH", help=f"the same, only for the {side} of each pair")
+    examples:
+      xrep-preprocess --bitext de-en=deu-eng.tsv --destdir data-bin
+      xrep-preprocess --bitext de-en=deu-eng.tsv --bitext fr-en=train.fr,train.en \\
+          --vocab-size 16000 --exclude tatoeba/ --destdir data-bin
+      xrep-preprocess --bitext zh-en=un.zh.gz,un.en.gz --sample 1000000 --valid zh-en=dev.zh,dev.en --destdir data-bin
+      sbatch --array=0-7 --wrap "xrep-preprocess --bitext de-en=1.tsv --bitext de-en=2.tsv --engine slurm \\
+          --destdir data-bin"
 
-    rules = "lengths are in words; a Chinese, Japanese or Thai character counts as half a word"
-    group = parser.add_argument_group("cleaning", rules)
-    for name in ("minimum_length", "maximum_length", "maximum_length_ratio", "sample", "valid_size", "seed"):
-        add_field(group, specs[name], NAMES.get(name))
-    group.add_argument("--keep-duplicates", action="store_true", help="keep repeated pairs")
-    group.add_argument("--keep-identical", action="store_true", help="keep pairs whose sides are equal")
-    add_engine_options(parser, "engine", "cpus_per_worker")
-    return parser
+    Parallel text is written PAIR=FILES:
+      de-en=x.tsv          one file with columns separated by tabs; the English column is recognised by its words
+      de-en=x.tsv:2,1      the same, with the numbers of the columns of de and en, counted from 1
+      de-en=x.de,x.en      two files that translate each other line by line
+      de-en=x.tmx          a translation memory (TMX, XLIFF), or .jsonl, .csv or .parquet with the fields de and en
+      de-en=x.jsonl:q,a    the same, with the names of the fields of de and en
+      de-en=x.zip          an archive with one of these, or with two files as OPUS and WMT have them (x.de and x.en)
+      de-en=x.tsv@5000     at most 5000 of its pairs, drawn at random (only training text)
+    Every file is UTF-8, optionally compressed with gzip, bzip2, xz or zstd. Codes may have two or three letters
+    (deu-eng is de-en)."""
+
+    bitext: Pairs = field(default_factory=list)
+    """Training text (repeatable)."""
+    valid: Pairs = field(default_factory=list)
+    """Validation text (repeatable); without it, some training pairs are held out."""
+    test: Pairs = field(default_factory=list)
+    """Test text (repeatable)."""
+    exclude: Annotated[list[str], kinds.Option(metavar="PATH", nargs=1)] = field(default_factory=list)
+    """File or folder of an evaluation set: training pairs with a sentence that occurs there, in any case and
+    punctuation, are dropped (repeatable)."""
+    destdir: Annotated[str, kinds.Option(metavar="DIR")]
+    """The data directory to write."""
+    workers: Count | None = None
+    """Processes that clean and tokenise; the result does not depend on their number (default: one for each processor,
+    at most 16, or as many as Ray has processors for)."""
+    vocabulary: Annotated[
+        PreprocessOptions,
+        kinds.Part(
+            title="vocabulary and held-out pairs",
+            flags={"vocabulary_size": "--vocab-size"},
+            without=("tokenizers", "cleaning"),
+        ),
+    ]
+    tokenizer: Tokenizer | None = None
+    """Use this tokenizer instead of training one (a folder, a .model file, a directory of a pretrained encoder,
+    RUN/best, or another data directory)."""
+    source_tokenizer: Tokenizer | None = None
+    """The same, only for the source of each pair."""
+    target_tokenizer: Tokenizer | None = None
+    """The same, only for the target of each pair."""
+    cleaning: Annotated[
+        CleaningOptions,
+        kinds.Part(
+            title="cleaning",
+            description="lengths are in words; a Chinese, Japanese or Thai character counts as half a word",
+            flags=FLAGS,
+            without=("deduplicate", "drop_identical"),
+        ),
+    ]
+    keep_duplicates: bool = False
+    """Keep repeated pairs."""
+    keep_identical: bool = False
+    """Keep pairs whose sides are equal."""
+    processes: Annotated[Engine, replace(kinds.PROCESSES, without=("workers", "gpus_per_worker"))]
 
 
-def _main(options: argparse.Namespace) -> None:
+def run(options: Options) -> None:
     named = {"train": options.bitext, "valid": options.valid, "test": options.test}
     splits = {split: [parse_bitext(spec) for spec in specs] for split, specs in named.items()}
-    how = values_of(options, Engine)
-    if options.engine != "ray":
-        how["workers"] = None  # they are processes of this one
-    engine = Engine(**how)
-    inputs = [path for bitexts in splits.values() for bitext in bitexts for path in bitext.paths]
-    texts = {"a training, validation or test text": inputs, "--destdir": options.destdir}
-    check_outputs({"--json": options.json}, texts)
-    check_shared(engine, {}, inputs)
+    engine = replace(options.processes, workers=options.workers if options.processes.engine == "ray" else None)
     if not is_local(options.destdir):
         raise UserError("`destdir` is in an object store", path=options.destdir, cure="write to a folder and copy it")
     log = functools.partial(print, file=sys.stderr if options.json == "-" else sys.stdout, flush=True)
-    workers = default_workers() if options.workers is None else options.workers
+    paths = {"shared": options.tokenizer, "source": options.source_tokenizer, "target": options.target_tokenizer}
+    how = replace(
+        options.vocabulary,
+        tokenizers={side: _tokenizer_path(side, path) for side, path in paths.items() if path},
+        cleaning=replace(
+            options.cleaning, deduplicate=not options.keep_duplicates, drop_identical=not options.keep_identical
+        ),
+    )
+    workers = options.workers or default_workers()
     try:
-        report = preprocess(splits, options.destdir, _options(options), log, workers=workers, engine=engine)
+        report = preprocess(splits, options.destdir, how, log, workers=workers, engine=engine)
     except Interrupted:
         raise
     except KeyboardInterrupt:
         raise Interrupted(f"nothing is written to {options.destdir}; the same command begins again") from None
     if report is None:
-        print(SHARE_DONE, file=sys.stderr)
+        print(kinds.SHARE_DONE, file=sys.stderr)
         return
     log(f"\n{report.cleaning.table()}\n")
     log(_summary(report))
-    write_summary(report.as_dict(), options.json)
+    kinds.write_summary(report.as_dict(), options.json)
     log(f"next: xrep-train {options.destdir} --task bitext --criterion dual_moco --save-dir run1")
-
-
-def _options(options: argparse.Namespace) -> PreprocessOptions:
-    kept = {"deduplicate": not options.keep_duplicates, "drop_identical": not options.keep_identical}
-    paths = {"shared": options.tokenizer, "source": options.source_tokenizer, "target": options.target_tokenizer}
-    return PreprocessOptions(
-        tokenizers={side: _tokenizer_path(side, path) for side, path in paths.items() if path},
-        cleaning=CleaningOptions(**kept, **values_of(options, CleaningOptions)),
-        **values_of(options, PreprocessOptions),
-    )
 
 
 def _tokenizer_path(side: str, path: str) -> str:
@@ -162,7 +153,7 @@ def _summary(report: PreprocessReport) -> str:
     return "\n".join(lines)
 
 
-main = command_script(build_parser, _main)
+main = Command("xrep-preprocess", Options, run, epilog=EPILOG)
 
 if __name__ == "__main__":
     sys.exit(main())

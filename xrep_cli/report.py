@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from dataclasses import dataclass, field
+from typing import Annotated
 
-from xrep.files import write_aside
-from xrep_cli.common import add_shared_options, check_outputs, command_parser, command_script, output_file
-
-DESCRIPTION = """\
-Write a page about a run, or about what differs between runs: a single HTML file that needs no network.
-
-  xrep-report run1 run2 --output report.html
-  xrep-report run1 run2 --data data/ --output report.html      # measures the runs on the tests in data/, too
-  xrep-report run1 --results labse.json --output report.html   # with the figures of another system
-
-It has the options that differ, the curves of loss and validation, tables of the evaluations with 95% bootstrap
-intervals, pictures of alignment and uniformity and of sentences, the data, the overlap with the training text, and
-versions. The evaluations are those in the directories of the runs: write them with xrep-eval --json run1/NAME.json.
-Records that are damaged are left out and named, on the page and on stderr. Its pictures need the extra 'plot'."""
+from xrep.files import check_output, write_aside
+from xrep_cli import kinds
+from xrep_cli.command import Command
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = command_parser("xrep-report", DESCRIPTION)
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="directory of a run, which xrep-train wrote")
-    parser.add_argument("--output", metavar="FILE.html", required=True, help="the page to write; - is standard output")
-    parser.add_argument("--results", metavar="FILE.json", nargs="+", action="extend", default=[],
-                        help="further results of xrep-eval --json, also of models that are no runs")  # fmt: skip
-    parser.add_argument("--data", metavar="FOLDER", help="measure the best checkpoint of each run on every test whose "
-                        "data is in this folder, as xrep-eval all does")  # fmt: skip
-    add_shared_options(parser, "--batch-tokens", "--plugin")
-    return parser
+@dataclass(kw_only=True)
+class Options(kinds.Plugins, kinds.Batches):
+    """Write a page about a run, or about what differs between runs: a single HTML file that needs no network.
+
+      xrep-report run1 run2 --output report.html
+      xrep-report run1 run2 --data data/ --output report.html      # measures the runs on the tests in data/, too
+      xrep-report run1 --results labse.json --output report.html   # with the figures of another system
+
+    It has the options that differ, the curves of loss and validation, tables of the evaluations with 95% bootstrap
+    intervals, pictures of alignment and uniformity and of sentences, the data, the overlap with the training text, and
+    versions. The evaluations are those in the directories of the runs: write them with xrep-eval --json run1/NAME.json.
+    Records that are damaged are left out and named, on the page and on stderr. Its pictures need the extra 'plot'."""
+
+    runs: Annotated[list[str], kinds.Option(positional=True, metavar="RUN", nargs="+")]
+    """Directory of a run, which xrep-train wrote."""
+    output: Annotated[str, kinds.Option(metavar="FILE.html", writes=check_output)]
+    """The page to write; - is standard output."""
+    results: kinds.InputFiles = field(default_factory=list)
+    """Further results of xrep-eval --json, also of models that are no runs."""
+    data: Annotated[str, kinds.Option(metavar="FOLDER")] | None = None
+    """Measure the best checkpoint of each run on every test whose data is in this folder, as xrep-eval all does."""
 
 
-def _main(options: argparse.Namespace) -> None:
+def run(options: Options) -> None:
     from xrep.evaluation.plots import check_matplotlib
 
     check_matplotlib()
@@ -42,8 +43,7 @@ def _main(options: argparse.Namespace) -> None:
 
     runs = read_runs(options.runs)
     inside = [str(path) for run in runs for path in run.path.iterdir() if path.is_file() and path.suffix != ".html"]
-    read = {"--results": options.results, "a file of RUN": inside}
-    check_outputs({"--output": options.output}, read)
+    kinds.check_outputs({"`output`": options.output}, {"a file of RUN": inside})
     results, failed = read_results(runs, options.results), []
     for line in (line for run in runs for line in run.damaged):
         print(f"warning: {line}", file=sys.stderr)
@@ -54,13 +54,13 @@ def _main(options: argparse.Namespace) -> None:
         measured, failed = measure_runs(paths, options.data, options.batch_tokens)
         for test, records in measured.items():
             results.setdefault(test, {}).update(records)
-    with output_file(options.output) as path, write_aside(path) as aside:
+    with kinds.output_file(options.output) as path, write_aside(path) as aside:
         aside.write_bytes(render(runs, results, failed).encode("utf-8"))
     if options.output != "-":
         print(f"the report: {options.output}", file=sys.stderr)
 
 
-main = command_script(build_parser, _main)
+main = Command("xrep-report", Options, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,220 +2,208 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from xrep.config.fields import Count
 from xrep.errors import UserError
-from xrep.files import is_stream
-from xrep_cli.common import (
-    SHARED_OPTIONS,
-    TEXT_HELP,
-    HelpFormatter,
-    Parser,
-    choose_device,
-    command_parser,
-    command_script,
-    say_if_slow,
-)
+from xrep_cli import kinds
+from xrep_cli.command import Command
 
-DESCRIPTION = """\
-Search the lines of a text by their meaning, with queries in any language of the encoder.
-
-  xrep-search build --path run1/best --input corpus.txt --lang en --output index/
-  xrep-search query index/ "Wo ist der Bahnhof?" -k 5 --lang de
-  xrep-search add index/ --input more.txt
-  xrep-search check index/"""
-BUILD = """\
-Encode each line of a text and write an index of them.
-
-  xrep-search build --path run1/best --input corpus.txt.gz --lang en --output index/
-  xrep-search build --path run1/best --input corpus.txt --output index/ --index IVF4096,PQ48
-
-The text may have any number of lines. If the command is interrupted, repeat it: it goes on where it stopped. Blank
-lines are left out. While faiss builds an index, it holds up to 2 GB of float32 vectors in memory, compressed as it is.
-
-Other programs can read each part of the index: lines.txt (the sentences), numbers.npy (their lines in the text),
-vectors.npy (16-bit vectors, length 1) and, unless the search is exact, 00000.faiss, 00001.faiss, ... (faiss)."""
-ADD = """\
-Encode each line of a text and add them to an index.
-
-  xrep-search add index/ --input more.txt
-
-A query meanwhile finds all of the new lines or none. If the command is interrupted, repeat it: it goes on where it
-stopped. The same lines in the same language are not added twice. At most 100,000 lines are searched exactly; for more
-there is an index like the one that was built."""
-QUERY = """\
-Print the sentences nearest to each query.
-
-  xrep-search query index/ "Wo ist der Bahnhof?" -k 5
-  xrep-search query index/ < questions.txt > answers.tsv         one query per line
-  xrep-search query index/ --json < questions.txt                {"query": ..., "hits": [{"score", "row", "file",
-                                                                 "line", "text"}]} for each query
-
-The columns are the number of the query, the cosine, file:line and the text, the nearest first. On a terminal, a line
-above them has their names."""
-CHECK = """\
-Compare all files of an index with their checksums, and measure its recall.
-
-  xrep-search check index/ --json
-
-The recall is the share of the 10 nearest lines, by exact search, that a query finds. 100 lines of the index, drawn with
-a fixed seed, are the queries."""
-COMMANDS = {"build": BUILD, "add": ADD, "query": QUERY, "check": CHECK}
-ENCODER = ("the encoder: a checkpoint, a directory of Hugging Face or sentence-transformers, or a name in the local "
-    "Hugging Face cache")  # fmt: skip
-PROMPT = "the encoder's prompt that is put in front of the {} (default: {}; or else the encoder's default)"
-LANGUAGE = "language of the {}; needed if the encoder has a tower for each side"
-OPTIONS: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("index", "add query check", {"metavar": "INDEX", "help": "the directory of an index"}),
-    ("--path", "build", {"required": True, "metavar": "ENCODER", "help": ENCODER}),
-    ("--path", "add query", {"metavar": "ENCODER", "help": f"{ENCODER} (default: where it was when the index was "
-        "built)"}),
-    ("queries", "query", {"nargs": "*", "metavar": "QUERY", "help": "a query; without any, standard input has one per "
-        "line"}),
-    ("-k", "query", {"type": int, "default": 10, "metavar": "N", "help": "number of sentences for each query"}),
-    ("--probes", "query", {"type": int, "default": 32, "metavar": "N", "help": "number of inverted lists that are "
-        "searched for each query; more find more and take longer"}),
-    ("--input", "build add", {"required": True, "metavar": "FILE", "help": TEXT_HELP}),
-    ("--output", "build", {"required": True, "metavar": "DIR", "help": "a new directory for the index"}),
-    ("--index", "build", {"default": "auto", "metavar": "STRING", "help": "flat: exact search; a description of "
-        "faiss's index_factory, such as IVF4096,SQ8 or IVF4096,PQ48: faiss proposes lines, whose vectors are then "
-        "compared; auto: flat up to 100,000 lines, and inverted lists (IVFn,SQ8) beyond"}),
-    ("--prompt-name", "build", {"metavar": "NAME", "help": PROMPT.format("lines", "the first of document, passage and "
-        "corpus")}),
-    ("--prompt-name", "query", {"metavar": "NAME", "help": PROMPT.format("queries", "query, if there is one")}),
-    ("--lang", "build", {"metavar": "CODE", "help": LANGUAGE.format("lines")}),
-    ("--lang", "add", {"metavar": "CODE", "help": LANGUAGE.format("lines") + " (default: that with which the index was "
-        "built)"}),
-    ("--lang", "query", {"metavar": "CODE", "help": LANGUAGE.format("queries")}),
-    ("--json", "query check", {"action": "store_true", "help": "print JSON"}),
-    ("--json", "build add", {"action": "store_true", "help": "print a summary as JSON"}),
-    ("--batch-tokens", "build add", SHARED_OPTIONS["--batch-tokens"]),
-    ("--precision", "build", SHARED_OPTIONS["--precision"]),
-    ("--device", "build add query", SHARED_OPTIONS["--device"]),
-    ("--plugin", "build add query", SHARED_OPTIONS["--plugin"]),
-)  # fmt: skip
-"""Each option, the commands that have it, and the arguments of ``add_argument``."""
 MOST_QUERIES = 1024
 """Number of queries that are answered at once."""
+Index = Annotated[str, kinds.Option(positional=True, metavar="INDEX", help="the directory of an index")]
+Queries = Annotated[list[str], kinds.Option(positional=True, metavar="QUERY", nargs="*")]
+Prompt = Annotated[str, kinds.Option(metavar="NAME")]
 
 
-class _CommandParser(Parser):
-    """Parser of one command, which takes queries also behind options: argparse gives all to the first run of words."""
+@dataclass(kw_only=True)
+class Search:
+    """Search the lines of a text by their meaning, with queries in any language of the encoder.
 
-    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] (it is overloaded by the namespace)
-        self, args: Any = None, namespace: Any = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        found, rest = super().parse_known_args(args, namespace)
-        if "queries" not in found:
-            return found, rest
-        end = rest.index("--") if "--" in rest else len(rest)
-        found.queries = [*found.queries, *(word for word in rest[:end] if word[:1] != "-"), *rest[end + 1 :]]
-        return found, [word for word in rest[:end] if word[:1] == "-"]
+    xrep-search build --path run1/best --input corpus.txt --lang en --output index/
+    xrep-search query index/ "Wo ist der Bahnhof?" -k 5 --lang de
+    xrep-search add index/ --input more.txt
+    xrep-search check index/"""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = command_parser("xrep-search", DESCRIPTION)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_CommandParser)
-    for name, text in COMMANDS.items():
-        summary = text.partition("\n")[0].rstrip(".").partition(":")[0]
-        command = commands.add_parser(name, help=summary, description=text, formatter_class=HelpFormatter)
-        for option, having, given in OPTIONS:
-            if name in having.split():
-                command.add_argument(option, **given)
-    return parser
+@dataclass(kw_only=True)
+class Build(kinds.Computing, kinds.Batches, kinds.Summary):
+    """Encode each line of a text and write an index of them.
+
+      xrep-search build --path run1/best --input corpus.txt.gz --lang en --output index/
+      xrep-search build --path run1/best --input corpus.txt --output index/ --index IVF4096,PQ48
+
+    The text may have any number of lines. If the command is interrupted, repeat it: it goes on where it stopped. Blank
+    lines are left out. While faiss builds an index, it holds up to 2 GB of float32 vectors in memory, compressed as it
+    is.
+
+    Other programs can read each part of the index: lines.txt (the sentences), numbers.npy (their lines in the text),
+    vectors.npy (16-bit vectors, length 1) and, unless the search is exact, 00000.faiss, 00001.faiss, ... (faiss)."""
+
+    path: kinds.EncoderPath
+    input: kinds.TextFile
+    output: Annotated[str, kinds.Option(metavar="DIR")]
+    """A new directory for the index."""
+    index: Annotated[str, kinds.Option(metavar="STRING")] = "auto"
+    """flat: exact search; a description of faiss's index_factory, such as IVF4096,SQ8 or IVF4096,PQ48: faiss proposes
+    lines, whose vectors are then compared; auto: flat up to 100,000 lines, and inverted lists (IVFn,SQ8) beyond."""
+    prompt_name: Prompt | None = None
+    """The encoder's prompt that is put in front of the lines (default: the first of document, passage and corpus; or
+    else the encoder's default)."""
+    lang: kinds.Language | None = None
+    """Language of the lines; needed if the encoder has a tower for each side."""
 
 
-def _main(options: argparse.Namespace) -> None:
-    {"build": _write, "add": _write, "query": _query, "check": _check}[options.command](options)
-
-
-def _write(options: argparse.Namespace) -> None:
-    directory = Path(options.output if options.command == "build" else options.index)
-    if str(directory) == "-" or is_stream(directory):
-        raise UserError("an index is a directory", path=directory, cure="name a directory")
-
+def build(options: Build) -> None:
     from xrep.inference.search_index import SearchIndex
-    from xrep.text.readers import read_text
 
-    if options.input != "-" and not is_stream(options.input):
-        next(read_text(options.input, options.lang))  # to report errors in the file before the encoder is loaded
-    device = choose_device(options.device)
-    how: dict[str, Any] = {"lang": options.lang, "batch_tokens": options.batch_tokens, "show_progress": True}
-    if options.command == "build":
-        say_if_slow("xrep-search", options.precision, device)
-        how |= {name: vars(options)[name] for name in ("prompt_name", "index", "precision")}
-        index = SearchIndex.build(options.path, options.input, directory, device=device, **how)
-    else:
-        index = SearchIndex(directory, options.path, device=device)
-        before = len(index)
-        index.add(options.input, **how)
-        if len(index) == before:
-            print(f"xrep-search: the sentences of {options.input} are there already", file=sys.stderr)
-    size, parts = sum(file["bytes"] for file in _files(index)), index.manifest["parts"]
-    if options.json:
-        parts = [{name: value for name, value in part.items() if name != "files"} for part in parts]
-        facts = index.manifest | {"rows": len(index), "bytes": size, "parts": parts}
-        print(json.dumps({"path": str(directory), **facts}))
-        return
+    kinds.check_text([options.input], options.lang)
+    how = {"device": options.device, "lang": options.lang, "precision": options.precision, "show_progress": True}
+    how |= {"batch_tokens": options.batch_tokens, "prompt_name": options.prompt_name, "index": options.index}
+    _tell(SearchIndex.build(options.path, options.input, options.output, **how), options.output, options.json)
+
+
+@dataclass(kw_only=True)
+class Add(kinds.Device, kinds.Batches, kinds.Summary):
+    """Encode each line of a text and add them to an index.
+
+      xrep-search add index/ --input more.txt
+
+    A query meanwhile finds all of the new lines or none. If the command is interrupted, repeat it: it goes on where it
+    stopped. The same lines in the same language are not added twice. At most 100,000 lines are searched exactly; for
+    more there is an index like the one that was built."""
+
+    index: Index
+    path: kinds.EncoderPath | None = None
+    """The encoder, where it is not where it was when the index was built."""
+    input: kinds.TextFile
+    lang: kinds.Language | None = None
+    """Language of the lines; needed if the encoder has a tower for each side (default: that with which the index was
+    built)."""
+
+
+def add(options: Add) -> None:
+    from xrep.inference.search_index import SearchIndex
+
+    kinds.check_text([options.input], options.lang)
+    index = SearchIndex(options.index, options.path, device=options.device)
+    before = len(index)
+    index.add(options.input, lang=options.lang, batch_tokens=options.batch_tokens, show_progress=True)
+    if len(index) == before:
+        print(f"xrep-search: the sentences of {options.input} are there already", file=sys.stderr)
+    _tell(index, options.index, options.json)
+
+
+def _tell(index: Any, directory: str, json: str | None) -> None:
+    """Print a line about an index that was written, or a summary of it."""
+    parts, size, directory = index.manifest["parts"], sum(file["bytes"] for file in _files(index)), str(Path(directory))
+    files_apart = [{name: value for name, value in part.items() if name != "files"} for part in parts]
+    facts = index.manifest | {"rows": len(index), "bytes": size, "parts": files_apart}
+    kinds.write_summary({"path": directory, **facts}, json)
     lines, among = sum(part["lines"] for part in parts), f" in {len(parts)} parts" if len(parts) > 1 else ""
-    kinds = " and ".join(dict.fromkeys(part["index"] for part in parts)).replace("flat", "exact search")
-    print(f"{len(index):,} sentences of {lines:,} lines{among}, {kinds}, {size / 1e6:,.1f} MB: {directory}")
+    shown = " and ".join(dict.fromkeys(part["index"] for part in parts)).replace("flat", "exact search")
+    if json != "-":
+        print(f"{len(index):,} sentences of {lines:,} lines{among}, {shown}, {size / 1e6:,.1f} MB: {directory}")
 
 
 def _files(index: Any) -> list[dict[str, Any]]:
     return [file for part in index.manifest["parts"] for file in part["files"].values()]
 
 
-def _check(options: argparse.Namespace) -> None:
+@dataclass(kw_only=True)
+class Query(kinds.Device):
+    """Print the sentences nearest to each query.
+
+      xrep-search query index/ "Wo ist der Bahnhof?" -k 5
+      xrep-search query index/ < questions.txt > answers.tsv         one query per line
+      xrep-search query index/ --json < questions.txt                {"query": ..., "hits": [{"score", "row", "file",
+                                                                     "line", "text"}]} for each query
+
+    The columns are the number of the query, the cosine, file:line and the text, the nearest first. On a terminal, a
+    line above them has their names."""
+
+    index: Index
+    queries: Queries = field(default_factory=list)
+    """A query; without any, standard input has one per line."""
+    path: kinds.EncoderPath | None = None
+    """The encoder, where it is not where it was when the index was built."""
+    k: Annotated[Count, kinds.Option(flag="-k")] = 10
+    """Number of sentences for each query."""
+    probes: Count = 32
+    """Number of inverted lists that are searched for each query; more find more and take longer."""
+    prompt_name: Prompt | None = None
+    """The encoder's prompt that is put in front of the queries (default: query, if there is one; or else the encoder's
+    default)."""
+    lang: kinds.Language | None = None
+    """Language of the queries; needed if the encoder has a tower for each side."""
+    json: kinds.JsonFile | None = None
+    """Write the answers as JSON, an object per line, to this file; without a name, or with -, to standard output."""
+
+
+def query(options: Query) -> None:
+    from xrep.inference.search_index import SearchIndex
+    from xrep.text.chunks import read_chunks
+
+    for asked in options.queries:
+        if not asked.strip():
+            raise UserError("an empty query", cure="give a sentence")
+    index = SearchIndex(options.index, options.path, device=options.device)
+    if not options.queries and sys.stdin.isatty():
+        print("type one query per line; Ctrl-D ends", file=sys.stderr)
+    answered, how = 0, {"probes": options.probes, "prompt_name": options.prompt_name}
+    with kinds.text_writer(options.json or "-") as write:
+        for queries in [options.queries] if options.queries else read_chunks("/dev/stdin", MOST_QUERIES):
+            found = index.search(queries, options.k, options.lang, **how)
+            if not answered and not options.json and sys.stdout.isatty():
+                write("query\tcosine\tplace\ttext\n")
+            for number, (asked, hits) in enumerate(zip(queries, found, strict=True), answered + 1):
+                if options.json:
+                    answer = {"query": asked, "hits": [asdict(hit) for hit in hits]}
+                    write(f"{json.dumps(answer, ensure_ascii=False)}\n")
+                    continue
+                for hit in hits:
+                    place = hit.line if hit.file is None else f"{hit.file}:{hit.line}"
+                    write(f"{number}\t{hit.score:.4f}\t{place}\t{hit.text}\n")
+            answered += len(queries)
+        if not answered:
+            raise UserError(
+                "no query", path="standard input", cure="give a sentence on each line, or a query before `json`"
+            )
+
+
+@dataclass(kw_only=True)
+class Check(kinds.Summary):
+    """Compare all files of an index with their checksums, and measure its recall.
+
+      xrep-search check index/ --json
+
+    The recall is the share of the 10 nearest lines, by exact search, that a query finds. 100 lines of the index, drawn
+    with a fixed seed, are the queries."""
+
+    index: Index
+
+
+def check(options: Check) -> None:
     from xrep.inference.search_index import SearchIndex
 
     index, k = SearchIndex(options.index), 10
     queries, files = min(100, len(index)), _files(index)
     recall, size = index.check(k, queries), sum(file["bytes"] for file in files)
-    if options.json:
-        facts = {"files": len(files), "bytes": size, "k": k, "queries": queries, "recall": recall}
-        print(json.dumps({"path": options.index, **facts}))
-    else:
+    facts = {"files": len(files), "bytes": size, "k": k, "queries": queries, "recall": recall}
+    kinds.write_summary({"path": options.index, **facts}, options.json)
+    if options.json != "-":
         whole = f"all {len(files)} files ({size / 1e6:,.1f} MB) are as they were written"
         print(f"{whole}; recall@{k} of {queries} queries {recall:.3f}: {options.index}")
 
 
-def _query(options: argparse.Namespace) -> None:
-    from xrep.inference.search_index import SearchIndex
-    from xrep.text.chunks import read_chunks
-
-    for query in options.queries:
-        if not query.strip():
-            raise UserError("an empty query", cure="give a sentence")
-        if any("\ud800" <= character <= "\udfff" for character in query):  # as Python reads other bytes
-            raise UserError(f"a query that is not UTF-8: {query!a}", cure="give it on standard input, in UTF-8")
-    index = SearchIndex(options.index, options.path, device=choose_device(options.device))
-    if not options.queries and sys.stdin.isatty():
-        print("type one query per line; Ctrl-D ends", file=sys.stderr)
-    answered = 0
-    for queries in [options.queries] if options.queries else read_chunks("/dev/stdin", MOST_QUERIES):
-        found = index.search(queries, options.k, options.lang, probes=options.probes, prompt_name=options.prompt_name)
-        if not answered and not options.json and sys.stdout.isatty():
-            print("query\tcosine\tplace\ttext")
-        for number, (query, hits) in enumerate(zip(queries, found, strict=True), answered + 1):
-            if options.json:
-                print(json.dumps({"query": query, "hits": [asdict(hit) for hit in hits]}, ensure_ascii=False))
-                continue
-            for hit in hits:
-                place = hit.line if hit.file is None else f"{hit.file}:{hit.line}"
-                print(f"{number}\t{hit.score:.4f}\t{place}\t{hit.text}")
-        answered += len(queries)
-        sys.stdout.flush()
-    if not answered:
-        raise UserError("no query", path="standard input", cure="give a sentence on each line")
-
-
-main = command_script(build_parser, _main)
+VERBS = {"build": (Build, build), "add": (Add, add), "query": (Query, query), "check": (Check, check)}
+main = Command(
+    "xrep-search", Search, below=lambda: {name: Command("xrep-search", *verb) for name, verb in VERBS.items()}
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from xrep.errors import UserError
 from xrep.files import write_aside
-from xrep_cli.common import check_counts, command_parser, console_script, naming_options
+from xrep_cli.command import command_parser, console_script, naming_options
 
 DESCRIPTION = """\
 Train a recipe with each combination of values of some options, and rank the runs by their validation.
@@ -51,12 +51,13 @@ def _grid(given: Sequence[str]) -> dict[str, list[str]]:
     return grid
 
 
-@console_script
+@console_script("xrep-sweep")
 def main(argv: Sequence[str]) -> None:
     options, others = build_parser().parse_known_args(argv)
     own = {name: "--" + name.replace("_", "-") for name in ("grid", "seeds", "parallel", "save_dir")}
     with naming_options(own):
-        check_counts(vars(options))
+        if options.parallel < 1:
+            raise UserError(f"`parallel` {options.parallel}", cure="give at least 1")
         grid, seeds = _grid(options.grid), options.seeds.split(",") if options.seeds else []
         _sweep(options, others, grid, seeds)
 

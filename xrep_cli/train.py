@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 from xrep.config import runs_of, to_configuration
 from xrep.errors import UserError
-from xrep_cli.common import console_script, naming_options
+from xrep_cli.command import console_script, naming_options
 from xrep_cli.options import parse
 
 
-@console_script
+@console_script("xrep-train")
 def main(argv: Sequence[str]) -> None:
     with _one_report_per_host():
         line = parse(argv)

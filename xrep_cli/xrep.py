@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from xrep.errors import UserError
 from xrep.registry import suggestion
-from xrep_cli.common import VERSION, console_script
+from xrep_cli.command import VERSION, console_script
 
 COMMANDS = tuple("train eval report sweep preprocess encode mine search jobs generate predict export data".split())
 """The commands, in the order of the help; ``xrep-train`` is ``xrep train``."""
@@ -25,7 +25,7 @@ by --help what it takes.
 """
 
 
-@console_script
+@console_script("xrep")
 def main(argv: Sequence[str]) -> None:
     first, *others = argv or ["--help"]
     if first in ("-h", "--help", "help"):

@@ -7,7 +7,7 @@ from xrep.config.layers import strip
 from xrep.config.run import merged, stages_of
 from xrep.errors import ConfigError, UserError
 from xrep.registry import CRITERIA
-from xrep_cli.common import naming_options
+from xrep_cli.command import naming_options
 from xrep_cli.options import parse, train_parser
 
 CHOSEN = ["--task", "bitext", "--criterion", "dual_moco"]

@@ -102,13 +102,9 @@ def test_an_index_is_checked(search: Any, cli: Commands, separate_encoder: Path,
     )
 
 
-def test_queries_that_are_none_are_refused(search: Any) -> None:
-    for query, message in (
-        ("Hund\udcff", "a query that is not UTF-8: 'Hund\\udcff'; give it on"),
-        (" ", "an empty query"),
-    ):
-        done = search("query", "index", query)
-        assert done.code == 2 and message in done.err and done.err.count("\n") == 1
+def test_an_empty_query_is_refused(search: Any) -> None:
+    done = search("query", "index", " ")
+    assert done.code == 2 and "an empty query" in done.err and done.err.count("\n") == 1
 
 
 def test_columns_have_names_on_a_terminal(search: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from tests.support.programs import ROOT
 from tests.support.runs import environment
 from xrep.registry import CRITERIA, EVALUATIONS, TASKS
 from xrep_cli.completion import script
-from xrep_cli.eval import build_parser
+from xrep_cli.eval import main as xrep_eval
 from xrep_cli.xrep import COMMANDS, summary
 
 
@@ -61,7 +61,7 @@ STAGES = "task: bitext\ncriterion: dual_moco\nstages: [{}, {}]\n"
 def test_help_teaches(tmp_path: Path) -> None:
     (tmp_path / "parts.yaml").write_text(PARTS)
     (tmp_path / "stages.yaml").write_text(STAGES)
-    lines = [["eval", "all"], ["eval", "sts"], ["xrep"], *([name] for name in COMMANDS)]
+    lines = [["eval", "all"], ["eval", "sts"], ["eval", "tatoeba"], ["xrep"], *([name] for name in COMMANDS)]
     lines += [["train", "--task", "bitext", "--criterion", name] for name in CRITERIA.names()]
     lines += [["train", "--task", name, "--criterion", "dual_moco"] for name in TASKS.names()]
     lines += [["train", "--config", f"{name}.yaml"] for name in ("parts", "stages")]
@@ -85,11 +85,11 @@ def test_help_teaches(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_evaluation_has_a_summary_and_an_example() -> None:
-    summaries = build_parser().format_help()
+    summaries = xrep_eval.parser().format_help()
     for name in EVALUATIONS.names():
         text = EVALUATIONS.load(name).__doc__
         assert f"xrep-eval {name} --" in text and " ".join(text.split("\n")[0].split())[:20] in summaries
-        build_parser(name)
+        xrep_eval.parser(name)
 
 
 def test_it_runs_a_command_and_passes_its_code_on(cli: Commands) -> None:

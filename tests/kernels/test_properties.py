@@ -101,9 +101,7 @@ def test_what_is_frozen_gets_no_gradient_and_changes_none(name: str, path: str) 
 @every_kernel
 @pytest.mark.parametrize("block", ["small", "whole"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_neither_autocast_nor_the_fast_product_changes_it(
-    name: str, block: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neither_autocast_nor_the_fast_product_changes_it(name: str, block: str, dtype: torch.dtype) -> None:
     problem = KERNELS[name](Draw(batch=30, size=40, many=90, dtype=dtype, tau=0.0625))
     with blocks(block):
         usual = problem.found()
@@ -111,8 +109,8 @@ def test_neither_autocast_nor_the_fast_product_changes_it(
             with torch.autocast("cpu", torch.bfloat16):
                 automatic = problem.found()
             assert all(torch.equal(automatic[key], usual[key]) for key in usual)
-        monkeypatch.setattr(precision, "_fast_allowed", False)
-        slow = problem.found()
+        with precision.default_float32_products():
+            slow = problem.found()
     assert all(error(usual[key].double(), slow[key].double()) < 1e-5 for key in usual if key != "correct")
 
 

@@ -94,10 +94,8 @@ def check_command(words: list[str]) -> None:
         line = parse(words[1:])
         runs_of(line.layers, line.problems)
         assert not line.problems
-    elif words[0] == "xrep-eval":
-        module.build_parser(words[1]).parse_args(words[1:])
     else:
-        module.build_parser().parse_args(words[1:])
+        (module.build_parser().parse_args if words[0] == "xrep-sweep" else module.main.parse)(words[1:])
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)

@@ -149,8 +149,8 @@ def _members(annotation: Any) -> list[tuple[Any, str]]:
     """Return the types of a union with the range of each; empty if it has none."""
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     kinds = typing.get_args(annotation) if is_union else (annotation,)
-    ranged = [typing.get_args(kind) if typing.get_origin(kind) is Annotated else (kind, "") for kind in kinds]
-    return [(kind, interval) for kind, interval, *_ in ranged]
+    parts = [typing.get_args(kind) if typing.get_origin(kind) is Annotated else (kind,) for kind in kinds]
+    return [(kind, next((text for text in more if isinstance(text, str)), "")) for kind, *more in parts]
 
 
 def _lies_in(value: float, interval: str) -> bool:
@@ -229,8 +229,7 @@ def _class_node(module: str, qualified_name: str) -> ast.ClassDef:
 def _parsed(module: str) -> ast.Module:
     """Return the source text of a module, parsed; no statements if the text is missing or not valid Python."""
     try:
-        spec = importlib.util.find_spec(module)
-        loader: Any = spec.loader if spec else None
-        return ast.parse(loader.get_source(module) or "")
+        spec: Any = importlib.util.find_spec(module)  # of ``__main__`` that of the module which is run
+        return ast.parse(spec.loader.get_source(spec.name) or "")
     except (ImportError, SyntaxError, AttributeError, ValueError):
         return ast.Module([], [])

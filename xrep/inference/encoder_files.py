@@ -9,7 +9,7 @@ from typing import Any, Literal
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming
 from xrep.inference.graphs import FILES, Runtime, write_graph
-from xrep.inference.model_card import write_card
+from xrep.inference.model_card import check_card, write_card
 from xrep.interop.exported import write_huggingface, write_router, write_sentence_transformers
 from xrep.interop.sentence_modules import Prompts
 from xrep.models.projection import MeanOfSpaces
@@ -27,6 +27,7 @@ def write_encoder(encoder: Any, directory: Path, format: Format, address: str, *
     folders = {tower: tower if len(languages) > 1 else "." for tower in languages}
     routes = {code: folders[tower] for tower in languages for code in languages[tower] if len(languages) > 1}
     is_graph, lines, opens = format in FILES, dict[Path, str](), format != "hf"
+    check_card(encoder.fingerprint, card.get("license"), card.get("results", ()))
     with naming(directory), directory_aside(directory) as aside:
         for tower, folder in folders.items():
             opens &= _write_tower(encoder, tower, aside / folder, format, prompts)

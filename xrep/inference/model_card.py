@@ -51,19 +51,11 @@ def write_card(
         shown: What the template ``card.md.jinja`` shows besides: ``about`` the model, ``lines`` of Python that load it.
 
     Raises:
-        UserError: The licence is no identifier, a file has no results, or they are of a model with another fingerprint.
+        UserError: As ``check_card``.
     """
     from huggingface_hub import ModelCard, ModelCardData  # not above: it would delay each command that encodes
 
-    if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
-        problem = f"`license` {license!r} is not the identifier of a licence"
-        raise UserError(problem, cure="give one of the Hugging Face Hub, such as apache-2.0, cc-by-4.0 or other")
-    measured = [result for file in results for result in _results_in(Path(file))]
-    exported = fingerprint() if measured else ""
-    if others := {str(model["path"]) for model, _ in measured if model["fingerprint"] != exported}:
-        problem = f"`results` were measured on another model, {', '.join(sorted(others))}"
-        raise UserError(problem, cure="measure the model that is exported")
-    figures = [result for _, result in measured] or None
+    figures = check_card(fingerprint, license, results) or None
     card = ModelCardData(
         language=sorted(languages) or None,
         license=license,
@@ -76,6 +68,20 @@ def write_card(
     )
     shown |= {"name": name, "results": figures, "lacks_types": any(map(lacks_types, encoders))}
     ModelCard.from_template(card, template_path=str(TEMPLATE), **shown).save(directory / README)
+
+
+def check_card(fingerprint: Callable[[], str], license: str | None, results: Sequence[str | Path]) -> list[Any]:
+    """Return the results on a card, which a caller may do before the work. Raises UserError if the licence is no
+    identifier, a file has no results, or they are of a model with another fingerprint."""
+    if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
+        problem = f"`license` {license!r} is not the identifier of a licence"
+        raise UserError(problem, cure="give one of the Hugging Face Hub, such as apache-2.0, cc-by-4.0 or other")
+    measured = [result for file in results for result in _results_in(Path(file))]
+    exported = fingerprint() if measured else ""
+    if others := {str(model["path"]) for model, _ in measured if model["fingerprint"] != exported}:
+        problem = f"`results` were measured on another model, {', '.join(sorted(others))}"
+        raise UserError(problem, cure="measure the model that is exported")
+    return [result for _, result in measured]
 
 
 def _results_in(path: Path) -> Iterator[tuple[dict[str, Any], Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -17,28 +18,29 @@ from torch import Tensor
 from xrep.kernels.processor import fast_float32_is_exact, float32_precision, multiplies_bfloat16
 
 _LIBRARY_TYPES = torch.float32, torch.bfloat16
-_fast_allowed = True
+_fast_allowed = ContextVar("whether faster products than torch's default ones may be used", default=True)
 
 
 @contextmanager
 def default_float32_products() -> Iterator[None]:
     """Context manager in which float32 products on CPUs are torch's default ones, for comparisons or to debug."""
-    global _fast_allowed
-    before, _fast_allowed = _fast_allowed, False
+    before = _fast_allowed.set(False)
     try:
         yield
     finally:
-        _fast_allowed = before
+        _fast_allowed.reset(before)
 
 
 def allows_library(tensor: Tensor) -> bool:
     """Return whether oneDNN may be called directly for products of tensors like this one, in its own type."""
-    return _fast_allowed and tensor.device.type == "cpu" and layer_dtype(tensor) == tensor.dtype in _LIBRARY_TYPES
+    allowed = _fast_allowed.get() and tensor.device.type == "cpu"
+    return allowed and layer_dtype(tensor) == tensor.dtype in _LIBRARY_TYPES
 
 
 def takes_fast_product(tensor: Tensor) -> bool:
     """Return whether products of tensors like this one use the fast float32 product."""
-    return _fast_allowed and tensor.device.type == "cpu" and tensor.dtype == torch.float32 and fast_float32_is_exact()
+    allowed = _fast_allowed.get() and tensor.device.type == "cpu"
+    return allowed and tensor.dtype == torch.float32 and fast_float32_is_exact()
 
 
 def fast_products(tensor: Tensor):

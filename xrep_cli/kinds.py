@@ -1,0 +1,232 @@
+"""Kinds of options: how they are written, what is checked before the work, and options that several commands have."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from xrep.config.fields import Count
+from xrep.errors import UserError
+from xrep.files import check_output, is_stream, json_text, same_file, write_aside, write_json
+from xrep.interrupts import saving_nothing
+from xrep.jobs.work import Engine, number_from, share_of
+from xrep.precision import Precision
+from xrep.store import addresses
+from xrep.store.addresses import is_local
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """How a field is written, where its name and its type do not tell: ``Annotated[str, Option(metavar="CODE")]``."""
+
+    metavar: str = ""
+    help: str = ""
+    """What is said of every option of this kind, behind the string under the field."""
+    flag: str = ""
+    """Its name, such as ``-k``, if it is not that of the field."""
+    positional: bool = False
+    """Whether it is given without a name."""
+    nargs: str | int = ""
+    """Number of values, as in argparse; 1 for a list whose values are given one by one: ``--path a --path b``."""
+    const: Any = None
+    """The value of an option that is given without one, which ``nargs="?"`` permits."""
+    reads: Callable[[str], Sequence[str]] | None = None
+    """Function that returns the files to read which a value names."""
+    writes: Callable[[str], None] | None = None
+    """Function that raises UserError if the file that a value names, other than ``-``, cannot be written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Options that are fields of another dataclass, of which the command gets an instance.
+
+    A field that the command has itself is no second option: it gets the command's value.
+    """
+
+    title: str = ""
+    """Heading of their own group in the help."""
+    description: str | None = None
+    target: str = ""
+    """``module:Class`` of the dataclass, if importing it takes long; the type of the field is then ``Any``."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Names of options that are not those of their fields."""
+    without: Sequence[str] = ()
+    """Fields that are no options and keep their defaults."""
+
+
+# -- options that several commands have -------------------------------------------------------------------------------
+
+
+def itself(file: str) -> Sequence[str]:
+    return [file]
+
+
+def bitext_files(text: str) -> Sequence[str]:
+    """Return the files of parallel text, which is written as ``de-en=x.de,x.en``."""
+    from xrep.text.readers import parse_bitext
+
+    return parse_bitext(text).paths
+
+
+def check_anywhere(file: str) -> None:
+    """Raise UserError if a file on this machine cannot be written."""
+    if is_local(file):
+        check_output(file)
+
+
+TEXT_HELP = (
+    "Text with one sentence per line, or .jsonl, .csv, .parquet, .tmx, .xlf (FILE:FIELD names the field), or a .zip of "
+    "these; also .gz, .bz2, .xz and .zst; - reads standard input."
+)
+ENCODER_HELP = (
+    "A checkpoint, a directory of Hugging Face or sentence-transformers, or a name in the local Hugging Face cache."
+)
+InputFile = Annotated[str, Option(metavar="FILE", reads=itself)]
+InputFiles = Annotated[list[str], Option(metavar="FILE", reads=itself)]
+TextFile = Annotated[str, Option(metavar="FILE", help=TEXT_HELP, reads=itself)]
+OutputFile = Annotated[str, Option(metavar="FILE", writes=check_output)]
+JsonFile = Annotated[str, Option(metavar="FILE", nargs="?", const="-", writes=check_anywhere)]
+EncoderPath = Annotated[str, Option(metavar="ENCODER", help=ENCODER_HELP)]
+Language = Annotated[str, Option(metavar="CODE")]
+PROCESSES = Part(title="several processes", description="xrep-jobs status tells how far they are")
+Jobs = Annotated[Engine, PROCESSES]
+
+
+@dataclass(kw_only=True)
+class Plugins:
+    plugin: Annotated[list[str], Option(metavar="MODULE", nargs=1)] = field(default_factory=list)
+    """Import this module, which registers parts, such as the model (repeatable)."""
+
+
+@dataclass(kw_only=True)
+class Device(Plugins):
+    device: str | None = None
+    """cpu, cuda, cuda:1 and so on (default: a GPU if there is one)."""
+
+
+@dataclass(kw_only=True)
+class Computing(Device):
+    precision: Precision = "float32"
+    """Type in which the model computes; bf16 (bfloat16) is faster on GPUs and on most CPUs that have instructions for
+    it (AMX, AVX512-BF16), fp16 (float16) is for GPUs, int8 is for CPUs and faster than float32, and than bf16 where
+    there is no AMX."""
+
+
+@dataclass(kw_only=True)
+class Batches:
+    batch_tokens: Count = 4096
+    """Number of subwords that the encoder reads at once."""
+
+
+@dataclass(kw_only=True)
+class Summary:
+    json: JsonFile | None = None
+    """Write a summary as JSON to this file; without a name, or with -, print it on standard output."""
+
+
+# -- checks before the work ---------------------------------------------------------------------------------------
+
+
+def choose_device(named: str | None, program: str, precision: str) -> str:
+    """Return the named device, or else a GPU if there is one (one for each process of several), or else the CPU. Print
+    a line on stderr if the precision is not faster than float32 there. Raises UserError if this machine has no such
+    device."""
+    import torch
+
+    from xrep.kernels.processor import SLOW_BFLOAT16, multiplies_bfloat16
+
+    several = number_from(os.environ, "WORLD_SIZE", 1) > 1
+    gpu = f"cuda:{number_from(os.environ, 'LOCAL_RANK', 0)}" if several else "cuda"
+    device = named or (gpu if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=device).item()  # the device "meta" makes tensors, but they hold nothing
+    except (RuntimeError, AssertionError, ImportError):  # torch without CUDA raises an AssertionError
+        cure = "choose another `device`, such as cpu"
+        cure += ", or start no more processes than there are GPUs" if several else ""
+        raise UserError(f"{device} is not a device of this machine", cure=cure) from None
+    if precision in ("bf16", "bfloat16") and device == "cpu" and not multiplies_bfloat16():
+        print(f"{program}: {SLOW_BFLOAT16}", file=sys.stderr)
+    return device
+
+
+def check_outputs(outputs: Mapping[str, str | None], inputs: Mapping[str, Sequence[str]]) -> None:
+    """Raise UserError if a file to write is one that is read, or to be written for another option, too; or if more than
+    one goes to standard output. Both are named by their options; None is no file."""
+    written = {name: file for name, file in outputs.items() if file is not None}
+    if len(printed := [name for name, file in written.items() if file == "-"]) > 1:
+        raise UserError(f"{' and '.join(printed)} both go to standard output", cure="name a file for one of them")
+    taken = [(name, file) for name, files in inputs.items() for file in files]
+    for name, file in written.items():
+        for other, its_file in taken if not is_stream(file) else ():
+            if "-" not in (file, its_file) and same_file(file, its_file):
+                raise UserError(f"{name} is the same file as {other}", path=file, cure="choose another name")
+        taken.append((name, file))
+
+
+def check_text(files: Sequence[str], lang: str | None, **options: Any) -> None:
+    """Report errors at the beginning of a text before a model is loaded."""
+    from xrep.text.readers import read_text
+
+    for file in files:
+        if not is_streamed(file):
+            next(read_text(file, lang, **options), None)
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+
+def is_streamed(output: str) -> bool:
+    """Return whether an output goes to standard output, a device or a pipe, so that no later command can resume it."""
+    return output == "-" or (is_local(output) and is_stream(output))
+
+
+@contextmanager
+def output_file(named: str, engine: Engine | None = None) -> Iterator[str]:
+    """Context manager that yields the path to write to: the file itself or, for ``-``, a device or a pipe, a temporary
+    one that is copied there if the block succeeds. After Ctrl-C nothing of that is left, and the message says so.
+    Raises UserError if several processes of an engine would write one stream."""
+    if not is_streamed(named):
+        yield named
+        return
+    if engine is not None and share_of(engine).count > 1:
+        raise UserError(f"several processes cannot write one stream: {named}", cure="name a file as `output`")
+    with write_aside("/dev/stdout" if named == "-" else named) as aside, saving_nothing():
+        yield str(aside)
+
+
+@contextmanager
+def text_writer(output: str) -> Iterator[Callable[[str], object]]:
+    """Context manager that yields a function to write text with: into a file, which appears if the block succeeds, or
+    at once to standard output, a device or a pipe; in UTF-8, whatever the locale says."""
+    streamed = is_streamed(output)
+    with nullcontext(output) if streamed else write_aside(output) as path:
+        opened = nullcontext(sys.stdout.buffer) if output == "-" else open(path, "ab" if streamed else "wb")
+        with opened as file:
+            yield lambda text: (file.write(text.encode()), file.flush())
+
+
+def write_summary(values: Any, file: str | None) -> None:
+    """Write what ``--json`` asks for: a file, or ``-`` for standard output; None writes nothing."""
+    if file == "-":
+        print(json_text(values), end="")
+    elif file is not None and not is_local(file):
+        addresses.write(file, json_text(values).encode())
+    elif file is not None:
+        write_json(file, values)
+
+
+SHARE_DONE = "nothing is left to do here: another process of this job writes the output, or has written it"
+"""What a command says that shared its work with others, which complete it."""
+
+
+def tell(said: str, output: str, path: object, summary: Mapping[str, Any], json: str | None) -> None:
+    """Print a line about the output that was written, with its ``path``, and write its summary as ``--json`` says. What
+    may be mixed with the output or the summary on standard output is printed on stderr, or not at all."""
+    streamed = is_streamed(output)
+    write_summary({**summary, "path": output if streamed else path}, json)
+    if json != "-":
+        print(said if streamed else f"{said}: {path}", file=sys.stderr if streamed else sys.stdout)
