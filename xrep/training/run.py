@@ -15,7 +15,6 @@ from torch import nn
 
 from xrep import __version__
 from xrep.config import RunConfig, completed, say_ignored
-from xrep.config.yaml_files import flat
 from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
 from xrep.files import digests_of, write_aside, write_json
@@ -79,7 +78,7 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
                 stack.enter_context(_own(directory, run))
         torch.manual_seed(run.seed)
         task = world.in_turn(lambda: _make_task(run))
-        check_equal(world, {**flat(run.values), "data": task.fingerprint(), "version": __version__})
+        check_equal(world, {**run.values, "data": task.fingerprint(), "version": __version__})
         checkpoints = Checkpoints(run.configs["checkpoint"], directory)
         with world.together():
             task.check_size(world.size)
