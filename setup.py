@@ -70,6 +70,7 @@ setup(
         "tqdm>=4.65",
         "huggingface_hub>=0.24",  # tokenizers brings it
         "jinja2>=3.1",  # torch brings it
+        "shtab>=1.7",
     ],
     extras_require={
         "plot": PLOT,

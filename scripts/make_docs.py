@@ -14,8 +14,6 @@ import contextlib
 import functools
 import importlib
 import inspect
-import io
-import os
 import re
 import tempfile
 import textwrap
@@ -23,6 +21,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from xrep.config import FIXED_SECTIONS
+from xrep.config.layers import CHOICES
 from xrep.files import write_aside
 from xrep.registry import REGISTRIES
 from xrep_cli.xrep import COMMANDS, help_text
@@ -132,21 +132,24 @@ def parser_of(name: str, *arguments: str) -> argparse.ArgumentParser:
 def body(parser: argparse.ArgumentParser) -> str:
     """Return description, options and epilog of a parser."""
     texts = [f"```text\n{parser.description.strip()}\n```\n"] if parser.description else []
-    formatter = parser._get_formatter()
-    for group in parser._action_groups:
-        entries = []
-        for action in group._group_actions:
-            if isinstance(action, argparse._SubParsersAction):
-                entries += [entry(choice.dest, choice.help or "") for choice in action._choices_actions]
-            elif not isinstance(action, argparse._HelpAction):
-                needed = " (required)" if action.required and action.option_strings else ""
-                option, text = formatter._format_action_invocation(action), formatter._expand_help(action)
-                entries.append(entry(option, text, needed))
-        if entries:
-            title = (group.title or "").capitalize()
-            texts.append(f"{title}{f' ({group.description})' if group.description else ''}:\n\n{''.join(entries)}")
+    texts += [section(parser, group) for group in parser._action_groups]
     texts += [f"```text\n{parser.epilog.strip()}\n```\n"] if parser.epilog else []
-    return "\n".join(texts)
+    return "\n".join(filter(None, texts))
+
+
+def section(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> str:
+    """Return the title and the options of a group; empty if it has none."""
+    formatter, entries = parser._get_formatter(), []
+    for action in group._group_actions:
+        if isinstance(action, argparse._SubParsersAction):
+            entries += [entry(choice.dest, choice.help or "") for choice in action._choices_actions]
+        elif not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS:
+            needed = " (required)" if action.required and action.option_strings else ""
+            option, text = formatter._format_action_invocation(action), formatter._expand_help(action)
+            entries.append(entry(option, text, needed))
+    title = (group.title or "").capitalize()
+    about = f" ({group.description})" if group.description else ""
+    return f"{title}{about}:\n\n{''.join(entries)}" if entries else ""
 
 
 def entry(option: str, text: str, needed: str = "") -> str:
@@ -157,50 +160,29 @@ def entry(option: str, text: str, needed: str = "") -> str:
 
 
 def train_page() -> str:
-    head, _ = train_help()
-    usage, description, *rest = head.strip().split("\n\n")
-    text = "\n\n".join([description, usage, *rest])
-    text = f"# xrep-train\n\n```text\n{text}\n```\n\n{TRAIN}"
-    for kind, registry in REGISTRIES.items():
-        option = f"--{kind.replace('_', '-')}"
-        for name in registry.names() if f"\n  {option} NAME" in head else []:
-            title = f"{kind} {name}"
-            text += section(title, train_help(option, name)[1].get(title, ["It has no options."]))
+    """Return the page of xrep-train, whose help has the options of the chosen parts."""
+    parser = parser_of("train")
+    chosen = [group for group in parser._action_groups if group.title in ("options", "parts to choose")]
+    summary, others = str(parser.description).split("\n\n", 1)
+    texts = [f"# xrep-train\n\n```text\n{summary}\n\nusage: {parser.usage}\n\n{others}\n```\n\n{TRAIN}"]
+    texts += [section(parser, group) for group in chosen]
+    for kind in CHOICES:
+        for name in REGISTRIES[kind].names():
+            option = f"--{kind.replace('_', '-')}"
+            texts.append(part(parser_of("train", option, name), f"{kind} {name}"))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "parts.yaml"
         path.write_text("parts: [{name: NAME, task: bitext, criterion: dual_moco}]\n", encoding="utf-8")
-        sections = train_help("--config", str(path))[1]
-    return text + "".join(section(title, lines) for title, lines in sections.items() if " " not in title)
+        parser = parser_of("train", "--config", str(path))
+    fixed = [*FIXED_SECTIONS, "parts.NAME", "run"]
+    return "\n".join([*texts, *(part(parser, title) for title in fixed)])
 
 
-def train_help(*arguments: str) -> tuple[str, dict[str, list[str]]]:
-    """Return the help of ``xrep-train`` up to the options of parts, and the lines of each section below its title."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), mock.patch.dict(os.environ, {"COLUMNS": "120"}):
-        importlib.import_module("xrep_cli.train").main([*arguments, "--help"])
-    head, sections, lines = "", {}, None
-    for line in printed.getvalue().splitlines():
-        if title := re.match(r"(?!usage)([\w.]+(?: \w+)?):(?: |$)", line):
-            lines = sections.setdefault(title[1], [line[title.end() :]])
-        elif lines is None:
-            head += f"{line}\n"
-        else:
-            lines.append(line)
-    return head, sections
-
-
-def section(title: str, lines: list[str]) -> str:
-    """Return a section of options, whose first lines are the summary of the part."""
-    paragraphs: list[str] = []
-    for line in lines:
-        if option := re.match(r"  (--[\w-]+|[\w.]+=) \S+", line):
-            paragraphs.append(f"- `{option[0].strip()}`: {line[option.end() :].strip()}")
-        elif not paragraphs:
-            paragraphs.append(line)
-        else:
-            paragraphs[-1] = f"{paragraphs[-1].rstrip()} {line.strip()}"
-    summary, *options = [paragraph.strip().replace("<", r"\<") for paragraph in paragraphs]
-    return "\n\n".join(filter(None, [f"\n## {title}", summary, "\n".join(options)])) + "\n"
+def part(parser: argparse.ArgumentParser, title: str) -> str:
+    """Return the options of one part below its title."""
+    group = next(group for group in parser._action_groups if group.title == title)
+    options = section(parser, group).partition(":\n\n")[2] if group._group_actions else ""
+    return f"## {title}\n\n{group.description}\n\n{options.strip() or 'It has no options.'}\n"
 
 
 # -- the reference of the Python interface ----------------------------------------------------------------------------

@@ -31,8 +31,8 @@ from typing import Any
 
 from replicate_results import Measured, plot, results, to_markdown
 
-from xrep.config.sections import expand, merge
-from xrep.config.yaml_files import load_yaml, to_yaml
+from xrep.config import flat, over, to_yaml
+from xrep.config.layers import load_yaml
 from xrep.errors import UserError
 from xrep.files import write_aside, write_json
 from xrep_cli.command import console_script
@@ -122,7 +122,7 @@ class Runner:
                 self.measure(found, seed, str(model), place / f"seed{seed}.measured", label)
         else:
             layers = [self.effect.get("options", {}), options, values.get("options", {})]
-            recipe = functools.reduce(merge, map(expand, layers))
+            recipe = functools.reduce(over, map(flat, layers))
             with write_aside(place / "recipe.yaml") as aside:
                 aside.write_text(self.filled([to_yaml(recipe)])[0], encoding="utf-8")
             grid = values.get("grid", self.effect.get("grid", {}))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from xrep.config import SECTIONS, TOP_LEVEL, compose, merge, read_yaml
+from xrep.config import SECTIONS, TOP_LEVEL, compose, flat, nested, over, read_yaml
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.multitask import Multitask
 from xrep.criteria.translation_ranking import TranslationRanking
@@ -18,7 +18,7 @@ from xrep.tasks.mixture import MixtureTask
 
 TEXT = """
 parts:
-- {task: bitext, criterion: {name: dual_moco, queue_size: 64}, batch_size: 16}
+- {task: {name: bitext, batch_size: 16}, criterion: {name: dual_moco, queue_size: 64}}
 - {task: {name: bitext, data: news}, criterion: dual_moco, weight: 0.5}
 - {name: rank, task: bitext, criterion: {name: translation_ranking, temperature: 0.1}}
 optimizer: {lr: 1e-3}
@@ -33,13 +33,14 @@ def layer(tmp_path, text: str = TEXT, name: str = "c.yaml") -> tuple[str, dict[s
 def problems(*layers: tuple[str, dict[str, Any]]) -> list[str]:
     with pytest.raises(ConfigError) as error:
         compose(list(layers))
-    return error.value.problems
+    return [problem.removeprefix("c.yaml: ") for problem in error.value.problems]
 
 
 def test_parts_are_one_task_and_one_criterion_to_the_trainer(tmp_path):
     run = compose([layer(tmp_path)])
-    assert list(run.values) == ["parts", "mixing", *(s for s in SECTIONS if s not in ("task", "criterion")), *TOP_LEVEL]
-    assert [list(part) for part in run.values["parts"]] == [["name", "task", "criterion", "weight", "proportion"]] * 3
+    saved = nested(run.values)
+    assert list(saved) == ["parts", *(s for s in SECTIONS if s not in ("task", "criterion")), *TOP_LEVEL, "mixing"]
+    assert [list(part) for part in saved["parts"]] == [["name", "task", "criterion", "weight", "proportion"]] * 3
     assert run.classes["task"] is MixtureTask and run.classes["criterion"] is Multitask
     assert set(run.configs) == set(run.classes) == set(SECTIONS)
     tasks, criteria = run.configs["task"].parts, run.configs["criterion"].parts
@@ -66,7 +67,7 @@ def test_parts_are_one_task_and_one_criterion_to_the_trainer(tmp_path):
 def test_without_a_choice_validation_fits_the_tasks(tmp_path, text, name):
     """With bitext, validation searches for translations; inference data has none."""
     run = compose([layer(tmp_path, text)])
-    assert run.values["validation"]["name"] == name and REGISTRIES["validation"].load(name) is run.classes["validation"]
+    assert run.values["validation.name"] == name and REGISTRIES["validation"].load(name) is run.classes["validation"]
     assert compose([layer(tmp_path, run.to_yaml())]) == run
 
 
@@ -74,7 +75,7 @@ def test_saved_parts_give_the_same_run(tmp_path):
     run = compose([layer(tmp_path, TEXT + "mixing: proportion\n"), ("", {"parts": {"rank": {"proportion": 3}}})])
     again = compose([layer(tmp_path, run.to_yaml(), "saved.yaml")])
     assert again == run and again.to_yaml() == run.to_yaml()
-    assert yaml.safe_load(run.to_yaml()) == run.values
+    assert flat(yaml.safe_load(run.to_yaml())) == run.values
     single = compose([layer(tmp_path, "{task: bitext, criterion: dual_moco}")])
     assert compose([layer(tmp_path, single.to_yaml())]) == single and single.label == "bitext-dual_moco"
     assert single.data == [] and "parts" not in single.values
@@ -82,42 +83,38 @@ def test_saved_parts_give_the_same_run(tmp_path):
 
 def test_a_list_replaces_parts_and_a_mapping_changes_them(tmp_path):
     lower = layer(tmp_path)[1]
-    changed = merge(lower, {"parts": {"rank": {"weight": 2, "criterion": {"temperature": 1}}, "0": {"weight": 3}}})
-    assert [part.get("weight") for part in changed["parts"]] == [3, 0.5, 2]
-    assert changed["parts"][2]["criterion"] == {"name": "translation_ranking", "temperature": 1}
-    other = merge(lower, {"parts": {"dual_moco": {"criterion": {"name": "translation_ranking"}}}})
-    assert other["parts"][0]["criterion"] == {"name": "translation_ranking"}
-    assert merge(lower, {"parts": [{"name": "new"}]})["parts"] == [{"name": "new"}]
-    assert lower == layer(tmp_path)[1]
+    changed = over(lower, flat({"parts": {"rank": {"weight": 2, "criterion": {"temperature": 1}}}}))
+    assert changed == {**lower, "parts.rank.weight": 2, "parts.rank.criterion.temperature": 1}
+    other = over(lower, flat({"parts": {"dual_moco": {"criterion": "translation_ranking"}}}))
+    assert "parts.dual_moco.criterion.queue_size" not in other
+    assert over(lower, flat({"parts": [{"name": "new"}]})) == {"parts": ["new"], "optimizer.lr": 1e-3}
 
 
 def test_all_problems_of_all_parts_are_told_together(tmp_path):
     text = """
     mixing: both
     parts:
-    - {task: bitext, criterion: {name: dual_moco, momentum: 7, alpha: 1}, batch_size: 0}
+    - {task: {name: bitext, batch_size: 0}, criterion: {name: dual_moco, momentum: 7, alpha: 1}}
     - {name: rank, task: {name: bitex}, criterion: translation_ranking, wieght: 2, weight: -1, proportion: x}
-    - {name: none, criterion: 5, task: {name: bitext, batch_size: 3}, batch_size: 4}
+    - {name: none, task: bitext}
     seed: -1
     """
-    found = problems(layer(tmp_path, text), ("my.yaml", {"parts": {"rnk": {"weight": 1}, "3": {}, "rank": 5}}))
-    unknown = "unknown key parts.dual_moco.criterion.alpha; known: "
-    assert [line if not line.startswith(unknown) else unknown for line in found] == [
-        "my.yaml: there is no part 'rnk'; did you mean 'rank'?",
-        "my.yaml: there is no part '3'; known: dual_moco, rank, none",
-        "my.yaml: parts.rank must be a mapping of options, not 5",
-        "parts.none.criterion must be a mapping of options, not 5",
-        "parts.none.batch_size is short for parts.none.task.batch_size; give only one of them",
+    found = problems(layer(tmp_path, text))
+    assert [line.partition("; known: ")[0] for line in found] == [
         "parts.dual_moco.task.batch_size must be at least 1, not 0",
-        unknown,
         "parts.dual_moco.criterion.momentum must lie in [0, 1], not 7.0",
         "parts.rank.task: unknown task 'bitex'; did you mean 'bitext'?",
         f"no parts.none.criterion is chosen; set `parts.none.criterion` to one of {', '.join(CRITERIA.names())}",
-        "unknown key parts.rank.wieght; did you mean 'weight'?",
-        "parts.rank.proportion must be a finite number or none, not 'x'",
         "parts.rank.weight must be above 0, not -1.0",
+        "parts.rank.proportion must be a finite number or none, not 'x'",
+        "seed must be at least 0, not -1",
         "mixing must be weight or proportion, not 'both'",
-        "seed must lie in [0, 2**63), not -1",
+        "unknown key parts.dual_moco.criterion.alpha",
+        "unknown key parts.rank.wieght; did you mean 'weight'?",
+    ]
+    changes = "my.yaml", {"parts": {"rnk": {"weight": 1}}}
+    assert problems(layer(tmp_path), changes) == [
+        "my.yaml: unknown key parts.rnk.weight; did you mean 'parts.rank.weight'?"
     ]
 
 
@@ -125,11 +122,9 @@ def test_all_problems_of_all_parts_are_told_together(tmp_path):
     ("text", "message"),
     [
         (TEXT + "task: bitext\n", "a run has either parts or one task and criterion, but task is given beside parts"),
-        ("parts: [bitext]", "parts must be a list of {task: ..., criterion: ...}"),
-        ("{task: bitext, criterion: dual_moco, mixing: weight}",
-         "mixing is for a run with several parts; name several parts, or remove it"),
+        ("parts: [3]", "parts must be a list of the values of each item: [{task: ..., criterion: ...}, ...]"),
         ("parts: [{name: a.b, task: bitext, criterion: dual_moco}]",
-         "'a.b' cannot be the name of a part; use letters, digits and _, beginning with a letter or _"),
+         "'a.b' cannot be one of the parts; use letters, digits and _"),
         ("parts: [{name: a, task: bitext, criterion: dual_moco}, {name: a, task: bitext, criterion: dual_moco}]",
          "two parts are named 'a'; rename one"),
         ("parts: [{name: training, task: bitext, criterion: dual_moco}]",

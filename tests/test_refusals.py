@@ -37,7 +37,7 @@ USUAL = {
 REFUSALS = r"""
 xrep trian                                   | there is no command 'trian'; did you mean 'train'?
 xrep banana                                  | there is no command 'banana'; known: train, eval,
-xrep completion tcsh                         | no completion for 'tcsh'; write xrep completion bash, or zsh or fish
+xrep completion csh                          | no completion for 'csh'; write xrep completion bash, or zsh, tcsh
 
 data get ../../etc/passwd                    | unknown corpus or pretrained encoder '../../etc/passwd'
 data get un --print-path                     | xrep cannot fetch un for you; join and unpack the parts
@@ -47,25 +47,25 @@ train --criterion dual_moco                  | no task is chosen; set --task to 
 train bin --task bitext                      | no criterion is chosen; set --criterion to one of classification,
 train ... --criterion dual_moko              | unknown criterion 'dual_moko'; did you mean 'dual_moco'?
 train ... --task bitex                       | unknown task 'bitex'; did you mean 'bitext'?
-train ... --learning-rate 1                  | unknown option --learning-rate; --lr is the option for that
+train ... --learning-rate 1                  | unknown option --learning-rate; --help lists the options
 train ... --tempratur 1                      | unknown option --tempratur; did you mean '--temperature'?
-train ... --towers                           | --towers needs a value
-train ... criterion.temprature=1             | unknown key criterion.temprature; did you mean 'temperature'?
-train ... optimiser.lr=1                     | unknown section 'optimiser'; did you mean 'optimizer'?
+train ... --towers                           | argument --towers: expected one argument
+train ... criterion.temprature=1             | did you mean '--criterion.temperature'?
+train ... optimiser.lr=1                     | unknown option optimiser.lr; did you mean '--optimizer.lr'?
 train ... --max-steps many                   | trainer.max_steps must be an integer or none, not 'many'
-train ... --max-steps 1e30                   | trainer.max_steps must be an integer between
+train ... --max-steps 1e30                   | trainer.max_steps must be an integer or none
 train ... --lr -1                            | optimizer.lr must be at least 0, not -1.0
 train ... --temperature nan                  | criterion.temperature must be a finite number, not 'nan'
 train ... --temperature 0                    | criterion.temperature must lie in [0.0001, 10000], not 0.0
 train ... --directions sideways              | criterion.directions must be both or forward, not 'sideways'
 train ... --dropout 1.5                      | model.dropout must lie in [0, 1), not 1.5
 train ... --heads 5                          | hidden_size 32 is not divisible by heads 5
-train ... --save-dir=                        | checkpoint.save_dir must be a string of at least one character
+train ... --save-dir=                        | checkpoint.save_dir must be a string
 train ... --device meta                      | trainer.device must be auto, cpu or cuda, not 'meta'
 train ... --criterion dual_moco --queue-size -5 | criterion.queue_size must be at least 0, not -5
 train ... --criterion dual_moco --queue-size 1000000000000 | GB of memory, and this machine has
 train ... --criterion mlm --mask-rate 0      | criterion.mask_rate must lie in (0, 1), not 0.0
-train ... --criterion dap --pivot-language=  | criterion.pivot_language must be a string of at least one
+train ... --criterion dap --pivot-language=  | criterion.pivot_language must be a string
 train ... --criterion hictl --slack 1        | criterion.slack must lie in (0, 1), not 1.0
 train ... --criterion nli                    | the criterion reads labelled pairs, and the task gives translations
 train ... --task translation                 | unknown option --towers
@@ -77,8 +77,8 @@ train ... --validation sts                   | validation.sts_path has no defaul
 train ... --config broken.yaml               | broken.yaml:2: not a valid configuration: did not find expected node
 train ... --config twice.yaml                | twice.yaml:3: not a valid configuration: found duplicate key seed
 train ... --config list.yaml                 | list.yaml: is not a mapping of sections; write for example 'task: bitext'
-train --config parts.yaml                    | parts must be a list of {task: ..., criterion: ...}
-train ... --config stages.yaml                | stages must be a list of the values of each stage
+train --config parts.yaml                    | parts must be a list of the values of each item
+train ... --config stages.yaml                | stages must be a list of the values of each item
 train ... --config absent.yaml               | absent.yaml: no such file; name an existing YAML file
 train ... --config dir                       | dir: Is a directory
 train ... --init absent                      | absent: no such checkpoint; name a directory such as RUN/best or RUN/last
@@ -177,7 +177,7 @@ mine ... --neighbours 41                     | lower --neighbours to 40, or give
 mine ... --neighbours 0                      | argument --neighbours: must be at least 1, not 0
 mine ... --gpus-per-worker 0.5               | --gpus-per-worker is an option of Ray; add --engine ray, or leave it out
 mine ... --threshold nan                     | argument --threshold: must be a finite number or none, not 'nan'
-mine ... --index-gigabytes 0                 | --index-gigabytes must be above 0, not 0.0
+mine ... --index-gigabytes 0                 | argument --index-gigabytes: must be above 0, not 0.0
 mine ... --index tree                        | --index tree is not possible: could not parse index string tree
 mine ... --output mined.tsv                  | mined.tsv.job: not the folder of an unfinished command; rename
 mine ... --output x.npy                      | x.npy: --output is the same file as --source-vectors
@@ -193,6 +193,7 @@ search query index Hund -k 0                 | argument -k: must be at least 1, 
 search query index Hund --path two           | index: its vectors were made by another encoder
 search query index Hund --probes 0           | argument --probes: must be at least 1, not 0
 search add index --input absent              | absent: no such file
+search add index --input de.txt --index x    | unrecognized arguments: --index x; xrep-search add --help lists
 search build ... --input blank.tsv           | blank.tsv: no sentence in it; give a text with sentences
 search build ... --input empty.txt           | empty.txt: the file is empty
 search build ... --output dir                | dir: exists and is not empty
@@ -212,11 +213,11 @@ generate ... --output dir                    | dir: is a folder already
 generate ... --output de.txt                 | --output is the same file as --input
 generate ... --reference absent              | absent: no such file; check the name
 generate ... --json s.json                   | --json without scores to write; give --reference FILE
-generate ... --beam 0                        | --beam must be at least 1, not 0
+generate ... --beam 0                        | argument --beam: must be at least 1, not 0
 generate ... --nbest 6                       | --nbest 6 is more than the 5 hypotheses of the beam
 generate ... --sampling-topk 5               | --sampling-topk is an option of sampling, which is off
-generate ... --sampling --sampling-topp 1.5  | --sampling-topp must lie in (0, 1], not 1.5
-generate ... --sampling --temperature 0      | --temperature must be above 0, not 0.0
+generate ... --sampling --sampling-topp 1.5  | argument --sampling-topp: must lie in (0, 1], not 1.5
+generate ... --sampling --temperature 0      | argument --temperature: must be above 0, not 0.0
 generate ... --lenpen nan                    | argument --lenpen: must be a finite number
 generate ... --min-length 9                  | --min-length 9 is more than the greatest length 5
 generate ... --max-tokens 0                  | argument --max-tokens: must be at least 1, not 0

@@ -32,46 +32,43 @@ ConsoleScript = Callable[..., int]
 
 
 def console_script(program: str) -> Callable[[Callable[[Sequence[str]], None]], ConsoleScript]:
-    """Turn ``function(argv)`` into an entry point that returns an exit code; ``program`` is the name in its errors.
+    """Turn ``function(argv)`` into an entry point; ``program`` is the name in its errors. See ``exit_code``."""
+    return lambda function: functools.partial(exit_code, program, function)
+
+
+def exit_code(program: str, function: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> int:
+    """Call ``function(argv)``, by default with ``sys.argv``, and return the exit code of the program.
 
     ``UserError``, file-system errors (a full disk, no permission) and a lack of memory are printed as one line on
     stderr, with exit code 2, ``TrainingError`` with exit code 1. Ctrl-C gives exit code 130, a closed pipe (``| head``)
     141, and another signal that ends a command before its work is done 128 + its number. Any other exception is a bug
     and keeps its traceback.
     """
-
-    def decorate(function: Callable[[Sequence[str]], None]) -> ConsoleScript:
-        @functools.wraps(function)
-        def main(argv: Sequence[str] | None = None) -> int:
-            if isinstance(sys.stdout, io.TextIOWrapper):  # what the terminal cannot show becomes an escape
-                sys.stdout.reconfigure(errors="backslashreplace")
-            message, code = "", 0
-            try:
-                try:
-                    function(sys.argv[1:] if argv is None else list(argv))
-                finally:  # also after --help
-                    sys.stdout.flush()
-            except BrokenPipeError:
-                code = 141
-            except KeyboardInterrupt as stop:  # Interrupted says what is saved
-                message, code = "; ".join(filter(None, ["interrupted", str(stop)])), 130
-            except (TrainingError, UserError) as error:
-                message, code = str(error), 1 if isinstance(error, TrainingError) else 2
-            except OSError as error:
-                message, code = ": ".join(filter(None, [error.filename, error.strerror or str(error)])), 2
-            except MemoryError as error:
-                message, code = f"not enough memory ({error or 'without details'}); use less at once, or less data", 2
-            for line in message.split("\n") if message else ():
-                print(f"{program}: error: {line}", file=sys.stderr)
-            try:  # Python writes what a command that failed has left in the buffer of stdout, which may fail again
-                sys.stdout.flush()
-            except OSError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return code
-
-        return main
-
-    return decorate
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what the terminal cannot show becomes an escape
+        sys.stdout.reconfigure(errors="backslashreplace")
+    message, code = "", 0
+    try:
+        try:
+            function(sys.argv[1:] if argv is None else list(argv))
+        finally:  # also after --help
+            sys.stdout.flush()
+    except BrokenPipeError:
+        code = 141
+    except KeyboardInterrupt as stop:  # Interrupted says what is saved
+        message, code = "; ".join(filter(None, ["interrupted", str(stop)])), 130
+    except (TrainingError, UserError) as error:
+        message, code = str(error), 1 if isinstance(error, TrainingError) else 2
+    except OSError as error:
+        message, code = ": ".join(filter(None, [error.filename, error.strerror or str(error)])), 2
+    except MemoryError as error:
+        message, code = f"not enough memory ({error or 'without details'}); use less at once, or less data", 2
+    for line in filter(None, message.split("\n")):
+        print(f"{program}: error: {line}", file=sys.stderr)
+    try:  # Python writes what a command that failed has left in the buffer of stdout, which may fail again
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
 
 
 @contextmanager
@@ -193,7 +190,7 @@ class Command:
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
         """Run the command, and return its exit code."""
-        return console_script(self.name.partition(" ")[0])(self._main)(argv)
+        return exit_code(self.name, self._main, argv)
 
     def _main(self, argv: Sequence[str]) -> None:
         # torch and oneDNN each store what they compile for the last 1,024 sizes of a product, at over a megabyte each.
@@ -273,7 +270,4 @@ class Command:
                 if value != "-":
                     how.writes(value)
         kinds.check_outputs(outputs, inputs)
-        if "processes" in own:
-            streams = [file for name, file in outputs.items() if name != "`json`"]
-            kinds.check_shared(own["processes"], streams, [file for files in inputs.values() for file in files])
         return self.options(**own)

@@ -64,7 +64,7 @@ def run(options: Options) -> None:
     sources = matching(options.input)
     kinds.check_text(sources, options.lang)
     encoder = SentenceEncoder.load(options.path, device=options.device, dtype=options.precision)
-    with kinds.output_file(options.output) as path:
+    with kinds.output_file(options.output, options.processes) as path:
         done = encode_file(
             encoder,
             sources,

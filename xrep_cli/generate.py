@@ -63,9 +63,7 @@ class Options(kinds.Computing, kinds.Summary):
     """Number of lines read and sorted by length at once."""
     jsonl: bool = False
     """Write JSON lines, described below."""
-    reference: Annotated[list[str], kinds.Option(metavar="FILE", reads=lambda file: [file])] = field(
-        default_factory=list
-    )
+    reference: kinds.InputFiles = field(default_factory=list)
     """Reference translations: print BLEU, chrF and BLEU of multi-bleu.perl (which does not tokenise: give it tokenised
     text)."""
     search: Annotated[SearchOptions, kinds.Part(flags=FLAGS)]

@@ -61,18 +61,15 @@ class Part:
 # -- options that several commands have -------------------------------------------------------------------------------
 
 
+def itself(file: str) -> Sequence[str]:
+    return [file]
+
+
 def bitext_files(text: str) -> Sequence[str]:
     """Return the files of parallel text, which is written as ``de-en=x.de,x.en``."""
     from xrep.text.readers import parse_bitext
 
     return parse_bitext(text).paths
-
-
-def check_here(file: str) -> None:
-    """Raise UserError if a file cannot be written, or is in an object store."""
-    if not is_local(file):
-        raise UserError("cannot be in an object store", path=file, cure="write it to this machine, and copy it")
-    check_output(file)
 
 
 def check_anywhere(file: str) -> None:
@@ -88,9 +85,10 @@ TEXT_HELP = (
 ENCODER_HELP = (
     "A checkpoint, a directory of Hugging Face or sentence-transformers, or a name in the local Hugging Face cache."
 )
-InputFile = Annotated[str, Option(metavar="FILE", reads=lambda file: [file])]
-TextFile = Annotated[str, Option(metavar="FILE", help=TEXT_HELP, reads=lambda file: [file])]
-OutputFile = Annotated[str, Option(metavar="FILE", writes=check_here)]
+InputFile = Annotated[str, Option(metavar="FILE", reads=itself)]
+InputFiles = Annotated[list[str], Option(metavar="FILE", reads=itself)]
+TextFile = Annotated[str, Option(metavar="FILE", help=TEXT_HELP, reads=itself)]
+OutputFile = Annotated[str, Option(metavar="FILE", writes=check_output)]
 JsonFile = Annotated[str, Option(metavar="FILE", nargs="?", const="-", writes=check_anywhere)]
 EncoderPath = Annotated[str, Option(metavar="ENCODER", help=ENCODER_HELP)]
 Language = Annotated[str, Option(metavar="CODE")]
@@ -169,15 +167,6 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Mapping[str, Sequen
         taken.append((name, file))
 
 
-def check_shared(engine: Engine, outputs: Sequence[str], inputs: Sequence[str]) -> None:
-    """Raise UserError if several processes share what only one can write, or read only once."""
-    if share_of(engine).count > 1:
-        for file in filter(is_streamed, outputs):
-            raise UserError(f"several processes cannot write one stream: {file}", cure="name a file as `output`")
-        for file in filter(is_streamed, inputs):
-            raise UserError("several processes cannot share what can be read once only", path=file, cure="name a file")
-
-
 def check_text(files: Sequence[str], lang: str | None, **options: Any) -> None:
     """Report errors at the beginning of a text before a model is loaded."""
     from xrep.text.readers import read_text
@@ -196,12 +185,15 @@ def is_streamed(output: str) -> bool:
 
 
 @contextmanager
-def output_file(named: str) -> Iterator[str]:
+def output_file(named: str, engine: Engine | None = None) -> Iterator[str]:
     """Context manager that yields the path to write to: the file itself or, for ``-``, a device or a pipe, a temporary
-    one that is copied there if the block succeeds. After Ctrl-C nothing of that is left, and the message says so."""
+    one that is copied there if the block succeeds. After Ctrl-C nothing of that is left, and the message says so.
+    Raises UserError if several processes of an engine would write one stream."""
     if not is_streamed(named):
         yield named
         return
+    if engine is not None and share_of(engine).count > 1:
+        raise UserError(f"several processes cannot write one stream: {named}", cure="name a file as `output`")
     with write_aside("/dev/stdout" if named == "-" else named) as aside, saving_nothing():
         yield str(aside)
 

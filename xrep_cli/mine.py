@@ -16,7 +16,7 @@ VectorsFile = Annotated[
     str,
     kinds.Option(
         metavar="VECTORS",
-        reads=lambda file: [file],
+        reads=kinds.itself,
         help="They are used instead of an encoder: a folder or a file that xrep-encode wrote, or a .npy file [lines, "
         "size].",
     ),
@@ -76,7 +76,7 @@ def mine(options: Mining) -> None:
         sides[side] = Text(name=side, lang=lang, text=text, vectors=vectors)
     encoder = _encoder(options) if any(side.vectors is None for side in sides.values()) else None
     how: dict[str, Any] = {"encoder": encoder, "engine": options.processes}
-    with kinds.output_file(options.output) as output:
+    with kinds.output_file(options.output, options.processes) as output:
         mined = mine(**sides, output=output, options=options.mining, **how, show_progress=True)
     if mined is None:
         print(kinds.SHARE_DONE, file=sys.stderr)
@@ -132,7 +132,7 @@ def mine_negatives(options: Negatives) -> None:
         print(note, file=sys.stderr)
     kinds.check_text([options.candidates] if options.candidates else [], bitext.languages[1])
     more = {"encoder": _encoder(options), "candidates": options.candidates, "engine": options.processes}
-    with kinds.output_file(options.output) as output:
+    with kinds.output_file(options.output, options.processes) as output:
         mined = mine_negatives(bitext, output, options.mining, **more, show_progress=True)
     if mined is None:
         print(kinds.SHARE_DONE, file=sys.stderr)

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from xrep.files import write_aside
+from xrep.files import check_output, write_aside
 from xrep_cli import kinds
 from xrep_cli.command import Command
 
@@ -26,11 +26,9 @@ class Options(kinds.Plugins, kinds.Batches):
 
     runs: Annotated[list[str], kinds.Option(positional=True, metavar="RUN", nargs="+")]
     """Directory of a run, which xrep-train wrote."""
-    output: Annotated[str, kinds.Option(metavar="FILE.html", writes=kinds.check_here)]
+    output: Annotated[str, kinds.Option(metavar="FILE.html", writes=check_output)]
     """The page to write; - is standard output."""
-    results: Annotated[list[str], kinds.Option(metavar="FILE.json", reads=lambda file: [file])] = field(
-        default_factory=list
-    )
+    results: kinds.InputFiles = field(default_factory=list)
     """Further results of xrep-eval --json, also of models that are no runs."""
     data: Annotated[str, kinds.Option(metavar="FOLDER")] | None = None
     """Measure the best checkpoint of each run on every test whose data is in this folder, as xrep-eval all does."""

@@ -170,7 +170,9 @@ def query(options: Query) -> None:
                     write(f"{number}\t{hit.score:.4f}\t{place}\t{hit.text}\n")
             answered += len(queries)
         if not answered:
-            raise UserError("no query", path="standard input", cure="give a sentence on each line")
+            raise UserError(
+                "no query", path="standard input", cure="give a sentence on each line, or a query before `json`"
+            )
 
 
 @dataclass(kw_only=True)

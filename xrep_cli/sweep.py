@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _sweep(options: argparse.Namespace, others: list[str], grid: dict[str, list[str]], seeds: list[str]) -> None:
-    from xrep.config import compose_course
+    from xrep.config import runs_of
     from xrep.evaluation.evaluation import table
     from xrep.training.sweep import ranking, run_trials, trials_of
     from xrep_cli.options import parse
@@ -71,7 +71,7 @@ def _sweep(options: argparse.Namespace, others: list[str], grid: dict[str, list[
     directory = Path(options.save_dir)
     trials = trials_of(grid, seeds, directory, ["--config", options.config, *others])
     lines = [parse(trial.options) for trial in trials]
-    courses = [compose_course(line.layers, line.problems) for line in lines]
+    courses = [runs_of(line.layers, line.problems) for line in lines]
     directory.mkdir(parents=True, exist_ok=True)
     failed = run_trials(trials, courses, options.parallel, lambda text: print(text, file=sys.stderr, flush=True))
     ranked = ranking(trials, courses[0][-1].stage)

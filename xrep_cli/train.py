@@ -10,28 +10,20 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from xrep.config import compose_course, course_to_yaml
+from xrep.config import runs_of, to_configuration
 from xrep.errors import UserError
-from xrep_cli.command import VERSION, console_script, naming_options
-from xrep_cli.options import help_text, parse
+from xrep_cli.command import console_script, naming_options
+from xrep_cli.options import parse
 
 
 @console_script("xrep-train")
 def main(argv: Sequence[str]) -> None:
-    if not {"-h", "--help", "--version"} & set(argv):
-        import torch  # noqa: F401 - options are then those of the imported classes, not read from their source text
     with _one_report_per_host():
         line = parse(argv)
-        if "help" in line.flags:
-            print(help_text(line))
-            return
-        if "version" in line.flags:
-            print(VERSION)
-            return
     with _one_report_per_host(), naming_options(line.option_names()):
-        runs = compose_course(line.layers, line.problems)
-    if "print-config" in line.flags:
-        print(course_to_yaml(runs), end="")
+        runs = runs_of(line.layers, line.problems)
+    if line.print_config:
+        print(to_configuration(runs), end="")
         return
     from xrep.memory import keep_freed_memory
     from xrep.training.distributed import leave, start

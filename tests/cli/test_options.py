@@ -2,13 +2,22 @@
 
 import pytest
 
-from xrep.config import compose, compose_course
+from xrep.config import compose, runs_of
+from xrep.config.layers import strip
+from xrep.config.run import merged, stages_of
 from xrep.errors import ConfigError, UserError
 from xrep.registry import CRITERIA
 from xrep_cli.command import naming_options
-from xrep_cli.options import help_text, parse
+from xrep_cli.options import parse, train_parser
 
 CHOSEN = ["--task", "bitext", "--criterion", "dual_moco"]
+
+
+def help_text(*arguments):
+    """Return what --help prints, in lines of at most 120 characters."""
+    line = parse(arguments)
+    values, command = merged(line.layers)
+    return train_parser(line.fields, stages_of(values, command)).format_help()
 
 
 def values(*arguments):
@@ -35,7 +44,7 @@ def test_three_spellings(tmp_path):
         f"--config={tmp_path / 'c.yaml'} --data=data/ --queue-size 512",
     )
     first, *others = [values(*line.split()) for line in given]
-    assert first["criterion"]["queue_size"] == 512 and first["task"]["data"] == "data/"
+    assert first["criterion.queue_size"] == 512 and first["task.data"] == "data/"
     assert all(other == first for other in others)
 
 
@@ -44,16 +53,16 @@ def test_defaults_then_files_then_command_line(tmp_path):
     (tmp_path / "b.yaml").write_text("seed: 9\ncriterion: {momentum: 0.5}\n")
     files = ["--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")]
     merged = values(*files, "--momentum", "0.25", "data/")
-    assert (merged["optimizer"]["lr"], merged["seed"], merged["criterion"]["momentum"]) == (0.5, 9, 0.25)
-    assert merged["criterion"]["temperature"] == 0.04
+    assert (merged["optimizer.lr"], merged["seed"], merged["criterion.momentum"]) == (0.5, 9, 0.25)
+    assert merged["criterion.temperature"] == 0.04
 
 
 def test_without_data_the_demo_recipe_applies():
     demo = values(*CHOSEN, "--lr", "0.1")
-    assert (demo["model"]["hidden_size"], demo["optimizer"]["lr"], demo["task"]["data"]) == (192, 0.1, None)
-    assert values(*CHOSEN, "data/", "--size", "large")["model"]["hidden_size"] == 1024
+    assert (demo["model.hidden_size"], demo["optimizer.lr"], demo["task.data"]) == (192, 0.1, None)
+    assert values(*CHOSEN, "data/", "--size", "large")["model.hidden_size"] == 1024
     ranking = values("--task", "bitext", "--criterion", "translation_ranking")
-    assert ranking["model"]["hidden_size"] == 192 and "queue_size" not in ranking["criterion"]
+    assert ranking["model.hidden_size"] == 192 and "criterion.queue_size" not in ranking
 
 
 def test_a_size_is_below_what_is_named(tmp_path, monkeypatch):
@@ -61,8 +70,8 @@ def test_a_size_is_below_what_is_named(tmp_path, monkeypatch):
 
     def of(*line):
         merged = values(*CHOSEN, "data/", *line)
-        sizes = tuple(merged["model"][name] for name in ("layers", "hidden_size", "heads", "feedforward_size"))
-        facts = merged["trainer"]["max_epochs"], merged["optimizer"]["lr"], merged["criterion"]["queue_size"]
+        sizes = tuple(merged[f"model.{name}"] for name in ("layers", "hidden_size", "heads", "feedforward_size"))
+        facts = merged["trainer.max_epochs"], merged["optimizer.lr"], merged["criterion.queue_size"]
         return merged["size"], sizes, *facts
 
     usual = (None, 5e-4, 409600)
@@ -76,33 +85,32 @@ def test_a_size_is_below_what_is_named(tmp_path, monkeypatch):
         assert of("--device", "cpu", f"--{name}", "somewhere")[2:] == usual
     (tmp_path / "course.yaml").write_text("size: tiny\nstages: [{trainer: {max_steps: 1}}, {seed: 2}]\n")
     course = parse([*CHOSEN, "data/", "--config", str(tmp_path / "course.yaml")])
-    runs = compose_course(course.layers)
-    assert [run.values["model"]["hidden_size"] for run in runs] == [96, 96]
+    runs = runs_of(course.layers)
+    assert [run.values["model.hidden_size"] for run in runs] == [96, 96]
 
 
 def test_flags_and_lists():
     given = ["data/", *CHOSEN, "--no-tensorboard", "--mask-equal-sentences", "--exclude", "a", "--exclude=b,c"]
     merged = values(*given, "optimizer.betas=[0.9, 0.98]", "--norm", "pre", "--normalize", "false")
-    assert (merged["logging"]["tensorboard"], merged["criterion"]["mask_equal_sentences"]) == (False, True)
-    assert (merged["task"]["exclude"], merged["optimizer"]["betas"]) == (["a", "b", "c"], [0.9, 0.98])
-    assert (merged["model"]["norm"], merged["model"]["normalize"], merged["task"]["data"]) == ("pre", False, "data/")
-    assert values("./x=1/", *CHOSEN)["task"]["data"] == "./x=1/"
+    assert (merged["logging.tensorboard"], merged["criterion.mask_equal_sentences"]) == (False, True)
+    assert (merged["task.exclude"], merged["optimizer.betas"]) == (["a", "b", "c"], [0.9, 0.98])
+    assert (merged["model.norm"], merged["model.normalize"], merged["task.data"]) == ("pre", False, "data/")
+    assert values("./x=1/", *CHOSEN)["task.data"] == "./x=1/"
 
 
 def test_what_is_wrong_is_listed():
-    assert problems(
-        "data/", *CHOSEN, "--queue-sise", "5", "--lr", "--mommentum=1", "lr=3", "more/", "model.layer=2", "--bf16", "1",
-        "--banana=1",
-    ) == [
+    given = "data/ --queue-sise 5 --mommentum=1 lr=3 model.layer=2 optimiser.lr=3 --seed=x".split()
+    assert problems(*CHOSEN, *given) == [
         "unknown option --queue-sise; did you mean '--queue-size'?",
-        "--lr needs a value",
         "unknown option --mommentum; did you mean '--momentum'?",
-        "unknown key lr; write optimizer.lr=...",
-        "'more/': data is given twice",
-        "unknown option --bf16; --precision is the option for that",
-        "unknown option --banana; --help lists the options of the chosen parts",
-        "unknown key model.layer; did you mean 'layers'?",
-    ]  # fmt: skip
+        "unknown option lr; write optimizer.lr=...",
+        "unknown option --model.layer; did you mean '--model.layers'?",
+        "unknown option optimiser.lr; did you mean '--optimizer.lr'?",
+        "seed must be an integer, not 'x'",
+    ]
+    assert problems("data/", *CHOSEN, "more/") == ["'more/': data is given twice"]
+    with pytest.raises(UserError, match="argument --lr: expected one argument"):
+        parse([*CHOSEN, "--lr", "--seed", "5"])
     # The options of a misspelt part cannot be checked; all others are.
     assert problems("data/", "--task", "bitext", "--criterion", "dual_moko", "--queue-size", "5", "--seed", "x") == [
         "unknown criterion 'dual_moko'; did you mean 'dual_moco'?",
@@ -125,14 +133,13 @@ def test_a_name_of_two_parts(tmp_path, monkeypatch):
         "--layers is an option of several parts; write model.layers=... or criterion.layers=..."
     ]
     merged = values(*given, "--model.layers", "4", "criterion.layers=5")
-    assert (merged["model"]["layers"], merged["criterion"]["layers"]) == (4, 5)
-    assert "criterion.layers= INT" in help_text(parse(given))
+    assert (merged["model.layers"], merged["criterion.layers"]) == (4, 5)
+    assert "--criterion.layers INT" in help_text(*given)
 
 
 def test_help_shows_every_option_with_type_default_and_help():
-    line = parse([*CHOSEN, "--help"])
-    shown = " ".join(help_text(line).split())
-    for spec in line.fields:
+    shown = " ".join(help_text(*CHOSEN).split())
+    for spec in parse(CHOSEN).fields:
         name = f"--{spec.name.replace('_', '-')} "
         assert name in shown and spec.help[:40] in shown, spec.key
     assert "--queue-size INT K: vectors kept of each side, which are the negatives." in shown
@@ -140,14 +147,14 @@ def test_help_shows_every_option_with_type_default_and_help():
     precisions = "{auto,float32,bf16,bfloat16,fp16,float16}"
     assert "--pooling {auto,mean,max,cls} How" in shown and f"--precision {precisions} Type" in shown  # shared types
     assert "criterion dual_moco: L(x, y) + L(y, x)" in shown
-    assert max(map(len, help_text(line).splitlines())) <= 120
-    assert "--queue-size INT" not in help_text(parse(["--help"]))
+    assert max(map(len, help_text(*CHOSEN).splitlines())) <= 120
+    assert "--queue-size INT" not in help_text()
 
 
 PARTS = """
 parts:
 - {task: {name: bitext, data: news}, criterion: dual_moco}
-- {name: rank, task: bitext, criterion: translation_ranking, batch_size: 64}
+- {name: rank, task: {name: bitext, batch_size: 64}, criterion: translation_ranking}
 """
 
 
@@ -155,34 +162,33 @@ def test_options_of_parts(tmp_path):
     (tmp_path / "c.yaml").write_text(PARTS)
     file = ["--config", str(tmp_path / "c.yaml")]
     given = ["--queue-size", "5", "parts.rank.criterion.temperature=0.5", "--parts.dual_moco.weight", "2"]
-    merged = values(*file, *given, "parts.0.batch_size=9", "parts.rank.task.data=d", "--no-momentum-dropout")
-    first, second = merged["parts"]
-    assert (first["criterion"]["queue_size"], first["weight"], first["task"]["batch_size"]) == (5, 2.0, 9)
-    assert (second["criterion"]["temperature"], second["task"]["batch_size"], second["weight"]) == (0.5, 64, 1.0)
-    assert (first["task"]["data"], second["task"]["data"]) == ("news", "d")
-    assert first["criterion"]["momentum_dropout"] is False
-    assert problems(*file, "--temperature", "1", "d3/") == [
+    values_of_parts = values(*file, *given, "parts.rank.task.data=d", "--no-momentum-dropout")
+    first, second = (strip(values_of_parts, f"parts.{name}.") for name in ("dual_moco", "rank"))
+    assert (first["criterion.queue_size"], first["weight"], first["task.batch_size"]) == (5, 2.0, 128)
+    assert (second["criterion.temperature"], second["task.batch_size"], second["weight"]) == (0.5, 64, 1.0)
+    assert (first["task.data"], second["task.data"], first["criterion.momentum_dropout"]) == ("news", "d", False)
+    assert problems(*file, "--temperature", "1") == [
         "--temperature is an option of several parts; "
-        "write parts.dual_moco.criterion.temperature=... or parts.rank.criterion.temperature=...",
+        "write parts.dual_moco.criterion.temperature=... or parts.rank.criterion.temperature=..."
+    ]
+    assert problems(*file, "d3/") == [
         "'d3/': several tasks read data; write parts.dual_moco.task.data=d3/ or parts.rank.task.data=d3/",
     ]
 
 
 def test_help_shows_each_part_and_stage_under_its_own_title(tmp_path):
     (tmp_path / "c.yaml").write_text(PARTS)
-    lines = help_text(parse(["--config", str(tmp_path / "c.yaml")])).splitlines()
-    title = next(number for number, line in enumerate(lines) if line.startswith("parts.rank.criterion"))
-    assert any(line.startswith("  parts.rank.criterion.temperature= FLOAT") for line in lines[title : title + 20])
+    lines = help_text("--config", str(tmp_path / "c.yaml")).splitlines()
+    title = lines.index("parts.rank.criterion translation_ranking:")
+    assert any(line.startswith("  --parts.rank.criterion.temperature FLOAT") for line in lines[title : title + 20])
     for name in ("--queue-size INT", "--mixing {weight,proportion}"):
         assert any(line.startswith(f"  {name}") for line in lines)
     assert max(map(len, lines)) <= 120
 
     text = "task: bitext\ncriterion: dual_moco\nstages: [{}, {name: rank, criterion: translation_ranking}]\n"
     (tmp_path / "c.yaml").write_text(text)
-    shown = help_text(parse(["--config", str(tmp_path / "c.yaml")]))
-    assert "\ncriterion dual_moco (stage 1): L(x, y)" in shown
-    assert "\ncriterion translation_ranking (stage rank): " in shown
-    assert shown.count("\n  --temperature FLOAT") == 1
+    shown = help_text("--config", str(tmp_path / "c.yaml"))
+    assert "\ncriterion dual_moco, translation_ranking:\n" in shown and shown.count("\n  --temperature FLOAT") == 1
 
 
 def test_errors_name_the_options_of_the_command(tmp_path):

@@ -17,7 +17,7 @@ import pytest
 from tests.support.commands import Commands
 from tests.support.programs import command_server
 from tests.support.runs import options
-from xrep.config.yaml_files import load_yaml
+from xrep.config import read_yaml
 from xrep.errors import UserError
 from xrep.interrupts import Interrupted
 from xrep.models.directory import open_checkpoint
@@ -89,7 +89,7 @@ def test_courses_are_ranked_by_their_last_stage(recipe: Path, cli: Commands) -> 
         assert run.name == f"two.lr{row[0]}-batch_size20" and (run / "best").resolve().parent == run / "two"
         best = json.loads((run / "two" / "summary.json").read_text())["best"]["value"]
         assert row[2] == f"{best:.4f}"
-        rates = [load_yaml(run / stage / "config.yaml")["optimizer"]["lr"] for stage in ("one", "two")]
+        rates = [read_yaml(run / stage / "config.yaml")["optimizer.lr"] for stage in ("one", "two")]
         assert rates == [0.003, float(row[0])]
 
 

@@ -118,7 +118,8 @@ COMPLETED = {
 def test_bash_completes() -> None:
     text = script("bash", COMMANDS)
     for line in COMPLETED:
-        text += f'COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); _xrep; echo "${{COMPREPLY[@]}}"\n'
+        name = "_shtab_" + Path(line.split()[0]).name.replace("-", "_")
+        text += f'COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); {name}; echo "${{COMPREPLY[@]}}"\n'
     done = subprocess.run(["bash", "-s"], input=text, capture_output=True, text=True, timeout=60)
     assert done.stderr == "" and [line.split() for line in done.stdout.splitlines()] == list(COMPLETED.values())
 

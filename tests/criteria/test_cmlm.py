@@ -12,7 +12,8 @@ import torch
 from tests.criteria.objectives import Maker
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, sizes_of, token_batch
-from xrep.config import compose_course, read_yaml
+from xrep.config import read_yaml, runs_of
+from xrep.config.layers import strip
 from xrep.criteria.cmlm import CMLM
 from xrep.data.batching import TextSpec
 from xrep.data.masking import mask_counts
@@ -77,22 +78,21 @@ def test_the_projections_go_on_in_the_next_stage(documents: Path, data_directory
 
 
 def test_the_courses_have_the_values_of_section_4() -> None:
-    courses = {name: compose_course([("", read_yaml(RECIPES / f"{name}.yaml"))]) for name in
+    courses = {name: runs_of([("", read_yaml(RECIPES / f"{name}.yaml"))]) for name in
                ("cmlm+br", "cmlm-br", "cmlm-cmlm+br", "english")}  # fmt: skip
     steps = {name: [run.configs["trainer"].max_steps for run in runs] for name, runs in courses.items()}
     m = 1_000_000
     assert steps == {"cmlm+br": [2 * m], "cmlm-br": [1.5 * m, m], "cmlm-cmlm+br": [1.5 * m, m], "english": [m]}
     for run in (run for runs in courses.values() for run in runs):
         optimizer, schedule = run.configs["optimizer"], run.configs["lr_scheduler"]
-        assert (run.values["optimizer"]["name"], optimizer.lr, optimizer.betas) == ("lamb", 1e-3, [0.9, 0.999])
-        assert (run.values["lr_scheduler"]["name"], schedule.warmup_steps) == ("linear", 10_000)
-        parts = run.values.get("parts", [{**run.values, "name": "cmlm", "weight": 1.0}])
-        for part in parts:
-            criterion, task = part["criterion"], part["task"]
-            assert (task["batch_size"], task["max_length"]) == (2048 // 8, 256)
-            if part["name"] == "cmlm":
-                assert (criterion["projections"], criterion["mask_rate"]) == (15, 80 / 256)
-                assert (part["weight"], task["units"], task["swap_order"]) == (1.0, "adjacent", True)
+        assert (run.values["optimizer.name"], optimizer.lr, optimizer.betas) == ("lamb", 1e-3, [0.9, 0.999])
+        assert (run.values["lr_scheduler.name"], schedule.warmup_steps) == ("linear", 10_000)
+        for name in run.values.get("parts", ["cmlm"]):
+            part = strip(run.values, f"parts.{name}.") or {**run.values, "weight": 1.0}
+            assert (part["task.batch_size"], part["task.max_length"]) == (2048 // 8, 256)
+            if name == "cmlm":
+                assert (part["criterion.projections"], part["criterion.mask_rate"]) == (15, 80 / 256)
+                assert (part["weight"], part["task.units"], part["task.swap_order"]) == (1.0, "adjacent", True)
             else:
-                assert (criterion["margin"], criterion["directions"]) == (0.3, "both")
-                assert part["weight"] == (0.2 if len(parts) == 2 else 1.0)
+                assert (part["criterion.margin"], part["criterion.directions"]) == (0.3, "both")
+                assert part["weight"] == (0.2 if "parts" in run.values and len(run.values["parts"]) == 2 else 1.0)

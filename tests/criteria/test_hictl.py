@@ -17,7 +17,7 @@ from tests.criteria.objectives import EVERYTHING, Maker, hictl
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, token_batch
 from tests.support.runs import SMALL_MODEL
-from xrep.config import compose, read_yaml
+from xrep.config import compose, flat, read_yaml
 from xrep.criteria import hictl as module
 from xrep.criteria.hictl import BATCHES, Hardness, HiCTL, bag_of_words
 from xrep.data.batching import TextSpec
@@ -103,13 +103,13 @@ def test_text_without_translations_beside_bitext(data_directory, tmp_path: Path,
     recipe = read_yaml(Path(__file__).parents[2] / "examples" / "hictl" / "hictl.yaml")
     own = [{"data": str(data_directory)}, {"data": str(tmp_path), "tokenizer": str(data_directory)}]
     for part, task in zip(recipe["parts"], own, strict=True):
-        part["task"] |= {"batch_size": 20, "max_length": 24, **task}
-        part["criterion"] |= {"word_samples": 30}
+        changes = {"task": {"batch_size": 20, "max_length": 24, **task}, "criterion": {"word_samples": 30}}
+        recipe |= flat({f"parts.{part}": changes})
     small = {
         "model": {"name": "dual_encoder", **SMALL_MODEL, "max_positions": 96, "projection_size": 12},
         "trainer": {"max_steps": 6}, "logging": {"log_every": 1}, "checkpoint": {"save_dir": str(tmp_path / "run")},
     }  # fmt: skip
-    directory = train(compose([("", {**recipe, **small})])).directory
+    directory = train(compose([("", {**recipe, **flat(small)})])).directory
     saved = open_checkpoint(directory / "last").tensors("criterion.safetensors")
     steps = [int(saved[f"parts.{part}.hardness.steps"]) for part in ("parallel", "monolingual")]
     assert sum(steps) == 6 and min(steps) >= 2

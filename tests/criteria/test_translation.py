@@ -60,7 +60,7 @@ def test_model_and_validation_fit_the_task(given: dict[str, str], model: str, va
     line = [f"--{name}={value}" for name, value in {**given, "criterion": "label_smoothed_cross_entropy"}.items()]
     parsed = parse(line)
     run = compose(parsed.layers, parsed.problems)
-    assert (run.values["model"]["name"], run.values["validation"]["name"]) == (model, validation)
+    assert (run.values["model.name"], run.values["validation.name"]) == (model, validation)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import token_batch
+from xrep.config import problems_of
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
 
@@ -89,9 +90,9 @@ def test_what_it_refuses(text) -> None:
     with pytest.raises(UserError, match="projected_side source has no effect: both towers give 32 numbers; leave"):
         make_model(text, projected_side="source")
     assert list(make_model(text, projected_side="source", projection="linear").projections) == ["source"]
-    assert DualEncoder.Config(layers=0, projection_size=0, dropout=1.0).problems() == [
+    assert problems_of(DualEncoder.Config(layers=0, projection_size=0, dropout=1.0)) == [
         "layers must be at least 1, not 0",
-        "projection_size must be at least 1, not 0",
         "dropout must lie in [0, 1), not 1.0",
+        "projection_size must be at least 1, not 0",
     ]
-    assert DualEncoder.Config(hidden_size=30, heads=4).problems() == ["hidden_size 30 is not divisible by heads 4"]
+    assert problems_of(DualEncoder.Config(hidden_size=30, heads=4)) == ["hidden_size 30 is not divisible by heads 4"]

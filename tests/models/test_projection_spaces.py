@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
+from xrep.config import problems_of
 from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -89,7 +90,7 @@ def test_a_pretrained_projection_is_not_dropped(tmp_path: Path) -> None:
 
 def test_problems() -> None:
     told = "projection spaces are in all towers, as wide as they: no projection_size, projected_side"
-    assert DualEncoder.Config(**SPACES, projection_size=8).problems() == [told]
-    assert DualEncoder.Config(**SPACES, projected_side="source").problems() == [told]
-    assert DualEncoder.Config(projection="spaces", projection_spaces=0).problems()[0].startswith("projection_spaces")
-    assert DualEncoder.Config(**SPACES).problems() == []
+    assert problems_of(DualEncoder.Config(**SPACES, projection_size=8)) == [told]
+    assert problems_of(DualEncoder.Config(**SPACES, projected_side="source")) == [told]
+    assert problems_of(DualEncoder.Config(projection="spaces", projection_spaces=0))[0].startswith("projection_spaces")
+    assert problems_of(DualEncoder.Config(**SPACES)) == []

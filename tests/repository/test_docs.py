@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from xrep.config import compose_course
+from xrep.config import runs_of
 from xrep.registry import CRITERIA
 from xrep_cli.options import parse
 
@@ -92,7 +92,7 @@ def check_command(words: list[str]) -> None:
         if "--plugin" in words:
             return  # test_docs_run.py runs it
         line = parse(words[1:])
-        compose_course(line.layers, line.problems)
+        runs_of(line.layers, line.problems)
         assert not line.problems
     else:
         (module.build_parser().parse_args if words[0] == "xrep-sweep" else module.main.parse)(words[1:])

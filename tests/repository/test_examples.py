@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.repository.test_docs import check_command
-from xrep.config import compose_course, read_yaml
-from xrep.config.sections import merge
-from xrep.training.run import run_directory
+from xrep.config import over, read_yaml, runs_of
+from xrep.config.layers import strip
+from xrep.config.sections import OF_A_PART
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("xrep/recipes/*.yaml")])
@@ -19,25 +19,16 @@ RECIPES = [path for path in FILES if path.parent.name not in ("cluster", "effect
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_recipe_composes(path):
     given = read_yaml(path)
-    runs = compose_course([(str(path), given)])
+    runs = runs_of([(str(path), given)])
     # What a recipe learns does not depend on the clock: a slow or busy machine must not stop earlier.
     assert [run.configs["trainer"].max_minutes for run in runs] == [None] * len(runs)
-    if "stages" not in given:
-        assert holds(runs[0].values, given)
-        return
-    common = {key: value for key, value in given.items() if key not in ("stages", "checkpoint")}
-    for run, stage in zip(runs, given["stages"], strict=True):
-        own = {key: value for key, value in stage.items() if key not in ("name", "init")}
-        assert holds(run.values, merge(common, own))
-
-
-def holds(values, given):
-    """Return whether the values contain everything that is given."""
-    if isinstance(given, dict):
-        return all(holds(values[key], value) for key, value in given.items())
-    if isinstance(given, list):
-        return len(values) == len(given) and all(map(holds, values, given))
-    return values == given
+    common = {key: value for key, value in given.items() if key.split(".")[0] not in ("stages", "checkpoint")}
+    for run in runs:
+        own = {key: value for key, value in strip(given, f"stages.{run.stage}.").items() if key != "init"}
+        expected = over(common, own)
+        if "parts" in own:
+            expected = {key: value for key, value in expected.items() if key.split(".")[0] not in OF_A_PART}
+        assert {key: run.values[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -53,17 +44,19 @@ def test_the_commands_of_a_readme_that_measure_parse(readme):
 
 def test_recipes_do_not_share_a_directory():
     """Recipes can run one after the other, because none finds the run of another in its directory."""
-    courses = [compose_course([(str(path), read_yaml(path))]) for path in RECIPES]
-    directories = [run_directory(run) for course in courses for run in course]
+    courses = [runs_of([(str(path), read_yaml(path))]) for path in RECIPES]
+    directories = [run.directory for course in courses for run in course]
     assert len(set(directories)) == len(directories)
 
 
 def test_the_recipe_with_nli_has_the_values_of_appendix_b():
-    parts = {part["name"]: part for part in read_yaml(ROOT / "examples" / "moco_bert" / "nli.yaml")["parts"]}
-    paper = read_yaml(ROOT / "examples" / "moco_bert" / "en-zh.yaml")
-    assert all(parts["moco"][section] == paper[section] for section in ("task", "criterion"))
-    assert parts["nli"]["weight"] == 0.1 and 4 * parts["nli"]["task"]["batch_size"] == 128
-    assert holds(parts["nli"]["criterion"], {"head": "mlp", "head_size": 256, "scale_vectors": False})
+    both, paper = (read_yaml(ROOT / "examples" / "moco_bert" / f"{name}.yaml") for name in ("nli", "en-zh"))
+    shared = {key: value for key, value in paper.items() if key.startswith(("task.", "criterion."))}
+    moco, nli = strip(both, "parts.moco."), strip(both, "parts.nli.")
+    assert {key: moco[key] for key in shared} == shared
+    assert nli["weight"] == 0.1 and 4 * nli["task.batch_size"] == 128
+    options = nli["criterion.head"], nli["criterion.head_size"], nli["criterion.scale_vectors"]
+    assert options == ("mlp", 256, False)
 
 
 FROZEN = {"criterion.learnable_temperature": True, "task.batch_size": 200, "optimizer.lr": 5e-5}
@@ -97,19 +90,19 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("recipe", "stage", "published"), PUBLISHED)
 def test_recipes_have_the_values_of_their_papers(recipe, stage, published):
-    run = compose_course([("", read_yaml(ROOT / "examples" / f"{recipe}.yaml"))])[stage]
+    run = runs_of([("", read_yaml(ROOT / "examples" / f"{recipe}.yaml"))])[stage]
     parts = {name: name.split(".") for name in published}
     assert {name: getattr(run.configs[part], option) for name, (part, option) in parts.items()} == published
 
 
 def test_the_source_of_a_frozen_source_starts_from_the_first_stage():
-    _, nli, last, _ = compose_course([("", read_yaml(ROOT / "examples" / "frozen_source" / "zh-en.yaml"))])
+    _, nli, last, _ = runs_of([("", read_yaml(ROOT / "examples" / "frozen_source" / "zh-en.yaml"))])
     assert last.init is None and nli.init == "runs/frozen_source/zh-en/A/best"
 
 
 def test_an_encoder_under_a_fresh_decoder_has_the_papers_rate():
     for name in ("nmt_iwslt14_de-en", "nmt_wmt14_en-de", "nmt_pair"):
         recipe = ROOT / "examples" / "hictl" / f"{name}.yaml"
-        for run in compose_course([("", read_yaml(recipe))]):
+        for run in runs_of([("", read_yaml(recipe))]):
             (multiplier,) = run.configs["optimizer"].lr_multipliers
             assert run.configs["optimizer"].lr * float(multiplier.rpartition("=")[2]) == pytest.approx(2e-5, rel=0.01)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from xrep.config import problems_of
 from xrep.models.dual_encoder import DualEncoder
 from xrep.registry import OPTIMIZERS
 from xrep.training.parameter_groups import layer_exponents, matching, parameter_groups
@@ -18,7 +19,7 @@ Named = list[tuple[str, nn.Parameter]]
 def build(name: str, named: Named, **options: Any) -> torch.optim.Optimizer:
     part = OPTIMIZERS.load(name)
     config = part.Config(**options)
-    assert config.problems() == []
+    assert problems_of(config) == []
     return part.build(config, parameter_groups(config, named, [label for label, _ in named]))
 
 

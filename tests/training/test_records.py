@@ -20,7 +20,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from tests.support import guide
 from tests.support.runs import compose_run, figures
-from xrep.config.yaml_files import flat, load_yaml
+from xrep.config import read_yaml
 from xrep.errors import TrainingError
 from xrep.interop.pretrained import declared_languages
 from xrep.registry import CRITERIA
@@ -98,17 +98,11 @@ def test_tensorboard_has_the_options_and_the_records_of_a_run(data_directory: Pa
     metadata = events.summary_metadata["_hparams_/session_start_info"]
     options = HParamsPluginData.FromString(metadata.plugin_data.content).session_start_info.hparams
     assert "logging.logger" in options
-    assert options["model.dropout"].number_value == run.values["model"]["dropout"]
+    assert options["model.dropout"].number_value == run.values["model.dropout"]
     assert options["criterion.name"].string_value == "translation_ranking"
     assert options["trainer.compile"].bool_value is False and "checkpoint.save_dir" in options
     scalars = {event.step: event.value for event in events.Scalars("train/loss")}
     assert scalars == pytest.approx(losses(tmp_path / "run")) and [*scalars] == [2, 3]
-
-
-def test_parts_of_options_have_names() -> None:
-    values = {"seed": 1, "criterion": {"sizes": [1, 2]}, "parts": [{"name": "nli", "weight": 2}]}
-    expected = {"seed": 1, "criterion.sizes": [1, 2], "parts.nli.name": "nli", "parts.nli.weight": 2}
-    assert flat(values) == expected
 
 
 def test_wandb_gets_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +163,7 @@ def test_each_launch_is_recorded_with_its_end(
     first = records[0]
     assert first["command"].startswith(sys.orig_argv[0]) and first["folder"] == os.getcwd() and first["host"]
     release = torch.__version__.split("+")[0]  # behind the + is the build, which the package does not always name
-    assert first["versions"]["torch"].split("+")[0] == release and first["options"]["trainer"]["max_steps"] == 8
+    assert first["versions"]["torch"].split("+")[0] == release and first["options"]["trainer.max_steps"] == 8
     assert first["time"] <= records[-1]["time"]
 
 
@@ -187,7 +181,7 @@ def test_options_that_were_changed_are_kept(data_directory: Path, tmp_path: Path
         train(compose_run(data_directory, run, max_steps=steps, batch_size=size, **STEADY))
     names = sorted(path.name for path in run.glob("config*"))
     assert names == ["config-until-00000002.yaml", "config.yaml"]
-    assert [load_yaml(run / name)["task"]["batch_size"] for name in names] == [30, 20]
+    assert [read_yaml(run / name)["task.batch_size"] for name in names] == [30, 20]
 
 
 # -- the line of progress ---------------------------------------------------------------------------------------------

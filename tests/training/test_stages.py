@@ -13,7 +13,7 @@ import torch
 
 from tests.support.commands import Commands
 from tests.support.runs import SMALL, SMALL_MODEL, contents, figures
-from xrep.config import compose_course, to_yaml
+from xrep.config import runs_of, to_yaml
 from xrep.errors import UserError
 from xrep.models.directory import open_checkpoint
 from xrep.training.stages import is_finished, train_course
@@ -56,9 +56,9 @@ def course(data_directory: Path, tmp_path: Path) -> list[str]:
     return ["--config", str(tmp_path / "course.yaml")]
 
 
-def runs_of(arguments: list[str]) -> list[Any]:
+def course_of(arguments: list[str]) -> list[Any]:
     line = parse(arguments)
-    return compose_course(line.layers, line.problems)
+    return runs_of(line.layers, line.problems)
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_a_course_that_ends_within_a_stage_goes_on(
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Trainer, "run_step", ending)
         cli("train", *given, "--save-dir", killed)
-    assert is_finished(runs_of([*given, "--save-dir", str(killed)])[0]) and not (killed / "best").exists()
+    assert is_finished(course_of([*given, "--save-dir", str(killed)])[0]) and not (killed / "best").exists()
     assert cli("train", *given, "--save-dir", killed).code == 0
     for stage in ("moco", "2", "both"):
         assert figures(killed / stage) == figures(whole / stage)
@@ -138,12 +138,12 @@ class Recorder:
 
     def __call__(self, run: Any) -> Any:
         self.seen.append(run.stage)
-        Path(run.values["checkpoint"]["save_dir"]).mkdir(parents=True, exist_ok=True)
+        run.directory.mkdir(parents=True, exist_ok=True)
         return Ended(run.stage, run.stage != self.stop_at)
 
 
 def test_a_stage_that_was_asked_to_stop_ends_the_course(course: list[str], tmp_path: Path, capsys: Any) -> None:
-    runs = runs_of([*course, "--save-dir", str(tmp_path / "out")])
+    runs = course_of([*course, "--save-dir", str(tmp_path / "out")])
     stopped, other = Recorder("2"), Recorder()
     assert train_course(runs, stopped) == Ended("2", False)
     assert stopped.seen == ["moco", "2"] and not (tmp_path / "out" / "best").is_symlink()
@@ -158,10 +158,10 @@ def test_a_stage_that_was_asked_to_stop_ends_the_course(course: list[str], tmp_p
 def test_directories_of_courses_and_of_runs_differ(course: list[str], tmp_path: Path) -> None:
     values = {"task": {"name": "bitext"}, "criterion": MOCO, "checkpoint": {"save_dir": str(tmp_path / "run")}}
     recorder = Recorder()
-    train_course(compose_course([("", values)]), recorder)
+    train_course(runs_of([("", values)]), recorder)
     assert recorder.seen == [""] and list((tmp_path / "run").iterdir()) == []
     (tmp_path / "run" / "config.yaml").write_text("{}")
-    runs = runs_of([*course, "--save-dir", str(tmp_path / "run")])
+    runs = course_of([*course, "--save-dir", str(tmp_path / "run")])
     with pytest.raises(UserError, match="run: holds a run without stages; choose another `save_dir`"):
         train_course(runs, Recorder())
     with pytest.raises(SystemExit) as end:
@@ -171,7 +171,7 @@ def test_directories_of_courses_and_of_runs_differ(course: list[str], tmp_path: 
 
 def test_what_counts_as_finished(course: list[str], tmp_path: Path) -> None:
     """The summary must belong to the last checkpoint and to this configuration."""
-    run = runs_of([*course, "--save-dir", str(tmp_path)])[0]
+    run = course_of([*course, "--save-dir", str(tmp_path)])[0]
     (tmp_path / "moco" / "last").mkdir(parents=True)
     good = {"summary.json": '{"steps": 12}', "last/manifest.json": '{"step": 12}', "last/config.yaml": run.to_yaml()}
     bad = {"summary.json": '{"steps": 9}', "last/manifest.json": "[]", "last/config.yaml": run.to_yaml() + "seed: 9\n"}

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.corpus import sentence_pairs
 from tests.support.runs import compose_run
-from xrep.config import compose, compose_course
+from xrep.config import compose, runs_of
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.errors import ConfigError
 from xrep.registry import VALIDATORS
@@ -64,10 +64,10 @@ def test_each_way_of_giving_validate_with_chooses_it(tmp_path: Path) -> None:
     ):
         (tmp_path / "file.yaml").write_text(file)
         line = parse([*words.split(), "--criterion", "translation_ranking", "--config", str(tmp_path / "file.yaml")])
-        first, *others = compose_course(line.layers, line.problems)
-        options = first.values["validation"]
-        assert (options["name"], options["validate_with"]) == ("several", ["sts", "loss"])
-        assert all(run.values["validation"]["name"] == "loss" for run in others)
+        first, *others = runs_of(line.layers, line.problems)
+        options = [first.values[f"validation.{name}"] for name in ("name", "validate_with")]
+        assert options == ["several", ["sts", "loss"]]
+        assert all(run.values["validation.name"] == "loss" for run in others)
 
 
 def test_what_cannot_be_chosen() -> None:

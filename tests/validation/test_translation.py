@@ -15,7 +15,7 @@ from sacrebleu.metrics import BLEU
 
 from tests.support.corpus import sentence_pairs, spanish_pairs
 from tests.support.planning import loss_of, sizes_of
-from xrep.config import Part
+from xrep.config import Part, problems_of
 from xrep.criteria.label_smoothed_cross_entropy import LabelSmoothedCrossEntropy
 from xrep.criteria.multitask import Multitask
 from xrep.data.batching import collate
@@ -144,6 +144,6 @@ def test_of_several_parts(data_directory: Path) -> None:
 def test_nothing_to_measure() -> None:
     with pytest.raises(UserError, match="there are no translations to validate on; choose another `validation`"):
         make_validator(SimpleNamespace(parts={"text": SimpleNamespace()}))
-    (problem,) = TranslationValidator.Config(max_sentences=0).problems()
+    (problem,) = problems_of(TranslationValidator.Config(max_sentences=0))
     assert problem.startswith("max_sentences must be at least 1 with")
-    assert TranslationValidator.Config(max_sentences=0, metric="loss").problems() == []
+    assert problems_of(TranslationValidator.Config(max_sentences=0, metric="loss")) == []

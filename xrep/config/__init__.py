@@ -1,19 +1,18 @@
 """The configuration of a run: defaults < YAML < command line, with all problems reported together.
 
-``source`` and ``fields``: the options of one part, which are the fields of a dataclass. ``sections``: what a run is
-made of, and layers of values. ``resolve``: turns values into a ``RunConfig``. ``course``: turns layers into the runs of
-a course of training. ``saved``: what an earlier version saved, as options of this one.
+``fields``: the options of one part, which are the fields of a dataclass. ``layers``: flat dicts of dotted keys, and
+YAML files. ``sections``: the parts of a run. ``sizes``: what ``size`` stands for. ``run``: turns layers into runs.
+``saved``: what an earlier version saved.
 """
 
-from xrep.config.course import compose, compose_course, course_directory, course_to_yaml
-from xrep.config.fields import convert, read_fields
-from xrep.config.resolve import Part, RunConfig
+from xrep.config.fields import Count, CountOrZero, NotNegative, Positive, Share, convert, problems_of, read_fields
+from xrep.config.layers import Layer, flat, nested, over, read_yaml, to_yaml
+from xrep.config.run import Part, RunConfig, compose, runs_of, to_configuration
 from xrep.config.saved import completed, say_ignored, still_known
-from xrep.config.sections import FIXED_SECTIONS, SECTIONS, TOP_LEVEL, Mixing, merge, read_yaml
-from xrep.config.yaml_files import to_yaml
+from xrep.config.sections import FIXED_SECTIONS, SECTIONS, TOP_LEVEL, Mixing
 
 __all__ = [
-    "FIXED_SECTIONS", "SECTIONS", "TOP_LEVEL", "Mixing", "Part", "RunConfig", "completed", "compose", "compose_course",
-    "convert", "course_directory", "course_to_yaml", "merge", "read_fields", "read_yaml", "say_ignored", "still_known",
-    "to_yaml",
+    "FIXED_SECTIONS", "SECTIONS", "TOP_LEVEL", "Count", "CountOrZero", "Layer", "Mixing", "NotNegative", "Part",
+    "Positive", "RunConfig", "Share", "completed", "compose", "convert", "flat", "nested", "over", "problems_of",
+    "read_fields", "read_yaml", "runs_of", "say_ignored", "still_known", "to_configuration", "to_yaml",
 ]  # fmt: skip

@@ -8,37 +8,28 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from xrep.config.fields import read_fields
-from xrep.config.resolve import assembled, unknown_sections
+from xrep.config.layers import CHOICES, Layer, flat
 from xrep.config.sections import sections_of
 from xrep.config.sizes import with_size, without_numbers
 from xrep.errors import shown
 
 
-def completed(saved: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def completed(saved: Mapping[str, Any]) -> tuple[Layer, Layer]:
     """Return the saved values of a run as the values of today's options, and those that are no options any more.
 
     An option that was not saved has the default that it has with the ``size`` of the run. A part that is not known
     here keeps its values.
-
-    Returns:
-        Nested values, as those of ``RunConfig``; and dotted keys with the values that were left out.
     """
-    merged = with_size(without_numbers(saved))
-    gone = {key: saved[key] for key in unknown_sections(merged)}
-    resolved: dict[str, dict[str, Any]] = {}
-    for section in sections_of(merged):
-        named = {} if section.name is None else {"name": section.name}
-        if not section.is_chosen:
-            resolved[section.key] = {**named, **section.values}
-            continue
-        specs = read_fields(section.key, section.options)
-        defaults = {spec.name: spec.default for spec in specs if spec.default is not MISSING}
-        known = {spec.name for spec in specs}
-        own = {name: value for name, value in section.values.items() if name in known}
-        gone |= {f"{section.key}.{name}": value for name, value in section.values.items() if name not in known}
-        resolved[section.key] = {**named, **defaults, **own}
-    return assembled(merged, resolved), gone
+    values = with_size(without_numbers(flat(saved)))
+    known: Layer = {"parts": values["parts"]} if "parts" in values else {}
+    for section in sections_of(values):
+        if section.kind in CHOICES:
+            known[f"{section.key}.name"] = section.name
+        if section.options is None:
+            known |= {key: value for key, value in values.items() if key.startswith(section.above)}
+        own = {spec.key: values.get(spec.key, spec.default) for spec in section.fields()}
+        known |= {key: value for key, value in own.items() if value is not MISSING}
+    return known, {key: value for key, value in values.items() if key not in known}
 
 
 def still_known(config: type, saved: Mapping[str, Any], path: Path, section: str) -> dict[str, Any]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
-from xrep.config.ranges import out_of_range
 from xrep.criteria.criterion import Criterion, Loss, Planned, only_tower
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
@@ -55,12 +54,11 @@ class CMLM(Criterion):
 
     @dataclass(kw_only=True)
     class Config:
-        projections: int = 15
+        projections: Annotated[int, "[1, 1000]"] = 15
         """N: number of vectors that s1 becomes, which are the sentence vector and the outputs of N - 1 perceptrons
         (section 5.1 and table 7: 15, out of 1, 5, 10, 15 and 20)."""
-        mask_rate: float = 0.3125
-        """Share of the tokens of s2 that is masked: 80 of 256 (section 3); table 10 compares 40, 60, 80 and 100. It
-        must lie in (0, 1]."""
+        mask_rate: Annotated[float, "(0, 1]"] = 0.3125
+        """Share of the tokens of s2 that is masked: 80 of 256 (section 3); table 10 compares 40, 60, 80 and 100."""
         vector_embedding: Literal["normalized", "raw"] = "normalized"
         """How the N vectors become input of the first layer. normalized: like token embeddings (layer normalisation of
         a post-norm encoder, dropout), but without a position; s2 begins at position 0, as at inference. raw: unchanged.
@@ -68,9 +66,6 @@ class CMLM(Criterion):
         skip: bool = False
         """Predict a token from the N vectors as well as from its own vector of the last layer ('skip' in table 7, which
         is worse than without)."""
-
-        def problems(self) -> list[str]:
-            return out_of_range(self, projections="[1, 1000]", mask_rate="(0, 1]")
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config)

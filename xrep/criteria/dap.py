@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import Count
 from xrep.criteria.contrastive import Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
 from xrep.criteria.in_batch import negative_vectors
@@ -109,7 +109,7 @@ class DAP(TranslationRanking):
         directions: Literal["both", "forward"] = "forward"
         """Directions of translation ranking. forward: sources find their targets (equation 5). both: targets also find
         their sources."""
-        rtl_layers: int = 2
+        rtl_layers: Count = 2
         """K: number of transformer layers of the head, which are copies of the last K layers of the encoder. With none
         no [MASK] would see x."""
         rtl_direction: Direction = "to_pivot"
@@ -121,7 +121,7 @@ class DAP(TranslationRanking):
         rtl_vocabulary: Literal["all", "target-language"] = "all"
         """Subwords that the softmax covers: all, or those that occur in the training text of y's language (the authors'
         released scripts have a list of the English ones). Other subwords, of a dev split, are not predicted."""
-        reconstruction_ratio: float = 1.0
+        reconstruction_ratio: Annotated[float, "(0, 1]"] = 1.0
         """rho: probability with which each token of y is reconstructed. In place of the other tokens the head reads the
         vectors that the encoder computed for them, with their gradient (section 5.2 and figure 3)."""
         rtl_average: Literal["tokens", "sentences"] = "tokens"
@@ -130,9 +130,6 @@ class DAP(TranslationRanking):
         mask_positions: Literal["target", "none"] = "target"
         """What a [MASK] knows about its place. target: its position in y. none: nothing, so that all in a sentence
         predict the same."""
-
-        def problems(self) -> list[str]:
-            return super().problems() + out_of_range(self, rtl_layers="[1, inf)", reconstruction_ratio="(0, 1]")
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config, model, text)

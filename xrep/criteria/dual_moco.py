@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import CountOrZero, Share
 from xrep.criteria.contrastive import ContrastiveCriterion
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
-from xrep.criteria.in_batch import TEMPERATURES, negative_vectors, with_own_negatives
+from xrep.criteria.in_batch import Temperature, negative_vectors, with_own_negatives
 from xrep.criteria.keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
 from xrep.data.batching import TextSpec
 from xrep.kernels.gather import current_group, gathered
@@ -44,22 +44,18 @@ class DualMoco(ContrastiveCriterion):
 
     @dataclass(kw_only=True)
     class Config(Queued):
-        queue_size: int = 409600
+        queue_size: CountOrZero = 409600
         """K: vectors kept of each side, which are the negatives. It need not be a multiple of the batch size. 0: no
         queue; the negatives are the keys of the batch, from all ranks."""
-        temperature: float = 0.04
-        """tau: similarities are divided by this value. It must lie in [0.0001, 10000]."""
-        momentum: float = 0.999
+        temperature: Temperature = 0.04
+        """tau: similarities are divided by this value."""
+        momentum: Share = 0.999
         """m: share of their weights that momentum encoders keep per step. 0 is the paper's 'without momentum'."""
         mask_equal_sentences: bool = False
         """Do not use a queued sentence as a negative if it equals the query's positive or is a translation of the
         query's own sentence. Off in the paper; turn it on if sentences repeat."""
         momentum_dropout: bool = True
         """Keep dropout in the momentum encoders during training, as MoCo does (the paper does not say)."""
-
-        def problems(self) -> list[str]:
-            ranges = {"queue_size": "[0, inf)", "temperature": TEMPERATURES, "momentum": "[0, 1]"}
-            return super().problems() + out_of_range(self, **ranges)
 
     def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
         super().__init__(config, model)

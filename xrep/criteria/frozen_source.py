@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import CountOrZero
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
-from xrep.criteria.in_batch import TEMPERATURES, with_own_negatives
+from xrep.criteria.in_batch import Temperature, with_own_negatives
 from xrep.criteria.keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
 from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch, event_on, on_device
 from xrep.data.teacher_vectors import TeacherVectors
@@ -112,12 +112,11 @@ class FrozenSource(ContrastiveCriterion):
         loss: Literal["contrastive", "mse"] = "contrastive"
         """contrastive: InfoNCE. mse: the squared distance between target and source vector, which is the distillation
         of Reimers and Gurevych (2020), here for the target language only."""
-        queue_size: int = 0
+        queue_size: CountOrZero = 0
         """Number of source vectors of earlier steps that are used as further negatives: 10000 for base, 200000 for
         large encoders (table 6). 0: only the batch. It need not be a multiple of the batch size."""
-        temperature: float = 1.0
-        """tau: similarities are divided by this value, which is the initial one if it is learnable. It must be above
-        0, and in [0.01, 1] if it is learnable."""
+        temperature: Temperature = 1.0
+        """tau: similarities are divided by this value, which is the initial one if it is learnable, in [0.01, 1]."""
         learnable_temperature: bool = True
         """Train tau = exp(theta), which stays within [0.01, 1] (the paper's 'parameter 1', table 1)."""
         mask_equal_sentences: bool = False
@@ -136,8 +135,10 @@ class FrozenSource(ContrastiveCriterion):
         there, in any order; case and punctuation do not count."""
 
         def problems(self) -> list[str]:
-            tau = f"[{SMALLEST}, {LARGEST:g}]" if self.learnable_temperature else TEMPERATURES
-            problems = super().problems() + out_of_range(self, queue_size="[0, inf)", temperature=tau)
+            problems = super().problems()
+            if self.learnable_temperature and not SMALLEST <= self.temperature <= LARGEST:
+                rule = f"lie in [{SMALLEST}, {LARGEST:g}] if it is learnable"
+                problems.append(f"temperature must {rule}, not {self.temperature}")
             if self.queue_size > 0 and self.loss == "mse":
                 problems.append("queue_size is for loss: contrastive; mse has no negatives")
             if bool(self.teacher_vectors) != bool(self.teacher_text):

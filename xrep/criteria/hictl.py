@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import Count
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
-from xrep.criteria.in_batch import TEMPERATURES, InBatch, negative_vectors, with_own_negatives
+from xrep.criteria.in_batch import InBatch, Temperature, negative_vectors, with_own_negatives
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.criteria.tlm import read_together
 from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch, Vocabulary
@@ -126,28 +126,26 @@ class HiCTL(ContrastiveCriterion):
         """Make the negatives of L_S harder (HNS in table 1). Off: they are the unchanged sentences of the batch."""
         word_contrast: bool = True
         """Contrast words (L_W). Off: 'w/o Word-CTL' of table 3."""
-        mask_rate: float | None = None
-        """Share of the subwords that is masked for the language model, in (0, 1]. none: 0.25, or 0.15 for monolingual
+        mask_rate: Annotated[float, "(0, 1]"] | None = None
+        """Share of the subwords that is masked for the language model. none: 0.25, or 0.15 for monolingual
         text (table 9)."""
-        temperature: float = 1.0
+        temperature: Temperature = 1.0
         """Cosines of L_S are divided by this value. The paper has no temperature, which equals 1; p+ then stays near 1
         / (2n - 1) whatever the model does, and hard negatives hardly differ from plain ones. Use 0.05 for small models
-        and batches. It must lie in [0.0001, 10000]."""
-        slack: float = 0.9
-        """zeta of equation 6, which keeps negatives from becoming too hard. It must lie in (0, 1)."""
-        word_temperature: float = 1.0
+        and batches."""
+        slack: Annotated[float, "(0, 1)"] = 0.9
+        """zeta of equation 6, which keeps negatives from becoming too hard."""
+        word_temperature: Temperature = 1.0
         """Cosines of L_W are divided by this value, in the loss and when words are sampled. The paper has no
-        temperature, which equals 1. It must lie in [0.0001, 10000]."""
-        word_samples: int = 512
+        temperature, which equals 1."""
+        word_samples: Count = 512
         """m: number of subwords sampled as negatives for each pair (section 4.1)."""
         word_query: Literal["masked", "unmasked"] = "masked"
         """Which first vector must find the words. masked: that of the pass for TLM, whose words are partly masked.
         unmasked: that of a separate pass that sees all words. Without TLM it is always the separate pass."""
 
         def problems(self) -> list[str]:
-            problems = super().problems() + out_of_range(
-                self, word_temperature=TEMPERATURES, mask_rate="(0, 1]", slack="(0, 1)", word_samples="[1, inf)"
-            )
+            problems = super().problems()
             if not (self.sentence_contrast or self.word_contrast or self.language_model):
                 off = "language_model, sentence_contrast and word_contrast are all off"
                 problems.append(f"{off}, so nothing is left to train")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor
 
-from xrep.config.ranges import out_of_range
 from xrep.criteria.contrastive import Nested
 from xrep.criteria.criterion import Planned
 from xrep.data.batching import PairBatch, TextSpec
@@ -16,7 +15,7 @@ from xrep.kernels.gather import current_group
 from xrep.kernels.own_negatives import add_own_negatives
 from xrep.models.model import SentenceModel
 
-TEMPERATURES = "[0.0001, 10000]"
+Temperature = Annotated[float, "[0.0001, 10000]"]
 """Range of temperatures: beyond it, logits or gradients may not be finite in float32."""
 
 
@@ -24,16 +23,13 @@ TEMPERATURES = "[0.0001, 10000]"
 class InBatch(Nested):
     """Options of objectives whose negatives are the other rows of the batch."""
 
-    temperature: float = 0.05
-    """Similarities are divided by this value, which must lie in [0.0001, 10000]."""
+    temperature: Temperature = 0.05
+    """Similarities are divided by this value."""
     mask_equal_sentences: bool = False
     """Do not use two rows that share a sentence as each other's negatives. Off in the papers; turn it on if sentences
     repeat, as those of one side of bitext and the premises of SNLI do."""
     cross_rank_negatives: bool = True
     """With several ranks, the rows of all ranks are negatives. Off: only those of the rank's own part."""
-
-    def problems(self) -> list[str]:
-        return super().problems() + out_of_range(self, temperature=TEMPERATURES)
 
     def options(self, planned: Planned, ids: Tensor) -> dict[str, Any]:
         """Return the options of a loss in ``xrep.kernels`` for a criterion that ``exchanges``.

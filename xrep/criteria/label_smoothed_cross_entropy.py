@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 
-from xrep.config.ranges import out_of_range
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
 from xrep.data.batching import PairBatch, TextSpec, on_device
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
@@ -29,13 +29,10 @@ class LabelSmoothedCrossEntropy(Criterion):
 
     @dataclass(kw_only=True)
     class Config:
-        label_smoothing: float = 0.1
+        label_smoothing: Annotated[float, "[0, 1)"] = 0.1
         """ε, the amount of smoothing: a target token has probability 1 - ε + ε/V and each of the other V - 1 words of
         the vocabulary ε/V (Szegedy et al. 2016, section 7). fairseq uses 1 - ε and ε/(V - 1), so its ε is this one
         times (V - 1)/V."""
-
-        def problems(self) -> list[str]:
-            return out_of_range(self, label_smoothing="[0, 1)")
 
     def __init__(self, config: Config, model: TranslationModel, text: TextSpec) -> None:
         super().__init__(config)

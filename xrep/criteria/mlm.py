@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
-from xrep.config.ranges import out_of_range
 from xrep.criteria.criterion import Criterion, Loss, Planned
 from xrep.criteria.masked_language import HeadChoice, MaskedLanguage
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch
@@ -30,16 +29,13 @@ class MLM(Criterion):
 
     @dataclass(kw_only=True)
     class Config:
-        mask_rate: float = 0.15
+        mask_rate: Annotated[float, "(0, 1)"] = 0.15
         """Share of the tokens of each sentence that is masked: 80% of these become [MASK], 10% become a random subword,
-        10% stay. BERT and HiCTL (table 9, monolingual) use 0.15. It must lie in (0, 1)."""
+        10% stay. BERT and HiCTL (table 9, monolingual) use 0.15."""
         language_head: HeadChoice = "auto"
         """Layer between token vectors and vocabulary. auto: the head of the pretrained encoder, if its directory has
         one, or that of the run's criterion if the encoder is RUN/best of a run; otherwise a new one. new: always a new
         one. Several ``parts`` of a run with the same choice share one head, as in XLM; hictl and cmlm use auto."""
-
-        def problems(self) -> list[str]:
-            return out_of_range(self, mask_rate="(0, 1)")
 
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config)

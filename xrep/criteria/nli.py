@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import Count
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
 from xrep.data.batching import TextSpec
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
@@ -41,17 +41,17 @@ class Nli(Criterion):
         vectors of length 1. Off: vectors stay as the model gives them. The papers do not say what they do."""
         head: Literal["linear", "mlp"] = "linear"
         """Classifier. linear: one layer (CMLM). mlp: two layers with ReLU between them (dual momentum contrast)."""
-        head_size: int = 256
+        head_size: Count = 256
         """Number of hidden units of the mlp."""
-        head_dropout: float = 0.1
-        """Dropout of the hidden units of the mlp. It must lie in [0, 1)."""
+        head_dropout: Annotated[float, "[0, 1)"] = 0.1
+        """Dropout of the hidden units of the mlp."""
 
         def problems(self) -> list[str]:
-            problems, names = out_of_range(self, head_size="[1, inf)", head_dropout="[0, 1)"), self.features
+            names = self.features
             if not names or len(set(names)) != len(names) or set(names) - {*FEATURES}:
                 known = ", ".join(FEATURES)
-                problems.append(f"features must be some of {known}, each once, not {', '.join(names) or 'none'}")
-            return problems
+                return [f"features must be some of {known}, each once, not {', '.join(names) or 'none'}"]
+            return []
 
     def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
         super().__init__(config)

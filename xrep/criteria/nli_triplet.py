@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
-from xrep.config.ranges import out_of_range
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.in_batch import InBatch
@@ -28,12 +28,9 @@ class NliTriplet(ContrastiveCriterion):
 
     @dataclass(kw_only=True)
     class Config(InBatch):
-        hard_negative_weight: float = 1.0
+        hard_negative_weight: Annotated[float, "(0, 1000000]"] = 1.0
         """alpha: weight of the anchor's own contradiction, relative to the other negatives (Gao et al., 2021: 1 is the
-        best of 0.5, 1 and 2). It must lie in (0, 1000000]."""
-
-        def problems(self) -> list[str]:
-            return super().problems() + out_of_range(self, hard_negative_weight="(0, 1000000]")
+        best of 0.5, 1 and 2)."""
 
     def encode(self, model: SentenceModel, planned: Planned) -> Encoded:
         return Encoded(sentence_vectors(model, planned.batch))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,9 +39,9 @@ class TLM(MLM):
 
     @dataclass(kw_only=True)
     class Config(MLM.Config):
-        mask_rate: float = 0.25
+        mask_rate: Annotated[float, "(0, 1)"] = 0.25
         """Share of the tokens of each pair that is masked: 80% of these become [MASK], 10% become a random subword, 10%
-        stay. HiCTL (table 9, bilingual) uses 0.25, XLM 0.15. It must lie in (0, 1)."""
+        stay. HiCTL (table 9, bilingual) uses 0.25, XLM 0.15."""
         position_reset: bool = False
         """Give the tokens of the second sentence the positions that they have when it is read alone (XLM). Off:
         positions continue from the first sentence, and a pair longer than the position table is cut; neither sentence

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
-from xrep.config.ranges import out_of_range
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.in_batch import InBatch, negative_vectors, with_own_negatives
@@ -37,15 +36,12 @@ class TranslationRanking(ContrastiveCriterion):
 
     @dataclass(kw_only=True)
     class Config(InBatch):
-        margin: float = 0.0
+        margin: Annotated[float, "[0, 1000000]"] = 0.0
         """Subtracted from the similarity of translations, before it is divided by the temperature, so that it must
-        exceed the others by this margin. CMLM uses 0.3, DAP no margin. It must lie in [0, 1000000]."""
+        exceed the others by this margin. CMLM uses 0.3, DAP no margin."""
         directions: Literal["both", "forward"] = "both"
         """both: find the target from the source and the source from the target, and add the losses. forward: only find
         the target (DAP)."""
-
-        def problems(self) -> list[str]:
-            return super().problems() + out_of_range(self, margin="[0, 1000000]")
 
     def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
         super().__init__(config, model)

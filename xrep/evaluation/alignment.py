@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
@@ -54,9 +55,9 @@ class Alignment(Evaluation):
         """Measure each checkpoint of a run, whose directory is given by --path."""
         positive_above: float = 4.0
         """Scored pairs with a higher score than this are positives."""
-        pairs: int = 1000
+        pairs: Count = 1000
         """Number of pairs that are taken of parallel text."""
-        true_pairs: int = 250
+        true_pairs: Count = 250
         """Number of these pairs that keep their translation."""
         seed: int = 0
         """Seed for drawing the sentences that replace those of the other pairs."""

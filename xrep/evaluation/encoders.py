@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.files import build_once, sha256_of, write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -40,7 +41,7 @@ class Encoder:
     path: str
     """Path from which it was opened."""
     encoder: SentenceEncoder | Precomputed
-    batch_tokens: int = 4096
+    batch_tokens: Count = 4096
     """Number of subwords that are encoded at a time."""
     cache: Path | None = None
     """Folder in which vectors are kept: those of one call in a folder that ``Precomputed`` reads."""
@@ -133,7 +134,7 @@ class Precomputed:
 def open_encoder(
     path: str | Path,
     *,
-    batch_tokens: int = 4096,
+    batch_tokens: Count = 4096,
     cache: str | Path | None = None,
     layer: int | None = None,
     precision: Precision = "float32",

@@ -43,7 +43,7 @@ class LanguageBias(Evaluation):
         """Number of nearest neighbours of each sentence that are counted."""
         remove_components: int = 1
         """Number of principal components that are removed from the vectors of each language."""
-        sentences: int = 1000
+        sentences: Count = 1000
         """Maximum number of sentences per language; the first ones are taken. All languages are cut to the size of the
         smallest."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures
@@ -44,7 +45,7 @@ class Neighbours(Evaluation):
         """Language of the queries, for an encoder that needs it."""
         data_lang: str | None = None
         """Language of the text. The default is that of the queries."""
-        top: int = 3
+        top: Count = 3
         """Number of sentences for each query. Of equally near sentences, the earlier ones are taken."""
 
     config: Config

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples, OverlapOption, PrecisionOption, Result, Score, TableEvaluation
 from xrep.evaluation.reading import choose_languages, files_of_pattern, read_parallel
@@ -43,7 +44,7 @@ class TranslationQuality(TableEvaluation):
         """Languages to translate from (de,fr or deu,fra), or all that are there."""
         target_lang: str | None = None
         """Language to translate into, if the model has several."""
-        beam: int = 5
+        beam: Count = 5
         """Beam size: the number of hypotheses that are kept at each step. 1: greedy search."""
         lenpen: float = 1.0
         """Length penalty: exponent of the length that divides scores. Above 1, longer translations win."""
@@ -54,7 +55,7 @@ class TranslationQuality(TableEvaluation):
         length that the model was trained on is a limit as well."""
         max_length_b: int = 200
         """The value b in the maximum length of a translation."""
-        max_tokens: int = 4096
+        max_tokens: Count = 4096
         """Number of subwords, times the beam size, that are translated at once."""
         tokenize: Literal["13a", "none", "intl", "char", "zh"] = "13a"
         """Method by which BLEU splits text into words. none: the text is tokenised already."""

@@ -10,17 +10,18 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
 import numpy as np
 import torch
 
 import xrep
+from xrep.config.fields import CountOrZero
 from xrep.errors import UserError
 from xrep.files import naming
 from xrep.hashing import find_sorted
 from xrep.inference.encoding import Encode, HeldEncoder, TextSource
-from xrep.inference.mining import SearchOptions, check_ranges, fields, search_origin
+from xrep.inference.mining import Number, Score, SearchOptions, fields, search_origin
 from xrep.inference.nearest import Found, Merge, Side, SideSource, search_stages
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, Engine, run
@@ -46,34 +47,30 @@ class NegativeOptions(SearchOptions):
         UserError: A value is out of range.
     """
 
-    num_negatives: int = 3
+    num_negatives: Number = 3
     """Maximum number of negatives of each pair."""
-    range_min: int = 0
+    range_min: Annotated[int, "[0, 2147483647]"] = 0
     """Skip this number of candidates, the nearest to the source that do not translate it."""
-    range_max: int = 50
+    range_max: Number = 50
     """Take none beyond this rank."""
-    absolute_margin: float | None = None
+    absolute_margin: Score | None = None
     """Leave out candidates whose score is above that of the true translation minus this value."""
-    relative_margin: float | None = 0.05
+    relative_margin: Score | None = 0.05
     """Leave out candidates whose score is above (1 - relative_margin) times that of the true translation: they may be
     translations, too. A negative value allows higher scores than that of the true translation."""
-    max_score: float | None = None
+    max_score: Score | None = None
     """Leave out candidates whose score is above this value."""
-    min_score: float | None = None
+    min_score: Score | None = None
     """Leave out candidates whose score is below this value: they would be too easy."""
-    max_percentile: float | None = None
-    """Leave out candidates whose score is above this percentile of the scores of all true translations, in [0, 100]."""
+    max_percentile: Annotated[float, "[0, 100]"] | None = None
+    """Leave out candidates whose score is above this percentile of the scores of all true translations."""
     sampling_strategy: Literal["top", "random"] = "top"
     """Which of the remaining candidates are taken: the nearest, or any of them at random."""
-    seed: int = 1
+    seed: CountOrZero = 1
     """Random seed of the sampling strategy random."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        ranges = dict.fromkeys(("num_negatives", "range_max"), "[1, 2147483647]")
-        ranges |= {name: "[-1e9, 1e9]" for name in ("absolute_margin", "relative_margin", "max_score", "min_score")}
-        ranges |= {"range_min": "[0, 2147483647]", "seed": "[0, inf)", "max_percentile": "[0, 100]"}
-        check_ranges(self, **ranges)
         if self.range_min >= self.range_max:
             raise UserError(f"`range_min` {self.range_min} is not below `range_max` {self.range_max}")
 

@@ -8,13 +8,12 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 import xrep
-from xrep.config.fields import Count
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import Count, Positive, problems_of
 from xrep.data.hash_runs import HashRuns
 from xrep.errors import UserError
 from xrep.files import naming
@@ -51,9 +50,13 @@ class Text:
     lang: str | None = None
 
 
-def check_ranges(options: Any, **intervals: str) -> None:
-    """Raise a UserError if an option lies outside its interval, such as ``probes="[1, 100]"``."""
-    for problem in out_of_range(options, **intervals):
+Number = Annotated[int, "[1, 2147483647]"]
+Score = Annotated[float, "[-1e9, 1e9]"]
+
+
+def check_options(options: Any) -> None:
+    """Raise a UserError if an option has a value that it cannot have."""
+    for problem in problems_of(options):
         name, _, rest = problem.partition(" ")
         raise UserError(f"`{name}` {rest}")
 
@@ -70,18 +73,18 @@ class SearchOptions:
     """flat is exact search. Others may miss neighbours and are faster for millions of sentences: ivf, an inverted file
     of faiss for the number of sentences, or a string of faiss's own factory, such as IVF4096,SQ8 or
     IVF4096,PQ192x4fs."""
-    probes: Count = PROBES
+    probes: Number = PROBES
     """Number of cells of an inverted file that are searched for each sentence."""
-    index_gigabytes: float = PART_GIGABYTES
+    index_gigabytes: Positive = PART_GIGABYTES
     """Memory of the part of an index that a worker holds, and of the vectors in it, in GB. Larger parts are fewer, and
     all sentences are read, and searched for, once for each part."""
-    batch_tokens: int = 4096
+    batch_tokens: Number = 4096
     """Number of subwords per batch of the encoder."""
     device: str = "cpu"
     """Device on which the exact search computes its products."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, probes="[1, 2147483647]", batch_tokens="[1, 2147483647]", index_gigabytes="(0, inf)")
+        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
+from xrep.config.fields import Count, CountOrZero
 from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
 from xrep.errors import ConfigError, UserError
 from xrep.interop.pretrained import Pretrained, read_pooler
@@ -64,9 +65,9 @@ class DualEncoder(SentenceModel):
         """Pooling of the source tower only. auto: the value of pooling."""
         target_pooling: Literal["auto"] | Pooling = "auto"
         """Pooling of the target tower only. auto: the value of pooling."""
-        pooled_layer: int | None = None
+        pooled_layer: CountOrZero | None = None
         """Layer whose token vectors are pooled; 0: the embeddings; none: the last layer."""
-        projection_size: int | None = None
+        projection_size: Count | None = None
         """Output width of a new projection after pooling, in every tower. none: a pretrained encoder keeps its own
         projection if it has one, and one of two towers may be projected to the width of the other (projected_side)."""
         projection: Literal["auto", "linear", "tanh", "spaces"] = "auto"
@@ -77,7 +78,7 @@ class DualEncoder(SentenceModel):
         pooler: Literal["none", "source", "target", "all"] = "none"
         """Towers whose pretrained directory has a layer with tanh after [CLS] (pooler.*) that becomes their projection:
         that of SimCSE was trained for sentence vectors, that of BERT for another task. It needs pooling cls."""
-        projection_spaces: int = 15
+        projection_spaces: Count = 15
         """Number N of vectors in the projection spaces: the pooled vector itself and the outputs of N - 1 perceptrons,
         which the criterion cmlm trains."""
         projected_side: Literal["auto", "source", "target"] = "auto"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor
 
+from xrep.config.fields import Count
 from xrep.data.batching import Vocabulary
 from xrep.errors import UserError
 from xrep.interop.pretrained import AUTO, Pretrained, find_pretrained, read_pretrained
@@ -26,6 +27,8 @@ from xrep.nn.weights import check_finite, load_weights, some
 from xrep.registry import ENCODERS
 from xrep.text.sides import SHARED
 
+Rate = Annotated[float, "[0, 1)"]
+
 
 @dataclass(kw_only=True)
 class EncoderOptions:
@@ -39,38 +42,35 @@ class EncoderOptions:
     """Implementation of the encoders. transformer: xrep's own, which reads BERT, RoBERTa and XLM-R. transformers: the
     library of that name (pip install 'xrep[hf]'), for any other encoder (ModernBERT, DeBERTa, T5 and more). auto:
     xrep's own if it can compute the pretrained encoder, otherwise the library. A plugin can add others."""
-    pretrained_layers: int | None = None
+    pretrained_layers: Count | None = None
     """Number of first layers of pretrained encoders to use; none: all."""
-    layers: int = 12
+    layers: Count = 12
     """Number of transformer layers. This and the next three depend on `size`, and apply only to encoders that are not
     pretrained."""
-    hidden_size: int = 768
+    hidden_size: Count = 768
     """Width of the token vectors (see `size`; Transformer base: 512, big: 1024)."""
-    heads: int = 12
+    heads: Count = 12
     """Number of attention heads (see `size`; Transformer base: 8, big: 16)."""
-    feedforward_size: int = 3072
+    feedforward_size: Count = 3072
     """Width of the feed-forward networks (see `size`; Transformer base: 2048, big: 4096)."""
     norm: Norm = "post"
     """Position of layer normalisation: after each sublayer (post, as in BERT) or before it (pre). A decoder has it,
     too."""
-    max_positions: int = 512
+    max_positions: Count = 512
     """Maximum length of a sentence in subwords, including special tokens. A decoder has it, too."""
-    dropout: float = 0.1
-    """Dropout rate of embeddings and sublayer outputs. It must lie in [0, 1)."""
-    attention_dropout: float = 0.1
-    """Dropout rate of attention weights. It must lie in [0, 1)."""
+    dropout: Rate = 0.1
+    """Dropout rate of embeddings and sublayer outputs."""
+    attention_dropout: Rate = 0.1
+    """Dropout rate of attention weights."""
 
     @property
     def rates(self) -> dict[str, float]:
         return {"dropout": self.dropout, "attention_dropout": self.attention_dropout}
 
     def problems(self) -> list[str]:
-        sizes = {name: x for name, x in vars(self).items() if isinstance(x, int) and not isinstance(x, bool)}
-        least = {name: 0 if name == "pooled_layer" else 1 for name in sizes}
-        problems = [f"{name} must be at least {least[name]}, not {x}" for name, x in sizes.items() if x < least[name]]
-        if not problems and not self.encoder and self.hidden_size % self.heads:
-            problems.append(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
-        return problems + [f"{name} must lie in [0, 1), not {x}" for name, x in self.rates.items() if not 0 <= x < 1]
+        if not self.encoder and self.heads and self.hidden_size % self.heads:
+            return [f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}"]
+        return []
 
     def pretrained(self) -> dict[str, str]:
         """Return the directory or name of each pretrained encoder, by tower or side; empty if there is none."""

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from xrep.config.fields import Count
 from xrep.data.batching import TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.kernels.int8 import Int8Product, quantise
@@ -70,13 +71,13 @@ class Translation(TranslationModel):
         share_vocabulary: bool = True
         """Whether the decoder uses the vocabulary of the pretrained encoder. If not, only the source side of the text
         uses it, and the target side has its own vocabulary."""
-        decoder_layers: int = 4
+        decoder_layers: Count = 4
         """Number of layers of the decoder (HiCTL: 4 in section 4.2, 6 in table 4)."""
-        decoder_hidden_size: int | None = None
+        decoder_hidden_size: Count | None = None
         """Width of the decoder; none: the width of the encoder."""
-        decoder_heads: int | None = None
+        decoder_heads: Count | None = None
         """Number of attention heads of the decoder; none: as many as the encoder has."""
-        decoder_feedforward_size: int | None = None
+        decoder_feedforward_size: Count | None = None
         """Width of the decoder's feed-forward networks; none: the same as in the encoder."""
         tie_embeddings: Literal["all", "decoder", "none"] = "decoder"
         """Which embedding tables share their weights. decoder: the decoder's input and output tables. all: these and

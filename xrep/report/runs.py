@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xrep.config.layers import flat
 from xrep.config.saved import completed
-from xrep.config.yaml_files import flat
 from xrep.errors import UserError
 from xrep.models.directory import CONFIG, read_saved_config
 from xrep.training.log import LAUNCHES, METRICS
@@ -60,8 +60,9 @@ def _read_run(name: str, path: Path) -> Run:
         problem = "holds no run" if path.is_dir() else "no such directory"
         raise UserError(problem, path=path, cure=f"name the directory of a run, which holds {CONFIG}")
     values, damaged = read_saved_config(path / CONFIG), list[str]()
-    named = {key: {"name": own["name"]} for key, own in values.items() if isinstance(own, dict) and "name" in own}
-    options, defaults = flat(values), flat(completed({**named, "size": values.get("size", "auto")})[0])
+    options = flat(values)
+    named = {key: value for key, value in options.items() if key.endswith(".name") or key in ("parts", "size")}
+    defaults = completed(named)[0]
     changed = {key for key, value in options.items() if defaults.get(key, options) != value}
     options.pop("checkpoint.save_dir", None)  # it differs between any two runs
     texts = {key: own if isinstance(own, str) else json.dumps(own, ensure_ascii=False) for key, own in options.items()}

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import Count
 from xrep.data.annotated import AnnotatedBatch, Row, Rows, label_rows, question_rows, tag_rows
 from xrep.data.batching import Annotation, TextSpec, Vocabulary
 from xrep.data.building import build_cached, train_vocabulary
@@ -66,17 +66,15 @@ class AnnotatedTask(Task):
         """Languages of the text that is read for training and validation; all: every language that is there."""
         language: str = "en"
         """Language of files that do not name it."""
-        dev_share: float = 0.0
+        dev_share: Annotated[float, "[0, 1)"] = 0.0
         """Share of the training examples that are held out for validation, if there is no dev split (CMLM: 0.1)."""
-        batch_size: int = 32
+        batch_size: Count = 32
         """Number of rows in a batch."""
-        max_length: int = 128
+        max_length: Annotated[int, "[8, inf)"] = 128
         """Maximum length of a row in subwords, special tokens included."""
 
         def problems(self) -> list[str]:
-            problems = [] if self.languages else ["languages must name at least one language, or all"]
-            sizes = {"batch_size": "[1, inf)", "max_length": "[8, inf)", "vocab_size": "[8, inf)"}
-            return problems + out_of_range(self, dev_share="[0, 1)", **sizes)
+            return [] if self.languages else ["languages must name at least one language, or all"]
 
     config: Any
 
@@ -285,15 +283,12 @@ class QuestionAnsweringTask(AnnotatedTask):
 
     @dataclass(kw_only=True)
     class Config(AnnotatedTask.Config):
-        max_length: int = 384
+        max_length: Annotated[int, "[8, inf)"] = 384
         """Maximum length of a question with a window of its text in subwords, special tokens included."""
-        stride: int = 128
+        stride: Count = 128
         """Number of subwords by which a window begins after the one before it."""
-        max_question: int = 64
+        max_question: Count = 64
         """Number of subwords of a question that are read."""
-
-        def problems(self) -> list[str]:
-            return super().problems() + out_of_range(self, stride="[1, inf)", max_question="[1, inf)")
 
     @staticmethod
     def labels(examples: Iterable[Question]) -> Iterator[str]:

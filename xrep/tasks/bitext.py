@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
 
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import Count, Share
 from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, pad
 from xrep.data.negatives import NegativeStore, prepare_negatives
 from xrep.data.order import ExampleOrder, by_group
@@ -45,15 +45,15 @@ class BitextTask(StoredTask, ParallelTask):
         data: str | None = None
         """Directory made by xrep-preprocess, or a directory of raw text, which is preprocessed once and cached. It can
         also be given as the first argument of xrep-train. none: the demo corpus."""
-        batch_size: int = 128
+        batch_size: Count = 128
         """Number of pairs in a batch. With in-batch negatives, each sentence is compared with this number of
         sentences."""
-        max_length: int = 128
+        max_length: Annotated[int, "[3, inf)"] = 128
         """Maximum length of a sentence in subwords, special tokens included; longer sentences are cut."""
-        sampling_alpha: float = 1.0
+        sampling_alpha: Share = 1.0
         """Language pairs are drawn with p proportional to n ** sampling_alpha, where n is their number of pairs. 1
-        takes every pair once per epoch; smaller values repeat small corpora. It must lie in [0, 1]."""
-        vocab_size: int | None = None
+        takes every pair once per epoch; smaller values repeat small corpora."""
+        vocab_size: Annotated[int, "[8, 1e9]"] | None = None
         """Raw text only: number of subwords in the vocabulary that is trained on it. none: 16,000, or fewer if the text
         is too small."""
         exclude: list[str] = field(default_factory=list)
@@ -63,11 +63,6 @@ class BitextTask(StoredTask, ParallelTask):
         """Files of hard negatives, as xrep-mine negatives writes them: lines source, target, negative and any number of
         further negatives, separated by tabs. Each pair of the training text is compared with its own ones as well.
         Sentences that occur in `exclude` are left out."""
-
-        def problems(self) -> list[str]:
-            return out_of_range(
-                self, batch_size="[1, inf)", max_length="[3, inf)", vocab_size="[8, 1e9]", sampling_alpha="[0, 1]"
-            )
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config = config

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import Count, Share
 from xrep.data.batching import Batch, PairBatch, TextSpec, TokenBatch, Vocabulary, pad
 from xrep.data.order import ExampleOrder, by_group
 from xrep.data.plan import TokenBudget
@@ -90,34 +90,26 @@ class MonolingualTask(StoredTask):
         swap_order: bool = True
         """For units adjacent: in half of the pairs, drawn anew each time, put the later sentence first (CMLM, section
         3)."""
-        sampling_alpha: float = 0.3
+        sampling_alpha: Share = 0.3
         """Languages are drawn with p proportional to n ** sampling_alpha, where n is their number of sentences (XLM-R:
-        0.3). 1 takes every example once per epoch. It must lie in [0, 1]."""
-        vocabulary_alpha: float = 0.3
+        0.3). 1 takes every example once per epoch."""
+        vocabulary_alpha: Share = 0.3
         """Weight of languages in the text that the vocabulary is trained on: n ** vocabulary_alpha (CMLM, section 4.1:
-        0.3). It must lie in [0, 1]."""
+        0.3)."""
         exclude: list[str] = field(default_factory=list)
         """Files or directories of evaluation sets, whose sentences are dropped from the training text."""
-        batch_size: int | None = None
+        batch_size: Count | None = None
         """Number of sentences, or pairs, in a batch; none: 128. With max_tokens it is the maximum number; none: no
         maximum."""
-        max_tokens: int | None = None
+        max_tokens: Count | None = None
         """For units sentences: maximum number of tokens in a batch of one rank, special tokens included; a batch takes
         as many of the next sentences as fit. Padding does not count, as the encoder does not compute it (fairseq counts
         it), but sentences that would be padded to more than three times as many tokens go into different batches."""
-        max_length: int = 128
+        max_length: Annotated[int, "[3, inf)"] = 128
         """Maximum length of a sentence in subwords, special tokens included; longer sentences are cut."""
 
         def problems(self) -> list[str]:
-            problems = out_of_range(
-                self,
-                sampling_alpha="[0, 1]",
-                vocabulary_alpha="[0, 1]",
-                batch_size="[1, inf)",
-                max_tokens="[1, inf)",
-                max_length="[3, inf)",
-                vocab_size="[8, 1e9]",
-            )
+            problems = list[str]()
             if self.max_tokens is not None and self.units != "sentences":
                 problems.append(f"max_tokens is for units sentences; batches of {self.units} ones have a batch_size")
             return problems

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import Count
 from xrep.data.batching import Batch, TextSpec, TokenBatch, Vocabulary, pad
 from xrep.data.nli_store import NliOptions, prepare_nli
 from xrep.data.order import ExampleOrder
@@ -91,13 +91,10 @@ class NliTask(StoredTask):
         target_languages: list[str] = field(default_factory=lambda: ["en"])
         """Languages of the target side, if the sides have separate towers or tokenizers; all other languages belong to
         the source side."""
-        batch_size: int = 128
+        batch_size: Count = 128
         """Number of examples in a batch."""
-        max_length: int = 128
+        max_length: Annotated[int, "[3, inf)"] = 128
         """Maximum length of a sentence in subwords, special tokens included; longer sentences are cut."""
-
-        def problems(self) -> list[str]:
-            return out_of_range(self, batch_size="[1, inf)", max_length="[3, inf)", vocab_size="[8, 1e9]")
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config = config

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class VocabularyOptions:
     """Directory that holds the tokenizer: a data directory (for a part trained along with bitext, that of the
     bitext), a checkpoint or a folder of the tokenizer alone. none: that of the pretrained encoder, or one that is
     trained on this text."""
-    vocab_size: int | None = None
+    vocab_size: Annotated[int, "[8, 1e9]"] | None = None
     """Number of subwords in the vocabulary that is trained. none: 16,000, or fewer if the text is too small."""
 
 

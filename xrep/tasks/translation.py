@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import Count, Share
 from xrep.data.plan import TokenBudget
 from xrep.data.store import Corpus
 from xrep.errors import UserError
@@ -36,27 +36,26 @@ class TranslationTask(BitextTask):
         """Direction of translation. forward: as pairs are named, for example from German into English for de-en.
         reverse: the opposite, for example to translate from English. both: every pair in both directions, at two
         different places of an epoch."""
-        max_tokens: int | None = 4096
+        max_tokens: Count | None = 4096
         """Maximum number of tokens in a batch of one rank, counted for each side, special tokens included; a batch
         takes as many of the next pairs as fit. Padding does not count (fairseq counts it), but pairs that would be
         padded to more than three times as many tokens go into different batches. none: batches have batch_size
         pairs."""
         # The base class reads it only without a token budget, and then ``problems`` requires a number.
-        batch_size: int | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+        batch_size: Count | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
         """Maximum number of pairs in a batch. none: as many as max_tokens allows. Without max_tokens: the number of
         pairs in each batch."""
-        max_length: int = 256
+        max_length: Annotated[int, "[3, inf)"] = 256
         """Maximum length of a sentence of either side in subwords, with special tokens; longer ones are cut."""
-        sampling_alpha: float = 1.0
+        sampling_alpha: Share = 1.0
         """Language pairs, by direction, are drawn with p proportional to n ** sampling_alpha, where n is their number
         of pairs; it equals 1/T for a sampling temperature T. 1 takes every pair once per epoch; smaller values repeat
-        small corpora. It must lie in [0, 1]."""
+        small corpora."""
 
         def problems(self) -> list[str]:
-            problems = super().problems() + out_of_range(self, max_tokens="[1, inf)")
             if self.max_tokens is None and self.batch_size is None:
-                problems.append("batch_size must be given where max_tokens is none")
-            return problems
+                return ["batch_size must be given where max_tokens is none"]
+            return []
 
     config: Config
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xrep.config.ranges import out_of_range
-from xrep.config.yaml_files import flat
+from xrep.config.fields import Count, CountOrZero
 from xrep.errors import UserError
 from xrep.files import naming, point_link, remove_files, try_lock
 from xrep.models.directory import (
@@ -57,13 +56,10 @@ class Checkpoints:
     class Config:
         save_dir: str | None = None
         """Directory of the run. A run found there with the same configuration is resumed. none: runs/TASK-CRITERION."""
-        save_every: int = 1000
+        save_every: CountOrZero = 1000
         """Number of steps between checkpoints. 0: save only after the best validation so far and at the end."""
-        keep_last: int = 2
+        keep_last: Count = 2
         """Number of recent checkpoints that are kept, in addition to the best."""
-
-        def problems(self) -> list[str]:
-            return out_of_range(self, save_every="[0, inf)", keep_last="[1, inf)")
 
     def __init__(self, config: Config, directory: Path, say: Callable[[str], None] | None = None) -> None:
         self.config, self.directory, self.stalled_seconds = config, directory, 0.0
@@ -207,19 +203,15 @@ def check_same_run(saved: dict[str, Any], current: dict[str, Any], directory: Pa
     Raises:
         UserError: the configurations differ; it names every option that does.
     """
-    olds, news = flat(saved), flat(current)
-    differing = [key for key in sorted({*olds, *news}) if olds.get(key) != news.get(key) and not _may_change(key)]
-    # Of a part that is another one, the name is enough.
-    others = [key.removesuffix("name") for key in differing if key.endswith(".name")]
-    shown = [key for key in differing if not any(key.startswith(part) and key != f"{part}name" for part in others)]
-    if shown:
+    keys = sorted(key for key in {*saved, *current} if saved.get(key) != current.get(key) and not _may_change(key))
+    renamed = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))
+    if differing := [key for key in keys if key.endswith(".name") or not key.startswith(renamed)]:
+        listed = ", ".join(f"{key} {saved.get(key)!r} -> {current.get(key)!r}" for key in differing)
         cure = "choose another `save_dir`, or delete this one"
         if saved.get("size") != current.get("size"):  # auto is another size on another device
             cure = f"set `size` to {saved.get('size')} to go on with it, or {cure}"
-        listed = ", ".join(f"{key} {olds.get(key)!r} -> {news.get(key)!r}" for key in shown)
         raise UserError(f"holds a run of another configuration: {listed}", path=directory, cure=cure)
 
 
 def _may_change(key: str) -> bool:
-    own = re.sub(r"^parts\..+?\.(?=task\.)", "", key)
-    return own in MAY_CHANGE or own.partition(".")[0] in MAY_CHANGE
+    return re.sub(r"^parts\.\w+\.(?=task\.)", "", key) in MAY_CHANGE or key.split(".")[0] in MAY_CHANGE

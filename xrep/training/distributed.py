@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import CountOrZero
 from xrep.errors import TrainingError, UserError
 from xrep.training.pulse import GO_ON, Pulse, connect, name_of_attempt
 
@@ -33,10 +33,10 @@ class Distributed:
     class Config:
         backend: Literal["auto", "nccl", "gloo"] = "auto"
         """Library that exchanges gradients between processes. auto: nccl on GPUs, gloo on CPUs."""
-        timeout_minutes: float = 10.0
+        timeout_minutes: Annotated[float, "(0, 1e6]"] = 10.0
         """Minutes after which the run ends if nothing is heard of a process, or its part of a step does not come. One
-        that reads data, validates or saves may take longer. It must lie in (0, 1e6]."""
-        check_every: int = 1000
+        that reads data, validates or saves may take longer."""
+        check_every: CountOrZero = 1000
         """Steps between checks that weights, momentum encoders and queues are equal on every rank. 0: never."""
         shard: Literal["none", "optimizer"] = "none"
         """What each rank has only a share of. optimizer: the optimizer's state (ZeRO, stage 1), for models above a
@@ -44,9 +44,6 @@ class Distributed:
         gradient_compression: Literal["none", "bf16"] = "none"
         """Type in which gradients are summed over the ranks. bf16: half the bytes, for slow networks; the sums have 8
         bits of fraction. none: that of the weights, float32."""
-
-        def problems(self) -> list[str]:
-            return out_of_range(self, timeout_minutes="(0, 1e6]", check_every="[0, inf)")
 
 
 @dataclass(frozen=True)

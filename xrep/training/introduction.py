@@ -23,7 +23,7 @@ def introduction(run: RunConfig, task: Task, trainer: Trainer) -> list[str]:
     """Return the lines that say what is trained on what, where, and how."""
     model, world = trainer.pair.model, trainer.world
     ranks = f"{world.size} ranks, " if world.size > 1 else ""
-    data = [part["task"].get("data") or DEMO for part in run.values.get("parts") or [run.values]]
+    data = run.data or [DEMO]
     precision = str(trainer.step.dtype).removeprefix("torch.")
     if precision == "float32" and world.device.type == "cuda":
         precision = "float32 with TF32 products"
@@ -34,7 +34,7 @@ def introduction(run: RunConfig, task: Task, trainer: Trainer) -> list[str]:
             for part in task.parts.values()
             if part.has_hard_negatives
         ),
-        f"{run.values['model']['name']}: {_millions(sum(p.numel() for p in model.parameters()))} on {world.device}, "
+        f"{run.values['model.name']}: {_millions(sum(p.numel() for p in model.parameters()))} on {world.device}, "
         f"{ranks}{torch.get_num_threads()} threads, {precision}",
         *(["a small model for CPUs; size base is that of BERT"] if is_small(run.values) else []),
         *(_encoder_line(name, model, task.text, trainer) for name in _encoders(model)),

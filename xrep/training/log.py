@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from xrep import __version__
-from xrep.config.ranges import out_of_range
-from xrep.config.yaml_files import flat
+from xrep.config.fields import Count
+from xrep.config.layers import flat
 from xrep.files import naming, write_aside
 from xrep.progress import ProgressLine
 from xrep.training.boards import TensorBoard, WeightsAndBiases
@@ -38,7 +38,7 @@ class Log:
 
     @dataclass(kw_only=True)
     class Config:
-        log_every: int = 50
+        log_every: Count = 50
         """Number of steps between records in metrics.jsonl and TensorBoard."""
         tensorboard: bool = True
         """Write TensorBoard events below SAVE_DIR/tensorboard."""
@@ -46,7 +46,7 @@ class Log:
         """Service that gets the records as well: Weights & Biases (extra 'wandb')."""
 
         def problems(self) -> list[str]:
-            problems = out_of_range(self, log_every="[1, inf)")
+            problems = list[str]()
             if self.logger == "wandb" and importlib.util.find_spec("wandb") is None:
                 problems.append("`logger` is wandb, which is not installed: pip install 'xrep[wandb]'")
             return problems

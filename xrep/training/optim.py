@@ -7,12 +7,12 @@ including those that are still frozen: without a gradient a parameter is not cha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import NotNegative
 from xrep.training.parameter_groups import ParameterOptions
 
-if TYPE_CHECKING:  # torch is imported where an optimizer is built: the options are read for --help, which must be quick
+if TYPE_CHECKING:  # torch is imported where an optimizer is built
     import torch
 
 Groups = list[dict[str, Any]]
@@ -40,14 +40,10 @@ class AdamW:
 
     @dataclass(kw_only=True)
     class Config(MomentOptions):
-        lr: float = 5e-4
-        """Peak learning rate. The default suits training from scratch; for pretrained encoders use 2e-5 to 4e-5. It
-        must be at least 0."""
-        adam_eps: float = 1e-8
-        """Number that is added to the denominator. It must be at least 0."""
-
-        def problems(self) -> list[str]:
-            return super().problems() + out_of_range(self, adam_eps="[0, inf)")
+        lr: NotNegative = 5e-4
+        """Peak learning rate. The default suits training from scratch; for pretrained encoders use 2e-5 to 4e-5."""
+        adam_eps: NotNegative = 1e-8
+        """Number that is added to the denominator."""
 
     @staticmethod
     def build(config: Config, groups: Groups) -> torch.optim.Optimizer:
@@ -67,18 +63,15 @@ class Lamb:
 
     @dataclass(kw_only=True)
     class Config(MomentOptions):
-        lr: float = 1e-3
-        """Peak learning rate; the default is that of CMLM. It must be at least 0."""
-        weight_decay: float = 0.01
+        lr: NotNegative = 1e-3
+        """Peak learning rate; the default is that of CMLM."""
+        weight_decay: NotNegative = 0.01
         """Decoupled weight decay of matrices (the default of the authors' code); biases, normalisation weights and
-        scalars never decay. It must be at least 0."""
-        lamb_eps: float = 1e-6
-        """Number that is added to the denominator. It must be at least 0."""
+        scalars never decay."""
+        lamb_eps: NotNegative = 1e-6
+        """Number that is added to the denominator."""
         bias_correction: bool = True
         """Divide the moments by 1 - beta^t, as algorithm 2 does; the authors' first code uses only the warm-up."""
-
-        def problems(self) -> list[str]:
-            return super().problems() + out_of_range(self, lamb_eps="[0, inf)")
 
     @staticmethod
     def build(config: Config, groups: Groups) -> torch.optim.Optimizer:
@@ -93,18 +86,17 @@ class SGD:
 
     @dataclass(kw_only=True)
     class Config(ParameterOptions):
-        lr: float = 0.1
-        """Peak learning rate. It must be at least 0."""
-        weight_decay: float = 0.0
-        """L2 penalty on matrices, added to the gradient; biases, normalisation weights and scalars have none. It must
-        be at least 0."""
-        sgd_momentum: float = 0.9
+        lr: NotNegative = 0.1
+        """Peak learning rate."""
+        weight_decay: NotNegative = 0.0
+        """L2 penalty on matrices, added to the gradient; biases, normalisation weights and scalars have none."""
+        sgd_momentum: Annotated[float, "[0, 1)"] = 0.9
         """Momentum: the share of the previous step that is added to the next one. 0: no momentum."""
         nesterov: bool = False
         """Use Nesterov momentum."""
 
         def problems(self) -> list[str]:
-            problems = super().problems() + out_of_range(self, sgd_momentum="[0, 1)")
+            problems = super().problems()
             if self.nesterov and self.sgd_momentum == 0:
                 problems.append("nesterov needs sgd_momentum above 0")
             return problems

@@ -14,9 +14,9 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import NotNegative
 from xrep.errors import UserError
 from xrep.registry import nearest
 
@@ -31,23 +31,22 @@ NAMES_SHOWN = 6
 class ParameterOptions:
     """Options of every optimizer."""
 
-    lr: float = 5e-4
+    lr: NotNegative = 5e-4
     """Peak learning rate."""
-    weight_decay: float = 1e-4
-    """Decoupled weight decay of matrices; biases, normalisation weights and scalars never decay. It must be at least
-    0."""
+    weight_decay: NotNegative = 1e-4
+    """Decoupled weight decay of matrices; biases, normalisation weights and scalars never decay."""
     no_decay: list[str] = field(default_factory=list)
     """Name patterns of further parameters without weight decay, such as '*_embedding'."""
     lr_multipliers: list[str] = field(default_factory=list)
     """Factors for the learning rate of some parameters, as PATTERN=FACTOR, such as 'criterion.*=10'. If several
     patterns match a parameter, the last one applies."""
-    layer_decay: float = 1.0
+    layer_decay: Annotated[float, "(0, 1]"] = 1.0
     """Factor by which the learning rate falls from each encoder layer to the one below. In an encoder with L layers,
     the rate of layer k = 0, 1, ... is multiplied by this to the power L - k, that of its parameters outside the layers
     (embeddings and their normalisation) by this to the power L + 1; everything else has the full rate. 1: no decay."""
 
     def problems(self) -> list[str]:
-        problems = out_of_range(self, lr="[0, inf)", weight_decay="[0, inf)", layer_decay="(0, 1]")
+        problems = list[str]()
         for text in self.lr_multipliers:
             pattern, factor = _multiplier(text)
             if not pattern or not 0 <= factor < math.inf:

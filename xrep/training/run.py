@@ -15,7 +15,6 @@ from torch import nn
 
 from xrep import __version__
 from xrep.config import RunConfig, completed, say_ignored
-from xrep.config.yaml_files import flat
 from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
 from xrep.files import digests_of, write_aside, write_json
@@ -71,7 +70,7 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
         TrainingError: a loss or gradient is not finite, memory ran out, or a process died.
     """
     world = world or alone(pick_device(run.configs["trainer"].device))
-    directory, latest = run_directory(run), None
+    directory, latest = run.directory, None
     with explain_lost_ranks(world), ExitStack() as stack:
         with world.together():
             _check_model(run)
@@ -79,7 +78,7 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
                 stack.enter_context(_own(directory, run))
         torch.manual_seed(run.seed)
         task = world.in_turn(lambda: _make_task(run))
-        check_equal(world, {**flat(run.values), "data": task.fingerprint(), "version": __version__})
+        check_equal(world, {**run.values, "data": task.fingerprint(), "version": __version__})
         checkpoints = Checkpoints(run.configs["checkpoint"], directory)
         with world.together():
             task.check_size(world.size)
@@ -115,12 +114,12 @@ def _check_model(run: RunConfig) -> None:
     """Raise UserError if a criterion or the validation needs another kind of model."""
     criterion, model = run.configs["criterion"], run.classes["model"]
     kinds = [part.kind for part in criterion.parts] if run.values.get("parts") else [run.classes["criterion"]]
-    values = run.values.get("parts") or [run.values]
-    asking = [("criterion", own["criterion"]["name"], kind) for own, kind in zip(values, kinds, strict=True)]
-    for section, name, kind in [*asking, ("validation", run.values["validation"]["name"], run.classes["validation"])]:
+    keys = [f"parts.{name}.criterion.name" for name in run.values.get("parts", [])] or ["criterion.name"]
+    asking = [("criterion", run.values[key], kind) for key, kind in zip(keys, kinds, strict=True)]
+    for section, name, kind in [*asking, ("validation", run.values["validation.name"], run.classes["validation"])]:
         needs: type[Model] | None = kind.needs
         if needs is not None and not issubclass(model, needs):
-            problem, chosen = f"the {section} {name} needs a {needs.kind}", run.values["model"]["name"]
+            problem, chosen = f"the {section} {name} needs a {needs.kind}", run.values["model.name"]
             cure = f"choose the `model` {needs.example} or another `{section}`"
             raise UserError(f"{problem}, and the model {chosen} is not one", cure=cure)
 
@@ -164,11 +163,6 @@ def _make_trainer(
         if latest is not None:
             trainer.resume(latest, saved)
     return trainer, notes
-
-
-def run_directory(run: RunConfig) -> Path:
-    """Return the directory for the files of a run."""
-    return Path(run.configs["checkpoint"].save_dir or f"runs/{run.label}")
 
 
 @contextmanager

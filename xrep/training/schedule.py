@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import CountOrZero, Positive, Share
 
 if TYPE_CHECKING:  # the options are read for --help, which does not wait for torch
     from xrep.training.state import TrainingState
@@ -26,26 +26,20 @@ SHORTENED = 0.1
 class WarmUp:
     """Options of every schedule."""
 
-    warmup_steps: int = 400
+    warmup_steps: CountOrZero = 400
     """Number of steps of linear warm-up. It is shortened to a tenth of the run if the run is not longer than this, or
     to a tenth of its minutes if it is bounded by max_minutes and these steps would take longer."""
-    warmup_ratio: float | None = None
+    warmup_ratio: Annotated[float, "(0, 1)"] | None = None
     """Share of the training budget that is used for warm-up, instead of warmup_steps. The rate rises with the share of
     the budget that is spent, from 0 at the first step. none: use warmup_steps."""
-
-    def problems(self) -> list[str]:
-        return out_of_range(self, warmup_steps="[0, inf)", warmup_ratio="(0, 1)")
 
 
 @dataclass(kw_only=True)
 class Decay(WarmUp):
     """Options of the schedules that fall to a share of the peak."""
 
-    min_lr_ratio: float = 0.0
+    min_lr_ratio: Share = 0.0
     """Learning rate at the end, as a share of the peak rate."""
-
-    def problems(self) -> list[str]:
-        return super().problems() + out_of_range(self, min_lr_ratio="[0, 1]")
 
 
 class Schedule(ABC):
@@ -105,11 +99,8 @@ class Polynomial(Schedule):
 
     @dataclass(kw_only=True)
     class Config(Decay):
-        power: float = 2.0
+        power: Positive = 2.0
         """Exponent of the remaining share of the budget: 1 is a straight line, higher values fall faster at first."""
-
-        def problems(self) -> list[str]:
-            return super().problems() + out_of_range(self, power="(0, inf)")
 
     def decay(self, elapsed: float, rest: float) -> float:
         low = self.config.min_lr_ratio
@@ -125,7 +116,7 @@ class InverseSqrt(Schedule):
 
     @dataclass(kw_only=True)
     class Config(WarmUp):
-        warmup_steps: int = 4000
+        warmup_steps: CountOrZero = 4000
         """Number of steps of linear warm-up; it is also the time scale of the decay."""
 
     def decay(self, elapsed: float, rest: float) -> float:
@@ -137,7 +128,7 @@ class Constant(Schedule):
 
     @dataclass(kw_only=True)
     class Config(WarmUp):
-        warmup_steps: int = 0
+        warmup_steps: CountOrZero = 0
         """Number of steps of linear warm-up."""
 
     def decay(self, elapsed: float, rest: float) -> float:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from xrep.config import RunConfig, completed, course_directory
+from xrep.config import RunConfig, completed
 from xrep.errors import UserError
 from xrep.files import point_link
 from xrep.models.directory import CONFIG, MANIFEST, read_saved_config
@@ -18,47 +18,33 @@ def train_course(runs: list[RunConfig], train: Callable[[RunConfig], Summary], i
     """Train the stages of a course in their order; if it is stopped, the same call resumes it.
 
     A finished stage is left as it is, and an unfinished one is resumed. At the end, ``best`` and ``last`` in the
-    directory of the course point at those of the last stage. A run without stages is trained in its own directory.
+    directory of the course point at those of the last stage. A run without stages is trained in its own directory. All
+    processes of a run make this call; ``is_main`` prints and writes.
 
-    Args:
-        runs: the stages, as ``compose_course`` returns them.
-        train: trains one of them.
-        is_main: whether this process prints and writes; all processes of a run make this call.
-
-    Returns:
-        What ``train`` returned for the last stage, or for the one that was asked to stop.
-
-    Raises:
-        UserError: the directory holds a run without stages (other processes than the main one exit), or ``train``
-            raises it.
+    Returns what ``train`` returned for the last stage, or for the one that was asked to stop. Raises UserError if the
+    directory holds a run without stages (other processes than the main one exit), or ``train`` raises it.
     """
     if not runs[0].stage:
         return train(runs[0])
-    directory = course_directory(runs[0])
-
-    def say(text: str) -> None:
-        if is_main:
-            print(text, file=sys.stderr)
-
-    if (directory / CONFIG).exists():
+    course = runs[0].directory.parent
+    if (course / CONFIG).exists():
         if not is_main:  # the main process reports it
             raise SystemExit(2)
-        raise UserError("holds a run without stages", path=directory, cure="choose another `save_dir`")
-    summary: Summary | None = None
+        raise UserError("holds a run without stages", path=course, cure="choose another `save_dir`")
+    summary = None
     for number, run in enumerate(runs, 1):
-        place = f"stage {run.stage} ({number} of {len(runs)}, {run.label})"
-        if number < len(runs) and is_finished(run):
-            say(f"{place}: finished before")
-            continue
-        say(f"{place}: in {run.values['checkpoint']['save_dir']}")
-        summary = train(run)
-        if not summary.finished:
-            break
-    assert summary is not None  # the last stage is never skipped
-    if is_main and summary.finished:
+        finished = number < len(runs) and is_finished(run)
+        if is_main:
+            where = "finished before" if finished else f"in {run.directory}"
+            print(f"stage {run.stage} ({number} of {len(runs)}, {run.label}): {where}", file=sys.stderr)
+        summary = summary if finished else train(run)
+        if summary and not summary.finished:
+            return summary
+    if is_main:
         for name in ("best", "last"):
-            point_link(directory / name, Path(runs[-1].stage) / name)
-        say(f"the course is finished; the model: {directory / 'best'} (last: {directory / 'last'})")
+            point_link(course / name, Path(runs[-1].stage) / name)
+        print(f"the course is finished; the model: {course / 'best'} (last: {course / 'last'})", file=sys.stderr)
+    assert summary is not None  # the last stage is never left out
     return summary
 
 
@@ -68,10 +54,9 @@ def is_finished(run: RunConfig) -> bool:
     A run that was resumed with a larger budget and then killed has not: its summary has an earlier step than its last
     checkpoint, or that checkpoint has the earlier configuration.
     """
-    directory = Path(run.values["checkpoint"]["save_dir"])
-    last = directory / "last"
+    last = run.directory / "last"
     try:
-        steps = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))["steps"]
+        steps = json.loads((run.directory / SUMMARY).read_text(encoding="utf-8"))["steps"]
         reached = json.loads((last / MANIFEST).read_text(encoding="utf-8"))["step"]
         return steps == reached and completed(read_saved_config(last / CONFIG))[0] == run.values
     except (OSError, ValueError, KeyError, TypeError, UserError):

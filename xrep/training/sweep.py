@@ -25,15 +25,12 @@ from xrep.interrupts import Interrupted, StopRequest
 from xrep.training.run import SUMMARY
 from xrep.training.stages import is_finished
 
-MOST_RUNS = 10_000
-
 
 @dataclass(frozen=True, eq=False)
 class Trial:
     """One run of a search. ``values`` are those of the grid, by key; ``options`` are all of xrep-train."""
 
     values: Mapping[str, str]
-    seed: str | None
     directory: Path
     options: Sequence[str]
 
@@ -44,54 +41,27 @@ class Trial:
 
 @dataclass(frozen=True)
 class Ranked:
-    """The validation of one combination of values: a value for each of its seeds."""
+    """The validation of one combination of values: a score for each of its seeds, their mean and their deviation."""
 
     trials: Sequence[Trial]
     metric: str
     scores: Sequence[float]
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.scores)
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation over the seeds; 0 for one seed."""
-        return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
+    mean: float
+    deviation: float
 
 
 def trials_of(
     grid: Mapping[str, Sequence[str]], seeds: Sequence[str], directory: Path, options: Sequence[str]
 ) -> list[Trial]:
     """Return the runs of a grid, in the order in which they are trained: all combinations of a seed, then the next.
-
-    Args:
-        grid: Values of each key, such as ``optimizer.lr``.
-        seeds: Empty: the seed of the configuration.
-        options: Options of xrep-train that all runs have.
-
-    Raises:
-        UserError: There are too many runs, or two of them would have the same directory.
-    """
-    trials = list[Trial]()
-    count = len(seeds or [None])
-    for values in grid.values():
-        count *= len(values)
-    if count > MOST_RUNS:
-        raise UserError(f"a grid of {count:,} runs", cure=f"search at most {MOST_RUNS:,} at once")
-    for seed in seeds or [None]:
-        for point in itertools.product(*grid.values()):
-            values = dict(zip(grid, point, strict=True))
-            named = {_short(key): value for key, value in values.items()}
-            named |= {"seed": seed} if seed is not None else {}
-            name = "-".join(re.sub(r"[^\w.+-]", "_", f"{key}{value}") for key, value in named.items())[:200]
-            own = [f"{key}={value}" for key, value in values.items()]
-            own += [f"seed={seed}"] if seed is not None else []
-            place = directory / name
-            trials.append(Trial(values, seed, place, [*options, *own, f"checkpoint.save_dir={place}"]))
-    names = [trial.directory.name for trial in trials]
-    if again := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"two runs would have the directory {again[0]}", cure="name each value and each key once")
+    Without seeds, that of the configuration is used. All runs have the ``options`` of xrep-train."""
+    trials = []
+    for seed, *point in itertools.product(seeds or [""], *grid.values()):
+        values = dict(zip(grid, point, strict=True))
+        named = {_short(key): value for key, value in values.items()} | ({"seed": seed} if seed else {})
+        place = directory / "-".join(re.sub(r"[^\w.+-]", "_", f"{key}{value}") for key, value in named.items())[:200]
+        own = [f"{key}={value}" for key, value in (values | ({"seed": seed} if seed else {})).items()]
+        trials.append(Trial(values, place, [*options, *own, f"checkpoint.save_dir={place}"]))
     return trials
 
 
@@ -106,42 +76,36 @@ def run_trials(
 ) -> dict[Trial, str]:
     """Train those runs that are not finished, ``parallel`` at a time; return the errors of those that failed.
 
-    What a run prints is in its log, beside its directory. Processors and GPUs are shared among the runs.
-
-    Args:
-        courses: The stages of each trial; a run without stages is a course of one.
-
-    Raises:
-        Interrupted: Ctrl-C, SIGTERM or SIGUSR1 was received; the runs have saved what is done.
+    What a run prints is in its log, beside its directory. Processors and GPUs are shared among the runs. ``courses``
+    has the stages of each trial. Raises Interrupted after Ctrl-C, SIGTERM or SIGUSR1; the runs have saved what is done.
     """
     waiting = [trial for trial, runs in zip(trials, courses, strict=True) if not all(map(is_finished, runs))]
     if len(waiting) < len(trials):
         say(f"{len(trials) - len(waiting)} of {len(trials)} runs are finished already")
-    free = _environments(parallel)
-    used: dict[Trial, dict[str, str]] = {}
-    running: dict[Trial, subprocess.Popen[Any]] = {}
-    failed: dict[Trial, str] = {}
-    total, told = len(waiting), False
+    free, total, told, failed = _environments(parallel), len(waiting), False, dict[Trial, str]()
+    running: dict[Trial, tuple[subprocess.Popen[Any], dict[str, str]]] = {}
     with StopRequest(signal.SIGTERM, signal.SIGUSR1).watching() as stop:
         while (waiting and not stop.signal) or running:
-            while waiting and len(running) < parallel and not stop.signal:
-                trial = waiting.pop(0)
-                used[trial] = free.pop(0)
+            while waiting and free and not stop.signal:
+                trial, environment = waiting.pop(0), free.pop(0)
                 command = [sys.executable, "-m", "xrep_cli.train", *trial.options]
                 with naming(trial.log), open(trial.log, "ab") as log:
                     # In a session of its own, a run gets the Ctrl-C of the terminal once, from here.
                     streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-                    running[trial] = subprocess.Popen(command, **streams, env=used[trial], start_new_session=True)
-            for trial in [trial for trial, process in running.items() if process.poll() is not None]:
-                code = running.pop(trial).returncode
-                free.append(used.pop(trial))
-                if code and not stop.signal:
-                    failed[trial] = _last_line(trial.log) or f"ended with exit code {code}"
-                say(f"{total - len(waiting) - len(running)} of {total}: {trial.directory.name}"
-                    f"{': failed' if trial in failed else ''}")  # fmt: skip
+                    process = subprocess.Popen(command, **streams, env=environment, start_new_session=True)
+                running[trial] = process, environment
+            for trial, (process, environment) in list(running.items()):
+                if process.poll() is not None:
+                    del running[trial]
+                    free.append(environment)
+                    if process.returncode and not stop.signal:
+                        lines = trial.log.read_bytes()[-10_000:].decode("utf-8", "replace").splitlines()
+                        failed[trial] = lines[-1] if lines else f"ended with exit code {process.returncode}"
+                    how = ": failed" if trial in failed else ""
+                    say(f"{total - len(waiting) - len(running)} of {total}: {trial.directory.name}{how}")
             if stop.signal and not told:
                 told = True
-                for process in running.values():
+                for process, _ in running.values():
                     process.send_signal(signal.SIGINT)
             time.sleep(0.1)
     if stop.signal:
@@ -159,11 +123,6 @@ def _environments(parallel: int) -> list[dict[str, str]]:
     return [shared | ({"CUDA_VISIBLE_DEVICES": gpus[n % len(gpus)]} if gpus else {}) for n in range(parallel)]
 
 
-def _last_line(log: Path) -> str:
-    lines = log.read_bytes()[-10_000:].decode("utf-8", "replace").splitlines()
-    return lines[-1] if lines else ""
-
-
 def ranking(trials: Sequence[Trial], stage: str = "") -> list[Ranked]:
     """Return the combinations whose runs have finished, the best first, by the mean over their seeds.
 
@@ -176,23 +135,16 @@ def ranking(trials: Sequence[Trial], stage: str = "") -> list[Ranked]:
     finished: dict[tuple[str, ...], list[tuple[Trial, dict[str, Any]]]] = {}
     for trial in trials:
         if (summary := trial.directory / stage / SUMMARY).is_file():
-            finished.setdefault(tuple(trial.values.values()), []).append((trial, _best_of(summary)))
-    ranked = [
-        Ranked([trial for trial, _ in own], own[0][1]["metric"], [best["value"] for _, best in own])
-        for own in finished.values()
-    ]
+            best = json.loads(summary.read_text(encoding="utf-8"))["best"]
+            if best["metric"] is None:
+                problem = "has no validation by which it could be ranked"
+                raise UserError(problem, path=summary.parent, cure="choose a `validation`")
+            finished.setdefault(tuple(trial.values.values()), []).append((trial, best))
+    ranked = []
+    for own in finished.values():
+        scores = [float(best["value"]) for _, best in own]
+        deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
+        metric = own[0][1]["metric"]
+        ranked.append(Ranked([trial for trial, _ in own], metric, scores, statistics.fmean(scores), deviation))
     upward = all(best["maximize"] for own in finished.values() for _, best in own)
     return sorted(ranked, key=lambda each: each.mean, reverse=upward)
-
-
-def _best_of(summary: Path) -> dict[str, Any]:
-    """Return the metric, its best value and whether a higher one is better, from the summary of a run."""
-    try:
-        best = json.loads(summary.read_text(encoding="utf-8"))["best"]
-        metric, value, maximize = (best[key] for key in ("metric", "value", "maximize"))
-    except (ValueError, LookupError, TypeError, RecursionError):
-        raise UserError("not the summary of a run", path=summary, cure="remove that directory") from None
-    if not isinstance(metric, str) or not isinstance(value, int | float) or not isinstance(maximize, bool):
-        cure = "choose a `validation`"
-        raise UserError("has no validation by which it could be ranked", path=summary.parent, cure=cure)
-    return {"metric": metric, "value": float(value), "maximize": maximize}

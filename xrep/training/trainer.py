@@ -8,12 +8,12 @@ import time
 from collections.abc import Generator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
 from xrep.config import RunConfig
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import Count, CountOrZero, NotNegative, Positive
 from xrep.criteria.criterion import Criterion
 from xrep.errors import TrainingError
 from xrep.interrupts import NOTICE, StopRequest
@@ -53,32 +53,30 @@ class Trainer:
 
     @dataclass(kw_only=True)
     class Config:
-        max_steps: int | None = None
+        max_steps: Count | None = None
         """Number of optimizer steps after which training ends. Whichever of max_steps, max_epochs and max_minutes is
         reached first ends the run; if none is set, training ends after 15 epochs (see also size)."""
-        max_epochs: float | None = None
-        """Number of passes over the training examples after which training ends. It must lie in (0, 1e9]."""
-        max_minutes: float | None = None
-        """Minutes of training and validation after which training ends; the learning rate decays towards that time. It
-        must be above 0."""
-        update_freq: int = 1
+        max_epochs: Annotated[float, "(0, 1e9]"] | None = None
+        """Number of passes over the training examples after which training ends."""
+        max_minutes: Positive | None = None
+        """Minutes of training and validation after which training ends; the learning rate decays towards that time."""
+        update_freq: Count = 1
         """Number of batches whose gradients are accumulated for one step."""
-        micro_batch: int | None = None
+        micro_batch: Count | None = None
         """Number of sentence pairs that are encoded at a time, if a batch's activations do not fit into memory. Losses
         and gradients stay those of the whole batch, with all its pairs as negatives, for a third more work (gradient
         caching, Gao et al. 2021). For objectives that compare the sentences of a batch. none: all at once."""
-        clip_norm: float = 10.0
-        """Largest norm of the gradient, to which larger gradients are scaled down. 0: no clipping. It must be at least
-        0."""
+        clip_norm: NotNegative = 10.0
+        """Largest norm of the gradient, to which larger gradients are scaled down. 0: no clipping."""
         freeze: list[str] = field(default_factory=list)
         """Parts that are not trained, as patterns of parameter names such as 'encoders.source' or
         'encoders.*.token_embedding*'; 'PATTERN@N' trains them from step N on. Dropout of a frozen part is off."""
-        lora_rank: int = 0
+        lora_rank: Annotated[int, "[0, 2147483647]"] = 0
         """Rank of low-rank adaptation (LoRA), such as 8, for pretrained encoders: their linear layers change by the
         products of two matrices of this rank. Of the encoders, these alone are trained. The saved model has the changed
         weights. Learning rates are some ten times those of training all weights. 0: train all weights."""
-        lora_alpha: float = 16.0
-        """Factor of the changes of LoRA, which are multiplied by lora_alpha / lora_rank. It must be above 0."""
+        lora_alpha: Annotated[float, "(0, 1e9]"] = 16.0
+        """Factor of the changes of LoRA, which are multiplied by lora_alpha / lora_rank."""
         precision: TrainingPrecision = "auto"
         """Type that matrix products read; weights stay float32. auto: bf16 on GPUs that have it, else float32, which is
         TF32 (10 bits of fraction) on GPUs. CPUs without bf16 use float32. fp16: for older GPUs; the loss is scaled."""
@@ -87,13 +85,13 @@ class Trainer:
         activation_checkpointing: bool = False
         """Compute each encoder layer again in the backward pass instead of keeping its activations. This needs less
         memory and a third more work."""
-        data_workers: int = 0
-        """Number of processes per rank that make batches ahead of the training loop, at most 1024. 0: the loop makes
+        data_workers: Annotated[int, "[0, 1024]"] = 0
+        """Number of processes per rank that make batches ahead of the training loop. 0: the loop makes
         them itself."""
-        patience: int | None = None
+        patience: Count | None = None
         """Number of validations in a row that may be worse than the best one before training ends; none: training goes
         on to the end of its budget."""
-        validate_every: int = 1000
+        validate_every: CountOrZero = 1000
         """Number of steps between validations. 0: validate only at the end."""
         device: Literal["auto", "cpu", "cuda"] = "auto"
         """Device on which to train. auto: a GPU if there is one, else the CPU."""
@@ -104,10 +102,6 @@ class Trainer:
 
         def problems(self) -> list[str]:
             problems = pattern_problems(self.freeze)
-            budget = {"max_steps": "(0, inf)", "max_epochs": "(0, 1e9]", "max_minutes": "(0, inf)"}
-            problems += out_of_range(self, **budget, update_freq="[1, inf)", micro_batch="(0, inf)")
-            problems += out_of_range(self, clip_norm="[0, inf)", validate_every="[0, inf)", patience="[1, inf)")
-            problems += out_of_range(self, data_workers="[0, 1024]", lora_rank="[0, 2147483647]", lora_alpha="(0, 1e9]")
             if self.patience is not None and not self.validate_every:
                 problems.append("patience needs validations; set `validate_every`")
             if self.device == "cuda" and not torch.cuda.is_available():

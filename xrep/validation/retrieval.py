@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 
-from xrep.config.ranges import out_of_range
 from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
 from xrep.metrics.retrieval import mean_cosine, retrieval_accuracy
@@ -32,11 +32,8 @@ class RetrievalValidator(Validator):
 
     @dataclass(kw_only=True)
     class Config:
-        max_pool_size: int = 1000
+        max_pool_size: Annotated[int, "[2, inf)"] = 1000
         """Maximum number of dev pairs per language pair among which translations are searched."""
-
-        def problems(self) -> list[str]:
-            return out_of_range(self, max_pool_size="[2, inf)")
 
     def __init__(self, config: Config, task: Task) -> None:
         self.config = config

@@ -36,7 +36,7 @@ class SeveralValidator(Validator):
         checkpoint, and patience counts it. --validate-with alone chooses validation several."""
 
         def problems(self) -> list[str]:
-            names, problems = self.validate_with, super().problems()
+            names, problems = self.validate_with, list[str]()
             if not names or len(set(names)) < len(names):
                 problems.append(f"validate_with must name validations, each once, not {','.join(names) or 'none'}")
             return problems

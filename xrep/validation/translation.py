@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import CountOrZero, problems_of
 from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
 from xrep.inference.generation.options import SearchOptions
@@ -44,7 +44,7 @@ class TranslationValidator(Validator):
     class Config:
         metric: Literal["bleu", "loss"] = "bleu"
         """Metric that chooses the best checkpoint: bleu (mean over language pairs) or loss (on the whole dev split)."""
-        max_sentences: int = 500
+        max_sentences: CountOrZero = 500
         """Number of sentences to translate for each language pair, from the start of the dev split. 0: none, which
         requires metric loss."""
         beam: int = 4
@@ -52,16 +52,15 @@ class TranslationValidator(Validator):
         lenpen: float = 1.0
         """Length penalty: the log-probability of a hypothesis is divided by its length to the power of this value."""
         max_length_a: float = 1.5
-        """The value a in the maximum length of a translation, a · x + b subwords for a source of x subwords. It must be
-        at least 0."""
+        """The value a in the maximum length of a translation, a · x + b subwords for a source of x subwords."""
         max_length_b: int = 10
         """The value b in the maximum length of a translation, a · x + b subwords for a source of x subwords."""
 
         def problems(self) -> list[str]:
-            problems = [problem.replace("length_penalty", "lenpen") for problem in self.search_options().problems()]
+            problems = [problem.replace("length_penalty", "lenpen") for problem in problems_of(self.search_options())]
             if self.metric == "bleu" and self.max_sentences < 1:
                 problems.append(f"max_sentences must be at least 1 with metric bleu, not {self.max_sentences}")
-            return problems + ([] if problems else out_of_range(self, max_sentences="[0, inf)"))
+            return problems
 
         def search_options(self) -> SearchOptions:
             """Return the options of the search."""

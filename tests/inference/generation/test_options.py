@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import pytest
 
+from xrep.config import problems_of
 from xrep.errors import ConfigError
 from xrep.inference.generation.options import SearchOptions
 
 PROBLEMS: list[tuple[str, dict[str, object]]] = [
-    ("max_length_a must be finite, not nan", {"max_length_a": float("nan")}),
+    ("max_length_a must be a finite number, not nan", {"max_length_a": float("nan")}),
     ("length_penalty must lie in [-10, 10], not -11.0", {"length_penalty": -11.0}),
-    ("length_penalty_form must be fairseq or gnmt, not marian", {"length_penalty_form": "marian"}),
-    ("seed must be below 2**63", {"seed": 2**63, "sampling": True}),
+    ("length_penalty_form must be fairseq or gnmt, not 'marian'", {"length_penalty_form": "marian"}),
+    ("seed must be an integer, not 9223372036854775808", {"seed": 2**63, "sampling": True}),
     ("temperature is an option of sampling, which is off", {"temperature": 0.5}),
 ]
-SIGNED = ("min_length", "max_length_a", "max_length_b", "no_repeat_ngram_size", "top_k", "seed")
+SIGNED = ("min_length", "max_length_b", "no_repeat_ngram_size", "top_k", "seed")
 PROBLEMS += [(f"{name} must be at least 0, not -1", {name: -1, "sampling": True}) for name in SIGNED]
 
 
 def test_problems() -> None:
     for problem, given in PROBLEMS:
-        assert SearchOptions(**given).problems() == [problem]
-    assert len(SearchOptions(beam=0, min_length=-1, top_p=2).problems()) == 4
+        assert problems_of(SearchOptions(**given)) == [problem]
+    assert len(problems_of(SearchOptions(beam=0, min_length=-1, top_p=2))) == 4
     with pytest.raises(ConfigError, match="beam must be at least 1, not 0\nnbest must"):
         SearchOptions(beam=0, nbest=0).check()
 
 
 def test_penalties() -> None:
-    assert SearchOptions().problems() == [] and SearchOptions(sampling=True, nbest=50, top_p=0.9).problems() == []
+    assert problems_of(SearchOptions()) == [] and problems_of(SearchOptions(sampling=True, nbest=50, top_p=0.9)) == []
     assert SearchOptions(length_penalty=0.6).penalty(7) == pytest.approx(7**0.6)
     gnmt = SearchOptions(length_penalty=0.6, length_penalty_form="gnmt")
     assert gnmt.penalty(1) == 1 and gnmt.penalty(7) == pytest.approx(2**0.6)

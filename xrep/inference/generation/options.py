@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from xrep.config.ranges import out_of_range
+from xrep.config.fields import Count, CountOrZero, NotNegative, Positive, problems_of
 from xrep.errors import ConfigError
 
 SAMPLING = ("temperature", "top_k", "top_p")
@@ -15,45 +15,41 @@ SAMPLING = ("temperature", "top_k", "top_p")
 class SearchOptions:
     """Options of beam search and of sampling."""
 
-    beam: int = 5
+    beam: Count = 5
     """Number of hypotheses that are followed at once; 1: greedy search."""
-    nbest: int = 1
+    nbest: Count = 1
     """Number of translations of each sentence, at most beam; with sampling: number of samples."""
-    length_penalty: float = 1.0
+    length_penalty: Annotated[float, "[-10, 10]"] = 1.0
     """Exponent α of the length penalty, by which the log-probability of a translation is divided; the length includes
     eos. Above 1 it favours longer translations, below 1 shorter ones; 0: no division."""
     length_penalty_form: Literal["fairseq", "gnmt"] = "fairseq"
     """Form of the length penalty; fairseq: length^α; gnmt: ((5 + length) / 6)^α (Wu et al. 2016, arXiv:1609.08144,
     equation 14, without the coverage penalty)."""
-    min_length: int = 0
+    min_length: CountOrZero = 0
     """Smallest number of tokens in a translation, not counting eos."""
-    max_length_a: float = 0.0
+    max_length_a: NotNegative = 0.0
     """The a of the greatest length: a sentence of x tokens has a translation of at most a · x + b tokens, not counting
     special tokens; there eos is forced. The number of positions of the model is a limit as well."""
-    max_length_b: int = 200
+    max_length_b: CountOrZero = 200
     """The b of the greatest length a · x + b."""
-    no_repeat_ngram_size: int = 0
+    no_repeat_ngram_size: CountOrZero = 0
     """Size of n-grams that must not occur twice in a translation; 0: any may."""
     sampling: bool = False
     """Sample translations instead of searching for the best."""
-    top_k: int = 0
+    top_k: CountOrZero = 0
     """With sampling, draw from this number of best tokens; 0: from all."""
-    top_p: float = 1.0
+    top_p: Annotated[float, "(0, 1]"] = 1.0
     """With sampling, draw from the fewest best tokens that together have this probability (nucleus sampling,
     Holtzman et al. 2020, arXiv:1904.09751)."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """With sampling, divide the logits by this number: below 1, likely tokens become likelier."""
-    seed: int = 0
+    seed: CountOrZero = 0
     """Seed of the samples. A sentence of the same number gets the same samples, whatever other sentences there are."""
 
     def problems(self) -> list[str]:
-        ranges = dict.fromkeys(("min_length", "max_length_a", "max_length_b", "no_repeat_ngram_size"), "[0, inf)")
-        ranges |= {"top_k": "[0, inf)", "top_p": "(0, 1]", "temperature": "(0, inf)", "seed": "[0, inf)"}
-        problems = out_of_range(self, beam="[1, inf)", nbest="[1, inf)", length_penalty="[-10, 10]", **ranges)
+        problems = list[str]()
         if not self.sampling and self.nbest > self.beam >= 1:
             problems.append(f"nbest {self.nbest} is more than the {self.beam} hypotheses of the beam")
-        if self.length_penalty_form not in ("fairseq", "gnmt"):
-            problems.append(f"length_penalty_form must be fairseq or gnmt, not {self.length_penalty_form}")
         if self.max_length_a == 0 and self.min_length > self.max_length_b >= 0:
             problems.append(f"min_length {self.min_length} is more than the greatest length {self.max_length_b}")
         changed = [name for name in SAMPLING if vars(self)[name] != vars(DEFAULTS)[name]]
@@ -61,7 +57,7 @@ class SearchOptions:
 
     def check(self) -> None:
         """Raise a ConfigError if options make no sense."""
-        if problems := self.problems():
+        if problems := problems_of(self):
             raise ConfigError(problems)
 
     @property
