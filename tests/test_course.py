@@ -132,7 +132,7 @@ def test_problems_of_all_stages_are_told_together_and_once(course):
         ("{a: {seed: 1}}", "there is no stage 'a'; list the stages in a configuration file"),
         ("[{name: best}]", "'best' cannot be one of the stages; use letters, digits and _"),
         ("[{name: a}, {name: a}]", "two stages are named 'a'; rename one"),
-        ("[{stages: [{}]}]", "unknown key stages; known: "),
+        ("[{stages: [{}]}]", "c.yaml: unknown key stages; known: "),
     ],
 )
 def test_what_stages_may_not_be(tmp_path, stages, message):

@@ -33,7 +33,7 @@ def layer(tmp_path, text: str = TEXT, name: str = "c.yaml") -> tuple[str, dict[s
 def problems(*layers: tuple[str, dict[str, Any]]) -> list[str]:
     with pytest.raises(ConfigError) as error:
         compose(list(layers))
-    return error.value.problems
+    return [problem.removeprefix("c.yaml: ") for problem in error.value.problems]
 
 
 def test_parts_are_one_task_and_one_criterion_to_the_trainer(tmp_path):
@@ -113,7 +113,9 @@ def test_all_problems_of_all_parts_are_told_together(tmp_path):
         "unknown key parts.rank.wieght; did you mean 'weight'?",
     ]
     changes = "my.yaml", {"parts": {"rnk": {"weight": 1}}}
-    assert problems(layer(tmp_path), changes) == ["unknown key parts.rnk.weight; did you mean 'parts.rank.weight'?"]
+    assert problems(layer(tmp_path), changes) == [
+        "my.yaml: unknown key parts.rnk.weight; did you mean 'parts.rank.weight'?"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,10 @@ def runs_of(layers: Layers, problems: Sequence[str] = ()) -> list[RunConfig]:
         elif re.fullmatch(r"stages\.\w+\.checkpoint\.save_dir", key):
             cure = "a stage trains in SAVE_DIR/NAME; set checkpoint.save_dir of the whole course"
             found.append(f"{key} is given, but {cure}")
-    resolved = [(name, *resolve(stage)) for name, stage in stages]
+    resolved = []
+    for name, stage in stages:
+        run, own = resolve(stage)
+        resolved.append((name, run, [_with_origin(problem, layers, name) for problem in own]))
     for name, _, own in resolved:  # what is wrong in all stages is told once
         everywhere = [problem for problem in own if all(problem in others for *_, others in resolved)]
         found += [problem for problem in everywhere if problem not in found]
@@ -155,6 +158,15 @@ def runs_of(layers: Layers, problems: Sequence[str] = ()) -> list[RunConfig]:
         raise ConfigError(found)
     runs = [RunConfig(run, name) for name, run, _ in resolved]
     return _placed(runs) if runs[0].stage else runs
+
+
+def _with_origin(problem: str, layers: Layers, stage: str) -> str:
+    """Return a problem with the name of the file that has its key, unless the command line has it, too."""
+    key = problem.removeprefix("unknown key ").split(" ")[0].rstrip(";")
+    for origin, layer in reversed(layers):
+        if not {key, f"stages.{stage}.{key}"}.isdisjoint(flat(layer)):
+            return problem if origin == COMMAND_LINE else f"{origin}: {problem}"
+    return problem
 
 
 def merged(layers: Layers) -> tuple[Layer, Layer]:

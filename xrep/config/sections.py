@@ -114,7 +114,7 @@ def _chosen(key: str, values: Layer) -> Section:
 def _default_name(kind: str, values: Layer) -> str | None:
     """Return the name of the part of a kind that is chosen if none is named; the model, or the task, may declare it."""
     if kind in ("model", "validation"):
-        tasks = {values[key] for key in values if re.fullmatch(r"(parts\.\w+\.)?task\.name", key)}
+        tasks = {str(values[key]) for key in values if re.fullmatch(r"(parts\.\w+\.)?task\.name", key)}
         models = {_chosen("model", values).name} if kind == "validation" else set()
         for registry, names in ((REGISTRIES["model"], models), (REGISTRIES["task"], tasks)):
             if len(names) == 1 and (name := names.pop()) in registry.names():
