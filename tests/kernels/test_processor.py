@@ -180,7 +180,7 @@ def test_attention_to_cached_keys_where_bfloat16_is_emulated(emulated: None) -> 
 
 @pytest.mark.parametrize("has", [True, False])
 def test_the_type_of_training_on_each_device(has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrep.training.step.multiplies_bfloat16", lambda: has)
+    monkeypatch.setattr("xrep.training.device.multiplies_bfloat16", lambda: has)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has)
     cpu, gpu, expected = torch.device("cpu"), torch.device("cuda"), torch.bfloat16 if has else torch.float32
     for name in ("bf16", "bfloat16"):
