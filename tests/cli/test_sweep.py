@@ -153,7 +153,8 @@ def test_a_run_that_was_stopped_is_not_taken_for_a_finished_one(recipe: Path, cl
     """Somebody sends SIGTERM to a run alone, which saves and ends; its last line is told."""
     run = cli.folder / "search" / "lr1e-2"
     line = "recipe.yaml --grid optimizer.lr=1e-2 --save-dir search --validate-every 0 --save-every 5 --max-steps"
-    when((run / "last").exists, lambda: int((run / ".lock").read_text().split()[1]), signal.SIGTERM)
+    launches = run / "launches.jsonl"
+    when((run / "last").exists, lambda: json.loads(launches.read_text().split("\n")[0])["process"], signal.SIGTERM)
     done = cli("sweep", *line.split(), 100_000)
     assert done.code == 2 and "1 of 1: lr1e-2: failed" in done.err
     assert "1 of 1 runs failed; the first: stopped by SIGTERM after step" in done.err
