@@ -29,7 +29,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from flops import transformer_flops, vocabulary_flops
-from harness import add_training_options, make_engine, make_parser, run_step, take_turns, write_json
+from harness import add_training_options, make_parser, make_step, run_step, take_turns, write_json
 from torch import nn
 
 from xrep.criteria.criterion import Loss, Planned
@@ -146,8 +146,8 @@ def measured(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     for name, (objective, given) in objectives.items():
         own = copy.deepcopy(model)
         precision = {"precision": options.precision, "clip_norm": options.clip_norm}
-        engine = make_engine(own, objective(given, own, text), options.device, **precision)
-        steps[name] = lambda batch, engine=engine: run_step(engine, batch)
+        step = make_step(own, objective(given, own, text), options.device, **precision)
+        steps[name] = lambda batch, step=step: run_step(step, batch)
     chosen = list(itertools.islice(batches, WARM_UP + options.steps))
     turns = take_turns(steps, chosen, warm_up=WARM_UP, device=options.device)
     medians, counts = {}, {}

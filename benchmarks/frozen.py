@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from harness import make_engine, make_parser, run_step, take_turns, write_json
+from harness import make_parser, make_step, run_step, take_turns, write_json
 
 from xrep.criteria.frozen_source import FrozenSource
 from xrep.models.dual_encoder import DualEncoder
@@ -37,23 +37,23 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, float]:
         towers="separate", target_encoder=options.teacher, dropout=0.0, attention_dropout=0.0, **sizes
     )
     model = DualEncoder(config, task.text)
-    engines = {}
+    steps = {}
     for name, cache in (("plain", None), ("cached", str(folder / "vectors"))):
         given = FrozenSource.Config(source_side="target", queue_size=options.queue_size, cache_source=cache)
         own = copy.deepcopy(model)
         criterion = FrozenSource(given, own, task.text)
-        engines[name] = make_engine(own, criterion, options.device, lr=1e-3, clip_norm=10.0)
-    plain, cached = engines["plain"], engines["cached"]
+        steps[name] = make_step(own, criterion, options.device, lr=1e-3, clip_norm=10.0)
+    plain, cached = steps["plain"], steps["cached"]
     batches = [task.make(plan.what) for plan in itertools.islice(task.plan(), WARM_UP + options.steps)]
     for batch in batches:  # the first epoch stores the vectors
         run_step(cached, batch)
 
-    def plan(engine, batch):
-        return engine.module.criterion.plan(batch, torch.Generator()).to(engine.world.device)
+    def plan(step, batch):
+        return step.pair.criterion.plan(batch, torch.Generator()).to(step.world.device)
 
-    def constants(engine, planned):
+    def constants(step, planned):
         with torch.no_grad():
-            return engine.module.criterion.constants(engine.module.model, planned)
+            return step.pair.criterion.constants(step.pair.model, planned)
 
     contestants = {
         "plain": lambda both: run_step(plain, both[0]),

@@ -21,7 +21,7 @@ from xrep_cli.command import HelpFormatter
 if TYPE_CHECKING:
     from xrep.criteria.criterion import Criterion
     from xrep.models.dual_encoder import DualEncoder
-    from xrep.training.step import Engine
+    from xrep.training.step import Step
 
 ROUNDS = "XREP_BENCHMARK_ROUNDS"
 """Environment variable with a file, to which the times of each contest are appended as a line of JSON (``run.py``)."""
@@ -146,7 +146,7 @@ def add_training_options(parser: argparse.ArgumentParser, **defaults: int) -> No
     add("--device", default="auto", help="cpu, cuda or auto")
 
 
-def make_engine(
+def make_step(
     model: DualEncoder,
     criterion: Criterion,
     device: str,
@@ -154,27 +154,29 @@ def make_engine(
     lr: float = 1e-5,
     precision: str = "float32",
     clip_norm: float = 1.0,
-) -> Engine:
+) -> Step:
     """Return what makes training steps of a model and a criterion, on one process."""
     import torch
 
     from xrep.training.distributed import alone
     from xrep.training.freezing import Freezing
-    from xrep.training.step import Engine, TrainingModule
+    from xrep.training.step import Pair, Step, type_on
+    from xrep.training.update import Update
 
     world = alone(device)
-    module = TrainingModule(model, criterion).to(world.device)
+    pair, dtype = Pair(model, criterion).to(world.device), type_on(world.device, precision)
     freezing = Freezing(list(criterion.frozen))
-    optimizer = torch.optim.AdamW([p for _, p in freezing.ever_trained(module)], lr=lr, fused=True)
-    engine = Engine(module, optimizer, freezing, world, precision=precision, clip_norm=clip_norm)
-    engine.prepare(0)
-    engine.train_mode()
-    return engine
+    groups = [{"params": [p for _, p in freezing.ever_trained(pair)], "lr_scale": 1.0}]
+    optimizer = torch.optim.AdamW(groups, lr=lr, fused=True)
+    step = Step(pair, freezing, Update(optimizer, world, clip_norm=clip_norm, dtype=dtype), dtype)
+    step.prepare(0)
+    step.train_mode()
+    return step
 
 
-def run_step(engine: Engine, batch: Any) -> None:
+def run_step(step: Step, batch: Any) -> None:
     """Plan a batch and train on it, always with the same random numbers in the plan."""
     import torch
 
-    planned = engine.module.criterion.plan(batch, torch.Generator().manual_seed(0))
-    engine.run([planned], planned.sizes, lambda: None)
+    planned = step.pair.criterion.plan(batch, torch.Generator().manual_seed(0))
+    step.apply(step.gradients([planned], planned.sizes, 0), step.update.optimizer.param_groups[0]["lr"])

@@ -24,7 +24,7 @@ import time
 import torch
 import torch.nn.functional as F
 from dap_cost import WARM_UP, text_of
-from harness import add_training_options, make_engine, make_parser, run_step, take_turns, write_json
+from harness import add_training_options, make_parser, make_step, run_step, take_turns, write_json
 from torch import Tensor
 
 from xrep.criteria.criterion import Loss, Planned, Term
@@ -74,15 +74,15 @@ def measured(options: argparse.Namespace) -> dict[str, float]:
     config = DualEncoder.Config(towers="shared", pooling="cls", normalize=False, **places, **sizes)
     model = DualEncoder(config, text)
     given = HiCTL.Config(temperature=options.temperature, word_temperature=options.temperature)
-    engines = {}
+    steps = {}
     for name, kind in CRITERIA.items():
         own = copy.deepcopy(model)
         criterion = kind(given, own, text)
         assert criterion.hardness is not None
         criterion.hardness.history[0], criterion.hardness.steps[...] = 0.7, 1  # so that some negatives are moved
         precision = {"precision": options.precision, "clip_norm": options.clip_norm}
-        engines[name] = make_engine(own, criterion, options.device, **precision)
-    steps = {name: lambda batch, engine=engine: run_step(engine, batch) for name, engine in engines.items()}
+        steps[name] = make_step(own, criterion, options.device, **precision)
+    steps = {name: lambda batch, step=step: run_step(step, batch) for name, step in steps.items()}
     # The processor time of this process does not grow when other processes run.
     clock = time.process_time if options.device == "cpu" else time.perf_counter
     chosen = itertools.islice(batches, WARM_UP + options.steps)

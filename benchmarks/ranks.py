@@ -1,9 +1,8 @@
-"""What a run of many ranks costs each of them: planning, messages, connections, losses and checkpoints.
+"""What a run of many ranks costs each of them: planning, messages and losses.
 
-Planning is measured in this process for each number of ranks. The time of a message over a tree (and, to compare, over
-one group of all ranks) is measured with real processes at the numbers of --measured, and computed for larger numbers
-from the steps that a message takes one after the other and the time of a step. Connections, bytes and reads are
-computed. The batch has --batch pairs on each rank, with vectors of 768 numbers, and the checkpoint has --gigabytes.
+Planning is measured in this process for each number of ranks. The time of a sum and of a meeting is measured with real
+processes at the numbers of --measured, and that of a sum is computed for larger numbers from the steps of its ring.
+Bytes are computed. The batch has --batch pairs on each rank, with vectors of 768 numbers.
 
     python benchmarks/ranks.py --ranks 2 8 64 1024 --measured 2 8
 """
@@ -11,6 +10,7 @@ computed. The batch has --batch pairs on each rank, with vectors of 768 numbers,
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ import torch.multiprocessing as multiprocessing
 
 from xrep.data.order import ExampleOrder
 from xrep.data.plan import plan_batches
-from xrep.training.tree import FAN_OUT, levels_of, plant
+from xrep.training.pulse import Pulse, connect
 from xrep.workers import ahead
 
 _ROWS, _REPEAT, _WIDTH = 1_000_000_000, 50, 768
@@ -34,24 +34,21 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 8, 64, 1024])
     parser.add_argument("--measured", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--gigabytes", type=float, default=1.5)
     parser.add_argument("--pause", type=float, default=0.1, help="seconds that a step takes besides its plan")
     options = parser.parse_args()
     measured = {size: _messages(size) for size in options.measured}
     largest = max(measured)
-    step = measured[largest][0] / _steps(largest)
+    step = measured[largest][0] / (2 * (largest - 1))  # a ring
     columns: dict[str, list[str]] = {"": [f"{ranks:,} ranks" for ranks in options.ranks]}
     for corpora in (1, 100):
         plans = [_planning(ranks, options.batch, corpora, options.pause) for ranks in options.ranks]
         columns[f"plan of a step, {corpora} corpora: main thread, ms of CPU"] = [f"{main:.2f}" for main, _ in plans]
         columns[f"plan of a step, {corpora} corpora: all threads, ms of CPU"] = [f"{cpu:.1f}" for _, cpu in plans]
-    for name, place, steps in (("tree", 0, _steps), ("one group", 1, lambda ranks: 2 * (ranks - 1))):
-        columns[f"sum of counts over {name}, ms"] = [
-            f"{measured[ranks][place]:.2f}" if ranks in measured else f"{steps(ranks) * step:.1f} (computed)"
-            for ranks in options.ranks
-        ]
-    columns["connections of rank 0, two trees"] = [str(2 * _connections(ranks)) for ranks in options.ranks]
-    columns["connections, two groups of all"] = [str(2 * (ranks - 1)) for ranks in options.ranks]
+    columns["sum of counts, ms"] = [
+        f"{measured[ranks][0]:.2f}" if ranks in measured else f"{2 * (ranks - 1) * step:.1f} (computed)"
+        for ranks in options.ranks
+    ]
+    columns["meeting, ms"] = [f"{measured[ranks][1]:.2f}" if ranks in measured else "-" for ranks in options.ranks]
     megabytes = [ranks * options.batch / 1e6 for ranks in options.ranks]
     columns["columns of in-batch losses: received, MB"] = [f"{8 * each:.3f}" for each in megabytes]
     columns["gathered with every rank, MB (before)"] = [
@@ -59,8 +56,6 @@ def main() -> None:
     ]
     columns["gradient of gathered rows: reduce-scatter, MB"] = [f"{4 * _WIDTH * each:,.1f}" for each in megabytes]
     columns["summed on every rank, MB (before)"] = [f"{8 * _WIDTH * each:,.1f}" for each in megabytes]
-    columns["checkpoint read at a start, GB"] = [f"{options.gigabytes:g}"] * len(options.ranks)
-    columns["read by every rank, GB (before)"] = [f"{options.gigabytes * ranks:,.1f}" for ranks in options.ranks]
     columns["share of a validation on a rank, at least a pool, test or batch"] = [
         f"1/{ranks}" for ranks in options.ranks
     ]
@@ -88,18 +83,8 @@ def _lengths(corpus: int, rows: np.ndarray) -> np.ndarray:
     return rows * 2654435761 % 61 + 4
 
 
-def _steps(ranks: int) -> int:
-    """Return how many messages of a sum over the tree follow each other: a ring in each group, then down the tree."""
-    groups = [len(group) for group in levels_of(0, ranks, FAN_OUT)]
-    return sum(2 * (size - 1) for size in groups) + sum((size - 1).bit_length() for size in groups[:-1])
-
-
-def _connections(ranks: int) -> int:
-    return sum(len(group) - 1 for group in levels_of(0, ranks, FAN_OUT))
-
-
 def _messages(ranks: int) -> tuple[float, float]:
-    """Return the milliseconds of a sum over the tree and over one group, measured with processes."""
+    """Return the milliseconds of a sum and of a meeting, measured with processes."""
     queue = multiprocessing.get_context("spawn").SimpleQueue()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     multiprocessing.spawn(_rank, (ranks, store.port, queue), ranks)
@@ -108,12 +93,13 @@ def _messages(ranks: int) -> tuple[float, float]:
 
 def _rank(rank: int, ranks: int, port: int, queue: multiprocessing.SimpleQueue) -> None:
     torch.set_num_threads(1)
-    limit = timedelta(minutes=5)
-    dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", port), rank=rank, world_size=ranks, timeout=limit)
-    (tree,) = plant(rank, ranks, limit)
-    times = [_median(lambda: tree.sum_later(torch.ones(8))()), _median(lambda: dist.all_reduce(torch.ones(8)))]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", store=connect(timedelta(minutes=5)), rank=rank, world_size=ranks)
+    pulse = Pulse("pulse", rank, ranks, 300)
+    times = [_median(lambda: dist.all_reduce(torch.ones(8))), _median(pulse.meet)]
     if rank == 0:
         queue.put(tuple(times))
+    pulse.stop()
     dist.destroy_process_group()
 
 

@@ -38,7 +38,6 @@ from xrep.kernels.precision import default_float32_products, fast_products
 from xrep.memory import keep_freed_memory
 from xrep.precision import TrainingPrecision
 from xrep.tasks.bitext import BitextTask
-from xrep.training.batches import agreed
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import alone, pick_device
 from xrep.training.log import Quiet
@@ -85,18 +84,17 @@ class Ours:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.waited, self.busy = trainer, 0.0, 0.0
-        trainer.engine.train_mode()
+        trainer.step.train_mode()
         trainer._started = time.monotonic()
-        status = lambda: (trainer._seconds(), False)  # noqa: E731
-        self.groups = agreed(trainer._groups(), trainer.world, trainer.module.criterion, status)
+        self.groups = trainer.agreed(trainer.read())
 
     def __call__(self, steps: int) -> None:
         trainer = self.trainer
         for _ in range(steps):
             before = time.monotonic()
-            group, wait = next(self.groups)
+            group = next(self.groups)
             self.waited += time.monotonic() - before
-            trainer._step(group, wait(), before)
+            trainer.run_step(group, before)
             self.busy += time.monotonic() - before
             every = trainer.checkpoints.config.save_every
             if every and trainer.state.step % every == 0:
@@ -106,7 +104,7 @@ class Ours:
 def plain_loop(options: argparse.Namespace, trainer: Trainer, queue_size: int) -> Turn:
     """Return a plain loop of dual momentum contrast, on the model and the text of ``trainer``."""
     task, device = trainer.task, trainer.world.device
-    model = copy.deepcopy(trainer.module.model)
+    model = copy.deepcopy(trainer.pair.model)
     for part in model.modules():
         if isinstance(part, torch.nn.Embedding):
             part.sparse = False  # torch's own optimizer takes dense gradients alone

@@ -117,7 +117,7 @@ def test_problems_of_all_stages_are_told_together_and_once(course):
         "set checkpoint.save_dir of the whole course",
         "trainer.max_steps must be an integer or none, not 'many'",
         "stage rank: unknown key criterion.queue_size; known: name, matryoshka, temperature, "
-        "mask_equal_sentences, cross_rank_negatives, margin, margin_scale, directions",
+        "mask_equal_sentences, cross_rank_negatives, margin, directions",
         "stage both: parts.b.weight must be above 0, not -2.0",
     ]
     assert problems(course, "stages.bth.seed=1") == [

@@ -15,7 +15,7 @@ from xrep.errors import UserError
 from xrep.memory import check_memory, machine_memory
 from xrep.models.device import to_device
 from xrep.training.distributed import alone
-from xrep.training.step import TrainingModule
+from xrep.training.step import Pair
 
 
 def test_what_fits_is_allowed_and_what_does_not_is_one_line() -> None:
@@ -30,7 +30,7 @@ def test_a_model_that_a_gpu_cannot_hold(monkeypatch: pytest.MonkeyPatch, data_di
     def refuse(*arguments: Any) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    for module in (torch.nn.Linear, TrainingModule):
+    for module in (torch.nn.Linear, Pair):
         monkeypatch.setattr(module, "to", lambda self, to: refuse() if str(to).startswith("cuda") else self)
     with pytest.raises(UserError, match=r"10,100 parameters does not fit into the free memory of cuda; use another"):
         to_device(torch.nn.Linear(100, 100), "cuda", "float32")

@@ -93,9 +93,9 @@ train raw ... --encoder deep --encoder-type transformer | 16 tensors missing: en
 train ... --encoder bare --encoder-type transformer | no such tokenizer: none of tokenizer.json
 train ... --plugin absent_plugin             | the plugin 'absent_plugin' cannot be imported: ModuleNotFoundError: No
 train ... --plugin a/b.py                    | the plugin 'a/b.py' cannot be imported:
-train ... --save-dir de.txt                  | de.txt: is a file, not a directory; choose another --save-dir
-train ... --save-dir de.txt/run              | de.txt: is a file, not a directory
-train ... --save-dir dangling                | dangling: is a link that leads nowhere
+train ... --save-dir de.txt                  | de.txt: File exists
+train ... --save-dir de.txt/run              | de.txt/run: Not a directory
+train ... --save-dir dangling                | dangling: File exists
 train ... --save-dir dir                     | dir: is not empty and holds no run; choose another --save-dir
 train ... --save-dir /proc/run               | error: /proc
 train absent ... --task bitext               | absent: no such folder
@@ -106,11 +106,6 @@ train done ... --task nli --criterion nli    | done/launches.jsonl:1: no keys of
 train --data de=mt.de --task monolingual --towers shared --criterion tlm --batch-size 4 | task gives single sentences;
 train bin --task translation --criterion label_smoothed_cross_entropy --max-tokens none | task.batch_size must be given
 train bin --task translation --criterion label_smoothed_cross_entropy --direction back | task.direction must be forward
-WORLD_SIZE=two train ...                     | WORLD_SIZE in the environment is 'two'
-WORLD_SIZE=2 train ...                       | RANK in the environment is ''
-WORLD_SIZE=2 RANK=2 train ...                | RANK in the environment is '2'
-WORLD_SIZE=2 RANK=0 LOCAL_RANK=2 train ...   | LOCAL_RANK in the environment is '2'
-WORLD_SIZE=2 RANK=0 MASTER_PORT=0 train ...  | MASTER_PORT in the environment is '0'
 
 preprocess --bitext de-en --destdir out      | cannot read the parallel text 'de-en'; write de-en=FILE.tsv
 preprocess --bitext klingon-en=x --destdir out | cannot read the parallel text

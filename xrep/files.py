@@ -1,4 +1,4 @@
-"""Atomic writing of files, folders and links; locks; and the sha256 of a file.
+"""Atomic writing of files, folders and links; a lock; and the sha256 of a file.
 
 What replaces something takes over its mode and, where the system permits it, its owner and group. In a folder that is
 replaced, only the files that the new one has too are ours: others stay.
@@ -76,7 +76,7 @@ def write_aside(path: str | Path) -> Iterator[Path]:
             with open(Path(folder) / "content", "rb") as content, open(path, "ab") as stream:
                 shutil.copyfileobj(content, stream)
         return
-    path = Path(os.path.realpath(path) if os.path.islink(path) else path)
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with naming(path):
@@ -92,48 +92,13 @@ def write_aside(path: str | Path) -> Iterator[Path]:
 
 def replace_file(aside: Path, path: Path) -> None:
     """Rename a file, or a folder whose new place is free or empty; what is there leaves it its mode and owner."""
-    if path.exists():
-        _take_access(aside, path)
+    with suppress(FileNotFoundError):
+        status = path.stat()
+        for user, group in ((status.st_uid, -1), (-1, status.st_gid)):
+            with suppress(OSError):  # others than root may not
+                os.chown(aside, user, group)
+        aside.chmod(stat.S_IMODE(status.st_mode))
     os.replace(aside, path)
-
-
-def _take_access(new: Path, old: Path) -> None:
-    """Give ``new`` the mode of ``old`` (a link has none) and, where the system permits it, its owner and group."""
-    status, own = old.lstat(), new.lstat()
-    for user, group in ((status.st_uid, -1), (-1, status.st_gid)):
-        if user not in (-1, own.st_uid) or group not in (-1, own.st_gid):
-            with suppress(OSError):
-                os.chown(new, user, group, follow_symlinks=False)
-    if not new.is_symlink():
-        new.chmod(stat.S_IMODE(status.st_mode))
-
-
-def _is_folder(path: Path) -> bool:
-    """Return whether a path is a folder, and not a link to one."""
-    return path.is_dir() and not path.is_symlink()
-
-
-def _take_over(new: Path, old: Path) -> None:
-    """Prepare a folder to replace another one: what only ``old`` has is then in both, and what both have keeps its mode
-    and owner. A file of ``new`` replaces a folder of its name with all that is in it, and the reverse."""
-    both = [(new, old)]
-    for path in sorted(old.rglob("*")):
-        twin = new / path.relative_to(old)
-        if not _is_folder(twin.parent):  # in a folder that is replaced by a file
-            continue
-        if os.path.lexists(twin):
-            both += [(twin, path)] if _is_folder(twin) == _is_folder(path) else []
-        elif _is_folder(path):
-            twin.mkdir()
-            both.append((twin, path))
-        else:
-            try:
-                os.link(path, twin, follow_symlinks=False)
-            except OSError:  # some file systems have no hard links
-                shutil.copy2(path, twin, follow_symlinks=False)
-                both.append((twin, path))
-    for twin, path in reversed(both):  # a folder comes after what is in it, because its mode may forbid to write
-        _take_access(twin, path)
 
 
 def remove_files(folder: Path, names: Iterable[str]) -> None:
@@ -145,14 +110,9 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
         return
     for name in names:
         (folder / name).unlink(missing_ok=True)
-    for path in sorted(filter(_is_folder, folder.rglob("*")), reverse=True):
-        _remove_empty(path)
-    _remove_empty(folder)
-
-
-def _remove_empty(folder: Path) -> None:
-    if not any(folder.iterdir()):
-        folder.rmdir()
+    for path in (*sorted(folder.rglob("*"), reverse=True), folder):
+        with suppress(OSError):  # it is no folder, or not empty
+            path.rmdir()
 
 
 def write_json(path: str | Path, content: Any) -> None:
@@ -162,11 +122,7 @@ def write_json(path: str | Path, content: Any) -> None:
 
 
 def json_text(content: Any) -> str:
-    """Return JSON that ends with a newline.
-
-    Raises:
-        ValueError: A number is not finite, which JSON cannot represent.
-    """
+    """Return JSON that ends with a newline. Raises ValueError if a number is not finite, which JSON has not."""
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -178,85 +134,81 @@ def point_link(link: Path, target: str | Path) -> None:
     """
     aside = link.with_name(f".{link.name}.new")
     with naming(link):
-        if os.path.lexists(link) and not link.is_symlink():
-            raise FileExistsError(errno.EEXIST, "something that is no link has this name", str(link))
+        if link.exists() and not link.is_symlink():
+            raise FileExistsError(errno.EEXIST, "something that is no link has this name")
         aside.unlink(missing_ok=True)
         aside.symlink_to(target, target_is_directory=True)
-        if link.is_symlink():
-            _take_access(aside, link)
         os.replace(aside, link)
 
 
 @contextmanager
-def directory_aside(path: str | Path, is_current: Callable[[Path], bool] | None = None) -> Iterator[Path]:
+def directory_aside(path: str | Path, marker: str | None = None) -> Iterator[Path]:
     """Context manager that yields an empty folder beside ``path``, which takes its place if the block succeeds.
 
-    A reader finds the complete old folder, the complete new one, or none, but never a part of one. Files of the old
-    folder that the new one lacks are somebody else's, and are in the new one as well. Where nothing may be replaced, a
-    link is followed; elsewhere the link itself is replaced, because what it leads to is not ours.
+    A link is followed, and parents are created. Files of an old folder that the new one lacks are somebody else's, and
+    stay. A reader that looks for the marker finds all files of the old folder, all of the new one, or no marker.
 
     Args:
-        path: The folder to write. Its parents are created.
-        is_current: Function that says whether a folder is already what the block makes. A folder at ``path`` that is
-            not current is replaced; one that is current at the end, because another process was faster, is kept. None:
-            nothing may be at ``path`` but an empty folder.
+        marker: The file without which a folder of this kind is not complete. A folder at ``path`` is replaced, unless
+            its marker has changed during the block, because another process was faster. None: nothing may be at
+            ``path`` but an empty folder.
 
     Raises:
-        UserError: ``is_current`` is None, and something is at ``path``.
+        UserError: ``marker`` is None, and something is at ``path``.
     """
-    path = Path(path).absolute()
-    if is_current is None:
-        path = Path(os.path.realpath(path))
+    path = Path(os.path.realpath(path))
+    if marker is None:
         check_new_directory(path)
-    aside, old = (path.with_name(f".{path.name}.{secrets.token_hex(4)}.{ending}") for ending in ("partial", "old"))
-    with naming(path):
-        aside.mkdir(parents=True)
-        if _is_folder(path):  # nobody can read the new folder who cannot read the old one
-            aside.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_IRWXU)
+    before, aside = _inode(path, marker), path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
+        with naming(path):
+            aside.mkdir(parents=True)
+            if path.is_dir():  # nobody can read the new folder who cannot read the old one
+                aside.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_IRWXU)
         yield aside
-        if is_current is None:
-            check_new_directory(path)
-        elif is_current(path):
-            return
-        if _is_folder(path):
-            _take_over(aside, path)
         try:
-            os.replace(aside, path)  # fails if a folder is there that is not empty
-        except OSError:
-            if is_current is None:
+            replace_file(aside, path)
+        except OSError:  # a folder is there that is not empty
+            if marker is None:
                 check_new_directory(path)
                 raise
-            # The old folder is moved first: a reader would find a part of it while it is deleted in place.
-            with suppress(FileNotFoundError):
-                os.replace(path, old)
-            try:
-                os.replace(aside, path)
-            except OSError:
-                if not is_current(path):
-                    raise
+            if _inode(path, marker) == before:
+                _move_files(aside, path, marker)
     finally:
-        if os.path.lexists(old) and not os.path.lexists(path):  # the new folder did not take its place
-            os.replace(old, path)
-        for left in (aside, old):
-            _remove(left)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
-def _remove(path: Path) -> None:
-    """Remove a file, a link, or a folder with all that is in it, also where a mode forbids to write."""
-    if not _is_folder(path):
-        path.unlink(missing_ok=True)
-        return
-    for folder in filter(_is_folder, (path, *path.rglob("*"))):
-        with suppress(OSError):
-            folder.chmod(stat.S_IRWXU)
-    shutil.rmtree(path, ignore_errors=True)
+def _inode(folder: Path, marker: str | None) -> int | None:
+    """Return what tells whether another process has written the marker of a folder."""
+    with suppress(OSError):
+        return (folder / marker).stat().st_ino if marker else None
+
+
+def _move_files(aside: Path, path: Path, marker: str) -> None:
+    """Move all files to another folder, where the marker is missing meanwhile."""
+    (path / marker).unlink(missing_ok=True)
+    for new in sorted(aside.rglob("*"), key=lambda file: file == aside / marker):
+        old = path / new.relative_to(aside)
+        if new.is_dir():
+            old.mkdir(exist_ok=True)
+        else:
+            replace_file(new, old)
 
 
 def check_new_directory(path: Path) -> None:
     """Raise UserError if anything is at ``path`` but an empty folder."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError("exists and is not empty", path=path, cure="remove it, or choose another name")
+
+
+def build_once(directory: Path, marker: str, build: Callable[[Path], object]) -> None:
+    """Create ``directory`` by ``build``, which fills an empty folder and writes the marker last, unless it is complete.
+
+    Several processes may call this at the same time: the folder of one of them is kept, and all are equivalent.
+    """
+    if not (directory / marker).is_file():
+        with directory_aside(directory, marker) as folder:
+            build(folder)
 
 
 def flush_to_disk(path: Path) -> None:
@@ -268,44 +220,24 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def build_once(directory: Path, marker: str, build: Callable[[Path], object]) -> None:
-    """Create ``directory`` with ``build``, unless it is complete already.
-
-    Several processes may call this at the same time: the folder of one of them is kept, and all are equivalent.
-
-    Args:
-        directory: The folder to create; an incomplete one is replaced.
-        marker: Name of the file that ``build`` writes last; a folder that has it is complete.
-        build: Function that fills an empty folder.
-    """
-    if not (directory / marker).is_file():
-        with directory_aside(directory, lambda folder: (folder / marker).is_file()) as folder:
-            build(folder)
-
-
-def try_lock(file: IO[Any], *, inherited: bool = True) -> bool:
+def try_lock(file: IO[Any]) -> bool:
     """Lock an open file without waiting, and return whether it is locked now; False if another process holds its lock.
 
-    The lock ends when the file is closed or the process ends. If it is ``inherited`` (flock instead of a POSIX lock),
-    processes forked from this one hold it as well. OSError is raised if the file system does not support locks.
+    The lock ends when the file is closed or the process ends, and processes forked from this one do not hold it.
+    OSError is raised if the file system does not support locks.
     """
     try:
-        (fcntl.flock if inherited else fcntl.lockf)(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
     return True
 
 
 def check_output(path: str | Path, *, folder: bool = False) -> None:
-    """Check before a long computation that its result can be written.
-
-    Args:
-        path: Where the result will be written.
-        folder: Whether the result is a folder, which need not exist yet, instead of a file.
+    """Check before a long computation that its result, a file or a ``folder``, can be written.
 
     Raises:
-        UserError: If the parent folder is missing or not writable, or ``path`` is a folder where a file is needed or
-            the reverse.
+        UserError: If the parent folder is missing or not writable, or ``path`` is of the other kind.
     """
     path = Path(path)
     if is_stream(path) and not folder:

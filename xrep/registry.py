@@ -161,11 +161,11 @@ OPTIMIZERS = Registry("optimizer", {
     "sgd": "xrep.training.optim:SGD",
 })  # fmt: skip
 LR_SCHEDULERS = Registry("lr_scheduler", {
-    "constant": "xrep.training.lr_scheduler:Constant",
-    "cosine": "xrep.training.lr_scheduler:Cosine",
-    "inverse_sqrt": "xrep.training.lr_scheduler:InverseSqrt",
-    "linear": "xrep.training.lr_scheduler:Linear",
-    "polynomial": "xrep.training.lr_scheduler:Polynomial",
+    "constant": "xrep.training.schedule:Constant",
+    "cosine": "xrep.training.schedule:Cosine",
+    "inverse_sqrt": "xrep.training.schedule:InverseSqrt",
+    "linear": "xrep.training.schedule:Linear",
+    "polynomial": "xrep.training.schedule:Polynomial",
 })  # fmt: skip
 VALIDATORS = Registry("validation", {
     "annotation": "xrep.validation.annotation:AnnotationValidator",

@@ -34,10 +34,8 @@ def main(argv: Sequence[str]) -> None:
     with naming_options(line.option_names()):
         with _one_report_per_host():
             world = start(runs[0].configs["distributed"], runs[0].configs["trainer"].device)
-        try:
-            summary = train_course(runs, functools.partial(train, world=world), world.is_main)
-        finally:
-            leave(world)
+        summary = train_course(runs, functools.partial(train, world=world), world.is_main)
+        leave(world)
     if not summary.finished:  # a scheduler does not call it completed, and no command after `&&` begins
         raise SystemExit(128 + signal.Signals[str(summary.signal)])
 

@@ -42,13 +42,9 @@ def own_negatives(model: Any, batch: PairBatch) -> list[Vectors]:
 
 def infonce(
     expected: Expected, name: str, config: Any, ids: list[list[int]], queries: Vectors, keys: Vectors,
-    own: list[Vectors] | None = None, tau: Any = None, margins: tuple[float, float] = (0.0, 0.0),
+    own: list[Vectors] | None = None, tau: Any = None, margin: float = 0.0,
 ) -> None:  # fmt: skip
-    """Add the losses of finding each key from its query, among the keys of the other rows and the row's own negatives.
-
-    Args:
-        margins: Margins that are subtracted before and after the division by the temperature.
-    """
+    """Add the losses of finding each key from its query, among the keys of the other rows and the own negatives."""
     tau = config.temperature if tau is None else tau
     for width in (None, *config.matryoshka):
         q, k, more = ([cut(v, width) for v in some] for some in (queries, keys, sum(own or [], [])))
@@ -58,7 +54,7 @@ def infonce(
             masked = [config.mask_equal_sentences and any(a == b for a, b in zip(ids[i], other, strict=True))
                       for other in ids]  # fmt: skip
             rest = [k[j] for j in range(len(k)) if j != i and not masked[j]] + mine
-            score = (query @ k[i] - margins[0]) / tau - margins[1]
+            score = (query @ k[i] - margin) / tau
             others = [query @ other / tau for other in rest]
             expected.add(name, torch.log(score.exp() + sum(other.exp() for other in others)) - score, width is None)
             right += all(score > other for other in others)
@@ -79,11 +75,10 @@ def rows_alone(expected: Expected, name: str, count: int) -> Expected:
 def translation_ranking(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
     batch, config, expected, name = planned.batch, criterion.config, Expected(), "translation_ranking"
     x, y = alone(model, model.tower("de"), batch.source), alone(model, model.tower("en"), batch.target)
-    margins = (0.0, config.margin) if config.margin_scale == "logit" else (config.margin, 0.0)
     ids = batch.ids.tolist()
-    infonce(expected, name, config, ids, x, y, own_negatives(model, batch), margins=margins)
+    infonce(expected, name, config, ids, x, y, own_negatives(model, batch), margin=config.margin)
     if config.directions == "both":
-        infonce(expected, name, config, ids, y, x, margins=margins)
+        infonce(expected, name, config, ids, y, x, margin=config.margin)
     return rows_alone(percentages(expected, name), name, len(batch))
 
 

@@ -98,9 +98,8 @@ def cmlm(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
 
     def states(row: int, tokens: Tensor) -> Tensor:
         views = projected(model, criterion, sentence_vector(model, first[row]))
-        before = len(views) if kind == "positioned" else 0
-        front = views if kind == "raw" else embedded(encoder, views, torch.arange(before) if before else None)
-        own = embedded(encoder, encoder.token_embedding.weight[tokens], before + torch.arange(len(tokens)))
+        front = views if kind == "raw" else embedded(encoder, views, None)
+        own = embedded(encoder, encoder.token_embedding.weight[tokens], torch.arange(len(tokens)))
         x = through(encoder, torch.cat([front, own]))[len(views) :]
         return x if criterion.skip is None else x + criterion.skip.weight @ views.flatten()
 

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.criteria.by_hand import Expected
@@ -16,8 +17,9 @@ from tests.criteria.objectives import Maker, Objective, frozen, hictl, moco, nli
 from tests.kernels.ranks import Found, Results
 from tests.support import guide
 from tests.support.planning import loss_of
-from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, negative_vectors, with_own_negatives
+from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, Nested
 from xrep.criteria.criterion import Loss, Planned, Term
+from xrep.criteria.in_batch import negative_vectors, with_own_negatives
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.kernels.gather import current_group
 from xrep.nn.queue import Queue
@@ -37,13 +39,9 @@ class Plain(ContrastiveCriterion):
     """All that a plugin may have, and nothing of ranks: a temperature, a queue, hard negatives, a constant of each row,
     and metrics."""
 
-    term, uses_hard_negatives = "plain", True
+    term, uses_hard_negatives, Config = "plain", True, Nested
 
-    @dataclass(kw_only=True)
-    class Config:
-        pass
-
-    def __init__(self, config: Any, model: Any, text: TextSpec) -> None:
+    def __init__(self, config: Nested, model: Any, text: TextSpec) -> None:
         super().__init__(config, model, text)
         self.text, self.queue, self.waiting = text, Queue(11, model.output_size), list[tuple[Tensor, Tensor]]()
         self.theta = nn.Parameter(torch.tensor(-1.0))
@@ -58,14 +56,15 @@ class Plain(ContrastiveCriterion):
         source, target, *negative, weight = vectors
         tau, batch, keys = self.theta.exp(), planned.batch, self.queue.vectors[: self.queue.filled]
         known = torch.cat([batch.ids[:, 1], self.queue.ids[: len(keys), 1]])
-        logits = source @ torch.cat([target, keys.to(target.dtype)]).T / tau
+        keys = F.normalize(keys[:, : source.size(1)], dim=1)
+        logits = source @ torch.cat([target, keys]).T / tau
         positive = logits[:, : len(source)].diagonal()
         logits = logits.masked_fill(known == batch.ids[:, 1:], -torch.inf)
         loss = torch.cat([positive.unsqueeze(1), logits], dim=1).logsumexp(1) - positive
         correct = positive > logits.amax(1)
         loss, correct = with_own_negatives(loss, correct, source, target, negative, batch, tau)
-        early, odd = batch.languages.size(1) * loss.detach().mean(), loss.detach()[batch.indices % 2 == 1]
-        metrics = {"accuracy": correct.double().mean(), "early": early, "odd": odd.sum() / max(len(odd), 1)}
+        odd = loss.detach()[batch.indices % 2 == 1]
+        metrics = {"accuracy": correct.double().mean(), "odd": odd.sum() / max(len(odd), 1)}
         return Loss({self.term: Term((weight * loss).sum())}, metrics, {"odd": len(odd)})
 
     def remember(self, vectors: tuple[Tensor, ...], planned: Planned, loss: Loss) -> None:
@@ -169,6 +168,7 @@ RUNS = {
     "sigmoid": Run(plugin("sigmoid"), 2),
     "plain": Run(plugin("plain"), 2),
     "plain, negatives": Run(plugin("plain", "negatives"), 2),
+    "plain, matryoshka": Run(plugin("plain", matryoshka=[7]), 2),
 }
 
 

@@ -120,7 +120,7 @@ def test_a_run_is_killed_and_another_one_goes_on(data_directory: Path, tmp_path:
             towers="separate", cache_source=tmp_path / "cache", validation="loss",
         )  # fmt: skip
         trainer = make_trainer(run, tmp_path / f"run{number}")
-        told = count_encoded(trainer.module.model)
+        told = count_encoded(trainer.pair.model)
         trainer.train()
         encoded = told()
         if number == 0:

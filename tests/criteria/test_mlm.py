@@ -1,22 +1,20 @@
-"""mlm and tlm: pairs that are read together, whole words, neighbours, and pretrained heads."""
+"""mlm and tlm: pairs that are read together, neighbours, and pretrained heads."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.criteria.objectives import Maker, mlm, tlm
+from tests.criteria.objectives import Maker, tlm
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, plan, sizes_of
 from xrep.criteria.mlm import MLM
 from xrep.criteria.tlm import read_together
 from xrep.data.batching import TextSpec, Vocabulary, collate
-from xrep.data.masking import mask_tokens
 from xrep.models.dual_encoder import DualEncoder
 
 
@@ -67,25 +65,6 @@ def test_long_pairs_are_read(make: Maker, make_batch, tokenizer) -> None:
         long = make_batch([(words, words)] * 2)
         assert sizes_of(criterion, long) == {"tlm": 2 * round(0.25 * (width - 3))}
         assert torch.isfinite(loss_of(criterion, model, long).terms["tlm"].sum)
-
-
-def test_whole_words(make: Maker, tokenizer) -> None:
-    """Words are masked as a whole or not at all; the loss is a mean over the masked tokens, however few."""
-    model, criterion = make.build(mlm("sentences", whole_word=True, mask_rate=0.1))
-    criterion.prepare(SimpleNamespace(gives=None, tokenizers={"shared": tokenizer}))
-    begins = torch.tensor(tokenizer.begins_word())
-    assert begins.any() and not begins.all()
-    batch = make.batch("sentences")
-    planned = plan(criterion, batch, 3)
-    found, by_plan = criterion(model, planned), planned.details["shared"]
-    generator = torch.Generator().manual_seed(3)
-    masked = mask_tokens(batch.sentences, make.text.vocabulary("shared"), 0.1, generator, begins)
-    assert by_plan.positions.equal(masked.positions) and by_plan.batch.tokens.equal(masked.batch.tokens)
-    size = planned.sizes["mlm"]
-    assert 0 < len(masked.labels) < size
-    mean = found.metrics["perplexity"].log().item()
-    assert found.terms["mlm"].sum.item() / size == pytest.approx(mean, abs=1e-6)
-    assert list(criterion.state_dict()) == list(make("mlm")[1].state_dict())
 
 
 def test_the_head_of_a_pretrained_encoder(tmp_path) -> None:

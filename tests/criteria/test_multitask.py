@@ -11,7 +11,7 @@ import torch
 
 from tests.criteria.objectives import SMALL
 from tests.support.corpus import sentence_pairs
-from tests.support.planning import loss_of, sizes_of
+from tests.support.planning import loss_of, plan, sizes_of
 from xrep.config import Part
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.multitask import Multitask
@@ -21,6 +21,10 @@ from xrep.errors import UserError
 from xrep.models.directory import load_matching
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.mixture import MixedBatch
+from xrep.training.distributed import alone
+from xrep.training.freezing import Freezing
+from xrep.training.step import Pair, Step
+from xrep.training.update import Update
 
 MOCO = DualMoco.Config(queue_size=20, temperature=0.1, momentum=0.5)
 RANK = TranslationRanking.Config(temperature=0.2)
@@ -45,31 +49,31 @@ def multitask(model, text, mixing: Any = "weight") -> Multitask:
 
 def test_it_is_the_weighted_sum_of_its_parts(model, text, batches) -> None:
     first, second, third = batches
-    together, alone = multitask(model, text), copy.deepcopy(model)
-    moco, rank = DualMoco(MOCO, alone, text), TranslationRanking(RANK, alone, text)
+    together, other = multitask(model, text), copy.deepcopy(model)
+    moco, rank = DualMoco(MOCO, other, text), TranslationRanking(RANK, other, text)
     for queue_batch, rank_batch in ((first, second), (third, first)):  # in the second step the queue has rows
         batch = MixedBatch({"queue": queue_batch, "rank": rank_batch})
         sizes = sizes_of(together, batch)
         assert sizes == {"queue/infonce": len(queue_batch), "rank/translation_ranking": len(rank_batch)}
         loss = loss_of(together, model, batch)
-        losses = [loss_of(moco, alone, queue_batch), loss_of(rank, alone, rank_batch)]
+        losses = [loss_of(moco, other, queue_batch), loss_of(rank, other, rank_batch)]
         expected = 2.0 * losses[0].terms["infonce"].sum / len(queue_batch)
         expected = expected + 0.25 * losses[1].terms["translation_ranking"].sum / len(rank_batch)
         mine = sum(term.weight * term.sum / sizes[name] for name, term in loss.terms.items())
         torch.testing.assert_close(mine, expected, rtol=1e-12, atol=1e-12)
         assert list(loss.metrics) == ["queue/accuracy", "rank/accuracy"]
         assert [float(m) for m in loss.metrics.values()] == [float(own.metrics["accuracy"]) for own in losses]
-        for each in (model, alone):
+        for each in (model, other):
             each.zero_grad()
         mine.backward()
         expected.backward()
         with torch.no_grad():
-            for (name, a), b in zip(model.named_parameters(), alone.parameters(), strict=True):
+            for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
                 torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-12, msg=name)
                 a.add_(a.grad, alpha=-0.1)
                 b.copy_(a)
-        together.after_step(model)
-        moco.after_step(alone)
+        for criterion, of in ((together.parts["queue"], model), (moco, other)):
+            criterion.after_step(of)
     for name, tensor in moco.state_dict().items():
         torch.testing.assert_close(together.state_dict()[f"parts.queue.{name}"], tensor, rtol=0, atol=0, msg=name)
 
@@ -82,7 +86,7 @@ def test_ranks_tell_their_rows_of_the_parts_that_compare_them(model, text, batch
         planned = together.plan(MixedBatch({"queue": batches[0], "rank": batches[1]}), generator)
         told = together.exchanged(planned)
         assert [len(part) for part in told] == [7, 9]
-        assert all(one is other for one, other in zip(told, planned.batch.parts.values(), strict=True))
+        assert all(one is other for one, other in zip(told, planned.parts.values(), strict=True))
     single = together.parts["rank"].plan(batches[0], generator)
     assert list(together.parts["rank"].exchanged(single)) == [single]
 
@@ -97,31 +101,38 @@ def test_a_part_without_a_batch_is_left_alone(model, text, batches) -> None:
     """With proportion mixing, a part without a batch has no term, no momentum update and no keys."""
     first, second, third = batches
     criterion = multitask(model, text, "proportion")
-    assert criterion.idle_parameters and not multitask(model, text).idle_parameters
     before = copy.deepcopy(criterion.state_dict())
     with torch.no_grad():
         next(model.parameters()).add_(1.0)  # a momentum update would show
-    loss = loss_of(criterion, model, MixedBatch({"rank": second}))
-    assert list(loss.terms) == ["rank/translation_ranking"] and list(loss.metrics) == ["rank/accuracy"]
-    criterion.after_step(model)
+    optimizer = torch.optim.SGD([{"params": list(model.parameters()), "lr_scale": 1.0}])
+    step = Step(Pair(model, criterion), Freezing([]), Update(optimizer, alone("cpu")))
+
+    def take(*batches: dict[str, PairBatch]) -> dict[str, float]:
+        planned = [plan(criterion, MixedBatch(batch)) for batch in batches]
+        sizes = {name: 1.0 for each in planned for name in each.sizes}
+        results = step.gradients(planned, sizes, 0)
+        step.apply(results, 0.01)
+        return results.numbers.values
+
+    assert list(take({"rank": second})) == ["rank/accuracy"]
     assert all(torch.equal(tensor, before[name]) for name, tensor in criterion.state_dict().items())
-    for batch in ({"rank": second}, {"queue": first}, {"queue": third}):
-        loss_of(criterion, model, MixedBatch(batch))
-    criterion.after_step(model)
+    found = take({"rank": second}, {"queue": first}, {"queue": third})
+    assert list(found) == ["loss_rank/translation_ranking", "rank/accuracy", "loss_queue/infonce", "queue/accuracy"]
     assert criterion.parts["queue"].source_queue.filled == len(first) + len(third)
     after = copy.deepcopy(criterion.state_dict())
     assert any(not torch.equal(after[name], before[name]) for name in before if "momentum_encoder" in name)
-    # After the step its batches are forgotten, and validation batches do not count.
+    # Validation batches do not count.
     criterion.eval()
     loss_of(criterion, model, MixedBatch({"queue": first}))
-    criterion.after_step(model)
+    criterion.train()
+    take({"rank": second})
     assert all(torch.equal(tensor, after[name]) for name, tensor in criterion.state_dict().items())
 
 
 def test_tensors_of_a_part_are_found_by_its_name(model, text, batches) -> None:
     criterion = multitask(model, text)
     loss_of(criterion, model, MixedBatch({"queue": batches[0]}))
-    criterion.after_step(model)
+    criterion.parts["queue"].after_step(model)
     saved, fresh = criterion.state_dict(), multitask(model, text)
     renamed = {name.replace("parts.queue.", "parts.other."): tensor for name, tensor in saved.items()}
     assert load_matching(fresh, saved) == []

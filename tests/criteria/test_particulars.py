@@ -104,10 +104,6 @@ UNUSABLE: dict[str, tuple[Objective, str]] = {
     "pivot": (align(pivot_language="fr"), "pivot_language 'fr' is none of the text's; choose one of: de, en, es"),
     "narrow": (cmlm(projection_size=8), "the width 8, token vectors 16; leave out `projection_size`"),
     "spaces": (cmlm(projection="spaces"), "3 projections, but the model has 15 spaces; give `projections` and"),
-    "positions": (
-        cmlm(max_positions=60, vector_embedding="positioned", projections=13),
-        "13 vectors and 48 subwords, but 60 positions",
-    ),
     "towers of hictl": (hictl(towers="separate"), "set `towers` to shared"),
     "towers of tlm": (tlm(towers="separate"), "set `towers` to shared"),
     "frozen": (frozen(towers="shared"), "set `towers` to separ"),

@@ -241,7 +241,7 @@ def test_the_source_is_bit_equal_after_training_and_has_no_dropout(data_director
         max_steps=6, weight_decay=0.1, save_every=0, micro_batch=8,
     )  # fmt: skip
     trainer = make_trainer(run, tmp_path / "run")
-    model, criterion = trainer.module.model, trainer.module.criterion
+    model, criterion = trainer.pair.model, trainer.pair.criterion
     before, still, seen = copy.deepcopy(model.state_dict()), copy.deepcopy(model).eval(), []
     contrast = criterion.contrast
 
@@ -257,7 +257,7 @@ def test_the_source_is_bit_equal_after_training_and_has_no_dropout(data_director
     assert seen[0][0] > 0.05, "the target has dropout"
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
     assert {name.split(".")[1] for name in changed} == {"target"}
-    groups = trainer.engine.optimizer.param_groups
+    groups = trainer.step.update.optimizer.param_groups
     theta = criterion.temperature.theta
     assert theta != 0 and [g["weight_decay"] for g in groups if any(p is theta for p in g["params"])] == [0.0]
     assert sum(len(g["params"]) for g in groups) == sum("target" in n for n, _ in model.named_parameters()) + 1

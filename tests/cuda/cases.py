@@ -48,7 +48,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "translation_ranking, SGD": {**PAIRS, "optimizer": "sgd"},
     "frozen_source, cached": {**CASES["frozen_source"], "cache_source": "CACHE"},
     "dap, both directions": {**CASES["dap"], "reconstruction_ratio": 0.5, "rtl_direction": "both"},
-    "mlm, whole words": {**TEXT, "whole_word": None},
     "dual_moco, sharded": {**CASES["dual_moco"], "shard": "optimizer"},
     "dual_moco, as deep as BERT": {
         **SEPARATE, "layers": 12, "queue_size": 409600, "queue_dtype": "bfloat16", "batch_size": 2, "max_steps": 4,

@@ -90,10 +90,10 @@ def train(
     watcher, checkpoints = Watcher(counts), NoCheckpoints(run.configs["checkpoint"], Path("."))
     trainer = Trainer(run, task, model, criterion, checkpoints, watcher, None, world)
     if with_full_queues:
-        for queue in [part for part in trainer.module.modules() if isinstance(part, Queue)]:
+        for queue in [part for part in trainer.pair.modules() if isinstance(part, Queue)]:
             queue.enqueue(queue.vectors.clone(), queue.ids.clone())
     trainer.train()
-    state = trainer.module.state_dict()
+    state = trainer.pair.state_dict()
     return watcher, {name: (tensor.cpu() if GPU else held(tensor)).double() for name, tensor in state.items()}
 
 

@@ -53,7 +53,7 @@ def train(data: Path, steps: int, kind: str = "", example: int = -1) -> tuple[st
             trainer.train()
         except TrainingError as error:
             end = str(error)
-        return end, {name: tensor.cpu() for name, tensor in trainer.module.model.state_dict().items()}
+        return end, {name: tensor.cpu() for name, tensor in trainer.pair.model.state_dict().items()}
 
 
 def main(arguments: list[str]) -> None:

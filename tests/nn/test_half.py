@@ -98,7 +98,7 @@ def test_attention_has_dropout() -> None:
 def test_weights_are_cast_once_for_all_passes_of_a_step(on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder, casts, copy = tame_encoder("post"), [], torch._foreach_copy_
     monkeypatch.setattr(torch, "_foreach_copy_", lambda into, of: (casts.append(len(of)), copy(into, of)))
-    with weights_cast_once():
+    with weights_cast_once([encoder]):
         for _ in range(2):
             encoder(make_batch().to(DEVICE)).float().sum().backward()
         with torch.no_grad():

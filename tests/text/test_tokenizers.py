@@ -125,21 +125,6 @@ def test_what_was_written_is_read(name: str, ours: Tokenizer, exported: Path, tm
         assert {p.name: p.read_bytes() for p in one.iterdir()} == {p.name: p.read_bytes() for p in other.iterdir()}
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_pieces_that_begin_a_word(name: str, ours: Tokenizer, exported: Path) -> None:
-    """Word starts are the pieces after a space, one for each word; the first word may lack the sign."""
-    for own in (ours, Tokenizer.load(exported)):
-        begins, text = own.begins_word(), "the quick brown foxes jumped"
-        assert len(begins) == own.vocabulary_size
-        words: list[list[int]] = []
-        for number in own.encode([text])[0]:
-            if begins[number] or not words:
-                words.append([])
-            words[-1].append(number)
-        expected = [own.decode(own.encode([word])[0]).strip() for word in text.split()]
-        assert [own.decode(word).strip() for word in words] == expected
-
-
 @pytest.mark.parametrize("name", [name for name in MAKERS if name not in (*CONVERTED, "roberta-spaced")])
 def test_decoding_leaves_special_tokens_out(name: str, ours: Tokenizer) -> None:
     text = "das kleine haus"

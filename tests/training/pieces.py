@@ -28,8 +28,9 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.mixture import MixedBatch
 from xrep.training.distributed import World, alone
 from xrep.training.freezing import Freezing
-from xrep.training.outcome import Outcome
-from xrep.training.step import Engine, TrainingModule
+from xrep.training.results import Numbers
+from xrep.training.step import Pair, Step, type_on
+from xrep.training.update import Update
 
 SMALL = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48, "towers": "shared"}
 
@@ -95,7 +96,7 @@ class Setting:
     precision: str = "float32"
     rows: int | None = 3
 
-    def make(self, text: TextSpec) -> TrainingModule:
+    def make(self, text: TextSpec) -> Pair:
         torch.manual_seed(0)
         rates = {"dropout": self.dropout, "attention_dropout": self.dropout}
         model = DualEncoder(DualEncoder.Config(**SMALL, **rates), text)
@@ -109,7 +110,7 @@ class Setting:
                 part.p = 0.0
         if self.rows is not None:
             criterion.set_micro_batch(self.rows)
-        return TrainingModule(model, criterion).to(self.dtype).train()
+        return Pair(model, criterion).to(self.dtype).train()
 
 
 def batches_of(kind: str, batches: list[Any]) -> list[Any]:
@@ -126,9 +127,9 @@ def batches_of(kind: str, batches: list[Any]) -> list[Any]:
     ]
 
 
-def total_sizes(module: TrainingModule, batches: list[Any]) -> dict[str, float]:
+def total_sizes(pair: Pair, batches: list[Any]) -> dict[str, float]:
     """Return the size of each term over batches and ranks."""
-    found = [sizes_of(module.criterion, batch) for batch in batches]
+    found = [sizes_of(pair.criterion, batch) for batch in batches]
     totals = torch.tensor([sum(sizes[name] for sizes in found) for name in found[0]], dtype=torch.float64)
     if dist.is_initialized():
         dist.all_reduce(totals)
@@ -140,7 +141,7 @@ class Found:
     """The last of some steps: the gradients of all parameters, and the state after it."""
 
     gradient: Tensor
-    outcome: Outcome
+    numbers: Numbers
     state: dict[str, Tensor]
     reductions: int
 
@@ -148,16 +149,17 @@ class Found:
 def step(
     setting: Setting, text: TextSpec, batches: list[Any], world: World | None = None, steps: int = 2, moved: float = 0.0
 ) -> Found:
-    """Return the last of some steps of the engine.
+    """Return the last of some steps.
 
     Args:
         moved: how far all weights are moved before the last step, in a random direction.
     """
-    world, module = world or alone("cpu"), setting.make(text)
-    trained = [p for p in module.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=0.1)
-    engine = Engine(module, optimizer, Freezing([]), world, precision=setting.precision, clip_norm=0)
-    engine.prepare(0)
+    world, pair = world or alone("cpu"), setting.make(text)
+    trained = [p for p in pair.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD([{"params": trained, "lr_scale": 1.0}], lr=0.1)
+    dtype = type_on(world.device, setting.precision)
+    whole = Step(pair, Freezing([]), Update(optimizer, world, dtype=dtype), dtype)
+    whole.prepare(0)
     reductions: list[int] = []
     if world.size > 1:
 
@@ -166,17 +168,18 @@ def step(
             return allreduce_hook(dist.group.WORLD, bucket)
 
         hook.__annotations__.clear()  # torch needs the class, not a string
-        engine._parallel.register_comm_hook(None, hook)
+        whole._parallel.register_comm_hook(None, hook)
     for number in range(steps):
         torch.manual_seed(7 + world.rank + number)
         if moved and number + 1 == steps:
             for p, way in zip(trained, direction(trained), strict=True):
                 p.data.add_(way, alpha=moved)
-        planned = [plan(module.criterion, batch) for batch in batches]
-        outcome = engine.run(planned, total_sizes(module, batches), lambda: None).outcome
+        planned = [plan(pair.criterion, batch) for batch in batches]
+        results = whole.gradients(planned, total_sizes(pair, batches), number)
+        whole.apply(results, 0.1)
     gradients = [torch.full((p.numel(),), torch.nan) if p.grad is None else p.grad.flatten() for p in trained]
-    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    return Found(torch.cat(gradients), outcome, state, len(reductions))
+    state = {name: tensor.clone() for name, tensor in pair.state_dict().items()}
+    return Found(torch.cat(gradients), results.numbers, state, len(reductions))
 
 
 def direction(parameters: list[nn.Parameter]) -> list[Tensor]:

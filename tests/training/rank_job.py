@@ -1,6 +1,6 @@
 """The work of one rank in the tests of several ranks, whose results it writes to a file.
 
-Each of two ranks runs ``python -m tests.training.rank_job DATA FOLDER``; of more ranks, only ``exchange`` is run.
+Each of two ranks runs ``python -m tests.training.rank_job DATA FOLDER``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from tests.support.runs import TwoTerms, compose_run, make_trainer
 from tests.training.pieces import KINDS, Setting, batches_of, step
 from xrep.errors import UserError
 from xrep.registry import CRITERIA
-from xrep.training import tree
 from xrep.training.distributed import Distributed, World, leave, start
 from xrep.training.sharding import local_optimizer, whole_state
 from xrep.training.validator import OverRanks
@@ -86,17 +85,17 @@ def train(case: str, data: Path, folder: Path, world: World, **more: Any) -> dic
     run = compose_run(data, folder / "run", batch_size=rows // world.size, check_every=2, **given)
     trainer = make_trainer(run, own, world=world)
     state = trainer.train()
-    optimizer = trainer.engine.optimizer
+    optimizer = trainer.step.update.optimizer
     kept = [value for own in local_optimizer(optimizer).state.values() for value in own.values()]
     sizes = [p.numel() for group in optimizer.param_groups for p in group["params"]]
     return {
-        "state": trainer.module.state_dict(),
-        "gradients": {name: p.grad for name, p in trainer.module.named_parameters() if p.grad is not None},
+        "state": trainer.pair.state_dict(),
+        "gradients": {name: p.grad for name, p in trainer.pair.named_parameters() if p.grad is not None},
         "cursor": [state.step, state.examples, state.cursor],
         "optimizer": whole_state(optimizer, world),
         "numbers": sum(value.numel() for value in kept if isinstance(value, Tensor)),
         "largest": max(sizes) / sum(sizes),
-        "trained": sum(p.numel() for p in trainer.module.parameters() if p.requires_grad),
+        "trained": sum(p.numel() for p in trainer.pair.parameters() if p.requires_grad),
     }
 
 
@@ -137,13 +136,8 @@ def exchange(world: World) -> list[list[float]]:
     rank, size = world.rank, world.size
     sums = [world.sums_later([1.0, rank * number]) for number in range(3)]
     told = world.from_main({"from": rank, "text": "a" * 1000})
-    everyone, main = world.gather(f"rank {rank}"), world.gather_to_main(torch.tensor([rank]))
-    assert told == {"from": 0, "text": "a" * 1000} and everyone == [f"rank {other}" for other in range(size)]
-    assert [int(tensor) for tensor in main] == (list(range(size)) if rank == 0 else [])
-    held = {"weights": {"a": torch.arange(6.0).view(2, 3).T, "b": torch.tensor(True), "none": torch.zeros(0, 3)},
-            "state": [{"step": 3, "half": torch.tensor(1.5, dtype=torch.bfloat16)}, "text", None]}  # fmt: skip
-    sent = world.tensors_from_main(lambda: held if rank == 0 else 1 // 0)  # only rank 0 reads
-    assert repr(sent) == repr(held) and sent["weights"]["a"].shape == (3, 2)
+    everyone = world.gather(torch.tensor([rank]))
+    assert told == {"from": 0, "text": "a" * 1000} and [int(tensor) for tensor in everyone] == list(range(size))
     computed = list[int]()
     over_ranks = OverRanks(world)
     assert over_ranks(range(11), lambda n: computed.append(n) or n * n) == [n * n for n in range(11)]
@@ -161,16 +155,13 @@ def refuse(number: int) -> int:
 
 def main() -> None:
     data, folder = map(Path, sys.argv[1:])
-    if data.name == "none":
-        tree.FAN_OUT = 2  # a tree of three levels
     world = start(Distributed.Config(), "cpu")
     found: dict[str, Any] = {"sums": exchange(world)}
-    if data.name != "none":
-        found["pieces"] = in_pieces(world, *torch.load(folder / "batches.pt", weights_only=False))
-        with settings():
-            found["trained"] = {case: train(case, data, folder, world) for case in CASES}
-            found["sharded"] = {case: train(case, data, folder, world, shard="optimizer") for case in SHARDED}
-        found["bf16"] = compressed(data, folder, world)
+    found["pieces"] = in_pieces(world, *torch.load(folder / "batches.pt", weights_only=False))
+    with settings():
+        found["trained"] = {case: train(case, data, folder, world) for case in CASES}
+        found["sharded"] = {case: train(case, data, folder, world, shard="optimizer") for case in SHARDED}
+    found["bf16"] = compressed(data, folder, world)
     torch.save(found, folder / f"rank-{world.rank}-of-{world.size}.pt")
     leave(world)
 

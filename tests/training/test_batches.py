@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +13,10 @@ import torch
 from tests.support.runs import SMALL_MODEL
 from xrep.criteria.criterion import Planned
 from xrep.criteria.mlm import MLM
+from xrep.data.stream import Plan
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.bitext import BitextTask
-from xrep.training.batches import Agreement, PlannedBatches, agreed
+from xrep.training.batches import Group, PlannedBatches, steps_ahead
 
 
 def test_masks_depend_on_seed_rank_and_place(data_directory: Path) -> None:
@@ -54,23 +55,24 @@ class Counted(Planned):
         return 10 * self.token_count
 
 
-def steps_of(world: Any, count: int = 3) -> Iterator[tuple[Any, Callable[[], Agreement]]]:
-    def groups() -> Iterator[Any]:
+def steps_of(world: Any, count: int = 3) -> Generator[Group, None, None]:
+    def groups() -> Generator[Group, None, None]:
         for number in range(1, count + 1):
             world.log.append(f"make {number}")
             batch: Any = SimpleNamespace(token_count=number)
-            yield [(Counted(batch, {"pairs": 3.0, "words": 5.0}), None)]
+            yield Group([Counted(batch, {"pairs": 3.0, "words": 5.0})], Plan(None, None, number))
 
     exchanging: Any = SimpleNamespace(exchanged=lambda batch: (batch,))
-    return agreed(groups(), world, exchanging, lambda: (7.0, False))
+    return steps_ahead(groups(), world, exchanging, lambda: (7.0, False))
 
 
 def test_ranks_agree_on_a_step_while_they_compute_the_one_before() -> None:
     world = TwoRanks()
-    for number, (group, wait) in enumerate(steps_of(world), 1):
-        assert wait() == Agreement({"pairs": 7.0, "words": 11.0}, 2 * number + 1, 15.0, True)
+    for number, group in enumerate(steps_of(world), 1):
+        assert (group.sizes, group.plan.examples) == ({"pairs": 7.0, "words": 11.0}, number)
+        assert (group.tokens, group.seconds, group.stop) == (2 * number + 1, 15.0, True)
         world.log.append(f"compute {number}")
-        assert group[0][0].rank_rows == [1, 2 * 10 * number + 1]
+        assert group.batches[0].rank_rows == [1, 2 * 10 * number + 1]
     before = "make 1, tell 1, make 2, tell 2, wait 1, compute 1, make 3, tell 3, wait 2, compute 2, wait 3, compute 3"
     assert ", ".join(world.log) == before
 
@@ -78,9 +80,9 @@ def test_ranks_agree_on_a_step_while_they_compute_the_one_before() -> None:
 @pytest.mark.parametrize("count, steps", [(3, 1), (2, 2), (1, 1)])
 def test_no_message_is_left_under_way(count: int, steps: int) -> None:
     world = TwoRanks()
-    steps_of_run: Any = steps_of(world, count)
+    groups = steps_of(world, count)
     for _ in range(steps):
-        next(steps_of_run)[1]()
-    steps_of_run.close()
+        next(groups)
+    groups.close()
     told, waited = ([line[5:] for line in world.log if line.startswith(what)] for what in ("tell", "wait"))
     assert told == waited and len(told) == min(count, steps + 1)

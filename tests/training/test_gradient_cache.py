@@ -26,8 +26,8 @@ def test_the_result_does_not_depend_on_the_pieces(text: Any, batches: list[Any],
         assert_near(mine.gradient, whole.gradient, 1e-10)
         for name, tensor in whole.state.items():
             torch.testing.assert_close(mine.state[name], tensor, rtol=1e-9, atol=1e-9, msg=name)
-        assert mine.outcome.values == pytest.approx(whole.outcome.values, rel=1e-6)
-        assert mine.outcome.loss == pytest.approx(whole.outcome.loss, rel=1e-9)
+        assert mine.numbers.values == pytest.approx(whole.numbers.values, rel=1e-6)
+        assert mine.numbers.loss == pytest.approx(whole.numbers.loss, rel=1e-9)
 
 
 @pytest.mark.slow
@@ -38,9 +38,9 @@ def test_dropout_of_both_passes_is_the_same(text: Any, batches: list[Any], kind:
     here, below, above = (step(setting, text, given, moved=moved) for moved in (0.0, -away, away))
     trained = [p for p in setting.make(text).parameters() if p.requires_grad]
     way = torch.cat([part.flatten() for part in direction(trained)])
-    slope = (above.outcome.loss - below.outcome.loss) / (2 * away)
+    slope = (above.numbers.loss - below.numbers.loss) / (2 * away)
     assert float(here.gradient.nan_to_num() @ way) == pytest.approx(slope, rel=1e-5)
-    assert step(setting, text, given, steps=1).outcome.loss != pytest.approx(here.outcome.loss, rel=1e-3)
+    assert step(setting, text, given, steps=1).numbers.loss != pytest.approx(here.numbers.loss, rel=1e-3)
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_random_numbers_go_on_behind_those_of_the_batch(text: Any, batches: list
 @pytest.mark.parametrize("kind", KINDS)
 def test_forward_in_pieces_is_forward(text: Any, batches: list[Any], kind: str) -> None:
     modules = [Setting(kind, rows=rows).make(text) for rows in (None, 3)]
-    whole, pieces = (module(plan(module.criterion, batches_of(kind, batches)[0])) for module in modules)
+    whole, pieces = (module(plan(module.criterion, batches_of(kind, batches)[0]))[0] for module in modules)
     assert whole.terms.keys() == pieces.terms.keys() and whole.metrics.keys() == pieces.metrics.keys()
     for name, term in whole.terms.items():
         torch.testing.assert_close(term.sum, pieces.terms[name].sum, rtol=1e-10, atol=1e-10)

@@ -49,22 +49,20 @@ def test_steps_are_those_of_factors_inside_of_the_model(text, make_batch) -> Non
     assert len(lora.targets) == 8 and start.keys() - {*lora.targets, *lora.others} == {
         "projections.shared.weight", "projections.shared.bias",
     }  # fmt: skip
-    before = lora.factors()
-    for b in lora.b:
-        nn.init.normal_(b, std=0.1)
-    lora.change(before)
-    factors, plain = lora.factors(), Pairs(make_model(text, towers="shared", projection_size=8).double())
+    with lora.changing():
+        for b in lora.b:
+            nn.init.normal_(b, std=0.1)
+    factors = [(a.detach().clone(), b.detach().clone()) for a, b in zip(lora.a, lora.b, strict=True)]
+    plain = Pairs(make_model(text, towers="shared", projection_size=8).double())
     criterion = TranslationRanking(TranslationRanking.Config(), model, text)
     for step in range(3):
         batch = make_batch(sentence_pairs(20)[6 * step : 6 * step + 6])
         loss_of(criterion, model, batch).terms["translation_ranking"].sum.backward()
         lora.collect()
-        before = lora.factors()
-        with torch.no_grad():
+        with lora.changing(), torch.no_grad():
             for factor in (*lora.a, *lora.b):
                 assert factor.grad is not None
                 factor -= 0.05 * factor.grad
-        lora.change(before)
         model.zero_grad()
         own = [(a.requires_grad_(), b.requires_grad_()) for a, b in factors]
         weights = {n: start[n] + 2.0 * b @ a for n, (a, b) in zip(lora.targets, own, strict=True)}

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,8 +26,10 @@ from xrep.interop.pretrained import declared_languages
 from xrep.registry import CRITERIA
 from xrep.report.runs import read_runs
 from xrep.training import introduction
-from xrep.training.log import Log, Recent
+from xrep.training.log import Log
+from xrep.training.reports import Reports
 from xrep.training.run import train
+from xrep.training.state import TrainingState
 from xrep.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -125,7 +128,7 @@ def test_each_launch_is_recorded_with_its_end(
     data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The first launch is stopped, the second one fails, the third one ends, and a fourth one has nothing to do."""
-    run, step = tmp_path / "run", Trainer._step
+    run, step = tmp_path / "run", Trainer.run_step
 
     def at_step(number: int, act: Callable[[], None]) -> None:
         def acting(trainer: Trainer, *arguments: Any) -> None:
@@ -133,7 +136,7 @@ def test_each_launch_is_recorded_with_its_end(
                 act()
             step(trainer, *arguments)
 
-        monkeypatch.setattr(Trainer, "_step", acting)
+        monkeypatch.setattr(Trainer, "run_step", acting)
 
     def fail() -> None:
         raise TrainingError("the sky fell")
@@ -219,11 +222,16 @@ def test_the_metrics_of_a_plugin_are_on_the_line(
 
 
 def test_the_first_metrics_are_on_the_line_whatever_their_names() -> None:
-    recent = Recent(torch.nn.Module())
-    recent.add({"loss": 1.0, "loss_pull": 1.0, "gap": 2.0, "far/gap": math.nan, "pairs": 8, "tokens": 60, "busy": 2.0})
-    recent.add({"loss": 2.0, "gap": 3.0, "far/gap": 5.0, "a": 1.0, "b": 1.0, "pairs": 8, "tokens": 60, "busy": 2.0})
-    assert recent.quality() == ["loss 1.5", "gap 2.5", "far/gap 5", "a 1"]
-    assert recent.speeds() == ["4 pairs/s", "30 tokens/s"]
+    lines = list[str]()
+    log, pair = SimpleNamespace(line=lines.append), SimpleNamespace(criterion=torch.nn.Module())
+    reports: Any = Reports(log, pair, lambda state: 0.5, 16)  # pyright: ignore[reportArgumentType]
+    counts = {"pairs": 8.0, "tokens": 60.0, "busy": 2.0, "waited": 1.0}
+    first = {"loss_pull": 1.0, "gap": 2.0, "far/gap": math.nan}
+    for loss, values in ((1.0, first), (2.0, {"gap": 3.0, "far/gap": 5.0, "a": 1.0, "b": 1.0})):
+        reports.add(SimpleNamespace(loss=loss, values=values, norm=1.0, scale=None, skipped=False), 0.1, counts)
+    reports.line(TrainingState(step=2, examples=16))
+    shown = "epoch 1.00 | step 2 | loss 1.5 | gap 2.5 | far/gap 5 | a 1 | lr 1.00e-01 | 4 pairs/s | 30 tokens/s"
+    assert lines == [f"{shown} | 0:00 left"]
 
 
 def test_a_step_of_several_batches_shows_that_it_goes_on(

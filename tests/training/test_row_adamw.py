@@ -71,10 +71,10 @@ def test_training_reads_rows_alone(data_directory: Path, tmp_path: Path) -> None
     for name in ("rows", "dense"):
         run = compose_run(data_directory, tmp_path / name, criterion="translation_ranking", max_steps=5, clip_norm=0.1)
         trainer = make_trainer(run, tmp_path / name)
-        (embedding,) = (part for part in trainer.module.modules() if isinstance(part, nn.Embedding) and part.sparse)
+        (embedding,) = (part for part in trainer.pair.modules() if isinstance(part, nn.Embedding) and part.sparse)
         embedding.sparse = name == "rows"
         trainer.train()
         assert embedding.weight.grad is not None and embedding.weight.grad.is_sparse == (name == "rows")
-        found.append(dict(trainer.module.named_parameters()))
+        found.append(dict(trainer.pair.named_parameters()))
     for label, one in found[0].items():
         torch.testing.assert_close(one, found[1][label], rtol=1e-4, atol=2e-5, msg=label)

@@ -104,7 +104,7 @@ def test_a_course_that_ends_within_a_stage_goes_on(
     course: list[str], tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = [*course, "--validate-every", "0", "optimizer.lr=1e-3", "stages.both.trainer.max_steps=4"]
-    whole, killed, step = tmp_path / "whole", tmp_path / "killed", Trainer._step
+    whole, killed, step = tmp_path / "whole", tmp_path / "killed", Trainer.run_step
     assert cli("train", *given, "--save-dir", whole).code == 0
 
     def ending(trainer: Trainer, *arguments: Any) -> None:
@@ -113,7 +113,7 @@ def test_a_course_that_ends_within_a_stage_goes_on(
         step(trainer, *arguments)
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Trainer, "_step", ending)
+        patch.setattr(Trainer, "run_step", ending)
         cli("train", *given, "--save-dir", killed)
     assert is_finished(course_of([*given, "--save-dir", str(killed)])[0]) and not (killed / "best").exists()
     assert cli("train", *given, "--save-dir", killed).code == 0

@@ -58,9 +58,9 @@ def test_the_same_gradients(data_directory: Path, tmp_path: Path, criterion: str
         torch.set_default_dtype(torch.float32)
     whole, other = found
     assert whole.state.examples == other.state.examples == 320
-    for name, tensor in whole.module.state_dict().items():
+    for name, tensor in whole.pair.state_dict().items():
         assert tensor.dtype == torch.float64
-        torch.testing.assert_close(other.module.state_dict()[name], tensor, rtol=0, atol=1e-10, msg=name)
+        torch.testing.assert_close(other.pair.state_dict()[name], tensor, rtol=0, atol=1e-10, msg=name)
     for name in ("loss", "gradient_norm"):
         assert column(tmp_path / "whole", name) == pytest.approx(column(tmp_path / "other", name), rel=1e-10)
 
@@ -69,7 +69,7 @@ def test_the_same_gradients(data_directory: Path, tmp_path: Path, criterion: str
 def test_gradients_are_clipped(data_directory: Path, tmp_path: Path, limit: float) -> None:
     trainer = make_trainer(compose_run(data_directory, tmp_path, **TERMS, max_steps=1, clip_norm=limit), tmp_path)
     trainer.train()
-    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in trainer.module.parameters() if p.grad is not None))
+    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in trainer.pair.parameters() if p.grad is not None))
     (reported,) = column(tmp_path, "gradient_norm")
     assert reported > 1 and norm == pytest.approx(limit or reported, rel=1e-4)
 

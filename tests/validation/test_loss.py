@@ -20,7 +20,7 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.mixture import MixtureTask
 from xrep.tasks.monolingual import MonolingualTask
-from xrep.training.validator import SEED, evaluating
+from xrep.training.validator import SEED
 from xrep.validation.loss import LossValidator
 
 SIZES = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 64, "towers": "shared"}
@@ -48,7 +48,7 @@ def assert_sums(task: Any, model: Any, criterion: Criterion, weights: dict[str, 
     found = LossValidator(LossValidator.Config(), task)(model, criterion)
     generator = torch.Generator().manual_seed(SEED)
     plans = [criterion.plan(batch, generator) for batch in task.validation_batches()]
-    with evaluating(model, criterion):
+    with torch.inference_mode():
         losses = [criterion(model, plan) for plan in plans]
     means = {}
     for name, weight in weights.items():

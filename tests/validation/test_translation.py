@@ -25,7 +25,6 @@ from xrep.inference.generation.search import search
 from xrep.models.translation import Translation
 from xrep.tasks.mixture import MixtureTask
 from xrep.tasks.translation import TranslationTask
-from xrep.training.validator import evaluating
 from xrep.validation.loss import LossValidator
 from xrep.validation.translation import TranslationValidator
 
@@ -71,7 +70,7 @@ def one_by_one(
     model: Translation, task: TranslationTask, sentences: list[str], target: str, **options: Any
 ) -> list[str]:
     tokenizer, found = task.tokenizers["shared"], []
-    with evaluating(model):
+    with torch.inference_mode():
         for sentence in sentences:
             ids = [np.array(tokenizer.encode([sentence])[0])]
             source = collate(ids, task.text.vocabulary("source"), task.text.max_length)

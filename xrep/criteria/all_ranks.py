@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from xrep.criteria.criterion import Planned
+from xrep.data.batching import on_device
 from xrep.kernels.gather import gather_rows, rank_sizes
 
 FACTS = ("ids", "labels", "languages", "indices")
@@ -56,7 +58,8 @@ def of_all_ranks(
     """
     batch, device, rank = planned.batch, vectors[0].device, dist.get_rank(group)
     sizes = planned.rank_rows or rank_sizes(len(planned), device, group)
-    facts = {name: gather_rows(getattr(batch, name).to(device), sizes, group) for name in FACTS if hasattr(batch, name)}
+    found = {name: getattr(batch, name, None) for name in FACTS}
+    facts = {n: gather_rows(_on(device, t), sizes, group) for n, t in found.items() if isinstance(t, Tensor)}
     negatives, own = getattr(batch, "negatives", None), None
     if negatives is not None:
         counts = rank_sizes(len(negatives.rows), device, group)
@@ -71,3 +74,7 @@ def of_all_ranks(
 
     whole = Planned(AllRows(sum(sizes), facts, own), sizes={})
     return tuple(gather(vector) for vector in vectors), whole
+
+
+def _on(device: torch.device, tensor: Tensor) -> Tensor:
+    return tensor if tensor.device == device else on_device(tensor.numpy(), device)

@@ -16,7 +16,7 @@ from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import CrossEntropy
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.projection import MeanOfSpaces, ProjectionSpaces
-from xrep.nn.encoder import TransformerEncoder, require_transformer
+from xrep.nn.encoder import require_transformer
 from xrep.nn.layers import Linear
 from xrep.tasks.task import Examples, Task
 
@@ -46,7 +46,7 @@ class CMLM(Criterion):
 
     Raises:
         UserError: the languages do not share one encoder; the vocabulary has no [MASK]; v is not as wide as the token
-            vectors; the model has a different number of projection spaces; there are too few positions.
+            vectors; the model has a different number of projection spaces.
     """
 
     reads = (Examples.TRANSLATIONS, Examples.NEIGHBOURS)
@@ -59,11 +59,10 @@ class CMLM(Criterion):
         (section 5.1 and table 7: 15, out of 1, 5, 10, 15 and 20)."""
         mask_rate: Annotated[float, "(0, 1]"] = 0.3125
         """Share of the tokens of s2 that is masked: 80 of 256 (section 3); table 10 compares 40, 60, 80 and 100."""
-        vector_embedding: Literal["normalized", "positioned", "raw"] = "normalized"
+        vector_embedding: Literal["normalized", "raw"] = "normalized"
         """How the N vectors become input of the first layer. normalized: like token embeddings (layer normalisation of
-        a post-norm encoder, dropout), but without a position; s2 begins at position 0, as at inference. positioned: the
-        same at positions 0 to N - 1, before those of s2. raw: unchanged. The paper says that they are concatenated with
-        the token embeddings."""
+        a post-norm encoder, dropout), but without a position; s2 begins at position 0, as at inference. raw: unchanged.
+        The paper says that they are concatenated with the token embeddings."""
         skip: bool = False
         """Predict a token from the N vectors as well as from its own vector of the last layer ('skip' in table 7, which
         is worse than without)."""
@@ -71,22 +70,22 @@ class CMLM(Criterion):
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config)
         self._tower = only_tower("cmlm", model, text.languages)
-        self.language = MaskedLanguage(model, text, rate=config.mask_rate, whole_word=False, head="auto")
+        self.language = MaskedLanguage(model, text, rate=config.mask_rate, head="auto")
         hidden_size = require_transformer(model.encoders[self._tower], "cmlm").shape.hidden_size
-        _check(config, model, self._tower, text.max_length)
+        _check(config, model, self._tower)
         own = not isinstance(_projection(model, self._tower), MeanOfSpaces)
         self.spaces = ProjectionSpaces(hidden_size, config.projections) if own else None
         self.skip = Linear(config.projections * hidden_size, hidden_size, bias=False) if config.skip else None
 
     def plan(self, batch: PairBatch, generator: torch.Generator) -> Planned:
         masked = self.language.mask(self._tower, batch.target, generator)
-        return Planned(batch, {"cmlm": masked.size}, masked)
+        return Planned(batch, {"cmlm": len(masked.labels)}, masked)
 
     def forward(self, model: DualEncoder, planned: Planned) -> Loss:
         masked: Masked = planned.details
         vectors = self.vectors(model, planned.batch.source)
         result = self._predict(model, vectors, masked)
-        loss = self.language.loss("cmlm", [result], [masked])
+        loss = self.language.loss("cmlm", [result])
         if not self.training:
             shift = len(vectors) // 2  # the next rows may be of the same document
             gap = self._predict(model, vectors.roll(shift, dims=0), masked).nll - result.nll
@@ -96,7 +95,8 @@ class CMLM(Criterion):
     def _predict(self, model: DualEncoder, vectors: Tensor, masked: Masked) -> CrossEntropy:
         """Return the cross-entropy of the masked tokens of s2, given the vectors [B, N, H] of s1."""
         encoder = require_transformer(model.encoders[self._tower], "cmlm")
-        hidden = masked.at_positions(encoder(masked.batch, **self._in_front(encoder, vectors, masked.batch)))
+        front = vectors if self.config.vector_embedding == "raw" else encoder.embed_vectors(vectors, None)
+        hidden = masked.at_positions(encoder(masked.batch, prefix=front))
         if self.skip is not None:
             # A linear layer on the concatenation of both, whose part on ``hidden`` is the head's own first layer.
             rows = masked.positions // masked.batch.tokens.size(1)
@@ -115,22 +115,12 @@ class CMLM(Criterion):
         assert self.spaces is not None
         return self.spaces(v if projection is None else projection(v))
 
-    def _in_front(self, encoder: TransformerEncoder, vectors: Tensor, batch: TokenBatch) -> dict[str, Tensor]:
-        """Return what the encoder reads in addition to the tokens of s2."""
-        kind, count = self.config.vector_embedding, vectors.size(1)
-        if kind == "raw":
-            return {"prefix": vectors}
-        if kind == "normalized":
-            return {"prefix": encoder.embed_vectors(vectors, None)}
-        positions = torch.arange(count + batch.tokens.size(1), device=vectors.device)
-        return {"prefix": encoder.embed_vectors(vectors, positions[:count]), "positions": positions[count:]}
-
 
 def _projection(model: DualEncoder, tower: str) -> nn.Module | None:
     return model.projections[tower] if tower in model.projections else None
 
 
-def _check(config: CMLM.Config, model: DualEncoder, tower: str, max_length: int) -> None:
+def _check(config: CMLM.Config, model: DualEncoder, tower: str) -> None:
     projection, shape = _projection(model, tower), model.encoders[tower].shape
     if isinstance(projection, MeanOfSpaces) and len(projection.spaces) != config.projections:
         problem = f"cmlm: {config.projections} projections, but the model has {len(projection.spaces)} spaces"
@@ -138,6 +128,3 @@ def _check(config: CMLM.Config, model: DualEncoder, tower: str, max_length: int)
     if model.width(tower) != shape.hidden_size:
         problem = f"cmlm: sentence vectors have the width {model.width(tower)}, token vectors {shape.hidden_size}"
         raise UserError(problem, cure="leave out `projection_size`")
-    if config.vector_embedding == "positioned" and config.projections + max_length > shape.max_positions:
-        problem = f"cmlm: {config.projections} vectors and {max_length} subwords, but {shape.max_positions} positions"
-        raise UserError(problem, cure="lower `max_length` or `projections`, or raise `max_positions`")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,14 +13,9 @@ from torch import Tensor
 
 from xrep.criteria.all_ranks import of_all_ranks
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term
-from xrep.data.batching import PairBatch, TextSpec
+from xrep.data.batching import TextSpec
 from xrep.errors import UserError
 from xrep.kernels.gather import apart, current_group
-from xrep.kernels.own_negatives import add_own_negatives
-from xrep.models.model import SentenceModel
-
-Temperature = Annotated[float, "[0.0001, 10000]"]
-"""Range of temperatures: beyond it, logits or gradients may not be finite in float32."""
 
 
 @dataclass
@@ -49,27 +44,6 @@ class Nested:
         if unusable or len(set(self.matryoshka)) < len(self.matryoshka):
             return [f"matryoshka must have different widths of at least 1, not {','.join(map(str, self.matryoshka))}"]
         return []
-
-
-@dataclass(kw_only=True)
-class InBatch(Nested):
-    """Options of objectives whose negatives are the other rows of the batch."""
-
-    temperature: Temperature = 0.05
-    """Similarities are divided by this value."""
-    mask_equal_sentences: bool = False
-    """Do not use two rows that share a sentence as each other's negatives. Off in the papers; turn it on if sentences
-    repeat, as those of one side of bitext and the premises of SNLI do."""
-    cross_rank_negatives: bool = True
-    """With several ranks, the rows of all ranks are negatives. Off: only those of the rank's own part."""
-
-    def options(self, planned: Planned, ids: Tensor) -> dict[str, Any]:
-        """Return the options of a loss in ``xrep.kernels`` of the rows of a batch, given their ids."""
-        return {
-            "ids": ids if self.mask_equal_sentences else None,
-            "group": current_group() if self.cross_rank_negatives else None,
-            "sizes": planned.rank_rows,
-        }
 
 
 class ContrastiveCriterion(Criterion):
@@ -118,14 +92,16 @@ class ContrastiveCriterion(Criterion):
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         """Return the terms that compare rows. It changes nothing (see ``remember``).
 
-        It is called for each batch, and again with shortened vectors for each width of ``matryoshka``.
+        It is called for each batch, and again with shortened vectors for each width of ``matryoshka``; tensors with one
+        number for each row stay as they are.
 
         Args:
             vectors: the vectors of ``encode``, then those of ``constants``. Of a batch with hard negatives, those that
                 use them have the vectors of the negatives behind their own.
-            planned: the whole batch, without ``details``. With several ranks, its ``batch`` has of the rows of all
-                ranks, unless the class ``exchanges`` by itself, only ``ids``, ``labels``, ``languages``, ``indices``
-                and ``negatives.rows``; anything else that is needed of a row is returned by ``constants``.
+            planned: the whole batch; ``details`` is for ``encode`` and ``constants``. With several ranks, unless the
+                class ``exchanges``, it has the rows of all ranks, of which only ``ids``, ``labels``, ``languages``,
+                ``indices`` and ``negatives.rows`` of the batch are known. What else is needed of a row comes from
+                ``constants``.
         """
 
     def remember(self, vectors: tuple[Tensor, ...], planned: Planned, loss: Loss) -> None:
@@ -145,18 +121,15 @@ class ContrastiveCriterion(Criterion):
         everyone = of_all_ranks(vectors, planned, group)
         with apart():  # every rank computes the same loss, and counts its share of it
             loss = self._compare(*everyone)
-        return Loss(
-            {name: Term(term.sum / group.size(), term.weight) for name, term in loss.terms.items()},
-            loss.metrics,
-            loss.rows,
-        )
+        return replace(loss, terms={name: Term(t.sum / group.size(), t.weight) for name, t in loss.terms.items()})
 
     def _compare(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         whole = self.contrast(vectors, planned)
         if self.training:
             self.remember(tuple(vector.detach() for vector in vectors), planned, whole)
         for width in self._widths:
-            loss = self.contrast(tuple(shortened(vector, width) for vector in vectors), planned)
+            short = tuple(shortened(vector, width) if vector.dim() > 1 else vector for vector in vectors)
+            loss = self.contrast(short, planned)
             for name, term in loss.terms.items():
                 whole.terms[name] = Term(whole.terms[name].sum + term.sum, term.weight)
             found = {name: value for name, value in loss.metrics.items() if name.endswith("accuracy")}
@@ -171,8 +144,9 @@ class ContrastiveCriterion(Criterion):
     def vectors(self, model: Any, planned: Planned) -> tuple[Tensor, ...]:
         """Return only the vectors of ``encode``.
 
-        Override this if the loss of ``encode`` is expensive: the vectors are computed twice, the loss once. It must
-        begin as ``encode`` does, so that both draw the same random numbers in the same order.
+        Override this if the loss of ``encode`` is expensive: with micro-batches the vectors are computed twice, the
+        loss once. The second pass begins with the generators' state of the first, so both must draw dropout in the same
+        order.
         """
         return self.encode(model, planned).vectors
 
@@ -200,39 +174,6 @@ class ContrastiveCriterion(Criterion):
         vectors = joined(each.vectors for each in encoded) + joined(constants)
         losses = [self.compare(vectors, planned), *(each.loss for each in encoded)]
         return merged(losses, [len(planned), *map(len, pieces)])
-
-
-def negative_vectors(model: SentenceModel, batch: PairBatch, text: TextSpec) -> tuple[Tensor, ...]:
-    """Return the vectors of the hard negatives of a batch, [N, D], in a tuple, which is empty if the run has none."""
-    if batch.negatives is None:
-        return ()
-    return (model.encode(model.tower(text.target_languages[0]), batch.negatives.tokens)[0],)
-
-
-def with_own_negatives(
-    loss: Tensor,
-    correct: Tensor,
-    query: Tensor,
-    positive: Tensor,
-    negative: Sequence[Tensor],
-    batch: PairBatch,
-    temperature: float | Tensor,
-    *,
-    margin: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """Add the hard negatives of a batch to InfoNCE whose queries are its sources: to the loss of a source its own ones
-    only (``add_own_negatives``).
-
-    sentence-transformers compares each source with the negatives of all rows. Here a negative was checked against the
-    translations of its own source alone, and it may be the translation of another one.
-
-    Args:
-        negative: the vectors of the negatives, or nothing if the batch has none: then the loss is returned unchanged.
-    """
-    if batch.negatives is None or not negative:
-        return loss, correct
-    rows = batch.negatives.rows
-    return add_own_negatives(loss, correct, query, positive, negative[0], rows, temperature, margin=margin)
 
 
 def shortened(vectors: Tensor, width: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,11 +51,13 @@ class Loss:
         metrics: further numbers to log, each a mean over the batch (0 for an empty one). They are scalar tensors
             without gradient, because converting them to Python numbers would wait for the GPU.
         rows: number of rows that a metric is the mean of, for metrics that are not of the whole batch.
+        found: what was computed on the way that ``ContrastiveCriterion.remember`` keeps.
     """
 
     terms: dict[str, Term]
     metrics: dict[str, Tensor] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
+    found: Any = None
 
 
 @dataclass
@@ -67,6 +69,7 @@ class Planned(Movable):
         sizes: how many items each term sums over in this batch (pairs, masked tokens).
         details: what ``forward`` needs beside the batch, such as masked tokens (a ``Movable``); None: nothing.
         pieces: consecutive rows of the batch that are encoded one piece at a time; empty: all rows at once.
+        parts: plans of the parts of a mixture, each of which is computed by itself; empty without a mixture.
         rank_rows: number of rows of this batch on each rank, as the ranks told each other before the step; None: they
             did not.
     """
@@ -75,12 +78,8 @@ class Planned(Movable):
     sizes: dict[str, float]
     details: Any = None
     pieces: Sequence[Planned] = ()
+    parts: Mapping[str, Planned] = field(default_factory=dict)
     rank_rows: Sequence[int] | None = None
-
-    @property
-    def examples(self) -> Any:
-        """The batch as the task made it, for messages."""
-        return self.batch
 
     @property
     def token_count(self) -> int:
@@ -115,8 +114,7 @@ class Criterion(nn.Module, ABC):
     ``forward`` and ``after_step``, so both may exchange tensors (``xrep.kernels.gather``).
 
     Attributes:
-        idle_parameters: whether a step may leave trained parameters without a gradient. The engine that averages
-            gradients over ranks then has to look for such parameters.
+        idle_parameters: set this if some trained parameter may get no gradient in a step. DDP must then search for it.
         frozen: patterns, as for ``--freeze``, of the parameters that the objective itself keeps unchanged.
         reads: kinds of examples that it can read; empty: any kind.
         needs: kind of model that it trains; None: any kind.
@@ -177,6 +175,14 @@ class Criterion(nn.Module, ABC):
     def of_part(self, name: str) -> Criterion:
         """Return the criterion of one part of a task; it is this one, unless the parts have criteria of their own."""
         return self
+
+    def in_sum(self, part: str, loss: Loss, rows: int) -> Loss:
+        """Return the loss of a part's batch with the names and weights that it has in the sum over the parts.
+
+        Args:
+            rows: number of rows of the batch.
+        """
+        return loss
 
     def set_micro_batch(self, rows: int) -> None:
         """Let ``plan`` cut batches into pieces of ``rows`` rows, whose activations need not be held together.

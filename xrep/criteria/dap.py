@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from xrep.config.fields import Count
-from xrep.criteria.contrastive import Encoded, negative_vectors
+from xrep.criteria.contrastive import Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
+from xrep.criteria.in_batch import negative_vectors
 from xrep.criteria.reconstruction import (
     LANGUAGE,
     PLACE,
@@ -30,12 +31,12 @@ from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.encoder import TransformerEncoder, require_transformer
-from xrep.nn.half import in_half
+from xrep.nn.half import Stack, in_half
 from xrep.nn.layers import Packing
 from xrep.tasks.task import Examples, ParallelTask, Task
 
 
-class RTLHead(nn.Module):
+class RTLHead(Stack):
     """K transformer layers over token vectors of x and [MASK] vectors in place of y (DAP, equation 4).
 
     The layers are copies of the last K layers of an encoder (and of the normalisation after them, if it has one). The
@@ -73,7 +74,7 @@ class RTLHead(nn.Module):
             x = x + self.language_embedding(languages)
         layout = Packing(slots, torch.arange(width, device=lengths.device) < lengths.unsqueeze(1))
         x = torch.cat([x, x[:1].expand(len(layout.packed_rows) - len(x), -1)])
-        with in_half(self.layers, x) as (layers, x):
+        with in_half(self.layers, x, self.casts) as (layers, x):
             for layer in layers:
                 x = layer(x, layout)
         x = x[len(states) : len(states) + len(masks)]

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from xrep.config.fields import CountOrZero, Share
-from xrep.criteria.batch_keys import (
-    MEET_THEMSELVES,
-    Keys,
-    Queued,
-    among_batch,
-    enqueue,
-    in_queue,
-    keys_for,
-    long_queue,
-    new_queue,
-)
-from xrep.criteria.contrastive import ContrastiveCriterion, Temperature, negative_vectors, with_own_negatives
+from xrep.criteria.contrastive import ContrastiveCriterion
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
+from xrep.criteria.in_batch import Temperature, negative_vectors, with_own_negatives
+from xrep.criteria.keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
 from xrep.data.batching import TextSpec
+from xrep.kernels.gather import current_group, gathered
 from xrep.kernels.queue_infonce import InfoNCE
 from xrep.models.model import SentenceModel
 from xrep.nn.momentum import MomentumEncoder
@@ -69,8 +63,9 @@ class DualMoco(ContrastiveCriterion):
         self.momentum_encoder = MomentumEncoder(model, config.momentum, config.momentum_dropout)
         self.source_queue = new_queue(config, model.output_size, count=2)
         self.target_queue = new_queue(config, model.output_size, count=2)
-        self._keys: list[Keys] = []
-        """Those of both sides, of each batch since the last step."""
+        self._keys: list[tuple[Tensor, Tensor, Sequence[int] | None, ProcessGroup | None]] = []
+        """Keys of each batch since the last step, both sides concatenated [B, 2 D], with their ids; the ranks' B, and
+        the ranks that have further keys of the batch."""
 
     def constants(self, model: SentenceModel, planned: Planned) -> tuple[Tensor, ...]:
         encoder, batch = self.momentum_encoder.model, planned.batch
@@ -90,16 +85,22 @@ class DualMoco(ContrastiveCriterion):
         temperature, mask_equal, ids = self.config.temperature, self.config.mask_equal_sentences, planned.batch.ids
         if queue is None:
             sizes = planned.rank_rows
-            return among_batch(query, key, ids, temperature, mask_equal=mask_equal, sizes=sizes)
+            return among_batch(query, key, ids, temperature, mask_equal=mask_equal, sizes=sizes)[0]
         return in_queue(query, key, ids, queue, temperature, mask_equal=mask_equal)
 
     def remember(self, vectors: tuple[Tensor, ...], planned: Planned, loss: Loss) -> None:
         if self.source_queue is not None:
-            self._keys.append(keys_for(self.source_queue, vectors[2:4], planned))
+            keys = torch.cat(vectors[2:4], dim=1).to(self.source_queue.vectors.dtype)
+            self._keys.append((keys, planned.batch.ids, planned.rank_rows, current_group()))
 
     def after_step(self, model: SentenceModel) -> None:
         self.momentum_encoder.update(model)
-        enqueue(self._keys, self.source_queue, self.target_queue)
+        for keys, ids, sizes, group in self._keys:
+            (keys, ids), _ = gathered([keys, ids], group, sizes)
+            for queue, vectors in zip((self.source_queue, self.target_queue), keys.chunk(2, dim=1), strict=True):
+                assert queue is not None
+                queue.enqueue(vectors, ids)
+        self._keys.clear()
 
     def warnings(self, task: Task) -> list[str]:
         old = "queued vectors are up to an epoch old; lower `queue_size`"

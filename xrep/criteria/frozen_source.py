@@ -15,19 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xrep.config.fields import CountOrZero
-from xrep.criteria.batch_keys import (
-    MEET_THEMSELVES,
-    Keys,
-    Queued,
-    among_batch,
-    enqueue,
-    in_queue,
-    keys_for,
-    long_queue,
-    new_queue,
-)
-from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, Temperature, with_own_negatives
+from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
+from xrep.criteria.in_batch import Temperature, with_own_negatives
+from xrep.criteria.keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
 from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch, event_on, on_device
 from xrep.data.teacher_vectors import TeacherVectors
 from xrep.data.vector_cache import VectorCache, check_cache, token_keys
@@ -69,7 +60,7 @@ class LearnableTemperature(nn.Module):
 
 
 @dataclass
-class Taught(Movable):
+class KnownVectors(Movable):
     """What is known of the source vectors of a batch before the step.
 
     Attributes:
@@ -172,7 +163,7 @@ class FrozenSource(ContrastiveCriterion):
         towers = {"source": model.tower(text.source_languages[0]), "target": model.tower(text.target_languages[0])}
         self._source_side, self._target_side = SIDES if config.source_side == "source" else SIDES[::-1]
         self._source, self._target = towers[self._source_side], towers[self._target_side]
-        self._teacher = _teacher(config, model, self._source == self._target)
+        self._teacher = _open_teacher(config, model, self._source == self._target)
         self._warnings = list[str]()
         has_keys = config.loss == "contrastive" and self._teacher is None
         self.uses_hard_negatives = has_keys and self._source_side == "target"
@@ -185,17 +176,17 @@ class FrozenSource(ContrastiveCriterion):
             if self._source == self._target:
                 problem = "a frozen source needs a tower of its own, and this model has one for both sides"
                 raise UserError(problem, cure="set `towers` to separate, or `source` to trained")
-            self._warnings = self._check_teacher(model, text)
+            self._warnings = self._check_languages(model, text)
             names = [name.split(".") for name, _ in model.named_parameters()]
             self.frozen = list(dict.fromkeys(".".join(name[:2]) for name in names if name[1] == self._source))
         self._projects_at_random = bool(self.frozen) and self._source in model.new_projections
         learnable = config.loss == "contrastive" and config.learnable_temperature
         self.temperature = LearnableTemperature(config.temperature) if learnable else None
         self.queue = new_queue(config, model.output_size)
-        self._keys: list[Keys] = []
-        """Source vectors of each batch since the last step."""
+        self._keys: list[tuple[Tensor, Tensor]] = []
+        """Source vectors and ids of each batch since the last step, from all ranks."""
 
-    def _check_teacher(self, model: DualEncoder, text: TextSpec) -> list[str]:
+    def _check_languages(self, model: DualEncoder, text: TextSpec) -> list[str]:
         """Raise UserError if the frozen tower starts from an encoder of other languages than it will read; return a
         warning if that is not known."""
         languages = {"source": text.source_languages, "target": text.target_languages}
@@ -223,10 +214,10 @@ class FrozenSource(ContrastiveCriterion):
         planned, tokens = super().plan_rows(batch, generator), getattr(batch, self._source_side)
         if self._teacher is not None:
             hashes = batch.ids[:, SIDES.index(self._source_side)].numpy()
-            planned.details = Taught(torch.from_numpy(self._teacher.read(hashes)))
+            planned.details = KnownVectors(torch.from_numpy(self._teacher.read(hashes)))
         elif self.config.cache_source is not None:
             negative = None if batch.negatives is None else token_keys(batch.negatives.tokens).numpy()
-            planned.details = Taught(keys=token_keys(tokens).numpy(), negative_keys=negative)
+            planned.details = KnownVectors(keys=token_keys(tokens).numpy(), negative_keys=negative)
         return planned
 
     def encode(self, model: DualEncoder, planned: Planned) -> Encoded:
@@ -240,7 +231,7 @@ class FrozenSource(ContrastiveCriterion):
     def constants(self, model: DualEncoder, planned: Planned) -> tuple[Tensor, ...]:
         if self.config.source == "trained":
             return ()
-        batch, taught = planned.batch, planned.details or Taught()
+        batch, taught = planned.batch, planned.details or KnownVectors()
         vectors = taught.vectors
         if vectors is None:
             vectors = self._read(model, getattr(batch, self._source_side), taught.keys)
@@ -255,36 +246,42 @@ class FrozenSource(ContrastiveCriterion):
         if self.config.loss == "mse":
             return Loss({self.term: Term((target - source).square().sum())})
         tau = self.config.temperature if self.temperature is None else self.temperature()
+        keys = None
         if self.config.source == "trained":
             masked = ids if self.config.mask_equal_sentences else None
             loss, _, correct, _ = inbatch_infonce(
                 target, source, tau, ids=masked, group=current_group(), sizes=planned.rank_rows
             )
         else:
-            loss, correct = self._against_frozen(source, target, planned, tau)
+            (loss, correct), keys = self._against_frozen(source, target, planned, tau)
         loss, correct = with_own_negatives(loss, correct, target, source, negative, planned.batch, tau)
         metrics = {"accuracy": percentage(correct)}
         if isinstance(tau, Tensor):
             metrics["temperature"] = tau.detach()
-        return Loss({self.term: Term(loss.sum())}, metrics)
+        return Loss({self.term: Term(loss.sum())}, metrics, found=keys)
 
-    def _against_frozen(self, source: Tensor, target: Tensor, planned: Planned, tau: float | Tensor) -> InfoNCE:
-        """Compare with the source vectors of the batch, from all ranks, and of the queue."""
+    def _against_frozen(
+        self, source: Tensor, target: Tensor, planned: Planned, tau: float | Tensor
+    ) -> tuple[InfoNCE, tuple[Tensor, Tensor]]:
+        """Compare with the source vectors of the batch, from all ranks, and of the queue; return the former, too, with
+        their ids."""
         mask_equal, ids, sizes = self.config.mask_equal_sentences, planned.batch.ids, planned.rank_rows
-        now = among_batch(target, source, ids, tau, mask_equal=mask_equal, sizes=sizes)
-        if self.queue is None:
-            return now
-        return against_both(now, in_queue(target, source, ids, self.queue, tau, mask_equal=mask_equal))
+        now, keys, key_ids = among_batch(target, source, ids, tau, mask_equal=mask_equal, sizes=sizes)
+        if self.queue is not None:
+            now = against_both(now, in_queue(target, source, ids, self.queue, tau, mask_equal=mask_equal))
+        return now, (keys, key_ids)
 
     def remember(self, vectors: tuple[Tensor, ...], planned: Planned, loss: Loss) -> None:
         if self.queue is not None:
-            self._keys.append(keys_for(self.queue, vectors[1:2], planned))
+            self._keys.append(loss.found)
 
     def after_step(self, model: DualEncoder) -> None:
         if self.temperature is not None:
             self.temperature.clamp()
         if self.queue is not None:
-            enqueue(self._keys, self.queue)
+            for keys, ids in self._keys:
+                self.queue.enqueue(keys, ids)
+            self._keys.clear()
 
     def _read(self, model: DualEncoder, tokens: TokenBatch, keys: np.ndarray | None) -> Tensor:
         """Return the vectors [B, D] of the source tower, which have no gradient: from the cache, if there are keys."""
@@ -325,7 +322,7 @@ class FrozenSource(ContrastiveCriterion):
         return warnings
 
 
-def _teacher(config: FrozenSource.Config, model: DualEncoder, is_shared: bool) -> TeacherVectors | None:
+def _open_teacher(config: FrozenSource.Config, model: DualEncoder, is_shared: bool) -> TeacherVectors | None:
     if config.teacher_vectors is None or config.teacher_text is None:
         return None
     if not is_shared:

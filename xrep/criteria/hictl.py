@@ -11,15 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xrep.config.fields import Count
-from xrep.criteria.contrastive import (
-    ContrastiveCriterion,
-    Encoded,
-    InBatch,
-    Temperature,
-    negative_vectors,
-    with_own_negatives,
-)
+from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
+from xrep.criteria.in_batch import InBatch, Temperature, negative_vectors, with_own_negatives
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.criteria.tlm import read_together
 from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch, Vocabulary
@@ -168,7 +162,7 @@ class HiCTL(ContrastiveCriterion):
         self.language: MaskedLanguage | None = None
         if config.language_model:
             rate = MASK_RATES[self._objective] if config.mask_rate is None else config.mask_rate
-            self.language = MaskedLanguage(model, text, rate=rate, whole_word=False, head="auto")
+            self.language = MaskedLanguage(model, text, rate=rate, head="auto")
         self.hardness = Hardness(config.slack) if config.sentence_contrast and config.hard_negatives else None
         if config.word_contrast:
             # Embeddings beyond the vocabulary belong to no word.
@@ -190,7 +184,7 @@ class HiCTL(ContrastiveCriterion):
             masked = self.language.mask(
                 SHARED, batch.source if self.config.monolingual or together is None else together, generator
             )
-            sizes[self._objective] = masked.size
+            sizes[self._objective] = len(masked.labels)
         if self.config.sentence_contrast:
             sizes["sentence"] = 2 * len(batch)
         if self.config.word_contrast:

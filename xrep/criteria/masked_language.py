@@ -23,8 +23,6 @@ from xrep.nn.containers import ModuleDict
 from xrep.nn.encoder import Encoder
 from xrep.nn.heads import MaskedLanguageHead
 from xrep.nn.weights import Weights
-from xrep.tasks.task import Task
-from xrep.text.sides import tokenizer_of
 
 HeadChoice = Literal["auto", "new"]
 HEAD_TENSORS = re.compile(r"(^|\.)(cls\.predictions|lm_head)\.")
@@ -37,7 +35,6 @@ class MaskedLanguage(nn.Module):
 
     Args:
         rate: share of the tokens of each row that are chosen.
-        whole_word: choose whole words (``prepare`` must be called).
         head: new makes new heads. auto takes the head of the tower's pretrained encoder: the one in its directory or,
             if the encoder is a tower of an earlier run, the one of that run's criterion, if there is exactly one.
 
@@ -49,15 +46,14 @@ class MaskedLanguage(nn.Module):
         UserError: a tower's vocabulary has no [MASK], or a pretrained head cannot be used.
     """
 
-    def __init__(self, model: DualEncoder, text: TextSpec, *, rate: float, whole_word: bool, head: HeadChoice) -> None:
+    def __init__(self, model: DualEncoder, text: TextSpec, *, rate: float, head: HeadChoice) -> None:
         super().__init__()
-        self.rate, self.whole_word, self.head, self.notes = rate, whole_word, head, list[str]()
+        self.rate, self.head, self.notes = rate, head, list[str]()
         self.vocabularies = {tower: text.vocabulary(tower) for tower in model.encoders}
         for tower, vocabulary in self.vocabularies.items():
             if vocabulary.mask_id is None:
                 problem = f"the tokenizer of the tower {tower} has no [MASK]"
                 raise UserError(problem, cure="use one that has, such as of xrep-preprocess")
-        self._begins: dict[str, Tensor] = {}
         pretrained = model.config.pretrained() if head == "auto" else {}
         starts = {tower: find_start(path, model.config.encoder_type) for tower, path in pretrained.items()}
         self.heads = ModuleDict({t: self._head(t, model.encoders[t], starts.get(t)) for t in model.encoders})
@@ -91,35 +87,23 @@ class MaskedLanguage(nn.Module):
         object.__setattr__(self, "heads", other.heads)  # an assignment would register them as a submodule
         self.notes.clear()
 
-    def prepare(self, task: Task) -> None:
-        """Learn from the task's tokenizers which subwords begin a word, if whole words are masked."""
-        for tower, vocabulary in self.vocabularies.items() if self.whole_word else ():
-            begins = torch.tensor(tokenizer_of(task.tokenizers, tower).begins_word())
-            self._begins[tower] = begins[: vocabulary.size]
-
     def mask(self, tower: str, batch: TokenBatch, generator: torch.Generator) -> Masked:
         """Mask tokens of sentences in host memory."""
-        begins = self._begins[tower] if self.whole_word else None
-        return mask_tokens(batch, self.vocabularies[tower], self.rate, generator, begins)
+        return mask_tokens(batch, self.vocabularies[tower], self.rate, generator)
 
     def forward(self, tower: str, encoder: Encoder, vectors: Tensor, labels: Tensor) -> CrossEntropy:
         """Return the cross-entropy of predicting ``labels``, int64 [M], from vectors of the masked tokens, [M, H]."""
         head = self.heads[tower]
         return linear_cross_entropy(head(vectors), encoder.token_embedding.weight, labels, bias=head.bias)
 
-    def loss(self, name: str, results: list[CrossEntropy], masked: list[Masked]) -> Loss:
+    def loss(self, name: str, results: list[CrossEntropy]) -> Loss:
         """Return one term, and its metrics, for the predictions of several batches.
 
         Metrics are ``accuracy`` (percentage of masked tokens) and ``perplexity`` (e to the power of their mean loss).
-
-        Args:
-            masked: the masked batch of each prediction; the size of the term is the sum of their sizes.
         """
         sums = torch.stack([each.loss for each in results]).sum()
         correct, nll = torch.cat([each.correct for each in results]), torch.cat([each.nll for each in results])
         count = len(nll)
-        if self.whole_word:  # fewer tokens may be masked than the sum is divided by
-            sums = sums * sum(each.size for each in masked) / max(count, 1)
         perplexity = (nll.sum() / max(count, 1)).exp() * (count > 0)
         metrics = {"accuracy": percentage(correct), "perplexity": perplexity}
         return Loss({name: Term(sums)}, metrics, dict.fromkeys(metrics, count))

@@ -32,9 +32,6 @@ class MLM(Criterion):
         mask_rate: Annotated[float, "(0, 1)"] = 0.15
         """Share of the tokens of each sentence that is masked: 80% of these become [MASK], 10% become a random subword,
         10% stay. BERT and HiCTL (table 9, monolingual) use 0.15."""
-        whole_word: bool = False
-        """Mask whole words. SentencePiece finds no word boundaries in text without spaces, so most of such text is not
-        masked."""
         language_head: HeadChoice = "auto"
         """Layer between token vectors and vocabulary. auto: the head of the pretrained encoder, if its directory has
         one, or that of the run's criterion if the encoder is RUN/best of a run; otherwise a new one. new: always a new
@@ -43,20 +40,17 @@ class MLM(Criterion):
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config)
         self._text = text
-        self.language = MaskedLanguage(
-            model, text, rate=config.mask_rate, whole_word=config.whole_word, head=config.language_head
-        )
+        self.language = MaskedLanguage(model, text, rate=config.mask_rate, head=config.language_head)
         self.idle_parameters = len(model.projections) > 0
 
     def prepare(self, task: Task) -> None:
-        self.language.prepare(task)
         if task.gives is Examples.TRANSLATIONS:
             problem = "masked tokens alone train no sentence vectors, which validation by retrieval measures"
             self.language.notes.append(f"{problem}; `validation` loss chooses the best checkpoint by the loss instead")
 
     def plan(self, batch: Any, generator: torch.Generator) -> Planned:
         masked = {tower: self.language.mask(tower, side, generator) for tower, side in self._read(batch).items()}
-        return Planned(batch, {"mlm": sum(each.size for each in masked.values())}, masked)
+        return Planned(batch, {"mlm": sum(len(each.labels) for each in masked.values())}, masked)
 
     def forward(self, model: DualEncoder, planned: Planned) -> Loss:
         masked: dict[str, Masked] = planned.details
@@ -64,7 +58,7 @@ class MLM(Criterion):
         for tower, each in masked.items():
             encoder = model.encoders[tower]
             results.append(self.language(tower, encoder, each.at_positions(encoder(each.batch)), each.labels))
-        return self.language.loss("mlm", results, list(masked.values()))
+        return self.language.loss("mlm", results)
 
     def warnings(self, task: Task) -> list[str]:
         return self.language.notes

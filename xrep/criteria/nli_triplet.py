@@ -7,8 +7,9 @@ from typing import Annotated
 
 from torch import Tensor
 
-from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, InBatch
+from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
+from xrep.criteria.in_batch import InBatch
 from xrep.criteria.nli import sentence_vectors
 from xrep.kernels.triplet_infonce import triplet_infonce
 from xrep.models.model import SentenceModel

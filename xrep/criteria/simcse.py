@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, InBatch
+from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
+from xrep.criteria.in_batch import InBatch
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.models.model import SentenceModel

@@ -76,14 +76,14 @@ class TLM(MLM):
                 target = target.select(((torch.arange(count) + others) % count).numpy())
         together, second, positions = read_together(batch.source, target, self._text.vocabulary(SHARED), self._limit)
         masked = self.language.mask(SHARED, together, generator)
-        return Planned(batch, {"tlm": masked.size, **sizes}, (masked, second, positions, follows))
+        return Planned(batch, {"tlm": len(masked.labels), **sizes}, (masked, second, positions, follows))
 
     def forward(self, model: DualEncoder, planned: Planned) -> Loss:
         masked, second, positions, follows = planned.details
         encoder = require_transformer(model.encoders[SHARED], "tlm")
         states = encoder(masked.batch, positions=positions, added=self._languages(planned.batch, second))
         result = self.language(SHARED, encoder, masked.at_positions(states), masked.labels)
-        loss = self.language.loss("tlm", [result], [masked])
+        loss = self.language.loss("tlm", [result])
         if self.first is not None and self.neighbour is not None:
             hidden = torch.tanh(self.first(states[:, 0]))
             told = linear_cross_entropy(hidden, self.neighbour.weight, follows, bias=self.neighbour.bias)

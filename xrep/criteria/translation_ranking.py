@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, InBatch, negative_vectors, with_own_negatives
+from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
+from xrep.criteria.in_batch import InBatch, negative_vectors, with_own_negatives
 from xrep.data.batching import TextSpec
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.models.model import SentenceModel
@@ -36,11 +37,8 @@ class TranslationRanking(ContrastiveCriterion):
     @dataclass(kw_only=True)
     class Config(InBatch):
         margin: Annotated[float, "[0, 1000000]"] = 0.0
-        """Subtracted from the similarity of translations, so that it must exceed the others by this margin. CMLM uses
-        0.3, DAP no margin."""
-        margin_scale: Literal["similarity", "logit"] = "similarity"
-        """Scale of the margin. similarity: it is subtracted before similarities are divided by the temperature. logit:
-        it is subtracted afterwards, as in DAP's released code."""
+        """Subtracted from the similarity of translations, before it is divided by the temperature, so that it must
+        exceed the others by this margin. CMLM uses 0.3, DAP no margin."""
         directions: Literal["both", "forward"] = "both"
         """both: find the target from the source and the source from the target, and add the losses. forward: only find
         the target (DAP)."""
@@ -56,11 +54,10 @@ class TranslationRanking(ContrastiveCriterion):
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         config, (source, target, *negative) = self.config, vectors
-        margin = config.margin * (config.temperature if config.margin_scale == "logit" else 1.0)
         options = config.options(planned, planned.batch.ids)
-        result = inbatch_infonce(source, target, config.temperature, margin=margin, **options)
+        result = inbatch_infonce(source, target, config.temperature, margin=config.margin, **options)
         given = (result.forward, result.forward_correct, source, target, negative, planned.batch)
-        loss, correct = with_own_negatives(*given, config.temperature, margin=margin)
+        loss, correct = with_own_negatives(*given, config.temperature, margin=config.margin)
         if config.directions == "both":
             loss, correct = loss + result.backward, torch.cat([correct, result.backward_correct])
         return Loss({self.term: Term(loss.sum())}, {"accuracy": percentage(correct)})

@@ -21,13 +21,11 @@ class Masked(Movable):
         batch: The batch with hidden tokens, which the encoder reads.
         positions: int64 [M], positions of the chosen tokens in the flattened batch [B * T], in increasing order.
         labels: int64 [M], the original tokens at these positions.
-        size: Number of tokens to choose (``mask_counts``). It is M, or more if whole words are chosen.
     """
 
     batch: TokenBatch
     positions: Tensor
     labels: Tensor
-    size: int
 
     def at_positions(self, tokens: Tensor) -> Tensor:
         """Return the vectors of the chosen tokens: [B, T, H] -> [M, H]."""
@@ -56,7 +54,6 @@ def mask_tokens(
     vocabulary: Vocabulary,
     rate: float,
     generator: torch.Generator,
-    begins_word: Tensor | None = None,
 ) -> Masked:
     """Choose ``mask_counts`` tokens of each row; replace 80% by [MASK], 10% by a random subword and keep 10%.
 
@@ -64,9 +61,6 @@ def mask_tokens(
         batch: Sentences in host memory.
         rate: Share of the maskable tokens of each row to choose.
         generator: Source of the random numbers.
-        begins_word: bool [vocabulary.size], whether each subword begins a word. If given, whole words are chosen in
-            random order, skipping those that no longer fit into the row's count, so fewer tokens may be chosen than
-            ``mask_counts`` says. If None, tokens are chosen independently of words.
 
     Raises:
         ValueError: The vocabulary has no [MASK].
@@ -74,39 +68,19 @@ def mask_tokens(
     if vocabulary.mask_id is None:
         raise ValueError("the vocabulary has no [MASK]")
     allowed, counts = maskable(batch, vocabulary), mask_counts(batch, vocabulary, rate)
-    if begins_word is None:
-        chosen = _ranks(torch.rand(allowed.shape, generator=generator), allowed) < counts.unsqueeze(1)
-    else:
-        chosen = _whole_words(begins_word[batch.tokens] | ~allowed, allowed, counts, generator)
+    chosen = _ranks(torch.rand(allowed.shape, generator=generator), allowed) < counts.unsqueeze(1)
     positions = (chosen & allowed).flatten().nonzero().squeeze(1)
     labels = batch.tokens.flatten().index_select(0, positions)
     fate = torch.rand(labels.shape, generator=generator)
     shown = torch.where(fate < MASKED + REPLACED, _random_subwords(labels, vocabulary, generator), labels)
     shown = torch.where(fate < MASKED, vocabulary.mask_id, shown)
     tokens = batch.tokens.flatten().index_copy(0, positions, shown).view_as(batch.tokens)
-    return Masked(TokenBatch(tokens, batch.lengths, batch.host_lengths), positions, labels, int(counts.sum()))
+    return Masked(TokenBatch(tokens, batch.lengths, batch.host_lengths), positions, labels)
 
 
 def _ranks(keys: Tensor, allowed: Tensor) -> Tensor:
     """Return the rank of each element in its row, by increasing key; elements that are not allowed come last."""
     return keys.masked_fill(~allowed, 2.0).argsort(dim=1).argsort(dim=1)
-
-
-def _whole_words(begins: Tensor, allowed: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the tokens of words that are drawn in random order if they still fit into ``counts``, bool [B, T]."""
-    word = begins.long().cumsum(dim=1)
-    words = allowed.size(1) + 1
-    sizes = torch.zeros(len(word), words, dtype=torch.int64)
-    sizes.scatter_add_(1, word, allowed.long())
-    order = torch.rand(sizes.shape, generator=generator).masked_fill(sizes == 0, 2.0).argsort(dim=1)
-    taken, left = torch.zeros_like(sizes, dtype=torch.bool), counts.clone()
-    for place in range(words):
-        some = order[:, place : place + 1]
-        size = sizes.gather(1, some).squeeze(1)
-        fits = (size > 0) & (size <= left)
-        taken.scatter_(1, some, fits.unsqueeze(1))
-        left -= size * fits
-    return taken.gather(1, word)
 
 
 def _random_subwords(like: Tensor, vocabulary: Vocabulary, generator: torch.Generator) -> Tensor:

@@ -136,7 +136,7 @@ def preprocess(
         log("going on with the text that an interrupted command has cleaned")
 
     def finish() -> dict[str, Any]:
-        with directory_aside(destination, store.is_data_directory if share.count > 1 else None) as output:
+        with directory_aside(destination, store.MANIFEST_FILE if share.count > 1 else None) as output:
             return _write(job, steps, facts, output)
 
     manifest = run(job, engine or LOCAL, finish, str(destination), show_progress=progress, share=share)

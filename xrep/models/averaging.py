@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from xrep.errors import UserError
-from xrep.models.directory import MODEL, Checkpoint, checkpoints_in, open_checkpoint
+from xrep.models.directory import Checkpoint, checkpoints_in, open_checkpoint
 
 
 def average_last(run: str | Path, count: int) -> Checkpoint:
@@ -36,7 +36,7 @@ def average_last(run: str | Path, count: int) -> Checkpoint:
         for name, total in sums.items():
             total += others[name]
     mean = {name: (total / count).to(tensors[name].dtype) for name, total in sums.items()}
-    return replace(newest, contents={MODEL: tensors | mean})
+    return replace(newest, mean=tensors | mean)
 
 
 def _difference(a: Checkpoint, ours: dict[str, Tensor], b: Checkpoint, theirs: dict[str, Tensor]) -> str:

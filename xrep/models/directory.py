@@ -51,12 +51,12 @@ class Checkpoint:
     """A checkpoint directory whose files were compared with their checksums.
 
     Attributes:
-        contents: what the files of tensors and of the training state hold, if that is in memory already.
+        mean: tensors of the model that take the place of those in the file: a mean over several checkpoints.
     """
 
     path: Path
     manifest: dict[str, Any]
-    contents: dict[str, Any] | None = None
+    mean: dict[str, Tensor] | None = None
 
     @property
     def step(self) -> int:
@@ -103,8 +103,8 @@ class Checkpoint:
         if self.is_quantised and not quantised:
             problem = "its weights are in int8, which serve to compute vectors or translations and nothing else"
             raise UserError(problem, path=self.path, cure="use the checkpoint that it was made from")
-        if self.contents is not None:
-            return self.contents[name]
+        if name == MODEL and self.mean is not None:
+            return self.mean
         return read_tensors(self.path / name) if name in self.manifest["files"] else {}
 
     def training_state(self) -> dict[str, Any]:
@@ -113,8 +113,6 @@ class Checkpoint:
         if STATE not in self.manifest["files"]:
             problem = "an encoder alone, not a run to go on with"
             raise UserError(problem, path=self.path, cure="set `init` to start from it")
-        if self.contents is not None:
-            return self.contents[STATE]
         cure = "set `init` to start from the weights alone"
         return read_torch(self.path / STATE, "not a training state that is safe to read", cure)
 
@@ -173,7 +171,7 @@ def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
     """Write a checkpoint under a temporary name and rename it to ``path``; after a failure nothing is left behind.
     Raises OSError if the disk is full, or the directory cannot be written."""
     with naming(path):
-        with directory_aside(path, is_current=lambda directory: False) as aside:
+        with directory_aside(path, MANIFEST) as aside:
             _fill(aside, snapshot)
         flush_to_disk(path.parent)
 

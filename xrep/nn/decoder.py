@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from xrep.kernels.attention import attention, cached_attention
 from xrep.nn.containers import ModuleList
 from xrep.nn.encoder import initialise
-from xrep.nn.half import in_half
+from xrep.nn.half import Stack, in_half
 from xrep.nn.layers import Layout, Linear, Masking, SelfAttention, TransformerLayer
 from xrep.nn.shape import DecoderShape, LayerShape
 
@@ -117,7 +117,7 @@ class StepCache:
         self.own = self.own.index_select(0, rows)
 
 
-class TransformerDecoder(nn.Module):
+class TransformerDecoder(Stack):
     """Maps vectors of the target tokens so far and states of the source to states that predict the next token.
 
     The model itself embeds the tokens and scores the vocabulary, because it may share both with its encoder.
@@ -156,7 +156,7 @@ class TransformerDecoder(nn.Module):
             layout: layout of the target batch.
         """
         x = layout.pack(self._embed(vectors, torch.arange(vectors.size(1), device=vectors.device)))
-        with in_half(self.layers, x) as (layers, x):
+        with in_half(self.layers, x, self.casts) as (layers, x):
             for layer, keys, values in zip(layers, memory.keys, memory.values, strict=True):
                 x = layer(x, layout, (keys, values, memory.mask))
         return self.norm(x) if self.norm_first else x

@@ -20,7 +20,7 @@ from xrep.errors import UserError
 from xrep.kernels.attention import packs_attention
 from xrep.nn import bert
 from xrep.nn.containers import ModuleList
-from xrep.nn.half import half_type, in_half
+from xrep.nn.half import Stack, half_type, in_half
 from xrep.nn.layers import Dropout, EncoderLayer, Layout, Masking, Packing, Runs, Sentences, layout_of
 from xrep.nn.shape import EncoderShape, EncoderSizes, Norm
 from xrep.registry import ENCODERS
@@ -94,7 +94,7 @@ class Encoder(nn.Module, ABC):
         raise UserError(f"encoders of type {self.shape.type} have no counterpart among Hugging Face's models")
 
 
-class TransformerEncoder(Encoder):
+class TransformerEncoder(Encoder, Stack):
     """The transformer of BERT and RoBERTa, and its pre-norm variant.
 
     Post-norm is BERT's arrangement, which normalises the embeddings first. Pre-norm normalises the input of each
@@ -167,7 +167,7 @@ class TransformerEncoder(Encoder):
         if prefix is not None:
             x, whole = _behind(prefix, x, batch, layout)
         again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
-        with in_half(islice(self.layers, count), x) as (layers, x):
+        with in_half(islice(self.layers, count), x, self.casts) as (layers, x):
             for number, layer in enumerate(layers, start=1):
                 inputs = (x, whole, True) if first_only and number == count else (x, whole)
                 x = checkpoint(layer, *inputs, use_reentrant=False) if again else layer(*inputs)

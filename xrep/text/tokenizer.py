@@ -113,13 +113,6 @@ class Tokenizer(ABC):
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of one list of ids; special ids give no text."""
 
-    @abstractmethod
-    def begins_word(self) -> list[bool]:
-        """Return for every id whether its piece begins a word.
-
-        SentencePiece finds no words in a language written without spaces.
-        """
-
     @property
     def special_ids(self) -> dict[str, int | None]:
         """The ids of the special tokens by role."""
@@ -194,9 +187,6 @@ class SentencePieceTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._processor.decode([int(i) for i in ids])
-
-    def begins_word(self) -> list[bool]:
-        return [self._processor.id_to_piece(i).startswith(SPACE) for i in range(self._processor.get_piece_size())]
 
 
 def train_tokenizer(sentences: Iterable[str], vocabulary_size: int | None, destination: str | Path) -> Tokenizer:

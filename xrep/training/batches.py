@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,8 +17,27 @@ from xrep.data.stream import Plan, stream
 from xrep.tasks.task import Task
 from xrep.training.distributed import World
 
-Group = list[tuple[Planned, Plan]]
-"""The batches of a step, each with its plan."""
+
+@dataclass
+class Group:
+    """The batches of a step of this rank, and what all ranks know about the step.
+
+    Attributes:
+        plan: the plan of the last batch.
+        waited: seconds for which this rank waited for its batches.
+        sizes: size of each term, summed over the ranks.
+        tokens: number of tokens on all ranks.
+        seconds: seconds of training so far, by the clock of rank 0.
+        stop: whether a rank was told to stop.
+    """
+
+    batches: list[Planned]
+    plan: Plan
+    waited: float = 0.0
+    sizes: dict[str, float] = field(default_factory=dict)
+    tokens: int = 0
+    seconds: float = 0.0
+    stop: bool = False
 
 
 class PlannedBatches:
@@ -47,31 +67,18 @@ def groups_of(
     """Yield the batches of each step of this rank, ``size`` at a time; the other arguments are those of ``stream``."""
     options = {"workers": workers, "pin_memory": world.device.type == "cuda"}
     with closing(stream(batches, cursor=cursor, rank=world.rank, world_size=world.size, stop=stop, **options)) as pairs:
-        while group := list(itertools.islice(pairs, size)):
-            yield group
+        while True:
+            began = time.monotonic()
+            group = list(itertools.islice(pairs, size))
+            if not group:
+                return
+            yield Group([batch for batch, _ in group], group[-1][1], waited=time.monotonic() - began)
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """What all ranks know about a step.
-
-    Attributes:
-        sizes: size of each term, summed over the ranks.
-        tokens: number of tokens on all ranks.
-        seconds: seconds of training so far, by the clock of rank 0.
-        stop: whether a rank was told to stop.
-    """
-
-    sizes: dict[str, float]
-    tokens: int
-    seconds: float
-    stop: bool
-
-
-def agreed(
+def steps_ahead(
     groups: Iterator[Group], world: World, criterion: Criterion, status: Callable[[], tuple[float, bool]]
-) -> Generator[tuple[Group, Callable[[], Agreement]], None, None]:
-    """Yield the batches of each step, and a function that waits for the agreement on it.
+) -> Generator[Group, None, None]:
+    """Yield the batches of each step, with what the ranks agreed on.
 
     With several ranks, these agree on a step while the one before it is computed: nobody waits for the slowest rank's
     data at once, and a request to stop takes effect a step later.
@@ -79,36 +86,37 @@ def agreed(
     Args:
         status: returns the seconds of this rank, 0 on all but rank 0, and whether it was told to stop.
     """
-    waiting: tuple[Group, Callable[[], Agreement]] | None = None
+    waiting: Callable[[], Group] | None = None
     try:
         for group in groups:
-            told = group, _tell(group, world, criterion, *status())
+            told = _tell(group, world, criterion, *status())
             ready, waiting = (told, None) if world.size == 1 else (waiting, told)
             if ready is not None:
-                yield ready
-        ready, waiting = waiting, None
-        if ready is not None:
-            yield ready
+                yield ready()
+        if waiting is not None:
+            ready, waiting = waiting, None
+            yield ready()
     finally:
         if waiting is not None:  # every rank has told about this step, and no message may be left under way
-            waiting[1]()
+            waiting()
 
 
-def _tell(group: Group, world: World, criterion: Criterion, seconds: float, stop: bool) -> Callable[[], Agreement]:
+def _tell(group: Group, world: World, criterion: Criterion, seconds: float, stop: bool) -> Callable[[], Group]:
+    """Tell the other ranks about a step; return a function that waits for what they tell."""
     sizes = defaultdict[str, float](float)
-    for batch, _ in group:
-        for name, size in batch.sizes.items():
-            sizes[name] += size
-    tokens = sum(batch.token_count for batch, _ in group)
-    exchanged = [part for batch, _ in group for part in criterion.exchanged(batch)] if world.size > 1 else []
-    rows = [float(len(part) * (rank == world.rank)) for part in exchanged for rank in range(world.size)]
+    for name, size in (item for batch in group.batches for item in batch.sizes.items()):
+        sizes[name] += size
+    tokens = sum(batch.token_count for batch in group.batches)
+    exchanged = [rows for batch in group.batches for rows in criterion.exchanged(batch)] if world.size > 1 else []
+    rows = [float(len(own) * (rank == world.rank)) for own in exchanged for rank in range(world.size)]
     sums = world.sums_later([seconds, tokens, float(stop), *sizes.values(), *rows])
 
-    def wait() -> Agreement:
+    def wait() -> Group:
         seconds, tokens, stop, *numbers = sums()
-        for number, part in enumerate(exchanged):
+        for number, own in enumerate(exchanged):
             start = len(sizes) + number * world.size
-            part.rank_rows = [int(count) for count in numbers[start : start + world.size]]
-        return Agreement(dict(zip(sizes, numbers, strict=False)), int(tokens), seconds, stop > 0)
+            own.rank_rows = [int(count) for count in numbers[start : start + world.size]]
+        agreed = dict(zip(sizes, numbers, strict=False))
+        return replace(group, sizes=agreed, tokens=int(tokens), seconds=seconds, stop=stop > 0)
 
     return wait

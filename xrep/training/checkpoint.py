@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -30,17 +28,11 @@ from xrep.models.directory import (
 
 LOCK = ".lock"
 MAY_CHANGE = {
-    "task.data",
-    "task.batch_size",
-    "task.max_tokens",
-    *(f"trainer.max_{bound}" for bound in ("steps", "epochs", "minutes")),
-    *(f"trainer.{name}" for name in ("update_freq", "micro_batch", "validate_every", "patience", "device", "kernels")),
-    *(f"trainer.{name}" for name in ("precision", "compile", "activation_checkpointing", "data_workers")),
-    *(f"checkpoint.{name}" for name in ("save_dir", "save_every", "keep_last")),
-    "distributed",
-    "init",
-    "logging",
-    "plugins",
+    *"distributed init logging plugins task.data task.batch_size task.max_tokens".split(),
+    *"trainer.max_steps trainer.max_epochs trainer.max_minutes trainer.patience trainer.validate_every".split(),
+    *"trainer.update_freq trainer.micro_batch trainer.precision trainer.compile trainer.device trainer.kernels".split(),
+    *"trainer.activation_checkpointing trainer.data_workers".split(),
+    *"checkpoint.save_dir checkpoint.save_every checkpoint.keep_last".split(),
 }
 """Sections and options whose values may change when a run is resumed, including the task options of each part; any
 other change would make it a different run. Numbers stay equal to the last bit only if device, kernels, precision, batch
@@ -91,9 +83,7 @@ class Checkpoints:
 
         If it cannot be written, for example because the disk is full, it is left out with a warning: the existing
         checkpoints stay, and training goes on. If it would have been the best, the next one becomes ``best`` instead.
-
-        Args:
-            final: whether this is the last checkpoint; then wait until it is written, and raise an error if that fails.
+        The ``final`` one is waited for.
 
         Raises:
             OSError: the final checkpoint cannot be written.
@@ -107,11 +97,7 @@ class Checkpoints:
         self.stalled_seconds += time.monotonic() - started
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written.
-
-        Raises:
-            OSError: it was the final checkpoint, and it could not be written.
-        """
+        """Wait for the checkpoint that is being written. Raises OSError if it is the final one, and cannot be."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -121,13 +107,11 @@ class Checkpoints:
 
         If ``best`` is None or has no checkpoint, an existing link ``best`` stays, and a missing one is set to ``last``.
         """
-        links = {"last": last}
-        if best is not None and self._path(best).exists():
-            links["best"] = best
-        elif not (self.directory / "best").exists():
-            links["best"] = last
-        for name, step in links.items():
-            point_link(self.directory / name, self._path(step).name)
+        if best is None or not self._path(best).exists():
+            best = None if (self.directory / "best").exists() else last
+        for name, step in (("last", last), ("best", best)):
+            if step is not None:
+                point_link(self.directory / name, self._path(step).name)
 
     def latest(self) -> Checkpoint | None:
         """Return the newest intact checkpoint, or None; a warning names each damaged one that is skipped."""
@@ -136,9 +120,9 @@ class Checkpoints:
                 checkpoint = open_checkpoint(path)
             except UserError as error:
                 self.say(f"warning: {error}; going back to the previous checkpoint")
-                continue
-            self._whole = checkpoint.step
-            return checkpoint
+            else:
+                self._whole = checkpoint.step
+                return checkpoint
         return None
 
     def last_good(self) -> str:
@@ -162,14 +146,10 @@ class Checkpoints:
             self._best_is_due = best
             if final:
                 raise
-            effect = (
-                f"the checkpoint of step {snapshot.step} is complete, but links and older checkpoints were not all "
-                "changed; training goes on, and the next checkpoint changes them"
-                if self._whole == snapshot.step
-                else f"no checkpoint of step {snapshot.step}; training goes on with the older ones kept, make room "
-                "before the next"
-            )
-            self.say(f"warning: {error.filename}: {error.strerror}: {effect}")
+            effect = f"no checkpoint of step {snapshot.step}; make room before the next"
+            if self._whole == snapshot.step:
+                effect = f"the one of step {snapshot.step} is complete, but links and older ones are not all changed"
+            self.say(f"warning: {error.filename}: {error.strerror}: {effect}; training goes on")
         finally:
             self._spare = snapshot
 
@@ -198,33 +178,24 @@ def lock(directory: Path) -> Iterator[None]:
     """Keep other processes from training into ``directory``, which is made if missing.
 
     The operating system releases the lock however this process ends. It is a lock of the process (POSIX): processes
-    forked from it, such as data workers that outlive it for seconds, do not hold it. If the file system does not
-    support locks, a warning is printed to stderr.
+    forked from it, such as data workers that outlive it for seconds, do not hold it.
 
     Raises:
         UserError: another process holds the lock.
     """
-    with naming(directory / LOCK):
-        directory.mkdir(parents=True, exist_ok=True)
-        file = open(directory / LOCK, "a+", encoding="utf-8")
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / LOCK, "a", encoding="utf-8") as file:
         try:
-            if not try_lock(file, inherited=False):
-                file.seek(0)
-                holder = file.read().strip() or "another process"
-                file.close()
-                cure = "wait for it, or choose another `save_dir`"
-                raise UserError(f"{holder} is training here", path=directory, cure=cure)
-        except OSError as error:
-            problem = f"{error.strerror}; see to it that no other process trains here"
-            print(f"warning: {file.name}: cannot be locked: {problem}", file=sys.stderr)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-    try:
+            is_free = try_lock(file)
+        except OSError as error:  # some file systems have no locks
+            print(
+                f"warning: {file.name}: {error.strerror}; see to it that no other process trains here", file=sys.stderr
+            )
+            is_free = True
+        if not is_free:
+            cure = "wait for it, or choose another `save_dir`"
+            raise UserError("another process is training here", path=directory, cure=cure)
         yield
-    finally:
-        file.truncate(0)
-        file.close()
 
 
 def check_same_run(saved: dict[str, Any], current: dict[str, Any], directory: Path) -> None:

@@ -1,17 +1,14 @@
 """The processes of one run: how they connect, exchange values, and end together.
 
-torch.distributed does the work (torchrun starts the processes; NCCL is used on GPUs, gloo on CPUs). In addition to the
-process group for gradients there are two trees of gloo groups for plain numbers, which never make a GPU wait:
-``control``, for what ranks exchange at every step, and ``patient``, with a very long timeout, for preparing data and
-for validation.
+torch.distributed does the work (torchrun starts the processes), with one process group: NCCL sends the gradients of
+GPUs, and gloo those of CPUs and all plain numbers, which so never make a GPU wait. Its messages have a limit in time.
+Before each message for which one rank may have to work for long (read data, validate, save), the ranks meet in torch's
+store, as long as it takes: what ends a run there is that the pulse of a rank has stopped.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,14 +18,12 @@ from typing import Annotated, Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from xrep.config.fields import CountOrZero
 from xrep.errors import TrainingError, UserError
-from xrep.training.tree import Tree, plant
+from xrep.training.pulse import GO_ON, Pulse, connect, name_of_attempt
 
 T = TypeVar("T")
-MOST_RANKS = 1_000_000
 
 
 class Distributed:
@@ -39,7 +34,8 @@ class Distributed:
         backend: Literal["auto", "nccl", "gloo"] = "auto"
         """Library that exchanges gradients between processes. auto: nccl on GPUs, gloo on CPUs."""
         timeout_minutes: Annotated[float, "(0, 1e6]"] = 10.0
-        """Minutes that a process waits for another one before it gives up."""
+        """Minutes after which the run ends if nothing is heard of a process, or its part of a step does not come. One
+        that reads data, validates or saves may take longer."""
         check_every: CountOrZero = 1000
         """Steps between checks that weights, momentum encoders and queues are equal on every rank. 0: never."""
         shard: Literal["none", "optimizer"] = "none"
@@ -58,12 +54,16 @@ class World:
     size: int
     local_rank: int
     device: torch.device
-    control: Tree | None = None
-    patient: Tree | None = None
+    pulse: Pulse | None = None
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    def meet(self) -> None:
+        """Wait until all ranks make this call, however long that takes."""
+        if self.pulse is not None:
+            self.pulse.meet()
 
     def sums(self, values: list[float]) -> list[float]:
         """Return each value summed over the ranks, on the CPU."""
@@ -71,47 +71,33 @@ class World:
 
     def sums_later(self, values: list[float]) -> Callable[[], list[float]]:
         """Send the values to the other ranks; return a function that waits for their sums, on the CPU."""
-        if self.control is None:
+        if self.size == 1:
             return lambda: values
-        wait = self.control.sum_later(torch.tensor(values, dtype=torch.float64))
-        return lambda: wait().tolist()
+        numbers = torch.tensor(values, dtype=torch.float64)
+        work = dist.all_reduce(numbers, async_op=True)
+        assert work is not None
+
+        def wait() -> list[float]:
+            work.wait()
+            return numbers.tolist()
+
+        return wait
 
     def from_main(self, value: T) -> T:
-        """Return the value of rank 0; the other ranks wait for it as long as it takes."""
-        return value if self.patient is None else self.patient.from_first(value)
+        """Return the value of rank 0; all ranks wait for each other as long as it takes."""
+        held = [value]
+        if self.size > 1:
+            self.meet()
+            dist.broadcast_object_list(held, src=0)
+        return held[0]
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in the order of the ranks."""
-        return self.from_main(self.gather_to_main(value))
-
-    def gather_to_main(self, value: T) -> list[T]:
-        """Return the values of all ranks, in the order of the ranks, on rank 0, and an empty list on the others."""
-        return [value] if self.patient is None else self.patient.to_first(value)
-
-    def tensors_from_main(self, read: Callable[[], Any]) -> Any:
-        """Return what ``read`` returns on rank 0, which alone calls it: plain data with tensors, on the CPU.
-
-        The tensors go through the process group for gradients, which is the fastest way.
-
-        Raises:
-            UserError: as ``together``.
-        """
-        value = None
-        with self.together():
-            if self.is_main:
-                value = read()
-        # Tensors on the device "meta" have shapes and types, but no numbers.
-        described = self.from_main(tree_map_only(Tensor, lambda tensor: tensor.to("meta"), value))
-
-        def sent(tensor: Tensor) -> Tensor:
-            own = tensor if self.is_main else torch.empty(tensor.shape, dtype=tensor.dtype)
-            # As bytes, because backends do not know all types.
-            content = own.contiguous().reshape(-1).view(torch.uint8).to(self.device)
-            if len(content):
-                dist.broadcast(content, src=0)
-            return tensor if self.is_main else content.cpu().view(tensor.dtype).reshape(tensor.shape)
-
-        return tree_map_only(Tensor, sent, value if self.is_main else described)
+        """Return the values of all ranks, in the order of the ranks; they wait for each other as long as it takes."""
+        values = [value] * self.size
+        if self.size > 1:
+            self.meet()
+            dist.all_gather_object(values, value)
+        return values
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -134,10 +120,6 @@ class World:
 
     def stop_all(self, problem: UserError | TrainingError | None, code: int) -> None:
         """End every rank if one has a problem: rank 0 raises the problem of the first such rank, to report it."""
-        if self.size == 1:
-            if problem is not None:
-                raise problem
-            return
         told = self.gather(None if problem is None else str(problem))
         first = next((rank for rank, text in enumerate(told) if text is not None), None)
         if first is None:
@@ -175,81 +157,34 @@ def start(config: Distributed.Config, device: str) -> World:
         device: auto, cpu or cuda; every rank takes its own GPU.
 
     Raises:
-        UserError: the environment is not one that torchrun makes, the other ranks cannot be reached, or there are fewer
-            GPUs than ranks on this host.
+        UserError: the other ranks cannot be reached, or there are fewer GPUs than ranks on this host.
     """
     kind = pick_device(device)
-    size = _variable("WORLD_SIZE", 1, MOST_RANKS, "1")
-    if size == 1:
+    rank, size, local = (int(os.environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    if size < 2:
         return alone(kind)
-    rank, local_rank = _variable("RANK", 0, size - 1), _variable("LOCAL_RANK", 0, size - 1, "0")
     if kind == "cpu" and config.backend == "nccl":
         raise UserError("`backend` is nccl, which is for GPUs, and `device` is cpu", cure="set `backend` to auto")
-    place = torch.device(kind)
     if kind == "cuda":
-        if local_rank >= torch.cuda.device_count():
+        if local >= torch.cuda.device_count():
             raise UserError(
-                f"rank {rank} finds {torch.cuda.device_count()} GPUs on its host, and is number {local_rank} there",
+                f"rank {rank} finds {torch.cuda.device_count()} GPUs on its host, and is number {local} there",
                 cure="start fewer processes, or set `device` to cpu",
             )
-        place = torch.device("cuda", local_rank)
-        torch.cuda.set_device(place)
-    backend = {"auto": "nccl" if kind == "cuda" else "gloo"}.get(config.backend, config.backend)
+        torch.cuda.set_device(local)
+    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" and config.backend != "gloo" else "gloo"
     limit = timedelta(minutes=config.timeout_minutes)
-    _join(backend, limit, rank, size)
-    return World(rank, size, local_rank, place, *plant(rank, size, limit, timedelta(days=7)))
-
-
-def _variable(name: str, least: int, most: int, default: str = "") -> int:
-    """Return a number of the environment, as torchrun sets it."""
-    text = os.environ.get(name, default)
-    if not (text.isascii() and text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
-        problem = f"{name} in the environment is {text!r}, not a number from {least} to {most}"
-        raise UserError(problem, cure="start the processes with torchrun, or unset WORLD_SIZE")
-    return int(text)
-
-
-def _join(backend: str, limit: timedelta, rank: int, size: int) -> None:
-    address, port = os.environ.get("MASTER_ADDR", ""), _variable("MASTER_PORT", 1, 65535)
-    cure = "set MASTER_ADDR and MASTER_PORT to the host and a free port of rank 0, the same on every host"
     try:
-        socket.getaddrinfo(address, None)
-    except (OSError, UnicodeError):
-        raise UserError(f"MASTER_ADDR {address!r} is not the name of a host", cure=cure) from None
-    try:
-        dist.init_process_group(backend, timeout=limit, **_meeting_place(limit, rank, size, port))
+        store = connect(limit, is_main=rank == 0)
+        name = name_of_attempt(store, rank, size, limit)
+        dist.init_process_group(backend, store=dist.PrefixStore(name, store), rank=rank, world_size=size, timeout=limit)
+        pulse = Pulse(name, rank, size, limit.total_seconds())
     except (RuntimeError, ValueError) as error:  # what torch raises if a rank cannot be reached
-        reason = str(error).splitlines()[0]
-        problem = f"not all {size} ranks met at {address}:{port} ({reason})"
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        problem = f"not all {size} ranks met at {place} ({str(error).splitlines()[0]})"
+        cure = "set MASTER_ADDR and MASTER_PORT to the host and a free port of rank 0, the same on every host"
         raise UserError(problem, cure=cure) from None
-
-
-def _meeting_place(limit: timedelta, rank: int, size: int, port: int) -> dict[str, Any]:
-    """Return arguments for ``init_process_group``: torchrun's own store, with a prefix that no earlier attempt used.
-
-    torchrun keeps one store across restarts, which still has the addresses of processes that have died. Hosts do not
-    count restarts alike, so the ranks agree on a new prefix: each rank asks with its own unique word, and rank 0
-    answers every word with the prefix, until all ranks have confirmed that they received it.
-    """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return {}
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], port, timeout=limit)
-    mine = uuid.uuid4().hex
-    if rank:
-        store.set(f"xrep/asks/{rank}", mine)
-        name = store.get(f"xrep/answer/{mine}").decode()
-        store.add(f"xrep/met/{name}", 1)
-    else:
-        name = mine
-        deadline = time.monotonic() + limit.total_seconds()
-        while store.add(f"xrep/met/{name}", 0) < size - 1:
-            for other in range(1, size):
-                if store.check([f"xrep/asks/{other}"]):
-                    store.set(f"xrep/answer/{store.get(f'xrep/asks/{other}').decode()}", name)
-            if time.monotonic() > deadline:
-                raise RuntimeError("some ranks did not come in time")
-            time.sleep(0.01)
-    return {"store": dist.PrefixStore(f"xrep/{name}", store), "rank": rank, "world_size": size}
+    return World(rank, size, local, torch.device(kind, local) if kind == "cuda" else torch.device(kind), pulse)
 
 
 @contextmanager
@@ -265,15 +200,13 @@ def explain_lost_ranks(world: World) -> Iterator[None]:
         if world.size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
         reason = str(error).splitlines()[0]
-        raise TrainingError(
-            f"rank {world.rank}: another rank died or did not answer ({reason}); the same command goes on from the "
-            "last checkpoint, torchrun --max-restarts N does so by itself"
-        ) from None
+        raise TrainingError(f"rank {world.rank}: another rank died or did not answer ({reason}); {GO_ON}") from None
 
 
 def leave(world: World) -> None:
-    """Disconnect from the other processes."""
-    if world.size > 1 and dist.is_initialized():
+    """Disconnect from the other processes, when all have come so far."""
+    if world.pulse is not None:
+        world.pulse.stop()
         dist.destroy_process_group()
 
 
@@ -288,11 +221,14 @@ def check_equal(world: World, facts: dict[str, Any]) -> None:
     """Refuse to train if the ranks were given different values.
 
     Raises:
-        UserError: the values differ; it names which, and a rank that differs from rank 0.
+        UserError: the values differ; it names the first that does.
     """
-    for rank, name, theirs, ours in _differences(world.gather(facts)):
-        problem = f"rank {rank} has another {name} than rank 0: {theirs!r} against {ours!r}"
-        raise UserError(problem, cure="start every rank with the same command and the same files")
+    main = world.from_main(facts)
+    with world.together():
+        for name in {**main, **facts}:
+            if facts.get(name) != main.get(name):
+                problem = f"another {name} than on rank 0: {facts.get(name)!r} against {main.get(name)!r}"
+                raise UserError(problem, cure="start every rank with the same command and the same files")
 
 
 def check_in_step(world: World, module: nn.Module) -> None:
@@ -303,18 +239,11 @@ def check_in_step(world: World, module: nn.Module) -> None:
     """
     if world.size == 1:
         return
-    digests = {name: _digest(tensor) for name, tensor in module.state_dict().items()}
-    everyone = world.gather({name: digest.tolist() for name, digest in digests.items()})
-    for rank, name, _, _ in _differences(everyone):
-        problem = f"{name} is no longer the same on rank 0 and rank {rank}: the ranks have drifted apart"
-        cure = "go on from the last checkpoint, and look for a criterion that treats ranks differently"
-        world.stop_all(TrainingError(f"{problem}; {cure}"), 1)
-
-
-def _differences(everyone: list[dict[str, Any]]) -> Iterator[tuple[int, str, Any, Any]]:
-    """Yield rank, name, the rank's value and that of rank 0, wherever they differ."""
-    for name, ours in everyone[0].items():
-        yield from ((rank, name, v.get(name), ours) for rank, v in enumerate(everyone) if v.get(name) != ours)
+    own = {name: _digest(tensor).tolist() for name, tensor in module.state_dict().items()}
+    drifted = next((name for name, digest in world.from_main(own).items() if own[name] != digest), None)
+    problem = f"{drifted} is no longer the same as on rank 0: the ranks have drifted apart; go on from the last "
+    problem += "checkpoint, and look for a criterion that treats ranks differently"
+    world.stop_all(None if drifted is None else TrainingError(problem), 1)
 
 
 def _digest(tensor: Tensor) -> Tensor:

@@ -12,56 +12,54 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from xrep.criteria.criterion import Loss, Planned
-from xrep.training.outcome import Outcome
-from xrep.training.step import Engine
-
-BEGINS = "it begins in "
+from xrep.training.results import Numbers
+from xrep.training.step import Step
 
 
-def not_finite(engine: Engine, outcome: Outcome, batches: list[Planned], describe: Callable[[Any], str]) -> str:
+def not_finite(step: Step, numbers: Numbers, batches: list[Planned], describe: Callable[[Any], str]) -> str:
     """Say where a loss or a gradient that is not finite came from: which module, on which rank, in which batch.
 
     Every rank must make this call: the forward passes of the step are run again, and may communicate with other ranks.
 
     Args:
-        outcome: the results of the step.
+        numbers: the results of the step.
         describe: returns the beginning of a batch as text.
     """
-    world, where, batch = engine.world, "", batches[0]
-    if math.isfinite(outcome.loss):
-        named = engine.module.named_parameters()
-        bad = next((name for name, p in named if any(p is other for other in outcome.bad)), None)
-        where, problem = f"{BEGINS}the gradient of {bad}", f"the norm of the gradient is {outcome.norm}"
+    world, where, batch = step.world, "", batches[0]
+    if math.isfinite(numbers.loss):
+        problem = f"the norm of the gradient is {numbers.norm}"
+        named = step.pair.named_parameters()
+        where = next((f"the gradient of {name}" for name, p in named if any(p is bad for bad in numbers.bad)), "")
     else:
-        problem = f"the loss is {outcome.loss}"
+        problem = f"the loss is {numbers.loss}"
         for batch in batches:
-            where = _bad_module(engine.module, lambda batch=batch: engine.forward(batch))
-            if world.sums([float(where.startswith(BEGINS))])[0]:
+            where = _bad_module(step.pair, lambda batch=batch: step.forward(batch))
+            if world.sums([float(bool(where))])[0]:
                 break
-    everyone = world.gather(f"{where}; the batch begins with {describe(batch.examples)}")
-    rank = next((number for number, text in enumerate(everyone) if text.startswith(BEGINS)), 0)
-    return f"{problem}{f' (rank {rank})' if world.size > 1 else ''}; {everyone[rank]}"
+    everyone = world.gather((where, describe(batch.batch)))
+    rank = next((rank for rank, (where, _) in enumerate(everyone) if where), 0)
+    where, text = everyone[rank]
+    of_rank = f" (rank {rank})" if world.size > 1 else ""
+    begins = f"it begins in {where}" if where else "the forward pass is finite"
+    return f"{problem}{of_rank}; {begins}; the batch begins with {text}"
 
 
 def _bad_module(module: nn.Module, forward: Callable[[], Any]) -> str:
-    """Run a forward pass again and name the module in which a NaN or an infinity first appears."""
-    names = {part: name or "the whole" for name, part in module.named_modules()}
-    modules: list[str] = []
+    """Run a forward pass again; name what has the first NaN or infinity, a weight or a module, or return nothing."""
+    names, found = {part: name or "the whole" for name, part in module.named_modules()}, list[str]()
 
     def look(part: nn.Module, inputs: Any, output: Any) -> None:
-        if not modules and not _finite(output):
+        if not found and not _finite(output):
             cause = "from finite inputs" if _finite(inputs) else "its inputs are not finite either"
-            modules.append(f"{names[part]} ({cause})")
+            found.append(f"{names[part]} ({cause})")
 
     # Compiled layers would not call the hooks of the modules inside them.
     with ExitStack() as hooks, torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for part in names:
             hooks.callback(part.register_forward_hook(look).remove)
         forward()
-    parameter = next((name for name, parameter in module.named_parameters() if not _finite(parameter)), None)
-    if parameter is not None:
-        return f"{BEGINS}the weights of {parameter}"
-    return f"{BEGINS}{modules[0]}" if modules else "the forward pass is finite"
+    weights = [f"the weights of {name}" for name, parameter in module.named_parameters() if not _finite(parameter)]
+    return next(iter([*weights, *found]), "")
 
 
 def _finite(value: Any) -> bool:
@@ -73,24 +71,18 @@ def _finite(value: Any) -> bool:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether memory ran out, on a GPU or on the host."""
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
-    )
+    said = any(text in str(error) for text in ("can't allocate memory", "out of memory"))
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (isinstance(error, RuntimeError) and said)
 
 
 def out_of_memory(batches: list[Planned]) -> str:
     """Return the message that memory ran out on these batches: how large they are, and what to change."""
-    shapes = "; ".join(_shape_of(batch.examples) for batch in batches)
-    return (
-        f"out of memory with {shapes}; lower `batch_size` or `max_tokens` (and raise `update_freq`), `micro_batch` or "
-        "`max_length`, or set `activation_checkpointing`, or `precision` to bf16"
-    )
-
-
-def _shape_of(batch: Any) -> str:
-    shapes = [tuple(leaf.shape) for leaf in _tensors(batch) if leaf.ndim == 2]
-    return f"{len(batch)} examples, tensors of {', '.join(map(str, sorted(set(shapes), reverse=True)))}"
+    sizes = []
+    for batch in batches:
+        shapes = sorted({tuple(leaf.shape) for leaf in _tensors(batch.batch) if leaf.ndim == 2}, reverse=True)
+        sizes.append(f"{len(batch.batch)} examples, tensors of {', '.join(map(str, shapes))}")
+    cure = "lower `batch_size` or `max_tokens` (and raise `update_freq`), `micro_batch` or `max_length`, or set "
+    return f"out of memory with {'; '.join(sizes)}; {cure}`activation_checkpointing`, or `precision` to bf16"
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

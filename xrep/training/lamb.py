@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,38 +24,32 @@ class LambOptimizer(torch.optim.Optimizer):
         super().__init__(groups, {"betas": betas, "eps": eps, "bias_correction": bias_correction})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Any = None) -> Any:
         """Update every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
-            if parameters:
-                self._step(group, parameters)
-        return loss
+            if not parameters:
+                continue
+            updates = self._adam(group, parameters)
+            if group["weight_decay"]:
+                torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
+            if group["decays"]:
+                weights, steps = (torch.stack(torch._foreach_norm(tensors)) for tensors in (parameters, updates))
+                # The ratios stay on the device: reading a number in Python would wait for the GPU.
+                ratios = torch.where((weights > 0) & (steps > 0), weights / steps, 1.0)
+                torch._foreach_mul_(updates, list(ratios.unbind()))
+            torch._foreach_add_(parameters, updates, alpha=-group["lr"])
 
-    def _step(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        updates = self._adam(group, parameters, [p.grad for p in parameters])
-        if group["weight_decay"]:
-            torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
-        if group["decays"]:
-            weights, steps = (torch.stack(torch._foreach_norm(tensors)) for tensors in (parameters, updates))
-            # The ratios stay on the device: reading a number in Python would wait for the GPU.
-            ratios = torch.where((weights > 0) & (steps > 0), weights / steps, 1.0)
-            torch._foreach_mul_(updates, list(ratios.unbind()))
-        torch._foreach_add_(parameters, updates, alpha=-group["lr"])
-
-    def _adam(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Any]) -> list[Tensor]:
+    def _adam(self, group: dict[str, Any], parameters: list[Tensor]) -> list[Tensor]:
         """Return Adam's updates m / (sqrt(v) + eps), with the moments corrected for their start at 0 if wanted."""
-        states = [self.state[p] for p in parameters]
-        for state, parameter in zip(states, parameters, strict=True):
-            if not state:
+        for parameter in parameters:
+            if not (state := self.state[parameter]):
                 state["step"] = torch.zeros(())
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        (first, second), counts = group["betas"], [state["step"] for state in states]
-        means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+        names = ("step", "exp_avg", "exp_avg_sq")
+        counts, means, squares = ([self.state[p][name] for p in parameters] for name in names)
+        gradients: list[Any] = [p.grad for p in parameters]
+        first, second = group["betas"]
         torch._foreach_add_(counts, 1)
         torch._foreach_lerp_(means, gradients, 1 - first)
         torch._foreach_mul_(squares, second)

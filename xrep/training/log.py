@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import os
 import platform
-import resource
 import shlex
 import socket
 import sys
-from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,21 +17,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch import nn
-
 from xrep import __version__
 from xrep.config.fields import Count
 from xrep.config.layers import flat
 from xrep.files import naming, write_aside
-from xrep.nn.queue import Queue
 from xrep.progress import ProgressLine
 from xrep.training.boards import TensorBoard, WeightsAndBiases
 
 METRICS, TENSORBOARD, LOG, LAUNCHES = "metrics.jsonl", "tensorboard", "log.txt", "launches.jsonl"
 """Names in the directory of a run."""
 _PACKAGES = "torch numpy scipy sentencepiece tokenizers safetensors faiss-cpu omegaconf transformers".split()
-_SHOWN_METRICS = 3
 
 
 class Log:
@@ -145,72 +137,6 @@ class Quiet:
     @contextmanager
     def launch(self, state: Any, **facts: Any) -> Iterator[dict[str, Any]]:
         yield {}
-
-
-class Recent:
-    """Means over the last steps for the line of progress, since single steps differ too much to be read.
-
-    Args:
-        criterion: The objective, whose queues may have to be filled first.
-    """
-
-    def __init__(self, criterion: nn.Module) -> None:
-        self._steps = deque[dict[str, float]](maxlen=20)
-        self._queues = [part for part in criterion.modules() if isinstance(part, Queue)]
-
-    def add(self, values: dict[str, float]) -> None:
-        """Add the numbers of a step: loss, terms and metrics, and its ``pairs``, ``tokens`` and ``busy`` seconds."""
-        self._steps.append(values)
-
-    def quality(self) -> list[str]:
-        """Return the loss and the first metrics as text, or how full the queue is: they become worse with every
-        negative that joins, which says nothing about the model."""
-        filling = min(self._queues, key=lambda queue: queue.filled / len(queue.vectors), default=None)
-        if filling is not None and filling.filled < len(filling.vectors):
-            return [f"queue {filling.filled:,} of {len(filling.vectors):,} filled"]
-        names = dict.fromkeys(name for step in self._steps for name in step if not name.startswith("loss_"))
-        means = {name: self._mean(name) for name in names if name not in ("pairs", "tokens", "busy")}
-        return [f"{name} {mean:.4g}" for name, mean in means.items() if mean is not None][: 1 + _SHOWN_METRICS]
-
-    def speeds(self) -> list[str]:
-        """Return the numbers of pairs and tokens per second as text."""
-        busy, means = self._mean("busy"), {unit: self._mean(unit) for unit in ("pairs", "tokens")}
-        return [f"{mean / busy:,.0f} {unit}/s" for unit, mean in means.items() if mean is not None and busy]
-
-    def _mean(self, name: str) -> float | None:
-        known = [step[name] for step in self._steps if not math.isnan(step.get(name, math.nan))]
-        return sum(known) / len(known) if known else None
-
-
-class Meters:
-    """Means and totals of numbers since the last record."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        self.totals, self._sums, self._counts = (defaultdict[str, float](float) for _ in range(3))
-
-    def add(self, values: dict[str, float]) -> None:
-        """Add numbers that are averaged."""
-        for name, value in values.items():
-            self._sums[name] += value
-            self._counts[name] += 1
-
-    def count(self, **values: float) -> None:
-        """Add numbers that are summed."""
-        for name, value in values.items():
-            self.totals[name] += value
-
-    def means(self) -> dict[str, float]:
-        return {name: total / self._counts[name] for name, total in self._sums.items()}
-
-
-def memory_megabytes(device: torch.device) -> float:
-    """Return the peak memory so far: what torch allocated on a GPU, or the resident size of the process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e6
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 def _drop_records_after(path: Path, step: int) -> None:

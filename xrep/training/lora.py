@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from xrep.errors import UserError
 from xrep.models.model import Model
@@ -22,17 +24,16 @@ class LowRank(nn.Module):
     they are s Bᵀ ∂W and s ∂W Aᵀ. After the optimizer has changed A and B, W gets the difference of their products.
 
     Args:
-        model: Its linear layers in encoders and decoders are adapted.
-        trained: Names of the parameters of the model that train at some step; others are left as they are.
-        rank: Rows of A and columns of B.
+        model: its linear layers in encoders and decoders are adapted.
+        trained: names of the parameters of the model that train at some step; others are left as they are.
+        rank: rows of A and columns of B.
 
     Attributes:
-        rank: As above.
-        targets: Names of the adapted parameters.
-        others: Names of the other parameters of the encoders that would train, which stay as they are.
+        targets: names of the adapted parameters.
+        others: names of the other parameters of the encoders that would train, which stay as they are.
 
     Raises:
-        UserError: No linear layer of an encoder trains, or one is not larger than the rank.
+        UserError: no linear layer of an encoder trains, or one is not larger than the rank.
     """
 
     def __init__(self, model: Model, trained: set[str], rank: int, alpha: float) -> None:
@@ -41,16 +42,14 @@ class LowRank(nn.Module):
         linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         self.targets = [name for name in inside if name in linear]
         self.others = [name for name in inside if name not in linear]
-        self._weights: list[nn.Parameter] = [inside[name] for name in self.targets]
-        self.rank, self.scale = rank, alpha / rank
+        self.rank, self.scale, self._weights = rank, alpha / rank, [inside[name] for name in self.targets]
         if not self.targets:
             raise UserError("`lora_rank`: no linear layer of an encoder trains", cure="set `lora_rank` to 0")
         if (smallest := min(min(weight.shape) for weight in self._weights)) <= rank:
             problem = f"`lora_rank` is {rank}, and the encoder has a linear layer of width {smallest}"
             raise UserError(problem, cure="choose a smaller rank")
-        device = self._weights[0].device
-        self.a = nn.ParameterList([torch.empty(rank, weight.size(1), device=device) for weight in self._weights])
-        self.b = nn.ParameterList([torch.zeros(weight.size(0), rank, device=device) for weight in self._weights])
+        self.a = nn.ParameterList([weight.new_empty(rank, weight.size(1)) for weight in self._weights])
+        self.b = nn.ParameterList([weight.new_zeros(weight.size(0), rank) for weight in self._weights])
         for factor in self.a:
             nn.init.kaiming_uniform_(factor, a=math.sqrt(5))
 
@@ -63,12 +62,11 @@ class LowRank(nn.Module):
                 b.grad = self.scale * weight.grad @ a.t()
                 weight.grad = None
 
-    def factors(self) -> list[tuple[Tensor, Tensor]]:
-        """Return copies of the factors, for ``change``."""
-        return [(a.detach().clone(), b.detach().clone()) for a, b in zip(self.a, self.b, strict=True)]
-
-    @torch.no_grad()
-    def change(self, before: list[tuple[Tensor, Tensor]]) -> None:
-        """Change the weights as the factors have changed since ``before``."""
-        for weight, a, b, (old_a, old_b) in zip(self._weights, self.a, self.b, before, strict=True):
-            weight.add_(b @ a - old_b @ old_a, alpha=self.scale)
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Context manager in which the factors change; the weights follow at its end."""
+        old_a, old_b = ([factor.detach().clone() for factor in factors] for factors in (self.a, self.b))
+        yield
+        with torch.no_grad():
+            for weight, a, b, was_a, was_b in zip(self._weights, self.a, self.b, old_a, old_b, strict=True):
+                weight.add_(b @ a - was_b @ was_a, alpha=self.scale)

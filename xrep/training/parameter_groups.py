@@ -122,22 +122,13 @@ def matching(pattern: str, names: list[str], option: str) -> list[str]:
     Raises:
         UserError: the pattern matches no name; the error shows the option, the pattern and similar names.
     """
-    matches = re.compile(fnmatch.translate(pattern)).match
-    matched = [name for name in names if any(matches(form) for form in _forms(name))]
+    forms = [f"{start}{pattern}{end}" for start in ("", "model.") for end in ("", ".*")]
+    matched = [name for name in names if any(fnmatch.fnmatchcase(name, form) for form in forms)]
     if not matched:
-        problem = f"{option}: {pattern!r} matches no parameter that trains"
-        raise UserError(problem, cure=_nearest(pattern, names))
+        places = [[*itertools.accumulate(name.split("."), "{}.{}".format)] for name in names]
+        places += [[place.removeprefix("model.") for place in own] for own in places]
+        known = dict.fromkeys(".".join(name.split(".")[:3]) for name in names)
+        shown = ", ".join([*known][:NAMES_SHOWN]) + (", ..." if len(known) > NAMES_SHOWN else "")
+        near = nearest(pattern.rstrip(".*"), [place for own in places for place in own])
+        raise UserError(f"{option}: {pattern!r} matches no parameter that trains", cure=near or f"known: {shown}")
     return matched
-
-
-def _forms(name: str) -> list[str]:
-    """Return what a pattern may match: the name and its beginnings up to a dot, with and without ``model.``."""
-    full = [*itertools.accumulate(name.split("."), "{}.{}".format)]
-    return full + [form.removeprefix("model.") for form in full[1:] if name.startswith("model.")]
-
-
-def _nearest(pattern: str, names: list[str]) -> str:
-    if near := nearest(pattern.rstrip(".*"), [form for name in names for form in _forms(name)]):
-        return near
-    shown = list(dict.fromkeys(".".join(name.split(".")[:3]) for name in names))
-    return "known: " + ", ".join(shown[:NAMES_SHOWN]) + (", ..." if len(shown) > NAMES_SHOWN else "")

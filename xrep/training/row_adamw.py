@@ -28,8 +28,8 @@ class RowAdamW(torch.optim.AdamW):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._begun: dict[Tensor, tuple[Tensor, Tensor]] = {}
-        """Maps each parameter to its first moment and to the rows that have had a gradient, bool [V]."""
+        self._touched: dict[Tensor, tuple[Tensor, Tensor]] = {}
+        """Maps each table to its first moment and to the rows that have had a gradient, bool [V]."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -40,7 +40,7 @@ class RowAdamW(torch.optim.AdamW):
                     tables.append((group, p, p.grad.coalesce()))
                     p.grad = None
                 elif p.grad is not None:
-                    self._begun.pop(p, None)
+                    self._touched.pop(p, None)
         result = super().step(closure)
         for group, p, gradient in tables:
             p.grad = gradient
@@ -60,23 +60,21 @@ class RowAdamW(torch.optim.AdamW):
             state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
         tensors = p, state["exp_avg"], state["exp_avg_sq"]
-        moment, begun = self._begun.get(p, (None, rows))
-        if moment is not tensors[1]:
-            begun = tensors[1].any(1) | tensors[2].any(1)
-            self._begun[p] = tensors[1], begun
-        begun[rows] = True
+        moment, touched = self._touched.get(p, (None, rows))
+        if moment is not tensors[1]:  # it is new, or was loaded
+            touched = tensors[1].any(1) | tensors[2].any(1)
+            self._touched[p] = tensors[1], touched
+        touched[rows] = True
         if torch.tensor(kept := 1 - group["lr"] * group["weight_decay"], dtype=p.dtype) != 1:
             p.mul_(kept)
-        every = begun.nonzero().squeeze(1)  # there are none before the first batch that has text of this table
+        every = touched.nonzero().squeeze(1)  # there are none before the first batch that has text of this table
         for some in every.split(max(1, BLOCK // p.size(1))) if len(every) else ():
-            parts, gradient = (
-                [tensor.index_select(0, some) for tensor in tensors],
-                values.new_zeros(len(some), p.size(1)),
-            )
+            table, mean, square = parts = [tensor.index_select(0, some) for tensor in tensors]
+            gradient = torch.zeros_like(table)
             start, stop = torch.searchsorted(rows, some[[0, -1]] + torch.tensor([0, 1], device=p.device)).tolist()
             gradient.index_copy_(0, torch.searchsorted(some, rows[start:stop]), values[start:stop])
             adamw(
-                [parts[0]], [gradient], [parts[1]], [parts[2]], [], [state["step"].clone()], fused=True, amsgrad=False,
+                [table], [gradient], [mean], [square], [], [state["step"].clone()], fused=True, amsgrad=False,
                 beta1=group["betas"][0], beta2=group["betas"][1], lr=group["lr"], weight_decay=0.0,
                 eps=group["eps"], maximize=False,
             )  # fmt: skip

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import nn
 
 from xrep import __version__
 from xrep.config import RunConfig, completed, say_ignored
-from xrep.criteria.criterion import Criterion
 from xrep.data.store import TRAINING_HASHES_FILE
 from xrep.errors import UserError
 from xrep.files import digests_of, write_aside, write_json
@@ -28,7 +26,6 @@ from xrep.models.directory import (
     CRITERION,
     MODEL,
     PREFIX,
-    STATE,
     TOKENIZER,
     Checkpoint,
     load_matching,
@@ -42,11 +39,13 @@ from xrep.tasks.task import Task
 from xrep.training.checkpoint import LOCK, Checkpoints, check_same_run, lock
 from xrep.training.distributed import World, alone, check_equal, explain_lost_ranks, pick_device
 from xrep.training.introduction import introduction, say_origin
-from xrep.training.log import Log, Quiet
-from xrep.training.state import TrainingState, reading_state
+from xrep.training.log import LOG, METRICS, TENSORBOARD, Log, Quiet
+from xrep.training.state import TrainingState
 from xrep.training.trainer import Trainer
 
 SUMMARY, DATA_STATISTICS = "summary.json", "data.json"
+_BEFORE_CONFIG = {LOCK, LOG, METRICS, TENSORBOARD, "wandb"}
+"""What a run that was killed before it had a configuration may have left."""
 
 
 @dataclass(frozen=True)
@@ -71,21 +70,44 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
         TrainingError: a loss or gradient is not finite, memory ran out, or a process died.
     """
     world = world or alone(pick_device(run.configs["trainer"].device))
-    directory, is_new = run.directory, False
+    directory, latest = run.directory, None
     with explain_lost_ranks(world), ExitStack() as stack:
         with world.together():
             _check_model(run)
             if world.is_main:
-                _check_directory(directory, run)
-                is_new = not directory.exists()
-                if not is_new:
-                    stack.enter_context(lock(directory))
+                stack.enter_context(_own(directory, run))
         torch.manual_seed(run.seed)
         task = world.in_turn(lambda: _make_task(run))
+        check_equal(world, {**run.values, "data": task.fingerprint(), "version": __version__})
+        checkpoints = Checkpoints(run.configs["checkpoint"], directory)
         with world.together():
-            check_equal(world, {"configuration": run.values, "data": task.fingerprint(), "version": __version__})
             task.check_size(world.size)
-        return _train(run, task, directory, world, stack, is_new)
+            if world.is_main:
+                latest = checkpoints.latest()
+        latest = world.from_main(latest)
+        trainer, notes = _make_trainer(run, task, world, checkpoints, latest, stack)
+        log = trainer.progress
+        with world.together():
+            if world.is_main:  # all checks have passed: from here on the directory belongs to this run
+                _prepare_directory(directory, run, task, trainer.state.step)
+                if latest is not None:  # a run that was killed may not have set the links
+                    checkpoints.point(latest.step, trainer.state.best_step)
+        if latest is not None:
+            notes = [f"going on from {latest.path} (step {latest.step})"]
+            if trainer.finished:
+                cure = "raise `max_steps`, `max_epochs`, `max_minutes` or `patience` to go on"
+                notes = [f"this run is finished: {latest.path}; {cure}"]
+        elif world.size > 1:
+            torch.manual_seed(hash((run.seed, world.rank)) % 2**63)  # every rank draws its own dropout
+        facts = {"ranks": world.size, "threads": torch.get_num_threads(), "device": str(world.device)}
+        with log.launch(trainer.state, **facts, options=run.values) as end:
+            for note in [*introduction(run, task, trainer), *notes, *_warnings(task, trainer)]:
+                log.say(note)
+            with use_path(trainer.config.kernels), float32_products(world.device), checkpoints:
+                log.say(f"kernels: {describe(world.device)}")
+                state = trainer.train()
+            end["how"] = _say_how_it_ended(directory, state, trainer)
+        return Summary(directory, state, trainer.finished, trainer.stop.signal)
 
 
 def _check_model(run: RunConfig) -> None:
@@ -106,117 +128,72 @@ def _make_task(run: RunConfig) -> Task:
     return run.classes["task"](run.configs["task"], run.seed, run.configs["model"].tokenizers())
 
 
-def _train(run: RunConfig, task: Task, directory: Path, world: World, stack: ExitStack, is_new: bool) -> Summary:
-    checkpoints = Checkpoints(run.configs["checkpoint"], directory)
-    latest = world.from_main(checkpoints.latest() if world.is_main else None)
-    trainer, notes = _make_trainer(run, task, world, checkpoints, latest)
-    progress: Log | Quiet = Quiet()
-    with world.together():
-        if world.is_main:  # all checks have passed: from here on the directory belongs to this run
-            if is_new:
-                stack.enter_context(lock(directory))
-                if any(path.name != LOCK for path in directory.iterdir()):
-                    cure = "repeat the command to go on with it, or choose another `save_dir`"
-                    raise UserError("another run has begun here meanwhile", path=directory, cure=cure)
-            step = latest.step if latest else 0
-            _prepare_directory(directory, run, task, step)
-            progress = Log(run.configs["logging"], directory, step, options=run.values)
-    stack.callback(progress.close)
-    trainer.progress, checkpoints.say = progress, progress.say
-    if latest is not None:
-        if world.is_main:  # a run that was killed may not have set the links
-            checkpoints.point(latest.step, trainer.state.best_step)
-        notes = [f"going on from {latest.path} (step {latest.step})"]
-        if trainer.finished:
-            cure = "raise `max_steps`, `max_epochs`, `max_minutes` or `patience` to go on"
-            notes = [f"this run is finished: {latest.path}; {cure}"]
-    elif world.size > 1:
-        torch.manual_seed(hash((run.seed, world.rank)) % 2**63)  # every rank draws its own dropout
-    facts = {"ranks": world.size, "threads": torch.get_num_threads(), "device": str(world.device)}
-    with progress.launch(trainer.state, **facts, options=run.values) as end:
-        for note in [*introduction(run, task, trainer), *notes, *_warnings(task, trainer)]:
-            progress.say(note)
-        with use_path(trainer.config.kernels), float32_products(world.device), checkpoints:
-            progress.say(f"kernels: {describe(world.device)}")
-            state = trainer.train()
-        end["how"] = _finish(directory, state, trainer)
-    return Summary(directory, state, trainer.finished, trainer.stop.signal)
-
-
 def _make_trainer(
-    run: RunConfig, task: Task, world: World, checkpoints: Checkpoints, latest: Checkpoint | None
+    run: RunConfig, task: Task, world: World, checkpoints: Checkpoints, latest: Checkpoint | None, stack: ExitStack
 ) -> tuple[Trainer, list[str]]:
     """Return the trainer, at the step of ``latest`` if there is one, and notes on where the weights come from.
 
-    Rank 0 alone reads a checkpoint, and sends what it holds to the others.
+    Rank 0 alone compares a checkpoint with its checksums, each rank reads what is in it; ``stack`` closes the log.
     """
+    initial, notes = None, list[str]()
     with world.together():
-        source = open_checkpoint(run.init) if run.init and latest is None and world.is_main else latest
-    source = world.from_main(source)
-    if source is not None and world.size > 1:
-        source = replace(source, contents=world.tensors_from_main(partial(_contents, source, latest is not None)))
+        if run.init and latest is None and world.is_main:
+            initial = open_checkpoint(run.init)
+    initial = world.from_main(initial)
     with world.together():
-        saved = _saved_state(source, task) if source is not None and latest is not None else {}
-        model, criterion, notes = _build(run, task, source, latest is not None)
+        saved = {} if latest is None else _saved_state(latest, task)
+        step, log = latest.step if latest is not None else 0, Quiet()
+        if world.is_main:
+            log = Log(run.configs["logging"], checkpoints.directory, step, options=run.values)
+            checkpoints.say = log.say
+        stack.callback(log.close)
+        architecture = None if latest is None else latest.manifest["architecture"]
+        model = run.classes["model"](run.configs["model"], task.text, architecture)
+        if latest is not None:
+            say_origin(model, latest.text, latest.path, "this run", [])
+        if initial is not None:  # before there is a criterion, which may copy weights (momentum encoders, heads)
+            notes += _init_model(initial, model, task)
+        criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
+        criterion.check_task(task)
+        criterion.prepare(task)
+        if initial is not None:
+            notes.append(_load(initial, CRITERION, "criterion", criterion)[1])
         validate = run.classes["validation"](run.configs["validation"], task)
-        trainer = Trainer(run, task, model, criterion, checkpoints, Quiet(), validate, world)
-        if source is not None and latest is not None:
-            trainer.resume(source, saved)
+        trainer = Trainer(run, task, model, criterion, checkpoints, log, validate, world)
+        if latest is not None:
+            trainer.resume(latest, saved)
     return trainer, notes
 
 
-def _contents(source: Checkpoint, with_state: bool) -> dict[str, Any]:
-    tensors = {name: source.tensors(name) for name in (MODEL, CRITERION)}
-    return {**tensors, STATE: source.training_state()} if with_state else tensors
+@contextmanager
+def _own(directory: Path, run: RunConfig) -> Iterator[None]:
+    """Context manager that makes the directory of a run, and keeps other processes from training there.
 
+    A new directory is removed at the end if no run has begun in it, because data or options were refused.
 
-def _build(run: RunConfig, task: Task, source: Checkpoint | None, resumed: bool) -> tuple[Model, Criterion, list[str]]:
-    """Return model, criterion, and notes for the user on where their weights come from.
-
-    Args:
-        source: checkpoint to start from; None for new weights.
-        resumed: whether it is of this run, whose weights are loaded later.
+    Raises:
+        UserError: it holds another run, or something else, or another process is training there.
     """
-    latest, initial = (source, None) if resumed else (None, source)
-    architecture = latest.manifest["architecture"] if latest is not None else None
-    model = run.classes["model"](run.configs["model"], task.text, architecture)
-    # The model's weights are loaded first, because a criterion may copy them (momentum encoders, heads).
-    if latest is not None:
-        say_origin(model, latest.text, latest.path, "this run", [])
-    notes = _init_model(initial, model, task) if initial else []
-    criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
-    criterion.check_task(task)
-    criterion.prepare(task)
-    notes += [_load(initial, CRITERION, "criterion", criterion)[1]] if initial else []
-    return model, criterion, notes
-
-
-def _check_directory(directory: Path, run: RunConfig) -> None:
-    existing = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
-    if not existing.is_dir():
-        kind = "a file, not a directory" if existing.exists() else "a link that leads nowhere"
-        raise UserError(f"is {kind}", path=existing, cure="choose another `save_dir`")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError("cannot be written to", path=existing, cure="choose another `save_dir`")
-    if not directory.exists() or not any(path.name != LOCK for path in directory.iterdir()):
-        return
-    if not (directory / CONFIG).exists():
+    is_new = not directory.exists()
+    if (directory / CONFIG).exists():
+        saved, gone = completed(read_saved_config(directory / CONFIG))
+        check_same_run(saved, run.values, directory)
+        say_ignored(gone, directory / CONFIG)
+    elif directory.is_dir() and any(path.name not in _BEFORE_CONFIG for path in directory.iterdir()):
         raise UserError("is not empty and holds no run", path=directory, cure="choose another `save_dir`")
-    saved, gone = completed(read_saved_config(directory / CONFIG))
-    check_same_run(saved, run.values, directory)
-    say_ignored(gone, directory / CONFIG)
+    with lock(directory):
+        try:
+            yield
+        finally:
+            if is_new and not (directory / CONFIG).exists():
+                shutil.rmtree(directory)
 
 
 def _saved_state(latest: Checkpoint, task: Task) -> dict[str, Any]:
     saved = latest.training_state()
-    with reading_state(latest.path / STATE):
-        is_same = saved["data"] == task.fingerprint()
-    if not is_same:
-        raise UserError(
-            "this run was trained on other data",
-            path=latest.path,
-            cure="choose another `save_dir`, and set `init` to start from its weights",
-        )
+    if saved["data"] != task.fingerprint():
+        cure = "choose another `save_dir`, and set `init` to start from its weights"
+        raise UserError("this run was trained on other data", path=latest.path, cure=cure)
     return saved
 
 
@@ -246,7 +223,6 @@ def _load(initial: Checkpoint, file: str, kind: str, module: nn.Module) -> tuple
 
 
 def _prepare_directory(directory: Path, run: RunConfig, task: Task, step: int) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
     for unfinished in directory.glob(f".{PREFIX}*"):  # left by a run that was killed while it saved
         if unfinished.is_dir():
             shutil.rmtree(unfinished)
@@ -265,13 +241,13 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Task, step: int) -
 
 def _warnings(task: Task, trainer: Trainer) -> list[str]:
     half = trainer.config.precision in ("bf16", "bfloat16")
-    slow = [SLOW_BFLOAT16] if half and trainer.engine.precision == "float32" else []
+    slow = [SLOW_BFLOAT16] if half and trainer.step.dtype == torch.float32 else []
     return [
-        f"warning: {warning}" for warning in [*trainer.module.criterion.warnings(task), *trainer.budget.warnings, *slow]
+        f"warning: {warning}" for warning in [*trainer.pair.criterion.warnings(task), *trainer.budget.warnings, *slow]
     ]
 
 
-def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> str:
+def _say_how_it_ended(directory: Path, state: TrainingState, trainer: Trainer) -> str:
     """Write the summary of a finished run, say how it ended, and return that in a few words."""
     if not trainer.finished:
         why = "Ctrl-C" if trainer.stop.signal == "SIGINT" else trainer.stop.signal
@@ -280,17 +256,10 @@ def _finish(directory: Path, state: TrainingState, trainer: Trainer) -> str:
         return stopped
     if not trainer.world.is_main:
         return "finished"
-    summary = {
-        "steps": state.step,
-        "examples": state.examples,
-        "train_seconds": state.seconds,
-        "best": {
-            "metric": trainer.validate.metric if trainer.validate else None,
-            "value": state.best,
-            "step": state.best_step,
-            "maximize": trainer.validate.maximize if trainer.validate else None,
-        },
-    }
+    best: dict[str, Any] = {"metric": None, "value": state.best, "step": state.best_step, "maximize": None}
+    if trainer.validate is not None:
+        best |= {"metric": trainer.validate.metric, "maximize": trainer.validate.maximize}
+    summary = {"steps": state.step, "examples": state.examples, "train_seconds": state.seconds, "best": best}
     write_json(directory / SUMMARY, summary)
     model = f"the model: {directory / 'best'} (last: {directory / 'last'})"
     trainer.progress.say(f"{state.step} steps in {duration(state.seconds)}; {model}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from xrep.errors import UserError
 from xrep.registry import one_line
@@ -30,42 +29,25 @@ class TrainingState:
     best_step: int | None = None
 
 
-@contextmanager
-def reading_state(path: Path) -> Iterator[None]:
-    """Context manager in which an error of reading becomes a UserError that names the file.
+def restore(saved: dict[str, Any], optimizer: Optimizer, scaler: torch.amp.GradScaler, path: Path) -> TrainingState:
+    """Return the state of the run, and load that of the optimizer, or this rank's part of it, and of the loss scaler.
+
+    Args:
+        saved: the content of the training state at ``path``.
 
     Raises:
-        UserError: the block raised an error of a kind that unfit values lead to.
+        UserError: it is not the state of this run.
     """
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        cure = "delete its checkpoint to go on from the one before, or set `init` to start from its weights"
-        raise UserError(f"not the training state of this run ({one_line(error)})", path=path, cure=cure) from None
-
-
-def state_of(saved: dict[str, Any]) -> TrainingState:
-    """Return the state of the run, from the content of a training state."""
-    return TrainingState(**{name: saved[name] for name in vars(TrainingState())})
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Load the state of an optimizer, or this rank's part of it; the groups of parameters stay as they are.
-
-    Raises:
-        ValueError: it is the state of other parameters.
-    """
-    own = torch.optim.Optimizer.state_dict(optimizer)["param_groups"]  # that of a sharded one needs all ranks
-    if [group["params"] for group in saved["param_groups"]] != [group["params"] for group in own]:
-        raise ValueError("`optimizer` is that of other parameters")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     local, numbers = local_optimizer(optimizer), {parameter: number for number, parameter in enumerate(parameters)}
-    mine = [numbers[parameter] for group in local.param_groups for parameter in group["params"]]
-    state = {place: saved["state"][number] for place, number in enumerate(mine) if number in saved["state"]}
-    local.load_state_dict({"state": state, "param_groups": local.state_dict()["param_groups"]})
-
-
-def load_scaler(scaler: torch.amp.GradScaler, saved: dict[str, Any]) -> None:
-    """Load the state of a loss scaler if this run uses one and the saved run did."""
-    if scaler.state_dict() and saved:
-        scaler.load_state_dict(saved)
+    own = enumerate(numbers[parameter] for group in local.param_groups for parameter in group["params"])
+    try:
+        held = saved["optimizer"]["state"]
+        state = {place: held[number] for place, number in own if number in held}
+        local.load_state_dict({"state": state, "param_groups": local.state_dict()["param_groups"]})
+        if saved["scaler"]:
+            scaler.load_state_dict(saved["scaler"])
+        return TrainingState(**{name: saved[name] for name in vars(TrainingState())})
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        cure = "delete its checkpoint to go on from the one before, or set `init` to start from its weights"
+        raise UserError(f"not the training state of this run ({one_line(error)})", path=path, cure=cure) from None

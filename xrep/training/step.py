@@ -1,41 +1,35 @@
-"""One optimizer step over the batches of all ranks: forward, backward, clip, update."""
+"""One optimizer step over the batches of all ranks: forward and backward passes, then the change of the weights."""
 
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from xrep.criteria.contrastive import ContrastiveCriterion
+from xrep.criteria.contrastive import ContrastiveCriterion, joined
 from xrep.criteria.criterion import Criterion, Loss, Planned
 from xrep.kernels.processor import multiplies_bfloat16
-from xrep.models.device import moved
 from xrep.models.model import Model
-from xrep.nn.half import weights_cast_once
+from xrep.nn.half import Stack, weights_cast_once
 from xrep.precision import TrainingPrecision, type_of
-from xrep.training.distributed import World
 from xrep.training.freezing import Freezing
-from xrep.training.gradient_cache import GradientCache
-from xrep.training.lora import LowRank
-from xrep.training.outcome import Results, Tally
+from xrep.training.results import Results, Tally
 from xrep.training.row_adamw import RowAdamW, read_rows_alone
-from xrep.training.sharding import local_optimizer
+from xrep.training.update import Update
 
 _SYNC_BUFFERS = next(  # renamed in torch 2.13
     name
     for name in ("forward_sync_buffers", "broadcast_buffers")
     if name in inspect.signature(DistributedDataParallel).parameters
 )
-
-
-R = TypeVar("R")
+RandomState = dict[str, Tensor]
+"""States of the random generators of the CPU (``cpu``) and of the GPU that a process trains on (``cuda``)."""
 
 
 def type_on(device: torch.device, precision: TrainingPrecision) -> torch.dtype:
@@ -52,197 +46,198 @@ def type_on(device: torch.device, precision: TrainingPrecision) -> torch.dtype:
     return torch.float32 if emulated else wanted
 
 
-def _numbers_of(parameter: nn.Parameter) -> Tensor:
-    """Return the numbers of a gradient: all, or those of the rows that a sparse one has."""
-    assert parameter.grad is not None
-    if not parameter.grad.is_sparse:
-        return parameter.grad
-    parameter.grad = parameter.grad.coalesce()
-    return parameter.grad.values()
+class _Waiting(torch.autograd.Function):
+    """A root of a backward pass in which parameters get no gradient, but DDP sees that they take part in it."""
+
+    @staticmethod
+    def forward(ctx: Any, *parameters: Tensor) -> Tensor:
+        ctx.count = len(parameters)
+        return parameters[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[None, ...]:
+        return (None,) * ctx.count
 
 
-def _loss(criterion: Criterion, model: nn.Module, planned: Planned) -> Loss:
-    return criterion(model, planned)
-
-
-class TrainingModule(nn.Module):
-    """Model and criterion side by side, as one module for the distributed engine."""
+class Pair(nn.Module):
+    """Model and criterion side by side, as one module for DDP."""
 
     def __init__(self, model: Model, criterion: Criterion) -> None:
         super().__init__()
         self.model, self.criterion = model, criterion
 
-    def moved_to(self, device: torch.device) -> TrainingModule:
-        """Move this module to a device and return it, or raise a UserError if the device cannot hold it."""
-        cure = "choose a smaller model, lower `queue_size`, or set `device` to cpu"
-        return moved(self, device, cure)
+    def forward(
+        self, planned: Planned, part: str = "", encode: bool = False, waiting: Sequence[nn.Parameter] = ()
+    ) -> tuple[Any, Tensor | None]:
+        """Return the loss of a batch or, with ``encode``, its vectors before they are compared.
 
-    def forward(self, planned: Planned, call: Callable[[Any, Any, Planned], R] = _loss) -> R:
-        """Return the result of ``call`` with criterion, model and planned batch; by default the loss."""
-        return call(self.criterion, self.model, planned)
+        Args:
+            part: the part of a mixture whose batch it is.
+            waiting: parameters whose gradients from earlier passes DDP averages in this one. The second result is a
+                root of the backward pass in which it sees them.
+        """
+        criterion: Any = self.criterion.of_part(part)
+        found = criterion.encode(self.model, planned) if encode else criterion(self.model, planned)
+        return found, _Waiting.apply(*waiting) if waiting else None
 
 
-class Engine:
-    """Runs steps of one module with one optimizer.
+class Step:
+    """Computes the gradients of steps, and changes the weights by them.
 
-    The objective of a step is described in ``Loss``. DDP averages gradients while they are computed, only on the last
-    batch of a step. Because it averages over the ranks, each rank multiplies its objective by their number.
+    The objective of a step is described in ``Loss``. DDP averages gradients while they are computed, only in the last
+    backward pass of a step.
 
     Args:
-        precision: bfloat16 and float16 compute products in half precision; weights stay float32.
-        clip_norm: largest norm of the gradient; 0 disables clipping.
-        lora: low-rank changes of weights, which the optimizer trains in place of the weights; None: there are none.
+        dtype: bfloat16 and float16 compute products in half precision; weights stay float32.
         compression: type in which gradients are summed over the ranks: bf16, or none for that of the weights.
-
-    Attributes:
-        precision: name of the type in which the steps compute (``type_on``).
     """
 
     def __init__(
         self,
-        module: TrainingModule,
-        optimizer: torch.optim.Optimizer,
+        pair: Pair,
         freezing: Freezing,
-        world: World,
-        precision: TrainingPrecision,
-        clip_norm: float,
-        lora: LowRank | None = None,
+        update: Update,
+        dtype: torch.dtype = torch.float32,
         compression: Literal["none", "bf16"] = "none",
     ) -> None:
-        self.lora, self._compression = lora, compression
-        self.module, self.optimizer, self.freezing, self.world = module, optimizer, freezing, world
-        self.limit, chosen = clip_norm or math.inf, type_on(world.device, precision)
-        self.precision, self._half = str(chosen).removeprefix("torch."), None if chosen == torch.float32 else chosen
-        self.scaler = torch.amp.GradScaler(world.device.type, enabled=chosen == torch.float16)
+        self.pair, self.freezing, self.update, self.dtype = pair, freezing, update, dtype
+        self.world, self._compression = update.world, compression
+        self._stacks = [part for part in pair.modules() if isinstance(part, Stack)]
         self._parallel: nn.Module | None = None
-        if isinstance(optimizer, RowAdamW) and world.size == 1 and world.device.type == "cpu":
-            read_rows_alone(module)
+        self._parts: dict[str, None] = {}
+        """Parts of a mixture that the step had batches of; the name is empty without a mixture."""
+        if isinstance(update.optimizer, RowAdamW) and self.world.size == 1 and self.world.device.type == "cpu":
+            read_rows_alone(pair)
 
     def prepare(self, step: int) -> None:
-        """Freeze and thaw parameters for a step; call this before the step."""
-        if self.freezing.apply(self.module, step) or self._parallel is None:
-            self._parallel = self.module if self.world.size == 1 else self._wrap()
+        """Freeze and thaw parameters after ``step`` steps. DDP is built again for what trains then."""
+        if self.freezing.apply(self.pair, step) or self._parallel is None:
+            self._parallel = self.pair if self.world.size == 1 else self._in_ddp()
 
     def train_mode(self) -> None:
-        """Put the module into training mode, except for frozen parts, whose dropout stays off."""
-        self.module.train()
-        self.freezing.rest(self.module)
-
-    def _wrap(self) -> nn.Module:
-        options: dict[str, Any] = {_SYNC_BUFFERS: False}  # buffers (queues) are equal on all ranks already
-        options["device_ids"] = [self.world.device] if self.world.device.type == "cuda" else None
-        idle = self.module.criterion.idle_parameters or self.module.model.idle_parameters or self.lora is not None
-        # Gradients are views of what is sent, so that they are in memory once and are not copied.
-        options["gradient_as_bucket_view"] = True
-        parallel = DistributedDataParallel(self.module, find_unused_parameters=idle, **options)
-        if self._compression == "bf16":
-            # A function of its own: torch refuses the hook by name where there is no NCCL, and gloo can add bfloat16.
-            parallel.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
-        return parallel
+        """Put the pair into training mode, except for frozen parts, whose dropout stays off."""
+        self.pair.train()
+        self.freezing.set_modes(self.pair)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._half is None else torch.autocast(self.world.device.type, self._half)
+        half = self.dtype != torch.float32
+        return torch.autocast(self.world.device.type, self.dtype) if half else nullcontext()
 
-    def forward(self, planned: Planned) -> Loss:
-        """Return the loss of a batch (on any device) in the engine's precision."""
+    def forward(self, planned: Planned, part: str = "", encode: bool = False, last: bool = False) -> Any:
+        """Return what ``Pair.forward`` returns of a batch, which may be on any device, in the precision of training."""
+        several = last and isinstance(self._parallel, DistributedDataParallel)
+        waiting = [p for p in self.pair.parameters() if p.grad is not None] if several else []
         with self.autocast():
-            return (self._parallel or self.module)(planned.to(self.world.device))
+            return (self._parallel or self.pair)(planned.to(self.world.device), part, encode, waiting)
 
-    @property
-    def late(self) -> bool:
-        """Whether the results of a step are read while the device is at the next one.
-
-        The optimizer must leave the weights unchanged by itself then, if a number is not finite, as fused ones can.
-        """
-        return self.world.device.type == "cuda" and bool(local_optimizer(self.optimizer).defaults.get("fused"))
-
-    def run(
-        self,
-        batches: list[Planned],
-        sizes: dict[str, float],
-        update: Callable[[], None],
-        settle: Callable[[], None] = lambda: None,
-    ) -> Results:
-        """Run one step. The weights change only if all numbers are finite.
+    def gradients(self, batches: list[Planned], sizes: dict[str, float], step: int) -> Results:
+        """Compute the gradient of a step, after ``step`` steps, and its results, which need not be known yet.
 
         Args:
             batches: batches of this rank; every rank has the same number.
             sizes: size of each term, summed over all ranks and batches.
-            update: sets the learning rates; called before the optimizer's step.
-            settle: reads the results of the step before; called when this step has been given to the device, except for
-                its update.
         """
-        self.optimizer.zero_grad(set_to_none=True)
+        self.prepare(step)
+        self.update.begin()
         tally = Tally(self.world, sizes)
-        step = self._whole if self.module.criterion.micro_batch is None else self._in_pieces
-        with weights_cast_once():
-            for number, batch in enumerate(batches):
-                step(batch, tally, number + 1 == len(batches))
-        if self.lora is not None:
-            self.lora.collect()
-        self.scaler.unscale_(self.optimizer)
-        trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        gradients = [_numbers_of(p) for p in trained]
-        norms = torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=self.world.device)
-        norm = torch.linalg.vector_norm(norms)
-        # A norm that is not finite would make every gradient NaN.
-        finite_norm, local = norm.nan_to_num(0.0, 0.0), local_optimizer(self.optimizer)
-        if isinstance(local, RowAdamW) and norm.device.type == "cpu" and norm.dtype == torch.float32:
-            # It divides the gradients when it reads them, so that they are not read once more.
-            excess = (finite_norm + 1e-6) / self.limit
-            local.grad_scale = excess if excess > 1 else None
-        else:
-            torch.nn.utils.clip_grads_with_norm_(trained, self.limit, finite_norm)
-        results = tally.results(norm, norms, trained, self.scaler)
-        settle()
-        skipped = False
-        if not self.late:
-            if not results.outcome.finite:
-                return results
-            skipped = results.outcome.skipped
-        update()
-        self._change_weights(results, skipped)
-        self.module.criterion.after_step(self.module.model)
-        return results
+        given = [(part, own) for batch in batches for part, own in (batch.parts or {"": batch}).items()]
+        self._parts = dict.fromkeys(part for part, _ in given)  # in the same order on all ranks
+        with weights_cast_once(self._stacks):
+            for number, (part, planned) in enumerate(given, start=1):
+                whole = self.pair.criterion.of_part(part).micro_batch is None
+                add = self._add if whole else self._add_in_pieces
+                add(planned, part, tally, number == len(given))
+        return Results(tally, *self.update.gradient())
 
-    def _change_weights(self, results: Results, skipped: bool) -> None:
-        before = self.lora.factors() if self.lora is not None else []
-        if self.late:  # as GradScaler.step does, which knows only about float16
-            local = local_optimizer(self.optimizer)
-            local.found_inf = results.unusable  # pyright: ignore[reportAttributeAccessIssue]
-            self.optimizer.step()
-            del local.found_inf  # pyright: ignore[reportAttributeAccessIssue]
-        elif not skipped:
-            self.optimizer.step()
-        if self.lora is not None:
-            self.lora.change(before)
-        self.scaler.update()
+    def apply(self, results: Results, rate: float) -> None:
+        """Change the weights by the gradient, and the criterion's own state, if all numbers are finite."""
+        if self.update(results, rate):
+            for part in self._parts:
+                self.pair.criterion.of_part(part).after_step(self.pair.model)
 
-    def _whole(self, planned: Planned, tally: Tally, last: bool) -> None:
+    def _objective(self, loss: Loss, part: str, rows: int, tally: Tally) -> Tensor:
+        return self.update.scaled(tally.add(self.pair.criterion.in_sum(part, loss, rows), rows))
+
+    def _add(self, planned: Planned, part: str, tally: Tally, last: bool) -> None:
         """Add the gradient of a batch, computed all at once."""
         with self._averaging(last):
-            self._scaled(tally.add(self.forward(planned), len(planned))).backward()
+            loss, waiting = self.forward(planned, part, last=last)
+            _backward([(self._objective(loss, part, len(planned), tally), None), (waiting, None)])
 
-    def _in_pieces(self, planned: Planned, tally: Tally, last: bool) -> None:
-        """Add the gradient of a batch, computed in pieces so that not all activations are in memory together."""
-        assert self._parallel is not None
-        device, criterion = self.world.device, self.module.criterion
+    def _add_in_pieces(self, planned: Planned, part: str, tally: Tally, last: bool) -> None:
+        """Add the gradient of a batch that is encoded piece by piece, twice (Gao et al. 2021, Scaling Deep Contrastive
+        Learning Batch Size under Memory Limited Setup), so that only the activations of one piece are in memory.
+
+        The first pass keeps only the vectors, which are compared. The second pass encodes each piece again, with the
+        same random numbers, and propagates the gradient of its vectors into the model.
+        """
+        device, criterion = self.world.device, self.pair.criterion.of_part(part)
         assert isinstance(criterion, ContrastiveCriterion)
-        whole = planned.to(device)
-        pieces = whole.pieces or [whole]
-        cache = GradientCache(criterion, self.module.model, pieces, device, self.autocast)
-        cache.differentiate(self._scaled(tally.add(cache.contrast(whole), len(whole))))
+        planned = planned.to(device)
+        pieces, states, encoded, constants = planned.pieces or [planned], list[RandomState](), [], []
+        for piece in pieces:
+            states.append(random_state(device))
+            with self.autocast():
+                # A graph is made and dropped at once: without one, other kernels might draw other random numbers.
+                encoded.append(tuple(vector.detach() for vector in criterion.vectors(self.pair.model, piece)))
+                with torch.no_grad():
+                    constants.append(criterion.constants(self.pair.model, piece))
+        vectors = [vector.requires_grad_() for vector in joined(encoded)]
+        with self.autocast():
+            loss = criterion.compare((*vectors, *joined(constants)), planned)
+        after = random_state(device)
+        objective = self._objective(loss, part, len(planned), tally)
+        _backward([(objective, None)])
+        # A vector without a gradient gets zeros, because DDP waits for every parameter behind it.
+        whole = [torch.zeros_like(vector) if vector.grad is None else vector.grad for vector in vectors]
+        rows = [[len(vector) for vector in of_pieces] for of_pieces in zip(*encoded, strict=True)]
+        pulls = [gradient.split(lengths) for gradient, lengths in zip(whole, rows, strict=True)]
         for number, piece in enumerate(pieces):
-            with self._averaging(last and number + 1 == len(pieces)):
-                with self.autocast():
-                    encoded, own = self._parallel(piece, cache.encode(number))
-                cache.backward(number, encoded, own, self._scaled(tally.add(encoded.loss, len(piece))))
-
-    def _scaled(self, objective: Tensor) -> Tensor:
-        return self.scaler.scale(objective * self.world.size)
+            restore_random_state(states[number], device)
+            end = last and number + 1 == len(pieces)
+            with self._averaging(end):
+                again, waiting = self.forward(piece, part, encode=True, last=end)
+                own = self._objective(again.loss, part, len(piece), tally)
+                by_vector = [(vector, pull[number]) for vector, pull in zip(again.vectors, pulls, strict=True)]
+                _backward([(own, None), *by_vector, (waiting, None)])
+        restore_random_state(after, device)
 
     def _averaging(self, now: bool) -> AbstractContextManager[Any]:
         """Return a context that averages gradients over ranks only if ``now``, in the last backward pass of a step."""
         if now or not isinstance(self._parallel, DistributedDataParallel):
             return nullcontext()
         return self._parallel.no_sync()
+
+    def _in_ddp(self) -> DistributedDataParallel:
+        model, criterion, device = self.pair.model, self.pair.criterion, self.world.device
+        options: dict[str, Any] = {_SYNC_BUFFERS: False}  # buffers (queues) are equal on all ranks already
+        options["device_ids"] = [device] if device.type == "cuda" else None
+        # The last backward pass may leave trained parameters without a gradient.
+        idle = criterion.idle_parameters or model.idle_parameters or self.update.lora is not None
+        options["find_unused_parameters"] = idle
+        # Gradients are views of what is sent, so that they are in memory once and are not copied.
+        options["gradient_as_bucket_view"] = True
+        parallel = DistributedDataParallel(self.pair, **options)
+        if self._compression == "bf16":
+            # A function of its own: torch refuses the hook by name where there is no NCCL, and gloo can add bfloat16.
+            parallel.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
+        return parallel
+
+
+def _backward(roots: Sequence[tuple[Tensor | None, Tensor | None]]) -> None:
+    """Add up the gradients of the roots that have some, each given with its own gradient; None: that of a scalar."""
+    trained = [(root, gradient) for root, gradient in roots if root is not None and root.requires_grad]
+    if trained:  # a part of a mixture may train nothing yet
+        torch.autograd.backward([root for root, _ in trained], [gradient for _, gradient in trained])
+
+
+def random_state(device: torch.device) -> RandomState:
+    """Return the state of the generators from which dropout draws."""
+    own = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state(), **own}
+
+
+def restore_random_state(state: RandomState, device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

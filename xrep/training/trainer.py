@@ -6,7 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Generator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -15,37 +15,32 @@ import torch
 
 from xrep.config import RunConfig
 from xrep.config.fields import Count, CountOrZero, NotNegative, Positive
-from xrep.criteria.criterion import Criterion, Planned
+from xrep.criteria.criterion import Criterion
 from xrep.errors import TrainingError
 from xrep.interrupts import NOTICE, StopRequest
 from xrep.kernels.paths import triton_problem
+from xrep.models.device import moved
 from xrep.models.directory import CRITERION, MODEL, STATE, Checkpoint
 from xrep.models.model import Model
-from xrep.nn.encoder import counting_sentences, set_activation_checkpointing
+from xrep.nn.encoder import set_activation_checkpointing
 from xrep.nn.weights import load_weights
 from xrep.precision import TrainingPrecision
-from xrep.progress import duration
 from xrep.tasks.task import Task
-from xrep.training.batches import Agreement, Group, PlannedBatches, agreed, groups_of
-from xrep.training.budget import Budget
+from xrep.training.batches import Group, PlannedBatches, groups_of, steps_ahead
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, check_in_step, pick_device
 from xrep.training.faults import is_out_of_memory, not_finite, out_of_memory
 from xrep.training.freezing import Freezing, pattern_problems
-from xrep.training.gradient_cache import random_state, restore_random_state
-from xrep.training.log import Log, Meters, Quiet, Recent, memory_megabytes
+from xrep.training.log import Log, Quiet
 from xrep.training.lora import LowRank
-from xrep.training.outcome import Results
 from xrep.training.parameter_groups import parameter_groups
+from xrep.training.reports import Reports
+from xrep.training.results import Results
+from xrep.training.schedule import Budget
 from xrep.training.sharding import sharded_optimizer, whole_state
-from xrep.training.state import (
-    TrainingState,
-    load_optimizer,
-    load_scaler,
-    reading_state,
-    state_of,
-)
-from xrep.training.step import Engine, TrainingModule
+from xrep.training.state import TrainingState, restore
+from xrep.training.step import Pair, Step, random_state, restore_random_state, type_on
+from xrep.training.update import Update
 from xrep.training.validator import Validator
 
 
@@ -134,38 +129,42 @@ class Trainer:
         self.checkpoints, self.progress, self.validate = checkpoints, progress, validate
         if self.config.micro_batch is not None:
             criterion.set_micro_batch(self.config.micro_batch)
-        self.module = TrainingModule(model, criterion).moved_to(world.device)
-        set_activation_checkpointing(self.module, self.config.activation_checkpointing)
+        cure = "choose a smaller model, lower `queue_size`, or set `device` to cpu"
+        self.pair = moved(Pair(model, criterion), world.device, cure)
+        set_activation_checkpointing(self.pair, self.config.activation_checkpointing)
         if self.config.compile:
             from xrep.nn.compile import compile_layers  # the compiler is slow to import
 
-            compile_layers(self.module)
-        frozen, options, lora = [*self.config.freeze, *criterion.frozen], run.configs["optimizer"], None
+            compile_layers(self.pair)
+        dtype, limit = type_on(world.device, self.config.precision), self.config.clip_norm
+        freezing, optimizer, lora = self._what_trains()
+        update = Update(optimizer, world, clip_norm=limit, dtype=dtype, lora=lora)
+        self.step = Step(self.pair, freezing, update, dtype, run.configs["distributed"].gradient_compression)
+        schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
+        examples = self.config.update_freq * next(iter(task.plan(None, world.rank, world.size))).examples
+        self.budget = Budget(self.config, task.examples, examples, schedule)
+        self.state = TrainingState()
+        self.stop = StopRequest(signal.SIGTERM, signal.SIGUSR1, notice=NOTICE if world.is_main else "")
+        self.reports = Reports(progress, self.pair, self.budget.spent, task.examples)
+        self._late: tuple[Results, Group, float, dict[str, float]] | None = None
+        """Results of the last step, with its batches, its rate, and its pairs, tokens and seconds."""
+
+    def _what_trains(self) -> tuple[Freezing, torch.optim.Optimizer, LowRank | None]:
+        """Return what is frozen, the optimizer of everything else, and the low-rank changes that it trains, if any."""
+        model, criterion, run = self.pair.model, self.pair.criterion, self.run
+        frozen, adapted, lora = [*self.config.freeze, *criterion.frozen], set[str](), None
         if self.config.lora_rank:
-            known = (name.removeprefix("model.") for name, _ in Freezing(frozen).ever_trained(self.module))
+            known = (name.removeprefix("model.") for name, _ in Freezing(frozen).ever_trained(self.pair))
             lora = LowRank(model, set(known), self.config.lora_rank, self.config.lora_alpha)
             criterion.add_module("lora", lora)  # it is saved with the criterion, as it is not kept
             frozen += [f"model.{name}" for name in lora.others]
-        freezing, names = Freezing(frozen), [name for name, _ in self.module.named_parameters()]
-        adapted = {f"model.{name}" for name in lora.targets} if lora is not None else set()
-        trained = [(name, p) for name, p in freezing.ever_trained(self.module) if name not in adapted]
-        make = partial(run.classes["optimizer"].build, options)
-        groups, shared = parameter_groups(options, trained, names), run.configs["distributed"]
-        sharded = shared.shard == "optimizer" and world.size > 1
-        optimizer = sharded_optimizer(groups, make) if sharded else make(groups)
-        rules = self.config.precision, self.config.clip_norm
-        self.engine = Engine(self.module, optimizer, freezing, world, *rules, lora, shared.gradient_compression)
-        schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
-        step = self.config.update_freq * next(iter(task.plan(None, world.rank, world.size))).examples
-        self.budget = Budget(self.config, task.examples, step, schedule)
-        self.state = TrainingState()
-        self.stop = StopRequest(signal.SIGTERM, signal.SIGUSR1, notice=NOTICE if world.is_main else "")
-        self._meters, self._recent, self._rate, self._validation = Meters(), Recent(criterion), 0.0, ""
-        self._unread: tuple[Results, int, list[Planned], dict[str, float]] | None = None
-        """Results of the last step, with its number, its batches, and its pairs, tokens and seconds."""
-        self._loss_scale = 1.0
-
-    # -- the loop -----------------------------------------------------------------------------------------------------
+            adapted = {f"model.{name}" for name in lora.targets}
+        freezing, names = Freezing(frozen), [name for name, _ in self.pair.named_parameters()]
+        trained = [(name, p) for name, p in freezing.ever_trained(self.pair) if name not in adapted]
+        groups = parameter_groups(run.configs["optimizer"], trained, names)
+        make = partial(run.classes["optimizer"].build, run.configs["optimizer"])
+        sharded = run.configs["distributed"].shard == "optimizer" and self.world.size > 1
+        return freezing, sharded_optimizer(groups, make) if sharded else make(groups), lora
 
     def train(self) -> TrainingState:
         """Train to the end of the budget, or until the run is asked to stop; return the final state.
@@ -173,200 +172,144 @@ class Trainer:
         Raises:
             TrainingError: a loss or gradient is not finite, memory ran out, a worker died, or the ranks drifted apart.
         """
-        self._started, world = time.monotonic() - self.state.seconds, self.world
-        self.engine.train_mode()
-        status = lambda: (self._seconds(), self.stop.signal is not None)  # noqa: E731
-        with closing(self._groups()) as read, self.stop.watching():
-            groups = agreed(read, world, self.module.criterion, status)
+        self._started, save_every = time.monotonic() - self.state.seconds, self.checkpoints.config.save_every
+        self.step.train_mode()
+        with closing(self.read()) as read, self.stop.watching():
+            groups = self.agreed(read)
             while not self.finished:
-                before = time.monotonic()
-                group, wait = next(groups)
-                self._meters.count(waited=time.monotonic() - before)
-                self.state.seconds = (agreement := wait()).seconds
-                if agreement.stop:  # every rank ends by the same signal, whichever of them got it
-                    self.stop.signal = next(name for name in world.gather(self.stop.signal) if name)
-                    self._record_rest()
+                began = time.monotonic()
+                group = next(groups)
+                self.state.seconds = group.seconds
+                if group.stop:  # every rank ends by the same signal, whichever of them got it
+                    self.stop.signal = next(name for name in self.world.gather(self.stop.signal) if name)
+                    self._record()
                     self._save(best=False, final=True)
                     break
-                self._step(group, agreement, before)
-                if world.size == 1 or self.config.max_minutes is not None:  # the clock of rank 0 counts for all ranks
-                    self.state.seconds = world.sums([self._seconds()])[0]
-                if self.finished:
-                    self._record_rest()
+                self.run_step(group, began)
                 best = self._validate() if self.finished or self._due(self.config.validate_every) else False
                 if self.finished:  # perhaps it is out of patience only now
-                    self._record_rest()
+                    self._record()
                 # A step saves at most once, after its validation: a checkpoint on disk never depends on a second save.
-                if self.finished or best or self._due(self.checkpoints.config.save_every):
+                if self.finished or best or self._due(save_every):
                     self._save(best, final=self.finished)
-            groups.close()
+            groups.close()  # not after an error, because a rank that has failed tells the others nothing
         return self.state
 
-    def _is_out_of_patience(self) -> bool:
-        """Return whether the last ``patience`` validations were all worse than the best one."""
-        patience, best_step = self.config.patience, self.state.best_step
-        if patience is None or best_step is None or not self.config.validate_every:
-            return False
-        return self.state.step - best_step >= patience * self.config.validate_every
+    @property
+    def finished(self) -> bool:
+        """Whether the budget is spent, or the last ``patience`` validations were all worse than the best one."""
+        patience, best, every = self.config.patience, self.state.best_step, self.config.validate_every
+        if patience is not None and best is not None and every and self.state.step - best >= patience * every:
+            return True
+        return self.budget.spent(self.state) >= 1.0
 
-    def _due(self, every: int) -> bool:
-        return every > 0 and self.state.step % every == 0
-
-    def _groups(self) -> Generator[Group, None, None]:
-        batches = PlannedBatches(self.task, self.module.criterion, self.run.seed, self.world.rank)
+    def read(self) -> Generator[Group, None, None]:
+        """Yield this rank's batches of each step that is left."""
+        batches = PlannedBatches(self.task, self.pair.criterion, self.run.seed, self.world.rank)
         stop = None if (epochs := self.budget.max_epochs) is None else math.ceil(epochs * self.task.examples)
         options = {"workers": self.config.data_workers, "size": self.config.update_freq}
         return groups_of(batches, self.world, cursor=self.state.cursor, stop=stop, **options)
 
-    def _seconds(self) -> float:
-        return time.monotonic() - self._started if self.world.is_main else 0.0
+    def agreed(self, groups: Generator[Group, None, None]) -> Generator[Group, None, None]:
+        """Yield the batches of each step with what the ranks agreed on (``steps_ahead``)."""
+        status = lambda: (self._seconds(), self.stop.signal is not None)  # noqa: E731
+        return steps_ahead(groups, self.world, self.pair.criterion, status)
 
-    @property
-    def finished(self) -> bool:
-        """Whether the budget is spent, or the validations have not become better for long enough."""
-        return self.budget.spent(self.state) >= 1.0 or self._is_out_of_patience()
-
-    def _step(self, group: Group, agreement: Agreement, began: float) -> None:
-        batches, plan = [batch for batch, _ in group], group[-1][1]
-        self._rate = rate = self.run.configs["optimizer"].lr * self.budget.rate(self.state, plan.examples)
+    def run_step(self, group: Group, began: float) -> None:
+        """Make a step and report it; ``began`` is the time at which its batches were asked for."""
+        plan, state = group.plan, self.state
+        rate = self.run.configs["optimizer"].lr * self.budget.rate(state, plan.examples)
+        is_long = len(group.batches) > 1 or self.config.micro_batch is not None
         try:
-            self.engine.prepare(self.state.step)
-            is_long = len(batches) > 1 or self.config.micro_batch is not None
-            with self._telling("step in progress") if is_long else nullcontext():
-                update = partial(self._set_learning_rate, rate)
-                results = self.engine.run(batches, agreement.sizes, update, self._settle)
+            with self.reports.counting(state, "step in progress") if is_long else nullcontext():
+                results = self.step.gradients(group.batches, group.sizes, state.step)
+                self._read_late()  # those of the step before, while a GPU computes this one
+                self.step.apply(results, rate)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             rank = f"rank {self.world.rank}, " if self.world.size > 1 else ""
-            raise self._failed(self.state.step + 1, f"{rank}{self.world.device}: {out_of_memory(batches)}") from None
-        pairs = plan.examples - self.state.examples
-        speed = {"pairs": pairs, "tokens": agreement.tokens, "busy": time.monotonic() - began}
-        self._unread = (results, self.state.step + 1, batches, speed)
-        if not self.engine.late:
-            self._settle()
-        self.state.step, self.state.examples, self.state.cursor = self.state.step + 1, plan.examples, plan.cursor
+            raise self._failed(state.step + 1, f"{rank}{self.world.device}: {out_of_memory(group.batches)}") from None
+        counts = {"pairs": plan.examples - state.examples, "tokens": group.tokens, "waited": group.waited}
+        self._late = results, group, rate, {**counts, "busy": time.monotonic() - began}
+        state.step, state.examples, state.cursor = state.step + 1, plan.examples, plan.cursor
+        if not self.step.update.late:
+            self._read_late()
         if self._due(self.run.configs["distributed"].check_every):
-            self._settle()
-            check_in_step(self.world, self.module)
+            self._read_late()
+            check_in_step(self.world, self.pair)
         if self._due(self.run.configs["logging"].log_every):
             self._record()
-        self.progress.line(self._line())
+        self.reports.line(state)
+        if self.world.size == 1 or self.config.max_minutes is not None:  # the clock of rank 0 counts for all ranks
+            state.seconds = self.world.sums([self._seconds()])[0]
+        if self.finished:
+            self._record()
 
-    def _settle(self) -> None:
-        """Read the results of the last step, if they have not been read."""
-        if self._unread is None:
+    def _read_late(self) -> None:
+        """Read the results of the last step, if they have not been read.
+
+        Raises:
+            TrainingError: a number is not finite. The weights are those before that step.
+        """
+        if self._late is None:
             return
-        (results, step, batches, speed), self._unread = self._unread, None
-        outcome = results.outcome
-        if not outcome.finite:  # the run ends on every rank, and names the module and the batch that went wrong
-            where = not_finite(self.engine, outcome, batches, self.task.describe)
-            self.world.stop_all(self._failed(step, where, "; lower `lr` or `clip_norm`, or look at these examples"), 1)
-        self._loss_scale = outcome.scale
-        self._meters.count(**speed, skipped=outcome.skipped)
-        norm = {} if outcome.skipped else {"gradient_norm": outcome.norm}
-        self._meters.add({"loss": outcome.loss, **outcome.values, **norm})
-        self._recent.add({"loss": outcome.loss, **outcome.values, **speed})
+        (results, group, rate, counts), self._late = self._late, None
+        numbers = results.numbers
+        if not numbers.finite:  # the run ends on every rank, and names the module and the batch that went wrong
+            where = not_finite(self.step, numbers, group.batches, self.task.describe)
+            cure = "; lower `lr` or `clip_norm`, or look at these examples"
+            self.world.stop_all(self._failed(self.state.step, where, cure), 1)
+        self.reports.add(numbers, rate, counts)
 
-    def _set_learning_rate(self, rate: float) -> None:
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = rate * group["lr_scale"]
+    def _record(self) -> None:
+        self._read_late()
+        self.reports.record(self.state, self.checkpoints.stalled_seconds)
 
     def _failed(self, step: int, problem: str, cure: str = "") -> TrainingError:
         return TrainingError(f"step {step}: {problem}; last good checkpoint: {self.checkpoints.last_good()}{cure}")
 
-    # -- reports ------------------------------------------------------------------------------------------------------
+    def _seconds(self) -> float:
+        return time.monotonic() - self._started if self.world.is_main else 0.0
 
-    def _record(self) -> None:
-        """Log the means since the last record; speeds count the time of training without validation and saving."""
-        self._settle()
-        totals, busy = self._meters.totals, self._meters.totals["busy"]
-        values = self._meters.means() | {
-            "learning_rate": self._rate,
-            "epoch": self.state.examples / self.task.examples,
-            "pairs_per_second": totals["pairs"] / busy,
-            "tokens_per_second": totals["tokens"] / busy,
-            "waiting_for_data": totals["waited"] / busy,
-            "memory_megabytes": memory_megabytes(self.world.device),
-            "stalled_seconds": self.checkpoints.stalled_seconds,
-            "seconds": self.state.seconds,
-        }
-        if self.engine.scaler.is_enabled():
-            values |= {"loss_scale": self._loss_scale, "skipped_steps": totals["skipped"]}
-        self.progress.record(self.state.step, values, "train")
-        self._meters.clear()
-
-    def _record_rest(self) -> None:
-        """Log the means of the last steps of a run, if there are any since the last record."""
-        self._settle()
-        if self._meters.totals["pairs"]:
-            self._record()
-
-    def _line(self, doing: str = "") -> str:
-        """Return the line of progress; ``doing`` says what a long step or validation is at."""
-        spent = self.budget.spent(self.state)
-        left = self.state.seconds * (1 / spent - 1) if spent else 0.0
-        place = [f"epoch {self.state.examples / self.task.examples:.2f}", f"step {self.state.step}"]
-        how_good = [*self._recent.quality(), self._validation, f"lr {self._rate:.2e}"]
-        return " | ".join(filter(None, [*place, *how_good, *self._recent.speeds(), f"{duration(left)} left", doing]))
-
-    def _telling(self, doing: str) -> AbstractContextManager[None]:
-        """Return a context in which the line of progress counts the sentences that the model encodes."""
-        done = 0
-
-        def tell(sentences: int) -> None:
-            nonlocal done
-            done += sentences
-            self.progress.line(self._line(f"{doing}: {done:,} sentences encoded"))
-
-        return counting_sentences(self.module.model, tell)
-
-    # -- validation and checkpoints -----------------------------------------------------------------------------------
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.state.step % every == 0
 
     def _validate(self) -> bool:
         """Validate; return whether this is the best state so far."""
-        self._settle()
+        self._read_late()
         if self.validate is None:
             return True
         metrics: dict[str, float] = {}
-        with self.world.together(), self.engine.autocast(), self._telling("validating"):
-            metrics = self.validate(self.module.model, self.module.criterion, self.world)
-        self.engine.train_mode()
+        with self.world.together(), self.step.autocast(), self.reports.counting(self.state, "validating"):
+            metrics = self.validate(self.pair.model, self.pair.criterion, self.world)
+        self.step.train_mode()
         metrics = self.world.from_main(metrics)
-        self.progress.record(self.state.step, metrics, "valid")
-        value, maximize = metrics[self.validate.metric], self.validate.maximize
-        self._validation, best = f"validation {self.validate.metric} {value:.4g}", self.state.best
+        value, best = metrics[self.validate.metric], self.state.best
         # Of equal values the later one counts as better, because its learning rate has decayed further.
-        better = best is None or math.isnan(best) or (value >= best if maximize else value <= best)
+        better = best is None or math.isnan(best) or (value >= best if self.validate.maximize else value <= best)
         if better:
             self.state.best, self.state.best_step = value, self.state.step
-        shown = ", ".join(f"{name} {metrics[name]:.2f}" for name in metrics if "-" not in name)
-        self.progress.say(f"step {self.state.step}: validation {shown}{' (best so far)' if better else ''}")
+        self.reports.validated(self.state, metrics, self.validate.metric, better)
         return better
 
     def _save(self, best: bool, final: bool = False) -> None:
-        self._settle()
-        everyone = self.world.gather_to_main(random_state(self.world.device))
-        optimizer = whole_state(self.engine.optimizer, self.world)
-        if not self.world.is_main:
-            return
-        self.checkpoints.save(
-            best,
-            final,
-            step=self.state.step,
-            config_yaml=self.run.to_yaml(),
-            text=self.task.text,
-            save_tokenizers=self.task.save_tokenizers,
-            model=self.module.model,
-            criterion=self.module.criterion,
-            training_state={
-                **vars(self.state),
-                "data": self.task.fingerprint(),
-                "optimizer": optimizer,
-                "scaler": self.engine.scaler.state_dict(),
-                "random": everyone,
-            },
-        )
+        self._read_late()
+        everyone = self.world.gather(random_state(self.world.device))
+        optimizer = whole_state(self.step.update.optimizer, self.world)
+        training_state = {
+            **vars(self.state),
+            "data": self.task.fingerprint(),
+            "optimizer": optimizer,
+            "scaler": self.step.update.scaler.state_dict(),
+            "random": everyone,
+        }
+        text = {"text": self.task.text, "save_tokenizers": self.task.save_tokenizers}
+        parts: dict[str, Any] = {"model": self.pair.model, "criterion": self.pair.criterion, **text}
+        facts = {"step": self.state.step, "config_yaml": self.run.to_yaml(), "training_state": training_state}
+        with self.world.together():  # the others wait here while rank 0 waits for its disk
+            if self.world.is_main:
+                self.checkpoints.save(best, final, **parts, **facts)
 
     def resume(self, checkpoint: Checkpoint, saved: dict[str, Any]) -> None:
         """Resume exactly where ``checkpoint`` was written; ``saved`` is its training state.
@@ -376,13 +319,11 @@ class Trainer:
         Raises:
             UserError: tensors or state are not those of this run.
         """
-        load_weights(self.module.model, checkpoint.tensors(), checkpoint.path / MODEL)
-        load_weights(self.module.criterion, checkpoint.tensors(CRITERION), checkpoint.path / CRITERION)
-        with reading_state(checkpoint.path / STATE):
-            self.state = state_of(saved)
-            load_optimizer(self.engine.optimizer, saved["optimizer"])
-            load_scaler(self.engine.scaler, saved["scaler"])
-            if len(saved["random"]) == self.world.size:
-                restore_random_state(saved["random"][self.world.rank], self.world.device)
-            else:
-                torch.manual_seed(hash((self.run.seed, self.world.rank, self.state.step)) % 2**63)
+        load_weights(self.pair.model, checkpoint.tensors(), checkpoint.path / MODEL)
+        load_weights(self.pair.criterion, checkpoint.tensors(CRITERION), checkpoint.path / CRITERION)
+        update, path = self.step.update, checkpoint.path / STATE
+        self.state = restore(saved, update.optimizer, update.scaler, path)
+        if len(saved["random"]) == self.world.size:
+            restore_random_state(saved["random"][self.world.rank], self.world.device)
+        else:
+            torch.manual_seed(hash((self.run.seed, self.world.rank, self.state.step)) % 2**63)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import nn
 
 from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
@@ -73,16 +71,16 @@ class Validator(ABC):
     def __init__(self, config: Any, task: Task) -> None: ...
 
     def __call__(self, model: Any, criterion: Criterion, world: World | None = None) -> dict[str, float]:
-        """Return the metrics by name; training modes and the random state are restored afterwards.
+        """Return the metrics by name, and leave model and criterion in evaluation mode; the random state is restored.
 
         Args:
             world: The ranks that make this call together, and share the work; None: this process alone.
         """
         device = next(model.parameters()).device
         devices = [device] if device.type == "cuda" else []
-        with evaluating(model, criterion), apart(), torch.random.fork_rng(devices):
+        with torch.inference_mode(), apart(), torch.random.fork_rng(devices):
             torch.manual_seed(SEED)
-            return self.measure(model, criterion, OverRanks(world))
+            return self.measure(model.eval(), criterion.eval(), OverRanks(world))
 
     @abstractmethod
     def measure(self, model: Any, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
@@ -92,18 +90,3 @@ class Validator(ABC):
         The random numbers are the same in every validation. All ranks of a run make this call; ``over_ranks(items,
         compute)`` divides work among them.
         """
-
-
-@contextmanager
-def evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Context manager that puts modules into evaluation mode, without gradients, and restores their modes on exit."""
-    # The mode of each submodule is saved, because a frozen part may already have been in evaluation mode.
-    training = [(part, part.training) for module in modules for part in module.modules()]
-    for module in modules:
-        module.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        for part, mode in training:
-            part.training = mode

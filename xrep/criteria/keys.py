@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from xrep.criteria.contrastive import Nested, shortened
-from xrep.criteria.criterion import Planned
 from xrep.kernels.gather import current_group, gathered
 from xrep.kernels.queue_infonce import InfoNCE, queue_infonce
 from xrep.memory import check_memory
@@ -29,20 +27,23 @@ def among_batch(
     *,
     mask_equal: bool,
     sizes: Sequence[int] | None,
-) -> InfoNCE:
+) -> tuple[InfoNCE, Tensor, Tensor]:
     """Compute InfoNCE of queries [B, D] whose negatives are the positives of all other rows, on all ranks.
 
     Args:
         positive: [B, D], the positives, without gradient.
         ids: int64 [B, 2]; with ``mask_equal``, a row is not a negative of a query if they are equal in any column.
         sizes: number of rows of each rank (``Planned.rank_rows``).
+
+    Returns:
+        The result, and the keys and ids of all ranks.
     """
     (keys, key_ids), first = gathered([positive, ids], current_group(), sizes)
     rows = torch.arange(len(keys), device=keys.device).unsqueeze(1)
     own = rows[first : first + len(positive)]  # a query's positive is not one of its negatives
     if mask_equal:
         own, rows = torch.cat([own, ids], dim=1), torch.cat([rows, key_ids], dim=1)
-    return queue_infonce(query, positive, keys, temperature, query_ids=own, queue_ids=rows)
+    return queue_infonce(query, positive, keys, temperature, query_ids=own, queue_ids=rows), keys, key_ids
 
 
 @dataclass(kw_only=True)
@@ -61,39 +62,6 @@ def new_queue(config: Queued, width: int, count: int = 1) -> Queue | None:
     what = f"{count if count > 1 else 'a'} {'queues' if count > 1 else 'queue'} of {size:,} vectors of {width} numbers"
     check_memory(count * size * (width * dtype.itemsize + 16), what, cure="lower `queue_size`")  # 16: two ids
     return Queue(size, width, dtype) if size else None
-
-
-@dataclass(frozen=True)
-class Keys:
-    """Keys of a batch that join queues after the step.
-
-    Attributes:
-        vectors: [B, Q * D], those for each of Q queues beside each other.
-        ids: int64 [B, 2], their ids.
-        sizes: B of each rank (``Planned.rank_rows``).
-        group: the ranks whose keys join as well; None: these are all.
-    """
-
-    vectors: Tensor
-    ids: Tensor
-    sizes: Sequence[int] | None
-    group: dist.ProcessGroup | None
-
-
-def keys_for(queue: Queue, vectors: Sequence[Tensor], planned: Planned) -> Keys:
-    """Return keys [B, D] of a batch, one tensor for each of the queues that are like ``queue``."""
-    joined = torch.cat(tuple(vectors), dim=1).to(queue.vectors.dtype)
-    return Keys(joined, planned.batch.ids, planned.rank_rows, current_group())
-
-
-def enqueue(waiting: list[Keys], *queues: Queue | None) -> None:
-    """Let the keys of a step's batches join the queues, in the order in which one process with all rows would."""
-    for own in waiting:
-        (vectors, ids), _ = gathered([own.vectors, own.ids], own.group, own.sizes)
-        for queue, keys in zip(queues, vectors.chunk(len(queues), dim=1), strict=True):
-            assert queue is not None
-            queue.enqueue(keys, ids)
-    waiting.clear()
 
 
 def in_queue(
