@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import threading
@@ -220,54 +219,37 @@ def test_a_directory_has_one_run_at_a_time(tmp_path: Path) -> None:
         os.close(told)
 
 
-TASK = {"name": "bitext", "data": "a", "batch_size": 8, "max_length": 20}
-MOCO = {"name": "dual_moco", "temperature": 0.1}
 ONE = {
-    "task": TASK,
-    "criterion": MOCO,
-    "trainer": {"max_steps": 5, "precision": "float32", "freeze": []},
-    "distributed": {"backend": "auto"},
+    "task.name": "bitext", "task.data": "a", "task.batch_size": 8, "task.max_length": 20,
+    "criterion.name": "dual_moco", "criterion.temperature": 0.1,
+    "trainer.max_steps": 5, "trainer.precision": "float32", "trainer.freeze": [], "distributed.backend": "auto",
     "seed": 1,
-}
-PART = {"task": TASK, "criterion": MOCO, "weight": 1.0}
-SEVERAL = {"parts": [{"name": "a.b", **PART}, {"name": "c", **PART}], "seed": 1}
-
-
-def changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy with other values, by keys such as ``task.batch_size`` and ``parts.1.weight``."""
-    config = json.loads(json.dumps(config))
-    for key, value in changes.items():
-        place: Any = config
-        *sections, name = key.split(".")
-        for section in sections:
-            place = place[int(section) if section.isdecimal() else section]
-        place[name] = value
-    return config
+}  # fmt: skip
+PART = {key: value for key, value in ONE.items() if key.startswith(("task.", "criterion."))} | {"weight": 1.0}
+SEVERAL = {"parts": ["a", "c"], "seed": 1, **{f"parts.{name}.{key}": PART[key] for name in "ac" for key in PART}}
+FIRST = {key: value for key, value in SEVERAL.items() if not key.startswith("parts.c.")} | {"parts": ["a"]}
 
 
 @pytest.mark.parametrize(
-    ("saved", "changes", "differences"),
+    ("saved", "current", "differences"),
     [
-        (ONE, {"task.data": "b", "task.batch_size": 9, "trainer.max_steps": 7, "trainer.precision": "bf16",
-               "distributed": {"backend": "gloo", "timeout_minutes": 3}}, ""),
-        (ONE, {"task.max_length": 30, "trainer.freeze": ["x"], "seed": 2, "new": None},
+        (ONE, ONE | {"task.data": "b", "task.batch_size": 9, "trainer.max_steps": 7, "trainer.precision": "bf16",
+                     "distributed.backend": "gloo", "distributed.timeout_minutes": 3}, ""),
+        (ONE, ONE | {"task.max_length": 30, "trainer.freeze": ["x"], "seed": 2, "new": None},
          "seed 1 -> 2, task.max_length 20 -> 30, trainer.freeze [] -> ['x']"),
         # Options of another criterion are not compared.
-        (ONE, {"criterion": {"name": "simcse", "margin": 0}}, "criterion.name 'dual_moco' -> 'simcse'"),
-        (SEVERAL, {"parts.0.task.data": "b", "parts.0.task.batch_size": 3, "parts.1.task.batch_size": 3}, ""),
-        (SEVERAL, {"parts": SEVERAL["parts"][::-1]}, ""),
-        (SEVERAL, {"parts.1.task.max_length": 9, "parts.1.weight": 2.0},
+        (ONE, ONE | {"criterion.name": "simcse", "criterion.temperature": 0.2, "criterion.margin": 0},
+         "criterion.name 'dual_moco' -> 'simcse'"),
+        (SEVERAL, SEVERAL | {"parts.a.task.data": "b", "parts.a.task.batch_size": 3, "parts.c.task.batch_size": 3}, ""),
+        (SEVERAL, SEVERAL | {"parts": ["c", "a"]}, ""),
+        (SEVERAL, SEVERAL | {"parts.c.task.max_length": 9, "parts.c.weight": 2.0},
          "parts.c.task.max_length 20 -> 9, parts.c.weight 1.0 -> 2.0"),
-        (SEVERAL, {"parts": SEVERAL["parts"][:1]}, "parts.c.name 'c' -> None"),
-        (ONE, {"parts": SEVERAL["parts"], "task": None, "criterion": None},
-         "criterion.name 'dual_moco' -> None, parts.a.b.name None -> 'a.b', parts.c.name None -> 'c', "
-         "task.name 'bitext' -> None"),
+        (SEVERAL, FIRST, "parts.c.criterion.name 'dual_moco' -> None, parts.c.task.name 'bitext' -> None"),
     ],
 )  # fmt: skip
-def test_what_may_change_and_what_may_not(saved: dict, changes: dict[str, Any], differences: str) -> None:
-    current = changed(saved, changes)
+def test_what_may_change_and_what_may_not(saved: dict[str, Any], current: dict[str, Any], differences: str) -> None:
     if not differences:
         return check_same_run(saved, current, Path("run"))
     with pytest.raises(UserError) as error:
         check_same_run(saved, current, Path("run"))
-    assert f"another configuration: {differences}; choose" in str(error.value)
+    assert f"another configuration: {differences}" in str(error.value)

@@ -214,4 +214,6 @@ def check_same_run(saved: dict[str, Any], current: dict[str, Any], directory: Pa
 
 
 def _may_change(key: str) -> bool:
+    if key == "parts":  # their order; other parts have other keys
+        return True
     return re.sub(r"^parts\.\w+\.(?=task\.)", "", key) in MAY_CHANGE or key.split(".")[0] in MAY_CHANGE
