@@ -77,3 +77,14 @@ def test_every_path_that_is_named_exists() -> None:
 def test_the_changelog_begins_with_the_current_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (\S+)", text, re.MULTILINE)[0] == xrep.__version__
+
+
+STOPS = re.findall(r"^\| \d+ \| `(\S+\.py)`: (.*?) \|", TEXT, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("file", "functions"), STOPS)
+def test_each_stop_on_the_way_of_a_line_exists(file: str, functions: str) -> None:
+    source = (ROOT / file).read_text(encoding="utf-8")
+    for name in re.findall(r"`([\w.]+)`", functions):
+        for part in name.split("."):
+            assert re.search(rf"^ *(def|class) {part}\b", source, re.MULTILINE), f"{file} has no {part}"
