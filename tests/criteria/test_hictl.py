@@ -109,6 +109,7 @@ def test_text_without_translations_beside_bitext(data_directory, tmp_path: Path,
         "model": {"name": "dual_encoder", **SMALL_MODEL, "max_positions": 96, "projection_size": 12},
         "trainer": {"max_steps": 6}, "logging": {"log_every": 1}, "checkpoint": {"save_dir": str(tmp_path / "run")},
     }  # fmt: skip
+    recipe = {key: value for key, value in recipe.items() if not key.startswith("model.")}
     directory = train(compose([("", {**recipe, **flat(small)})])).directory
     saved = open_checkpoint(directory / "last").tensors("criterion.safetensors")
     steps = [int(saved[f"parts.{part}.hardness.steps"]) for part in ("parallel", "monolingual")]
