@@ -155,9 +155,7 @@ def _members(annotation: Any) -> list[tuple[Any, str]]:
 
 def _lies_in(value: float, interval: str) -> bool:
     low, high = map(float, interval[1:-1].split(", "))
-    return (low <= value if interval[0] == "[" else low < value) and (
-        value <= high if interval[-1] == "]" else value < high
-    )
+    return low < value < high or (value == low and interval[0] == "[") or (value == high and interval[-1] == "]")
 
 
 def _rule(interval: str) -> str:
