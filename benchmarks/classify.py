@@ -27,7 +27,7 @@ import torch
 from harness import make_parser, progress, take_turns, write_json
 from train import Ours, trainer_of
 
-from xrep.config import RunConfig, compose
+from xrep.config import RunConfig, runs_of
 from xrep.data.annotated import AnnotatedBatch
 from xrep.data.order import ExampleOrder
 from xrep.inference.classifier import SentenceClassifier
@@ -43,7 +43,7 @@ def configured(options: argparse.Namespace, folder: Path) -> RunConfig:
         "--lr", "2e-5", "--clip-norm", "1", "--log-every", "1000000", "--max-steps", "1000000", "--no-tensorboard",
         "--device", options.device, "--save-dir", str(folder),
     ])  # fmt: skip
-    return compose(line.layers, line.problems)
+    return runs_of(line.layers, line.problems)[0]
 
 
 def their_trainer(options: argparse.Namespace, task: Any, batches: Iterator[AnnotatedBatch] | None) -> Callable:

@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from harness import make_parser, take_turns, write_json
 
-from xrep.config import RunConfig, compose
+from xrep.config import RunConfig, runs_of
 from xrep.data.stream import stream
 from xrep.kernels.precision import default_float32_products, fast_products
 from xrep.memory import keep_freed_memory
@@ -66,7 +66,7 @@ def configured(options: argparse.Namespace, folder: Path, *given: str) -> RunCon
         "--log-every", "1000000", "--max-steps", "1000000", "--no-tensorboard", "--device", options.device,
         "--save-dir", str(folder), *given,
     ])  # fmt: skip
-    return compose(line.layers, line.problems)
+    return runs_of(line.layers, line.problems)[0]
 
 
 def trainer_of(run: RunConfig, folder: Path, saving: bool = False) -> Trainer:

@@ -9,13 +9,13 @@ from xrep.config import (
     FIXED_SECTIONS,
     SECTIONS,
     TOP_LEVEL,
-    compose,
     convert,
     flat,
     nested,
     over,
     read_fields,
     read_yaml,
+    runs_of,
     to_yaml,
 )  # fmt: skip
 from xrep.config.fields import Count, Positive, Share, describe, fields_of_class, problems_of
@@ -135,7 +135,7 @@ def test_later_layers_win():
         ("b.yaml", {"criterion": {"queue_size": 9}, "seed": 5}),
         ("command line", {"criterion": {"queue_size": "10"}, "optimizer": {"lr": "1e-3"}}),
     ]
-    run = compose(layers)
+    run = runs_of(layers)[0]
     assert (run.configs["criterion"].queue_size, run.configs["criterion"].momentum) == (10, 0.5)
     assert (run.seed, run.configs["optimizer"].lr, run.configs["optimizer"].weight_decay) == (5, 1e-3, 1e-4)
     assert list(nested(run.values)) == [*SECTIONS, *TOP_LEVEL]
@@ -154,7 +154,7 @@ def test_all_problems_are_told_together():
         "plugins": {"a": 1},
     }
     with pytest.raises(ConfigError) as error:
-        compose([CHOSEN, ("my.yaml", wrong)], ["unknown option --foo"])
+        runs_of([CHOSEN, ("my.yaml", wrong)], ["unknown option --foo"])
     cut = [problem.partition("; known: ")[0] for problem in error.value.problems]
     assert cut == [
         "unknown option --foo",

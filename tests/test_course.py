@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from xrep.config import compose, read_yaml, runs_of, to_configuration
+from xrep.config import read_yaml, runs_of, to_configuration
 from xrep.errors import ConfigError
 from xrep_cli.options import parse
 
@@ -93,18 +93,15 @@ def test_a_printed_course_gives_itself_again(course, tmp_path):
     # A stage saves the configuration of a run without stages.
     for run in runs:
         (tmp_path / "saved.yaml").write_text(run.to_yaml())
-        alone = compose([("saved.yaml", read_yaml(tmp_path / "saved.yaml"))])
+        alone = runs_of([("saved.yaml", read_yaml(tmp_path / "saved.yaml"))])[0]
         assert alone.values == run.values and alone.stage == ""
 
 
 def test_a_run_without_stages_is_a_course_of_one():
     layers = [("", {"task": {"name": "bitext"}, "criterion": {"name": "dual_moco"}, "init": "previous/best"})]
     (run,) = runs_of(layers)
-    assert run == compose(layers)
     assert (run.stage, run.values["checkpoint.save_dir"], run.init) == ("", None, "previous/best")
     assert to_configuration([run]) == run.to_yaml()
-    with pytest.raises(ConfigError, match="has stages, but a single run is needed"):
-        compose([*layers, ("", {"stages": [{"name": "1"}]})])
 
 
 def test_problems_of_all_stages_are_told_together_and_once(course):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import Commands
-from xrep.files import check_output, is_stream, same_file, write_aside
+from xrep.files import check_output, is_stream, write_aside
 
 
 def test_a_link_is_followed(tmp_path: Path) -> None:
@@ -43,15 +43,6 @@ def test_what_is_a_stream(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert is_stream("/dev/null") and is_stream("/dev/stdout")
     assert not any(map(is_stream, (tmp_path, tmp_path / "file", tmp_path / "absent")))
-
-
-def test_one_file_by_two_names(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("", encoding="utf-8")
-    (tmp_path / "b").symlink_to("a")
-    os.link(tmp_path / "a", tmp_path / "c")
-    (tmp_path / "d").write_text("", encoding="utf-8")
-    assert same_file(tmp_path / "a", tmp_path / "b") and same_file(tmp_path / "b", tmp_path / "c")
-    assert same_file(tmp_path / "later", tmp_path / "." / "later") and not same_file(tmp_path / "a", tmp_path / "d")
 
 
 @pytest.mark.parametrize(

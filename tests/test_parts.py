@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from xrep.config import SECTIONS, TOP_LEVEL, compose, flat, nested, over, read_yaml
+from xrep.config import SECTIONS, TOP_LEVEL, flat, nested, over, read_yaml, runs_of
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.multitask import Multitask
 from xrep.criteria.translation_ranking import TranslationRanking
@@ -32,12 +32,12 @@ def layer(tmp_path, text: str = TEXT, name: str = "c.yaml") -> tuple[str, dict[s
 
 def problems(*layers: tuple[str, dict[str, Any]]) -> list[str]:
     with pytest.raises(ConfigError) as error:
-        compose(list(layers))
+        runs_of(list(layers))
     return [problem.removeprefix("c.yaml: ") for problem in error.value.problems]
 
 
 def test_parts_are_one_task_and_one_criterion_to_the_trainer(tmp_path):
-    run = compose([layer(tmp_path)])
+    run = runs_of([layer(tmp_path)])[0]
     saved = nested(run.values)
     assert list(saved) == ["parts", *(s for s in SECTIONS if s not in ("task", "criterion")), *TOP_LEVEL, "mixing"]
     assert [list(part) for part in saved["parts"]] == [["name", "task", "criterion", "weight", "proportion"]] * 3
@@ -66,18 +66,18 @@ def test_parts_are_one_task_and_one_criterion_to_the_trainer(tmp_path):
 )
 def test_without_a_choice_validation_fits_the_tasks(tmp_path, text, name):
     """With bitext, validation searches for translations; inference data has none."""
-    run = compose([layer(tmp_path, text)])
+    run = runs_of([layer(tmp_path, text)])[0]
     assert run.values["validation.name"] == name and REGISTRIES["validation"].load(name) is run.classes["validation"]
-    assert compose([layer(tmp_path, run.to_yaml())]) == run
+    assert runs_of([layer(tmp_path, run.to_yaml())])[0] == run
 
 
 def test_saved_parts_give_the_same_run(tmp_path):
-    run = compose([layer(tmp_path, TEXT + "mixing: proportion\n"), ("", {"parts": {"rank": {"proportion": 3}}})])
-    again = compose([layer(tmp_path, run.to_yaml(), "saved.yaml")])
+    run = runs_of([layer(tmp_path, TEXT + "mixing: proportion\n"), ("", {"parts": {"rank": {"proportion": 3}}})])[0]
+    again = runs_of([layer(tmp_path, run.to_yaml(), "saved.yaml")])[0]
     assert again == run and again.to_yaml() == run.to_yaml()
     assert flat(yaml.safe_load(run.to_yaml())) == run.values
-    single = compose([layer(tmp_path, "{task: bitext, criterion: dual_moco}")])
-    assert compose([layer(tmp_path, single.to_yaml())]) == single and single.label == "bitext-dual_moco"
+    single = runs_of([layer(tmp_path, "{task: bitext, criterion: dual_moco}")])[0]
+    assert runs_of([layer(tmp_path, single.to_yaml())])[0] == single and single.label == "bitext-dual_moco"
     assert single.data == [] and "parts" not in single.values
 
 
@@ -148,7 +148,7 @@ def test_what_parts_may_not_be(tmp_path, text, message):
 def test_a_size_reaches_the_criteria_of_parts(tmp_path, options, expected):
     """Below what a part or an upper layer says itself."""
     command = ("command line", {"parts": {"dual_moco": {"criterion": {"momentum": 0.5}}}})
-    criteria = compose([layer(tmp_path, TEXT + options), command]).configs["criterion"].parts
+    criteria = runs_of([layer(tmp_path, TEXT + options), command])[0].configs["criterion"].parts
     first, second, rank = (part.config for part in criteria)
     assert (first.queue_size, second.queue_size, second.momentum, first.momentum) == expected
     assert rank.temperature == 0.1

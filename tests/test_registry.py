@@ -149,7 +149,7 @@ def test_entry_points(place, cli):
     assert "Weight of the loss. (default: 1.0)" in shown
     assert "criterion:\n  name: pull\n  strength: 1.0\n" in cli(*words, "pull", "--print-config").out
     gone, bad = cli(*words, "gone").err, cli(*words, "pull", "--model", "bad").err
-    assert "error: their_package.gone:Gone.Config cannot be loaded: No module named 'their_package'" in gone
+    assert "error: their_package.gone:Gone cannot be loaded: No module named 'their_package'" in gone
     assert "error: bad_module:Bad cannot be loaded: invalid syntax" in bad
 
 

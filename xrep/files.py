@@ -56,13 +56,6 @@ def is_stream(path: str | Path) -> bool:
     return os.path.exists(real) and not os.path.isfile(real) and not os.path.isdir(real)
 
 
-def same_file(one: str | Path, other: str | Path) -> bool:
-    """Return whether two paths lead to the same file, through links as well, or will once it exists."""
-    with suppress(OSError):
-        return os.path.samefile(one, other)
-    return os.path.realpath(one) == os.path.realpath(other)
-
-
 @contextmanager
 def write_aside(path: str | Path) -> Iterator[Path]:
     """Context manager that yields a temporary path, whose file becomes the one at ``path`` if the block succeeds.

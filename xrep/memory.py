@@ -9,12 +9,6 @@ from pathlib import Path
 
 from xrep.errors import UserError
 
-CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Files that hold the limit of a container, in versions 2 and 1 of cgroups."""
-
-TRIM_THRESHOLD, MOST_MAPPINGS = -1, -4
-"""Options of ``mallopt`` in the GNU C library."""
-
 
 def keep_freed_memory() -> None:
     """Let this process keep the memory that it frees for what it allocates next, if its C library is GNU's.
@@ -24,14 +18,15 @@ def keep_freed_memory() -> None:
     """
     with suppress(AttributeError, OSError, TypeError):  # no such function, or no such library
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(MOST_MAPPINGS, 0)
-        mallopt(TRIM_THRESHOLD, -1)  # never
+        mallopt(-4, 0)  # M_MMAP_MAX: no array is mapped
+        mallopt(-1, -1)  # M_TRIM_THRESHOLD: nothing is returned
 
 
 def machine_memory() -> int:
     """Return the bytes of memory that a process of this machine or container can have, free or not."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for file in CGROUP_LIMITS:
+    # The limit of a container, in versions 2 and 1 of cgroups.
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # no such file, or the word "max"
             limits.append(int(Path(file).read_text(encoding="ascii")))
     return min(limits)

@@ -98,15 +98,10 @@ def import_plugin(module: str) -> None:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        cure = "install it, add its folder to PYTHONPATH, or mend it"
-        raise UserError(f"the plugin {module!r} cannot be imported: {described(error)}", cure=cure) from error
-
-
-def described(error: BaseException) -> str:
-    """Return an error of a part's code on one line, with the place where it was raised if that is in another file."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
-    return f"{type(error).__name__}: {one_line(error)}{place}"
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+        place = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
+        problem = f"the plugin {module!r} cannot be imported: {type(error).__name__}: {one_line(error)}{place}"
+        raise UserError(problem, cure="install it, add its folder to PYTHONPATH, or mend it") from error
 
 
 def one_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from xrep.config.fields import Count
 from xrep.errors import UserError
-from xrep.files import check_output, is_stream, json_text, same_file, write_aside, write_json
+from xrep.files import check_output, is_stream, json_text, write_aside, write_json
 from xrep.interrupts import saving_nothing
 from xrep.jobs.work import Engine, number_from, share_of
 from xrep.precision import Precision
@@ -162,7 +162,7 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Mapping[str, Sequen
     taken = [(name, file) for name, files in inputs.items() for file in files]
     for name, file in written.items():
         for other, its_file in taken if not is_stream(file) else ():
-            if "-" not in (file, its_file) and same_file(file, its_file):
+            if "-" not in (file, its_file) and os.path.realpath(file) == os.path.realpath(its_file):
                 raise UserError(f"{name} is the same file as {other}", path=file, cure="choose another name")
         taken.append((name, file))
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.resources
 import os
 import re
-import shutil
 import typing
 from argparse import SUPPRESS
 from collections import Counter
@@ -20,7 +18,7 @@ from xrep.config.layers import CHOICES, LISTS, Layer, flat, read_yaml
 from xrep.config.run import COMMAND_LINE, merged, plugins_of, stages_of
 from xrep.config.sections import SECTIONS, TOP_LEVEL, fields_of, sections_of
 from xrep.registry import REGISTRIES, import_plugin, nearest
-from xrep_cli.command import HelpFormatter, Parser, command_parser
+from xrep_cli.command import Parser, command_parser
 
 ASSIGNMENT = re.compile(rf"({'|'.join([*SECTIONS, *TOP_LEVEL, *LISTS, 'mixing'])})(\.[\w-]+)*=")
 """The beginning of ``section.option=value``."""
@@ -115,8 +113,6 @@ def train_parser(fields: Sequence[FieldSpec], stages: Sequence[tuple[str, Layer]
     """Return a parser of the options of the parts that the stages choose."""
     parser = command_parser("xrep-train", DESCRIPTION)
     parser.usage, parser.allow_abbrev = USAGE, False
-    width = max(60, min(shutil.get_terminal_size((120, 24)).columns, 120))
-    parser.formatter_class = functools.partial(HelpFormatter, max_help_position=34, width=width)
     config = "YAML file of options. If several are given, later ones override earlier ones."
     parser.add_argument("--config", metavar="FILE", default=SUPPRESS, help=config)
     plugin = "Import a Python module that registers further parts. Can be given several times."

@@ -54,21 +54,20 @@ def _grid(given: Sequence[str]) -> dict[str, list[str]]:
 @console_script("xrep-sweep")
 def main(argv: Sequence[str]) -> None:
     options, others = build_parser().parse_known_args(argv)
-    own = {name: "--" + name.replace("_", "-") for name in ("grid", "seeds", "parallel", "save_dir")}
-    with naming_options(own):
+    with naming_options({"grid": "--grid", "parallel": "--parallel"}):
         if options.parallel < 1:
             raise UserError(f"`parallel` {options.parallel}", cure="give at least 1")
-        grid, seeds = _grid(options.grid), options.seeds.split(",") if options.seeds else []
-        _sweep(options, others, grid, seeds)
+        _sweep(options, others)
 
 
-def _sweep(options: argparse.Namespace, others: list[str], grid: dict[str, list[str]], seeds: list[str]) -> None:
+def _sweep(options: argparse.Namespace, others: list[str]) -> None:
     from xrep.config import runs_of
     from xrep.evaluation.evaluation import table
     from xrep.training.sweep import ranking, run_trials, trials_of
     from xrep_cli.options import parse
 
-    directory = Path(options.save_dir)
+    grid, directory = _grid(options.grid), Path(options.save_dir)
+    seeds = options.seeds.split(",") if options.seeds else []
     trials = trials_of(grid, seeds, directory, ["--config", options.config, *others])
     lines = [parse(trial.options) for trial in trials]
     courses = [runs_of(line.layers, line.problems) for line in lines]

@@ -20,19 +20,18 @@ from xrep_cli.options import parse
 def main(argv: Sequence[str]) -> None:
     with _one_report_per_host():
         line = parse(argv)
-    with _one_report_per_host(), naming_options(line.option_names()):
-        runs = runs_of(line.layers, line.problems)
-    if line.print_config:
-        print(to_configuration(runs), end="")
-        return
-    from xrep.memory import keep_freed_memory
-    from xrep.training.distributed import leave, start
-    from xrep.training.run import train
-    from xrep.training.stages import train_course
-
-    keep_freed_memory()
     with naming_options(line.option_names()):
         with _one_report_per_host():
+            runs = runs_of(line.layers, line.problems)
+            if line.print_config:
+                print(to_configuration(runs), end="")
+                return
+            from xrep.memory import keep_freed_memory
+            from xrep.training.distributed import leave, start
+            from xrep.training.run import train
+            from xrep.training.stages import train_course
+
+            keep_freed_memory()
             world = start(runs[0].configs["distributed"], runs[0].configs["trainer"].device)
         summary = train_course(runs, functools.partial(train, world=world), world.is_main)
         leave(world)

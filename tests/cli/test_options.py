@@ -2,7 +2,7 @@
 
 import pytest
 
-from xrep.config import compose, runs_of
+from xrep.config import runs_of
 from xrep.config.layers import strip
 from xrep.config.run import merged, stages_of
 from xrep.errors import ConfigError, UserError
@@ -22,13 +22,13 @@ def help_text(*arguments):
 
 def values(*arguments):
     line = parse(arguments)
-    return compose(line.layers, line.problems).values
+    return runs_of(line.layers, line.problems)[0].values
 
 
 def problems(*arguments):
     line = parse(arguments)
     with pytest.raises(ConfigError) as error:
-        compose(line.layers, line.problems)
+        runs_of(line.layers, line.problems)
     return error.value.problems
 
 

@@ -17,7 +17,7 @@ from tests.criteria.objectives import EVERYTHING, Maker, hictl
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, token_batch
 from tests.support.runs import SMALL_MODEL
-from xrep.config import compose, flat, read_yaml
+from xrep.config import flat, read_yaml, runs_of
 from xrep.criteria import hictl as module
 from xrep.criteria.hictl import BATCHES, Hardness, HiCTL, bag_of_words
 from xrep.data.batching import TextSpec
@@ -110,7 +110,7 @@ def test_text_without_translations_beside_bitext(data_directory, tmp_path: Path,
         "trainer": {"max_steps": 6}, "logging": {"log_every": 1}, "checkpoint": {"save_dir": str(tmp_path / "run")},
     }  # fmt: skip
     recipe = {key: value for key, value in recipe.items() if not key.startswith("model.")}
-    directory = train(compose([("", {**recipe, **flat(small)})])).directory
+    directory = train(runs_of([("", {**recipe, **flat(small)})])[0]).directory
     saved = open_checkpoint(directory / "last").tensors("criterion.safetensors")
     steps = [int(saved[f"parts.{part}.hardness.steps"]) for part in ("parallel", "monolingual")]
     assert sum(steps) == 6 and min(steps) >= 2

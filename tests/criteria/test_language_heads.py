@@ -16,7 +16,7 @@ from tests.support.corpus import sentence_pairs
 from tests.support.once import made_once
 from tests.support.planning import loss_of
 from tests.support.runs import SMALL_MODEL, contents
-from xrep.config import Part, compose
+from xrep.config import Part, runs_of
 from xrep.criteria.hictl import HiCTL
 from xrep.criteria.mlm import MLM
 from xrep.criteria.multitask import Multitask
@@ -137,7 +137,7 @@ def sentences() -> Path:
 def run(sentences: Path, data_directory: Path):
     """Trains a run in a directory, which it returns."""
     return lambda *given, **sections: (
-        train(compose([("", layout(sentences, data_directory, *given, **sections))])).directory
+        train(runs_of([("", layout(sentences, data_directory, *given, **sections))])[0]).directory
     )
 
 

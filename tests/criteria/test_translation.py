@@ -12,7 +12,7 @@ from tests.criteria.equations_words import translation as equation
 from tests.criteria.objectives import OBJECTIVES, Maker
 from tests.support.planning import loss_of, plan
 from tests.support.runs import SMALL_MODEL
-from xrep.config import compose
+from xrep.config import runs_of
 from xrep_cli.options import parse
 from xrep_cli.train import main
 
@@ -59,7 +59,7 @@ def test_model_and_validation_fit_the_task(given: dict[str, str], model: str, va
     """The defaults fit if nothing is chosen."""
     line = [f"--{name}={value}" for name, value in {**given, "criterion": "label_smoothed_cross_entropy"}.items()]
     parsed = parse(line)
-    run = compose(parsed.layers, parsed.problems)
+    run = runs_of(parsed.layers, parsed.problems)[0]
     assert (run.values["model.name"], run.values["validation.name"]) == (model, validation)
 
 

@@ -24,7 +24,7 @@ import torch
 
 from tests.cuda.cases import command_line
 from tests.cuda.table import DEEP
-from xrep.config import compose
+from xrep.config import runs_of
 from xrep.kernels.paths import use_path
 from xrep.nn.queue import Queue
 from xrep.training.checkpoint import Checkpoints
@@ -81,7 +81,7 @@ def train(
 ) -> tuple[Watcher, dict[str, torch.Tensor]]:
     """Train as a command line says; return what was counted, and the weights."""
     parsed = parse(line)
-    run = compose(parsed.layers, parsed.problems)
+    run = runs_of(parsed.layers, parsed.problems)[0]
     torch.manual_seed(run.seed)
     task = world.in_turn(lambda: run.classes["task"](run.configs["task"], run.seed))
     model = run.classes["model"](run.configs["model"], task.text)

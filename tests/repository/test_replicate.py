@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
-from xrep.config import compose
+from xrep.config import runs_of
 
 ROOT = Path(__file__).parents[2]
 EFFECTS = sorted(ROOT.glob("examples/*/effects/*.yaml"))
@@ -74,7 +74,7 @@ def test_every_arm_of_an_effect_can_be_trained(path: Path, command: ModuleType) 
         for arm in effect["arms"].values():
             if not {"path", "command"} & {*(arm or {})}:
                 layers = [effect.get("options", {}), setting or {}, (arm or {}).get("options", {})]
-                run = compose([(str(path), layer) for layer in layers])
+                run = runs_of([(str(path), layer) for layer in layers])[0]
                 trainer = run.configs["trainer"]
                 assert (trainer.max_steps is None) != (trainer.max_minutes is None)
                 assert (arm or {}).get("grid", effect.get("grid"))

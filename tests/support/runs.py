@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from xrep.config import RunConfig, compose
+from xrep.config import RunConfig, runs_of
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, alone
@@ -45,7 +45,7 @@ def options(**given: Any) -> list[str]:
 
 def compose_run(data: Path, save_dir: Path, **given: Any) -> RunConfig:
     line = parse([str(data), *options(save_dir=save_dir, **given)])
-    return compose(line.layers, line.problems)
+    return runs_of(line.layers, line.problems)[0]
 
 
 def going_on_is_never_stopping(data: Path, folder: Path, *, stop: int = 3, steps: int = 6, **given: Any) -> Path:

@@ -14,7 +14,7 @@ import yaml
 from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
 from tests.support.runs import compose_run
-from xrep.config import completed, compose, flat
+from xrep.config import completed, flat, runs_of
 from xrep.errors import UserError
 from xrep.models.directory import CRITERION, MANIFEST, describe, digest_of
 from xrep.training.run import train
@@ -108,7 +108,7 @@ CONFIGURATIONS = {
 def test_each_option_that_was_not_saved_has_its_default(name: str) -> None:
     """The default of some options depends on the size of the encoders."""
     given = flat(CONFIGURATIONS[name])
-    values = compose([("file", given)]).values
+    values = runs_of([("file", given)])[0].values
     kept = {*given, "parts", "size"}
     missing = [key for key in values if key not in kept and not key.endswith(".name")]
     for key in missing:

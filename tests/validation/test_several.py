@@ -10,7 +10,7 @@ import torch
 
 from tests.support.corpus import sentence_pairs
 from tests.support.runs import compose_run
-from xrep.config import compose, runs_of
+from xrep.config import runs_of
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.errors import ConfigError
 from xrep.registry import VALIDATORS
@@ -78,5 +78,5 @@ def test_what_cannot_be_chosen() -> None:
         words = f"x --task bitext --criterion translation_ranking --validate-with {given}"
         line = parse(words.split())
         with pytest.raises(ConfigError) as caught:
-            compose(line.layers, line.problems)
+            runs_of(line.layers, line.problems)
         assert problem in str(caught.value)

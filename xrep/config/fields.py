@@ -6,7 +6,6 @@ A type may have a range: ``Annotated[float, "(0, 1]"]``. It is checked where a v
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -155,9 +154,7 @@ def _members(annotation: Any) -> list[tuple[Any, str]]:
 
 def _lies_in(value: float, interval: str) -> bool:
     low, high = map(float, interval[1:-1].split(", "))
-    return (low <= value if interval[0] == "[" else low < value) and (
-        value <= high if interval[-1] == "]" else value < high
-    )
+    return low < value < high or (value == low and interval[0] == "[") or (value == high and interval[-1] == "]")
 
 
 def _rule(interval: str) -> str:
@@ -198,35 +195,31 @@ def _convert_one(value: Any, kind: Any) -> Any:
 
 def docstring(target: str) -> str:
     """Return the docstring of the class ``module:Class``, without importing it; empty if it has none."""
-    with contextlib.suppress(LookupError):
-        return ast.get_docstring(_class_node(*target.split(":"))) or ""
-    return ""
+    return ast.get_docstring(_class_node(*target.split(":"))) or ""
 
 
 @functools.cache
 def field_docstrings(cls: type) -> dict[str, str]:
     """Return the strings under the fields that a class itself declares, each on one line."""
     helps = {}
-    with contextlib.suppress(LookupError):
-        for statement, following in itertools.pairwise(_class_node(cls.__module__, cls.__qualname__).body):
-            if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
-                if isinstance(following.value, ast.Constant) and isinstance(following.value.value, str):
-                    helps[ast.unparse(statement.target)] = " ".join(following.value.value.split())
+    for statement, following in itertools.pairwise(_class_node(cls.__module__, cls.__qualname__).body):
+        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
+            if isinstance(following.value, ast.Constant) and isinstance(following.value.value, str):
+                helps[ast.unparse(statement.target)] = " ".join(following.value.value.split())
     return helps
 
 
-def _class_node(module: str, qualified_name: str) -> ast.ClassDef:
-    """Return the definition of a class; raise LookupError if the text of the module has none."""
-    node: Any = _parsed(module)
+def _class_node(module: str, qualified_name: str) -> ast.ClassDef | ast.Module:
+    """Return the definition of a class; an empty module if the text of the module has none."""
+    node = _parsed(module)
     for name in qualified_name.split("."):
-        node = next((each for each in node.body if isinstance(each, ast.ClassDef) and each.name == name), None)
-        if node is None:
-            raise LookupError(f"{module} has no class {qualified_name}")
+        classes = (each for each in node.body if isinstance(each, ast.ClassDef) and each.name == name)
+        node = next(classes, ast.Module([], []))
     return node
 
 
 @functools.cache
-def _parsed(module: str) -> ast.Module:
+def _parsed(module: str) -> ast.ClassDef | ast.Module:
     """Return the source text of a module, parsed; no statements if the text is missing or not valid Python."""
     try:
         spec: Any = importlib.util.find_spec(module)  # of ``__main__`` that of the module which is run

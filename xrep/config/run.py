@@ -110,14 +110,6 @@ class RunConfig:
 Layers = Sequence[tuple[str, Layer]]
 
 
-def compose(layers: Layers, problems: Sequence[str] = ()) -> RunConfig:
-    """Return the run of layers that have no stages; see ``runs_of``."""
-    first, *others = runs_of(layers, problems)
-    if others or first.stage:
-        raise ConfigError(["this configuration has stages, but a single run is needed; remove the stages"])
-    return first
-
-
 def runs_of(layers: Layers, problems: Sequence[str] = ()) -> list[RunConfig]:
     """Resolve layers of values, given from lowest to highest, each with the name that messages use for it.
 

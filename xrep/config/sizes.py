@@ -7,12 +7,11 @@ from typing import Any
 from xrep.config.layers import Layer
 from xrep.config.sections import sections_of
 
-_NAMES = ("layers", "hidden_size", "heads", "feedforward_size")
-_NUMBERS = {
-    "tiny": (1, 96, 2, 192),
-    "small": (1, 192, 4, 256),  # the demo's
-    "base": (12, 768, 12, 3072),  # BERT's
-    "large": (24, 1024, 16, 4096),  # BERT's
+_SIZES = {
+    "tiny": {"layers": 1, "hidden_size": 96, "heads": 2, "feedforward_size": 192},
+    "small": {"layers": 1, "hidden_size": 192, "heads": 4, "feedforward_size": 256},  # the demo's
+    "base": {"layers": 12, "hidden_size": 768, "heads": 12, "feedforward_size": 3072},  # BERT's
+    "large": {"layers": 24, "hidden_size": 1024, "heads": 16, "feedforward_size": 4096},  # BERT's
 }
 _TRAINING = {
     "model": {"dropout": 0.0, "attention_dropout": 0.0},
@@ -36,11 +35,15 @@ def with_size(values: Layer) -> Layer:
     """
     size = str(values.get("size", "auto"))
     if size == "auto":
-        size = "base" if _trains_on_gpu(values.get("trainer.device", "auto")) else "small"
-    if size not in _NUMBERS:
+        import torch  # not with this module, which the help of every command imports
+
+        device = values.get("trainer.device", "auto")
+        on_gpu = torch.cuda.is_available() if device == "auto" else device != "cpu"
+        size = "base" if on_gpu else "small"
+    if size not in _SIZES:
         return values  # it is refused later, as any other value that an option cannot have
-    chosen: dict[str, dict[str, Any]] = {"model": dict(zip(_NAMES, _NUMBERS[size], strict=True))}
-    own = any(values.get(key) is not None for key in (*(f"model.{name}" for name in _NAMES), *_STARTS))
+    chosen: dict[str, dict[str, Any]] = {"model": dict(_SIZES[size])}
+    own = any(values.get(key) is not None for key in (*(f"model.{name}" for name in _SIZES[size]), *_STARTS))
     if size in ("tiny", "small") and not own and values.get("init") in (None, "none"):
         chosen = {**_TRAINING, "model": chosen["model"] | _TRAINING["model"]}
         if all(values.get(bound) is None for bound in _BOUNDS):
@@ -54,19 +57,11 @@ def with_size(values: Layer) -> Layer:
 
 def without_numbers(values: Layer) -> Layer:
     """Return the resolved values of a run without those sizes of encoders that its ``size`` stands for."""
-    numbers = {
-        f"model.{n}": number for n, number in zip(_NAMES, _NUMBERS.get(str(values.get("size")), ()), strict=False)
-    }
-    return {key: value for key, value in values.items() if key not in numbers or numbers[key] != value}
+    numbers = {f"model.{name}": number for name, number in _SIZES.get(str(values.get("size")), {}).items()}
+    return dict(item for item in values.items() if item not in numbers.items())
 
 
 def is_small(values: Layer) -> bool:
     """Return whether the resolved values of a run make encoders of the size small from random weights."""
-    sizes = tuple(values.get(f"model.{name}") for name in _NAMES)
-    return sizes == _NUMBERS["small"] and not any(values.get(key) for key in ("init", *_STARTS))
-
-
-def _trains_on_gpu(device: Any) -> bool:
-    import torch
-
-    return torch.cuda.is_available() if device == "auto" else device != "cpu"
+    are_small = all(values.get(f"model.{name}") == number for name, number in _SIZES["small"].items())
+    return are_small and not any(values.get(key) for key in ("init", *_STARTS))
