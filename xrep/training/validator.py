@@ -54,15 +54,22 @@ class OverRanks:
         return [told[number % self.world.size][0][number // self.world.size] for number in range(count)]
 
 
+@dataclass
+class NoOptions:
+    """The options of a validation that has none."""
+
+
 class Validator(ABC):
     """Measures a model while it is trained. A validator is built as ``Validator(config, task)``, before training.
 
     Attributes:
+        Config: Dataclass of its options.
         needs: Kind of model that it measures; None: any kind.
         metric: Name of the metric by which the best checkpoint is chosen.
         maximize: Whether a higher value of the metric is better.
     """
 
+    Config: ClassVar[Any] = NoOptions
     needs: ClassVar[type[Model] | None] = None
     metric: str
     maximize: bool

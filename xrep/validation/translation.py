@@ -64,12 +64,8 @@ class TranslationValidator(Validator):
 
         def search_options(self) -> SearchOptions:
             """Return the options of the search."""
-            return SearchOptions(
-                beam=self.beam,
-                length_penalty=self.lenpen,
-                max_length_a=self.max_length_a,
-                max_length_b=self.max_length_b,
-            )
+            lengths = {"max_length_a": self.max_length_a, "max_length_b": self.max_length_b}
+            return SearchOptions(beam=self.beam, length_penalty=self.lenpen, **lengths)
 
     def __init__(self, config: Config, task: Task) -> None:
         self.config, self.metric = config, config.metric
@@ -94,11 +90,10 @@ class TranslationValidator(Validator):
             values[f"{name.removesuffix('nll')}perplexity"] = math.exp(min(values[name], 700))
         scores: dict[str, float] = {}
         for part, task in self.tasks.items() if self.config.max_sentences else ():
-            prefix = f"{part}/" if self.several else ""
+            prefix = f"{part}/bleu" if self.several else "bleu"
             for pool in self.pools[part]:
-                scores[f"{prefix}bleu_{pool.source_language}-{pool.target_language}"] = self._bleu(
-                    model, task, pool, over_ranks
-                )
+                name = f"{prefix}_{pool.source_language}-{pool.target_language}"
+                scores[name] = self._bleu(model, task, pool, over_ranks)
         return values | ({"bleu": float(np.mean(list(scores.values())))} if scores else {}) | scores
 
     def _batches(self) -> Iterator[Any]:
