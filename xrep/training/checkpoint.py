@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,10 +73,8 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is None:
+        with suppress(*([] if kind is None else [Exception])):  # the error that ends the block is the one to report
             self.wait()
-        else:  # the error that ends the block is the one to report
-            self._join()
 
     def save(self, best: bool, final: bool = False, **facts: Any) -> None:
         """Wait for the previous checkpoint, copy ``Snapshot.of(**facts)`` into its memory, and start writing it.
@@ -127,7 +125,8 @@ class Checkpoints:
 
     def last_good(self) -> str:
         """Return the path of the newest checkpoint for a message, or a text that says that there is none."""
-        self._join()
+        if self._writing is not None:
+            futures.wait([self._writing])
         paths = checkpoints_in(self.directory)
         return str(paths[-1]) if paths else "none yet"
 
@@ -164,10 +163,6 @@ class Checkpoints:
         keep = {p.resolve() for p in paths[-self.config.keep_last :]} | {(self.directory / "best").resolve()}
         for old in (p for p in paths if p.resolve() not in keep):
             remove_files(old, own)
-
-    def _join(self) -> None:
-        if self._writing is not None:
-            futures.wait([self._writing])
 
     def _path(self, step: int) -> Path:
         return self.directory / f"{PREFIX}{step:08d}"

@@ -146,7 +146,7 @@ def _make_trainer(
             cure = "choose another `save_dir`, and set `init` to start from its weights"
             raise UserError("this run was trained on other data", path=latest.path, cure=cure)
     if world.is_main:
-        log = Log(run.configs["logging"], checkpoints.directory, step, options=run.values)
+        log = Log(run.configs["logging"], checkpoints.directory, step, run.values)
         checkpoints.say = log.say
     stack.callback(log.close)
     model = run.classes["model"](run.configs["model"], task.text, architecture)

@@ -58,9 +58,10 @@ def trials_of(
     trials = []
     for seed, *point in itertools.product(seeds or [""], *grid.values()):
         values = dict(zip(grid, point, strict=True))
-        named = {_short(key): value for key, value in values.items()} | ({"seed": seed} if seed else {})
-        place = directory / "-".join(re.sub(r"[^\w.+-]", "_", f"{key}{value}") for key, value in named.items())[:200]
-        own = [f"{key}={value}" for key, value in (values | ({"seed": seed} if seed else {})).items()]
+        given = values | ({"seed": seed} if seed else {})
+        named = "-".join(f"{_short(key)}{value}" for key, value in given.items())
+        place = directory / re.sub(r"[^\w.+-]", "_", named)[:200]
+        own = [f"{key}={value}" for key, value in given.items()]
         trials.append(Trial(values, place, [*options, *own, f"checkpoint.save_dir={place}"]))
     return trials
 
