@@ -45,10 +45,9 @@ class Log:
         """Service that gets the records as well: Weights & Biases (extra 'wandb')."""
 
         def problems(self) -> list[str]:
-            problems = list[str]()
             if self.logger == "wandb" and importlib.util.find_spec("wandb") is None:
-                problems.append("`logger` is wandb, which is not installed: pip install 'xrep[wandb]'")
-            return problems
+                return ["`logger` is wandb, which is not installed: pip install 'xrep[wandb]'"]
+            return []
 
     def __init__(self, config: Config, directory: Path, step: int, options: Mapping[str, Any]) -> None:
         self._directory = directory

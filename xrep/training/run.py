@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -217,8 +216,7 @@ def _load(initial: Checkpoint, file: str, kind: str, module: nn.Module) -> tuple
 
 def _prepare_directory(directory: Path, run: RunConfig, task: Task, step: int) -> None:
     for unfinished in directory.glob(f".{PREFIX}*"):  # left by a run that was killed while it saved
-        if unfinished.is_dir():
-            shutil.rmtree(unfinished)
+        shutil.rmtree(unfinished, ignore_errors=True)
     config, before = directory / CONFIG, directory / f"config-until-{step:08d}.yaml"
     # The options with which the steps so far were made stay beside the new ones.
     if step and not before.exists() and config.exists() and config.read_text(encoding="utf-8") != run.to_yaml():
@@ -235,9 +233,8 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Task, step: int) -
 def _warnings(task: Task, trainer: Trainer) -> list[str]:
     half = trainer.config.precision in ("bf16", "bfloat16")
     slow = [SLOW_BFLOAT16] if half and trainer.step.dtype == torch.float32 else []
-    return [
-        f"warning: {warning}" for warning in [*trainer.pair.criterion.warnings(task), *trainer.budget.warnings, *slow]
-    ]
+    warnings = [*trainer.pair.criterion.warnings(task), *trainer.budget.warnings, *slow]
+    return [f"warning: {warning}" for warning in warnings]
 
 
 def _say_how_it_ended(directory: Path, state: TrainingState, trainer: Trainer) -> str:
@@ -249,9 +246,8 @@ def _say_how_it_ended(directory: Path, state: TrainingState, trainer: Trainer) -
         return stopped
     if not trainer.world.is_main:
         return "finished"
-    best: dict[str, Any] = {"metric": None, "value": state.best, "step": state.best_step, "maximize": None}
-    if trainer.validate is not None:
-        best |= {"metric": trainer.validate.metric, "maximize": trainer.validate.maximize}
+    assert (own := trainer.validate) is not None  # every configuration has a validation
+    best = {"metric": own.metric, "value": state.best, "step": state.best_step, "maximize": own.maximize}
     summary = {"steps": state.step, "examples": state.examples, "train_seconds": state.seconds, "best": best}
     write_json(directory / SUMMARY, summary)
     model = f"the model: {directory / 'best'} (last: {directory / 'last'})"
