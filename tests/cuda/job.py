@@ -28,7 +28,7 @@ from xrep.config import runs_of
 from xrep.kernels.paths import use_path
 from xrep.nn.queue import Queue
 from xrep.training.checkpoint import Checkpoints
-from xrep.training.distributed import Distributed, World, leave, start
+from xrep.training.distributed import World, leave, start
 from xrep.training.log import Quiet
 from xrep.training.trainer import Trainer
 from xrep_cli.options import parse
@@ -151,7 +151,7 @@ def of_case(name: str, data: Path, precision: str, world: World, results: dict[s
 
 def main(arguments: list[str]) -> None:
     data, output, *cases = arguments
-    world = start(Distributed.Config(backend="gloo"), "cpu")
+    world = start(World.Config(backend="gloo"), "cpu")
     found, results = dict[str, Any](), dict[str, Any]()
     for case in cases:
         precision, _, name = case.partition("/")

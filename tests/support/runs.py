@@ -95,7 +95,7 @@ def make_trainer(
     criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
     criterion.prepare(task)
     checkpoints = Checkpoints(run.configs["checkpoint"], directory)
-    progress = Log(run.configs["logging"], directory, 0)
+    progress = Log(run.configs["logging"], directory, 0, run.values)
     return Trainer(run, task, model, criterion, checkpoints, progress, validate, world or alone("cpu"))
 
 

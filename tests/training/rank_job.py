@@ -23,7 +23,7 @@ from tests.support.runs import TwoTerms, compose_run, make_trainer
 from tests.training.pieces import KINDS, Setting, batches_of, step
 from xrep.errors import UserError
 from xrep.registry import CRITERIA
-from xrep.training.distributed import Distributed, World, leave, start
+from xrep.training.distributed import World, leave, start
 from xrep.training.sharding import local_optimizer, whole_state
 from xrep.training.validator import OverRanks
 
@@ -155,7 +155,7 @@ def refuse(number: int) -> int:
 
 def main() -> None:
     data, folder = map(Path, sys.argv[1:])
-    world = start(Distributed.Config(), "cpu")
+    world = start(World.Config(), "cpu")
     found: dict[str, Any] = {"sums": exchange(world)}
     found["pieces"] = in_pieces(world, *torch.load(folder / "batches.pt", weights_only=False))
     with settings():

@@ -83,7 +83,7 @@ def test_lines_that_are_no_records_are_dropped_on_resuming(tmp_path: Path) -> No
     path = tmp_path / "metrics.jsonl"
     records = [json.dumps({"step": step, "kind": "train"}) for step in (1, 2, 3)]
     path.write_text("\n".join([*records[:2], '{"step": 1, "ki', records[2]]), encoding="utf-8")
-    Log(Log.Config(tensorboard=False), tmp_path, step=2).close()
+    Log(Log.Config(tensorboard=False), tmp_path, 2, {}).close()
     assert path.read_text(encoding="utf-8").splitlines() == records[:2]
 
 
@@ -111,7 +111,7 @@ def test_wandb_gets_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     names = []
     for step in (0, 2):  # the second one goes on with the first
         config = Log.Config(tensorboard=False, logger="wandb")
-        progress = Log(config, tmp_path, step, options={"criterion": {"temperature": 0.04}})
+        progress = Log(config, tmp_path, step, {"criterion.temperature": 0.04})
         progress.record(step + 1, {"loss": 1.5}, "train")
         progress.close()
         names.append((tmp_path / "wandb.id").read_text())

@@ -23,12 +23,12 @@ import os, sys, time
 from pathlib import Path
 
 from xrep.criteria.dual_moco import DualMoco
-from xrep.training import run
+from xrep.tasks.bitext import BitextTask
 from xrep.training.checkpoint import Checkpoints
 from xrep.validation.loss import LossValidator
 
 PLACES = {"step": (DualMoco, "after_step"), "validation": (LossValidator, "measure"), "save": (Checkpoints, "save"),
-          "data": (run, "_make_task")}
+          "data": (BitextTask, "__init__")}
 place, seconds = os.environ["SLOW"].split()
 owner, name = PLACES[place]
 call = getattr(owner, name)

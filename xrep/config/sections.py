@@ -13,7 +13,7 @@ from xrep.registry import REGISTRIES, load_target
 FIXED_SECTIONS = {
     "trainer": "xrep.training.trainer:Trainer",
     "checkpoint": "xrep.training.checkpoint:Checkpoints",
-    "distributed": "xrep.training.distributed:Distributed",
+    "distributed": "xrep.training.distributed:World",
     "logging": "xrep.training.log:Log",
 }
 """Sections whose class is fixed instead of chosen by name."""

@@ -21,9 +21,7 @@ class TensorBoard:
         from torch.utils.tensorboard.summary import hparams
 
         self._writer = SummaryWriter(directory, purge_step=step + 1 if step else None)
-        plain = {
-            name: value if isinstance(value, (bool, int, float)) else str(value) for name, value in options.items()
-        }
+        plain = {name: value if isinstance(value, int | float) else str(value) for name, value in options.items()}
         _, start, _ = hparams(plain, {})
         self._writer._get_file_writer().add_summary(start, step)
 

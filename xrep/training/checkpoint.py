@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class Checkpoints:
         self.config, self.directory, self.stalled_seconds = config, directory, 0.0
         self.say = say or (lambda line: print(line, file=sys.stderr))
         self._writer, self._best_is_due = ThreadPoolExecutor(1, "checkpoint"), False
-        self._writing: Future[None] | None = None
+        self._writing = list[Future[None]]()  # one at most
         self._whole: int | None = None
         self._spare: Snapshot | None = None
 
@@ -73,10 +73,8 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is None:
+        with suppress(*([] if kind is None else [Exception])):  # the error that ends the block is the one to report
             self.wait()
-        else:  # the error that ends the block is the one to report
-            self._join()
 
     def save(self, best: bool, final: bool = False, **facts: Any) -> None:
         """Wait for the previous checkpoint, copy ``Snapshot.of(**facts)`` into its memory, and start writing it.
@@ -91,16 +89,15 @@ class Checkpoints:
         started = time.monotonic()
         self.wait()
         snapshot = Snapshot.of(**facts, spare=self._spare)
-        self._writing = self._writer.submit(self._write, snapshot, best, final)
+        self._writing.append(self._writer.submit(self._write, snapshot, best, final))
         if final:
             self.wait()
         self.stalled_seconds += time.monotonic() - started
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written. Raises OSError if it is the final one, and cannot be."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        while self._writing:
+            self._writing.pop().result()
 
     def point(self, last: int, best: int | None) -> None:
         """Point the links ``last`` and ``best`` at the checkpoints of these steps.
@@ -127,7 +124,7 @@ class Checkpoints:
 
     def last_good(self) -> str:
         """Return the path of the newest checkpoint for a message, or a text that says that there is none."""
-        self._join()
+        futures.wait(self._writing)
         paths = checkpoints_in(self.directory)
         return str(paths[-1]) if paths else "none yet"
 
@@ -155,19 +152,14 @@ class Checkpoints:
 
     def _tidy(self, step: int, best: bool) -> None:
         """Move the links, then delete the checkpoints that are no longer kept."""
-        paths = checkpoints_in(self.directory)
-        own = file_names(self._path(step))
-        for later in paths[paths.index(self._path(step)) + 1 :]:
+        paths, own = checkpoints_in(self.directory), file_names(self._path(step))
+        count = paths.index(self._path(step)) + 1
+        for later in paths[count:]:
             remove_files(later, own)  # damaged: the run was resumed from an earlier one
         self.point(step, step if best else None)
-        paths = checkpoints_in(self.directory)
-        keep = {p.resolve() for p in paths[-self.config.keep_last :]} | {(self.directory / "best").resolve()}
-        for old in (p for p in paths if p.resolve() not in keep):
-            remove_files(old, own)
-
-    def _join(self) -> None:
-        if self._writing is not None:
-            futures.wait([self._writing])
+        for old in paths[:count][: -self.config.keep_last]:
+            if old.resolve() != (self.directory / "best").resolve():
+                remove_files(old, own)
 
     def _path(self, step: int) -> Path:
         return self.directory / f"{PREFIX}{step:08d}"

@@ -26,8 +26,9 @@ from xrep.training.pulse import GO_ON, Pulse, connect, name_of_attempt
 T = TypeVar("T")
 
 
-class Distributed:
-    """How the processes that torchrun starts work together; not used by a single process."""
+@dataclass(frozen=True)
+class World:
+    """The processes of a run, which torchrun starts if there are several, seen from one of them."""
 
     @dataclass(kw_only=True)
     class Config:
@@ -44,11 +45,6 @@ class Distributed:
         gradient_compression: Literal["none", "bf16"] = "none"
         """Type in which gradients are summed over the ranks. bf16: half the bytes, for slow networks; the sums have 8
         bits of fraction. none: that of the weights, float32."""
-
-
-@dataclass(frozen=True)
-class World:
-    """The processes of a run, seen from one of them."""
 
     rank: int
     size: int
@@ -80,11 +76,7 @@ class World:
 
     def from_main(self, value: T) -> T:
         """Return the value of rank 0; all ranks wait for each other as long as it takes."""
-        held = [value]
-        if self.pulse is not None:
-            self.pulse.meet()
-            dist.broadcast_object_list(held, src=0)
-        return held[0]
+        return self.gather(value)[0]
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, in the order of the ranks; they wait for each other as long as it takes."""
@@ -145,7 +137,7 @@ def alone(device: torch.device | str) -> World:
     return World(0, 1, 0, torch.device(device))
 
 
-def start(config: Distributed.Config, device: str) -> World:
+def start(config: World.Config, device: str) -> World:
     """Connect the processes that torchrun started; without torchrun, or with one process, there is nothing to do.
 
     Args:
@@ -233,10 +225,13 @@ def check_in_step(world: World, module: nn.Module) -> None:
     if world.size == 1:
         return
     own = {name: _digest(tensor).tolist() for name, tensor in module.state_dict().items()}
-    drifted = next((name for name, digest in world.from_main(own).items() if own[name] != digest), None)
-    problem = f"{drifted} is no longer the same as on rank 0: the ranks have drifted apart; go on from the last "
-    problem += "checkpoint, and look for a criterion that treats ranks differently"
-    world.stop_all(None if drifted is None else TrainingError(problem), 1)
+    problem, main = None, world.from_main(own)
+    if drifted := [name for name in own if own[name] != main[name]]:
+        cure = "go on from the last checkpoint, and look for a criterion that treats ranks differently"
+        problem = TrainingError(
+            f"{drifted[0]} is no longer the same as on rank 0: the ranks have drifted apart; {cure}"
+        )
+    world.stop_all(problem, 1)
 
 
 def _digest(tensor: Tensor) -> Tensor:

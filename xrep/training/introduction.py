@@ -16,19 +16,17 @@ from xrep.nn.encoder import Encoder
 from xrep.tasks.task import Task
 from xrep.training.trainer import Trainer
 
-DEMO = "the demo corpus (no data was named)"
-
 
 def introduction(run: RunConfig, task: Task, trainer: Trainer) -> list[str]:
     """Return the lines that say what is trained on what, where, and how."""
     model, world = trainer.pair.model, trainer.world
     ranks = f"{world.size} ranks, " if world.size > 1 else ""
-    data = run.data or [DEMO]
+    data = ", ".join(run.data) or "the demo corpus (no data was named)"
     precision = str(trainer.step.dtype).removeprefix("torch.")
     if precision == "float32" and world.device.type == "cuda":
         precision = "float32 with TF32 products"
     return [
-        f"{run.label}: {task.examples:,} training examples of {', '.join(data)}",
+        f"{run.label}: {task.examples:,} training examples of {data}",
         *(
             f"hard negatives: {part.statistics()['negatives']['pairs']:,} of {part.examples:,} training pairs have some"
             for part in task.parts.values()

@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 from xrep import __version__
 from xrep.config.fields import Count
-from xrep.config.layers import flat
 from xrep.files import naming, write_aside
 from xrep.progress import ProgressLine
 from xrep.training.boards import TensorBoard, WeightsAndBiases
@@ -46,22 +45,21 @@ class Log:
         """Service that gets the records as well: Weights & Biases (extra 'wandb')."""
 
         def problems(self) -> list[str]:
-            problems = list[str]()
             if self.logger == "wandb" and importlib.util.find_spec("wandb") is None:
-                problems.append("`logger` is wandb, which is not installed: pip install 'xrep[wandb]'")
-            return problems
+                return ["`logger` is wandb, which is not installed: pip install 'xrep[wandb]'"]
+            return []
 
-    def __init__(self, config: Config, directory: Path, step: int, options: Mapping[str, Any] | None = None) -> None:
-        self._directory, values = directory, flat(options) if options else {}
+    def __init__(self, config: Config, directory: Path, step: int, options: Mapping[str, Any]) -> None:
+        self._directory = directory
         with naming(directory):
             _drop_records_after(directory / METRICS, step)
             self._metrics = open(directory / METRICS, "a", encoding="utf-8")
             self._text = open(directory / LOG, "a", encoding="utf-8", errors="backslashreplace")
             self._boards: list[TensorBoard | WeightsAndBiases] = []
             if config.tensorboard:
-                self._boards.append(TensorBoard(directory / TENSORBOARD, step, values))
+                self._boards.append(TensorBoard(directory / TENSORBOARD, step, options))
             if config.logger == "wandb":
-                self._boards.append(WeightsAndBiases(directory, values))
+                self._boards.append(WeightsAndBiases(directory, options))
         self._line, self._text_line = ProgressLine(at_once=True), ProgressLine(self._text, at_once=True)
 
     def record(self, step: int, values: dict[str, Any], kind: str) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -70,22 +69,25 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
         TrainingError: a loss or gradient is not finite, memory ran out, or a process died.
     """
     world = world or alone(pick_device(run.configs["trainer"].device))
-    directory, latest = run.directory, None
+    directory, latest, initial = run.directory, None, None
     with explain_lost_ranks(world), ExitStack() as stack:
         with world.together():
             _check_model(run)
             if world.is_main:
                 stack.enter_context(_own(directory, run))
         torch.manual_seed(run.seed)
-        task = world.in_turn(lambda: _make_task(run))
+        tokenizers = run.configs["model"].tokenizers
+        task = world.in_turn(lambda: run.classes["task"](run.configs["task"], run.seed, tokenizers()))
         check_equal(world, {**run.values, "data": task.fingerprint(), "version": __version__})
         checkpoints = Checkpoints(run.configs["checkpoint"], directory)
         with world.together():
             task.check_size(world.size)
-            if world.is_main:
+            if world.is_main:  # which alone compares a checkpoint with its checksums
                 latest = checkpoints.latest()
-        latest = world.from_main(latest)
-        trainer, notes = _make_trainer(run, task, world, checkpoints, latest, stack)
+                initial = open_checkpoint(run.init) if run.init and latest is None else None
+        latest, initial = world.from_main((latest, initial))
+        with world.together():
+            trainer, notes = _make_trainer(run, task, world, checkpoints, latest, initial, stack)
         log = trainer.progress
         with world.together():
             if world.is_main:  # all checks have passed: from here on the directory belongs to this run
@@ -112,10 +114,9 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
 
 def _check_model(run: RunConfig) -> None:
     """Raise UserError if a criterion or the validation needs another kind of model."""
-    criterion, model = run.configs["criterion"], run.classes["model"]
-    kinds = [part.kind for part in criterion.parts] if run.values.get("parts") else [run.classes["criterion"]]
-    keys = [f"parts.{name}.criterion.name" for name in run.values.get("parts", [])] or ["criterion.name"]
-    asking = [("criterion", run.values[key], kind) for key, kind in zip(keys, kinds, strict=True)]
+    model, parts = run.classes["model"], run.configs["criterion"].parts if run.values.get("parts") else []
+    asking = [("criterion", run.values[f"parts.{part.name}.criterion.name"], part.kind) for part in parts]
+    asking = asking or [("criterion", run.values["criterion.name"], run.classes["criterion"])]
     for section, name, kind in [*asking, ("validation", run.values["validation.name"], run.classes["validation"])]:
         needs: type[Model] | None = kind.needs
         if needs is not None and not issubclass(model, needs):
@@ -124,44 +125,43 @@ def _check_model(run: RunConfig) -> None:
             raise UserError(f"{problem}, and the model {chosen} is not one", cure=cure)
 
 
-def _make_task(run: RunConfig) -> Task:
-    return run.classes["task"](run.configs["task"], run.seed, run.configs["model"].tokenizers())
-
-
 def _make_trainer(
-    run: RunConfig, task: Task, world: World, checkpoints: Checkpoints, latest: Checkpoint | None, stack: ExitStack
+    run: RunConfig,
+    task: Task,
+    world: World,
+    checkpoints: Checkpoints,
+    latest: Checkpoint | None,
+    initial: Checkpoint | None,
+    stack: ExitStack,
 ) -> tuple[Trainer, list[str]]:
     """Return the trainer, at the step of ``latest`` if there is one, and notes on where the weights come from.
 
-    Rank 0 alone compares a checkpoint with its checksums, each rank reads what is in it; ``stack`` closes the log.
+    Each rank reads a checkpoint itself; ``stack`` closes the log.
     """
-    initial, notes = None, list[str]()
-    with world.together():
-        if run.init and latest is None and world.is_main:
-            initial = open_checkpoint(run.init)
-    initial = world.from_main(initial)
-    with world.together():
-        saved = {} if latest is None else _saved_state(latest, task)
-        step, log = latest.step if latest is not None else 0, Quiet()
-        if world.is_main:
-            log = Log(run.configs["logging"], checkpoints.directory, step, options=run.values)
-            checkpoints.say = log.say
-        stack.callback(log.close)
-        architecture = None if latest is None else latest.manifest["architecture"]
-        model = run.classes["model"](run.configs["model"], task.text, architecture)
-        if latest is not None:
-            say_origin(model, latest.text, latest.path, "this run", [])
-        if initial is not None:  # before there is a criterion, which may copy weights (momentum encoders, heads)
-            notes += _init_model(initial, model, task)
-        criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
-        criterion.check_task(task)
-        criterion.prepare(task)
-        if initial is not None:
-            notes.append(_load(initial, CRITERION, "criterion", criterion)[1])
-        validate = run.classes["validation"](run.configs["validation"], task)
-        trainer = Trainer(run, task, model, criterion, checkpoints, log, validate, world)
-        if latest is not None:
-            trainer.resume(latest, saved)
+    step, saved, architecture, log, notes = 0, {}, None, Quiet(), list[str]()
+    if latest is not None:
+        step, saved, architecture = latest.step, latest.training_state(), latest.manifest["architecture"]
+        if saved["data"] != task.fingerprint():
+            cure = "choose another `save_dir`, and set `init` to start from its weights"
+            raise UserError("this run was trained on other data", path=latest.path, cure=cure)
+    if world.is_main:
+        log = Log(run.configs["logging"], checkpoints.directory, step, run.values)
+        checkpoints.say = log.say
+    stack.callback(log.close)
+    model = run.classes["model"](run.configs["model"], task.text, architecture)
+    if latest is not None:
+        say_origin(model, latest.text, latest.path, "this run", [])
+    if initial is not None:  # before there is a criterion, which may copy weights (momentum encoders, heads)
+        notes += _init_model(initial, model, task)
+    criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
+    criterion.check_task(task)
+    criterion.prepare(task)
+    if initial is not None:
+        notes.append(_load(initial, CRITERION, "criterion", criterion)[1])
+    validate = run.classes["validation"](run.configs["validation"], task)
+    trainer = Trainer(run, task, model, criterion, checkpoints, log, validate, world)
+    if latest is not None:
+        trainer.resume(latest, saved)
     return trainer, notes
 
 
@@ -187,14 +187,6 @@ def _own(directory: Path, run: RunConfig) -> Iterator[None]:
         finally:
             if is_new and not (directory / CONFIG).exists():
                 shutil.rmtree(directory)
-
-
-def _saved_state(latest: Checkpoint, task: Task) -> dict[str, Any]:
-    saved = latest.training_state()
-    if saved["data"] != task.fingerprint():
-        cure = "choose another `save_dir`, and set `init` to start from its weights"
-        raise UserError("this run was trained on other data", path=latest.path, cure=cure)
-    return saved
 
 
 def _init_model(initial: Checkpoint, model: Model, task: Task) -> list[str]:
@@ -224,8 +216,7 @@ def _load(initial: Checkpoint, file: str, kind: str, module: nn.Module) -> tuple
 
 def _prepare_directory(directory: Path, run: RunConfig, task: Task, step: int) -> None:
     for unfinished in directory.glob(f".{PREFIX}*"):  # left by a run that was killed while it saved
-        if unfinished.is_dir():
-            shutil.rmtree(unfinished)
+        shutil.rmtree(unfinished, ignore_errors=True)
     config, before = directory / CONFIG, directory / f"config-until-{step:08d}.yaml"
     # The options with which the steps so far were made stay beside the new ones.
     if step and not before.exists() and config.exists() and config.read_text(encoding="utf-8") != run.to_yaml():
@@ -242,9 +233,8 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Task, step: int) -
 def _warnings(task: Task, trainer: Trainer) -> list[str]:
     half = trainer.config.precision in ("bf16", "bfloat16")
     slow = [SLOW_BFLOAT16] if half and trainer.step.dtype == torch.float32 else []
-    return [
-        f"warning: {warning}" for warning in [*trainer.pair.criterion.warnings(task), *trainer.budget.warnings, *slow]
-    ]
+    warnings = [*trainer.pair.criterion.warnings(task), *trainer.budget.warnings, *slow]
+    return [f"warning: {warning}" for warning in warnings]
 
 
 def _say_how_it_ended(directory: Path, state: TrainingState, trainer: Trainer) -> str:
@@ -256,9 +246,8 @@ def _say_how_it_ended(directory: Path, state: TrainingState, trainer: Trainer) -
         return stopped
     if not trainer.world.is_main:
         return "finished"
-    best: dict[str, Any] = {"metric": None, "value": state.best, "step": state.best_step, "maximize": None}
-    if trainer.validate is not None:
-        best |= {"metric": trainer.validate.metric, "maximize": trainer.validate.maximize}
+    assert (own := trainer.validate) is not None  # every configuration has a validation
+    best = {"metric": own.metric, "value": state.best, "step": state.best_step, "maximize": own.maximize}
     summary = {"steps": state.step, "examples": state.examples, "train_seconds": state.seconds, "best": best}
     write_json(directory / SUMMARY, summary)
     model = f"the model: {directory / 'best'} (last: {directory / 'last'})"

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from xrep.config import RunConfig
-from xrep.errors import UserError
 from xrep.files import naming
 from xrep.interrupts import Interrupted, StopRequest
 from xrep.training.run import SUMMARY
@@ -58,9 +57,10 @@ def trials_of(
     trials = []
     for seed, *point in itertools.product(seeds or [""], *grid.values()):
         values = dict(zip(grid, point, strict=True))
-        named = {_short(key): value for key, value in values.items()} | ({"seed": seed} if seed else {})
-        place = directory / "-".join(re.sub(r"[^\w.+-]", "_", f"{key}{value}") for key, value in named.items())[:200]
-        own = [f"{key}={value}" for key, value in (values | ({"seed": seed} if seed else {})).items()]
+        given = values | ({"seed": seed} if seed else {})
+        named = "-".join(f"{_short(key)}{value}" for key, value in given.items())
+        place = directory / re.sub(r"[^\w.+-]", "_", named)[:200]
+        own = [f"{key}={value}" for key, value in given.items()]
         trials.append(Trial(values, place, [*options, *own, f"checkpoint.save_dir={place}"]))
     return trials
 
@@ -128,17 +128,11 @@ def ranking(trials: Sequence[Trial], stage: str = "") -> list[Ranked]:
 
     Args:
         stage: Name of the last stage of the runs, by which they are ranked; empty if they have no stages.
-
-    Raises:
-        UserError: A run has no validation by which it could be ranked.
     """
     finished: dict[tuple[str, ...], list[tuple[Trial, dict[str, Any]]]] = {}
     for trial in trials:
         if (summary := trial.directory / stage / SUMMARY).is_file():
             best = json.loads(summary.read_text(encoding="utf-8"))["best"]
-            if best["metric"] is None:
-                problem = "has no validation by which it could be ranked"
-                raise UserError(problem, path=summary.parent, cure="choose a `validation`")
             finished.setdefault(tuple(trial.values.values()), []).append((trial, best))
     ranked = []
     for own in finished.values():

@@ -14,7 +14,7 @@ from xrep.errors import UserError
 from xrep.kernels.gather import apart
 from xrep.models.model import Model
 from xrep.tasks.task import Task
-from xrep.training.distributed import World
+from xrep.training.distributed import World, alone
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -24,9 +24,9 @@ SEED = 1
 
 @dataclass(frozen=True)
 class OverRanks:
-    """Divides the work of a validation among the ranks of a run; without a world, this process does all of it."""
+    """Divides the work of a validation among the ranks of a run."""
 
-    world: World | None = None
+    world: World
 
     def __call__(self, items: Iterable[T], compute: Callable[[T], R]) -> list[R]:
         """Return ``compute(item)`` for all items, in their order; the ranks take the items in turn.
@@ -37,8 +37,6 @@ class OverRanks:
         Raises:
             UserError: ``compute`` raised it, on any rank.
         """
-        if self.world is None:
-            return [compute(item) for item in items]
         count, own = 0, list[R]()
         problem: UserError | None = None
         try:
@@ -54,15 +52,22 @@ class OverRanks:
         return [told[number % self.world.size][0][number // self.world.size] for number in range(count)]
 
 
+@dataclass
+class NoOptions:
+    """The options of a validation that has none."""
+
+
 class Validator(ABC):
     """Measures a model while it is trained. A validator is built as ``Validator(config, task)``, before training.
 
     Attributes:
+        Config: Dataclass of its options.
         needs: Kind of model that it measures; None: any kind.
         metric: Name of the metric by which the best checkpoint is chosen.
         maximize: Whether a higher value of the metric is better.
     """
 
+    Config: ClassVar[Any] = NoOptions
     needs: ClassVar[type[Model] | None] = None
     metric: str
     maximize: bool
@@ -80,7 +85,7 @@ class Validator(ABC):
         devices = [device] if device.type == "cuda" else []
         with torch.inference_mode(), apart(), torch.random.fork_rng(devices):
             torch.manual_seed(SEED)
-            return self.measure(model.eval(), criterion.eval(), OverRanks(world))
+            return self.measure(model.eval(), criterion.eval(), OverRanks(world or alone(device)))
 
     @abstractmethod
     def measure(self, model: Any, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:

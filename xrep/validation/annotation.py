@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from xrep.criteria.criterion import Criterion
@@ -28,11 +27,7 @@ class AnnotationValidator(Validator):
     needs = ClassifyingModel
     maximize = True
 
-    @dataclass(kw_only=True)
-    class Config:
-        pass
-
-    def __init__(self, config: Config, task: Task) -> None:
+    def __init__(self, config: Any, task: Task) -> None:
         if not isinstance(task, AnnotatedTask) or not task.has_validation:
             cure = "give it a file such as dev-en.tsv, set `dev_share`, or choose the `validation` loss"
             raise UserError("there is no dev split of annotated text to validate on", cure=cure)

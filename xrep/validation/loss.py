@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,11 +26,7 @@ class LossValidator(Validator):
     metric = "loss"
     maximize = False
 
-    @dataclass(kw_only=True)
-    class Config:
-        pass
-
-    def __init__(self, config: Config, task: Task) -> None:
+    def __init__(self, config: Any, task: Task) -> None:
         self.task = task
         if not task.has_validation:
             cure = "give it files such as valid.de, or choose another `validation`"

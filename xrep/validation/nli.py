@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
-from torch import Tensor
 
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.nli import Nli, sentence_vectors
@@ -26,12 +25,8 @@ class NliValidator(Validator):
     """Validate by the share of pairs, or triplets, of the dev split that are predicted correctly.
 
     A pair is correct if the criterion's classifier predicts its class. Triplets have no classes: a triplet is correct
-    if the positive is nearer to the anchor than the hard negative is (chance is 50%).
-
-    The tasks are those of labelled pairs and triplets. If there are any pairs, the best checkpoint is chosen by them.
-
-    Attributes:
-        metric: ``accuracy`` of the classifier if there are pairs, else ``triplet_accuracy``.
+    if the positive is nearer to the anchor than the hard negative is (chance is 50%). If there are any pairs, the best
+    checkpoint is chosen by them.
 
     Raises:
         UserError: None of the tasks is ``nli`` with a dev split.
@@ -40,11 +35,7 @@ class NliValidator(Validator):
     needs = SentenceModel
     maximize = True
 
-    @dataclass(kw_only=True)
-    class Config:
-        pass
-
-    def __init__(self, config: Config, task: Task) -> None:
+    def __init__(self, config: Any, task: Task) -> None:
         kinds = (Examples.LABELLED_PAIRS, Examples.TRIPLETS)
         self.tasks = {part: own for part, own in task.parts.items() if own.gives in kinds and own.has_validation}
         if not self.tasks:
@@ -68,7 +59,7 @@ class NliValidator(Validator):
         triplets: list[np.ndarray] = []
         for part, task in self.tasks.items():
             if task.gives is Examples.TRIPLETS:
-                triplets += over_ranks(task.validation_batches(), lambda batch: _nearer(model, batch).numpy())
+                triplets += over_ranks(task.validation_batches(), partial(_nearer, model))
                 continue
             own = criterion.of_part(part)
             if not isinstance(own, Nli):
@@ -98,8 +89,9 @@ def _classified(task: Task, model: SentenceModel, criterion: Nli, batch: NliBatc
     return found
 
 
-def _nearer(model: SentenceModel, batch: NliBatch) -> Tensor:
+def _nearer(model: SentenceModel, batch: NliBatch) -> np.ndarray:
     """Return for each triplet whether its positive is nearer to its anchor than its hard negative is, bool [B]."""
     vectors = sentence_vectors(model, batch.to(next(model.parameters()).device))
     anchor, positive, negative = (vector.float().cpu() for vector in vectors)
-    return F.cosine_similarity(anchor, positive) > F.cosine_similarity(anchor, negative) + ROUNDING
+    nearer = F.cosine_similarity(anchor, positive) > F.cosine_similarity(anchor, negative) + ROUNDING
+    return nearer.numpy()

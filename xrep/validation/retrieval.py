@@ -43,10 +43,10 @@ class RetrievalValidator(Validator):
         for pool in self.pools:
             pairs = sum(len(batch) for batch in pool.batches())
             if pairs < 2:
-                raise UserError(
-                    f"the dev split of {pool.name} has {pairs} pair{'s' * (pairs != 1)}, retrieval needs at least 2",
-                    cure="give it more pairs, or leave the language pair out",
+                problem = (
+                    f"the dev split of {pool.name} has {pairs} pair{'s' * (pairs != 1)}, retrieval needs at least 2"
                 )
+                raise UserError(problem, cure="give it more pairs, or leave the language pair out")
 
     def measure(self, model: SentenceModel, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
         """Measure how often the nearest neighbour is the translation.

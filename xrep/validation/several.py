@@ -36,10 +36,10 @@ class SeveralValidator(Validator):
         checkpoint, and patience counts it. --validate-with alone chooses validation several."""
 
         def problems(self) -> list[str]:
-            names, problems = self.validate_with, list[str]()
-            if not names or len(set(names)) < len(names):
-                problems.append(f"validate_with must name validations, each once, not {','.join(names) or 'none'}")
-            return problems
+            names = self.validate_with
+            if names and len(set(names)) == len(names):
+                return []
+            return [f"validate_with must name validations, each once, not {','.join(names) or 'none'}"]
 
     def __init__(self, config: Config, task: Task) -> None:
         self._validators: dict[str, Any] = {}

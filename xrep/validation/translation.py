@@ -64,12 +64,8 @@ class TranslationValidator(Validator):
 
         def search_options(self) -> SearchOptions:
             """Return the options of the search."""
-            return SearchOptions(
-                beam=self.beam,
-                length_penalty=self.lenpen,
-                max_length_a=self.max_length_a,
-                max_length_b=self.max_length_b,
-            )
+            lengths = {"max_length_a": self.max_length_a, "max_length_b": self.max_length_b}
+            return SearchOptions(beam=self.beam, length_penalty=self.lenpen, **lengths)
 
     def __init__(self, config: Config, task: Task) -> None:
         self.config, self.metric = config, config.metric
@@ -78,7 +74,11 @@ class TranslationValidator(Validator):
         self.tasks = {part: own for part, own in task.parts.items() if isinstance(own, ParallelTask)}
         if not self.tasks:
             raise UserError("there are no translations to validate on", cure="choose another `validation`")
-        self.pools = {part: own.validation_pools(config.max_sentences) for part, own in self.tasks.items()}
+        self.pools = {
+            (f"{part}/" if self.several else "") + f"bleu_{pool.source_language}-{pool.target_language}": (own, pool)
+            for part, own in self.tasks.items()
+            for pool in own.validation_pools(config.max_sentences)
+        }
 
     def measure(self, model: TranslationModel, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
         """Measure the loss and translate.
@@ -92,13 +92,8 @@ class TranslationValidator(Validator):
         values = mean_losses(model, criterion, self._batches(), over_ranks)
         for name in [name for name in values if name.rpartition("/")[2] == "nll"]:
             values[f"{name.removesuffix('nll')}perplexity"] = math.exp(min(values[name], 700))
-        scores: dict[str, float] = {}
-        for part, task in self.tasks.items() if self.config.max_sentences else ():
-            prefix = f"{part}/" if self.several else ""
-            for pool in self.pools[part]:
-                scores[f"{prefix}bleu_{pool.source_language}-{pool.target_language}"] = self._bleu(
-                    model, task, pool, over_ranks
-                )
+        pools = self.pools if self.config.max_sentences else {}
+        scores = {name: self._bleu(model, *own, over_ranks) for name, own in pools.items()}
         return values | ({"bleu": float(np.mean(list(scores.values())))} if scores else {}) | scores
 
     def _batches(self) -> Iterator[Any]:
