@@ -189,18 +189,14 @@ def joined(pieces: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 
 def merged(losses: list[Loss], sizes: list[int]) -> Loss:
     """Add up the terms of losses and average their metrics, given the number of rows of each loss."""
-    terms: dict[str, Term] = {}
-    metrics: dict[str, list[tuple[Tensor, int]]] = {}
+    whole = Loss({})
     for loss, size in zip(losses, sizes, strict=True):
         for name, term in loss.terms.items():
-            terms[name] = Term(terms[name].sum + term.sum, term.weight) if name in terms else term
+            known = whole.terms.get(name)
+            whole.terms[name] = Term(known.sum + term.sum, term.weight) if known else term
         for name, metric in loss.metrics.items():
-            metrics.setdefault(name, []).append((metric, loss.rows.get(name, size)))
-    rows = {name: sum(count for _, count in values) for name, values in metrics.items()}
-    return Loss(terms, {name: _mean(values, rows[name]) for name, values in metrics.items()}, rows)
-
-
-def _mean(values: list[tuple[Tensor, int]], rows: int) -> Tensor:
-    if len(values) == 1:
-        return values[0][0]
-    return torch.stack([count * metric for metric, count in values]).sum() / max(rows, 1)
+            rows, others = loss.rows.get(name, size), whole.rows.get(name, 0)
+            if name in whole.metrics:
+                metric = (whole.metrics[name] * others + metric * rows) / max(others + rows, 1)
+            whole.metrics[name], whole.rows[name] = metric, others + rows
+    return whole

@@ -18,8 +18,7 @@ from xrep.models.model import Model
 from xrep.nn.half import Stack, weights_cast_once
 from xrep.training.device import RandomState, random_state, restore_random_state
 from xrep.training.freezing import Freezing
-from xrep.training.results import Results, Tally
-from xrep.training.row_adamw import RowAdamW, read_rows_alone
+from xrep.training.results import Results
 from xrep.training.update import Update
 
 _SYNC_BUFFERS = next(  # renamed in torch 2.13
@@ -89,8 +88,6 @@ class Step:
         self._parallel: nn.Module | None = None
         self._parts: dict[str, None] = {}
         """Parts of a mixture that the step had batches of; the name is empty without a mixture."""
-        if isinstance(update.optimizer, RowAdamW) and self.world.size == 1 and self.world.device.type == "cpu":
-            read_rows_alone(pair)
 
     def prepare(self, step: int) -> None:
         """Freeze and thaw parameters after ``step`` steps. DDP is built again for what trains then."""
@@ -121,16 +118,17 @@ class Step:
             sizes: size of each term, summed over all ranks and batches.
         """
         self.prepare(step)
-        self.update.begin()
-        tally = Tally(self.world, sizes)
+        self.update.optimizer.zero_grad()
+        results = Results(self.world, sizes)
         given = [(part, own) for batch in batches for part, own in (batch.parts or {"": batch}).items()]
         self._parts = dict.fromkeys(part for part, _ in given)  # in the same order on all ranks
         with weights_cast_once(self._stacks):
             for number, (part, planned) in enumerate(given, start=1):
                 whole = self.pair.criterion.of_part(part).micro_batch is None
                 add = self._add if whole else self._add_in_pieces
-                add(planned, part, tally, number == len(given))
-        return Results(tally, *self.update.gradient())
+                add(planned, part, results, number == len(given))
+        self.update.complete(results)
+        return results
 
     def apply(self, results: Results, rate: float) -> None:
         """Change the weights by the gradient, and the criterion's own state, if all numbers are finite."""
@@ -138,16 +136,18 @@ class Step:
             for part in self._parts:
                 self.pair.criterion.of_part(part).after_step(self.pair.model)
 
-    def _objective(self, loss: Loss, part: str, rows: int, tally: Tally) -> Tensor:
-        return self.update.scaled(tally.add(self.pair.criterion.in_sum(part, loss, rows), rows))
+    def _objective(self, loss: Loss, part: str, rows: int, results: Results) -> Tensor:
+        objective = results.add(self.pair.criterion.in_sum(part, loss, rows), rows)
+        # DDP takes the mean of the ranks' gradients, and the objective is their sum.
+        return self.update.scaler.scale(objective * self.world.size)
 
-    def _add(self, planned: Planned, part: str, tally: Tally, last: bool) -> None:
+    def _add(self, planned: Planned, part: str, results: Results, last: bool) -> None:
         """Add the gradient of a batch, computed all at once."""
         with self._averaging(last):
             loss, waiting = self.forward(planned, part, last=last)
-            _backward([(self._objective(loss, part, len(planned), tally), None), (waiting, None)])
+            _backward([(self._objective(loss, part, len(planned), results), None), (waiting, None)])
 
-    def _add_in_pieces(self, planned: Planned, part: str, tally: Tally, last: bool) -> None:
+    def _add_in_pieces(self, planned: Planned, part: str, results: Results, last: bool) -> None:
         """Add the gradient of a batch that is encoded piece by piece, twice (Gao et al. 2021, Scaling Deep Contrastive
         Learning Batch Size under Memory Limited Setup), so that only the activations of one piece are in memory.
 
@@ -162,27 +162,23 @@ class Step:
             states.append(random_state(device))
             with self.autocast():
                 # A graph is made and dropped at once: without one, other kernels might draw other random numbers.
-                encoded.append(tuple(vector.detach() for vector in criterion.vectors(self.pair.model, piece)))
+                vectors = criterion.vectors(self.pair.model, piece)
+                encoded.append(tuple(vector.detach().requires_grad_() for vector in vectors))
                 with torch.no_grad():
                     constants.append(criterion.constants(self.pair.model, piece))
-        vectors = [vector.requires_grad_() for vector in joined(encoded)]
         with self.autocast():
-            loss = criterion.compare((*vectors, *joined(constants)), planned)
+            loss = criterion.compare((*joined(encoded), *joined(constants)), planned)
         after = random_state(device)
-        objective = self._objective(loss, part, len(planned), tally)
-        _backward([(objective, None)])
-        # A vector without a gradient gets zeros, because DDP waits for every parameter behind it.
-        whole = [torch.zeros_like(vector) if vector.grad is None else vector.grad for vector in vectors]
-        rows = [[len(vector) for vector in of_pieces] for of_pieces in zip(*encoded, strict=True)]
-        pulls = [gradient.split(lengths) for gradient, lengths in zip(whole, rows, strict=True)]
+        _backward([(self._objective(loss, part, len(planned), results), None)])
         for number, piece in enumerate(pieces):
+            # A vector without a gradient gets zeros, because DDP waits for every parameter behind it.
+            pulls = [torch.zeros_like(each) if each.grad is None else each.grad for each in encoded[number]]
             restore_random_state(states[number], device)
             end = last and number + 1 == len(pieces)
             with self._averaging(end):
                 again, waiting = self.forward(piece, part, encode=True, last=end)
-                own = self._objective(again.loss, part, len(piece), tally)
-                by_vector = [(vector, pull[number]) for vector, pull in zip(again.vectors, pulls, strict=True)]
-                _backward([(own, None), *by_vector, (waiting, None)])
+                own = self._objective(again.loss, part, len(piece), results)
+                _backward([(own, None), *zip(again.vectors, pulls, strict=True), (waiting, None)])
         restore_random_state(after, device)
 
     def _averaging(self, now: bool) -> AbstractContextManager[Any]:
@@ -194,13 +190,14 @@ class Step:
     def _in_ddp(self) -> DistributedDataParallel:
         model, criterion, device = self.pair.model, self.pair.criterion, self.world.device
         options: dict[str, Any] = {_SYNC_BUFFERS: False}  # buffers (queues) are equal on all ranks already
-        options["device_ids"] = [device] if device.type == "cuda" else None
-        # The last backward pass may leave trained parameters without a gradient.
-        idle = criterion.idle_parameters or model.idle_parameters or self.update.lora is not None
-        options["find_unused_parameters"] = idle
-        # Gradients are views of what is sent, so that they are in memory once and are not copied.
-        options["gradient_as_bucket_view"] = True
-        parallel = DistributedDataParallel(self.pair, **options)
+        parallel = DistributedDataParallel(
+            self.pair,
+            device_ids=[device] if device.type == "cuda" else None,
+            # The last backward pass may leave trained parameters without a gradient.
+            find_unused_parameters=criterion.idle_parameters or model.idle_parameters or self.update.lora is not None,
+            gradient_as_bucket_view=True,  # gradients are in memory once, and are not copied to be sent
+            **options,
+        )
         if self._compression == "bf16":
             # A function of its own: torch refuses the hook by name where there is no NCCL, and gloo can add bfloat16.
             parallel.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))

@@ -11,6 +11,7 @@ from xrep.training.distributed import World
 from xrep.training.freezing import Freezing
 from xrep.training.lora import LowRank
 from xrep.training.parameter_groups import parameter_groups
+from xrep.training.row_adamw import RowAdamW, read_rows_alone
 from xrep.training.sharding import sharded_optimizer
 from xrep.training.step import Pair
 
@@ -36,4 +37,7 @@ def what_trains(pair: Pair, run: RunConfig, world: World) -> tuple[Freezing, tor
     groups = parameter_groups(options, trained, [name for name, _ in pair.named_parameters()])
     make = partial(run.classes["optimizer"].build, options)
     sharded = run.configs["distributed"].shard == "optimizer" and world.size > 1
-    return freezing, sharded_optimizer(groups, make) if sharded else make(groups), lora
+    optimizer = sharded_optimizer(groups, make) if sharded else make(groups)
+    if isinstance(optimizer, RowAdamW) and world.size == 1 and world.device.type == "cpu":
+        read_rows_alone(pair)
+    return freezing, optimizer, lora

@@ -9,10 +9,9 @@ from collections.abc import Generator
 from contextlib import closing, nullcontext
 from typing import Any
 
-import torch
-
 from xrep.config import RunConfig
 from xrep.criteria.criterion import Criterion
+from xrep.data.stream import stream
 from xrep.errors import TrainingError
 from xrep.interrupts import NOTICE, StopRequest
 from xrep.models.device import moved
@@ -23,7 +22,7 @@ from xrep.nn.weights import load_weights
 from xrep.tasks.task import Task
 from xrep.training.batches import Group, PlannedBatches, groups_of, steps_ahead
 from xrep.training.checkpoint import Checkpoints
-from xrep.training.device import random_state, restore_random_state, type_on
+from xrep.training.device import type_on
 from xrep.training.distributed import World, check_in_step
 from xrep.training.faults import is_out_of_memory, not_finite, out_of_memory
 from xrep.training.log import Log, Quiet
@@ -31,8 +30,7 @@ from xrep.training.options import TrainerOptions
 from xrep.training.reports import Reports
 from xrep.training.results import Results
 from xrep.training.schedule import Budget
-from xrep.training.sharding import whole_state
-from xrep.training.state import TrainingState, restore
+from xrep.training.state import TrainingState, collect, restore
 from xrep.training.step import Pair, Step
 from xrep.training.trained import what_trains
 from xrep.training.update import Update
@@ -94,20 +92,17 @@ class Trainer:
         self._started, save_every = time.monotonic() - self.state.seconds, self.checkpoints.config.save_every
         self.step.train_mode()
         with closing(self.read()) as read, self.stop.watching():
-            groups = self.agreed(read)
+            groups = steps_ahead(read, self.world, self.pair.criterion, self.status)
             while not self.finished:
                 began = time.monotonic()
                 group = next(groups)
                 self.state.seconds = group.seconds
                 if group.stop:  # every rank ends by the same signal, whichever of them got it
                     self.stop.signal = next(name for name in self.world.gather(self.stop.signal) if name)
-                    self._record()
                     self._save(best=False, final=True)
                     break
                 self.run_step(group, began)
                 best = self._validate() if self.finished or self._due(self.config.validate_every) else False
-                if self.finished:  # perhaps it is out of patience only now
-                    self._record()
                 # A step saves at most once, after its validation: a checkpoint on disk never depends on a second save.
                 if self.finished or best or self._due(save_every):
                     self._save(best, final=self.finished)
@@ -124,15 +119,15 @@ class Trainer:
 
     def read(self) -> Generator[Group, None, None]:
         """Yield this rank's batches of each step that is left."""
-        batches = PlannedBatches(self.task, self.pair.criterion, self.run.seed, self.world.rank)
+        batches, world = PlannedBatches(self.task, self.pair.criterion, self.run.seed, self.world.rank), self.world
         stop = None if (epochs := self.budget.max_epochs) is None else math.ceil(epochs * self.task.examples)
-        options = {"workers": self.config.data_workers, "size": self.config.update_freq}
-        return groups_of(batches, self.world, cursor=self.state.cursor, stop=stop, **options)
+        place = {"cursor": self.state.cursor, "rank": world.rank, "world_size": world.size, "stop": stop}
+        options = {"workers": self.config.data_workers, "pin_memory": world.device.type == "cuda"}
+        return groups_of(stream(batches, **place, **options), self.config.update_freq)
 
-    def agreed(self, groups: Generator[Group, None, None]) -> Generator[Group, None, None]:
-        """Yield the batches of each step with what the ranks agreed on (``steps_ahead``)."""
-        status = lambda: (self._seconds(), self.stop.signal is not None)  # noqa: E731
-        return steps_ahead(groups, self.world, self.pair.criterion, status)
+    def status(self) -> tuple[float, bool]:
+        """Return the seconds of training, 0 on all but rank 0, and whether this rank was told to stop."""
+        return time.monotonic() - self._started if self.world.is_main else 0.0, self.stop.signal is not None
 
     def run_step(self, group: Group, began: float) -> None:
         """Make a step and report it; ``began`` is the time at which its batches were asked for."""
@@ -157,13 +152,11 @@ class Trainer:
         if self._due(self.run.configs["distributed"].check_every):
             self._read_late()
             check_in_step(self.world, self.pair)
-        if self._due(self.run.configs["logging"].log_every):
+        if self.world.size == 1 or self.config.max_minutes is not None:  # the clock of rank 0 counts for all ranks
+            state.seconds = self.world.sums([self.status()[0]])[0]
+        if self.finished or self._due(self.run.configs["logging"].log_every):
             self._record()
         self.reports.line(state)
-        if self.world.size == 1 or self.config.max_minutes is not None:  # the clock of rank 0 counts for all ranks
-            state.seconds = self.world.sums([self._seconds()])[0]
-        if self.finished:
-            self._record()
 
     def _read_late(self) -> None:
         """Read the results of the last step, if they have not been read.
@@ -188,9 +181,6 @@ class Trainer:
     def _failed(self, step: int, problem: str, cure: str = "") -> TrainingError:
         return TrainingError(f"step {step}: {problem}; last good checkpoint: {self.checkpoints.last_good()}{cure}")
 
-    def _seconds(self) -> float:
-        return time.monotonic() - self._started if self.world.is_main else 0.0
-
     def _due(self, every: int) -> bool:
         return every > 0 and self.state.step % every == 0
 
@@ -213,16 +203,10 @@ class Trainer:
         return better
 
     def _save(self, best: bool, final: bool = False) -> None:
+        if final:  # perhaps it is out of patience only since its validation
+            self._record()
         self._read_late()
-        everyone = self.world.gather(random_state(self.world.device))
-        optimizer = whole_state(self.step.update.optimizer, self.world)
-        training_state = {
-            **vars(self.state),
-            "data": self.task.fingerprint(),
-            "optimizer": optimizer,
-            "scaler": self.step.update.scaler.state_dict(),
-            "random": everyone,
-        }
+        training_state = collect(self.state, self.task, self.step.update)
         text = {"text": self.task.text, "save_tokenizers": self.task.save_tokenizers}
         parts: dict[str, Any] = {"model": self.pair.model, "criterion": self.pair.criterion, **text}
         facts = {"step": self.state.step, "config_yaml": self.run.to_yaml(), "training_state": training_state}
@@ -233,16 +217,11 @@ class Trainer:
     def resume(self, checkpoint: Checkpoint, saved: dict[str, Any]) -> None:
         """Resume exactly where ``checkpoint`` was written; ``saved`` is its training state.
 
-        With another number of ranks, the order of data still goes on, but random numbers (dropout) are drawn anew.
+        With another number of ranks, the order of data still goes on, but dropout draws other random numbers.
 
         Raises:
             UserError: tensors or state are not those of this run.
         """
         load_weights(self.pair.model, checkpoint.tensors(), checkpoint.path / MODEL)
         load_weights(self.pair.criterion, checkpoint.tensors(CRITERION), checkpoint.path / CRITERION)
-        update, path = self.step.update, checkpoint.path / STATE
-        self.state = restore(saved, update.optimizer, update.scaler, path)
-        if len(saved["random"]) == self.world.size:
-            restore_random_state(saved["random"][self.world.rank], self.world.device)
-        else:
-            torch.manual_seed(hash((self.run.seed, self.world.rank, self.state.step)) % 2**63)
+        self.state = restore(saved, self.step.update, self.run.seed, checkpoint.path / STATE)

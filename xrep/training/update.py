@@ -45,21 +45,8 @@ class Update:
         """
         return self.world.device.type == "cuda" and bool(local_optimizer(self.optimizer).defaults.get("fused"))
 
-    def begin(self) -> None:
-        """Forget the gradient of the step before."""
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def scaled(self, objective: Tensor) -> Tensor:
-        """Return the part of the objective whose gradient is computed: DDP takes the mean of the ranks' gradients, and
-        the objective is their sum."""
-        return self.scaler.scale(objective * self.world.size)
-
-    def gradient(self) -> tuple[list[nn.Parameter], Tensor, Tensor | None]:
-        """Complete the gradient after the last backward pass.
-
-        Returns:
-            the parameters that have a gradient, the norms of these, and the factor of the loss in float16.
-        """
+    def complete(self, results: Results) -> None:
+        """Complete the gradient after the last backward pass, and send its results."""
         if self.lora is not None:
             self.lora.collect()
         self.scaler.unscale_(self.optimizer)
@@ -67,7 +54,7 @@ class Update:
         gradients = [_numbers_of(p) for p in used]
         norms = torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=self.world.device)
         scale = self.scaler.scale(torch.ones((), device=norms.device)) if self.scaler.is_enabled() else None
-        return used, norms, scale
+        results.send(used, norms, scale)
 
     def __call__(self, results: Results, rate: float) -> bool:
         """Change the weights; return False if it is known already that a number is not finite.
@@ -75,11 +62,8 @@ class Update:
         Args:
             rate: learning rate of the parameters without a factor of their own.
         """
-        skipped = False
-        if not self.late:
-            if not results.numbers.finite:
-                return False
-            skipped = results.numbers.skipped
+        if not self.late and not results.numbers.finite:
+            return False
         self._clip(results)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
@@ -89,7 +73,7 @@ class Update:
                 local.found_inf = results.unusable  # pyright: ignore[reportAttributeAccessIssue]
                 self.optimizer.step()
                 del local.found_inf  # pyright: ignore[reportAttributeAccessIssue]
-            elif not skipped:
+            elif not results.numbers.skipped:
                 self.optimizer.step()
         self.scaler.update()
         return True
