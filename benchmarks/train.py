@@ -38,8 +38,8 @@ from xrep.kernels.precision import default_float32_products, fast_products
 from xrep.memory import keep_freed_memory
 from xrep.precision import TrainingPrecision
 from xrep.tasks.bitext import BitextTask
-from xrep.training.checkpoint import Checkpoints
 from xrep.training.batches import steps_ahead
+from xrep.training.checkpoint import Checkpoints
 from xrep.training.device import type_on
 from xrep.training.distributed import alone, pick_device
 from xrep.training.log import Quiet

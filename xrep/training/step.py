@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from xrep.criteria.contrastive import ContrastiveCriterion, joined
 from xrep.criteria.criterion import Criterion, Loss, Planned
@@ -22,9 +22,7 @@ from xrep.training.results import Results
 from xrep.training.update import Update
 
 _SYNC_BUFFERS = next(  # renamed in torch 2.13
-    name
-    for name in ("forward_sync_buffers", "broadcast_buffers")
-    if name in inspect.signature(DistributedDataParallel).parameters
+    name for name in ("forward_sync_buffers", "broadcast_buffers") if name in inspect.signature(DDP).parameters
 )
 
 
@@ -105,7 +103,7 @@ class Step:
 
     def forward(self, planned: Planned, part: str = "", encode: bool = False, last: bool = False) -> Any:
         """Return what ``Pair.forward`` returns of a batch, which may be on any device, in the precision of training."""
-        several = last and isinstance(self._parallel, DistributedDataParallel)
+        several = last and isinstance(self._parallel, DDP)
         waiting = [p for p in self.pair.parameters() if p.grad is not None] if several else []
         with self.autocast():
             return (self._parallel or self.pair)(planned.to(self.world.device), part, encode, waiting)
@@ -141,11 +139,16 @@ class Step:
         # DDP takes the mean of the ranks' gradients, and the objective is their sum.
         return self.update.scaler.scale(objective * self.world.size)
 
-    def _add(self, planned: Planned, part: str, results: Results, last: bool) -> None:
-        """Add the gradient of a batch, computed all at once."""
-        with self._averaging(last):
-            loss, waiting = self.forward(planned, part, last=last)
-            _backward([(self._objective(loss, part, len(planned), results), None), (waiting, None)])
+    def _add(
+        self, planned: Planned, part: str, results: Results, last: bool, pulls: Sequence[Tensor] | None = None
+    ) -> None:
+        """Add the gradient of rows that are encoded at once: of their loss or, given ``pulls``, that of their vectors,
+        of what led to these. DDP averages gradients over the ranks only in the ``last`` backward pass of a step."""
+        with self._parallel.no_sync() if isinstance(self._parallel, DDP) and not last else nullcontext():
+            found, waiting = self.forward(planned, part, encode=pulls is not None, last=last)
+            loss, vectors = (found, ()) if pulls is None else (found.loss, found.vectors)
+            objective = self._objective(loss, part, len(planned), results)
+            _backward([(objective, None), *zip(vectors, pulls or (), strict=True), (waiting, None)])
 
     def _add_in_pieces(self, planned: Planned, part: str, results: Results, last: bool) -> None:
         """Add the gradient of a batch that is encoded piece by piece, twice (Gao et al. 2021, Scaling Deep Contrastive
@@ -162,8 +165,8 @@ class Step:
             states.append(random_state(device))
             with self.autocast():
                 # A graph is made and dropped at once: without one, other kernels might draw other random numbers.
-                vectors = criterion.vectors(self.pair.model, piece)
-                encoded.append(tuple(vector.detach().requires_grad_() for vector in vectors))
+                vectors = [vector.detach() for vector in criterion.vectors(self.pair.model, piece)]
+                encoded.append(tuple(vector.requires_grad_() for vector in vectors))
                 with torch.no_grad():
                     constants.append(criterion.constants(self.pair.model, piece))
         with self.autocast():
@@ -174,23 +177,13 @@ class Step:
             # A vector without a gradient gets zeros, because DDP waits for every parameter behind it.
             pulls = [torch.zeros_like(each) if each.grad is None else each.grad for each in encoded[number]]
             restore_random_state(states[number], device)
-            end = last and number + 1 == len(pieces)
-            with self._averaging(end):
-                again, waiting = self.forward(piece, part, encode=True, last=end)
-                own = self._objective(again.loss, part, len(piece), results)
-                _backward([(own, None), *zip(again.vectors, pulls, strict=True), (waiting, None)])
+            self._add(piece, part, results, last and number + 1 == len(pieces), pulls)
         restore_random_state(after, device)
 
-    def _averaging(self, now: bool) -> AbstractContextManager[Any]:
-        """Return a context that averages gradients over ranks only if ``now``, in the last backward pass of a step."""
-        if now or not isinstance(self._parallel, DistributedDataParallel):
-            return nullcontext()
-        return self._parallel.no_sync()
-
-    def _in_ddp(self) -> DistributedDataParallel:
+    def _in_ddp(self) -> DDP:
         model, criterion, device = self.pair.model, self.pair.criterion, self.world.device
         options: dict[str, Any] = {_SYNC_BUFFERS: False}  # buffers (queues) are equal on all ranks already
-        parallel = DistributedDataParallel(
+        parallel = DDP(
             self.pair,
             device_ids=[device] if device.type == "cuda" else None,
             # The last backward pass may leave trained parameters without a gradient.
