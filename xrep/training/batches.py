@@ -105,11 +105,12 @@ def _tell(group: Group, world: World, criterion: Criterion, seconds: float, stop
     sums = world.sums_later([seconds, tokens, float(stop), *sizes.values(), *rows])
 
     def wait() -> Group:
-        seconds, tokens, stop, *numbers = sums()
-        for number, own in enumerate(exchanged):
-            start = len(sizes) + number * world.size
-            own.rank_rows = [int(count) for count in numbers[start : start + world.size]]
-        agreed = dict(zip(sizes, numbers, strict=False))
-        return replace(group, sizes=agreed, tokens=int(tokens), seconds=seconds, stop=stop > 0)
+        numbers = iter(sums())
+        seconds, tokens, stop, *agreed = itertools.islice(numbers, 3 + len(sizes))
+        for own in exchanged:
+            own.rank_rows = [int(count) for count in itertools.islice(numbers, world.size)]
+        return replace(
+            group, sizes=dict(zip(sizes, agreed, strict=True)), tokens=int(tokens), seconds=seconds, stop=stop > 0
+        )
 
     return wait

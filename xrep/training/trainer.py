@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Generator
 from contextlib import closing, nullcontext
+from functools import partial
 from typing import Any
 
 from xrep.config import RunConfig
@@ -24,7 +25,7 @@ from xrep.training.batches import Group, PlannedBatches, groups_of, steps_ahead
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.device import type_on
 from xrep.training.distributed import World, check_in_step
-from xrep.training.faults import is_out_of_memory, not_finite, out_of_memory
+from xrep.training.faults import explain_memory, not_finite
 from xrep.training.log import Log, Quiet
 from xrep.training.options import TrainerOptions
 from xrep.training.reports import Reports
@@ -134,16 +135,11 @@ class Trainer:
         plan, state = group.plan, self.state
         rate = self.run.configs["optimizer"].lr * self.budget.rate(state, plan.examples)
         is_long = len(group.batches) > 1 or self.config.micro_batch is not None
-        try:
-            with self.reports.counting(state, "step in progress") if is_long else nullcontext():
-                results = self.step.gradients(group.batches, group.sizes, state.step)
-                self._read_late()  # those of the step before, while a GPU computes this one
-                self.step.apply(results, rate)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            rank = f"rank {self.world.rank}, " if self.world.size > 1 else ""
-            raise self._failed(state.step + 1, f"{rank}{self.world.device}: {out_of_memory(group.batches)}") from None
+        counting = self.reports.counting(state, "step in progress") if is_long else nullcontext()
+        with counting, explain_memory(self.world, group.batches, partial(self._failed, state.step + 1)):
+            results = self.step.gradients(group.batches, group.sizes, state.step)
+            self._read_late()  # those of the step before, while a GPU computes this one
+            self.step.apply(results, rate)
         counts = {"pairs": plan.examples - state.examples, "tokens": group.tokens, "waited": group.waited}
         self._late = results, group, rate, {**counts, "busy": time.monotonic() - began}
         state.step, state.examples, state.cursor = state.step + 1, plan.examples, plan.cursor
