@@ -109,8 +109,7 @@ def _tell(group: Group, world: World, criterion: Criterion, seconds: float, stop
         seconds, tokens, stop, *agreed = itertools.islice(numbers, 3 + len(sizes))
         for own in exchanged:
             own.rank_rows = [int(count) for count in itertools.islice(numbers, world.size)]
-        return replace(
-            group, sizes=dict(zip(sizes, agreed, strict=True)), tokens=int(tokens), seconds=seconds, stop=stop > 0
-        )
+        known = dict(zip(sizes, agreed, strict=True))
+        return replace(group, sizes=known, tokens=int(tokens), seconds=seconds, stop=stop > 0)
 
     return wait
