@@ -68,20 +68,14 @@ class Step:
     backward pass of a step.
 
     Args:
-        dtype: bfloat16 and float16 compute products in half precision; weights stay float32.
         compression: type in which gradients are summed over the ranks: bf16, or none for that of the weights.
     """
 
     def __init__(
-        self,
-        pair: Pair,
-        freezing: Freezing,
-        update: Update,
-        dtype: torch.dtype = torch.float32,
-        compression: Literal["none", "bf16"] = "none",
+        self, pair: Pair, freezing: Freezing, update: Update, compression: Literal["none", "bf16"] = "none"
     ) -> None:
-        self.pair, self.freezing, self.update, self.dtype = pair, freezing, update, dtype
-        self.world, self._compression = update.world, compression
+        self.pair, self.freezing, self.update, self._compression = pair, freezing, update, compression
+        self.world, self.dtype = update.world, update.dtype
         self._stacks = [part for part in pair.modules() if isinstance(part, Stack)]
         self._parallel: nn.Module | None = None
         self._parts: dict[str, None] = {}

@@ -16,14 +16,12 @@ from xrep.data.stream import stream
 from xrep.errors import TrainingError
 from xrep.interrupts import NOTICE, StopRequest
 from xrep.models.device import moved
-from xrep.models.directory import CRITERION, MODEL, STATE, Checkpoint
+from xrep.models.directory import Checkpoint
 from xrep.models.model import Model
 from xrep.nn.encoder import set_activation_checkpointing
-from xrep.nn.weights import load_weights
 from xrep.tasks.task import Task
 from xrep.training.batches import Group, PlannedBatches, groups_of, steps_ahead
 from xrep.training.checkpoint import Checkpoints
-from xrep.training.device import type_on
 from xrep.training.distributed import World, check_in_step
 from xrep.training.faults import explain_memory, not_finite
 from xrep.training.log import Log, Quiet
@@ -34,7 +32,6 @@ from xrep.training.schedule import Budget
 from xrep.training.state import TrainingState, collect, restore
 from xrep.training.step import Pair, Step
 from xrep.training.trained import what_trains
-from xrep.training.update import Update
 from xrep.training.validator import Validator
 
 
@@ -71,10 +68,8 @@ class Trainer:
             from xrep.nn.compile import compile_layers  # the compiler is slow to import
 
             compile_layers(self.pair)
-        dtype, limit = type_on(world.device, self.config.precision), self.config.clip_norm
-        freezing, optimizer, lora = what_trains(self.pair, run, world)
-        update = Update(optimizer, world, clip_norm=limit, dtype=dtype, lora=lora)
-        self.step = Step(self.pair, freezing, update, dtype, run.configs["distributed"].gradient_compression)
+        freezing, update = what_trains(self.pair, run, world)
+        self.step = Step(self.pair, freezing, update, run.configs["distributed"].gradient_compression)
         schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
         examples = self.config.update_freq * next(iter(task.plan(None, world.rank, world.size))).examples
         self.budget = Budget(self.config, task.examples, examples, schedule)
@@ -190,11 +185,7 @@ class Trainer:
             metrics = self.validate(self.pair.model, self.pair.criterion, self.world)
         self.step.train_mode()
         metrics = self.world.from_main(metrics)
-        value, best = metrics[self.validate.metric], self.state.best
-        # Of equal values the later one counts as better, because its learning rate has decayed further.
-        better = best is None or math.isnan(best) or (value >= best if self.validate.maximize else value <= best)
-        if better:
-            self.state.best, self.state.best_step = value, self.state.step
+        better = self.state.improved(metrics[self.validate.metric], self.validate.maximize)
         self.reports.validated(self.state, metrics, self.validate.metric, better)
         return better
 
@@ -202,13 +193,13 @@ class Trainer:
         if final:  # perhaps it is out of patience only since its validation
             self._record()
         self._read_late()
-        training_state = collect(self.state, self.task, self.step.update)
-        text = {"text": self.task.text, "save_tokenizers": self.task.save_tokenizers}
-        parts: dict[str, Any] = {"model": self.pair.model, "criterion": self.pair.criterion, **text}
-        facts = {"step": self.state.step, "config_yaml": self.run.to_yaml(), "training_state": training_state}
+        facts: dict[str, Any] = {"step": self.state.step, "config_yaml": self.run.to_yaml()}
+        facts |= {"model": self.pair.model, "criterion": self.pair.criterion}
+        facts |= {"text": self.task.text, "save_tokenizers": self.task.save_tokenizers}
+        facts["training_state"] = collect(self.state, self.task, self.step.update)
         with self.world.together():  # the others wait here while rank 0 waits for its disk
             if self.world.is_main:
-                self.checkpoints.save(best, final, **parts, **facts)
+                self.checkpoints.save(best, final, **facts)
 
     def resume(self, checkpoint: Checkpoint, saved: dict[str, Any]) -> None:
         """Resume exactly where ``checkpoint`` was written; ``saved`` is its training state.
@@ -218,6 +209,4 @@ class Trainer:
         Raises:
             UserError: tensors or state are not those of this run.
         """
-        load_weights(self.pair.model, checkpoint.tensors(), checkpoint.path / MODEL)
-        load_weights(self.pair.criterion, checkpoint.tensors(CRITERION), checkpoint.path / CRITERION)
-        self.state = restore(saved, self.step.update, self.run.seed, checkpoint.path / STATE)
+        self.state = restore(checkpoint, saved, self.pair, self.step.update, self.run.seed)

@@ -33,16 +33,14 @@ class Update:
         dtype: torch.dtype = torch.float32,
         lora: LowRank | None = None,
     ) -> None:
-        self.optimizer, self.world, self.lora = optimizer, world, lora
+        self.optimizer, self.world, self.dtype, self.lora = optimizer, world, dtype, lora
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=dtype == torch.float16)
         self._limit = clip_norm or math.inf
 
     @property
     def late(self) -> bool:
-        """Whether the results of a step are read while the device is at the next one.
-
-        The optimizer must leave the weights unchanged by itself then, if a number is not finite, as fused ones can.
-        """
+        """Whether the results of a step are read while the device is at the next one. The optimizer itself leaves the
+        weights unchanged then if a number is not finite, which fused ones can."""
         return self.world.device.type == "cuda" and bool(local_optimizer(self.optimizer).defaults.get("fused"))
 
     def complete(self, results: Results) -> None:
