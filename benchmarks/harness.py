@@ -169,7 +169,7 @@ def make_step(
     freezing = Freezing(list(criterion.frozen))
     groups = [{"params": [p for _, p in freezing.ever_trained(pair)], "lr_scale": 1.0}]
     optimizer = torch.optim.AdamW(groups, lr=lr, fused=True)
-    step = Step(pair, freezing, Update(optimizer, world, clip_norm=clip_norm, dtype=dtype), dtype)
+    step = Step(pair, freezing, Update(optimizer, world, clip_norm=clip_norm, dtype=dtype))
     step.prepare(0)
     step.train_mode()
     return step

@@ -38,6 +38,7 @@ from xrep.kernels.precision import default_float32_products, fast_products
 from xrep.memory import keep_freed_memory
 from xrep.precision import TrainingPrecision
 from xrep.tasks.bitext import BitextTask
+from xrep.training.batches import steps_ahead
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.device import type_on
 from xrep.training.distributed import alone, pick_device
@@ -86,7 +87,7 @@ class Ours:
         self.trainer, self.waited, self.busy = trainer, 0.0, 0.0
         trainer.step.train_mode()
         trainer._started = time.monotonic()
-        self.groups = trainer.agreed(trainer.read())
+        self.groups = steps_ahead(trainer.read(), trainer.world, trainer.pair.criterion, trainer.status)
 
     def __call__(self, steps: int) -> None:
         trainer = self.trainer

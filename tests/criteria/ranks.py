@@ -17,9 +17,10 @@ from tests.criteria.objectives import Maker, Objective, frozen, hictl, moco, nli
 from tests.kernels.ranks import Found, Results
 from tests.support import guide
 from tests.support.planning import loss_of
-from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, Nested
+from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term
 from xrep.criteria.in_batch import negative_vectors, with_own_negatives
+from xrep.criteria.matryoshka import Nested
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.kernels.gather import current_group
 from xrep.nn.queue import Queue

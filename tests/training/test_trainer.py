@@ -87,7 +87,7 @@ def test_minutes_end_a_run_and_its_schedule(
     data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warmup: int
 ) -> None:
     """A step takes a second. Warm-up ends with its steps or with a tenth of the minutes, and then the rate decays."""
-    monkeypatch.setattr(Trainer, "_seconds", lambda trainer: trainer.state.step + 0.5)
+    monkeypatch.setattr(Trainer, "status", lambda trainer: (trainer.state.step + 0.5, False))
     given = {**TERMS, "max_minutes": 0.5, "lr_scheduler": "cosine", "warmup_steps": warmup, "batch_size": 5}
     state = make_trainer(compose_run(data_directory, tmp_path, **given), tmp_path).train()
     rates = [rate / 3e-3 for rate in column(tmp_path, "learning_rate")]

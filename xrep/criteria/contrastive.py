@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.criteria.all_ranks import of_all_ranks
-from xrep.criteria.criterion import Criterion, Loss, Planned, Term
+from xrep.criteria.criterion import Criterion, Loss, Planned, Term, merged
+from xrep.criteria.matryoshka import add_widths, widths_of
 from xrep.data.batching import TextSpec
-from xrep.errors import UserError
 from xrep.kernels.gather import apart, current_group
 
 
@@ -28,22 +28,6 @@ class Encoded:
 
     vectors: tuple[Tensor, ...]
     loss: Loss = field(default_factory=lambda: Loss({}))
-
-
-@dataclass(kw_only=True)
-class Nested:
-    """Option of objectives whose vectors can be shortened: Matryoshka representations (Kusupati et al. 2022)."""
-
-    matryoshka: list[int] = field(default_factory=list)
-    """Widths to which the vectors may be cut after training, such as 256,128,64. The loss is then the sum of that of
-    the whole vectors and those of their first 256, 128 and 64 numbers, scaled to length 1. By default there are
-    none."""
-
-    def problems(self) -> list[str]:
-        unusable = not all(0 < width < 2**31 for width in self.matryoshka)
-        if unusable or len(set(self.matryoshka)) < len(self.matryoshka):
-            return [f"matryoshka must have different widths of at least 1, not {','.join(map(str, self.matryoshka))}"]
-        return []
 
 
 class ContrastiveCriterion(Criterion):
@@ -72,10 +56,7 @@ class ContrastiveCriterion(Criterion):
 
     def __init__(self, config: Any = None, model: Any = None, text: TextSpec | None = None) -> None:
         super().__init__(config, model, text)
-        self._widths = config.matryoshka if isinstance(config, Nested) else []
-        if too_wide := [width for width in self._widths if width >= model.output_size]:
-            problem = f"`matryoshka` has {too_wide[0]}, and the model's vectors have {model.output_size} numbers"
-            raise UserError(problem, cure="name smaller widths")
+        self._widths = widths_of(config, model)
 
     def plan_rows(self, batch: Any, generator: torch.Generator) -> Planned:
         """Return the plan of some rows of a batch, which are encoded together (see ``Criterion.plan``)."""
@@ -92,8 +73,7 @@ class ContrastiveCriterion(Criterion):
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         """Return the terms that compare rows. It changes nothing (see ``remember``).
 
-        It is called for each batch, and again with shortened vectors for each width of ``matryoshka``; tensors with one
-        number for each row stay as they are.
+        It is called for each batch, and again with shortened vectors for each width of ``matryoshka``.
 
         Args:
             vectors: the vectors of ``encode``, then those of ``constants``. Of a batch with hard negatives, those that
@@ -116,25 +96,16 @@ class ContrastiveCriterion(Criterion):
     def compare(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         """Return what ``contrast`` finds of the rows of all ranks, with the terms of the widths of ``matryoshka``."""
         group = None if self.exchanges else current_group()
-        if group is None:
-            return self._compare(vectors, planned)
-        everyone = of_all_ranks(vectors, planned, group)
-        with apart():  # every rank computes the same loss, and counts its share of it
-            loss = self._compare(*everyone)
-        return replace(loss, terms={name: Term(t.sum / group.size(), t.weight) for name, t in loss.terms.items()})
-
-    def _compare(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
-        whole = self.contrast(vectors, planned)
-        if self.training:
-            self.remember(tuple(vector.detach() for vector in vectors), planned, whole)
-        for width in self._widths:
-            short = tuple(shortened(vector, width) if vector.dim() > 1 else vector for vector in vectors)
-            loss = self.contrast(short, planned)
-            for name, term in loss.terms.items():
-                whole.terms[name] = Term(whole.terms[name].sum + term.sum, term.weight)
-            found = {name: value for name, value in loss.metrics.items() if name.endswith("accuracy")}
-            whole.metrics |= {f"{name}_{width}": value for name, value in found.items()}
-        return whole
+        if group is not None:
+            vectors, planned = of_all_ranks(vectors, planned, group)
+        with nullcontext() if group is None else apart():  # every rank then computes the same loss
+            loss = self.contrast(vectors, planned)
+            if self.training:
+                self.remember(tuple(vector.detach() for vector in vectors), planned, loss)
+            add_widths(loss, self._widths, self.contrast, vectors, planned)
+        if group is not None:  # each counts its share of it
+            loss.terms = {name: Term(term.sum / group.size(), term.weight) for name, term in loss.terms.items()}
+        return loss
 
     def constants(self, model: Any, planned: Planned) -> tuple[Tensor, ...]:
         """Return further vectors that are compared and get no gradient (such as those of a momentum encoder). They are
@@ -176,31 +147,7 @@ class ContrastiveCriterion(Criterion):
         return merged(losses, [len(planned), *map(len, pieces)])
 
 
-def shortened(vectors: Tensor, width: int) -> Tensor:
-    """Return the first ``width`` numbers of vectors [N, D], scaled to length 1."""
-    return F.normalize(vectors[:, :width], dim=1)
-
-
 def joined(pieces: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """Return the vectors of pieces as those of the whole batch."""
     columns = zip(*pieces, strict=True)
     return tuple(column[0] if len(column) == 1 else torch.cat(column) for column in columns)
-
-
-def merged(losses: list[Loss], sizes: list[int]) -> Loss:
-    """Add up the terms of losses and average their metrics, given the number of rows of each loss."""
-    terms: dict[str, Term] = {}
-    metrics: dict[str, list[tuple[Tensor, int]]] = {}
-    for loss, size in zip(losses, sizes, strict=True):
-        for name, term in loss.terms.items():
-            terms[name] = Term(terms[name].sum + term.sum, term.weight) if name in terms else term
-        for name, metric in loss.metrics.items():
-            metrics.setdefault(name, []).append((metric, loss.rows.get(name, size)))
-    rows = {name: sum(count for _, count in values) for name, values in metrics.items()}
-    return Loss(terms, {name: _mean(values, rows[name]) for name, values in metrics.items()}, rows)
-
-
-def _mean(values: list[tuple[Tensor, int]], rows: int) -> Tensor:
-    if len(values) == 1:
-        return values[0][0]
-    return torch.stack([count * metric for metric, count in values]).sum() / max(rows, 1)

@@ -60,6 +60,21 @@ class Loss:
     found: Any = None
 
 
+def merged(losses: Iterable[Loss], sizes: Iterable[int]) -> Loss:
+    """Add up the terms of losses and average their metrics, given the number of rows of each loss."""
+    whole = Loss({})
+    for loss, size in zip(losses, sizes, strict=True):
+        for name, term in loss.terms.items():
+            known = whole.terms.get(name)
+            whole.terms[name] = Term(known.sum + term.sum, term.weight) if known else term
+        for name, metric in loss.metrics.items():
+            rows, others = loss.rows.get(name, size), whole.rows.get(name, 0)
+            if name in whole.metrics:
+                metric = (whole.metrics[name] * others + metric * rows) / max(others + rows, 1)
+            whole.metrics[name], whole.rows[name] = metric, others + rows
+    return whole
+
+
 @dataclass
 class Planned(Movable):
     """A batch and everything that a criterion derives from it before the forward pass.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from xrep.config.fields import CountOrZero, Share
 from xrep.criteria.contrastive import ContrastiveCriterion
@@ -63,9 +61,8 @@ class DualMoco(ContrastiveCriterion):
         self.momentum_encoder = MomentumEncoder(model, config.momentum, config.momentum_dropout)
         self.source_queue = new_queue(config, model.output_size, count=2)
         self.target_queue = new_queue(config, model.output_size, count=2)
-        self._keys: list[tuple[Tensor, Tensor, Sequence[int] | None, ProcessGroup | None]] = []
-        """Keys of each batch since the last step, both sides concatenated [B, 2 D], with their ids; the ranks' B, and
-        the ranks that have further keys of the batch."""
+        self._keys: list[tuple[Tensor, Tensor]] = []
+        """Keys of each batch since the last step, those of all ranks, both sides concatenated [B, 2 D]; their ids."""
 
     def constants(self, model: SentenceModel, planned: Planned) -> tuple[Tensor, ...]:
         encoder, batch = self.momentum_encoder.model, planned.batch
@@ -91,12 +88,12 @@ class DualMoco(ContrastiveCriterion):
     def remember(self, vectors: tuple[Tensor, ...], planned: Planned, loss: Loss) -> None:
         if self.source_queue is not None:
             keys = torch.cat(vectors[2:4], dim=1).to(self.source_queue.vectors.dtype)
-            self._keys.append((keys, planned.batch.ids, planned.rank_rows, current_group()))
+            (keys, ids), _ = gathered([keys, planned.batch.ids], current_group(), planned.rank_rows)
+            self._keys.append((keys, ids))
 
     def after_step(self, model: SentenceModel) -> None:
         self.momentum_encoder.update(model)
-        for keys, ids, sizes, group in self._keys:
-            (keys, ids), _ = gathered([keys, ids], group, sizes)
+        for keys, ids in self._keys:
             for queue, vectors in zip((self.source_queue, self.target_queue), keys.chunk(2, dim=1), strict=True):
                 assert queue is not None
                 queue.enqueue(vectors, ids)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from xrep.criteria.contrastive import Nested
 from xrep.criteria.criterion import Planned
+from xrep.criteria.matryoshka import Nested
 from xrep.data.batching import PairBatch, TextSpec
 from xrep.kernels.gather import current_group
 from xrep.kernels.own_negatives import add_own_negatives

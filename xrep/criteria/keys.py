@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from xrep.criteria.contrastive import Nested, shortened
+from xrep.criteria.matryoshka import Nested, shortened
 from xrep.kernels.gather import current_group, gathered
 from xrep.kernels.queue_infonce import InfoNCE, queue_infonce
 from xrep.memory import check_memory

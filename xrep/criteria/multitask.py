@@ -11,7 +11,7 @@ from torch import nn
 
 from xrep.config import Mixing, Part
 from xrep.criteria.contrastive import ContrastiveCriterion
-from xrep.criteria.criterion import Criterion, Loss, Planned, Term
+from xrep.criteria.criterion import Criterion, Loss, Planned, Term, merged
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batching import TextSpec
 from xrep.errors import UserError
@@ -80,11 +80,8 @@ class Multitask(Criterion):
 
     def forward(self, model: Any, planned: Planned) -> Loss:
         """Return the loss of all parts together, for validation."""
-        whole = Loss({})
-        for part, own in planned.parts.items():
-            loss = self.in_sum(part, self.parts[part](model, own), len(own))
-            whole = Loss(whole.terms | loss.terms, whole.metrics | loss.metrics, whole.rows | loss.rows)
-        return whole
+        losses = [self.in_sum(part, self.parts[part](model, own), len(own)) for part, own in planned.parts.items()]
+        return merged(losses, map(len, planned.parts.values()))
 
     def in_sum(self, part: str, loss: Loss, rows: int) -> Loss:
         weight = self._weights[part]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from xrep.criteria.criterion import Criterion, Planned
-from xrep.data.stream import Plan, stream
+from xrep.data.stream import Plan
 from xrep.tasks.task import Task
 from xrep.training.distributed import World
 
@@ -41,7 +41,7 @@ class Group:
 
 
 class PlannedBatches:
-    """The batches of a task with the plans of a criterion, which ``xrep.data.stream.stream`` makes.
+    """The batches of a task with the plans of a criterion, for ``xrep.data.stream.stream``.
 
     The random numbers of a plan are drawn from (seed, rank, number of examples so far). So a batch is the same
     whichever process makes it, and after the run was resumed.
@@ -61,18 +61,13 @@ class PlannedBatches:
         return self.criterion.plan(self.task.make(examples), generator)
 
 
-def groups_of(
-    batches: PlannedBatches, world: World, *, cursor: Any, stop: int | None, workers: int, size: int
-) -> Generator[Group, None, None]:
-    """Yield the batches of each step of this rank, ``size`` at a time; the other arguments are those of ``stream``."""
-    options = {"workers": workers, "pin_memory": world.device.type == "cuda"}
-    with closing(stream(batches, cursor=cursor, rank=world.rank, world_size=world.size, stop=stop, **options)) as pairs:
-        while True:
-            began = time.monotonic()
-            group = list(itertools.islice(pairs, size))
-            if not group:
-                return
+def groups_of(batches: Generator[tuple[Planned, Plan], None, None], size: int) -> Generator[Group, None, None]:
+    """Yield the batches of each step of this rank, ``size`` at a time."""
+    with closing(batches):
+        began = time.monotonic()
+        while group := list(itertools.islice(batches, size)):
             yield Group([batch for batch, _ in group], group[-1][1], waited=time.monotonic() - began)
+            began = time.monotonic()
 
 
 def steps_ahead(
@@ -86,19 +81,17 @@ def steps_ahead(
     Args:
         status: returns the seconds of this rank, 0 on all but rank 0, and whether it was told to stop.
     """
-    waiting: Callable[[], Group] | None = None
+    told, ahead = deque[Callable[[], Group]](), int(world.size > 1)
     try:
         for group in groups:
-            told = _tell(group, world, criterion, *status())
-            ready, waiting = (told, None) if world.size == 1 else (waiting, told)
-            if ready is not None:
-                yield ready()
-        if waiting is not None:
-            ready, waiting = waiting, None
-            yield ready()
+            told.append(_tell(group, world, criterion, *status()))
+            if len(told) > ahead:
+                yield told.popleft()()
+        while told:
+            yield told.popleft()()
     finally:
-        if waiting is not None:  # every rank has told about this step, and no message may be left under way
-            waiting()
+        for wait in told:  # every rank has told about these steps, and no message may be left under way
+            wait()
 
 
 def _tell(group: Group, world: World, criterion: Criterion, seconds: float, stop: bool) -> Callable[[], Group]:
@@ -112,11 +105,11 @@ def _tell(group: Group, world: World, criterion: Criterion, seconds: float, stop
     sums = world.sums_later([seconds, tokens, float(stop), *sizes.values(), *rows])
 
     def wait() -> Group:
-        seconds, tokens, stop, *numbers = sums()
-        for number, own in enumerate(exchanged):
-            start = len(sizes) + number * world.size
-            own.rank_rows = [int(count) for count in numbers[start : start + world.size]]
-        agreed = dict(zip(sizes, numbers, strict=False))
-        return replace(group, sizes=agreed, tokens=int(tokens), seconds=seconds, stop=stop > 0)
+        numbers = iter(sums())
+        seconds, tokens, stop, *agreed = itertools.islice(numbers, 3 + len(sizes))
+        for own in exchanged:
+            own.rank_rows = [int(count) for count in itertools.islice(numbers, world.size)]
+        known = dict(zip(sizes, agreed, strict=True))
+        return replace(group, sizes=known, tokens=int(tokens), seconds=seconds, stop=stop > 0)
 
     return wait

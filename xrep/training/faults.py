@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from xrep.criteria.criterion import Loss, Planned
+from xrep.errors import TrainingError
+from xrep.training.distributed import World
 from xrep.training.results import Numbers
 from xrep.training.step import Step
 
@@ -69,10 +71,17 @@ def _finite(value: Any) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, on a GPU or on the host."""
-    said = any(text in str(error) for text in ("can't allocate memory", "out of memory"))
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (isinstance(error, RuntimeError) and said)
+@contextmanager
+def explain_memory(world: World, batches: list[Planned], failed: Callable[[str], TrainingError]) -> Iterator[None]:
+    """Context manager that raises what ``failed`` returns of a message if memory runs out, on a GPU or on the host."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        said = any(text in str(error) for text in ("can't allocate memory", "out of memory"))
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not said:
+            raise
+        rank = f"rank {world.rank}, " if world.size > 1 else ""
+        raise failed(f"{rank}{world.device}: {out_of_memory(batches)}") from None
 
 
 def out_of_memory(batches: list[Planned]) -> str:

@@ -46,21 +46,28 @@ class Numbers:
         return math.isfinite(self.loss) and (self.skipped or math.isfinite(self.norm))
 
 
-class Tally:
-    """Losses and metrics of a step's batches, added up on the device.
+class Results:
+    """The results of a step: losses and metrics of its batches, which are added up on the device, then norms.
 
     Args:
         sizes: size of each term, summed over all ranks and batches.
 
     Attributes:
-        sums: float64 [] each: ``loss``, its terms if there are several, and metrics times their numbers of rows.
-        rows: number of rows of each metric.
+        used: the parameters that have a gradient.
+        norm: norm of the gradient, 0-d, on the device.
+        unusable: float32 [], 1 if the loss or the gradient is not finite, else 0, on the device.
     """
+
+    used: list[nn.Parameter]
+    norm: Tensor
+    unusable: Tensor
 
     def __init__(self, world: World, sizes: dict[str, float]) -> None:
         self.world, self._sizes = world, sizes
-        self.sums: dict[str, Tensor] = {}
-        self.rows = defaultdict[str, float](float)
+        self._sums: dict[str, Tensor] = {}
+        """float64 [] each: ``loss``, its terms if there are several, and metrics times their numbers of rows."""
+        self._rows = defaultdict[str, float](float)
+        """Number of rows of each metric."""
 
     def add(self, loss: Loss, rows: int) -> Tensor:
         """Return the part of the objective that comes from these rows, and record it with the metrics."""
@@ -73,33 +80,23 @@ class Tally:
         for name, metric in loss.metrics.items():
             count = loss.rows.get(name, rows)  # there is no mean over no rows
             sums[name] = metric.detach().double() * count if count else torch.zeros_like(sums["loss"])
-            self.rows[name] += count
+            self._rows[name] += count
         for name, value in sums.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
+            self._sums[name] = self._sums.get(name, 0.0) + value
         return objective
 
+    def send(self, used: list[nn.Parameter], norms: Tensor, scale: Tensor | None) -> None:
+        """Send the results of all ranks to the host, which does not wait for them.
 
-class Results:
-    """The results of a step, on their way from the device to the host.
-
-    Args:
-        tally: the losses and metrics of this rank.
-        used, norms: the parameters that have a gradient, and the norm of each of these gradients, which are equal on
-            all ranks.
-        scale: factor of the loss in fp16; None: there is none.
-
-    Attributes:
-        used: as above.
-        norm: norm of the gradient, 0-d, on the device.
-        unusable: float32 [], 1 if the loss or the gradient is not finite, else 0, on the device.
-    """
-
-    def __init__(self, tally: Tally, used: list[nn.Parameter], norms: Tensor, scale: Tensor | None) -> None:
-        self._names, self._counted, self._has_scale = list(tally.sums), list(tally.rows), scale is not None
-        self.used, self.norm = used, torch.linalg.vector_norm(norms)
-        rows = on_device(np.array(list(tally.rows.values())), tally.world.device)
-        sums = torch.cat([torch.stack(list(tally.sums.values())), rows])
-        if tally.world.size > 1:
+        Args:
+            used, norms: the parameters that have a gradient, and the norm of each of these gradients, which are equal
+                on all ranks.
+            scale: factor of the loss in fp16; None: there is none.
+        """
+        self.used, self.norm, self._has_scale = used, torch.linalg.vector_norm(norms), scale is not None
+        rows = on_device(np.array(list(self._rows.values())), self.world.device)
+        sums = torch.cat([torch.stack(list(self._sums.values())), rows])
+        if self.world.size > 1:
             dist.all_reduce(sums)
         behind = [self.norm, norms] if scale is None else [self.norm, scale, norms]
         numbers = torch.cat([sums, *(each.detach().double().reshape(-1) for each in behind)])
@@ -113,8 +110,8 @@ class Results:
         if self._event is not None:
             self._event.synchronize()
         numbers = iter(self._numbers.tolist())
-        values = {name: next(numbers) for name in self._names}
-        for name in self._counted:
+        values = {name: next(numbers) for name in self._sums}
+        for name in self._rows:
             count = next(numbers)
             values[name] = values[name] / count if count else math.nan
         norm, scale = next(numbers), next(numbers) if self._has_scale else None

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from xrep.errors import UserError
+from xrep.models.directory import CRITERION, MODEL, STATE, Checkpoint
+from xrep.nn.weights import load_weights
 from xrep.registry import one_line
-from xrep.training.sharding import local_optimizer
+from xrep.tasks.task import Task
+from xrep.training.device import random_state, restore_random_state
+from xrep.training.sharding import local_optimizer, whole_state
+from xrep.training.step import Pair
+from xrep.training.update import Update
 
 
 @dataclass
@@ -28,26 +33,59 @@ class TrainingState:
     """Value of the validation metric at ``best_step``."""
     best_step: int | None = None
 
+    def improved(self, value: float, maximize: bool) -> bool:
+        """Return whether a validation is the best so far, and keep its value if it is.
 
-def restore(saved: dict[str, Any], optimizer: Optimizer, scaler: torch.amp.GradScaler, path: Path) -> TrainingState:
-    """Return the state of the run, and load that of the optimizer, or this rank's part of it, and of the loss scaler.
+        Of equal values the later one counts as better, because its learning rate has decayed further.
+        """
+        best = self.best
+        better = best is None or math.isnan(best) or (value >= best if maximize else value <= best)
+        if better:
+            self.best, self.best_step = value, self.step
+        return better
+
+
+def collect(state: TrainingState, task: Task, update: Update) -> dict[str, Any]:
+    """Return what a checkpoint keeps beside the tensors, on rank 0. All ranks must call this."""
+    return {
+        **vars(state),
+        "data": task.fingerprint(),
+        "random": update.world.gather(random_state(update.world.device)),
+        "optimizer": whole_state(update.optimizer, update.world),
+        "scaler": update.scaler.state_dict(),
+    }
+
+
+def restore(checkpoint: Checkpoint, saved: dict[str, Any], pair: Pair, update: Update, seed: int) -> TrainingState:
+    """Return the state of the run, and load the tensors, the state of the optimizer, or this rank's part of it, and
+    those of the loss scaler and of the random generators. These are seeded anew if the number of ranks is another one.
 
     Args:
-        saved: the content of the training state at ``path``.
+        saved: the training state of the checkpoint, as ``collect`` made it.
 
     Raises:
-        UserError: it is not the state of this run.
+        UserError: tensors or state are not those of this run.
     """
+    load_weights(pair.model, checkpoint.tensors(), checkpoint.path / MODEL)
+    load_weights(pair.criterion, checkpoint.tensors(CRITERION), checkpoint.path / CRITERION)
+    optimizer, world = update.optimizer, update.world
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     local, numbers = local_optimizer(optimizer), {parameter: number for number, parameter in enumerate(parameters)}
     own = enumerate(numbers[parameter] for group in local.param_groups for parameter in group["params"])
     try:
         held = saved["optimizer"]["state"]
-        state = {place: held[number] for place, number in own if number in held}
-        local.load_state_dict({"state": state, "param_groups": local.state_dict()["param_groups"]})
+        mine = {place: held[number] for place, number in own if number in held}
+        local.load_state_dict({"state": mine, "param_groups": local.state_dict()["param_groups"]})
         if saved["scaler"]:
-            scaler.load_state_dict(saved["scaler"])
-        return TrainingState(**{name: saved[name] for name in vars(TrainingState())})
+            update.scaler.load_state_dict(saved["scaler"])
+        state = TrainingState(**{name: saved[name] for name in vars(TrainingState())})
+        everyone = saved["random"]
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         cure = "delete its checkpoint to go on from the one before, or set `init` to start from its weights"
-        raise UserError(f"not the training state of this run ({one_line(error)})", path=path, cure=cure) from None
+        problem = f"not the training state of this run ({one_line(error)})"
+        raise UserError(problem, path=checkpoint.path / STATE, cure=cure) from None
+    if len(everyone) == world.size:
+        restore_random_state(everyone[world.rank], world.device)
+    else:
+        torch.manual_seed(hash((seed, world.rank, state.step)) % 2**63)
+    return state

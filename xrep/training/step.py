@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from xrep.criteria.contrastive import ContrastiveCriterion, joined
 from xrep.criteria.criterion import Criterion, Loss, Planned
@@ -18,14 +18,11 @@ from xrep.models.model import Model
 from xrep.nn.half import Stack, weights_cast_once
 from xrep.training.device import RandomState, random_state, restore_random_state
 from xrep.training.freezing import Freezing
-from xrep.training.results import Results, Tally
-from xrep.training.row_adamw import RowAdamW, read_rows_alone
+from xrep.training.results import Results
 from xrep.training.update import Update
 
 _SYNC_BUFFERS = next(  # renamed in torch 2.13
-    name
-    for name in ("forward_sync_buffers", "broadcast_buffers")
-    if name in inspect.signature(DistributedDataParallel).parameters
+    name for name in ("forward_sync_buffers", "broadcast_buffers") if name in inspect.signature(DDP).parameters
 )
 
 
@@ -71,26 +68,18 @@ class Step:
     backward pass of a step.
 
     Args:
-        dtype: bfloat16 and float16 compute products in half precision; weights stay float32.
         compression: type in which gradients are summed over the ranks: bf16, or none for that of the weights.
     """
 
     def __init__(
-        self,
-        pair: Pair,
-        freezing: Freezing,
-        update: Update,
-        dtype: torch.dtype = torch.float32,
-        compression: Literal["none", "bf16"] = "none",
+        self, pair: Pair, freezing: Freezing, update: Update, compression: Literal["none", "bf16"] = "none"
     ) -> None:
-        self.pair, self.freezing, self.update, self.dtype = pair, freezing, update, dtype
-        self.world, self._compression = update.world, compression
+        self.pair, self.freezing, self.update, self._compression = pair, freezing, update, compression
+        self.world, self.dtype = update.world, update.dtype
         self._stacks = [part for part in pair.modules() if isinstance(part, Stack)]
         self._parallel: nn.Module | None = None
         self._parts: dict[str, None] = {}
         """Parts of a mixture that the step had batches of; the name is empty without a mixture."""
-        if isinstance(update.optimizer, RowAdamW) and self.world.size == 1 and self.world.device.type == "cpu":
-            read_rows_alone(pair)
 
     def prepare(self, step: int) -> None:
         """Freeze and thaw parameters after ``step`` steps. DDP is built again for what trains then."""
@@ -108,7 +97,7 @@ class Step:
 
     def forward(self, planned: Planned, part: str = "", encode: bool = False, last: bool = False) -> Any:
         """Return what ``Pair.forward`` returns of a batch, which may be on any device, in the precision of training."""
-        several = last and isinstance(self._parallel, DistributedDataParallel)
+        several = last and isinstance(self._parallel, DDP)
         waiting = [p for p in self.pair.parameters() if p.grad is not None] if several else []
         with self.autocast():
             return (self._parallel or self.pair)(planned.to(self.world.device), part, encode, waiting)
@@ -121,16 +110,17 @@ class Step:
             sizes: size of each term, summed over all ranks and batches.
         """
         self.prepare(step)
-        self.update.begin()
-        tally = Tally(self.world, sizes)
+        self.update.optimizer.zero_grad()
+        results = Results(self.world, sizes)
         given = [(part, own) for batch in batches for part, own in (batch.parts or {"": batch}).items()]
         self._parts = dict.fromkeys(part for part, _ in given)  # in the same order on all ranks
         with weights_cast_once(self._stacks):
             for number, (part, planned) in enumerate(given, start=1):
                 whole = self.pair.criterion.of_part(part).micro_batch is None
                 add = self._add if whole else self._add_in_pieces
-                add(planned, part, tally, number == len(given))
-        return Results(tally, *self.update.gradient())
+                add(planned, part, results, number == len(given))
+        self.update.complete(results)
+        return results
 
     def apply(self, results: Results, rate: float) -> None:
         """Change the weights by the gradient, and the criterion's own state, if all numbers are finite."""
@@ -138,16 +128,23 @@ class Step:
             for part in self._parts:
                 self.pair.criterion.of_part(part).after_step(self.pair.model)
 
-    def _objective(self, loss: Loss, part: str, rows: int, tally: Tally) -> Tensor:
-        return self.update.scaled(tally.add(self.pair.criterion.in_sum(part, loss, rows), rows))
+    def _objective(self, loss: Loss, part: str, rows: int, results: Results) -> Tensor:
+        objective = results.add(self.pair.criterion.in_sum(part, loss, rows), rows)
+        # DDP takes the mean of the ranks' gradients, and the objective is their sum.
+        return self.update.scaler.scale(objective * self.world.size)
 
-    def _add(self, planned: Planned, part: str, tally: Tally, last: bool) -> None:
-        """Add the gradient of a batch, computed all at once."""
-        with self._averaging(last):
-            loss, waiting = self.forward(planned, part, last=last)
-            _backward([(self._objective(loss, part, len(planned), tally), None), (waiting, None)])
+    def _add(
+        self, planned: Planned, part: str, results: Results, last: bool, pulls: Sequence[Tensor] | None = None
+    ) -> None:
+        """Add the gradient of rows that are encoded at once: of their loss or, given ``pulls``, that of their vectors,
+        of what led to these. DDP averages gradients over the ranks only in the ``last`` backward pass of a step."""
+        with self._parallel.no_sync() if isinstance(self._parallel, DDP) and not last else nullcontext():
+            found, waiting = self.forward(planned, part, encode=pulls is not None, last=last)
+            loss, vectors = (found, ()) if pulls is None else (found.loss, found.vectors)
+            objective = self._objective(loss, part, len(planned), results)
+            _backward([(objective, None), *zip(vectors, pulls or (), strict=True), (waiting, None)])
 
-    def _add_in_pieces(self, planned: Planned, part: str, tally: Tally, last: bool) -> None:
+    def _add_in_pieces(self, planned: Planned, part: str, results: Results, last: bool) -> None:
         """Add the gradient of a batch that is encoded piece by piece, twice (Gao et al. 2021, Scaling Deep Contrastive
         Learning Batch Size under Memory Limited Setup), so that only the activations of one piece are in memory.
 
@@ -162,45 +159,32 @@ class Step:
             states.append(random_state(device))
             with self.autocast():
                 # A graph is made and dropped at once: without one, other kernels might draw other random numbers.
-                encoded.append(tuple(vector.detach() for vector in criterion.vectors(self.pair.model, piece)))
+                vectors = [vector.detach() for vector in criterion.vectors(self.pair.model, piece)]
+                encoded.append(tuple(vector.requires_grad_() for vector in vectors))
                 with torch.no_grad():
                     constants.append(criterion.constants(self.pair.model, piece))
-        vectors = [vector.requires_grad_() for vector in joined(encoded)]
         with self.autocast():
-            loss = criterion.compare((*vectors, *joined(constants)), planned)
+            loss = criterion.compare((*joined(encoded), *joined(constants)), planned)
         after = random_state(device)
-        objective = self._objective(loss, part, len(planned), tally)
-        _backward([(objective, None)])
-        # A vector without a gradient gets zeros, because DDP waits for every parameter behind it.
-        whole = [torch.zeros_like(vector) if vector.grad is None else vector.grad for vector in vectors]
-        rows = [[len(vector) for vector in of_pieces] for of_pieces in zip(*encoded, strict=True)]
-        pulls = [gradient.split(lengths) for gradient, lengths in zip(whole, rows, strict=True)]
+        _backward([(self._objective(loss, part, len(planned), results), None)])
         for number, piece in enumerate(pieces):
+            # A vector without a gradient gets zeros, because DDP waits for every parameter behind it.
+            pulls = [torch.zeros_like(each) if each.grad is None else each.grad for each in encoded[number]]
             restore_random_state(states[number], device)
-            end = last and number + 1 == len(pieces)
-            with self._averaging(end):
-                again, waiting = self.forward(piece, part, encode=True, last=end)
-                own = self._objective(again.loss, part, len(piece), tally)
-                by_vector = [(vector, pull[number]) for vector, pull in zip(again.vectors, pulls, strict=True)]
-                _backward([(own, None), *by_vector, (waiting, None)])
+            self._add(piece, part, results, last and number + 1 == len(pieces), pulls)
         restore_random_state(after, device)
 
-    def _averaging(self, now: bool) -> AbstractContextManager[Any]:
-        """Return a context that averages gradients over ranks only if ``now``, in the last backward pass of a step."""
-        if now or not isinstance(self._parallel, DistributedDataParallel):
-            return nullcontext()
-        return self._parallel.no_sync()
-
-    def _in_ddp(self) -> DistributedDataParallel:
+    def _in_ddp(self) -> DDP:
         model, criterion, device = self.pair.model, self.pair.criterion, self.world.device
         options: dict[str, Any] = {_SYNC_BUFFERS: False}  # buffers (queues) are equal on all ranks already
-        options["device_ids"] = [device] if device.type == "cuda" else None
-        # The last backward pass may leave trained parameters without a gradient.
-        idle = criterion.idle_parameters or model.idle_parameters or self.update.lora is not None
-        options["find_unused_parameters"] = idle
-        # Gradients are views of what is sent, so that they are in memory once and are not copied.
-        options["gradient_as_bucket_view"] = True
-        parallel = DistributedDataParallel(self.pair, **options)
+        parallel = DDP(
+            self.pair,
+            device_ids=[device] if device.type == "cuda" else None,
+            # The last backward pass may leave trained parameters without a gradient.
+            find_unused_parameters=criterion.idle_parameters or model.idle_parameters or self.update.lora is not None,
+            gradient_as_bucket_view=True,  # gradients are in memory once, and are not copied to be sent
+            **options,
+        )
         if self._compression == "bf16":
             # A function of its own: torch refuses the hook by name where there is no NCCL, and gloo can add bfloat16.
             parallel.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
-
 from xrep.config import RunConfig
+from xrep.training.device import type_on
 from xrep.training.distributed import World
 from xrep.training.freezing import Freezing
 from xrep.training.lora import LowRank
 from xrep.training.parameter_groups import parameter_groups
+from xrep.training.row_adamw import RowAdamW, read_rows_alone
 from xrep.training.sharding import sharded_optimizer
 from xrep.training.step import Pair
+from xrep.training.update import Update
 
 
-def what_trains(pair: Pair, run: RunConfig, world: World) -> tuple[Freezing, torch.optim.Optimizer, LowRank | None]:
-    """Return what is frozen, the optimizer of everything else, and the low-rank changes that it trains, if any.
+def what_trains(pair: Pair, run: RunConfig, world: World) -> tuple[Freezing, Update]:
+    """Return what is frozen, and what changes everything else by its gradients.
 
-    The changes join the criterion, with which they are saved, as they are not kept after training.
+    Low-rank changes join the criterion, with which they are saved, as they are not kept after training.
 
     Raises:
         UserError: an option names parameters that there are not, or nothing is left to train.
@@ -36,4 +37,8 @@ def what_trains(pair: Pair, run: RunConfig, world: World) -> tuple[Freezing, tor
     groups = parameter_groups(options, trained, [name for name, _ in pair.named_parameters()])
     make = partial(run.classes["optimizer"].build, options)
     sharded = run.configs["distributed"].shard == "optimizer" and world.size > 1
-    return freezing, sharded_optimizer(groups, make) if sharded else make(groups), lora
+    optimizer = sharded_optimizer(groups, make) if sharded else make(groups)
+    if isinstance(optimizer, RowAdamW) and world.size == 1 and world.device.type == "cpu":
+        read_rows_alone(pair)
+    dtype = type_on(world.device, config.precision)
+    return freezing, Update(optimizer, world, clip_norm=config.clip_norm, dtype=dtype, lora=lora)

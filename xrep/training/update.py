@@ -33,33 +33,18 @@ class Update:
         dtype: torch.dtype = torch.float32,
         lora: LowRank | None = None,
     ) -> None:
-        self.optimizer, self.world, self.lora = optimizer, world, lora
+        self.optimizer, self.world, self.dtype, self.lora = optimizer, world, dtype, lora
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=dtype == torch.float16)
         self._limit = clip_norm or math.inf
 
     @property
     def late(self) -> bool:
-        """Whether the results of a step are read while the device is at the next one.
-
-        The optimizer must leave the weights unchanged by itself then, if a number is not finite, as fused ones can.
-        """
+        """Whether the results of a step are read while the device is at the next one. The optimizer itself leaves the
+        weights unchanged then if a number is not finite, which fused ones can."""
         return self.world.device.type == "cuda" and bool(local_optimizer(self.optimizer).defaults.get("fused"))
 
-    def begin(self) -> None:
-        """Forget the gradient of the step before."""
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def scaled(self, objective: Tensor) -> Tensor:
-        """Return the part of the objective whose gradient is computed: DDP takes the mean of the ranks' gradients, and
-        the objective is their sum."""
-        return self.scaler.scale(objective * self.world.size)
-
-    def gradient(self) -> tuple[list[nn.Parameter], Tensor, Tensor | None]:
-        """Complete the gradient after the last backward pass.
-
-        Returns:
-            the parameters that have a gradient, the norms of these, and the factor of the loss in float16.
-        """
+    def complete(self, results: Results) -> None:
+        """Complete the gradient after the last backward pass, and send its results."""
         if self.lora is not None:
             self.lora.collect()
         self.scaler.unscale_(self.optimizer)
@@ -67,7 +52,7 @@ class Update:
         gradients = [_numbers_of(p) for p in used]
         norms = torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0, device=self.world.device)
         scale = self.scaler.scale(torch.ones((), device=norms.device)) if self.scaler.is_enabled() else None
-        return used, norms, scale
+        results.send(used, norms, scale)
 
     def __call__(self, results: Results, rate: float) -> bool:
         """Change the weights; return False if it is known already that a number is not finite.
@@ -75,11 +60,8 @@ class Update:
         Args:
             rate: learning rate of the parameters without a factor of their own.
         """
-        skipped = False
-        if not self.late:
-            if not results.numbers.finite:
-                return False
-            skipped = results.numbers.skipped
+        if not self.late and not results.numbers.finite:
+            return False
         self._clip(results)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
@@ -89,7 +71,7 @@ class Update:
                 local.found_inf = results.unusable  # pyright: ignore[reportAttributeAccessIssue]
                 self.optimizer.step()
                 del local.found_inf  # pyright: ignore[reportAttributeAccessIssue]
-            elif not skipped:
+            elif not results.numbers.skipped:
                 self.optimizer.step()
         self.scaler.update()
         return True
