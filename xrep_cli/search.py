@@ -140,8 +140,8 @@ class Query(kinds.Device):
     default)."""
     lang: kinds.Language | None = None
     """Language of the queries; needed if the encoder has a tower for each side."""
-    json: kinds.JsonFile | None = None
-    """Write the answers as JSON, an object per line, to this file; without a name, or with -, to standard output."""
+    json: bool = False
+    """Print the answers as JSON, an object per line."""
 
 
 def query(options: Query) -> None:
@@ -155,7 +155,7 @@ def query(options: Query) -> None:
     if not options.queries and sys.stdin.isatty():
         print("type one query per line; Ctrl-D ends", file=sys.stderr)
     answered, how = 0, {"probes": options.probes, "prompt_name": options.prompt_name}
-    with kinds.text_writer(options.json or "-") as write:
+    with kinds.text_writer("-") as write:
         for queries in [options.queries] if options.queries else read_chunks("/dev/stdin", MOST_QUERIES):
             found = index.search(queries, options.k, options.lang, **how)
             if not answered and not options.json and sys.stdout.isatty():
