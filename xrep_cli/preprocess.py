@@ -88,12 +88,11 @@ class Options(kinds.Summary):
             title="cleaning",
             description="lengths are in words; a Chinese, Japanese or Thai character counts as half a word",
             flags=FLAGS,
-            without=("deduplicate", "drop_identical"),
         ),
     ]
-    keep_duplicates: bool = False
+    deduplicate: Annotated[bool, kinds.Option(flag="--keep-duplicates")] = True
     """Keep repeated pairs."""
-    keep_identical: bool = False
+    drop_identical: Annotated[bool, kinds.Option(flag="--keep-identical")] = True
     """Keep pairs whose sides are equal."""
     processes: Annotated[Engine, replace(kinds.PROCESSES, without=("workers", "gpus_per_worker"))]
 
@@ -106,13 +105,8 @@ def run(options: Options) -> None:
         raise UserError("`destdir` is in an object store", path=options.destdir, cure="write to a folder and copy it")
     log = functools.partial(print, file=sys.stderr if options.json == "-" else sys.stdout, flush=True)
     paths = {"shared": options.tokenizer, "source": options.source_tokenizer, "target": options.target_tokenizer}
-    how = replace(
-        options.vocabulary,
-        tokenizers={side: _tokenizer_path(side, path) for side, path in paths.items() if path},
-        cleaning=replace(
-            options.cleaning, deduplicate=not options.keep_duplicates, drop_identical=not options.keep_identical
-        ),
-    )
+    tokenizers = {side: _tokenizer_path(side, path) for side, path in paths.items() if path}
+    how = replace(options.vocabulary, tokenizers=tokenizers, cleaning=options.cleaning)
     workers = options.workers or default_workers()
     try:
         report = preprocess(splits, options.destdir, how, log, workers=workers, engine=engine)
