@@ -8,10 +8,10 @@ import sys
 from dataclasses import dataclass, field, make_dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from xrep.config.fields import CountOrZero, docstring, read_fields
+from xrep.config.fields import CountOrZero, docstring, fields_of_class
 from xrep.errors import UserError
 from xrep.files import check_output, write_json
-from xrep.registry import EVALUATIONS
+from xrep.registry import EVALUATIONS, load_target
 from xrep_cli import kinds
 from xrep_cli.command import Command
 
@@ -75,11 +75,10 @@ class Test(Command):
 
     @functools.cached_property
     def fields(self) -> list[Any]:
-        own = f"{self.target}.Config"
-        of_encoder = any(spec.name == "cache" for spec in read_fields("", own))
-        own_fields = ("path", PATH, field(default_factory=list)), ("config", Annotated[Any, kinds.Part(target=own)])
-        bases = (EncoderOptions if of_encoder else Options,)
-        self.options = make_dataclass("TestOptions", own_fields, bases=bases, kw_only=True)
+        config = load_target(f"{self.target}.Config")
+        base = EncoderOptions if any(spec.name == "cache" for spec in fields_of_class("", config)) else Options
+        own_fields = ("path", PATH, field(default_factory=list)), ("config", Annotated[config, kinds.Part()])
+        self.options = make_dataclass("TestOptions", own_fields, bases=(base,), kw_only=True)
         return super().fields
 
 

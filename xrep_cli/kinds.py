@@ -42,7 +42,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Options that are fields of another dataclass, of which the command gets an instance.
+    """Options that are fields of another dataclass, the type of this field, of which the command gets an instance.
 
     A field that the command has itself is no second option: it gets the command's value.
     """
@@ -50,8 +50,6 @@ class Part:
     title: str = ""
     """Heading of their own group in the help."""
     description: str | None = None
-    target: str = ""
-    """``module:Class`` of the dataclass, if importing it takes long; the type of the field is then ``Any``."""
     flags: Mapping[str, str] = field(default_factory=dict)
     """Names of options that are not those of their fields."""
     without: Sequence[str] = ()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from xrep.errors import UserError
+from xrep.inference.options import MiningOptions, NegativeOptions
 from xrep.text.readers import orient, parse_bitext
 from xrep_cli import kinds
 from xrep_cli.command import Command
@@ -57,7 +58,7 @@ class Mining(kinds.Computing, kinds.Batches, kinds.Summary):
     """The vectors of the target."""
     output: PairsFile
     """The file to write the pairs to; - is standard output."""
-    mining: Annotated[Any, kinds.Part(target="xrep.inference.mining:MiningOptions")]
+    mining: MiningOptions
     processes: kinds.Jobs
 
 
@@ -112,7 +113,7 @@ class Negatives(kinds.Computing, kinds.Batches, kinds.Summary):
     """Further sentences of the language of the targets."""
     output: PairsFile
     """The file to write to; - is standard output."""
-    mining: Annotated[Any, kinds.Part(target="xrep.inference.hard_negatives:NegativeOptions")]
+    mining: NegativeOptions
     processes: kinds.Jobs
 
 
