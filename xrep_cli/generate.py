@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections import Counter
@@ -12,8 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from xrep.config.fields import Count
-from xrep.errors import ConfigError, UserError
+from xrep.errors import UserError
 from xrep.inference.generation.options import SearchOptions
+from xrep.inference.options import check_options
 from xrep.progress import ProgressLine
 from xrep_cli import kinds
 from xrep_cli.command import Command
@@ -74,8 +74,7 @@ def run(options: Options) -> None:
     from xrep.text.languages import canonical
     from xrep.text.readers import read_text
 
-    if problems := options.search.problems():
-        raise ConfigError([re.sub(r"^\w+", r"`\g<0>`", problem) for problem in problems])
+    check_options(options.search)
     if options.json and not options.reference:
         raise UserError("`json` without scores to write", cure="give `reference` FILE")
     kinds.check_text([options.input], options.source_lang, allow_empty=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from xrep.config.fields import Count
 from xrep.errors import UserError
-from xrep.files import check_output, is_stream, json_text, same_file, write_aside, write_json
+from xrep.files import check_output, is_stream, json_text, same_file, write_aside
 from xrep.interrupts import saving_nothing
 from xrep.jobs.work import Engine, number_from, share_of
 from xrep.precision import Precision
@@ -195,12 +195,11 @@ def text_writer(output: str) -> Iterator[Callable[[str], object]]:
 
 def write_summary(values: Any, file: str | None) -> None:
     """Write what ``--json`` asks for: a file, or ``-`` for standard output; None writes nothing."""
-    if file == "-":
-        print(json_text(values), end="")
-    elif file is not None and not is_local(file):
+    if file is not None and not is_local(file):
         addresses.write(file, json_text(values).encode())
     elif file is not None:
-        write_json(file, values)
+        with text_writer(file) as write:
+            write(json_text(values))
 
 
 SHARE_DONE = "nothing is left to do here: another process of this job writes the output, or has written it"

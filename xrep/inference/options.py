@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from xrep.config.fields import Count, CountOrZero, Positive, problems_of
-from xrep.errors import UserError
+from xrep.errors import ConfigError, UserError
 from xrep.nn.pooling import Pooling
 from xrep.retrieval.margins import Margin, Retrieval
 
@@ -19,10 +20,9 @@ Score = Annotated[float, "[-1e9, 1e9]"]
 
 
 def check_options(options: Any) -> None:
-    """Raise a UserError if an option has a value that it cannot have."""
-    for problem in problems_of(options):
-        name, _, rest = problem.partition(" ")
-        raise UserError(f"`{name}` {rest}")
+    """Raise a ConfigError that names the options which have values that they cannot have."""
+    if problems := problems_of(options):
+        raise ConfigError([re.sub(r"^\w+", r"`\g<0>`", problem) for problem in problems])
 
 
 @dataclass(frozen=True, kw_only=True)
