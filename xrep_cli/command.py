@@ -106,9 +106,9 @@ class Parser(argparse.ArgumentParser):
         return [name for action in self._actions for name in action.option_strings]
 
 
-def command_parser(program: str, description: str, epilog: str | None = None) -> Parser:
+def command_parser(program: str, description: str) -> Parser:
     """Return a parser for a console script, which prints its help as ``HelpFormatter`` does and knows ``--version``."""
-    parser = Parser(program, None, description, epilog, formatter_class=HelpFormatter)
+    parser = Parser(program, description=description, formatter_class=HelpFormatter)
     parser.add_argument("--version", action="version", version=VERSION, help="print the version of xrep and stop")
     return parser
 
@@ -176,11 +176,9 @@ class Command:
         name: str,
         options: type,
         run: Callable[[Any], None] | None = None,
-        *,
-        epilog: str | None = None,
         below: Callable[[], Mapping[str, Command]] = dict,
     ) -> None:
-        self.name, self.options, self.run, self.epilog, self.below = name, options, run, epilog, below
+        self.name, self.options, self.run, self.below = name, options, run, below
         self.description = cleandoc(options.__doc__ or "")
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
@@ -206,7 +204,7 @@ class Command:
 
     def parser(self, chosen: str | None = None) -> Parser:
         """Return the parser with the options of all subcommands or, because some are slow to read, of one."""
-        parser = command_parser(self.name, self.description, self.epilog)
+        parser = command_parser(self.name, self.description)
         self._add_options(parser)
         if commands := self.below():
             below = parser.add_subparsers(dest="command", required=self.run is None, metavar="COMMAND")

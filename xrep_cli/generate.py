@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from xrep.inference.generation.hypotheses import Hypothesis
     from xrep.inference.generation.translator import Translator
 
-EPILOG = """\
---jsonl writes an object per line: {"line": 1, "source": ..., "translations": [{"text", "score", "tokens",
-"token_scores"}]}, where "tokens" is their number and "token_scores" has the log-probability of each token and of the
-end of the sentence. The score is the sum of these, divided by length^lenpen (gnmt: ((5 + length) / 6)^lenpen), where
-the length includes the end of the sentence.
-
-Without --source-lang, you can also try a source language on which the model was not trained."""
 FLAGS = {"length_penalty": "--lenpen", "length_penalty_form": "--lenpen-form", "top_k": "--sampling-topk",
          "top_p": "--sampling-topp"}  # fmt: skip
 
@@ -46,7 +39,12 @@ class Options(kinds.Computing, kinds.Summary):
 
     The text may have any number of lines; memory does not grow with it. The order of lines is kept, and an empty line
     stays empty. Lines from a pipe are translated as they arrive. An output file is written only if all lines were
-    translated."""
+    translated. Without --source-lang, you can also try a source language on which the model was not trained.
+
+    --jsonl writes an object per line: {"line": 1, "source": ..., "translations": [{"text", "score", "tokens",
+    "token_scores"}]}, where "tokens" is their number and "token_scores" has the log-probability of each token and of
+    the end of the sentence. The score is the sum of these, divided by length^lenpen (gnmt: ((5 + length) / 6)^lenpen),
+    where the length includes the end of the sentence."""
 
     path: Annotated[str, kinds.Option(metavar="CHECKPOINT")]
     """A translation model: RUN/best."""
@@ -62,7 +60,7 @@ class Options(kinds.Computing, kinds.Summary):
     buffer_lines: Count = 4096
     """Number of lines read and sorted by length at once."""
     jsonl: bool = False
-    """Write JSON lines, described below."""
+    """Write JSON lines, described above."""
     reference: kinds.InputFiles = field(default_factory=list)
     """Reference translations: print BLEU, chrF and BLEU of multi-bleu.perl (which does not tokenise: give it tokenised
     text)."""
@@ -167,7 +165,7 @@ def _score(options: Options, best: list[str], references: list[list[str]]) -> di
     return {"lines": len(best), **values, "multi-bleu.perl": {"score": moses.score, "text": str(moses)}}
 
 
-main = Command("xrep-generate", Options, run, epilog=EPILOG)
+main = Command("xrep-generate", Options, run)
 
 if __name__ == "__main__":
     sys.exit(main())

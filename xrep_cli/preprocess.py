@@ -20,10 +20,6 @@ from xrep.text.readers import parse_bitext
 from xrep_cli import kinds
 from xrep_cli.command import Command
 
-EPILOG = """\
-At the end, a table says how many pairs each cleaning rule dropped. Nothing is written to --destdir if a step fails. If
-the command is interrupted, repeat it: it goes on with the text that it has cleaned and the vocabulary that it has
-trained."""
 FLAGS = {"minimum_length": "--min-length", "maximum_length": "--max-length",
          "maximum_length_ratio": "--max-length-ratio"}  # fmt: skip
 Pairs = Annotated[list[str], kinds.Option(metavar="PAIR=FILES", nargs=1, reads=kinds.bitext_files)]
@@ -51,7 +47,11 @@ class Options(kinds.Summary):
       de-en=x.zip          an archive with one of these, or with two files as OPUS and WMT have them (x.de and x.en)
       de-en=x.tsv@5000     at most 5000 of its pairs, drawn at random (only training text)
     Every file is UTF-8, optionally compressed with gzip, bzip2, xz or zstd. Codes may have two or three letters
-    (deu-eng is de-en)."""
+    (deu-eng is de-en).
+
+    At the end, a table says how many pairs each cleaning rule dropped. Nothing is written to --destdir if a step fails.
+    If the command is interrupted, repeat it: it goes on with the text that it has cleaned and the vocabulary that it
+    has trained."""
 
     bitext: Pairs = field(default_factory=list)
     """Training text (repeatable)."""
@@ -147,7 +147,7 @@ def _summary(report: PreprocessReport) -> str:
     return "\n".join(lines)
 
 
-main = Command("xrep-preprocess", Options, run, epilog=EPILOG)
+main = Command("xrep-preprocess", Options, run)
 
 if __name__ == "__main__":
     sys.exit(main())
