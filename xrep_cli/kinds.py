@@ -193,13 +193,16 @@ def text_writer(output: str) -> Iterator[Callable[[str], object]]:
             yield lambda text: (file.write(text.encode()), file.flush())
 
 
-def write_summary(values: Any, file: str | None) -> None:
-    """Write what ``--json`` asks for: a file, or ``-`` for standard output; None writes nothing."""
+def write_summary(values: Any, file: str | None, said: str = "") -> None:
+    """Write what ``--json`` asks for: a file, or ``-`` for standard output; None writes nothing. What is ``said`` is
+    printed, unless the JSON is there."""
     if file is not None and not is_local(file):
         addresses.write(file, json_text(values).encode())
     elif file is not None:
         with text_writer(file) as write:
             write(json_text(values))
+    if said and file != "-":
+        print(said)
 
 
 SHARE_DONE = "nothing is left to do here: another process of this job writes the output, or has written it"

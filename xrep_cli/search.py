@@ -103,11 +103,10 @@ def _tell(index: Any, directory: str, json: str | None) -> None:
     parts, size, directory = index.manifest["parts"], sum(file["bytes"] for file in _files(index)), str(Path(directory))
     files_apart = [{name: value for name, value in part.items() if name != "files"} for part in parts]
     facts = index.manifest | {"rows": len(index), "bytes": size, "parts": files_apart}
-    kinds.write_summary({"path": directory, **facts}, json)
     lines, among = sum(part["lines"] for part in parts), f" in {len(parts)} parts" if len(parts) > 1 else ""
     shown = " and ".join(dict.fromkeys(part["index"] for part in parts)).replace("flat", "exact search")
-    if json != "-":
-        print(f"{len(index):,} sentences of {lines:,} lines{among}, {shown}, {size / 1e6:,.1f} MB: {directory}")
+    said = f"{len(index):,} sentences of {lines:,} lines{among}, {shown}, {size / 1e6:,.1f} MB: {directory}"
+    kinds.write_summary({"path": directory, **facts}, json, said)
 
 
 def _files(index: Any) -> list[dict[str, Any]]:
@@ -194,10 +193,9 @@ def check(options: Check) -> None:
     queries, files = min(100, len(index)), _files(index)
     recall, size = index.check(k, queries), sum(file["bytes"] for file in files)
     facts = {"files": len(files), "bytes": size, "k": k, "queries": queries, "recall": recall}
-    kinds.write_summary({"path": options.index, **facts}, options.json)
-    if options.json != "-":
-        whole = f"all {len(files)} files ({size / 1e6:,.1f} MB) are as they were written"
-        print(f"{whole}; recall@{k} of {queries} queries {recall:.3f}: {options.index}")
+    whole = f"all {len(files)} files ({size / 1e6:,.1f} MB) are as they were written"
+    said = f"{whole}; recall@{k} of {queries} queries {recall:.3f}: {options.index}"
+    kinds.write_summary({"path": options.index, **facts}, options.json, said)
 
 
 VERBS = {"build": (Build, build), "add": (Add, add), "query": (Query, query), "check": (Check, check)}
