@@ -130,10 +130,9 @@ def parser_of(name: str, *arguments: str) -> argparse.ArgumentParser:
 
 
 def body(parser: argparse.ArgumentParser) -> str:
-    """Return description, options and epilog of a parser."""
+    """Return description and options of a parser."""
     texts = [f"```text\n{parser.description.strip()}\n```\n"] if parser.description else []
     texts += [section(parser, group) for group in parser._action_groups]
-    texts += [f"```text\n{parser.epilog.strip()}\n```\n"] if parser.epilog else []
     return "\n".join(filter(None, texts))
 
 

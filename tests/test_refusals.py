@@ -245,7 +245,7 @@ eval tatoeba ... --plot plot.banana          | a plot is one of .png,
 eval tatoeba ... --json absent/t.json        | absent: no such folder
 eval tatoeba ... --json tat/tatoeba.deu-eng.deu | --json is the same file as --data
 eval tatoeba ... --cache de.txt              | de.txt: is a file already
-eval tatoeba ... --random-baseline -1        | --random-baseline -1; give a number of seeds
+eval tatoeba ... --random-baseline -1        | --random-baseline: must be at least 0, not -1
 eval alignment ... --random-baseline --every-checkpoint | --every-checkpoint with --random-baseline; measure one
 eval translation ... --data mt.{lang} --langs de | enc: a sentence encoder, not a translation model
 eval language-bias ... --data mt.{lang} --sentences 1 | fewer than 2 sentences

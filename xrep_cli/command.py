@@ -16,9 +16,9 @@ from inspect import cleandoc
 from typing import Any, NoReturn
 
 from xrep import __version__
-from xrep.config.fields import FieldSpec, choices, convert, fields_of_class, members, read_fields
+from xrep.config.fields import FieldSpec, choices, convert, fields_of_class, members
 from xrep.errors import TrainingError, UserError
-from xrep.registry import import_plugin, load_target, nearest
+from xrep.registry import import_plugin, nearest
 from xrep_cli import kinds
 from xrep_cli.kinds import Option, Part
 
@@ -106,9 +106,9 @@ class Parser(argparse.ArgumentParser):
         return [name for action in self._actions for name in action.option_strings]
 
 
-def command_parser(program: str, description: str, epilog: str | None = None) -> Parser:
+def command_parser(program: str, description: str) -> Parser:
     """Return a parser for a console script, which prints its help as ``HelpFormatter`` does and knows ``--version``."""
-    parser = Parser(program, None, description, epilog, formatter_class=HelpFormatter)
+    parser = Parser(program, description=description, formatter_class=HelpFormatter)
     parser.add_argument("--version", action="version", version=VERSION, help="print the version of xrep and stop")
     return parser
 
@@ -146,19 +146,14 @@ def _convert(text: str, annotation: Any) -> Any:
 
 def _how(hint: Any) -> Option | Part:
     """Return what a type says of how its field is written."""
-    for member in (hint, *typing.get_args(hint)):
-        for found in getattr(member, "__metadata__", ()):
-            if isinstance(found, Option):
-                return found
-            if isinstance(found, Part):
-                cls = member.__origin__
-                return found if found.target else dataclasses.replace(found, target=f"{cls.__module__}:{cls.__name__}")
-    return Option()
+    said = (found for member in (hint, *typing.get_args(hint)) for found in getattr(member, "__metadata__", ()))
+    default = Part() if dataclasses.is_dataclass(hint) else Option()
+    return next((found for found in said if isinstance(found, Option | Part)), default)
 
 
-def _own_first(specs: Sequence[FieldSpec]) -> list[FieldSpec]:
+def _own_first(cls: type) -> list[FieldSpec]:
     """Return the fields of a class before those of its bases, which are the order of the help."""
-    return sorted(specs, key=lambda spec: -len(spec.owner.__mro__))
+    return sorted(fields_of_class("", cls), key=lambda spec: -len(spec.owner.__mro__))
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -181,11 +176,9 @@ class Command:
         name: str,
         options: type,
         run: Callable[[Any], None] | None = None,
-        *,
-        epilog: str | None = None,
         below: Callable[[], Mapping[str, Command]] = dict,
     ) -> None:
-        self.name, self.options, self.run, self.epilog, self.below = name, options, run, epilog, below
+        self.name, self.options, self.run, self.below = name, options, run, below
         self.description = cleandoc(options.__doc__ or "")
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
@@ -207,11 +200,11 @@ class Command:
     @functools.cached_property
     def fields(self) -> list[tuple[FieldSpec, Option | Part]]:
         """The fields of the options, and how they are written."""
-        return [(spec, _how(spec.annotation)) for spec in _own_first(fields_of_class("", self.options))]
+        return [(spec, _how(spec.annotation)) for spec in _own_first(self.options)]
 
     def parser(self, chosen: str | None = None) -> Parser:
         """Return the parser with the options of all subcommands or, because some are slow to read, of one."""
-        parser = command_parser(self.name, self.description, self.epilog)
+        parser = command_parser(self.name, self.description)
         self._add_options(parser)
         if commands := self.below():
             below = parser.add_subparsers(dest="command", required=self.run is None, metavar="COMMAND")
@@ -230,7 +223,7 @@ class Command:
                 add_option(parser, spec, how)
                 continue
             group = parser.add_argument_group(how.title, how.description) if how.title else parser
-            options = _own_first(read_fields("", how.target))
+            options = _own_first(members(spec.annotation)[0])
             for option in sorted(options, key=lambda option: option.default is not dataclasses.MISSING):
                 if option.name not in own | {*how.without}:
                     add_option(group, option, Option(flag=how.flags.get(option.name, "")))
@@ -259,7 +252,7 @@ class Command:
         inputs, outputs = dict[str, list[str]](), dict[str, str]()
         for spec, how in self.fields:
             if isinstance(how, Part):
-                cls = load_target(how.target)
+                cls = members(spec.annotation)[0]
                 names = {each.name for each in dataclasses.fields(cls)} - {*how.without}
                 own[spec.name] = cls(**{name: value for name, value in (values | own).items() if name in names})
             elif how.reads and (value := own[spec.name]) is not None:

@@ -32,13 +32,11 @@ class List(kinds.Summary):
 
 
 def list_(options: List) -> None:
-    kinds.write_summary([asdict(resource) for resource in RESOURCES], options.json)
     sections = []
     for kind, heading in HEADINGS.items():
         sections.append(f"{heading}\n{len(heading) * '='}")
         sections += [_describe(resource) for resource in RESOURCES if resource.kind == kind]
-    if options.json != "-":
-        print("\n\n".join(sections))
+    kinds.write_summary([asdict(resource) for resource in RESOURCES], options.json, "\n\n".join(sections))
 
 
 @dataclass(kw_only=True)

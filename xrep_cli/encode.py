@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from xrep.errors import UserError
 from xrep.files import check_output
@@ -58,32 +58,23 @@ class Options(kinds.Computing, kinds.Batches, kinds.Summary):
 
 
 def run(options: Options) -> None:
-    from xrep.inference.encoding import encode_file
+    from xrep.inference.encoding import Encoded, encode_file
     from xrep.inference.sentence_encoder import SentenceEncoder
 
     sources = matching(options.input)
     kinds.check_text(sources, options.lang)
     encoder = SentenceEncoder.load(options.path, device=options.device, dtype=options.precision)
-    with kinds.output_file(options.output, options.processes) as path:
-        done = encode_file(
-            encoder,
-            sources,
-            path,
-            lang=options.lang,
-            dtype=options.dtype,
-            batch_tokens=options.batch_tokens,
-            normalize=options.normalize,
-            parts=is_folder(options.output),
-            engine=options.processes,
-        )
-    if done is None:
-        print(kinds.SHARE_DONE, file=sys.stderr)
-        return
-    resumed = f", {done.resumed:,} of them before" if done.resumed else ""
-    empty = f"; {done.empty_lines:,} lines were empty" if done.empty_lines else ""
-    speed = (done.lines - done.resumed) / max(done.seconds, 1e-9)
-    said = f"{done.lines:,} lines{resumed}, {speed:,.0f} a second, [{done.lines}, {done.size}] {options.dtype}{empty}"
-    kinds.tell(said, options.output, done.path, asdict(done), options.json)
+    how: dict[str, Any] = {name: getattr(options, name) for name in ("lang", "dtype", "batch_tokens", "normalize")}
+    how |= {"parts": is_folder(options.output), "engine": options.processes}
+
+    def said(done: Encoded) -> str:
+        resumed = f", {done.resumed:,} of them before" if done.resumed else ""
+        empty = f"; {done.empty_lines:,} lines were empty" if done.empty_lines else ""
+        speed = (done.lines - done.resumed) / max(done.seconds, 1e-9)
+        lines = f"{done.lines:,} lines{resumed}, {speed:,.0f} a second"
+        return f"{lines}, [{done.lines}, {done.size}] {options.dtype}{empty}"
+
+    kinds.write_output(options, lambda path: encode_file(encoder, sources, path, **how), said)
 
 
 main = Command("xrep-encode", Options, run)

@@ -6,13 +6,12 @@ import functools
 import math
 import sys
 from dataclasses import dataclass, field, make_dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from xrep.config.fields import docstring, read_fields
+from xrep.config.fields import CountOrZero, docstring, fields_of_class
 from xrep.errors import UserError
 from xrep.files import check_output, write_json
-from xrep.registry import EVALUATIONS
+from xrep.registry import EVALUATIONS, load_target
 from xrep_cli import kinds
 from xrep_cli.command import Command
 
@@ -61,7 +60,7 @@ class Options(kinds.Plugins):
 
 @dataclass(kw_only=True)
 class EncoderOptions(Options):
-    random_baseline: Annotated[int, SEEDS] = 0
+    random_baseline: Annotated[CountOrZero, SEEDS] = 0
     """Measure the architecture of the model with random weights, too, drawn by each of this number of seeds (3 if none
     is named), and print their mean and standard deviation. A classifier that was trained stays as it is."""
 
@@ -76,11 +75,10 @@ class Test(Command):
 
     @functools.cached_property
     def fields(self) -> list[Any]:
-        own = f"{self.target}.Config"
-        of_encoder = any(spec.name == "cache" for spec in read_fields("", own))
-        own_fields = ("path", PATH, field(default_factory=list)), ("config", Annotated[Any, kinds.Part(target=own)])
-        bases = (EncoderOptions if of_encoder else Options,)
-        self.options = make_dataclass("TestOptions", own_fields, bases=bases, kw_only=True)
+        config = load_target(f"{self.target}.Config")
+        base = EncoderOptions if any(spec.name == "cache" for spec in fields_of_class("", config)) else Options
+        own_fields = ("path", PATH, field(default_factory=list)), ("config", Annotated[config, kinds.Part()])
+        self.options = make_dataclass("TestOptions", own_fields, bases=(base,), kw_only=True)
         return super().fields
 
 
@@ -108,8 +106,6 @@ def run(name: str, options: Any) -> None:
 def _check(options: Any, config: Any, seeds: int) -> dict[str, str | None]:
     """Check options before the data is read, and return the files to write. Raises UserError if options do not go
     together, or matplotlib is missing."""
-    if seeds < 0:
-        raise UserError(f"`random_baseline` {seeds}", cure="give a number of seeds, such as 3")
     if seeds and getattr(config, "every_checkpoint", False):
         raise UserError("`every_checkpoint` with `random_baseline`", cure="measure one of them at a time")
     of_one = {f"`{name}`": getattr(config, name, None) for name in ("plot", "save_translations")}
@@ -118,18 +114,13 @@ def _check(options: Any, config: Any, seeds: int) -> dict[str, str | None]:
     for option, file in of_one.items():
         if file is not None and several:
             raise UserError(f"{option} with {several}", cure="measure one model, and one width, for it")
-        if file is not None:
-            check_output(file)
     if getattr(config, "cache", None) is not None:
         check_output(config.cache, folder=True)
     if (plot := getattr(config, "plot", None)) is not None:
-        from xrep.evaluation.plots import KINDS, check_matplotlib
+        from xrep.evaluation.plots import Picture
 
-        if Path(plot).suffix.lower() not in KINDS:
-            raise UserError(
-                f"a plot is one of {', '.join(KINDS)}", path=plot, cure="give a name that ends with one of them"
-            )
-        check_matplotlib()
+        check_output(plot)
+        Picture(plot)  # of a kind that can be drawn
     return {**of_one, "`json`": options.json, "`list_sentences`": getattr(config, "list_sentences", None)}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
+from xrep.inference.options import ExportOptions
 from xrep_cli import kinds
 from xrep_cli.command import Command
 
@@ -60,7 +61,7 @@ class Options(kinds.Plugins):
     """A checkpoint such as run1/best, or a pretrained directory; with --average the directory of a run."""
     output: Annotated[str, kinds.Option(metavar="DIR")]
     """A new directory."""
-    export: Annotated[Any, kinds.Part(target="xrep.inference.export:ExportOptions")]
+    export: ExportOptions
 
 
 def run(options: Options) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections import Counter
@@ -12,8 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from xrep.config.fields import Count
-from xrep.errors import ConfigError, UserError
+from xrep.errors import UserError
 from xrep.inference.generation.options import SearchOptions
+from xrep.inference.options import check_options
 from xrep.progress import ProgressLine
 from xrep_cli import kinds
 from xrep_cli.command import Command
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from xrep.inference.generation.hypotheses import Hypothesis
     from xrep.inference.generation.translator import Translator
 
-EPILOG = """\
---jsonl writes an object per line: {"line": 1, "source": ..., "translations": [{"text", "score", "tokens",
-"token_scores"}]}, where "tokens" is their number and "token_scores" has the log-probability of each token and of the
-end of the sentence. The score is the sum of these, divided by length^lenpen (gnmt: ((5 + length) / 6)^lenpen), where
-the length includes the end of the sentence.
-
-Without --source-lang, you can also try a source language on which the model was not trained."""
 FLAGS = {"length_penalty": "--lenpen", "length_penalty_form": "--lenpen-form", "top_k": "--sampling-topk",
          "top_p": "--sampling-topp"}  # fmt: skip
 
@@ -46,7 +39,12 @@ class Options(kinds.Computing, kinds.Summary):
 
     The text may have any number of lines; memory does not grow with it. The order of lines is kept, and an empty line
     stays empty. Lines from a pipe are translated as they arrive. An output file is written only if all lines were
-    translated."""
+    translated. Without --source-lang, you can also try a source language on which the model was not trained.
+
+    --jsonl writes an object per line: {"line": 1, "source": ..., "translations": [{"text", "score", "tokens",
+    "token_scores"}]}, where "tokens" is their number and "token_scores" has the log-probability of each token and of
+    the end of the sentence. The score is the sum of these, divided by length^lenpen (gnmt: ((5 + length) / 6)^lenpen),
+    where the length includes the end of the sentence."""
 
     path: Annotated[str, kinds.Option(metavar="CHECKPOINT")]
     """A translation model: RUN/best."""
@@ -62,7 +60,7 @@ class Options(kinds.Computing, kinds.Summary):
     buffer_lines: Count = 4096
     """Number of lines read and sorted by length at once."""
     jsonl: bool = False
-    """Write JSON lines, described below."""
+    """Write JSON lines, described above."""
     reference: kinds.InputFiles = field(default_factory=list)
     """Reference translations: print BLEU, chrF and BLEU of multi-bleu.perl (which does not tokenise: give it tokenised
     text)."""
@@ -74,8 +72,7 @@ def run(options: Options) -> None:
     from xrep.text.languages import canonical
     from xrep.text.readers import read_text
 
-    if problems := options.search.problems():
-        raise ConfigError([re.sub(r"^\w+", r"`\g<0>`", problem) for problem in problems])
+    check_options(options.search)
     if options.json and not options.reference:
         raise UserError("`json` without scores to write", cure="give `reference` FILE")
     kinds.check_text([options.input], options.source_lang, allow_empty=True)
@@ -168,7 +165,7 @@ def _score(options: Options, best: list[str], references: list[list[str]]) -> di
     return {"lines": len(best), **values, "multi-bleu.perl": {"score": moses.score, "text": str(moses)}}
 
 
-main = Command("xrep-generate", Options, run, epilog=EPILOG)
+main = Command("xrep-generate", Options, run)
 
 if __name__ == "__main__":
     sys.exit(main())

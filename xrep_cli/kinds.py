@@ -6,12 +6,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 from xrep.config.fields import Count
 from xrep.errors import UserError
-from xrep.files import check_output, is_stream, json_text, write_aside, write_json
+from xrep.files import check_output, is_stream, json_text, write_aside
 from xrep.interrupts import saving_nothing
 from xrep.jobs.work import Engine, number_from, share_of
 from xrep.precision import Precision
@@ -42,7 +42,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Options that are fields of another dataclass, of which the command gets an instance.
+    """Options that are fields of another dataclass, the type of this field, of which the command gets an instance.
 
     A field that the command has itself is no second option: it gets the command's value.
     """
@@ -50,8 +50,6 @@ class Part:
     title: str = ""
     """Heading of their own group in the help."""
     description: str | None = None
-    target: str = ""
-    """``module:Class`` of the dataclass, if importing it takes long; the type of the field is then ``Any``."""
     flags: Mapping[str, str] = field(default_factory=dict)
     """Names of options that are not those of their fields."""
     without: Sequence[str] = ()
@@ -185,20 +183,6 @@ def is_streamed(output: str) -> bool:
 
 
 @contextmanager
-def output_file(named: str, engine: Engine | None = None) -> Iterator[str]:
-    """Context manager that yields the path to write to: the file itself or, for ``-``, a device or a pipe, a temporary
-    one that is copied there if the block succeeds. After Ctrl-C nothing of that is left, and the message says so.
-    Raises UserError if several processes of an engine would write one stream."""
-    if not is_streamed(named):
-        yield named
-        return
-    if engine is not None and share_of(engine).count > 1:
-        raise UserError(f"several processes cannot write one stream: {named}", cure="name a file as `output`")
-    with write_aside("/dev/stdout" if named == "-" else named) as aside, saving_nothing():
-        yield str(aside)
-
-
-@contextmanager
 def text_writer(output: str) -> Iterator[Callable[[str], object]]:
     """Context manager that yields a function to write text with: into a file, which appears if the block succeeds, or
     at once to standard output, a device or a pipe; in UTF-8, whatever the locale says."""
@@ -209,24 +193,42 @@ def text_writer(output: str) -> Iterator[Callable[[str], object]]:
             yield lambda text: (file.write(text.encode()), file.flush())
 
 
-def write_summary(values: Any, file: str | None) -> None:
-    """Write what ``--json`` asks for: a file, or ``-`` for standard output; None writes nothing."""
-    if file == "-":
-        print(json_text(values), end="")
-    elif file is not None and not is_local(file):
+def write_summary(values: Any, file: str | None, said: str = "") -> None:
+    """Write what ``--json`` asks for: a file, or ``-`` for standard output; None writes nothing. What is ``said`` is
+    printed, unless the JSON is there."""
+    if file is not None and not is_local(file):
         addresses.write(file, json_text(values).encode())
     elif file is not None:
-        write_json(file, values)
+        with text_writer(file) as write:
+            write(json_text(values))
+    if said and file != "-":
+        print(said)
 
 
 SHARE_DONE = "nothing is left to do here: another process of this job writes the output, or has written it"
 """What a command says that shared its work with others, which complete it."""
 
 
-def tell(said: str, output: str, path: object, summary: Mapping[str, Any], json: str | None) -> None:
-    """Print a line about the output that was written, with its ``path``, and write its summary as ``--json`` says. What
-    may be mixed with the output or the summary on standard output is printed on stderr, or not at all."""
-    streamed = is_streamed(output)
-    write_summary({**summary, "path": output if streamed else path}, json)
-    if json != "-":
-        print(said if streamed else f"{said}: {path}", file=sys.stderr if streamed else sys.stdout)
+def write_output(options: Any, write: Callable[[str], Any], said: Callable[[Any], str]) -> None:
+    """Do a job that writes ``options.output``, tell of its result, and write that as ``options.json`` says.
+
+    ``write(path)`` gets the file itself or, for ``-``, a device or a pipe, a temporary one that is copied there at the
+    end; after Ctrl-C nothing of that is left, and the message says so. It returns a dataclass with the path, or None if
+    another process completes the job. What may be mixed with the output or the summary on standard output is printed on
+    stderr, or not at all. Raises UserError if several processes would write one stream.
+    """
+    output, streamed = options.output, is_streamed(options.output)
+    if streamed and share_of(options.processes).count > 1:
+        raise UserError(f"several processes cannot write one stream: {output}", cure="name a file as `output`")
+    if streamed:
+        with write_aside("/dev/stdout" if output == "-" else output) as aside, saving_nothing():
+            done = write(str(aside))
+    else:
+        done = write(output)
+    if done is None:
+        print(SHARE_DONE, file=sys.stderr)
+        return
+    path = output if streamed else done.path
+    write_summary({**asdict(done), "path": path}, options.json)
+    if options.json != "-":
+        print(said(done) if streamed else f"{said(done)}: {path}", file=sys.stderr if streamed else sys.stdout)

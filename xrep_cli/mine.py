@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from xrep.errors import UserError
+from xrep.inference.options import MiningOptions, NegativeOptions
 from xrep.text.readers import orient, parse_bitext
 from xrep_cli import kinds
 from xrep_cli.command import Command
@@ -57,12 +58,12 @@ class Mining(kinds.Computing, kinds.Batches, kinds.Summary):
     """The vectors of the target."""
     output: PairsFile
     """The file to write the pairs to; - is standard output."""
-    mining: Annotated[Any, kinds.Part(target="xrep.inference.mining:MiningOptions")]
+    mining: MiningOptions
     processes: kinds.Jobs
 
 
 def mine(options: Mining) -> None:
-    from xrep.inference.mining import Text, mine
+    from xrep.inference.mining import Mined, Text, mine
 
     if options.source == options.target == "-":
         raise UserError("both texts are standard input", cure="name a file for one of them")
@@ -75,15 +76,13 @@ def mine(options: Mining) -> None:
             raise UserError(f"no encoder for {text}", cure=f"give `path` or `{side}_vectors`")
         sides[side] = Text(name=side, lang=lang, text=text, vectors=vectors)
     encoder = _encoder(options) if any(side.vectors is None for side in sides.values()) else None
-    how: dict[str, Any] = {"encoder": encoder, "engine": options.processes}
-    with kinds.output_file(options.output, options.processes) as output:
-        mined = mine(**sides, output=output, options=options.mining, **how, show_progress=True)
-    if mined is None:
-        print(kinds.SHARE_DONE, file=sys.stderr)
-        return
-    left_out = f"{sum(mined.empty):,} empty and {sum(mined.duplicates):,} repeated lines left out"
-    said = f"{mined.pairs:,} pairs: {mined.sources:,} x {mined.targets:,} sentences, {left_out}"
-    kinds.tell(said, options.output, mined.path, asdict(mined), options.json)
+    how: dict[str, Any] = {"encoder": encoder, "engine": options.processes, "show_progress": True}
+
+    def said(mined: Mined) -> str:
+        left_out = f"{sum(mined.empty):,} empty and {sum(mined.duplicates):,} repeated lines left out"
+        return f"{mined.pairs:,} pairs: {mined.sources:,} x {mined.targets:,} sentences, {left_out}"
+
+    kinds.write_output(options, lambda output: mine(**sides, output=output, options=options.mining, **how), said)
 
 
 def _encoder(options: Mining | Negatives) -> Any:
@@ -114,12 +113,12 @@ class Negatives(kinds.Computing, kinds.Batches, kinds.Summary):
     """Further sentences of the language of the targets."""
     output: PairsFile
     """The file to write to; - is standard output."""
-    mining: Annotated[Any, kinds.Part(target="xrep.inference.hard_negatives:NegativeOptions")]
+    mining: NegativeOptions
     processes: kinds.Jobs
 
 
 def mine_negatives(options: Negatives) -> None:
-    from xrep.inference.hard_negatives import mine_negatives
+    from xrep.inference.hard_negatives import MinedNegatives, mine_negatives
 
     bitext = parse_bitext(options.bitext)
     if bitext.sample is not None:
@@ -131,17 +130,19 @@ def mine_negatives(options: Negatives) -> None:
     if note:
         print(note, file=sys.stderr)
     kinds.check_text([options.candidates] if options.candidates else [], bitext.languages[1])
-    more = {"encoder": _encoder(options), "candidates": options.candidates, "engine": options.processes}
-    with kinds.output_file(options.output, options.processes) as output:
-        mined = mine_negatives(bitext, output, options.mining, **more, show_progress=True)
-    if mined is None:
-        print(kinds.SHARE_DONE, file=sys.stderr)
-        return
-    found = f"{mined.negatives:,} negatives of {mined.pairs_with_negatives:,} of {mined.pairs:,} pairs"
-    dropped = ", ".join(f"{count:,} by {rule}" for rule, count in mined.dropped.items() if count) or "none"
-    said = f"{found}, from {mined.candidates:,} candidates; left out: {dropped}; mean cosine of translations "
-    said += f"{mined.scores['translations']['mean']:.3f}, of negatives {mined.scores['negatives']['mean']:.3f}"
-    kinds.tell(said, options.output, mined.path, asdict(mined), options.json)
+    how = {"encoder": _encoder(options), "candidates": options.candidates, "engine": options.processes}
+
+    def said(mined: MinedNegatives) -> str:
+        found = f"{mined.negatives:,} negatives of {mined.pairs_with_negatives:,} of {mined.pairs:,} pairs"
+        dropped = ", ".join(f"{count:,} by {rule}" for rule, count in mined.dropped.items() if count) or "none"
+        means = [mined.scores[kind]["mean"] for kind in ("translations", "negatives")]
+        cosines = "mean cosine of translations {:.3f}, of negatives {:.3f}".format(*means)
+        return f"{found}, from {mined.candidates:,} candidates; left out: {dropped}; {cosines}"
+
+    def write(output: str) -> MinedNegatives | None:
+        return mine_negatives(bitext, output, options.mining, **how, show_progress=True)
+
+    kinds.write_output(options, write, said)
 
 
 NEGATIVES = Command("xrep-mine", Negatives, mine_negatives)

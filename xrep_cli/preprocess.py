@@ -20,10 +20,6 @@ from xrep.text.readers import parse_bitext
 from xrep_cli import kinds
 from xrep_cli.command import Command
 
-EPILOG = """\
-At the end, a table says how many pairs each cleaning rule dropped. Nothing is written to --destdir if a step fails. If
-the command is interrupted, repeat it: it goes on with the text that it has cleaned and the vocabulary that it has
-trained."""
 FLAGS = {"minimum_length": "--min-length", "maximum_length": "--max-length",
          "maximum_length_ratio": "--max-length-ratio"}  # fmt: skip
 Pairs = Annotated[list[str], kinds.Option(metavar="PAIR=FILES", nargs=1, reads=kinds.bitext_files)]
@@ -51,7 +47,11 @@ class Options(kinds.Summary):
       de-en=x.zip          an archive with one of these, or with two files as OPUS and WMT have them (x.de and x.en)
       de-en=x.tsv@5000     at most 5000 of its pairs, drawn at random (only training text)
     Every file is UTF-8, optionally compressed with gzip, bzip2, xz or zstd. Codes may have two or three letters
-    (deu-eng is de-en)."""
+    (deu-eng is de-en).
+
+    At the end, a table says how many pairs each cleaning rule dropped. Nothing is written to --destdir if a step fails.
+    If the command is interrupted, repeat it: it goes on with the text that it has cleaned and the vocabulary that it
+    has trained."""
 
     bitext: Pairs = field(default_factory=list)
     """Training text (repeatable)."""
@@ -88,12 +88,11 @@ class Options(kinds.Summary):
             title="cleaning",
             description="lengths are in words; a Chinese, Japanese or Thai character counts as half a word",
             flags=FLAGS,
-            without=("deduplicate", "drop_identical"),
         ),
     ]
-    keep_duplicates: bool = False
+    deduplicate: Annotated[bool, kinds.Option(flag="--keep-duplicates")] = True
     """Keep repeated pairs."""
-    keep_identical: bool = False
+    drop_identical: Annotated[bool, kinds.Option(flag="--keep-identical")] = True
     """Keep pairs whose sides are equal."""
     processes: Annotated[Engine, replace(kinds.PROCESSES, without=("workers", "gpus_per_worker"))]
 
@@ -106,13 +105,8 @@ def run(options: Options) -> None:
         raise UserError("`destdir` is in an object store", path=options.destdir, cure="write to a folder and copy it")
     log = functools.partial(print, file=sys.stderr if options.json == "-" else sys.stdout, flush=True)
     paths = {"shared": options.tokenizer, "source": options.source_tokenizer, "target": options.target_tokenizer}
-    how = replace(
-        options.vocabulary,
-        tokenizers={side: _tokenizer_path(side, path) for side, path in paths.items() if path},
-        cleaning=replace(
-            options.cleaning, deduplicate=not options.keep_duplicates, drop_identical=not options.keep_identical
-        ),
-    )
+    tokenizers = {side: _tokenizer_path(side, path) for side, path in paths.items() if path}
+    how = replace(options.vocabulary, tokenizers=tokenizers, cleaning=options.cleaning)
     workers = options.workers or default_workers()
     try:
         report = preprocess(splits, options.destdir, how, log, workers=workers, engine=engine)
@@ -153,7 +147,7 @@ def _summary(report: PreprocessReport) -> str:
     return "\n".join(lines)
 
 
-main = Command("xrep-preprocess", Options, run, epilog=EPILOG)
+main = Command("xrep-preprocess", Options, run)
 
 if __name__ == "__main__":
     sys.exit(main())

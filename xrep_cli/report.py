@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from xrep.files import check_output, write_aside
+from xrep.files import check_output
 from xrep_cli import kinds
 from xrep_cli.command import Command
 
@@ -54,8 +54,8 @@ def run(options: Options) -> None:
         measured, failed = measure_runs(paths, options.data, options.batch_tokens)
         for test, records in measured.items():
             results.setdefault(test, {}).update(records)
-    with kinds.output_file(options.output) as path, write_aside(path) as aside:
-        aside.write_bytes(render(runs, results, failed).encode("utf-8"))
+    with kinds.text_writer(options.output) as write:
+        write(render(runs, results, failed))
     if options.output != "-":
         print(f"the report: {options.output}", file=sys.stderr)
 

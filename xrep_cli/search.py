@@ -103,11 +103,10 @@ def _tell(index: Any, directory: str, json: str | None) -> None:
     parts, size, directory = index.manifest["parts"], sum(file["bytes"] for file in _files(index)), str(Path(directory))
     files_apart = [{name: value for name, value in part.items() if name != "files"} for part in parts]
     facts = index.manifest | {"rows": len(index), "bytes": size, "parts": files_apart}
-    kinds.write_summary({"path": directory, **facts}, json)
     lines, among = sum(part["lines"] for part in parts), f" in {len(parts)} parts" if len(parts) > 1 else ""
     shown = " and ".join(dict.fromkeys(part["index"] for part in parts)).replace("flat", "exact search")
-    if json != "-":
-        print(f"{len(index):,} sentences of {lines:,} lines{among}, {shown}, {size / 1e6:,.1f} MB: {directory}")
+    said = f"{len(index):,} sentences of {lines:,} lines{among}, {shown}, {size / 1e6:,.1f} MB: {directory}"
+    kinds.write_summary({"path": directory, **facts}, json, said)
 
 
 def _files(index: Any) -> list[dict[str, Any]]:
@@ -140,8 +139,8 @@ class Query(kinds.Device):
     default)."""
     lang: kinds.Language | None = None
     """Language of the queries; needed if the encoder has a tower for each side."""
-    json: kinds.JsonFile | None = None
-    """Write the answers as JSON, an object per line, to this file; without a name, or with -, to standard output."""
+    json: bool = False
+    """Print the answers as JSON, an object per line."""
 
 
 def query(options: Query) -> None:
@@ -155,7 +154,7 @@ def query(options: Query) -> None:
     if not options.queries and sys.stdin.isatty():
         print("type one query per line; Ctrl-D ends", file=sys.stderr)
     answered, how = 0, {"probes": options.probes, "prompt_name": options.prompt_name}
-    with kinds.text_writer(options.json or "-") as write:
+    with kinds.text_writer("-") as write:
         for queries in [options.queries] if options.queries else read_chunks("/dev/stdin", MOST_QUERIES):
             found = index.search(queries, options.k, options.lang, **how)
             if not answered and not options.json and sys.stdout.isatty():
@@ -194,10 +193,9 @@ def check(options: Check) -> None:
     queries, files = min(100, len(index)), _files(index)
     recall, size = index.check(k, queries), sum(file["bytes"] for file in files)
     facts = {"files": len(files), "bytes": size, "k": k, "queries": queries, "recall": recall}
-    kinds.write_summary({"path": options.index, **facts}, options.json)
-    if options.json != "-":
-        whole = f"all {len(files)} files ({size / 1e6:,.1f} MB) are as they were written"
-        print(f"{whole}; recall@{k} of {queries} queries {recall:.3f}: {options.index}")
+    whole = f"all {len(files)} files ({size / 1e6:,.1f} MB) are as they were written"
+    said = f"{whole}; recall@{k} of {queries} queries {recall:.3f}: {options.index}"
+    kinds.write_summary({"path": options.index, **facts}, options.json, said)
 
 
 VERBS = {"build": (Build, build), "add": (Add, add), "query": (Query, query), "check": (Check, check)}

@@ -48,7 +48,7 @@ def test_a_query_prints_the_nearest_lines(search: Any) -> None:
     query = PAIRS[7][1]
     rows = [line.split("\t") for line in search("query", "index", query, *"-k 3 --lang en".split()).out.splitlines()]
     assert len(rows) == 3 and rows[0] == ["1", "1.0000", "lines.en:8", query]
-    (line,) = search("query", "index", PAIRS[0][0], *"-k 2 --lang de --json".split()).out.splitlines()
+    (line,) = search("query", "index", *"-k 2 --lang de --json".split(), PAIRS[0][0]).out.splitlines()
     answer = json.loads(line)
     assert answer["query"] == PAIRS[0][0] and len(answer["hits"]) == 2
     assert set(answer["hits"][0]) == {"score", "row", "file", "line", "text"}

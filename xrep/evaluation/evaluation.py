@@ -133,9 +133,8 @@ class Evaluation(ABC):
 
     - The docstring of the class is the description in ``xrep-eval NAME --help``, and its first line is the summary in
       ``xrep-eval --help``. It has an example that begins with ``xrep-eval NAME --path run1/best``.
-    - Its nested dataclass ``Config`` has the options, and the string below a field is the help. ``--help`` reads both
-      from the source text without importing the module, so defaults are literals. ``list[str]`` takes several
-      arguments, ``Literal`` offers a choice, and a field without a default must be given.
+    - Its nested dataclass ``Config`` has the options, and the string below a field is the help. ``list[str]`` takes
+      several arguments, ``Literal`` offers a choice, and a field without a default must be given.
     - ``--list-sentences`` writes all columns of all tables, so each sentence that is encoded must be in one of them.
     """
 

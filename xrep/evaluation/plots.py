@@ -50,10 +50,20 @@ def check_matplotlib() -> None:
 
 @dataclass(frozen=True)
 class Picture:
-    """A file to draw into, whose suffix says the kind, and the model whose results are drawn, for a line below them."""
+    """A file to draw into, whose suffix says the kind, and the model whose results are drawn, for a line below them.
+
+    Raises:
+        UserError: There is no such kind, or matplotlib is missing.
+    """
 
     path: str | Path
     model: str = ""
+
+    def __post_init__(self) -> None:
+        check_matplotlib()
+        if Path(self.path).suffix.lower() not in KINDS:
+            cure = "give a name that ends with one of them"
+            raise UserError(f"a plot is one of {', '.join(KINDS)}", path=self.path, cure=cure)
 
     @contextmanager
     def drawn(self, width: float, height: float, note: str = "") -> Iterator[Figure]:

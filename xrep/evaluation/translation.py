@@ -15,6 +15,7 @@ from xrep.evaluation.reading import choose_languages, files_of_pattern, read_par
 from xrep.files import check_output, write_aside
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.translator import Translator
+from xrep.inference.options import check_options
 from xrep.metrics.translation import bleu, chrf, multi_bleu, resampled_bleu
 from xrep.text.languages import name
 
@@ -72,7 +73,7 @@ class TranslationQuality(TableEvaluation):
         penalty = {"length_penalty": config.lenpen, "length_penalty_form": config.lenpen_form}
         lengths = {"max_length_a": config.max_length_a, "max_length_b": config.max_length_b}
         self.search = SearchOptions(beam=config.beam, **penalty, **lengths)
-        self.search.check()
+        check_options(self.search)
         if config.save_translations is not None:
             check_output(config.save_translations, folder=True)
         self.files = files_of_pattern(config.data)

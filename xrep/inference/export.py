@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +15,7 @@ from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside, naming
 from xrep.inference.encoder_files import Format, opening_line
 from xrep.inference.model_card import README, write_card
+from xrep.inference.options import ExportOptions
 from xrep.inference.sentence_encoder import SentenceEncoder, encoder_of
 from xrep.interop.classifiers import CLASSES, write_classifier
 from xrep.interop.exported import write_huggingface
@@ -33,7 +34,6 @@ from xrep.models.directory import (
     write_checkpoint,
 )
 from xrep.nn.layers import is_quantised, quantise_layers
-from xrep.nn.pooling import Pooling
 from xrep.text.pretrained_tokenizer import save_as_huggingface
 from xrep.text.sides import open_tokenizers, save_tokenizers, tokenizer_of
 
@@ -47,29 +47,6 @@ PIPELINES = {
     "span": "question-answering",
 }
 """The Hub's name of what each kind of model does, or a classifier of each kind of annotation."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """What an export writes, and what it changes of the model."""
-
-    format: Literal["sentence-transformers", "hf", "onnx", "openvino", "xrep", "int8"] = "sentence-transformers"
-    """hf: the transformer alone, without pooling and projection, also the encoder of a translation model; onnx,
-    openvino: a graph from tokens to vectors for ONNX Runtime or OpenVINO (extra of that name); xrep: a checkpoint of
-    any model, without what training alone needs; int8: one with the weights of transformer layers in int8, for CPUs,
-    also of a pretrained encoder."""
-    average: int | None = None
-    """The mean of the weights of the N newest checkpoints of the run, which was trained with --keep-last N."""
-    pooling: Pooling | None = None
-    """Another pooling than it was trained with."""
-    no_projection: bool = False
-    """Leave out the projection behind the pooling, as in frozen_source (table 8, '[CLS] without MLP')."""
-    layer: int | None = None
-    """Pool the token vectors of this layer, and leave out the layers above."""
-    license: str | None = None
-    """Licence of the model, for the model card: apache-2.0, cc-by-4.0, other and so on."""
-    results: list[str] = field(default_factory=list)
-    """Results for the model card, files that xrep-eval --json wrote for this model."""
 
 
 def export_path(path: str | Path, directory: str | Path, format: Any, **changes: Any) -> dict[Path, str]:

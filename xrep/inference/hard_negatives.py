@@ -10,19 +10,19 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Any
 
 import numpy as np
 import torch
 
 import xrep
-from xrep.config.fields import CountOrZero
 from xrep.errors import UserError
 from xrep.files import naming
 from xrep.hashing import find_sorted
 from xrep.inference.encoding import Encode, HeldEncoder, TextSource
-from xrep.inference.mining import Number, Score, SearchOptions, fields, search_origin
+from xrep.inference.mining import fields, search_origin
 from xrep.inference.nearest import Found, Merge, Side, SideSource, search_stages
+from xrep.inference.options import NegativeOptions
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, Engine, run
 from xrep.jobs.outputs import job_address, repeatable, states_of
@@ -37,42 +37,6 @@ from xrep.text.readers import Bitext, read_pairs, read_text
 _KEYS, _PAIRS, _NEGATIVES = "keys.npy", "pairs.npy", "negatives.tsv"
 _BLOCK = 1 << 13
 """Number of pairs whose candidates are compared at a time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NegativeOptions(SearchOptions):
-    """Options of ``mine_negatives``; most have the names of sentence-transformers' ``mine_hard_negatives``.
-
-    Raises:
-        UserError: A value is out of range.
-    """
-
-    num_negatives: Number = 3
-    """Maximum number of negatives of each pair."""
-    range_min: Annotated[int, "[0, 2147483647]"] = 0
-    """Skip this number of candidates, the nearest to the source that do not translate it."""
-    range_max: Number = 50
-    """Take none beyond this rank."""
-    absolute_margin: Score | None = None
-    """Leave out candidates whose score is above that of the true translation minus this value."""
-    relative_margin: Score | None = 0.05
-    """Leave out candidates whose score is above (1 - relative_margin) times that of the true translation: they may be
-    translations, too. A negative value allows higher scores than that of the true translation."""
-    max_score: Score | None = None
-    """Leave out candidates whose score is above this value."""
-    min_score: Score | None = None
-    """Leave out candidates whose score is below this value: they would be too easy."""
-    max_percentile: Annotated[float, "[0, 100]"] | None = None
-    """Leave out candidates whose score is above this percentile of the scores of all true translations."""
-    sampling_strategy: Literal["top", "random"] = "top"
-    """Which of the remaining candidates are taken: the nearest, or any of them at random."""
-    seed: CountOrZero = 1
-    """Random seed of the sampling strategy random."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.range_min >= self.range_max:
-            raise UserError(f"`range_min` {self.range_min} is not below `range_max` {self.range_max}")
 
 
 @dataclass(frozen=True)

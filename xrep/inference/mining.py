@@ -8,24 +8,24 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 import xrep
-from xrep.config.fields import Count, Positive, problems_of
 from xrep.data.hash_runs import HashRuns
 from xrep.errors import UserError
 from xrep.files import naming
 from xrep.hashing import hash_bytes
 from xrep.inference.encoding import HASHES, Encode, HeldEncoder, Read, origin_of
 from xrep.inference.nearest import Merge, Side, SideSource, search_stages
+from xrep.inference.options import MiningOptions, SearchOptions
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.jobs.engines import LOCAL, Engine, run
 from xrep.jobs.outputs import job_address, repeatable, states_of
 from xrep.jobs.plan import Advance, Job, Stage
-from xrep.retrieval.ivf import PART_GIGABYTES, PROBES, make_index
-from xrep.retrieval.margins import Margin, Retrieval, check_neighbours, choose_in_blocks, first_of_each
+from xrep.retrieval.ivf import make_index
+from xrep.retrieval.margins import check_neighbours, choose_in_blocks, first_of_each
 from xrep.store import addresses
 from xrep.store.arrays import READ_BYTES, ArrayFile, blocks
 from xrep.store.lines import Texts
@@ -48,61 +48,6 @@ class Text:
     text: str | Path | None = None
     vectors: str | Path | None = None
     lang: str | None = None
-
-
-Number = Annotated[int, "[1, 2147483647]"]
-Score = Annotated[float, "[-1e9, 1e9]"]
-
-
-def check_options(options: Any) -> None:
-    """Raise a UserError if an option has a value that it cannot have."""
-    for problem in problems_of(options):
-        name, _, rest = problem.partition(" ")
-        raise UserError(f"`{name}` {rest}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchOptions:
-    """Options of every search for neighbours.
-
-    Raises:
-        UserError: A value is out of range.
-    """
-
-    index: str = "flat"
-    """flat is exact search. Others may miss neighbours and are faster for millions of sentences: ivf, an inverted file
-    of faiss for the number of sentences, or a string of faiss's own factory, such as IVF4096,SQ8 or
-    IVF4096,PQ192x4fs."""
-    probes: Number = PROBES
-    """Number of cells of an inverted file that are searched for each sentence."""
-    index_gigabytes: Positive = PART_GIGABYTES
-    """Memory of the part of an index that a worker holds, and of the vectors in it, in GB. Larger parts are fewer, and
-    all sentences are read, and searched for, once for each part."""
-    batch_tokens: Number = 4096
-    """Number of subwords per batch of the encoder."""
-    device: str = "cpu"
-    """Device on which the exact search computes its products."""
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MiningOptions(SearchOptions):
-    """Options of ``mine``."""
-
-    margin: Margin = "ratio"
-    """Score of a pair: its cosine; its cosine minus the mean cosine of both sides with their neighbours; or divided by
-    it."""
-    neighbours: Count = 4
-    """Number of neighbours in each direction, which the margin averages and among which translations are searched."""
-    retrieval: Retrieval = "max"
-    """Candidates: the best target of each source; the best source of each target; pairs that are both; pairs that are
-    either."""
-    threshold: float | None = None
-    """Leave out pairs with a lower score; none: keep all."""
-    one_to_one: bool = False
-    """Use each target only once, in its best pair. (Each source is in at most one pair anyway.)"""
 
 
 @dataclass(frozen=True)

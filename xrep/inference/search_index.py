@@ -14,9 +14,10 @@ import numpy as np
 from xrep.errors import UserError
 from xrep.files import sha256_of
 from xrep.inference.index_files import VECTORS, Sentences, read_manifest, write_part
+from xrep.inference.options import PROBES
 from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder
 from xrep.precision import Precision
-from xrep.retrieval.ivf import PROBES, compare_proposed
+from xrep.retrieval.ivf import compare_proposed
 from xrep.retrieval.tiles import neighbours
 from xrep.retrieval.topk import TopK
 from xrep.store.arrays import by_part

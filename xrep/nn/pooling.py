@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Pooling = Literal["mean", "max", "cls"]
 
@@ -15,6 +15,8 @@ def pool(tokens: Tensor, mask: Tensor, kind: Pooling) -> Tensor:
 
     Half-precision tokens give a float32 vector, because a half-precision mean would be rounded once more.
     """
+    import torch  # here, because options name kinds of pooling without torch
+
     if tokens.dtype in (torch.float16, torch.bfloat16):
         tokens = tokens.float()
     if kind == "cls":

@@ -19,10 +19,6 @@ from xrep.errors import UserError
 from xrep.retrieval.topk import Advance, TopK, pair_similarities
 from xrep.store.arrays import blocks
 
-PROBES = 32
-"""Number of cells of an inverted file that are searched for each query, unless the user wants another."""
-PART_GIGABYTES = 2.0
-"""Gigabytes of an index and of the vectors in it that are held at a time, unless the user wants another number."""
 _BLOCK, _MOST_PROPOSALS = 1 << 14, 1 << 22
 """Number of rows that are read, and of neighbours that are proposed, at a time."""
 _MOST_CELLS, _TRAINING_ROWS_A_CELL, _TRAINING_BYTES = 4096, 48, 1 << 28

@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import IO, Literal, Protocol, get_args
+from typing import IO, TYPE_CHECKING, Literal, Protocol, get_args
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.retrieval.tiles import neighbours
-from xrep.retrieval.topk import TopK
+
+if TYPE_CHECKING:
+    from xrep.retrieval.topk import TopK
 
 Margin = Literal["absolute", "distance", "ratio"]
 MARGINS: tuple[str, ...] = get_args(Margin)
@@ -87,6 +88,8 @@ def margin_scores(x: np.ndarray, y: np.ndarray, k: int, margin: Margin) -> np.nd
     x, y = x.astype(dtype, copy=False), y.astype(dtype, copy=False)
     mean_x, mean_y = np.zeros(len(x), dtype), np.zeros(len(y), dtype)
     if margin != "absolute":
+        from xrep.retrieval.tiles import neighbours  # here, because options name margins without torch
+
         check_neighbours(k, len(x), len(y))
         mean_x, mean_y = map(neighbour_means, neighbours(x, y, k, k))
     return apply_margin(x @ y.T, mean_x[:, None], mean_y[None, :], margin)

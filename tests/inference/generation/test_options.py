@@ -7,6 +7,7 @@ import pytest
 from xrep.config import problems_of
 from xrep.errors import ConfigError
 from xrep.inference.generation.options import SearchOptions
+from xrep.inference.options import check_options
 
 PROBLEMS: list[tuple[str, dict[str, object]]] = [
     ("max_length_a must be a finite number, not nan", {"max_length_a": float("nan")}),
@@ -23,8 +24,8 @@ def test_problems() -> None:
     for problem, given in PROBLEMS:
         assert problems_of(SearchOptions(**given)) == [problem]
     assert len(problems_of(SearchOptions(beam=0, min_length=-1, top_p=2))) == 4
-    with pytest.raises(ConfigError, match="beam must be at least 1, not 0\nnbest must"):
-        SearchOptions(beam=0, nbest=0).check()
+    with pytest.raises(ConfigError, match="`beam` must be at least 1, not 0\n`nbest` must"):
+        check_options(SearchOptions(beam=0, nbest=0))
 
 
 def test_penalties() -> None:

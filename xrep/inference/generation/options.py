@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from xrep.config.fields import Count, CountOrZero, NotNegative, Positive, problems_of
-from xrep.errors import ConfigError
+from xrep.config.fields import Count, CountOrZero, NotNegative, Positive
 
 SAMPLING = ("temperature", "top_k", "top_p")
 
@@ -54,11 +53,6 @@ class SearchOptions:
             problems.append(f"min_length {self.min_length} is more than the greatest length {self.max_length_b}")
         changed = [name for name in SAMPLING if vars(self)[name] != vars(DEFAULTS)[name]]
         return problems + [f"{name} is an option of sampling, which is off" for name in changed if not self.sampling]
-
-    def check(self) -> None:
-        """Raise a ConfigError if options make no sense."""
-        if problems := problems_of(self):
-            raise ConfigError(problems)
 
     @property
     def width(self) -> int:

@@ -14,6 +14,7 @@ from xrep.errors import UserError
 from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
 from xrep.inference.generation.search import search
+from xrep.inference.options import check_options
 from xrep.models.device import to_device
 from xrep.models.directory import TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.kinds import expect
@@ -123,7 +124,7 @@ class Translator:
         """
         if isinstance(sentences, str):
             raise TypeError("translate takes a list of sentences, not one string")
-        options.check()
+        check_options(options)
         target = self.target(target_language)
         source = sentences if isinstance(sentences, Source) else self.read(sentences)
         tokenizer, device = tokenizer_of(self.tokenizers, "target"), next(self.model.parameters()).device

@@ -1,0 +1,128 @@
+"""Options of mining and of exports, which the help of commands shows without waiting for torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from xrep.config.fields import Count, CountOrZero, Positive, problems_of
+from xrep.errors import ConfigError, UserError
+from xrep.nn.pooling import Pooling
+from xrep.retrieval.margins import Margin, Retrieval
+
+PROBES = 32
+"""Number of cells of an inverted file that are searched for each query, unless the user wants another."""
+PART_GIGABYTES = 2.0
+"""Gigabytes of an index and of the vectors in it that are held at a time, unless the user wants another number."""
+Number = Annotated[int, "[1, 2147483647]"]
+Score = Annotated[float, "[-1e9, 1e9]"]
+
+
+def check_options(options: Any) -> None:
+    """Raise a ConfigError that names the options which have values that they cannot have."""
+    if problems := problems_of(options):
+        raise ConfigError([re.sub(r"^\w+", r"`\g<0>`", problem) for problem in problems])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """Options of every search for neighbours.
+
+    Raises:
+        UserError: A value is out of range.
+    """
+
+    index: str = "flat"
+    """flat is exact search. Others may miss neighbours and are faster for millions of sentences: ivf, an inverted file
+    of faiss for the number of sentences, or a string of faiss's own factory, such as IVF4096,SQ8 or
+    IVF4096,PQ192x4fs."""
+    probes: Number = PROBES
+    """Number of cells of an inverted file that are searched for each sentence."""
+    index_gigabytes: Positive = PART_GIGABYTES
+    """Memory of the part of an index that a worker holds, and of the vectors in it, in GB. Larger parts are fewer, and
+    all sentences are read, and searched for, once for each part."""
+    batch_tokens: Number = 4096
+    """Number of subwords per batch of the encoder."""
+    device: str = "cpu"
+    """Device on which the exact search computes its products."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiningOptions(SearchOptions):
+    """Options of ``mine``."""
+
+    margin: Margin = "ratio"
+    """Score of a pair: its cosine; its cosine minus the mean cosine of both sides with their neighbours; or divided by
+    it."""
+    neighbours: Count = 4
+    """Number of neighbours in each direction, which the margin averages and among which translations are searched."""
+    retrieval: Retrieval = "max"
+    """Candidates: the best target of each source; the best source of each target; pairs that are both; pairs that are
+    either."""
+    threshold: float | None = None
+    """Leave out pairs with a lower score; none: keep all."""
+    one_to_one: bool = False
+    """Use each target only once, in its best pair. (Each source is in at most one pair anyway.)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NegativeOptions(SearchOptions):
+    """Options of ``mine_negatives``; most have the names of sentence-transformers' ``mine_hard_negatives``.
+
+    Raises:
+        UserError: A value is out of range.
+    """
+
+    num_negatives: Number = 3
+    """Maximum number of negatives of each pair."""
+    range_min: Annotated[int, "[0, 2147483647]"] = 0
+    """Skip this number of candidates, the nearest to the source that do not translate it."""
+    range_max: Number = 50
+    """Take none beyond this rank."""
+    absolute_margin: Score | None = None
+    """Leave out candidates whose score is above that of the true translation minus this value."""
+    relative_margin: Score | None = 0.05
+    """Leave out candidates whose score is above (1 - relative_margin) times that of the true translation: they may be
+    translations, too. A negative value allows higher scores than that of the true translation."""
+    max_score: Score | None = None
+    """Leave out candidates whose score is above this value."""
+    min_score: Score | None = None
+    """Leave out candidates whose score is below this value: they would be too easy."""
+    max_percentile: Annotated[float, "[0, 100]"] | None = None
+    """Leave out candidates whose score is above this percentile of the scores of all true translations."""
+    sampling_strategy: Literal["top", "random"] = "top"
+    """Which of the remaining candidates are taken: the nearest, or any of them at random."""
+    seed: CountOrZero = 1
+    """Random seed of the sampling strategy random."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.range_min >= self.range_max:
+            raise UserError(f"`range_min` {self.range_min} is not below `range_max` {self.range_max}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """What an export writes, and what it changes of the model."""
+
+    format: Literal["sentence-transformers", "hf", "onnx", "openvino", "xrep", "int8"] = "sentence-transformers"
+    """hf: the transformer alone, without pooling and projection, also the encoder of a translation model; onnx,
+    openvino: a graph from tokens to vectors for ONNX Runtime or OpenVINO (extra of that name); xrep: a checkpoint of
+    any model, without what training alone needs; int8: one with the weights of transformer layers in int8, for CPUs,
+    also of a pretrained encoder."""
+    average: int | None = None
+    """The mean of the weights of the N newest checkpoints of the run, which was trained with --keep-last N."""
+    pooling: Pooling | None = None
+    """Another pooling than it was trained with."""
+    no_projection: bool = False
+    """Leave out the projection behind the pooling, as in frozen_source (table 8, '[CLS] without MLP')."""
+    layer: int | None = None
+    """Pool the token vectors of this layer, and leave out the layers above."""
+    license: str | None = None
+    """Licence of the model, for the model card: apache-2.0, cc-by-4.0, other and so on."""
+    results: list[str] = field(default_factory=list)
+    """Results for the model card, files that xrep-eval --json wrote for this model."""
