@@ -122,12 +122,11 @@ def test_dropout_is_off_where_all_is_frozen(make: Make, make_batch: Any) -> None
     assert target.layers[1].dropout.training and target.dropout.training and target.training and module.model.training
     module.train()
     assert differing() == (True, True)
-    freezing.set_modes(module)
+    freezing.train_mode(module)
     assert differing() == (False, True)
     assert freezing.apply(module, 3)
     assert differing() == (True, True) and not target.layers[0].training
     module.eval()
-    freezing.set_modes(module)
     Freezing(["encoders.source"]).apply(module, 0)
     assert not any(part.training for part in module.modules())
 

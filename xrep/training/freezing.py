@@ -57,12 +57,12 @@ class Freezing:
             if name in frozen:
                 parameter.grad = None
         if module.training:
-            module.train()
-            self.set_modes(module)
+            self.train_mode(module)
         return True
 
-    def set_modes(self, module: nn.Module) -> None:
-        """Put the modules that are frozen into evaluation mode again, after ``module.train()``."""
+    def train_mode(self, module: nn.Module) -> None:
+        """Put the module into training mode, except for its parts that are frozen."""
+        module.train()
         frozen: dict[str, bool] = {}
         for name, part in module.named_modules():
             trained = [known for known in self._thaw or {} if known.startswith(f"{name}.") or not name]

@@ -88,8 +88,7 @@ class Step:
 
     def train_mode(self) -> None:
         """Put the pair into training mode, except for frozen parts, whose dropout stays off."""
-        self.pair.train()
-        self.freezing.set_modes(self.pair)
+        self.freezing.train_mode(self.pair)
 
     def autocast(self) -> AbstractContextManager[Any]:
         half = self.dtype != torch.float32
