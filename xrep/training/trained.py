@@ -27,13 +27,13 @@ def what_trains(pair: Pair, run: RunConfig, world: World) -> tuple[Freezing, Upd
     config, options = run.configs["trainer"], run.configs["optimizer"]
     frozen, adapted, lora = [*config.freeze, *pair.criterion.frozen], set[str](), None
     if config.lora_rank:
-        known = {name.removeprefix("model.") for name, _ in Freezing(frozen).ever_trained(pair)}
+        known = {name.removeprefix("model.") for name, _ in Freezing(frozen, pair).ever_trained()}
         lora = LowRank(pair.model, known, config.lora_rank, config.lora_alpha)
         pair.criterion.add_module("lora", lora)
         frozen += [f"model.{name}" for name in lora.others]
         adapted = {f"model.{name}" for name in lora.targets}
-    freezing = Freezing(frozen)
-    trained = [(name, parameter) for name, parameter in freezing.ever_trained(pair) if name not in adapted]
+    freezing = Freezing(frozen, pair)
+    trained = [(name, parameter) for name, parameter in freezing.ever_trained() if name not in adapted]
     groups = parameter_groups(options, trained, [name for name, _ in pair.named_parameters()])
     make = partial(run.classes["optimizer"].build, options)
     sharded = run.configs["distributed"].shard == "optimizer" and world.size > 1
