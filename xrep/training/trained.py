@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from xrep.config import RunConfig
+from xrep.nn.encoder import TransformerEncoder
 from xrep.training.device import type_on
 from xrep.training.distributed import World
 from xrep.training.freezing import Freezing
 from xrep.training.lora import LowRank
 from xrep.training.parameter_groups import parameter_groups
-from xrep.training.row_adamw import RowAdamW, read_rows_alone
+from xrep.training.row_adamw import RowAdamW
 from xrep.training.sharding import sharded_optimizer
 from xrep.training.step import Pair
 from xrep.training.update import Update
@@ -39,6 +40,7 @@ def what_trains(pair: Pair, run: RunConfig, world: World) -> tuple[Freezing, Upd
     sharded = run.configs["distributed"].shard == "optimizer" and world.size > 1
     optimizer = sharded_optimizer(groups, make) if sharded else make(groups)
     if isinstance(optimizer, RowAdamW) and world.size == 1 and world.device.type == "cpu":
-        read_rows_alone(pair)
+        for encoder in [part for part in pair.modules() if isinstance(part, TransformerEncoder)]:
+            encoder.token_embedding.sparse = True  # its gradient has only the rows of the tokens that a batch has
     dtype = type_on(world.device, config.precision)
     return freezing, Update(optimizer, world, clip_norm=config.clip_norm, dtype=dtype, lora=lora)
