@@ -166,8 +166,8 @@ def make_step(
 
     world = alone(device)
     pair, dtype = Pair(model, criterion).to(world.device), type_on(world.device, precision)
-    freezing = Freezing(list(criterion.frozen))
-    groups = [{"params": [p for _, p in freezing.ever_trained(pair)], "lr_scale": 1.0}]
+    freezing = Freezing(list(criterion.frozen), pair)
+    groups = [{"params": [p for _, p in freezing.ever_trained()], "lr_scale": 1.0}]
     optimizer = torch.optim.AdamW(groups, lr=lr, fused=True)
     step = Step(pair, freezing, Update(optimizer, world, clip_norm=clip_norm, dtype=dtype))
     step.prepare(0)

@@ -105,7 +105,8 @@ def test_a_part_without_a_batch_is_left_alone(model, text, batches) -> None:
     with torch.no_grad():
         next(model.parameters()).add_(1.0)  # a momentum update would show
     optimizer = torch.optim.SGD([{"params": list(model.parameters()), "lr_scale": 1.0}])
-    step = Step(Pair(model, criterion), Freezing([]), Update(optimizer, alone("cpu")))
+    pair = Pair(model, criterion)
+    step = Step(pair, Freezing([], pair), Update(optimizer, alone("cpu")))
 
     def take(*batches: dict[str, PairBatch]) -> dict[str, float]:
         planned = [plan(criterion, MixedBatch(batch)) for batch in batches]

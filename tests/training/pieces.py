@@ -159,7 +159,7 @@ def step(
     trained = [p for p in pair.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD([{"params": trained, "lr_scale": 1.0}], lr=0.1)
     dtype = type_on(world.device, setting.precision)
-    whole = Step(pair, Freezing([]), Update(optimizer, world, dtype=dtype))
+    whole = Step(pair, Freezing([], pair), Update(optimizer, world, dtype=dtype))
     whole.prepare(0)
     reductions: list[int] = []
     if world.size > 1:

@@ -62,8 +62,8 @@ def optimizer_of(name: str, trained: list[tuple[str, nn.Parameter]], **options: 
 def test_frozen_parameters_keep_every_bit(make: Make, make_batch: Any, name: str) -> None:
     """The source tower is always frozen, the target tower's embeddings for two steps, with weight decay."""
     module = make()
-    freezing = Freezing(["encoders.source", "model.encoders.target.*_embedding@2", "*.token_embedding@1"])
-    trained = freezing.ever_trained(module)
+    freezing = Freezing(["encoders.source", "model.encoders.target.*_embedding@2", "*.token_embedding@1"], module)
+    trained = freezing.ever_trained()
     optimizer = optimizer_of(name, trained, weight_decay=0.3)
     everything = {label for label, _ in module.named_parameters()}
     source = {label for label in everything if label.startswith("model.encoders.source.")}
@@ -71,7 +71,7 @@ def test_frozen_parameters_keep_every_bit(make: Make, make_batch: Any, name: str
     assert {label for label, _ in trained} == everything - source and len(source) == 28
     for step in range(4):
         before = {name: p.detach().clone() for name, p in module.named_parameters()}
-        assert freezing.apply(module, step) == (step in (0, 2))
+        assert freezing.apply(step) == (step in (0, 2))
         frozen = source | (tables if step < 2 else set())
         assert {n for n, p in module.named_parameters() if not p.requires_grad} == frozen
         module.step(optimizer, make_batch(sentence_pairs(6, seed=step)))
@@ -79,12 +79,13 @@ def test_frozen_parameters_keep_every_bit(make: Make, make_batch: Any, name: str
 
 
 def test_momentum_encoders_never_train(make: Make, make_batch: Any) -> None:
-    module, freezing = make(DualMoco, queue_size=20, momentum=0.5), Freezing(["encoders.source@1"])
-    trained = freezing.ever_trained(module)
+    module = make(DualMoco, queue_size=20, momentum=0.5)
+    freezing = Freezing(["encoders.source@1"], module)
+    trained = freezing.ever_trained()
     assert all(name.startswith("model.") for name, _ in trained)
     optimizer = optimizer_of("adamw", trained)
     for step in range(3):
-        freezing.apply(module, step)
+        freezing.apply(step)
         assert not any(p.requires_grad for p in module.criterion.parameters())
         assert all(part.training for part in module.criterion.modules())
         module.step(optimizer, make_batch(sentence_pairs(6, seed=step)))
@@ -94,19 +95,21 @@ def test_momentum_encoders_never_train(make: Make, make_batch: Any) -> None:
 def test_what_was_before_the_freeze(make: Make) -> None:
     """A gradient of a frozen parameter is dropped, and a run that goes on after the thaw changes nothing."""
     module = make()
-    assert Freezing([]).ever_trained(module) == list(module.named_parameters())
-    thawed = Freezing(["encoders.source@5"])
-    assert not thawed.apply(module, 5) and not thawed.apply(module, 6)
+    assert Freezing([], module).ever_trained() == list(module.named_parameters())
+    thawed = Freezing(["encoders.source@5"], module)
+    assert not thawed.apply(5) and not thawed.apply(6)
     assert all(p.requires_grad for p in module.parameters())
     for parameter in module.parameters():
         parameter.grad = torch.ones_like(parameter)
-    Freezing(["encoders.source"]).apply(module, 0)
+    Freezing(["encoders.source"], module).apply(0)
     assert all((p.grad is None) == ("source" in name) for name, p in module.model.encoders.named_parameters())
 
 
 def test_dropout_is_off_where_all_is_frozen(make: Make, make_batch: Any) -> None:
     module = make()
-    freezing = Freezing(["encoders.source@3", "projections.source", "encoders.target.layers.0", "*.target.norm"])
+    freezing = Freezing(
+        ["encoders.source@3", "projections.source", "encoders.target.layers.0", "*.target.norm"], module
+    )
     batch = make_batch(sentence_pairs(6))
 
     def differing() -> tuple[bool, bool]:
@@ -115,32 +118,31 @@ def test_dropout_is_off_where_all_is_frozen(make: Make, make_batch: Any) -> None
         return not torch.equal(first[0], second[0]), not torch.equal(first[1], second[1])
 
     assert differing() == (True, True)
-    freezing.apply(module, 0)
+    freezing.apply(0)
     assert differing() == (False, True)
     target = module.model.encoders["target"]
     assert not target.layers[0].dropout.training and not target.layers[0].attention.training
     assert target.layers[1].dropout.training and target.dropout.training and target.training and module.model.training
     module.train()
     assert differing() == (True, True)
-    freezing.set_modes(module)
+    freezing.train_mode()
     assert differing() == (False, True)
-    assert freezing.apply(module, 3)
+    assert freezing.apply(3)
     assert differing() == (True, True) and not target.layers[0].training
     module.eval()
-    freezing.set_modes(module)
-    Freezing(["encoders.source"]).apply(module, 0)
+    Freezing(["encoders.source"], module).apply(0)
     assert not any(part.training for part in module.modules())
 
 
 def test_a_criterion_whose_parameters_are_frozen_still_trains(make: Make) -> None:
     """The head is frozen; a criterion fills its queue only in training mode, and its copy of the model has dropout."""
     module = make(Everything)
-    Freezing(["criterion"]).apply(module, 0)
+    Freezing(["criterion"], module).apply(0)
     assert module.criterion.training and module.training and module.model.training
     assert not any(part.training for part in module.criterion.head.modules())
     assert all(part.training for part in module.criterion.fixed.modules())
     module = make(Everything)
-    Freezing(["model"]).apply(module, 0)
+    Freezing(["model"], module).apply(0)
     assert all(part.training for part in module.criterion.modules())
     assert not any(part.training for part in module.model.modules())
 

@@ -23,8 +23,7 @@ class Nested:
     none."""
 
     def problems(self) -> list[str]:
-        unusable = not all(0 < width < 2**31 for width in self.matryoshka)
-        if unusable or len(set(self.matryoshka)) < len(self.matryoshka):
+        if min(self.matryoshka, default=1) < 1 or len(set(self.matryoshka)) < len(self.matryoshka):
             return [f"matryoshka must have different widths of at least 1, not {','.join(map(str, self.matryoshka))}"]
         return []
 

@@ -77,17 +77,13 @@ class MixtureTask(Task):
         first, *others = self._tasks
         for name in others:
             if not same_tokenizers(self._tasks[first].tokenizers, self._tasks[name].tokenizers):
-                raise UserError(
-                    f"the parts {first} and {name} have different vocabularies",
-                    cure="preprocess the text of both with the same `tokenizer`",
-                )
+                problem = f"the parts {first} and {name} have different vocabularies"
+                raise UserError(problem, cure="preprocess the text of both with the same `tokenizer`")
         self.tokenizers = self._tasks[first].tokenizers
         self.has_validation = any(task.has_validation for task in self._tasks.values())
         texts = [task.text for task in self._tasks.values()]
-        languages = {
-            "source_languages": sorted({code for text in texts for code in text.source_languages}),
-            "target_languages": sorted({code for text in texts for code in text.target_languages}),
-        }
+        sides = ("source_languages", "target_languages")
+        languages: Any = {side: sorted({code for text in texts for code in getattr(text, side)}) for side in sides}
         self.text = replace(texts[0], max_length=max(text.max_length for text in texts), **languages)
         for task in self._tasks.values():  # languages then have the places that models and criteria use
             task.text = replace(task.text, **languages)

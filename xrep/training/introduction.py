@@ -62,7 +62,7 @@ def _encoder_line(name: str, model: Model, text: TextSpec, trainer: Trainer) -> 
     # The projection of a tower belongs to it.
     places = tuple(f"model.{place}." for place in (name, name.replace("encoders.", "projections.")))
     sizes = {key: p.numel() for key, p in trainer.pair.named_parameters() if key.startswith(places)}
-    thaw = trainer.step.freezing.thaw_steps(trainer.pair)
+    thaw = trainer.step.freezing.thaw
     steps = sorted({thaw.get(key, math.inf) for key in sizes})
     later = [step for step in steps if 0 < step < math.inf]
     trained = sum(size for key, size in sizes.items() if thaw.get(key, math.inf) < math.inf)

@@ -91,12 +91,10 @@ def parameter_groups(
         scales = {name: scale * options.layer_decay ** exponents.get(name, 0) for name, scale in scales.items()}
     groups: dict[tuple[float, bool], dict[str, Any]] = {}
     for name, parameter in trained:
-        decays = parameter.ndim >= 2 and name not in exempt
-        group = groups.setdefault((scales[name], decays), {"params": []})
-        group["params"].append(parameter)
-    for (scale, decays), group in groups.items():
-        decay = options.weight_decay if decays else 0.0
-        group.update(lr=options.lr * scale, lr_scale=scale, weight_decay=decay, decays=decays)
+        scale, decays = scales[name], parameter.ndim >= 2 and name not in exempt
+        new = {"params": [], "lr": options.lr * scale, "lr_scale": scale, "decays": decays}
+        new["weight_decay"] = options.weight_decay if decays else 0.0
+        groups.setdefault((scale, decays), new)["params"].append(parameter)
     return list(groups.values())
 
 

@@ -53,7 +53,7 @@ class Reports:
         self.log, self._pair, self._spent, self._examples = log, pair, spent, examples
         self._queues = [part for part in pair.criterion.modules() if isinstance(part, Queue)]
         self._values, self._counts = Averages(), Averages()  # since the last record
-        self._recent = [deque[dict[str, float]](maxlen=_RECENT) for _ in range(2)]
+        self._recent = deque[tuple[dict[str, float], dict[str, float]]](maxlen=_RECENT)  # values and counts
         self._rate, self._scale, self._validation = 0.0, None, ""
 
     def add(self, numbers: Numbers, rate: float, counts: dict[str, float]) -> None:
@@ -67,8 +67,7 @@ class Reports:
         values = {"loss": numbers.loss, **numbers.values}
         self._values.add(values if numbers.skipped else {**values, "gradient_norm": numbers.norm})
         self._counts.add({**counts, "skipped": numbers.skipped})
-        for last, given in zip(self._recent, (values, counts), strict=True):
-            last.append(given)
+        self._recent.append((values, counts))
 
     def record(self, state: TrainingState, stalled: float) -> None:
         """Log the means since the last record, if there were steps; speeds count the time of steps alone.
@@ -105,11 +104,10 @@ class Reports:
         """Show the line of progress; ``doing`` says what a long step or validation is at."""
         spent = self._spent(state)
         left = state.seconds * (1 / spent - 1) if spent else 0.0
-        place = [f"epoch {state.examples / self._examples:.2f}", f"step {state.step}"]
-        how_good = [*self._quality(), self._validation, f"lr {self._rate:.2e}"]
-        counts = Averages(self._recent[1]).sums
+        counts = Averages(counts for _, counts in self._recent).sums
         speeds = [f"{counts[unit] / counts['busy']:,.0f} {unit}/s" for unit in ("pairs", "tokens") if counts["busy"]]
-        parts = [*place, *how_good, *speeds, f"{duration(left)} left", doing]
+        parts = [f"epoch {state.examples / self._examples:.2f}", f"step {state.step}", *self._quality()]
+        parts += [self._validation, f"lr {self._rate:.2e}", *speeds, f"{duration(left)} left", doing]
         self.log.line(" | ".join(filter(None, parts)))
 
     def _quality(self) -> list[str]:
@@ -118,7 +116,7 @@ class Reports:
         filling = min(self._queues, key=lambda queue: queue.filled / len(queue.vectors), default=None)
         if filling is not None and filling.filled < len(filling.vectors):
             return [f"queue {filling.filled:,} of {len(filling.vectors):,} filled"]
-        means = Averages(self._recent[0]).means()
+        means = Averages(values for values, _ in self._recent).means()
         shown = [f"{name} {mean:.4g}" for name, mean in means.items() if not name.startswith("loss_")]
         return shown[: 1 + _SHOWN_METRICS]
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adamw import adamw
-
-from xrep.nn.encoder import TransformerEncoder
 
 BLOCK = 1 << 17
 """Numbers of a table that are computed at a time: few enough that they, their moments and gradients stay in cache."""
@@ -81,10 +79,3 @@ class RowAdamW(torch.optim.AdamW):
             for tensor, part in zip(tensors, parts, strict=True):
                 tensor.index_copy_(0, some, part)
         state["step"] += 1
-
-
-def read_rows_alone(module: nn.Module) -> None:
-    """Let the gradients of the token embeddings of a module have only the rows of the tokens that a batch has."""
-    for part in module.modules():
-        if isinstance(part, TransformerEncoder):
-            part.token_embedding.sparse = True

@@ -156,10 +156,8 @@ class Budget:
         self.examples, self.warnings, given = examples, list[str](), schedule.config
         steps = min(self.max_steps or math.inf, (self.max_epochs or math.inf) * examples / max(examples_a_step, 1))
         if given.warmup_ratio is None and 0 < given.warmup_steps and given.warmup_steps >= steps:
-            short = math.ceil(SHORTENED * steps)
-            problem = (
-                f"the warm-up of {given.warmup_steps} steps would last for all {math.ceil(steps)} steps of this run"
-            )
+            count, short = math.ceil(steps), math.ceil(SHORTENED * steps)
+            problem = f"the warm-up of {given.warmup_steps} steps would last for all {count} steps of this run"
             self.warnings.append(f"{problem}; it is shortened to {short}")
             given = replace(given, warmup_steps=short)
         self.schedule = type(schedule)(given)

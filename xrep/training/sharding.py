@@ -46,11 +46,7 @@ def sharded_optimizer(groups: list[dict[str, Any]], build: Any) -> Optimizer:
 
 def local_optimizer(optimizer: Any) -> Any:
     """Return the optimizer that has the state of this rank: the optimizer itself, unless it is sharded."""
-    return optimizer.optim if _is_sharded(optimizer) else optimizer
-
-
-def _is_sharded(optimizer: Any) -> bool:
-    return type(optimizer).__name__ == "ZeroRedundancyOptimizer"
+    return getattr(optimizer, "optim", optimizer)  # so it is called in ZeroRedundancyOptimizer
 
 
 def whole_state(optimizer: Optimizer, world: World) -> dict[str, Any]:
@@ -58,11 +54,10 @@ def whole_state(optimizer: Optimizer, world: World) -> dict[str, Any]:
 
     (``consolidate_state_dict`` of torch needs memory on the device for all that a rank has, twice.)
     """
-    if not _is_sharded(optimizer):
+    if (local := local_optimizer(optimizer)) is optimizer:
         return optimizer.state_dict() if world.is_main else {}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    held = local_optimizer(optimizer).state
-    mine = {number: held[parameter] for number, parameter in enumerate(parameters) if parameter in held}
+    mine = {number: local.state[parameter] for number, parameter in enumerate(parameters) if parameter in local.state}
     state = dict(mine)
 
     def sent(source: int, tensor: Tensor) -> Tensor | None:

@@ -83,13 +83,12 @@ class Step:
 
     def prepare(self, step: int) -> None:
         """Freeze and thaw parameters after ``step`` steps. DDP is built again for what trains then."""
-        if self.freezing.apply(self.pair, step) or self._parallel is None:
+        if self.freezing.apply(step) or self._parallel is None:
             self._parallel = self.pair if self.world.size == 1 else self._in_ddp()
 
     def train_mode(self) -> None:
         """Put the pair into training mode, except for frozen parts, whose dropout stays off."""
-        self.pair.train()
-        self.freezing.set_modes(self.pair)
+        self.freezing.train_mode()
 
     def autocast(self) -> AbstractContextManager[Any]:
         half = self.dtype != torch.float32

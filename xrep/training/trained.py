@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from xrep.config import RunConfig
+from xrep.nn.encoder import TransformerEncoder
 from xrep.training.device import type_on
 from xrep.training.distributed import World
 from xrep.training.freezing import Freezing
 from xrep.training.lora import LowRank
 from xrep.training.parameter_groups import parameter_groups
-from xrep.training.row_adamw import RowAdamW, read_rows_alone
+from xrep.training.row_adamw import RowAdamW
 from xrep.training.sharding import sharded_optimizer
 from xrep.training.step import Pair
 from xrep.training.update import Update
@@ -27,18 +28,19 @@ def what_trains(pair: Pair, run: RunConfig, world: World) -> tuple[Freezing, Upd
     config, options = run.configs["trainer"], run.configs["optimizer"]
     frozen, adapted, lora = [*config.freeze, *pair.criterion.frozen], set[str](), None
     if config.lora_rank:
-        known = {name.removeprefix("model.") for name, _ in Freezing(frozen).ever_trained(pair)}
+        known = {name.removeprefix("model.") for name, _ in Freezing(frozen, pair).ever_trained()}
         lora = LowRank(pair.model, known, config.lora_rank, config.lora_alpha)
         pair.criterion.add_module("lora", lora)
         frozen += [f"model.{name}" for name in lora.others]
         adapted = {f"model.{name}" for name in lora.targets}
-    freezing = Freezing(frozen)
-    trained = [(name, parameter) for name, parameter in freezing.ever_trained(pair) if name not in adapted]
+    freezing = Freezing(frozen, pair)
+    trained = [(name, parameter) for name, parameter in freezing.ever_trained() if name not in adapted]
     groups = parameter_groups(options, trained, [name for name, _ in pair.named_parameters()])
     make = partial(run.classes["optimizer"].build, options)
     sharded = run.configs["distributed"].shard == "optimizer" and world.size > 1
     optimizer = sharded_optimizer(groups, make) if sharded else make(groups)
     if isinstance(optimizer, RowAdamW) and world.size == 1 and world.device.type == "cpu":
-        read_rows_alone(pair)
+        for encoder in [part for part in pair.modules() if isinstance(part, TransformerEncoder)]:
+            encoder.token_embedding.sparse = True  # its gradient has only the rows of the tokens that a batch has
     dtype = type_on(world.device, config.precision)
     return freezing, Update(optimizer, world, clip_norm=config.clip_norm, dtype=dtype, lora=lora)
