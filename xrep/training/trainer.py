@@ -145,9 +145,9 @@ class Trainer:
             check_in_step(self.world, self.pair)
         if self.world.size == 1 or self.config.max_minutes is not None:  # the clock of rank 0 counts for all ranks
             state.seconds = self.world.sums([self.status()[0]])[0]
+        self.reports.line(state)
         if self.finished or self._due(self.run.configs["logging"].log_every):
             self._record()
-        self.reports.line(state)
 
     def _read_late(self) -> None:
         """Read the results of the last step, if they have not been read.
