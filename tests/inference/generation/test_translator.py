@@ -88,5 +88,5 @@ def test_several_target_languages(tmp_path: Path) -> None:
 def test_bad_calls(loaded: Translator) -> None:
     with pytest.raises(TypeError, match="a list of sentences"):
         loaded.translate("Haus")
-    with pytest.raises(ConfigError, match="nbest 9 is more than"):
+    with pytest.raises(ConfigError, match="`nbest` 9 is more than"):
         loaded.translate(["Haus"], options=SearchOptions(nbest=9))
