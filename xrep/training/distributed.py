@@ -24,6 +24,8 @@ from xrep.errors import TrainingError, UserError
 from xrep.training.pulse import GO_ON, Pulse, connect, name_of_attempt
 
 T = TypeVar("T")
+_OF_GLOO = "gloo", "pair closure"
+"""What errors of gloo say, which are plain RuntimeErrors; most name one of its files."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ def explain_lost_ranks(world: World) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if world.size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+        if world.size == 1 or not (isinstance(error, dist.DistError) or any(each in str(error) for each in _OF_GLOO)):
             raise
         reason = str(error).splitlines()[0]
         raise TrainingError(f"rank {world.rank}: another rank died or did not answer ({reason}); {GO_ON}") from None
