@@ -93,7 +93,8 @@ def ids_of(corpus: Table, rows: np.ndarray) -> np.ndarray:
     Sentences with equal numbers are equal. The number is the hash. A sentence without a hash (``NO_KEY``) has a number
     of its own, by which only this sentence of this row is found again, for example in a queue.
     """
-    hashes = corpus.hashes[rows].reshape(len(rows), -1)
+    hashes = corpus.hashes[rows]
+    hashes = hashes[:, None] if hashes.ndim == 1 else hashes
     own = rows.astype(np.uint64)[:, None] * np.uint64(hashes.shape[1]) + np.arange(hashes.shape[1], dtype=np.uint64)
     return np.where(hashes == NO_KEY, scramble(own, corpus.salt), hashes).view(np.int64)
 
