@@ -76,7 +76,7 @@ class Builder:
         if split != "train":
             return np.ones(len(hashes), dtype=bool)
         excluded = self.excluded.contains(hashes)
-        allowed = ~(excluded.any(axis=1) if hashes.ndim == 2 else excluded)
+        allowed = np.logical_not(excluded.any(axis=1) if hashes.ndim == 2 else excluded)
         self.training.add(hashes[allowed].ravel())
         return allowed
 
