@@ -94,12 +94,12 @@ assert main([*options, *OPTIONS]) == 0
 INVENTED = """
 from pathlib import Path
 import torch
-from xrep.data import hash_runs
+from xrep.data import disk_sort
 from xrep.inference import mining, nearest
 from xrep.retrieval import margins
 from xrep.store import arrays
 from xrep_cli.mine import main
-hash_runs._RUN = nearest.MOST_ROWS = 20_000
+disk_sort._RUN = nearest.MOST_ROWS = 20_000
 mining._CHECKED_ROWS, margins._SCORED, margins._SORTED = 2000, 1 << 15, 1 << 13
 arrays.READ_BYTES = 1 << 17
 def invent(x, y, best_x, best_y, first_x, first_y):
@@ -127,10 +127,10 @@ model = SentenceEncoder.load(encoder, device="cpu")
 """
 PREPROCESS = """
 import resource
-from xrep.data import hash_runs, spool
+from xrep.data import disk_sort, spool
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.text.readers import parse_bitext
-hash_runs._RUN, spool._CHUNK_LINES = 4096, 512
+disk_sort._RUN, spool._CHUNK_LINES = 4096, 512
 spool._BLOCK_ROWS = 4096
 options = PreprocessOptions(tokenizers={"shared": f"{data}/tokenizer"}, valid_size=0)
 own = peak
