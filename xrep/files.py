@@ -198,11 +198,14 @@ def check_new_directory(path: Path) -> None:
 def build_once(directory: Path, marker: str, build: Callable[[Path], object]) -> None:
     """Create ``directory`` by ``build``, which fills an empty folder and writes the marker last, unless it is complete.
 
-    Several processes may call this at the same time: the folder of one of them is kept, and all are equivalent.
+    Several processes may call this at the same time: one of them builds, and the others wait for it.
     """
-    if not (directory / marker).is_file():
-        with directory_aside(directory, marker) as folder:
-            build(folder)
+    if (directory / marker).is_file():
+        return
+    with locked(directory.with_name(f"{directory.name}.lock")):
+        if not (directory / marker).is_file():
+            with directory_aside(directory, marker) as folder:
+                build(folder)
 
 
 def flush_to_disk(path: Path) -> None:

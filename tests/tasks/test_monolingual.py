@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.nli_data import write
 from tests.tasks.kinds import ENGLISH, GERMAN, KINDS, VALID, flat, neighbours, rows_of, sequences, write_documents
-from xrep.data import text_store
+from xrep.data import build
 from xrep.data.stream import stream
 from xrep.errors import UserError
 from xrep.tasks.monolingual import MonolingualTask
@@ -90,7 +90,7 @@ def test_text_is_kept_and_found_again(make, monkeypatch, tmp_path: Path, capsys)
     options = {"units": "adjacent", "exclude": [str(write(tmp_path / "excluded" / "a.txt", inner))]}
     prints = []
     for size in (100_000, 1, 7):
-        monkeypatch.setattr(text_store, "_CHUNK", size)
+        monkeypatch.setattr(build, "_CHUNK", size)
         monkeypatch.setenv("XREP_HOME", str(tmp_path / str(size)))
         prints += [make(**options).fingerprint()]
         assert "tokenising" in capsys.readouterr().out

@@ -5,15 +5,13 @@ The steps are: clean, hold out validation pairs, train the tokenizer, tokenise, 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from xrep.data import table
-from xrep.data.build import files_in
+from xrep.data.build import cached_at, files_in
 from xrep.data.cleaned_text import SPLIT_ORDER, Corpus, list_corpora
 from xrep.data.stages import Choose, Clean, Log, Tokenise, Vocabulary
 from xrep.errors import UserError
@@ -23,7 +21,6 @@ from xrep.jobs.notes import DONE
 from xrep.jobs.outputs import job_address, publish_parts, repeatable, states_of
 from xrep.jobs.plan import Job
 from xrep.text.cleaning import CleaningOptions, CleaningReport
-from xrep.text.corpora import xrep_home
 from xrep.text.readers import Bitext, discover_bitext
 from xrep.text.sides import save_tokenizers
 from xrep.workers import processors
@@ -201,12 +198,10 @@ def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Log
     if table.is_data_directory(path):
         return path
     splits = discover_bitext(path)
-    files = [Path(file) for bitexts in splits.values() for bitext in bitexts for file in bitext.paths]
-    files += files_in([*options.tokenizers.values(), *options.exclude])
-    read = states_of(sorted({str(file) for file in files}))
+    read = [Path(file) for bitexts in splits.values() for bitext in bitexts for file in bitext.paths]
+    read += files_in([*options.tokenizers.values(), *options.exclude])
     bitexts = {split: list(map(asdict, own)) for split, own in splits.items()}
-    facts = [table.SCHEMA, _RULES_VERSION, bitexts, asdict(options), read]
-    directory = xrep_home() / "preprocessed" / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+    directory = cached_at("preprocessed", [_RULES_VERSION, bitexts, asdict(options)], read)
     if not table.is_data_directory(directory):
         with locked(directory.with_suffix(".lock")):
             if not table.is_data_directory(directory):
