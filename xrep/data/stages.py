@@ -19,15 +19,7 @@ from xrep.data import selection
 from xrep.data.build import chunks, train_vocabulary
 from xrep.data.cleaned_text import FATES, HELD_OUT, KEPT, SCHEMA, SPLIT_ORDER, CleanedText, Corpus, clean
 from xrep.data.disk_sort import DiskSort
-from xrep.data.table import (
-    TRAINING_HASHES_FILE,
-    Flat,
-    TableWriter,
-    flatten,
-    open_table,
-    token_type,
-    vocabulary_size,
-)
+from xrep.data.table import TRAINING_HASHES_FILE, Flat, TableWriter, flatten, open_table, token_type, vocabulary_size
 from xrep.errors import UserError
 from xrep.jobs.plan import Advance, Stage
 from xrep.text.cleaning import STEPS, CleaningOptions, HashSet
