@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -197,11 +198,14 @@ def check_new_directory(path: Path) -> None:
 def build_once(directory: Path, marker: str, build: Callable[[Path], object]) -> None:
     """Create ``directory`` by ``build``, which fills an empty folder and writes the marker last, unless it is complete.
 
-    Several processes may call this at the same time: the folder of one of them is kept, and all are equivalent.
+    Several processes may call this at the same time: one of them builds, and the others wait for it.
     """
-    if not (directory / marker).is_file():
-        with directory_aside(directory, marker) as folder:
-            build(folder)
+    if (directory / marker).is_file():
+        return
+    with locked(directory.with_name(f"{directory.name}.lock")):
+        if not (directory / marker).is_file():
+            with directory_aside(directory, marker) as folder:
+                build(folder)
 
 
 def flush_to_disk(path: Path) -> None:
@@ -224,6 +228,38 @@ def try_lock(file: IO[Any]) -> bool:
     except (BlockingIOError, PermissionError):
         return False
     return True
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Context manager that one process at a time is in, of those that name the same file, which is there meanwhile.
+
+    The others wait, and say so on stderr. Nobody waits for a process that has ended, or where files cannot be locked.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = _wait_for(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        file.close()
+
+
+def _wait_for(path: Path) -> IO[Any]:
+    """Return an open file that is locked."""
+    is_told = False
+    while True:
+        file = path.open("a")
+        with suppress(OSError):  # some network file systems do not support locks
+            if not try_lock(file):
+                if not is_told:
+                    print(f"waiting for another process, which has locked {path}", file=sys.stderr, flush=True)
+                is_told = True
+                fcntl.lockf(file, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):  # unless the process that had the lock has removed the file
+            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return file
+        file.close()
 
 
 def check_output(path: str | Path, *, folder: bool = False) -> None:

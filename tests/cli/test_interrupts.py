@@ -17,7 +17,8 @@ from tests.support.commands import Commands, Result
 from tests.support.corpus import sentence_pairs
 from tests.support.runs import contents, options
 from xrep.criteria.dual_moco import DualMoco
-from xrep.data import spool, stages, table
+from xrep.data import build, stages
+from xrep.data.table import TableWriter
 from xrep.inference import encoding, nearest
 from xrep.inference.generation.translator import Translator
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -193,7 +194,7 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
     assert done.code == 130 and done.err.endswith(sides) and not (cli.folder / "bin").exists()
     monkeypatch.setattr(stages, "clean", None)  # now the text is clean
     with monkeypatch.context() as patch:
-        press(patch, table.TableWriter, "append", 1)
+        press(patch, stages, "_tokenise", 1)
         assert cli(*line, "bin").err.endswith(sides)
     monkeypatch.setattr(tokenizer, "_TRAIN", "import sys; sys.exit(1)")  # and the vocabulary is trained
     assert cli(*line, "bin").code == 0
@@ -206,20 +207,20 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
 def test_preprocessing_does_not_go_on_with_other_options(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     line, more = ["preprocess", *BITEXT, "--destdir"], "--vocab-size 62 --valid-size 0".split()
     with monkeypatch.context() as patch:
-        press(patch, table.TableWriter, "append", 1)
+        press(patch, stages, "_tokenise", 1)
         assert cli(*line, "bin").code == 130
     refused = cli(*line, "bin", *more)
     said = "bin.job: an unfinished command is there, which differs in options; remove it to begin anew"
     assert refused.code == 2 and said in refused.err
     assert cli(*line, "bin").code == 0
-    press(monkeypatch, spool, "read_pairs", 1)
+    press(monkeypatch, stages, "read_pairs", 1)
     assert cli(*line, "other", *more).err.endswith("interrupted; nothing is saved yet\n")
     assert sorted(os.listdir(cli.folder)) == ["bin", "de", "en"]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("sides")
-@pytest.mark.parametrize(("command", "owner"), [("preprocess", table.TableWriter), ("train", DualMoco)])
+@pytest.mark.parametrize(("command", "owner"), [("preprocess", TableWriter), ("train", DualMoco)])
 def test_commands_with_workers_go_on_in_the_same_process(
     command: str, owner: Any, data_directory: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +234,7 @@ def test_commands_with_workers_go_on_in_the_same_process(
     def interrupted(*arguments: Any, **named: Any) -> Any:
         raise kept
 
+    monkeypatch.setattr(build, "_CHUNK", 50)
     with monkeypatch.context() as patch:
         patch.setattr(owner, "append" if command == "preprocess" else "forward", interrupted)
         done = cli(command, *line)
