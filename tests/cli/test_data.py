@@ -10,7 +10,7 @@ import pytest
 
 from tests.repository.test_docs import check_command
 from tests.support.commands import Commands
-from xrep.text.corpora import RESOURCES
+from xrep.text.resources import RESOURCES
 
 
 def test_list(cli: Commands) -> None:

@@ -23,7 +23,7 @@ from xrep.errors import UserError
 from xrep.tasks.stored import StoredTask, ids_of, rows_by_length
 from xrep.tasks.task import ParallelTask, Pool
 from xrep.text.cleaning import HashSet
-from xrep.text.corpora import find_resource
+from xrep.text.resources import find_resource
 from xrep.text.sides import SIDES, Tokenizers, load_tokenizers, same_tokenizers, tokenizer_of
 
 T = TypeVar("T")

