@@ -36,7 +36,7 @@ from xrep.criteria.criterion import Loss, Planned
 from xrep.criteria.dap import DAP
 from xrep.criteria.tlm import TLM
 from xrep.criteria.translation_ranking import TranslationRanking
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary
+from xrep.data.batch import PairBatch, TextSpec, TokenBatch, Vocabulary
 from xrep.data.stream import stream
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.bitext import BitextTask

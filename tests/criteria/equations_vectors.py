@@ -11,7 +11,7 @@ from tests.criteria.by_hand import SEED, Expected, masked_words, read
 from tests.criteria.equations_words import masks, put_together
 from tests.support.planning import token_batch
 from xrep.criteria.criterion import Criterion, Planned
-from xrep.data.batching import PairBatch, TokenBatch
+from xrep.data.batch import PairBatch, TokenBatch
 
 Vectors = list[Tensor]
 

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from tests.criteria.by_hand import SEED, Expected, embedded, language_model, masked_words, read, rows, through
 from tests.support.planning import token_batch
 from xrep.criteria.criterion import Criterion, Planned
-from xrep.data.batching import PairBatch, TokenBatch
+from xrep.data.batch import PairBatch, TokenBatch
 from xrep.data.masking import Masked, mask_tokens
 
 

@@ -20,7 +20,7 @@ from tests.criteria.equation_dap import DE, EN, ES, dap
 from tests.support.corpus import sentence_pairs, spanish_pairs
 from tests.support.planning import with_negatives
 from xrep.criteria.criterion import Criterion, Planned
-from xrep.data.batching import PairBatch, TextSpec
+from xrep.data.batch import PairBatch, TextSpec
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.translation import Translation
 from xrep.registry import CRITERIA

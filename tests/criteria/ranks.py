@@ -21,7 +21,7 @@ from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term
 from xrep.criteria.in_batch import negative_vectors, with_own_negatives
 from xrep.criteria.matryoshka import Nested
-from xrep.data.batching import PairBatch, TextSpec
+from xrep.data.batch import PairBatch, TextSpec
 from xrep.kernels.gather import current_group
 from xrep.nn.queue import Queue
 from xrep.registry import CRITERIA

@@ -10,7 +10,7 @@ from tests.criteria.ranks import PARTS, RUNS, check, train
 from tests.kernels.ranks import Found, Results, run_ranks
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, with_negatives
-from xrep.data.batching import PairBatch
+from xrep.data.batch import PairBatch
 
 
 @pytest.fixture(scope="module")

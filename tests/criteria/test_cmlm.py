@@ -15,7 +15,7 @@ from tests.support.planning import loss_of, sizes_of, token_batch
 from xrep.config import read_yaml, runs_of
 from xrep.config.layers import strip
 from xrep.criteria.cmlm import CMLM
-from xrep.data.batching import TextSpec
+from xrep.data.batch import TextSpec
 from xrep.data.masking import mask_counts
 from xrep.models.directory import open_checkpoint
 from xrep_cli.train import main

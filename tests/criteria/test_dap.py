@@ -18,7 +18,7 @@ from tests.support.planning import loss_of, sizes_of
 from xrep.config import Part
 from xrep.criteria.dap import DAP
 from xrep.criteria.multitask import Multitask
-from xrep.data.batching import collate
+from xrep.data.batch import collate
 from xrep.tasks.bitext import BitextTask
 
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.criteria.objectives import Maker, Objective, align, hictl, tlm
 from tests.support.planning import loss_of, sizes_of
-from xrep.data.batching import PairBatch, collate
+from xrep.data.batch import PairBatch, collate
 
 KINDS = {"tlm": tlm(), "tlm, own positions": tlm(position_reset=True), "hictl": hictl(sentence_contrast=False),
          "hictl without a language model": hictl(sentence_contrast=False, language_model=False)}  # fmt: skip

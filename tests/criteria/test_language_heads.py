@@ -22,7 +22,7 @@ from xrep.criteria.mlm import MLM
 from xrep.criteria.multitask import Multitask
 from xrep.criteria.tlm import TLM
 from xrep.criteria.translation_ranking import TranslationRanking
-from xrep.data.batching import TextSpec
+from xrep.data.batch import TextSpec
 from xrep.models.directory import load_matching, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.mixture import MixedBatch

@@ -16,7 +16,7 @@ from xrep.config import Part
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.multitask import Multitask
 from xrep.criteria.translation_ranking import TranslationRanking
-from xrep.data.batching import PairBatch
+from xrep.data.batch import PairBatch
 from xrep.errors import UserError
 from xrep.models.directory import load_matching
 from xrep.models.dual_encoder import DualEncoder

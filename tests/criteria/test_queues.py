@@ -21,7 +21,7 @@ from tests.support.runs import compose_run, make_trainer
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.frozen_source import LearnableTemperature
-from xrep.data.batching import PairBatch
+from xrep.data.batch import PairBatch
 from xrep.models.directory import load_matching
 
 RATE = 0.2

@@ -11,7 +11,7 @@ import torch
 from torch import Generator
 
 from xrep.criteria.reconstruction import LANGUAGE, PLACE, POSITION, SLOT, Planner, ranges
-from xrep.data.batching import PairBatch, Vocabulary, collate
+from xrep.data.batch import PairBatch, Vocabulary, collate
 
 VOCABULARY = Vocabulary(size=99, pad_id=0, unk_id=1, bos_id=2, eos_id=3, mask_id=4)
 DE, EN, ES = range(3)

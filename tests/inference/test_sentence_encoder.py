@@ -9,7 +9,7 @@ import torch
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from xrep import SentenceEncoder
-from xrep.data.batching import collate
+from xrep.data.batch import collate
 from xrep.errors import UserError
 
 GERMAN = [pair[0] for pair in sentence_pairs(40)] + ["", "Haus", "ein " * 500]

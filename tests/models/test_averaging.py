@@ -14,7 +14,7 @@ from torch import nn
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from xrep import SentenceEncoder
-from xrep.data.batching import TextSpec
+from xrep.data.batch import TextSpec
 from xrep.errors import UserError
 from xrep.models.averaging import average_last
 from xrep.models.directory import CRITERION, STATE, Snapshot, load_model, open_checkpoint, write_checkpoint

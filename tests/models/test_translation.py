@@ -14,7 +14,7 @@ from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from tests.support.translators import make_translator, write_translator
 from xrep.config import problems_of
-from xrep.data.batching import PairBatch, TextSpec, Vocabulary
+from xrep.data.batch import PairBatch, TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
 from xrep.models.directory import fingerprint, load_model, open_checkpoint

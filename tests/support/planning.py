@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from xrep.criteria.criterion import Criterion, Loss, Planned
-from xrep.data.batching import HardNegatives, PairBatch, TokenBatch
+from xrep.data.batch import HardNegatives, PairBatch, TokenBatch
 
 
 def token_batch(tokens: Tensor, lengths: Tensor) -> TokenBatch:

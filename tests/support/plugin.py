@@ -15,7 +15,7 @@ from tests.support.encoders import write_encoder
 from tests.support.once import made_once
 from tests.support.runs import TwoTerms, compose_run
 from tests.support.translators import write_translator
-from xrep.data.batching import PairBatch, TextSpec, Vocabulary, collate
+from xrep.data.batch import PairBatch, TextSpec, Vocabulary, collate
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.data.store import DataDirectory
 from xrep.registry import CRITERIA

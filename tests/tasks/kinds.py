@@ -13,7 +13,7 @@ import torch
 
 from tests.support.corpus import sentence_pairs, spanish_pairs
 from tests.support.nli_data import Row, nli_rows, write, write_columns, write_jsonl
-from xrep.data.batching import PairBatch, TokenBatch
+from xrep.data.batch import PairBatch, TokenBatch
 from xrep.tasks.annotated import ClassificationTask
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.monolingual import MonolingualTask

@@ -18,7 +18,7 @@ from tests.support.nli_data import write
 from tests.support.once import made_once
 from tests.tasks.kinds import KINDS, PAIRS, SPANISH, SWAPPED, Kind, contents, rows_of, sequences
 from xrep.config import problems_of
-from xrep.data.batching import TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.data.stream import stream
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask

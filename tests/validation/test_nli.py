@@ -15,7 +15,7 @@ from xrep.config import Part
 from xrep.criteria.multitask import Multitask
 from xrep.criteria.nli import Nli
 from xrep.criteria.nli_triplet import NliTriplet
-from xrep.data.batching import TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.errors import UserError
 from xrep.tasks.nli import NliTask
 from xrep.tasks.task import Examples

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from xrep.data.batching import PairBatch, TokenBatch, Vocabulary, collate
+from xrep.data.batch import PairBatch, TokenBatch, Vocabulary, collate
 from xrep.errors import UserError
 from xrep.tasks.task import Pool
 from xrep.validation.retrieval import RetrievalValidator

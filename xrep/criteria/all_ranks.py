@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xrep.criteria.criterion import Planned
-from xrep.data.batching import on_device
+from xrep.data.batch import on_device
 from xrep.kernels.gather import gather_rows, rank_sizes
 
 FACTS = ("ids", "labels", "languages", "indices")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from xrep.criteria.criterion import Criterion, Loss, Planned, only_tower
 from xrep.criteria.masked_language import MaskedLanguage
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.data.batch import PairBatch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
 from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import CrossEntropy

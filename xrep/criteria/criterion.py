@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xrep.data.batching import Movable, TextSpec
+from xrep.data.batch import Movable, TextSpec
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.model import Model, SentenceModel

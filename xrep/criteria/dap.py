@@ -26,7 +26,7 @@ from xrep.criteria.reconstruction import (
     language_embedding,
 )
 from xrep.criteria.translation_ranking import TranslationRanking
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.data.batch import PairBatch, TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder

@@ -19,7 +19,7 @@ from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.in_batch import Temperature, with_own_negatives
 from xrep.criteria.keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
-from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch, event_on, on_device
+from xrep.data.batch import Movable, PairBatch, TextSpec, TokenBatch, event_on, on_device
 from xrep.data.teacher_vectors import TeacherVectors
 from xrep.data.vector_cache import VectorCache, check_cache, token_keys
 from xrep.errors import UserError

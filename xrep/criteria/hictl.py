@@ -16,7 +16,7 @@ from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
 from xrep.criteria.in_batch import InBatch, Temperature, negative_vectors, with_own_negatives
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.criteria.tlm import read_together
-from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch, Vocabulary
+from xrep.data.batch import Movable, PairBatch, TextSpec, TokenBatch, Vocabulary
 from xrep.data.masking import Masked, maskable
 from xrep.errors import UserError
 from xrep.kernels.gather import current_group

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xrep.criteria.criterion import Planned
 from xrep.criteria.matryoshka import Nested
-from xrep.data.batching import PairBatch, TextSpec
+from xrep.data.batch import PairBatch, TextSpec
 from xrep.kernels.gather import current_group
 from xrep.kernels.own_negatives import add_own_negatives
 from xrep.models.model import SentenceModel

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
-from xrep.data.batching import PairBatch, TextSpec, on_device
+from xrep.data.batch import PairBatch, TextSpec, on_device
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.model import TranslationModel
 from xrep.tasks.task import Examples

@@ -10,7 +10,7 @@ import torch
 
 from xrep.criteria.criterion import Criterion, Loss, Planned
 from xrep.criteria.masked_language import HeadChoice, MaskedLanguage
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.data.batch import PairBatch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.task import Examples, Task

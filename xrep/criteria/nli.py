@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from xrep.config.fields import Count
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
-from xrep.data.batching import TextSpec
+from xrep.data.batch import TextSpec
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.model import SentenceModel
 from xrep.nn.layers import Linear

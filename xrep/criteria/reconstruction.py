@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from xrep.data.batching import Movable, PairBatch
+from xrep.data.batch import Movable, PairBatch
 
 Direction = Literal["to_pivot", "from_pivot", "both"]
 PLACE, SLOT, LANGUAGE, POSITION = range(4)

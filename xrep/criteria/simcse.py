@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.in_batch import InBatch
-from xrep.data.batching import PairBatch, TextSpec
+from xrep.data.batch import PairBatch, TextSpec
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.models.model import SentenceModel
 from xrep.nn.layers import SelfAttention

@@ -11,7 +11,7 @@ from torch import Tensor
 from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
 from xrep.criteria.mlm import MLM
 from xrep.criteria.reconstruction import language_embedding
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, on_device
+from xrep.data.batch import PairBatch, TextSpec, TokenBatch, Vocabulary, on_device
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.encoder import require_transformer

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xrep.data.batching import Batch, TokenBatch, Vocabulary
+from xrep.data.batch import Batch, TokenBatch, Vocabulary
 from xrep.errors import UserError
 from xrep.text.annotated import LabelledText, Question, TaggedSentence
 from xrep.text.tokenizer import Tokenizer

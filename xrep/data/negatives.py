@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from xrep.data.batching import HardNegatives, TextSpec, pad
+from xrep.data.batch import HardNegatives, TextSpec, pad
 from xrep.data.building import build_cached, files_in
 from xrep.data.hash_runs import HashRuns
 from xrep.data.store import (

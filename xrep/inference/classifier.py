@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from xrep.data.annotated import IGNORED, Row, Rows, label_rows, question_rows, tag_rows
-from xrep.data.batching import TextSpec, batches_of
+from xrep.data.batch import TextSpec, batches_of
 from xrep.errors import UserError
 from xrep.models.classifier import load_classifier
 from xrep.models.device import to_device

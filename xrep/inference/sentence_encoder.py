@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from xrep.data.batching import TextSpec, Vocabulary, batches_of, collate
+from xrep.data.batch import TextSpec, Vocabulary, batches_of, collate
 from xrep.errors import UserError
 from xrep.inference.encoder_files import Format, write_encoder
 from xrep.interop.pretrained import find_pretrained, read_pretrained

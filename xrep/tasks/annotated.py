@@ -15,7 +15,7 @@ import numpy as np
 
 from xrep.config.fields import Count
 from xrep.data.annotated import AnnotatedBatch, Row, Rows, label_rows, question_rows, tag_rows
-from xrep.data.batching import Annotation, TextSpec, Vocabulary
+from xrep.data.batch import Annotation, TextSpec, Vocabulary
 from xrep.data.building import build_cached, train_vocabulary
 from xrep.data.hash_runs import HashRuns
 from xrep.data.order import ExampleOrder

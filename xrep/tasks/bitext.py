@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from xrep.config.fields import Count, Share
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, pad
+from xrep.data.batch import PairBatch, TextSpec, TokenBatch, Vocabulary, pad
 from xrep.data.negatives import NegativeStore, prepare_negatives
 from xrep.data.order import ExampleOrder, by_group
 from xrep.data.plan import TokenBudget

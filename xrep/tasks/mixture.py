@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from xrep.config import Mixing, Part
-from xrep.data.batching import Batch
+from xrep.data.batch import Batch
 from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.files import write_aside

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from xrep.config.fields import Count, Share
-from xrep.data.batching import Batch, PairBatch, TextSpec, TokenBatch, Vocabulary, pad
+from xrep.data.batch import Batch, PairBatch, TextSpec, TokenBatch, Vocabulary, pad
 from xrep.data.order import ExampleOrder, by_group
 from xrep.data.plan import TokenBudget
 from xrep.data.store import Corpus, gather_rows

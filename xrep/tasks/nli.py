@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from xrep.config.fields import Count
-from xrep.data.batching import Batch, TextSpec, TokenBatch, Vocabulary, pad
+from xrep.data.batch import Batch, TextSpec, TokenBatch, Vocabulary, pad
 from xrep.data.nli_store import NliOptions, prepare_nli
 from xrep.data.order import ExampleOrder
 from xrep.data.store import Corpus

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xrep.data.batching import Batch, PairBatch, TextSpec
+from xrep.data.batch import Batch, PairBatch, TextSpec
 from xrep.data.stream import Plan
 from xrep.text.sides import Tokenizers, save_tokenizers
 

@@ -11,7 +11,7 @@ import torch
 
 from tests.support.corpus import sentence_pairs
 from tests.support.translators import make_translator
-from xrep.data.batching import PairBatch, TextSpec
+from xrep.data.batch import PairBatch, TextSpec
 from xrep.inference.generation.translator import Translator
 from xrep.models.translation import Translation
 

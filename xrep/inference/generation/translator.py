@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from xrep.data.batching import TextSpec, batches_of, collate
+from xrep.data.batch import TextSpec, batches_of, collate
 from xrep.errors import UserError
 from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
