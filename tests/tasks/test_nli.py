@@ -31,11 +31,11 @@ def test_languages_are_on_their_sides(texts: Path, data_directory: Path, form: s
     task = KINDS["nli, two languages"].make(texts, data_directory, form=form)
     assert (task.text.source_languages, task.text.target_languages) == (["de"], ["en"])
     batch = task.make(np.arange(task.examples))
-    border = len(batch.sides[0])
+    border = len(batch.source)
     assert 0 < border < batch.places.numel() and torch.equal(batch.languages, (batch.places >= border).long())
-    assert all(side.tokens.size(1) == int(side.lengths.max()) for side in batch.rows(2, 3).sides if len(side))
+    assert all(side.tokens.size(1) == int(side.lengths.max()) for side in batch.rows(2, 3).sides.values() if len(side))
     alone = KINDS["nli"].make(texts, data_directory)
-    assert len(alone.make(np.arange(5)).sides[0]) == 0 and alone.text.source_languages == []
+    assert len(alone.make(np.arange(5)).source) == 0 and alone.text.source_languages == []
     every = KINDS["nli, two languages"].make(texts, data_directory, target_languages=[])
     assert (every.text.source_languages, every.text.target_languages) == (["de", "en"], [])
 

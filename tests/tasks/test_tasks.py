@@ -55,9 +55,7 @@ def in_any_order(name: str, rows: list[tuple[str, ...]]) -> Counter[Any]:
 
 
 def sides_of(batch: Any) -> list[TokenBatch]:
-    if hasattr(batch, "source"):
-        return [batch.source, batch.target]
-    return list(batch.sides) if hasattr(batch, "sides") else [batch.tokens]
+    return list(batch.sides.values())
 
 
 def epoch(task: Task, **options: Any) -> list[Any]:
@@ -127,11 +125,8 @@ def test_micro_batches_are_parts_of_a_batch(make) -> None:
         for side in sides_of(some):
             assert side.tokens.size(1) >= (int(side.lengths.max()) if len(side) else 0)
         assert some.indices.tolist() == batch.indices.tolist()[start:stop] and len(some) == stop - start
-        if hasattr(some, "places"):
-            assert rows_of(task, some) == whole[start:stop]
-        for name in ("labels", "ids", "languages"):
-            if hasattr(batch, name):
-                assert torch.equal(getattr(some, name), getattr(batch, name)[start:stop])
+        assert rows_of(task, some) == whole[start:stop]
+        assert all(torch.equal(fact, batch.facts[name][start:stop]) for name, fact in some.facts.items())
     moved = batch.to("meta")
     assert {side.tokens.device.type for side in sides_of(moved)} == {"meta"}
     assert moved.indices.device.type == "cpu" and moved.token_count == batch.token_count
@@ -216,7 +211,7 @@ def test_examples_are_described(name: str, kind: Kind, make) -> None:
         assert said == texts or name in SWAPPED and said == texts[::-1]
     assert task.describe(batch) == "; ".join(lines[:3])
     if kind.names:
-        batch.indices = torch.tensor(list(kind.names))
+        batch.facts["indices"] = torch.tensor(list(kind.names))
         named = task.describe(batch, len(kind.names)).split("; ")
         assert [line.partition(": ")[0] for line in named] == list(kind.names.values())
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
-from xrep.data.annotated import IGNORED, AnnotatedBatch
+from xrep.data.annotated import IGNORED
+from xrep.data.batch import Batch
 from xrep.models.model import ClassifyingModel
 from xrep.tasks.task import Examples
 
@@ -32,7 +33,7 @@ class Classification(AnnotationCriterion):
 
     reads = (Examples.LABELLED_TEXTS,)
 
-    def plan(self, batch: AnnotatedBatch, generator: torch.Generator) -> Planned:
+    def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
         return Planned(batch, {"classification": len(batch)})
 
     def forward(self, model: ClassifyingModel, planned: Planned) -> Loss:
@@ -48,7 +49,7 @@ class Tagging(AnnotationCriterion):
 
     reads = (Examples.TAGGED_WORDS,)
 
-    def plan(self, batch: AnnotatedBatch, generator: torch.Generator) -> Planned:
+    def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
         return Planned(batch, {"tagging": int((batch.labels != IGNORED).sum())})
 
     def forward(self, model: ClassifyingModel, planned: Planned) -> Loss:
@@ -66,7 +67,7 @@ class Span(AnnotationCriterion):
 
     reads = (Examples.QUESTIONS,)
 
-    def plan(self, batch: AnnotatedBatch, generator: torch.Generator) -> Planned:
+    def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
         return Planned(batch, {"span": len(batch)})
 
     def forward(self, model: ClassifyingModel, planned: Planned) -> Loss:

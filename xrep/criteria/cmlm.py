@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from xrep.criteria.criterion import Criterion, Loss, Planned, only_tower
 from xrep.criteria.masked_language import MaskedLanguage
-from xrep.data.batch import PairBatch, TextSpec, TokenBatch
+from xrep.data.batch import Batch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
 from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import CrossEntropy
@@ -77,7 +77,7 @@ class CMLM(Criterion):
         self.spaces = ProjectionSpaces(hidden_size, config.projections) if own else None
         self.skip = Linear(config.projections * hidden_size, hidden_size, bias=False) if config.skip else None
 
-    def plan(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+    def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
         masked = self.language.mask(self._tower, batch.target, generator)
         return Planned(batch, {"cmlm": len(masked.labels)}, masked)
 

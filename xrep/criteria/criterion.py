@@ -133,7 +133,7 @@ class Criterion(nn.Module, ABC):
         frozen: patterns, as for ``--freeze``, of the parameters that the objective itself keeps unchanged.
         reads: kinds of examples that it can read; empty: any kind.
         needs: kind of model that it trains; None: any kind.
-        uses_hard_negatives: whether the loss has the hard negatives of a batch of pairs (``PairBatch.negatives``).
+        uses_hard_negatives: whether the loss has the hard negatives of a batch of pairs (``Batch.negatives``).
         micro_batch: number of rows of a batch that are encoded at a time (``set_micro_batch``); None: all rows.
     """
 

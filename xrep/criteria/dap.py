@@ -26,7 +26,7 @@ from xrep.criteria.reconstruction import (
     language_embedding,
 )
 from xrep.criteria.translation_ranking import TranslationRanking
-from xrep.data.batch import PairBatch, TextSpec, TokenBatch
+from xrep.data.batch import Batch, TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder
@@ -172,7 +172,7 @@ class DAP(TranslationRanking):
                 self.register_buffer(f"subwords_{place}", torch.from_numpy(ids.astype(np.int64)), persistent=False)
                 self._planner.labels[place] = np.isin(np.arange(self._vocabulary.size), ids)
 
-    def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+    def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
         planned = super().plan_rows(batch, generator)
         planned.details = self._planner.plan(batch, generator)
         sizes = planned.details.sizes(sentences=self.config.rtl_average == "sentences")
@@ -187,7 +187,7 @@ class DAP(TranslationRanking):
         encoder = require_transformer(model.encoders[self._tower], "dap")
         return Encoded(vectors, self._reconstruct(encoder, planned.details, states, tokens))
 
-    def _read(self, model: DualEncoder, batch: PairBatch) -> tuple[tuple[Tensor, ...], Tensor, TokenBatch]:
+    def _read(self, model: DualEncoder, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor, TokenBatch]:
         """Return sentence vectors of both sides (and of hard negatives), and token vectors [2 B, T, H] and tokens of
         both sides, sources before targets."""
         both = batch.source.followed_by(batch.target, self._vocabulary.pad_id)

@@ -19,7 +19,7 @@ from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.in_batch import Temperature, with_own_negatives
 from xrep.criteria.keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
-from xrep.data.batch import Movable, PairBatch, TextSpec, TokenBatch, event_on, on_device
+from xrep.data.batch import Batch, Movable, TextSpec, TokenBatch, event_on, on_device
 from xrep.data.teacher_vectors import TeacherVectors
 from xrep.data.vector_cache import VectorCache, check_cache, token_keys
 from xrep.errors import UserError
@@ -210,7 +210,7 @@ class FrozenSource(ContrastiveCriterion):
             for hashes in task.hashes():
                 self._teacher.rows(hashes[:, SIDES.index(self._source_side)].view(np.int64))
 
-    def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+    def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
         planned, tokens = super().plan_rows(batch, generator), getattr(batch, self._source_side)
         if self._teacher is not None:
             hashes = batch.ids[:, SIDES.index(self._source_side)].numpy()

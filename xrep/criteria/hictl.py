@@ -16,7 +16,7 @@ from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
 from xrep.criteria.in_batch import InBatch, Temperature, negative_vectors, with_own_negatives
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.criteria.tlm import read_together
-from xrep.data.batch import Movable, PairBatch, TextSpec, TokenBatch, Vocabulary
+from xrep.data.batch import Batch, Movable, TextSpec, TokenBatch, Vocabulary
 from xrep.data.masking import Masked, maskable
 from xrep.errors import UserError
 from xrep.kernels.gather import current_group
@@ -175,7 +175,7 @@ class HiCTL(ContrastiveCriterion):
             problem = "hictl: a sentence and its reordered words reveal each other's masked words"
             raise UserError(problem, cure="set `monolingual` to true")
 
-    def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+    def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
         sizes: dict[str, float] = {}
         masked = words = together = None
         if self.config.word_contrast or (self.language is not None and not self.config.monolingual):

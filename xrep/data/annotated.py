@@ -15,11 +15,11 @@ from itertools import islice
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from xrep.data.batch import Batch, TokenBatch, Vocabulary
 from xrep.errors import UserError
 from xrep.text.annotated import LabelledText, Question, TaggedSentence
+from xrep.text.sides import SHARED
 from xrep.text.tokenizer import Tokenizer
 
 IGNORED = -100
@@ -194,36 +194,6 @@ def _chunks(items: Iterable) -> Iterator[tuple[int, list]]:
         start += len(chunk)
 
 
-@dataclass
-class AnnotatedBatch(Batch):
-    """A batch of N rows.
-
-    Attributes:
-        tokens: The sequences, with ``types`` where there are pairs.
-        labels: int64: the class of each text [N]; the tag of each token [N, T]; or the first and last token of the
-            answer [N, 2].
-        indices: int64 [N], the number of each row in its split.
-    """
-
-    tokens: TokenBatch
-    labels: Tensor
-    indices: Tensor
-
-    def rows(self, start: int, stop: int) -> AnnotatedBatch:
-        """Return the rows ``start`` to ``stop``, with no more padding than the longest of them needs."""
-        tokens, labels = self.tokens.rows(start, stop), self.labels[start:stop]
-        if labels.dim() == 2:
-            labels = labels[:, : max(2, tokens.tokens.size(1))]
-        return AnnotatedBatch(tokens, labels, self.indices[start:stop])
-
-    @property
-    def token_count(self) -> int:
-        return self.tokens.real_tokens
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-
 class Rows:
     """The rows of a split, all of them in memory.
 
@@ -254,7 +224,7 @@ class Rows:
             digest.update(part.tobytes())
         return digest.hexdigest()
 
-    def batch(self, rows: np.ndarray, vocabulary: Vocabulary, kind: str) -> AnnotatedBatch:
+    def batch(self, rows: np.ndarray, vocabulary: Vocabulary, kind: str) -> Batch:
         """Return some rows as a batch.
 
         Args:
@@ -269,11 +239,10 @@ class Rows:
             tokens[place, : lengths[place]] = self._ids[row]
             labels[place, : len(self._labels[row])] = self._labels[row]
         types = (np.arange(width) >= self._first[rows][:, None]) & (np.arange(width) < lengths[:, None])
-        batch = TokenBatch(
+        sequences = TokenBatch(
             torch.from_numpy(tokens),
             torch.from_numpy(lengths),
             lengths,
             torch.from_numpy(types.astype(np.int64)) if types.any() else None,
         )
-        targets = torch.from_numpy(labels[:, 0] if kind == "label" else labels)
-        return AnnotatedBatch(batch, targets, torch.from_numpy(rows))
+        return Batch.of({SHARED: sequences}, labels=labels[:, 0] if kind == "label" else labels, indices=rows)

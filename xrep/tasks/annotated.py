@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from xrep.config.fields import Count
-from xrep.data.annotated import AnnotatedBatch, Row, Rows, label_rows, question_rows, tag_rows
-from xrep.data.batch import Annotation, TextSpec, Vocabulary
+from xrep.data.annotated import Row, Rows, label_rows, question_rows, tag_rows
+from xrep.data.batch import Annotation, Batch, TextSpec, Vocabulary
 from xrep.data.building import build_cached, train_vocabulary
 from xrep.data.hash_runs import HashRuns
 from xrep.data.order import ExampleOrder
@@ -187,10 +187,10 @@ class AnnotatedTask(Task):
         plans = plan_batches(self._order, self.config.batch_size, cursor, rank, world_size, stop)
         return (replace(plan, what=plan.what[:, 1]) for plan in plans)
 
-    def make(self, what: np.ndarray) -> AnnotatedBatch:
+    def make(self, what: np.ndarray) -> Batch:
         return self._train.batch(what, self.text.vocabulary(SHARED), self.kind)
 
-    def describe(self, batch: AnnotatedBatch, limit: int = 3) -> str:
+    def describe(self, batch: Batch, limit: int = 3) -> str:
         tokenizer, lines = self.tokenizers[SHARED], []
         for place in range(min(limit, len(batch))):
             ids = batch.tokens.tokens[place, : int(batch.tokens.host_lengths[place])].tolist()
@@ -207,7 +207,7 @@ class AnnotatedTask(Task):
         with path.open("wb") as file:
             np.save(file, hashes.to_array(), allow_pickle=False)
 
-    def validation_batches(self) -> Iterator[AnnotatedBatch]:
+    def validation_batches(self) -> Iterator[Batch]:
         for rows in rows_by_length(self._dev.lengths):
             yield self._dev.batch(rows, self.text.vocabulary(SHARED), self.kind)
 

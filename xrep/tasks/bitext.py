@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-import torch
 
 from xrep.config.fields import Count, Share
-from xrep.data.batch import PairBatch, TextSpec, TokenBatch, Vocabulary, pad
+from xrep.data.batch import Batch, TextSpec, TokenBatch, Vocabulary, pad
 from xrep.data.negatives import NegativeStore, prepare_negatives
 from xrep.data.order import ExampleOrder, by_group
 from xrep.data.plan import TokenBudget
@@ -121,7 +120,7 @@ class BitextTask(StoredTask, ParallelTask):
     def hashes(self) -> Iterator[np.ndarray]:
         return (pair.hashes for pair in self._train)
 
-    def make(self, what: np.ndarray) -> PairBatch:
+    def make(self, what: np.ndarray) -> Batch:
         batch = self._batch(self._train, what)
         if self._negatives is None:
             return batch
@@ -157,7 +156,7 @@ class BitextTask(StoredTask, ParallelTask):
         return f"{pair.name} pair {row}: {source!r} ||| {target!r}"
 
     def validation_pools(self, max_pool_size: int) -> list[Pool]:
-        def batches(pair: Corpus) -> Iterator[PairBatch]:
+        def batches(pair: Corpus) -> Iterator[Batch]:
             for rows in rows_by_length(pair.lengths(np.arange(min(len(pair), max_pool_size)))):
                 yield self._batch([pair], np.stack([np.zeros_like(rows), rows], axis=1))
 
@@ -167,11 +166,11 @@ class BitextTask(StoredTask, ParallelTask):
             raise UserError("has no split 'valid'", path=self._place, cure=cure)
         return pools
 
-    def validation_batches(self) -> Iterator[PairBatch]:
+    def validation_batches(self) -> Iterator[Batch]:
         pools = self.validation_pools(sys.maxsize) if self.has_validation else []
         return (batch for pool in pools for batch in pool.batches())
 
-    def references(self, batch: PairBatch) -> list[str]:
+    def references(self, batch: Batch) -> list[str]:
         tokenizer = tokenizer_of(self.tokenizers, "target")
         rows = zip(batch.target.tokens.tolist(), batch.target.host_lengths.tolist(), strict=True)
         leading = self.text.vocabulary("target").leading_count
@@ -184,20 +183,18 @@ class BitextTask(StoredTask, ParallelTask):
     def _pairs(self, split: str) -> list[Corpus]:
         return [pair for pair in self._splits.get(split, []) if len(pair)]
 
-    def _batch(self, pairs: list[Corpus], examples: np.ndarray) -> PairBatch:
+    def _batch(self, pairs: list[Corpus], examples: np.ndarray) -> Batch:
         """Collate (corpus, row) examples, int64 [N, 2]."""
         corpora, rows = examples.T
         starts = np.cumsum([0, *(len(pair) for pair in pairs)])
         ids = by_group(corpora, lambda corpus, places: ids_of(pairs[corpus], rows[places]))
         known = {language: place for place, language in enumerate(self.text.languages)}
         languages = np.array([[known[language] for language in pair.names] for pair in pairs], dtype=np.int64)
-        return PairBatch(
-            self._side("source", [pair.source for pair in pairs], examples),
-            self._side("target", [pair.target for pair in pairs], examples),
-            torch.from_numpy(ids),
-            torch.from_numpy(starts[corpora] + rows),
-            torch.from_numpy(languages[corpora]),
-        )
+        sides = {
+            "source": self._side("source", [pair.source for pair in pairs], examples),
+            "target": self._side("target", [pair.target for pair in pairs], examples),
+        }
+        return Batch.of(sides, ids=ids, indices=starts[corpora] + rows, languages=languages[corpora])
 
     def _side(self, name: str, columns: list[TokenColumn], examples: np.ndarray) -> TokenBatch:
         vocabulary = self.text.vocabulary(name)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from xrep.config import Mixing, Part
-from xrep.data.batch import Batch
+from xrep.data.batch import Movable
 from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.files import write_aside
@@ -26,7 +26,7 @@ from xrep.text.sides import same_tokenizers
 
 
 @dataclass
-class MixedBatch(Batch):
+class MixedBatch(Movable):
     """The batches of a step, by name of their part. Its length is that of all batches together.
 
     It stays in host memory: what is computed with are the plans of the batches.
@@ -194,7 +194,7 @@ def _one_after_another(pools: list[Pool]) -> Callable[[], Iterator[Any]]:
             rows = 0
             for batch in pool.batches():
                 rows += len(batch)
-                yield replace(batch, indices=batch.indices + first)
+                yield replace(batch, facts={**batch.facts, "indices": batch.indices + first})
             first += rows
 
     return batches

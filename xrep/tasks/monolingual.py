@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from xrep.config.fields import Count, Share
-from xrep.data.batch import Batch, PairBatch, TextSpec, TokenBatch, Vocabulary, pad
+from xrep.data.batch import Batch, TextSpec, TokenBatch, Vocabulary, pad
 from xrep.data.order import ExampleOrder, by_group
 from xrep.data.plan import TokenBudget
 from xrep.data.store import Corpus, gather_rows
@@ -30,43 +28,12 @@ GIVES: dict[Units, Examples] = {
 }
 
 
-@dataclass
-class SentenceBatch(Batch):
-    """A batch of single sentences.
-
-    Attributes:
-        indices: int64 [B]: index of each row's example in its split (for messages).
-        languages: int64 [B], places in ``TextSpec.languages``. ``languages`` and ``indices`` always stay on the CPU,
-            where Python can read them.
-    """
-
-    sentences: TokenBatch
-    indices: Tensor
-    languages: Tensor
-
-    @property
-    def sides(self) -> tuple[TokenBatch]:
-        return (self.sentences,)
-
-    def rows(self, start: int, stop: int) -> SentenceBatch:
-        """Return some of the sentences."""
-        some = slice(start, stop)
-        return SentenceBatch(self.sentences.rows(start, stop), self.indices[some], self.languages[some])
-
-    @property
-    def token_count(self) -> int:
-        return self.sentences.real_tokens
-
-    def __len__(self) -> int:
-        return len(self.sentences)
-
-
 class MonolingualTask(StoredTask):
     """Text of one or many languages with one vocabulary, tokenised once and kept on disk.
 
-    A batch has single sentences (``SentenceBatch``, for mlm), pairs of neighbouring sentences (``PairBatch``, for cmlm,
+    A batch has single sentences (``Batch``, for mlm), pairs of neighbouring sentences (``Batch``, for cmlm,
     and with translation_ranking for QuickThought), or pairs of a sentence and its own tokens in another order
-    (``PairBatch``, for hictl on text without translations). Both sides of a pair are in one language.
+    (``Batch``, for hictl on text without translations). Both sides of a pair are in one language.
 
     All languages are on both sides, so towers must be shared.
 
@@ -146,7 +113,7 @@ class MonolingualTask(StoredTask):
         order = _NumberedOrder(self._train.sizes, config.sampling_alpha, seed, self._train.lengths)
         self._open(data, order, size, "pairs" if config.units == "adjacent" else "sentences", config.data)
 
-    def make(self, what: np.ndarray) -> SentenceBatch | PairBatch:
+    def make(self, what: np.ndarray) -> Batch:
         return self._batch(self._train, what)
 
     def _describe(self, corpus: int, row: int) -> str:
@@ -156,21 +123,20 @@ class MonolingualTask(StoredTask):
         texts = [repr(self.tokenizers[SHARED].decode(split.source[number])) for number in rows]
         return f"{split.name} sentence {first}: {' ||| '.join(texts)}"
 
-    def validation_batches(self) -> Iterator[SentenceBatch | PairBatch]:
+    def validation_batches(self) -> Iterator[Batch]:
         for corpus, size in enumerate(self._valid.sizes):
             for rows in rows_by_length(self._valid.lengths(corpus, np.arange(size))):
                 yield self._batch(self._valid, np.stack([np.full_like(rows, corpus), rows, rows], axis=1))
 
-    def _batch(self, examples: _Examples, what: np.ndarray) -> SentenceBatch | PairBatch:
+    def _batch(self, examples: _Examples, what: np.ndarray) -> Batch:
         """Collate examples (corpus, row, number), int64 [N, 3]."""
         corpora, rows, numbers = what.T
-        starts = np.cumsum([0, *examples.sizes])
-        indices = torch.from_numpy(starts[corpora] + rows)
+        indices = np.cumsum([0, *examples.sizes])[corpora] + rows
         places = [self.text.languages.index(split.name) for split in examples.splits]
-        languages = torch.from_numpy(np.array(places, dtype=np.int64)[corpora])
+        languages = np.array(places, dtype=np.int64)[corpora]
         sentences, first = self._gather(examples, corpora, rows, 0)
         if self.config.units == "sentences":
-            return SentenceBatch(self._pad(*sentences), indices, languages)
+            return Batch.of({SHARED: self._pad(*sentences)}, indices=indices, languages=languages)
         if self.config.units == "reordered":
             other, second = self._reordered(*sentences, numbers), first
         else:
@@ -180,7 +146,8 @@ class MonolingualTask(StoredTask):
             swapped = (scramble(numbers.astype(np.uint64), self._seed) & np.uint64(1)).astype(bool)
             source, target = _swapped(source, target, swapped, self.text.vocabulary(SHARED).pad_id)
             ids[swapped] = ids[swapped, ::-1]
-        return PairBatch(source, target, torch.from_numpy(ids), indices, languages.unsqueeze(1).expand(-1, 2))
+        languages = np.stack([languages, languages], axis=1)
+        return Batch.of({"source": source, "target": target}, ids=ids, indices=indices, languages=languages)
 
     def _tokens(self, corpus: int, rows: np.ndarray) -> np.ndarray:
         """Return the token counts of training sentences after ``_gather`` and ``_pad``: int64 [n, 1]."""

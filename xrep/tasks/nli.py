@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from xrep.config.fields import Count
 from xrep.data.batch import Batch, TextSpec, TokenBatch, Vocabulary, pad
@@ -21,46 +19,6 @@ from xrep.tasks.task import Examples
 from xrep.text.languages import canonical
 from xrep.text.nli_readers import LABELS
 from xrep.text.sides import SIDES, Tokenizers, tokenizer_of
-
-
-@dataclass
-class NliBatch(Batch):
-    """Examples of S sentences: premise and hypothesis, or anchor, positive and hard negative.
-
-    Attributes:
-        sides: the sentences of all columns, divided into those of source languages and those of target languages,
-            because each side may have its own tower and tokenizer.
-        places: int64 [B, S]: index of each sentence in the rows of the first side followed by those of the second.
-        labels: int64 [B], places in ``LABELS``; -1 in triplets.
-        ids: int64 [B, S]: equal numbers mean equal sentences.
-        indices: int64 [B]: index of each row's example in its split (for messages).
-        languages: int64 [B, S]: language of each sentence, as its place in ``TextSpec.languages``. ``languages`` and
-            ``indices`` always stay on the CPU, where Python can read them.
-    """
-
-    sides: tuple[TokenBatch, TokenBatch]
-    places: Tensor
-    labels: Tensor
-    ids: Tensor
-    indices: Tensor
-    languages: Tensor
-
-    def rows(self, start: int, stop: int) -> NliBatch:
-        """Return some of the examples, with only their sentences. Best called on a batch that is not on a GPU yet."""
-        some = slice(start, stop)
-        chosen, places = self.places[some].unique(return_inverse=True)
-        border = len(self.sides[0])
-        of_sides = chosen[chosen < border], chosen[chosen >= border] - border
-        source, target = (side.select(rows.numpy()) for side, rows in zip(self.sides, of_sides, strict=True))
-        facts = (tensor[some] for tensor in (self.labels, self.ids, self.indices, self.languages))
-        return NliBatch((source, target), places, *facts)
-
-    @property
-    def token_count(self) -> int:
-        return sum(side.real_tokens for side in self.sides)
-
-    def __len__(self) -> int:
-        return len(self.places)
 
 
 class NliTask(StoredTask):
@@ -126,7 +84,7 @@ class NliTask(StoredTask):
     ) -> Iterator[Plan]:
         return (replace(plan, what=plan.what[:, 1]) for plan in super().plan(cursor, rank, world_size, stop))
 
-    def make(self, what: np.ndarray) -> NliBatch:
+    def make(self, what: np.ndarray) -> Batch:
         return self._batch(self._train, what)
 
     def _describe(self, corpus: int, row: int) -> str:
@@ -136,31 +94,30 @@ class NliTask(StoredTask):
         label = [] if self._options.triplets else [LABELS[self._train.arrays["labels"][row]]]
         return f"example {row}: {' ||| '.join([*texts, *label])}"
 
-    def validation_batches(self) -> Iterator[NliBatch]:
+    def validation_batches(self) -> Iterator[Batch]:
         if self.has_validation:
             split = self._splits["valid"]
             for rows in rows_by_length(split.lengths(np.arange(len(split)))):
                 yield self._batch(split, rows)
 
-    def _batch(self, split: Corpus, rows: np.ndarray) -> NliBatch:
+    def _batch(self, split: Corpus, rows: np.ndarray) -> Batch:
         is_target = self._is_target[split.arrays["languages"][rows]]
         known = np.array([self.text.languages.index(language) for language in self._languages])
         places = np.empty(is_target.shape, dtype=np.int64)
-        sides, first = [], 0
+        sides, first = dict[str, TokenBatch](), 0
         for side, chosen in zip(SIDES, (~is_target, is_target), strict=True):
             most = self.config.max_length - self.text.vocabulary(side).special_count
             gathered = [column.gather(rows[chosen[:, c]], most) for c, column in enumerate(split.columns)]
             ids, lengths = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
             # Number the sentences column by column, in the order in which they were gathered.
             places.T[chosen.T] = np.arange(first, first + len(lengths))
-            sides.append(pad(ids, lengths, self.text.vocabulary(side)))
+            sides[side] = pad(ids, lengths, self.text.vocabulary(side))
             first += len(lengths)
-        source, target = sides
-        return NliBatch(
-            (source, target),
-            torch.from_numpy(places),
-            torch.from_numpy(split.arrays["labels"][rows]),
-            torch.from_numpy(ids_of(split, rows)),
-            torch.from_numpy(rows),
-            torch.from_numpy(known[split.arrays["languages"][rows]]),
+        return Batch.of(
+            sides,
+            places,
+            labels=split.arrays["labels"][rows],
+            ids=ids_of(split, rows),
+            indices=rows,
+            languages=known[split.arrays["languages"][rows]],
         )

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xrep.data.batch import Batch, PairBatch, TextSpec
+from xrep.data.batch import Batch, TextSpec
 from xrep.data.stream import Plan
 from xrep.text.sides import Tokenizers, save_tokenizers
 
@@ -33,7 +33,7 @@ class Examples(str, Enum):
 
 
 PAIRS = (Examples.TRANSLATIONS, Examples.NEIGHBOURS, Examples.REORDERED)
-"""The kinds that come as ``PairBatch``."""
+"""The kinds whose examples are pairs with the sides source and target."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Pool:
     name: str
     source_language: str
     target_language: str
-    batches: Callable[[], Iterator[PairBatch]]
-    """``PairBatch.indices`` is the row of each pair in the pool."""
+    batches: Callable[[], Iterator[Batch]]
+    """``Batch.indices`` is the row of each pair in the pool."""
 
 
 class Task(ABC):
@@ -65,7 +65,7 @@ class Task(ABC):
         tokenizers: The loaded tokenizers, by side.
         examples: Number of training examples in one epoch.
         has_validation: Whether there is a dev split.
-        has_hard_negatives: Whether training batches have ``PairBatch.negatives``.
+        has_hard_negatives: Whether training batches have ``Batch.negatives``.
     """
 
     default_model: ClassVar[str] = "dual_encoder"
@@ -105,7 +105,7 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def make(self, what: Any) -> Batch:
+    def make(self, what: Any) -> Any:
         """Return the batch of ``Plan.what``, which alone determines it."""
 
     @abstractmethod
@@ -159,9 +159,9 @@ class ParallelTask(Task):
     @abstractmethod
     def hashes(self) -> Iterator[np.ndarray]:
         """Return the hashes of the training sentences of each corpus, source and target: uint64 [n, 2]; see
-        ``PairBatch.ids``."""
+        ``Batch.ids``."""
 
     @abstractmethod
-    def references(self, batch: PairBatch) -> list[str]:
+    def references(self, batch: Batch) -> list[str]:
         """Return the target side of a batch as text, decoded from its tokens: without what the vocabulary does not
         know, and cut where the batch is cut."""

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.nli import Nli, sentence_vectors
+from xrep.data.batch import Batch
 from xrep.errors import UserError
 from xrep.models.model import SentenceModel
-from xrep.tasks.nli import NliBatch
 from xrep.tasks.task import Examples, Task
 from xrep.training.validator import OverRanks, Validator
 
@@ -77,7 +77,7 @@ class NliValidator(Validator):
         return measured
 
 
-def _classified(task: Task, model: SentenceModel, criterion: Nli, batch: NliBatch) -> list[tuple[str, np.ndarray]]:
+def _classified(task: Task, model: SentenceModel, criterion: Nli, batch: Batch) -> list[tuple[str, np.ndarray]]:
     """Return each language (or pair of languages) of a batch, and whether its pairs were classified right, bool [n]."""
     device = next(model.parameters()).device
     classes = criterion.predict(*sentence_vectors(model, batch.to(device))).cpu()
@@ -89,7 +89,7 @@ def _classified(task: Task, model: SentenceModel, criterion: Nli, batch: NliBatc
     return found
 
 
-def _nearer(model: SentenceModel, batch: NliBatch) -> np.ndarray:
+def _nearer(model: SentenceModel, batch: Batch) -> np.ndarray:
     """Return for each triplet whether its positive is nearer to its anchor than its hard negative is, bool [B]."""
     vectors = sentence_vectors(model, batch.to(next(model.parameters()).device))
     anchor, positive, negative = (vector.float().cpu() for vector in vectors)
