@@ -21,7 +21,7 @@ from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from tests.support.runs import environment
 from tests.text.test_formats import FORMATS
-from xrep.data.store import MANIFEST_FILE
+from xrep.data.table import MANIFEST_FILE
 
 WORDS = " ".join(german for german, _ in sentence_pairs(60)).split()
 BEGIN = """
@@ -168,10 +168,10 @@ def write_data(folder: Path, rows: int) -> None:
     draw = np.random.default_rng(0)
     offsets = np.concatenate([[0], np.cumsum(draw.integers(3, 20, rows))]).astype("<i8")
     arrays = {"train.de-en.hashes": draw.integers(1, 2**63, (rows, 2)).astype("<u8")}
-    for language in pair["languages"]:
-        arrays[f"train.de-en.{language}.offsets"] = offsets
-        arrays[f"train.de-en.{language}.tokens"] = draw.integers(5, 100, offsets[-1]).astype(manifest["dtype"])
-        pair["tokens"][language] = int(offsets[-1])
+    for side in ("source", "target"):
+        arrays[f"train.de-en.{side}.offsets"] = offsets
+        arrays[f"train.de-en.{side}"] = draw.integers(5, 100, offsets[-1]).astype(pair["columns"][side][0])
+        pair["tokens"][side] = int(offsets[-1])
     pair["rows"] = rows
     for name, array in arrays.items():
         array.tofile(folder / f"{rows}" / name)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from xrep.config.fields import Count
 from xrep.data.preprocess import PreprocessOptions, PreprocessReport, default_workers, preprocess
-from xrep.data.store import TOKENIZER_DIRECTORY
+from xrep.data.table import TOKENIZER_DIRECTORY
 from xrep.errors import UserError
 from xrep.interrupts import Interrupted
 from xrep.jobs.engines import Engine

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import write_lines
 from tests.support.commands import Commands
-from xrep.data.store import DataDirectory
+from xrep.data.table import DataDirectory
 
 ANIMALS = {"Hund": "dog", "Vogel": "bird", "Fisch": "fish", "Wolf": "wolf", "Bär": "bear", "Affe": "monkey"}
 PLACES = {"Wald": "forest", "Fluss": "river", "Garten": "garden", "Park": "park", "Berg": "mountain", "See": "lake"}

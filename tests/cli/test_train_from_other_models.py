@@ -15,7 +15,7 @@ from tests.support.commands import Commands
 from tests.support.corpus import write_corpus
 from tests.support.once import made_once
 from tests.support.runs import options
-from xrep.data.store import DataDirectory
+from xrep.data.table import DataDirectory
 from xrep.models.directory import MODEL, open_checkpoint
 from xrep.nn.encoder import TransformerEncoder
 from xrep.nn.shape import EncoderShape

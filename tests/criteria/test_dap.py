@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from tests.criteria.equation_dap import DE, EN
 from tests.criteria.objectives import Maker, align
 from tests.support.corpus import sentence_pairs
-from tests.support.planning import loss_of, sizes_of
+from tests.support.planning import loss_of, pair_batch, sizes_of
 from xrep.config import Part
 from xrep.criteria.dap import DAP
 from xrep.criteria.multitask import Multitask
@@ -79,7 +78,7 @@ def test_cut_sentences(make: Maker, tokenizer) -> None:
     model, criterion, batch = make("dap")
     sides = [[np.array(ids) for ids in tokenizer.encode(list(side))] for side in zip(*sentence_pairs(9), strict=True)]
     source, target = (collate(side, make.text.vocabulary("shared"), 5) for side in sides)
-    cut = dataclasses.replace(batch, source=source, target=target, languages=torch.tensor([[DE, EN]] * 9))
+    cut = pair_batch(source, target, batch.ids, batch.indices, torch.tensor([[DE, EN]] * 9))
     assert sizes_of(criterion, cut)["rtl"] == 9 * 4 and loss_of(criterion, model, cut).terms["rtl"].sum.isfinite()
 
 

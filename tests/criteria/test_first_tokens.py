@@ -29,7 +29,7 @@ def batch(bare: Maker) -> Batch:
         [row[1:n] for row, n in zip(s.tokens.numpy(), s.host_lengths, strict=True)] for s in (made.source, made.target)
     ]
     source, target = (collate([row[:-1] for row in rows], bare.text.vocabulary("shared"), 48) for rows in own)
-    return dataclasses.replace(made, source=source, target=target)
+    return dataclasses.replace(made, sides={"source": source, "target": target})
 
 
 @pytest.mark.parametrize("own", KINDS.values(), ids=KINDS)
@@ -39,7 +39,8 @@ def test_another_first_subword_of_y_is_another_loss(bare: Maker, batch: Batch, o
     tokens[:, 0] = next(
         i for i in range(10, 150) if not any((s.tokens == i).any() for s in (batch.source, batch.target))
     )
-    changed = dataclasses.replace(batch, target=dataclasses.replace(batch.target, tokens=tokens))
+    target = dataclasses.replace(batch.target, tokens=tokens)
+    changed = dataclasses.replace(batch, sides={"source": batch.source, "target": target})
     before, after = (loss_of(criterion, model, each).terms for each in (batch, changed))
     for term, value in before.items():
         assert not torch.isclose(value.sum, after[term].sum, rtol=1e-6), term

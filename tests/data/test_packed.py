@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
-from xrep.data.store import Corpus, TokenColumn
-from xrep.data.text_store import packed
+from xrep.data.text_table import Rows, join_sentences
 from xrep.text.cleaning import NO_KEY
 
 
-def corpus_of(documents: list[list[int]]) -> Corpus:
-    """Return documents, given by the lengths of their sentences; token i of the text is the number i."""
-    lengths = np.array([length for document in documents for length in document], dtype=np.int64)
-    rows, followed = 0, []
-    for document in documents:
-        followed += range(rows, rows + len(document) - 1)
-        rows += len(document)
-    offsets = np.append(0, np.cumsum(lengths))
-    column = TokenColumn(np.arange(offsets[-1], dtype=np.uint32), offsets)
-    hashes = np.arange(1, rows + 1, dtype=np.uint64)[:, None]
-    return Corpus(("en",), (column,), {"hashes": hashes, "followed": np.array(followed, dtype=np.int64)})
+def sentences_of(documents: list[list[int]], size: int) -> Iterator[Rows]:
+    """Yield documents, given by the lengths of their sentences, in chunks; token i of the text is the number i, and
+    sentence i has the hash i + 1."""
+    lengths = [length for document in documents for length in document]
+    ends = list(itertools.accumulate(lengths))
+    ids = [list(range(end - length, end)) for end, length in zip(ends, lengths, strict=True)]
+    follows = np.array([place > 0 for document in documents for place in range(len(document))], dtype=bool)
+    hashes = np.arange(1, len(ids) + 1, dtype=np.uint64)
+    for start in range(0, len(ids), size):
+        some = slice(start, start + size)
+        yield Rows(ids[some], hashes[some], follows[some])
 
 
-def plainly(documents: list[list[int]], most: int) -> tuple[list[int], list[int]]:
-    """Return the lengths of the passages, and which of them are followed by another of their document."""
-    lengths, followed = [], []
+def whole(chunks: Iterator[Rows]) -> Rows:
+    ids, hashes, follows = [], [np.empty(0, np.uint64)], [np.empty(0, bool)]
+    for chunk in chunks:
+        ids += chunk.ids
+        hashes.append(chunk.hashes)
+        follows.append(chunk.follows)
+    return Rows(ids, np.concatenate(hashes), np.concatenate(follows))
+
+
+def plainly(documents: list[list[int]], most: int) -> tuple[list[int], list[bool]]:
+    """Return the lengths of the passages, and which of them go on with the document of the one before."""
+    lengths, follows = [], []
     for document in documents:
         own: list[int] = []
         for sentence in document:
@@ -33,26 +44,24 @@ def plainly(documents: list[list[int]], most: int) -> tuple[list[int], list[int]
                 own[-1] += sentence
             else:
                 own.append(sentence)
-        followed += range(len(lengths), len(lengths) + len(own) - 1)
+        follows += [place > 0 for place in range(len(own))]
         lengths += own
-    return lengths, followed
+    return lengths, follows
 
 
 @pytest.mark.parametrize("most", [1, 5, 12, 1000])
-def test_passages_are_those_of_a_plain_loop(most: int) -> None:
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_passages_are_those_of_a_plain_loop(most: int, size: int) -> None:
     draw = np.random.default_rng(most)
     documents = [draw.integers(1, 9, draw.integers(1, 15)).tolist() for _ in range(40)]
-    found = packed(corpus_of(documents), most)
-    lengths, followed = plainly(documents, most)
-    assert found.source.lengths(np.arange(len(found))).tolist() == lengths
-    assert found.arrays["followed"].tolist() == followed and len(found.hashes) == len(found)
-    text = np.concatenate([found.source[row] for row in range(len(found))])
-    assert text.tolist() == list(range(sum(map(sum, documents))))
+    found = whole(join_sentences(sentences_of(documents, size), most))
+    lengths, follows = plainly(documents, most)
+    assert list(map(len, found.ids)) == lengths and found.follows.tolist() == follows
+    assert list(itertools.chain.from_iterable(found.ids)) == list(range(sum(map(sum, documents))))
+    assert found.hashes.tolist() == whole(join_sentences(sentences_of(documents, 1000), most)).hashes.tolist()
     if most == 1:
-        assert found.hashes.tolist() == corpus_of(documents).hashes.tolist()
-    with pytest.raises(IndexError):
-        found.source[len(found)]
-    assert len(packed(corpus_of([]), most)) == 0
+        assert found.hashes.tolist() == list(range(1, len(lengths) + 1))
+    assert not list(join_sentences(sentences_of([], size), most))
 
 
 def test_only_equal_passages_have_equal_hashes() -> None:
@@ -60,11 +69,9 @@ def test_only_equal_passages_have_equal_hashes() -> None:
     a, b, wordless = 5, 6, NO_KEY
     passages = [[a, b, a], [b], [a, a], [b, b], [a, b], [b, a], [a, b], [b, wordless], [wordless, b], [a, wordless, b]]
     passages += [[a, b, b, a], [wordless, wordless], [wordless], [a] * 4, [b] * 4]
-    corpus = corpus_of([[1] * len(passage) for passage in passages * 600])
-    corpus.arrays["hashes"][:, 0] = sum(passages, []) * 600
-    many = packed(corpus, 1000).hashes.reshape(600, len(passages))
-    assert (many == many[0]).all()
-    hashes = many[0].tolist()
+    (given,) = sentences_of([[1] * len(passage) for passage in passages], 1000)
+    given = given._replace(hashes=np.array(sum(passages, []), dtype=np.uint64))
+    hashes = whole(join_sentences(iter([given]), 1000)).hashes.tolist()
     words = [tuple(sentence for sentence in passage if sentence != wordless) for passage in passages]
     for one, mine in zip(words, hashes, strict=True):
         assert [own for own, other in zip(words, hashes, strict=True) if other == mine] == [one] * words.count(one)

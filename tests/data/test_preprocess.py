@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from xrep.data import building, stages
+from xrep.data import build, stages
 from xrep.data.preprocess import PreprocessOptions, prepare, preprocess
-from xrep.data.store import DataDirectory
+from xrep.data.table import DataDirectory
 from xrep.errors import UserError
 from xrep.text.cleaning import CleaningOptions, sentence_hashes, template_hash
 from xrep.text.readers import Bitext, parse_bitext
@@ -40,7 +40,7 @@ def texts(path, split):
     data = DataDirectory(path)
     decode = data.tokenizers["shared"].decode
     return {
-        pair.name: [(decode(pair.source[i]), decode(pair.target[i])) for i in range(len(pair))]
+        pair.name: [(decode(pair["source"][i]), decode(pair["target"][i])) for i in range(len(pair))]
         for pair in data.splits[split]
     }
 
@@ -150,9 +150,9 @@ def test_the_tokenizer_s_text_is_bounded_in_characters(tmp_path, monkeypatch):
         read.extend(sentences)
         return train_tokenizer(read, *arguments)
 
-    monkeypatch.setattr(building, "train_tokenizer", train)
+    monkeypatch.setattr(build, "train_tokenizer", train)
     whole = sum(len(text) for pair in PAIRS for text in pair)
-    monkeypatch.setattr(building, "_TOKENIZER_CHARACTERS", whole // 2)
+    monkeypatch.setattr(build, "_TOKENIZER_CHARACTERS", whole // 2)
     run(tmp_path, {"train": [tsv(tmp_path / "x.tsv", PAIRS)]}, vocabulary_size=60)
     assert whole * 0.45 < sum(map(len, read)) < whole * 0.53
     # Evenly drawn: every animal occurs early or late in it.

@@ -18,7 +18,7 @@ from tests.support.runs import TwoTerms, compose_run
 from tests.support.translators import write_translator
 from xrep.data.batch import Batch, TextSpec, Vocabulary, collate
 from xrep.data.preprocess import PreprocessOptions, preprocess
-from xrep.data.store import DataDirectory
+from xrep.data.table import DataDirectory
 from xrep.registry import CRITERIA
 from xrep.text.cleaning import sentence_hashes
 from xrep.text.readers import discover_bitext

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xrep.data import store
-from xrep.data.building import build_cached, files_in
+from xrep.data import table
+from xrep.data.build import build_cached, files_in
 from xrep.data.spool import RawCorpus, list_corpora
 from xrep.data.stages import Choose, Clean, Log, Tokenise, Vocabulary
 from xrep.errors import UserError
@@ -92,7 +92,7 @@ def preprocess(
     workers: int = 1,
     engine: Engine | None = None,
 ) -> PreprocessReport | None:
-    """Write the data directory ``destination`` (layout: ``xrep.data.store``) from raw text.
+    """Write the data directory ``destination`` (layout: ``xrep.data.table``) from raw text.
 
     Training text is cleaned. From validation and test text only empty lines are removed, and training pairs that share
     a sentence with them on either side are dropped. Without validation text, some training pairs are held out (see
@@ -136,7 +136,7 @@ def preprocess(
         log("going on with the text that an interrupted command has cleaned")
 
     def finish() -> dict[str, Any]:
-        with directory_aside(destination, store.MANIFEST_FILE if share.count > 1 else None) as output:
+        with directory_aside(destination, table.MANIFEST_FILE if share.count > 1 else None) as output:
             return _write(job, steps, facts, output)
 
     manifest = run(job, engine or LOCAL, finish, str(destination), show_progress=progress, share=share)
@@ -169,19 +169,18 @@ def _write(job: Job, steps: _Steps, facts: dict[str, Any], output: Path) -> dict
     """Fill a folder with the data of a job that is done, and return its manifest."""
     tokenizers, splits = steps.vocabulary.tokenizers, dict[str, list[Any]]()
     chosen, tokenised = steps.choose.results[0], steps.tokenise.results
-    publish_parts({store.TRAINING_HASHES_FILE: chosen.files[store.TRAINING_HASHES_FILE]}, str(output))
+    publish_parts({table.TRAINING_HASHES_FILE: chosen.files[table.TRAINING_HASHES_FILE]}, str(output))
     for result in tokenised:
         publish_parts(result.files, str(output))
         splits.setdefault(result.facts["split"], []).append(result.facts["row"])
-    save_tokenizers(tokenizers, output / store.TOKENIZER_DIRECTORY)
+    save_tokenizers(tokenizers, output / table.TOKENIZER_DIRECTORY)
     described = {
         "languages": sorted({code for rows in splits.values() for row in rows for code in row["languages"]}),
-        "splits": splits,
         "vocabularies": {side: tokenizer.vocabulary_size for side, tokenizer in tokenizers.items()},
         **facts,
         "cleaning": chosen.facts["counts"],
     }
-    return store.write_manifest(output, store.PAIRS, tokenizers, None, described)
+    return table.write_manifest(output, table.BITEXT, splits, None, described)
 
 
 def _check(splits: dict[str, list[Bitext]], workers: int) -> None:
@@ -205,7 +204,7 @@ def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Log
         UserError: For the same reasons as ``preprocess`` and ``discover_bitext``.
     """
     path, options = Path(path), options or PreprocessOptions()
-    if store.is_data_directory(path):
+    if table.is_data_directory(path):
         return path
     splits = discover_bitext(path)
 
@@ -223,4 +222,4 @@ def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Log
     read = [Path(file) for bitexts in splits.values() for bitext in bitexts for file in bitext.paths]
     read += files_in([*options.tokenizers.values(), *options.exclude])
     bitexts = {split: list(map(asdict, own)) for split, own in splits.items()}
-    return build_cached("preprocessed", store.PAIRS, [_RULES_VERSION, bitexts, asdict(options)], read, build)
+    return build_cached("preprocessed", [_RULES_VERSION, bitexts, asdict(options)], read, build)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from xrep.data import choosing, store
-from xrep.data.building import train_vocabulary
+from xrep.data import choosing, table
+from xrep.data.build import train_vocabulary
 from xrep.data.hash_runs import HashRuns
 from xrep.data.spool import HELD_OUT, KEPT, SPLIT_ORDER, RawCorpus, Spool, SpoolWriter, clean, read_chunks
 from xrep.errors import UserError
@@ -138,7 +138,7 @@ class Choose(_Step):
         for spool in train:
             for block in spool.blocks():
                 training.add(spool.hashes(block)[spool.marks(block) == KEPT].ravel())
-        training.save_distinct(folder / store.TRAINING_HASHES_FILE)
+        training.save_distinct(folder / table.TRAINING_HASHES_FILE)
         return {"counts": report.counts}
 
     def _choose(self, train: list[Spool], has_valid: bool, folder: Path, report: CleaningReport) -> None:
@@ -232,18 +232,19 @@ class Tokenise(_Step):
     def run(self, unit: _Group, folder: Path, advance: Advance) -> dict[str, Any]:
         split, languages, spools, mark, _ = unit
         tokenizers = self._vocabulary.tokenizers
-        size = store.vocabulary_size(tokenizers)
+        tokens, name = table.token_type(table.vocabulary_size(tokenizers)), "-".join(languages)
+        schema = {"source": tokens, "target": tokens, "hashes": table.ColumnType("<u8", 2)}
         chunks = ((of, *chunk) for of, spool in enumerate(spools) for chunk in spool.chunks_with(mark))
         items = (((of, chunk, mark), count) for of, chunk, count in chunks)
         make, begin = partial(_tokenise, spools, tokenizers), partial(_use_one_thread, tokenizers)
         with (
-            store.DirectoryWriter(folder, split, languages, ["hashes"], size) as writer,
+            table.TableWriter(folder, f"{split}.{name}", schema) as writer,
             _in_processes(make, items, self._workers, begin) as made,
         ):
-            for (columns, hashes), count in made:
-                writer.append(columns, {"hashes": hashes})
+            for ((source, target), hashes), count in made:
+                writer.append({"source": source, "target": target, "hashes": hashes})
                 advance(count)
-        return {"split": split, "row": {"languages": list(languages), **writer.facts}}
+        return {"split": split, "row": {"name": name, "languages": list(languages), **writer.facts}}
 
     @cached_property
     def units(self) -> Sequence[_Group]:
@@ -283,12 +284,12 @@ def _in_processes(
 
 def _tokenise(
     spools: list[Spool], tokenizers: Tokenizers, what: tuple[int, int, int]
-) -> tuple[list[store.Joined], np.ndarray]:
+) -> tuple[list[table.Flat], np.ndarray]:
     """Return the tokens of both sides, and the hashes, of the pairs of a spool's chunk that have a mark."""
     number, chunk, mark = what
     *sides, hashes = spools[number].pairs(chunk, mark)
     encode = [tokenizer_of(tokenizers, side).encode for side in SIDES]
-    return [store.joined(one(texts)) for one, texts in zip(encode, sides, strict=True)], hashes
+    return [table.flatten(one(texts)) for one, texts in zip(encode, sides, strict=True)], hashes
 
 
 def _use_one_thread(tokenizers: Tokenizers) -> None:

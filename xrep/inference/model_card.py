@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from xrep.config.layers import flat
-from xrep.data.store import MANIFEST_FILE
+from xrep.data.table import MANIFEST_FILE
 from xrep.errors import UserError
 from xrep.files import sha256_of
 from xrep.models.directory import MANIFEST, open_checkpoint

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from xrep.config import still_known
 from xrep.config.fields import fields_of_class
 from xrep.data.batch import TextSpec
-from xrep.data.store import TRAINING_HASHES_FILE
+from xrep.data.table import TRAINING_HASHES_FILE
 from xrep.errors import UserError
 from xrep.files import directory_aside, flush_to_disk, naming, sha256_of
 from xrep.models.kinds import CHECKPOINTS, CONFIG, MANIFEST, expect, read_mapping

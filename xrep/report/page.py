@@ -158,10 +158,12 @@ def _data(runs: Sequence[Run]) -> list[Block]:
     for facts, names in ((json.loads(text), names) for text, names in found.items()):
         rows = [["split", "rows", "subwords", "mean length"]]
         for split, corpora in facts.get("splits", {}).items():
-            for count, tokens in ((corpus["rows"], corpus["tokens"]) for corpus in corpora):
+            for corpus in corpora:
+                count, tokens = corpus["rows"], corpus["tokens"]
+                names = corpus.get("languages") or list(tokens)
                 mean = sum(tokens.values()) / max(1, count * len(tokens))
-                sides = ", ".join(f"{language} {own:,}" for language, own in tokens.items())
-                rows.append([f"{split} {'-'.join(tokens)}", f"{count:,}", sides, f"{mean:.1f}"])
+                sides = ", ".join(f"{name} {own:,}" for name, own in zip(names, tokens.values(), strict=True))
+                rows.append([f"{split} {'-'.join(names)}", f"{count:,}", sides, f"{mean:.1f}"])
         steps = sum(map(Counter, facts.get("cleaning", {}).values()), Counter[str]())
         counted = ", ".join(f"{count:,} {step}" for step, count in steps.items())
         note = f"Cleaning, all files together: {counted}." if counted else ""

@@ -16,11 +16,9 @@ import numpy as np
 from xrep.config.fields import Count
 from xrep.data.annotated import Row, Rows, label_rows, question_rows, tag_rows
 from xrep.data.batch import Annotation, Batch, TextSpec, Vocabulary
-from xrep.data.building import build_cached, train_vocabulary
-from xrep.data.hash_runs import HashRuns
+from xrep.data.build import build
 from xrep.data.order import ExampleOrder
 from xrep.data.plan import check_size, plan_batches
-from xrep.data.store import TOKENIZER_DIRECTORY, Kind, write_manifest
 from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.hashing import scramble
@@ -30,10 +28,9 @@ from xrep.text import labelled_readers, question_readers, tagged_readers
 from xrep.text.annotated import AnnotatedFile, LabelledText, Question, TaggedSentence, discover, of_split
 from xrep.text.cleaning import HashSet, sentence_hashes
 from xrep.text.languages import canonical
-from xrep.text.sides import SHARED, Tokenizers, load_tokenizers
+from xrep.text.sides import SHARED, Tokenizers
 from xrep.text.tokenizer import Tokenizer
 
-VOCABULARY = Kind("xrep-annotated-vocabulary", 1, "remove its directory; it is made again")
 ALL = "all"
 
 
@@ -165,14 +162,12 @@ class AnnotatedTask(Task):
         def sentences() -> Iterator[tuple[str, str]]:
             return ((example.language, text) for example in examples for text in self.texts(example))
 
-        def build(folder: Path, place: Path) -> None:
-            tokenizer = train_vocabulary(sentences, config.vocab_size, folder / TOKENIZER_DIRECTORY, print)
-            write_manifest(folder, VOCABULARY, {SHARED: tokenizer}, HashRuns(folder), {})
-
-        facts = [self.kind, config.vocab_size, config.languages, config.language]
+        facts = [self.kind, config.languages, config.language]
         facts += [config.dev_share, self._seed, len(examples)]  # fewer examples if some of them are held out
-        built = build_cached("annotated", VOCABULARY, facts, files, build)
-        return load_tokenizers({SHARED: built / TOKENIZER_DIRECTORY})
+        title, size = str(config.data), config.vocab_size
+        return build(
+            "annotated", facts, files, lambda _: None, {}, sentences, title=title, vocabulary_size=size
+        ).tokenizers
 
     @property
     def examples_per_batch(self) -> int:

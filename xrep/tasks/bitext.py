@@ -17,13 +17,13 @@ from xrep.data.negatives import NegativeStore, prepare_negatives
 from xrep.data.order import ExampleOrder, by_group
 from xrep.data.plan import TokenBudget
 from xrep.data.preprocess import PreprocessOptions, prepare
-from xrep.data.store import Corpus, DataDirectory, TokenColumn, gather_rows
+from xrep.data.table import Column, DataDirectory, Table, gather_rows
 from xrep.errors import UserError
 from xrep.tasks.stored import StoredTask, ids_of, rows_by_length
 from xrep.tasks.task import ParallelTask, Pool
 from xrep.text.cleaning import HashSet
 from xrep.text.corpora import find_resource
-from xrep.text.sides import Tokenizers, load_tokenizers, same_tokenizers, tokenizer_of
+from xrep.text.sides import SIDES, Tokenizers, load_tokenizers, same_tokenizers, tokenizer_of
 
 T = TypeVar("T")
 SCANNED_TOKENS = 1 << 24
@@ -102,19 +102,19 @@ class BitextTask(StoredTask, ParallelTask):
 
     @property
     def language_pairs(self) -> list[tuple[str, str]]:
-        return [pair.languages for pair in self._train]
+        return [(pair.languages[0], pair.languages[1]) for pair in self._train]
 
     def subwords(self, language: str) -> np.ndarray:
         columns = [
-            column
+            pair[side].values
             for pair in self._train
-            for name, column in zip(pair.names, pair.columns, strict=True)
+            for name, side in zip(pair.languages, SIDES, strict=True)
             if name == language
         ]
         seen = np.zeros(max(vocabulary.size for vocabulary in self.text.vocabularies.values()), dtype=bool)
-        for column in columns:
-            for start in range(0, len(column.tokens), SCANNED_TOKENS):
-                seen[column.tokens[start : start + SCANNED_TOKENS]] = True
+        for tokens in columns:
+            for start in range(0, len(tokens), SCANNED_TOKENS):
+                seen[tokens[start : start + SCANNED_TOKENS]] = True
         return np.flatnonzero(seen)
 
     def hashes(self) -> Iterator[np.ndarray]:
@@ -127,7 +127,7 @@ class BitextTask(StoredTask, ParallelTask):
         return replace(batch, negatives=self._negatives.of(batch.ids.numpy().view(np.uint64), self.text))
 
     def fingerprint(self) -> str:
-        return super().fingerprint() + (f" {self._negatives.fingerprint}" if self._negatives is not None else "")
+        return super().fingerprint() + (f" {self._negatives.data.fingerprint}" if self._negatives is not None else "")
 
     def statistics(self) -> dict[str, Any]:
         if self._negatives is None:
@@ -144,23 +144,25 @@ class BitextTask(StoredTask, ParallelTask):
         if self._negatives is not None:
             hashes = HashSet()
             hashes.add(np.load(path, allow_pickle=False))
-            self._negatives.copy_hashes(path)
-            hashes.add(np.load(path, allow_pickle=False))
+            hashes.add(np.load(self._negatives.data.training_hashes, allow_pickle=False))
             with open(path, "wb") as file:  # np.save would add a suffix to the name
                 np.save(file, hashes.to_array())
 
     def _describe(self, corpus: int, row: int) -> str:
         pair = self._train[corpus]
-        source = tokenizer_of(self.tokenizers, "source").decode(pair.source[row])
-        target = tokenizer_of(self.tokenizers, "target").decode(pair.target[row])
+        source = tokenizer_of(self.tokenizers, "source").decode(pair["source"][row])
+        target = tokenizer_of(self.tokenizers, "target").decode(pair["target"][row])
         return f"{pair.name} pair {row}: {source!r} ||| {target!r}"
 
     def validation_pools(self, max_pool_size: int) -> list[Pool]:
-        def batches(pair: Corpus) -> Iterator[Batch]:
+        def batches(pair: Table) -> Iterator[Batch]:
             for rows in rows_by_length(pair.lengths(np.arange(min(len(pair), max_pool_size)))):
                 yield self._batch([pair], np.stack([np.zeros_like(rows), rows], axis=1))
 
-        pools = [Pool(pair.name, *pair.languages, partial(batches, pair)) for pair in self._pairs("valid")]
+        pools = [
+            Pool(pair.name, pair.languages[0], pair.languages[1], partial(batches, pair))
+            for pair in self._pairs("valid")
+        ]
         if not pools:
             cure = "preprocess the text with that split"
             raise UserError("has no split 'valid'", path=self._place, cure=cure)
@@ -180,23 +182,20 @@ class BitextTask(StoredTask, ParallelTask):
         """Map values by side of the data to values by side of a batch, or the other way round."""
         return given
 
-    def _pairs(self, split: str) -> list[Corpus]:
+    def _pairs(self, split: str) -> list[Table]:
         return [pair for pair in self._splits.get(split, []) if len(pair)]
 
-    def _batch(self, pairs: list[Corpus], examples: np.ndarray) -> Batch:
+    def _batch(self, pairs: list[Table], examples: np.ndarray) -> Batch:
         """Collate (corpus, row) examples, int64 [N, 2]."""
         corpora, rows = examples.T
         starts = np.cumsum([0, *(len(pair) for pair in pairs)])
         ids = by_group(corpora, lambda corpus, places: ids_of(pairs[corpus], rows[places]))
         known = {language: place for place, language in enumerate(self.text.languages)}
-        languages = np.array([[known[language] for language in pair.names] for pair in pairs], dtype=np.int64)
-        sides = {
-            "source": self._side("source", [pair.source for pair in pairs], examples),
-            "target": self._side("target", [pair.target for pair in pairs], examples),
-        }
+        languages = np.array([[known[language] for language in pair.languages] for pair in pairs], dtype=np.int64)
+        sides = {name: self._side(name, [pair[name] for pair in pairs], examples) for name in SIDES}
         return Batch.of(sides, ids=ids, indices=starts[corpora] + rows, languages=languages[corpora])
 
-    def _side(self, name: str, columns: list[TokenColumn], examples: np.ndarray) -> TokenBatch:
+    def _side(self, name: str, columns: list[Column], examples: np.ndarray) -> TokenBatch:
         vocabulary = self.text.vocabulary(name)
         most = self.text.max_length - vocabulary.special_count
         return pad(*gather_rows(columns, examples[:, 0], examples[:, 1], most), vocabulary)

@@ -12,8 +12,8 @@ from xrep.config.fields import Count, Share
 from xrep.data.batch import Batch, TextSpec, TokenBatch, Vocabulary, pad
 from xrep.data.order import ExampleOrder, by_group
 from xrep.data.plan import TokenBudget
-from xrep.data.store import Corpus, gather_rows
-from xrep.data.text_store import TextOptions, packed, prepare_text
+from xrep.data.table import Table, gather_rows
+from xrep.data.text_table import TextOptions, prepare_text
 from xrep.errors import UserError
 from xrep.hashing import scramble
 from xrep.tasks.stored import StoredTask, VocabularyOptions, given_tokenizers, ids_of, rows_by_length
@@ -84,15 +84,16 @@ class MonolingualTask(StoredTask):
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config, self._seed, self.gives = config, seed, GIVES[config.units]
         options = TextOptions(
-            vocabulary_size=config.vocab_size, vocabulary_alpha=config.vocabulary_alpha, exclude=config.exclude
+            vocabulary_size=config.vocab_size,
+            vocabulary_alpha=config.vocabulary_alpha,
+            exclude=config.exclude,
+            passage_length=config.max_length if config.pack else None,
         )
         data = prepare_text(config.data, options, given_tokenizers(config.tokenizer, tokenizers or {}, shared=True))
         self.tokenizers: Tokenizers = data.tokenizers
         splits = {split: data.splits.get(split, []) for split in ("train", "valid")}
         vocabulary = Vocabulary.of(data.tokenizers[SHARED])
         self._most = config.max_length - vocabulary.special_count
-        if config.pack:
-            splits = {split: [packed(own, self._most) for own in some] for split, some in splits.items()}
         languages = [corpus.name for corpus in splits["train"]]
         self.text = TextSpec(
             vocabularies={SHARED: vocabulary},
@@ -120,7 +121,7 @@ class MonolingualTask(StoredTask):
         split = self._train.splits[corpus]
         (first,) = self._train.rows(corpus, np.array([row])).tolist()
         rows = (first, first + 1) if self.config.units == "adjacent" else (first,)
-        texts = [repr(self.tokenizers[SHARED].decode(split.source[number])) for number in rows]
+        texts = [repr(self.tokenizers[SHARED].decode(split["text"][number])) for number in rows]
         return f"{split.name} sentence {first}: {' ||| '.join(texts)}"
 
     def validation_batches(self) -> Iterator[Batch]:
@@ -161,7 +162,7 @@ class MonolingualTask(StoredTask):
         their ids."""
         own = by_group(corpora, lambda corpus, places: examples.rows(corpus, rows[places])) + ahead
         ids = by_group(corpora, lambda corpus, places: ids_of(examples.splits[corpus], own[places])[:, 0])
-        columns = [split.source for split in examples.splits]
+        columns = [split["text"] for split in examples.splits]
         return gather_rows(columns, corpora, own, self._most), ids
 
     def _reordered(self, ids: np.ndarray, lengths: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -178,19 +179,19 @@ class MonolingualTask(StoredTask):
 class _Examples:
     """The examples of a split, by language: single sentences, or sentences that are followed by another one."""
 
-    def __init__(self, splits: list[Corpus], units: Units) -> None:
+    def __init__(self, splits: list[Table], units: Units) -> None:
         self._pairs = units == "adjacent"
-        self.splits = [split for split in splits if len(split.arrays["followed"])] if self._pairs else splits
-        self.sizes = [len(split.arrays["followed"] if self._pairs else split) for split in self.splits]
+        self.splits = [split for split in splits if len(split["followed"])] if self._pairs else splits
+        self.sizes = [len(split["followed"] if self._pairs else split) for split in self.splits]
         self.count = sum(self.sizes)
 
     def rows(self, corpus: int, numbers: np.ndarray) -> np.ndarray:
         """Return the row of the first sentence of each example of a language."""
-        return self.splits[corpus].arrays["followed"][numbers] if self._pairs else numbers
+        return self.splits[corpus]["followed"].values[numbers] if self._pairs else numbers
 
     def lengths(self, corpus: int, numbers: np.ndarray) -> np.ndarray:
         """Return the number of tokens of each example of a language."""
-        rows, sentences = self.rows(corpus, numbers), self.splits[corpus].source
+        rows, sentences = self.rows(corpus, numbers), self.splits[corpus]["text"]
         return sentences.lengths(rows) + (sentences.lengths(rows + 1) if self._pairs else 0)
 
 

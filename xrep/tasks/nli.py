@@ -10,10 +10,10 @@ import numpy as np
 
 from xrep.config.fields import Count
 from xrep.data.batch import Batch, TextSpec, TokenBatch, Vocabulary, pad
-from xrep.data.nli_store import NliOptions, prepare_nli
+from xrep.data.nli_table import NliOptions, prepare_nli
 from xrep.data.order import ExampleOrder
-from xrep.data.store import Corpus
 from xrep.data.stream import Plan
+from xrep.data.table import Column, Table
 from xrep.tasks.stored import StoredTask, VocabularyOptions, given_tokenizers, ids_of, rows_by_length
 from xrep.tasks.task import Examples
 from xrep.text.languages import canonical
@@ -49,6 +49,8 @@ class NliTask(StoredTask):
         target_languages: list[str] = field(default_factory=lambda: ["en"])
         """Languages of the target side, if the sides have separate towers or tokenizers; all other languages belong to
         the source side."""
+        exclude: list[str] = field(default_factory=list)
+        """Files or directories of evaluation sets. Training examples with a sentence that occurs there are dropped."""
         batch_size: Count = 128
         """Number of examples in a batch."""
         max_length: Annotated[int, "[3, inf)"] = 128
@@ -63,13 +65,17 @@ class NliTask(StoredTask):
             cross_lingual=config.cross_lingual,
             target_languages=[canonical(language) for language in config.target_languages],
             vocabulary_size=config.vocab_size,
+            exclude=config.exclude,
         )
         data = prepare_nli(config.data, self._options, given_tokenizers(config.tokenizer, tokenizers or {}))
-        self._splits, self._languages = {split: corpora[0] for split, corpora in data.splits.items()}, data.languages
+        self._splits, self._languages = (
+            {split: tables[0] for split, tables in data.splits.items()},
+            data.manifest["languages"],
+        )
         self._train, self.has_validation = self._splits["train"], "valid" in self._splits
         self.tokenizers: Tokenizers = data.tokenizers
-        self._is_target = np.array([self._options.side(code) == "target" for code in data.languages])
-        by_side = {side: sorted(c for c in data.languages if self._options.side(c) == side) for side in SIDES}
+        self._is_target = np.array([self._options.side(code) == "target" for code in self._languages])
+        by_side = {side: sorted(c for c in self._languages if self._options.side(c) == side) for side in SIDES}
         self.text = TextSpec(
             vocabularies={side: Vocabulary.of(tokenizer) for side, tokenizer in self.tokenizers.items()},
             max_length=config.max_length,
@@ -88,11 +94,14 @@ class NliTask(StoredTask):
         return self._batch(self._train, what)
 
     def _describe(self, corpus: int, row: int) -> str:
-        sides = ["target" if target else "source" for target in self._is_target[self._train.arrays["languages"][row]]]
-        columns = zip(sides, self._train.columns, strict=True)
+        sides = ["target" if target else "source" for target in self._is_target[self._train["languages"].values[row]]]
+        columns = zip(sides, self._sentences(self._train), strict=True)
         texts = [repr(tokenizer_of(self.tokenizers, side).decode(column[row])) for side, column in columns]
-        label = [] if self._options.triplets else [LABELS[self._train.arrays["labels"][row]]]
+        label = [] if self._options.triplets else [LABELS[self._train["labels"].values[row]]]
         return f"example {row}: {' ||| '.join([*texts, *label])}"
+
+    def _sentences(self, split: Table) -> list[Column]:
+        return [split[name] for name in self._options.columns]
 
     def validation_batches(self) -> Iterator[Batch]:
         if self.has_validation:
@@ -100,14 +109,14 @@ class NliTask(StoredTask):
             for rows in rows_by_length(split.lengths(np.arange(len(split)))):
                 yield self._batch(split, rows)
 
-    def _batch(self, split: Corpus, rows: np.ndarray) -> Batch:
-        is_target = self._is_target[split.arrays["languages"][rows]]
+    def _batch(self, split: Table, rows: np.ndarray) -> Batch:
+        is_target = self._is_target[split["languages"].values[rows]]
         known = np.array([self.text.languages.index(language) for language in self._languages])
         places = np.empty(is_target.shape, dtype=np.int64)
         sides, first = dict[str, TokenBatch](), 0
         for side, chosen in zip(SIDES, (~is_target, is_target), strict=True):
             most = self.config.max_length - self.text.vocabulary(side).special_count
-            gathered = [column.gather(rows[chosen[:, c]], most) for c, column in enumerate(split.columns)]
+            gathered = [column.gather(rows[chosen[:, c]], most) for c, column in enumerate(self._sentences(split))]
             ids, lengths = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
             # Number the sentences column by column, in the order in which they were gathered.
             places.T[chosen.T] = np.arange(first, first + len(lengths))
@@ -116,8 +125,8 @@ class NliTask(StoredTask):
         return Batch.of(
             sides,
             places,
-            labels=split.arrays["labels"][rows],
+            labels=split["labels"].values[rows],
             ids=ids_of(split, rows),
             indices=rows,
-            languages=known[split.arrays["languages"][rows]],
+            languages=known[split["languages"].values[rows]],
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ import numpy as np
 
 from xrep.data.order import ExampleOrder
 from xrep.data.plan import TokenBudget, check_size, mean_size, plan_batches
-from xrep.data.store import TOKENIZER_DIRECTORY, Corpus, DataDirectory
 from xrep.data.stream import Plan
+from xrep.data.table import TOKENIZER_DIRECTORY, DataDirectory, Table
 from xrep.errors import UserError
 from xrep.hashing import scramble
 from xrep.tasks.task import Task
@@ -73,7 +74,7 @@ class StoredTask(Task):
         return {**super().statistics(), **kept}
 
     def write_training_hashes(self, path: Path) -> None:
-        self._data.copy_training_hashes(path)
+        shutil.copyfile(self._data.training_hashes, path)
 
     def describe(self, batch: Any, limit: int = 3) -> str:
         starts, indices = np.cumsum([0, *self._order.sizes]), batch.indices[:limit].numpy()
@@ -86,13 +87,13 @@ class StoredTask(Task):
         """Return a training example as text."""
 
 
-def ids_of(corpus: Corpus, rows: np.ndarray) -> np.ndarray:
+def ids_of(corpus: Table, rows: np.ndarray) -> np.ndarray:
     """Return a number for each sentence of some rows: int64 [N] -> int64 [N, columns].
 
     Sentences with equal numbers are equal. The number is the hash. A sentence without a hash (``NO_KEY``) has a number
     of its own, by which only this sentence of this row is found again, for example in a queue.
     """
-    hashes = corpus.hashes[rows]
+    hashes = corpus.hashes[rows].reshape(len(rows), -1)
     own = rows.astype(np.uint64)[:, None] * np.uint64(hashes.shape[1]) + np.arange(hashes.shape[1], dtype=np.uint64)
     return np.where(hashes == NO_KEY, scramble(own, corpus.salt), hashes).view(np.int64)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from xrep.config.fields import Count, Share
 from xrep.data.plan import TokenBudget
-from xrep.data.store import Corpus
+from xrep.data.table import Column, Table
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask, T
 from xrep.text.sides import SHARED, SIDES
@@ -81,7 +81,7 @@ class TranslationTask(BitextTask):
     def _tokens(self, corpus: int, rows: np.ndarray) -> np.ndarray:
         """Return the token counts of both sides of training pairs, as their batch has them: int64 [n, 2]."""
         pair = self._train[corpus]
-        lengths = np.stack([column.lengths(rows) for column in pair.columns], axis=1)
+        lengths = np.stack([pair[side].lengths(rows) for side in SIDES], axis=1)
         special = [self.text.vocabulary(side).special_count for side in SIDES]
         return np.minimum(lengths + special, self.config.max_length)
 
@@ -90,7 +90,7 @@ class TranslationTask(BitextTask):
             return {OTHER_SIDE.get(side, side): each for side, each in given.items()}
         return given
 
-    def _pairs(self, split: str) -> list[Corpus]:
+    def _pairs(self, split: str) -> list[Table]:
         forward = super()._pairs(split)
         if self.config.direction == "forward":
             return forward
@@ -98,5 +98,7 @@ class TranslationTask(BitextTask):
         return turned if self.config.direction == "reverse" else forward + turned
 
 
-def _turned(pair: Corpus) -> Corpus:
-    return Corpus(pair.names[::-1], pair.columns[::-1], {"hashes": pair.hashes[:, ::-1]}, pair.salt)
+def _turned(pair: Table) -> Table:
+    columns = {"source": pair["target"], "target": pair["source"], "hashes": Column(pair.hashes[:, ::-1])}
+    languages = pair.languages[::-1]
+    return Table("-".join(languages), columns, {**pair.facts, "languages": languages}, pair.salt)

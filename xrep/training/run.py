@@ -14,7 +14,7 @@ from torch import nn
 
 from xrep import __version__
 from xrep.config import RunConfig, completed, say_ignored
-from xrep.data.store import TRAINING_HASHES_FILE
+from xrep.data.table import TRAINING_HASHES_FILE
 from xrep.errors import UserError
 from xrep.files import digests_of, write_aside, write_json
 from xrep.kernels.paths import describe, use_path

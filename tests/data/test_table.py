@@ -8,7 +8,7 @@ import pytest
 
 from tests.data.test_preprocess import PAIRS, tsv
 from xrep.data.preprocess import PreprocessOptions, preprocess
-from xrep.data.store import DataDirectory, DirectoryWriter, TokenColumn, joined
+from xrep.data.table import DataDirectory, TableWriter, flatten, open_table, token_type
 from xrep.errors import UserError
 from xrep.text.cleaning import sentence_hashes
 
@@ -24,10 +24,10 @@ def original(tmp_path_factory):
 def test_sentences_come_back_with_their_hashes(original):
     data = DataDirectory(original)
     with pytest.raises(ValueError, match="read-only"):
-        data.splits["train"][0].source.tokens[0] = 1
+        data.splits["train"][0]["source"].values[0] = 1
     decoded, decode = {}, data.tokenizers["shared"].decode
     for split, (pair,) in data.splits.items():
-        sides = [[decode(column[i]) for i in range(len(pair))] for column in (pair.source, pair.target)]
+        sides = [[decode(column[i]) for i in range(len(pair))] for column in (pair["source"], pair["target"])]
         decoded[split] = list(zip(*sides, strict=True))
         assert pair.name == "de-en" and len(pair.hashes) == len(pair)
         for side in (0, 1):
@@ -42,14 +42,14 @@ def test_columns(tmp_path, vocabulary_size):
     generator = np.random.default_rng(0)
     sentences = [generator.integers(0, vocabulary_size, n).tolist() for n in (3, 0, 700, 1, 5, 0)]
     sentences[0][0] = vocabulary_size - 1
-    with DirectoryWriter(tmp_path, "train", ["c"], [], vocabulary_size) as writer:
+    schema = {"c": token_type(vocabulary_size)}
+    with TableWriter(tmp_path, "train.x", schema) as writer:
         for start in range(0, 6, 2):
-            writer.append([joined(sentences[start : start + 2])], {})
-        writer.append([joined([])], {})
-    assert writer.facts == {"rows": 6, "tokens": {"c": 709}}
+            writer.append({"c": flatten(sentences[start : start + 2])})
+        writer.append({"c": flatten([])})
+    assert writer.facts == {"rows": 6, "tokens": {"c": 709}, "columns": schema}
     dtype = "<u2" if vocabulary_size == 65536 else "<u4"
-    stem = tmp_path / "train.c.c"
-    column = TokenColumn(np.fromfile(f"{stem}.tokens", dtype), np.fromfile(f"{stem}.offsets", "<i8"))
+    column = open_table("x", writer.facts, lambda name: tmp_path / f"train.x.{name}")["c"]
     assert [column[i].tolist() for i in range(len(column))] == sentences
     rows = np.array([2, 0, 1, 2])
     assert column.lengths(rows).tolist() == [700, 3, 0, 700]
@@ -76,12 +76,12 @@ def edit_manifest(folder, **changes):
 
 
 @pytest.mark.parametrize(("damage", "problem"), [
-    (lambda f: truncate(f, "train.de-en.de.tokens"), r"train\.de-en\.de\.tokens: \d+ bytes, but the manifest says"),
+    (lambda f: truncate(f, "train.de-en.source"), r"train\.de-en\.source: \d+ bytes, but the manifest says"),
     (lambda f: (f / "valid.de-en.hashes").unlink(), r"valid\.de-en\.hashes: missing file"),
     (lambda f: reverse(f / "tokenizer" / "sentencepiece.model"), "not the tokenizer that made these tokens"),
     (lambda f: truncate(f, "manifest.json"), "the manifest is no JSON"),
     (lambda f: edit_manifest(f, format="other"), "is not of an xrep data directory"),
-    (lambda f: edit_manifest(f, schema=99), "data schema 99, but this xrep reads 3; run xrep-preprocess again"),
+    (lambda f: edit_manifest(f, schema=99), "data schema 99, but this xrep reads 4; run xrep-preprocess again"),
 ])  # fmt: skip
 def test_damaged_directories_are_refused(original, tmp_path, damage, problem):
     folder = shutil.copytree(original, tmp_path / "bin")

@@ -1,0 +1,148 @@
+"""Tables of natural language inference data: labelled pairs or triplets, in one or several languages.
+
+The directory is built once for the same files and options. Each split has one table, with a column of tokens for each
+sentence (premise and hypothesis, or anchor, positive and negative), and with ``hashes`` (uint64 [n, S]), ``languages``
+(uint8 [n, S], places in the manifest's ``languages``) and ``labels`` (int64 [n], classes; -1 in triplets).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from xrep.data.build import Builder, build, chunks
+from xrep.data.table import ColumnType, DataDirectory, flatten, token_type, vocabulary_size
+from xrep.errors import UserError
+from xrep.text.cleaning import sentence_hashes
+from xrep.text.nli_readers import Example, NliFile, discover_nli, read_nli
+from xrep.text.sides import Tokenizers, tokenizer_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class NliOptions:
+    """Options for turning raw text into examples."""
+
+    triplets: bool
+    language: str
+    """Language of the files whose names do not contain one."""
+    cross_lingual: bool = False
+    target_languages: list[str] = field(default_factory=list)
+    """Languages that the tokenizer of the target side reads."""
+    vocabulary_size: int | None = None
+    """Number of subwords of the vocabulary that is trained if no tokenizers are given.
+    None: 16,000, or fewer if the text is too small."""
+    exclude: list[str] = field(default_factory=list)
+    """Files or folders of evaluation sets. Training examples with a sentence that occurs there are dropped."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of sentences."""
+        return ("anchor", "positive", "negative") if self.triplets else ("premise", "hypothesis")
+
+    def side(self, language: str) -> str:
+        return "target" if language in self.target_languages else "source"
+
+
+def prepare_nli(path: str | Path, options: NliOptions, tokenizers: Tokenizers) -> DataDirectory:
+    """Read and tokenise inference data (layouts: ``xrep.text.nli_readers``) unless this was done before, and open it.
+
+    Args:
+        tokenizers: Tokenizers by side; empty to train one on the training text.
+
+    Raises:
+        UserError: For the same reasons as ``discover_nli`` and ``read_nli``, or if no example is left.
+    """
+    files = discover_nli(path, options.language)
+
+    def read(split: str, counts: Counter[str] | None = None) -> Iterator[Example]:
+        triplets, crossed = options.triplets, options.cross_lingual
+        return read_nli(files[split], triplets=triplets, cross_lingual=crossed, counts=counts)
+
+    def fill(builder: Builder) -> None:
+        languages = dict[str, int]()
+        for split, own in files.items():
+            counts = Counter[str]()
+            _write(builder, split, read(split, counts), counts, languages, options)
+            if split not in builder.splits:
+                raise _nothing(split, own, options)
+        builder.facts["languages"] = list(languages)
+
+    def sentences() -> Iterator[tuple[str, str]]:
+        for example in read("train"):
+            yield from zip(example.languages, example.sentences, strict=True)
+
+    if not tokenizers and next(sentences(), None) is None:
+        raise _nothing("train", files["train"], options)
+    return build(
+        "nli",
+        asdict(options),
+        [path for some in files.values() for file in some for path in file.paths],
+        fill,
+        tokenizers,
+        sentences,
+        title=str(path),
+        vocabulary_size=options.vocabulary_size,
+        exclude=options.exclude,
+    )
+
+
+def _write(
+    builder: Builder,
+    split: str,
+    examples: Iterator[Example],
+    counts: Counter[str],
+    languages: dict[str, int],
+    options: NliOptions,
+) -> None:
+    """Write the table of a split, and print how many examples it has; ``languages`` gets the place of each language."""
+    names, tokens = options.columns, token_type(vocabulary_size(builder.tokenizers))
+    schema = {
+        **dict.fromkeys(names, tokens),
+        "hashes": ColumnType("<u8", len(names)),
+        "languages": ColumnType("u1", len(names)),
+        "labels": ColumnType("<i8"),
+    }
+    with builder.table(split, "-".join(names), schema) as table:
+        for chunk in chunks(examples):
+            hashes = [sentence_hashes(column) for column in zip(*(example.sentences for example in chunk), strict=True)]
+            allowed = builder.allow(split, np.stack(hashes, 1))
+            counts["excluded"] += int(np.count_nonzero(~allowed))
+            chunk = [chunk[row] for row in np.flatnonzero(allowed)]
+            codes = [[languages.setdefault(code, len(languages)) for code in example.languages] for example in chunk]
+            columns = {
+                name: flatten(_encode([(e.sentences[place], e.languages[place]) for e in chunk], builder, options))
+                for place, name in enumerate(names)
+            }
+            table.append(
+                {
+                    **columns,
+                    "hashes": np.stack(hashes, 1)[allowed],
+                    "languages": np.array(codes, dtype=np.uint8).reshape(-1, len(names)),
+                    "labels": np.array([-1 if example.label is None else example.label for example in chunk]),
+                }
+            )
+    unit = "triplets" if options.triplets else "pairs"
+    left_out = "".join(f", {count:,} left out ({why})" for why, count in counts.items() if count and why != "read")
+    print(f"{split}: {table.rows:,} {unit} of {counts['read']:,} examples{left_out}")
+
+
+def _encode(texts: Sequence[tuple[str, str]], builder: Builder, options: NliOptions) -> list[list[int]]:
+    """Return the ids of each (sentence, language), from the tokenizer of the side that the language belongs to."""
+    ids_of: list[list[int]] = [[]] * len(texts)
+    sides = [options.side(language) for _, language in texts]
+    for side in set(sides):
+        rows = [row for row, own in enumerate(sides) if own == side]
+        encoded = tokenizer_of(builder.tokenizers, side).encode([texts[row][0] for row in rows])
+        for row, ids in zip(rows, encoded, strict=True):
+            ids_of[row] = ids
+    return ids_of
+
+
+def _nothing(split: str, files: list[NliFile], options: NliOptions) -> UserError:
+    triplets = "triplet (an entailment and a contradiction of one premise)"
+    problem = f"no {triplets if options.triplets else 'labelled pair'} for {split}"
+    return UserError(problem, path=files[0].paths[0], cure="check the files")
