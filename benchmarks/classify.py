@@ -105,7 +105,7 @@ def training(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     at_random = trainer_of(configured(options, folder / "random"), folder / "random")
     task = annotated(at_random)
     # Where all rows seem equally long, the order of the rows is random, as in transformers' Trainer.
-    task._order = ExampleOrder([task.examples], 1.0, 1, lambda _, rows: np.ones(len(rows), dtype=np.int64))
+    task.order = ExampleOrder([task.examples], 1.0, 1, lambda _, rows: np.ones(len(rows), dtype=np.int64))
     contestants = {
         "xrep": Ours(by_length),
         "xrep with random batches": Ours(at_random),

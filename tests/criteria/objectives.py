@@ -24,7 +24,7 @@ from xrep.data.batch import Batch, TextSpec
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.translation import Translation
 from xrep.registry import CRITERIA
-from xrep.tasks.task import ParallelTask
+from xrep.tasks.bitext import BitextTask
 
 SMALL = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 96, "dropout": 0.0,
          "attention_dropout": 0.0}  # fmt: skip
@@ -203,12 +203,12 @@ class Maker:
         nn.ModuleList([model, criterion]).to(dtype).train()
         return model, criterion
 
-    def task(self, pairs: list[tuple[str, str]]) -> ParallelTask:
+    def task(self, pairs: list[tuple[str, str]]) -> BitextTask:
         """A task of translations whose languages have some of the subwords of the batch."""
         batch = self.batch("languages")
         every = sorted({*batch.source.tokens.flatten().tolist(), *batch.target.tokens.flatten().tolist()})
         own = {name: [*every[place:-20:2], 11, 12] for place, name in enumerate(("de", "en", "es"))}
-        return Mock(spec=ParallelTask, language_pairs=pairs, subwords=own.__getitem__)
+        return Mock(spec=BitextTask, language_pairs=pairs, subwords=own.__getitem__)
 
     def batch(self, kind: str) -> Any:
         """Nine ragged examples; one sentence of each side is repeated with another translation."""

@@ -18,7 +18,7 @@ from xrep.tasks.annotated import ClassificationTask
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.monolingual import MonolingualTask
 from xrep.tasks.nli import NliTask
-from xrep.tasks.task import Examples, Task
+from xrep.tasks.task import ExampleKind, Task
 from xrep.tasks.translation import TranslationTask
 from xrep.text.cleaning import sentence_hash
 from xrep.text.nli_readers import LABELS
@@ -188,7 +188,7 @@ def rows_of(task: Any, batch: Any) -> list[tuple[str, ...]]:
     count = sum(int(each.lengths.sum()) for each in batch.sides.values())
     if batch.negatives is not None:
         count += int(batch.negatives.tokens.lengths.sum())
-    if task.gives is Examples.REORDERED:
+    if task.gives is ExampleKind.REORDERED:
         assert torch.equal(batch.source.tokens.sort()[0], batch.target.tokens.sort()[0])
         texts, named = [row[:1] for row in texts], [row[:1] for row in named]
     names = task.text.annotation.labels if task.text.annotation else LABELS

@@ -24,7 +24,7 @@ from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.monolingual import MonolingualTask
 from xrep.tasks.nli import NliTask
-from xrep.tasks.task import Examples, Task
+from xrep.tasks.task import ExampleKind, Task
 from xrep.tasks.translation import TranslationTask
 from xrep.text.cleaning import sentence_hash
 from xrep.text.nli_readers import LABELS
@@ -226,7 +226,7 @@ def test_what_a_run_keeps(kind: Kind, make, tmp_path: Path) -> None:
     known = {
         sentence_hash(text) for batch in epoch(task) for row in rows_of(task, batch) for text in row if " " in text
     }
-    assert found == known or found > known and task.gives is Examples.NEIGHBOURS  # others have no neighbour
+    assert found == known or found > known and task.gives is ExampleKind.NEIGHBOURS  # others have no neighbour
     task.save_tokenizers(tmp_path / "tokenizer")
     assert open_tokenizers(tmp_path / "tokenizer")["shared"].vocabulary_size == 150
     assert task.statistics()["examples"] == task.examples

@@ -18,7 +18,7 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.models.projection import MeanOfSpaces, ProjectionSpaces
 from xrep.nn.encoder import require_transformer
 from xrep.nn.layers import Linear
-from xrep.tasks.task import Examples, Task
+from xrep.tasks.task import ExampleKind, Task
 
 
 class CMLM(Criterion):
@@ -49,7 +49,7 @@ class CMLM(Criterion):
             vectors; the model has a different number of projection spaces.
     """
 
-    reads = (Examples.TRANSLATIONS, Examples.NEIGHBOURS)
+    reads = (ExampleKind.TRANSLATIONS, ExampleKind.NEIGHBOURS)
     needs = DualEncoder
 
     @dataclass(kw_only=True)

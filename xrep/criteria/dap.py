@@ -33,7 +33,8 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.encoder import TransformerEncoder, require_transformer
 from xrep.nn.half import Stack, in_half
 from xrep.nn.layers import Packing
-from xrep.tasks.task import Examples, ParallelTask, Task
+from xrep.tasks.bitext import BitextTask
+from xrep.tasks.task import ExampleKind, Task
 
 
 class RTLHead(Stack):
@@ -101,7 +102,7 @@ class DAP(TranslationRanking):
             deeper than the encoder.
     """
 
-    reads = (Examples.TRANSLATIONS,)
+    reads = (ExampleKind.TRANSLATIONS,)
     needs = DualEncoder
 
     @dataclass(kw_only=True)
@@ -158,7 +159,7 @@ class DAP(TranslationRanking):
         self.head = RTLHead(encoder, config.rtl_layers, depth, languages)
 
     def prepare(self, task: Task) -> None:
-        assert isinstance(task, ParallelTask)
+        assert isinstance(task, BitextTask)
         strange = ["-".join(pair) for pair in task.language_pairs if self.config.pivot_language not in pair]
         if strange:
             raise UserError(

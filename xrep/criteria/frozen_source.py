@@ -27,7 +27,8 @@ from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.queue_infonce import against_both
 from xrep.models.dual_encoder import DualEncoder
-from xrep.tasks.task import Examples, ParallelTask, Task
+from xrep.tasks.bitext import BitextTask
+from xrep.tasks.task import ExampleKind, Task
 from xrep.text.sides import SIDES
 
 SMALLEST, LARGEST = 0.01, 1.0
@@ -97,7 +98,7 @@ class FrozenSource(ContrastiveCriterion):
             ``teacher_vectors`` cannot be used, or the student has another width.
     """
 
-    reads = (Examples.TRANSLATIONS,)
+    reads = (ExampleKind.TRANSLATIONS,)
     needs = DualEncoder
     exchanges = True
     term = "frozen_source"
@@ -206,7 +207,7 @@ class FrozenSource(ContrastiveCriterion):
 
     def prepare(self, task: Task) -> None:
         if self._teacher is not None:
-            assert isinstance(task, ParallelTask)
+            assert isinstance(task, BitextTask)
             for hashes in task.hashes():
                 self._teacher.rows(hashes[:, SIDES.index(self._source_side)].view(np.int64))
 

@@ -23,7 +23,7 @@ from xrep.kernels.gather import current_group
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.word_infonce import word_infonce
 from xrep.models.dual_encoder import DualEncoder
-from xrep.tasks.task import Examples, Task
+from xrep.tasks.task import ExampleKind, Task
 from xrep.text.sides import SHARED
 
 MASK_RATES = {"tlm": 0.25, "mlm": 0.15}
@@ -108,7 +108,7 @@ class HiCTL(ContrastiveCriterion):
         UserError: the languages have separate towers, or there is no [MASK].
     """
 
-    reads = (Examples.TRANSLATIONS, Examples.REORDERED)
+    reads = (ExampleKind.TRANSLATIONS, ExampleKind.REORDERED)
     needs = DualEncoder
     exchanges = True
 
@@ -171,7 +171,7 @@ class HiCTL(ContrastiveCriterion):
         self.idle_parameters = len(model.projections) > 0 and not config.sentence_contrast
 
     def prepare(self, task: Task) -> None:
-        if task.gives is Examples.REORDERED and not self.config.monolingual:
+        if task.gives is ExampleKind.REORDERED and not self.config.monolingual:
             problem = "hictl: a sentence and its reordered words reveal each other's masked words"
             raise UserError(problem, cure="set `monolingual` to true")
 

@@ -12,7 +12,7 @@ from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
 from xrep.data.batch import Batch, TextSpec, on_device
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.model import TranslationModel
-from xrep.tasks.task import Examples
+from xrep.tasks.task import ExampleKind
 
 
 class LabelSmoothedCrossEntropy(Criterion):
@@ -24,7 +24,7 @@ class LabelSmoothedCrossEntropy(Criterion):
     have the largest logit).
     """
 
-    reads = (Examples.TRANSLATIONS,)
+    reads = (ExampleKind.TRANSLATIONS,)
     needs = TranslationModel
 
     @dataclass(kw_only=True)

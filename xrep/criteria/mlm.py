@@ -13,7 +13,7 @@ from xrep.criteria.masked_language import HeadChoice, MaskedLanguage
 from xrep.data.batch import Batch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
 from xrep.models.dual_encoder import DualEncoder
-from xrep.tasks.task import Examples, Task
+from xrep.tasks.task import ExampleKind, Task
 from xrep.text.sides import SHARED
 
 
@@ -24,7 +24,7 @@ class MLM(Criterion):
     masked anew whenever a batch is seen; ``xrep.data.masking`` says which tokens are chosen.
     """
 
-    reads = (Examples.SENTENCES, Examples.TRANSLATIONS, Examples.NEIGHBOURS)
+    reads = (ExampleKind.SENTENCES, ExampleKind.TRANSLATIONS, ExampleKind.NEIGHBOURS)
     needs = DualEncoder
 
     @dataclass(kw_only=True)
@@ -44,7 +44,7 @@ class MLM(Criterion):
         self.idle_parameters = len(model.projections) > 0
 
     def prepare(self, task: Task) -> None:
-        if task.gives is Examples.TRANSLATIONS:
+        if task.gives is ExampleKind.TRANSLATIONS:
             problem = "masked tokens alone train no sentence vectors, which validation by retrieval measures"
             self.language.notes.append(f"{problem}; `validation` loss chooses the best checkpoint by the loss instead")
 

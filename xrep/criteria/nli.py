@@ -15,7 +15,7 @@ from xrep.data.batch import Batch, TextSpec
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.model import SentenceModel
 from xrep.nn.layers import Linear
-from xrep.tasks.task import Examples
+from xrep.tasks.task import ExampleKind
 from xrep.text.nli_readers import LABELS
 
 FEATURES = ("premise", "hypothesis", "difference", "product")
@@ -29,7 +29,7 @@ class Nli(Criterion):
     Here it reads the same four features, and ``features`` chooses among them (sentence-BERT uses the first three).
     """
 
-    reads = (Examples.LABELLED_PAIRS,)
+    reads = (ExampleKind.LABELLED_PAIRS,)
 
     @dataclass(kw_only=True)
     class Config:

@@ -16,7 +16,7 @@ from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.encoder import require_transformer
 from xrep.nn.layers import Linear
-from xrep.tasks.task import Examples
+from xrep.tasks.task import ExampleKind
 from xrep.text.sides import SHARED
 
 
@@ -35,7 +35,7 @@ class TLM(MLM):
         UserError: the languages have separate towers, or anything that ``MLM`` raises.
     """
 
-    reads = (Examples.TRANSLATIONS, Examples.NEIGHBOURS)
+    reads = (ExampleKind.TRANSLATIONS, ExampleKind.NEIGHBOURS)
 
     @dataclass(kw_only=True)
     class Config(MLM.Config):

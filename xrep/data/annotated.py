@@ -203,16 +203,16 @@ class Rows:
     """
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        self._ids, self._labels = list[np.ndarray](), list[np.ndarray]()
+        self.ids, self._labels = list[np.ndarray](), list[np.ndarray]()
         first, examples = list[int](), list[int]()
         for row in rows:
-            self._ids.append(np.array(row.ids, dtype=np.int32))
+            self.ids.append(np.array(row.ids, dtype=np.int32))
             self._labels.append(np.array(row.labels, dtype=np.int32))
             first.append(row.first)
             examples.append(row.example)
         self._first = np.array(first, dtype=np.int64)
         self.examples = np.array(examples, dtype=np.int64)
-        self.lengths = np.array([len(row) for row in self._ids], dtype=np.int64)
+        self.lengths = np.array([len(row) for row in self.ids], dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -220,7 +220,7 @@ class Rows:
     def digest(self) -> str:
         """Return a digest of all rows."""
         digest = hashlib.sha256(self.lengths.tobytes() + self._first.tobytes())
-        for part in (*self._ids, *self._labels):
+        for part in (*self.ids, *self._labels):
             digest.update(part.tobytes())
         return digest.hexdigest()
 
@@ -236,7 +236,7 @@ class Rows:
         tokens = np.full((len(rows), width), vocabulary.pad_id, dtype=np.int64)
         labels = np.full((len(rows), {"label": 1, "span": 2}.get(kind, width)), IGNORED, dtype=np.int64)
         for place, row in enumerate(rows.tolist()):
-            tokens[place, : lengths[place]] = self._ids[row]
+            tokens[place, : lengths[place]] = self.ids[row]
             labels[place, : len(self._labels[row])] = self._labels[row]
         types = (np.arange(width) >= self._first[rows][:, None]) & (np.arange(width) < lengths[:, None])
         sequences = TokenBatch(

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import numpy as np
 
 from xrep.config.fields import Count
-from xrep.data.batch import Batch, TextSpec, TokenBatch, Vocabulary, pad
+from xrep.data.batch import Batch, TokenBatch, pad
 from xrep.data.nli_table import NliOptions, prepare_nli
-from xrep.data.order import ExampleOrder
-from xrep.data.stream import Plan
-from xrep.data.table import Column, Table
-from xrep.tasks.stored import StoredTask, VocabularyOptions, given_tokenizers, ids_of, rows_by_length
-from xrep.tasks.task import Examples
+from xrep.data.table import Table
+from xrep.tasks.task import ExampleKind, Task, VocabularyOptions, given_tokenizers, ids_of, text_spec
 from xrep.text.languages import canonical
 from xrep.text.nli_readers import LABELS
-from xrep.text.sides import SIDES, Tokenizers, tokenizer_of
+from xrep.text.sides import SIDES, tokenizer_of
 
 
-class NliTask(StoredTask):
+class NliTask(Task):
     """Natural language inference data of one or several languages, as it is published (``xrep.text.nli_readers``).
 
     It is tokenised once and kept on disk. The tokenizer is that of the pretrained encoder, or ``tokenizer``, or one
@@ -57,10 +54,10 @@ class NliTask(StoredTask):
         """Maximum length of a sentence in subwords, special tokens included; longer sentences are cut."""
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
-        self.config = config
-        self.gives = Examples.TRIPLETS if config.form == "triplets" else Examples.LABELLED_PAIRS
+        triplets = config.form == "triplets"
+        self.gives = ExampleKind.TRIPLETS if triplets else ExampleKind.LABELLED_PAIRS
         self._options = NliOptions(
-            triplets=config.form == "triplets",
+            triplets=triplets,
             language=config.language,
             cross_lingual=config.cross_lingual,
             target_languages=[canonical(language) for language in config.target_languages],
@@ -68,55 +65,33 @@ class NliTask(StoredTask):
             exclude=config.exclude,
         )
         data = prepare_nli(config.data, self._options, given_tokenizers(config.tokenizer, tokenizers or {}))
-        self._splits, self._languages = (
-            {split: tables[0] for split, tables in data.splits.items()},
-            data.manifest["languages"],
-        )
-        self._train, self.has_validation = self._splits["train"], "valid" in self._splits
-        self.tokenizers: Tokenizers = data.tokenizers
-        self._is_target = np.array([self._options.side(code) == "target" for code in self._languages])
-        by_side = {side: sorted(c for c in self._languages if self._options.side(c) == side) for side in SIDES}
-        self.text = TextSpec(
-            vocabularies={side: Vocabulary.of(tokenizer) for side, tokenizer in self.tokenizers.items()},
-            max_length=config.max_length,
-            source_languages=by_side["source"],
-            target_languages=by_side["target"],
-        )
-        order = ExampleOrder([len(self._train)], 1.0, seed, lambda _, rows: self._train.lengths(rows))
-        self._open(data, order, config.batch_size, "examples", config.data)
+        self._languages: list[str] = data.manifest["languages"]
+        sides = [self._options.side(language) for language in self._languages]
+        self._is_target = np.array([side == "target" for side in sides])
+        of_sides = {
+            f"{side}_languages": sorted(code for code, own in zip(self._languages, sides, strict=True) if own == side)
+            for side in SIDES
+        }
+        super().__init__(config, seed, data, data.splits, text_spec(data.tokenizers, config.max_length, **of_sides))
 
-    def plan(
-        self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
-    ) -> Iterator[Plan]:
-        return (replace(plan, what=plan.what[:, 1]) for plan in super().plan(cursor, rank, world_size, stop))
+    def as_text(self, table: Table, number: int) -> str:
+        sides = ["target" if target else "source" for target in self._is_target[table["languages"].values[number]]]
+        columns = zip(sides, self._options.columns, strict=True)
+        texts = [repr(tokenizer_of(self.tokenizers, side).decode(table[name][number])) for side, name in columns]
+        label = [] if self._options.triplets else [LABELS[table["labels"].values[number]]]
+        return f"example {number}: {' ||| '.join([*texts, *label])}"
 
-    def make(self, what: np.ndarray) -> Batch:
-        return self._batch(self._train, what)
-
-    def _describe(self, corpus: int, row: int) -> str:
-        sides = ["target" if target else "source" for target in self._is_target[self._train["languages"].values[row]]]
-        columns = zip(sides, self._sentences(self._train), strict=True)
-        texts = [repr(tokenizer_of(self.tokenizers, side).decode(column[row])) for side, column in columns]
-        label = [] if self._options.triplets else [LABELS[self._train["labels"].values[row]]]
-        return f"example {row}: {' ||| '.join([*texts, *label])}"
-
-    def _sentences(self, split: Table) -> list[Column]:
-        return [split[name] for name in self._options.columns]
-
-    def validation_batches(self) -> Iterator[Batch]:
-        if self.has_validation:
-            split = self._splits["valid"]
-            for rows in rows_by_length(split.lengths(np.arange(len(split)))):
-                yield self._batch(split, rows)
-
-    def _batch(self, split: Table, rows: np.ndarray) -> Batch:
-        is_target = self._is_target[split["languages"].values[rows]]
+    def batch_of(self, tables: Sequence[Table], examples: np.ndarray) -> Batch:
+        (table,), rows = tables, examples[:, 1]
+        languages = table["languages"].values[rows]
+        is_target = self._is_target[languages]
         known = np.array([self.text.languages.index(language) for language in self._languages])
         places = np.empty(is_target.shape, dtype=np.int64)
         sides, first = dict[str, TokenBatch](), 0
         for side, chosen in zip(SIDES, (~is_target, is_target), strict=True):
-            most = self.config.max_length - self.text.vocabulary(side).special_count
-            gathered = [column.gather(rows[chosen[:, c]], most) for c, column in enumerate(self._sentences(split))]
+            most = self.text.max_length - self.text.vocabulary(side).special_count
+            columns = enumerate(self._options.columns)
+            gathered = [table[name].gather(rows[chosen[:, column]], most) for column, name in columns]
             ids, lengths = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
             # Number the sentences column by column, in the order in which they were gathered.
             places.T[chosen.T] = np.arange(first, first + len(lengths))
@@ -125,8 +100,8 @@ class NliTask(StoredTask):
         return Batch.of(
             sides,
             places,
-            labels=split["labels"].values[rows],
-            ids=ids_of(split, rows),
+            labels=table["labels"].values[rows],
+            ids=ids_of(tables, examples[:, 0], rows),
             indices=rows,
-            languages=known[split["languages"].values[rows]],
+            languages=known[languages],
         )

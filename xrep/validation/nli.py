@@ -14,7 +14,7 @@ from xrep.criteria.nli import Nli, sentence_vectors
 from xrep.data.batch import Batch
 from xrep.errors import UserError
 from xrep.models.model import SentenceModel
-from xrep.tasks.task import Examples, Task
+from xrep.tasks.task import ExampleKind, Task
 from xrep.training.validator import OverRanks, Validator
 
 ROUNDING = 1e-6
@@ -36,12 +36,12 @@ class NliValidator(Validator):
     maximize = True
 
     def __init__(self, config: Any, task: Task) -> None:
-        kinds = (Examples.LABELLED_PAIRS, Examples.TRIPLETS)
+        kinds = (ExampleKind.LABELLED_PAIRS, ExampleKind.TRIPLETS)
         self.tasks = {part: own for part, own in task.parts.items() if own.gives in kinds and own.has_validation}
         if not self.tasks:
             cure = "give it a file such as snli_1.0_dev.jsonl, or choose another `validation`"
             raise UserError("there is no dev split of task nli to validate on", cure=cure)
-        has_pairs = any(own.gives is Examples.LABELLED_PAIRS for own in self.tasks.values())
+        has_pairs = any(own.gives is ExampleKind.LABELLED_PAIRS for own in self.tasks.values())
         self.metric = "accuracy" if has_pairs else "triplet_accuracy"
 
     def measure(self, model: SentenceModel, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
@@ -58,7 +58,7 @@ class NliValidator(Validator):
         languages: dict[str, list[np.ndarray]] = {}
         triplets: list[np.ndarray] = []
         for part, task in self.tasks.items():
-            if task.gives is Examples.TRIPLETS:
+            if task.gives is ExampleKind.TRIPLETS:
                 triplets += over_ranks(task.validation_batches(), partial(_nearer, model))
                 continue
             own = criterion.of_part(part)
