@@ -98,8 +98,8 @@ def test_subwords_of_a_language(data_directory) -> None:
     task = BitextTask(BitextTask.Config(data=str(data_directory)), seed=0)
     assert sorted(task.language_pairs) == [("de", "en"), ("es", "en")]
     seen: dict[str, set[int]] = {}
-    for pair in task._train:
-        for language, column in zip(pair.languages, (pair.source, pair.target), strict=True):
+    for pair in task.train:
+        for language, column in zip(pair.languages, (pair["source"], pair["target"]), strict=True):
             seen.setdefault(language, set()).update(*(column[row].tolist() for row in range(len(column))))
     found = {language: task.subwords(language).tolist() for language in ("de", "en", "es")}
     assert found == {language: sorted(ids) for language, ids in seen.items()}

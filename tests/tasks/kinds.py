@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tests.support.corpus import sentence_pairs, spanish_pairs
@@ -206,6 +207,18 @@ def places_of(batch: Any, of_side: dict[str, list[Any]]) -> list[tuple[Any, ...]
     places, every = batch.places.tolist(), [each for some in of_side.values() for each in some]
     assert sorted(place for row in places for place in row) == list(range(len(every)))
     return [tuple(every[place] for place in row) for row in places]
+
+
+def first(count: int) -> np.ndarray:
+    """Return the first examples of the first table, as plans name them."""
+    return np.stack([np.zeros(count, np.int64), np.arange(count), np.arange(count)], axis=1)
+
+
+def hashes_of(task: Any) -> set[int]:
+    """Return the hashes of the training sentences, and assert that each file has them sorted."""
+    files = [np.load(file, allow_pickle=False) for file in task.training_hashes]
+    assert all(hashes.dtype == np.uint64 and (np.diff(hashes) > 0).all() for hashes in files)
+    return {number for hashes in files for number in hashes.tolist()}
 
 
 def sequences(batch: Any) -> list[tuple[int, list[list[int]]]]:

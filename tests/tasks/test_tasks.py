@@ -16,7 +16,7 @@ from tests.support.corpus import sentence_pairs
 from tests.support.first_tokens import write_tokenizer_without_first_token
 from tests.support.nli_data import write
 from tests.support.once import made_once
-from tests.tasks.kinds import KINDS, PAIRS, SPANISH, SWAPPED, Kind, contents, rows_of, sequences
+from tests.tasks.kinds import KINDS, PAIRS, SPANISH, SWAPPED, Kind, contents, hashes_of, rows_of, sequences
 from xrep.config import problems_of
 from xrep.data.batch import TokenBatch
 from xrep.data.stream import stream
@@ -219,10 +219,7 @@ def test_examples_are_described(name: str, kind: Kind, make) -> None:
 def test_what_a_run_keeps(kind: Kind, make, tmp_path: Path) -> None:
     task = make()
     assert task.fingerprint() == make(seed=3, **kind.smaller).fingerprint()
-    task.write_training_hashes(tmp_path / "hashes.npy")
-    hashes = np.load(tmp_path / "hashes.npy", allow_pickle=False)
-    assert hashes.dtype == np.uint64 and (np.diff(hashes) > 0).all()
-    found = set(hashes.tolist())
+    found = hashes_of(task)
     known = {
         sentence_hash(text) for batch in epoch(task) for row in rows_of(task, batch) for text in row if " " in text
     }
