@@ -17,7 +17,7 @@ from tests.support.commands import Commands, Result
 from tests.support.corpus import sentence_pairs
 from tests.support.runs import contents, options
 from xrep.criteria.dual_moco import DualMoco
-from xrep.data import spool, stages, store
+from xrep.data import spool, stages, table
 from xrep.inference import encoding, nearest
 from xrep.inference.generation.translator import Translator
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -193,7 +193,7 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
     assert done.code == 130 and done.err.endswith(sides) and not (cli.folder / "bin").exists()
     monkeypatch.setattr(stages, "clean", None)  # now the text is clean
     with monkeypatch.context() as patch:
-        press(patch, store.DirectoryWriter, "append", 1)
+        press(patch, table.TableWriter, "append", 1)
         assert cli(*line, "bin").err.endswith(sides)
     monkeypatch.setattr(tokenizer, "_TRAIN", "import sys; sys.exit(1)")  # and the vocabulary is trained
     assert cli(*line, "bin").code == 0
@@ -206,7 +206,7 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
 def test_preprocessing_does_not_go_on_with_other_options(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     line, more = ["preprocess", *BITEXT, "--destdir"], "--vocab-size 62 --valid-size 0".split()
     with monkeypatch.context() as patch:
-        press(patch, store.DirectoryWriter, "append", 1)
+        press(patch, table.TableWriter, "append", 1)
         assert cli(*line, "bin").code == 130
     refused = cli(*line, "bin", *more)
     said = "bin.job: an unfinished command is there, which differs in options; remove it to begin anew"
@@ -219,7 +219,7 @@ def test_preprocessing_does_not_go_on_with_other_options(cli: Commands, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("sides")
-@pytest.mark.parametrize(("command", "owner"), [("preprocess", store.DirectoryWriter), ("train", DualMoco)])
+@pytest.mark.parametrize(("command", "owner"), [("preprocess", table.TableWriter), ("train", DualMoco)])
 def test_commands_with_workers_go_on_in_the_same_process(
     command: str, owner: Any, data_directory: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from tests.tasks.kinds import (
     sequences,
     write_documents,
 )
-from xrep.data import text_store
+from xrep.data import build
 from xrep.data.stream import stream
 from xrep.errors import UserError
 from xrep.tasks.monolingual import MonolingualTask
@@ -100,7 +100,7 @@ def test_text_is_kept_and_found_again(make, monkeypatch, tmp_path: Path, capsys)
     options = {"units": "adjacent", "exclude": [str(write(tmp_path / "excluded" / "a.txt", inner))]}
     prints = []
     for size in (100_000, 1, 7):
-        monkeypatch.setattr(text_store, "_CHUNK", size)
+        monkeypatch.setattr(build, "_CHUNK", size)
         monkeypatch.setenv("XREP_HOME", str(tmp_path / str(size)))
         prints += [make(**options).fingerprint()]
         assert "tokenising" in capsys.readouterr().out

@@ -48,4 +48,4 @@ def test_what_is_kept_is_found_again(texts: Path, data_directory: Path, tmp_path
     again = make(texts, data_directory, tokenizer=None, vocab_size=70, batch_size=9)
     assert capsys.readouterr().out == "" and again.fingerprint() == task.fingerprint()
     assert make(texts, data_directory).fingerprint() != task.fingerprint()
-    assert not [path for path in (tmp_path / "nli").iterdir() if path.name.startswith(".")]
+    assert not [path for path in (tmp_path / "tables").iterdir() if path.name.startswith(".")]

@@ -73,10 +73,10 @@ class Builder:
 
         Training rows must not have an excluded sentence. The sentences of those that they may have are noted.
         """
-        hashes = hashes.reshape(len(hashes), -1)
         if split != "train":
             return np.ones(len(hashes), dtype=bool)
-        allowed = np.logical_not(self.excluded.contains(hashes).any(axis=1))
+        excluded = self.excluded.contains(hashes)
+        allowed = np.logical_not(excluded.any(axis=1) if hashes.ndim == 2 else excluded)
         self.training.add(hashes[allowed].ravel())
         return allowed
 
