@@ -174,24 +174,23 @@ def question_rows(questions: Iterable[Question], reading: Reading, *, stride: in
         UserError: There is no room for a window.
     """
     tokenizer, vocabulary, max_length = reading
-    contexts: dict[str, tuple[list[int], list[tuple[int, int]]]] = {}
-    for number, question in enumerate(questions):
-        if question.context not in contexts:
-            contexts = {question.context: tokenizer.encode_spans(question.context)}  # questions follow their context
-        ids, spans = contexts[question.context]
-        asked = tokenizer.encode([question.question])[0][:max_question]
-        front, first = sequence(asked, [], reading)
-        front = front[:first]
-        room = max_length - len(front) - 1
-        if room < 1:
-            problem = f"no room for a context beside a question of {len(asked)} subwords"
-            raise UserError(problem, cure="raise `max_length`, or lower `max_question`")
-        answer = _tokens_of(question, spans)
-        for begin in range(0, max(1, len(ids) - room + stride), stride):
-            window = slice(begin, begin + room)
-            inside = answer is not None and begin <= answer[0] and answer[1] < begin + room
-            places = [token - begin + len(front) for token in answer] if answer and inside else [0, 0]
-            yield Row([*front, *ids[window], vocabulary.eos_id], len(front), places, number, spans[window])
+    context, ids, spans = "", list[int](), list[tuple[int, int]]()
+    for chunk in chunks(enumerate(questions)):
+        encoded = tokenizer.encode([question.question for _, question in chunk])
+        for (number, question), asked in zip(chunk, encoded, strict=True):
+            if question.context != context:  # questions follow their context
+                context, (ids, spans) = question.context, tokenizer.encode_spans(question.context)
+            front, first = sequence(asked[:max_question], [], reading)
+            room = max_length - first - 1
+            if room < 1:
+                problem = f"no room for a context beside a question of {min(len(asked), max_question)} subwords"
+                raise UserError(problem, cure="raise `max_length`, or lower `max_question`")
+            answer = _tokens_of(question, spans)
+            for begin in range(0, max(1, len(ids) - room + stride), stride):
+                window = slice(begin, begin + room)
+                inside = answer is not None and begin <= answer[0] and answer[1] < begin + room
+                places = [token - begin + first for token in answer] if answer and inside else [0, 0]
+                yield Row([*front[:first], *ids[window], vocabulary.eos_id], first, places, number, spans[window])
 
 
 def _tokens_of(question: Question, spans: list[tuple[int, int]]) -> tuple[int, int] | None:
