@@ -210,10 +210,10 @@ class AnnotatedTask(Task):
     def _allowed(self, builder: Builder, split: str, counts: Counter[str]) -> Iterator[Any]:
         """Yield the examples of a split without the training examples that have an excluded sentence."""
         for chunk in chunks(self.examples_of(split, counts)):
-            texts = [self.texts(example) for example in chunk]
-            hashes = sentence_hashes(chain.from_iterable(texts))
-            owners = np.repeat(np.arange(len(chunk)), list(map(len, texts)))
             if split == "train":
+                texts = [self.texts(example) for example in chunk]
+                owners = np.repeat(np.arange(len(chunk)), list(map(len, texts)))
+                hashes = sentence_hashes(chain.from_iterable(texts))
                 excluded = np.bincount(owners, builder.excluded.contains(hashes), len(chunk)) > 0
                 builder.training.add(hashes[~excluded[owners] & (hashes != NO_KEY)])
                 counts["excluded"] += np.count_nonzero(excluded)
