@@ -76,7 +76,7 @@ def test_references_are_what_the_batch_has(data_directory: Path, texts: Path) ->
         batch.target.tokens[:, place] = token
     assert set(task.references(batch)) == {decode([9])}
     both = KINDS["translation, both"].make(texts, data_directory)
-    assert sum(map(len, both.hashes())) == 2 * sum(map(len, task.hashes())) == 1260
+    assert sum(map(len, both.train)) == 2 * sum(map(len, task.train)) == 1260
     assert (
         len({kind.make(texts, data_directory).fingerprint() for name, kind in KINDS.items() if "transl" in name}) == 3
     )

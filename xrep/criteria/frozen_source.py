@@ -208,8 +208,8 @@ class FrozenSource(ContrastiveCriterion):
     def prepare(self, task: Task) -> None:
         if self._teacher is not None:
             assert isinstance(task, BitextTask)
-            for hashes in task.hashes():
-                self._teacher.rows(hashes[:, SIDES.index(self._source_side)].view(np.int64))
+            for pairs in task.train:
+                self._teacher.rows(pairs.hashes[:, SIDES.index(self._source_side)].view(np.int64))
 
     def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
         planned, tokens = super().plan_rows(batch, generator), getattr(batch, self._source_side)
