@@ -21,6 +21,7 @@ from tests.support.corpus import sentence_pairs, spanish_pairs
 from tests.support.planning import single, with_negatives
 from xrep.criteria.criterion import Criterion, Planned
 from xrep.data.batch import Batch, TextSpec
+from xrep.data.table import Table
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.translation import Translation
 from xrep.registry import CRITERIA
@@ -208,7 +209,8 @@ class Maker:
         batch = self.batch("languages")
         every = sorted({*batch.source.tokens.flatten().tolist(), *batch.target.tokens.flatten().tolist()})
         own = {name: [*every[place:-20:2], 11, 12] for place, name in enumerate(("de", "en", "es"))}
-        return Mock(spec=BitextTask, language_pairs=pairs, subwords=own.__getitem__)
+        tables = [Table("-".join(pair), {}, {"languages": pair}) for pair in pairs]
+        return Mock(spec=BitextTask, train=tables, subwords=own.__getitem__)
 
     def batch(self, kind: str) -> Any:
         """Nine ragged examples; one sentence of each side is repeated with another translation."""

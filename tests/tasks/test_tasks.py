@@ -282,7 +282,7 @@ def test_validation_pools(name: str, make) -> None:
     task = make()
     pools = task.validation_pools(5)
     pairs = [("es", "en"), ("de", "en")] + [("en", "es"), ("en", "de")] * (name != "bitext")
-    assert [(pool.source_language, pool.target_language) for pool in pools] == pairs == task.language_pairs
+    assert [(pool.source_language, pool.target_language) for pool in pools] == pairs
     assert [pool.name for pool in pools] == ["-".join(pair) for pair in pairs]
     for pool, (source, target) in zip(pools, pairs, strict=True):
         for _ in range(2):

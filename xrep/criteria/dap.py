@@ -160,7 +160,7 @@ class DAP(TranslationRanking):
 
     def prepare(self, task: Task) -> None:
         assert isinstance(task, BitextTask)
-        strange = ["-".join(pair) for pair in task.language_pairs if self.config.pivot_language not in pair]
+        strange = [pair.name for pair in task.train if self.config.pivot_language not in pair.languages]
         if strange:
             raise UserError(
                 f"{', '.join(strange[:3])}: no side is in the pivot language {self.config.pivot_language!r}",

@@ -208,11 +208,11 @@ class FrozenSource(ContrastiveCriterion):
     def prepare(self, task: Task) -> None:
         if self._teacher is not None:
             assert isinstance(task, BitextTask)
-            for hashes in task.hashes():
-                self._teacher.rows(hashes[:, SIDES.index(self._source_side)].view(np.int64))
+            for pairs in task.train:
+                self._teacher.rows(pairs.hashes[:, SIDES.index(self._source_side)].view(np.int64))
 
     def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
-        planned, tokens = super().plan_rows(batch, generator), getattr(batch, self._source_side)
+        planned, tokens = super().plan_rows(batch, generator), batch.sides[self._source_side]
         if self._teacher is not None:
             hashes = batch.ids[:, SIDES.index(self._source_side)].numpy()
             planned.details = KnownVectors(torch.from_numpy(self._teacher.read(hashes)))
@@ -227,7 +227,7 @@ class FrozenSource(ContrastiveCriterion):
             vectors = model.encode_pair(batch.source, batch.target)
             negative = () if batch.negatives is None else (model.encode(self._source, batch.negatives.tokens)[0],)
             return Encoded((vectors[::-1] if self._target_side == "target" else vectors) + negative)
-        return Encoded((model.encode(self._target, getattr(batch, self._target_side))[0],))
+        return Encoded((model.encode(self._target, batch.sides[self._target_side])[0],))
 
     def constants(self, model: DualEncoder, planned: Planned) -> tuple[Tensor, ...]:
         if self.config.source == "trained":
@@ -235,7 +235,7 @@ class FrozenSource(ContrastiveCriterion):
         batch, taught = planned.batch, planned.details or KnownVectors()
         vectors = taught.vectors
         if vectors is None:
-            vectors = self._read(model, getattr(batch, self._source_side), taught.keys)
+            vectors = self._read(model, batch.sides[self._source_side], taught.keys)
         elif model.config.normalize:
             vectors = F.normalize(vectors, dim=1)
         if batch.negatives is None:

@@ -89,11 +89,6 @@ class BitextTask(Task):
     def place(self) -> Path:
         return self.data.path
 
-    @property
-    def language_pairs(self) -> list[tuple[str, str]]:
-        """The languages (source, target) of each language pair that is trained."""
-        return [(pair.languages[0], pair.languages[1]) for pair in self.train]
-
     def subwords(self, language: str) -> np.ndarray:
         """Return the sorted ids that occur in the training text of a language. This reads all of the text once."""
         seen = np.zeros(max(vocabulary.size for vocabulary in self.text.vocabularies.values()), dtype=bool)
@@ -103,11 +98,6 @@ class BitextTask(Task):
                 for start in range(0, len(tokens), SCANNED_TOKENS):
                     seen[tokens[start : start + SCANNED_TOKENS]] = True
         return np.flatnonzero(seen)
-
-    def hashes(self) -> Iterator[np.ndarray]:
-        """Return the hashes of the training sentences of each language pair, source and target: uint64 [n, 2]; see
-        ``Batch.ids``."""
-        return (pair.hashes for pair in self.train)
 
     def batch_of(self, tables: Sequence[Table], examples: np.ndarray) -> Batch:
         places, rows, _ = examples.T

@@ -90,17 +90,12 @@ class MixtureTask(Task):
         steps = self._tasks[self._longest].examples / rates[self._longest]
         self.examples = sum(round(steps * rate) for rate in rates.values())
         borders = np.cumsum(list(shares.values()))
-        self._examples_per_batch = sum(rates.values()) / (float(borders[-1]) if by_proportion else 1)
         self._borders = [int(border * 2**64) for border in (borders / borders[-1]).tolist()]
         self._start = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
 
     @property
     def parts(self) -> Mapping[str, Task]:
         return self._tasks
-
-    @property
-    def examples_per_batch(self) -> float:
-        return self._examples_per_batch
 
     def check_size(self, world_size: int) -> None:
         for name, task in self._tasks.items():

@@ -118,13 +118,11 @@ class Task:
         self.tokenizers: Tokenizers = data.tokenizers if tokenizers is None else tokenizers
         self.train, self.valid = ([t for t in tables.get(split, ()) if self.count(t)] for split in ("train", "valid"))
         self.has_validation = bool(self.valid)
-        if not self.train:
-            raise UserError("has no training text", path=self.place, cure="give text for the split train")
-        max_tokens = getattr(config, "max_tokens", None)
+        max_tokens, alpha = getattr(config, "max_tokens", None), getattr(config, "sampling_alpha", 1.0)
         self.size: int | TokenBudget = config.batch_size or DEFAULT_BATCH_SIZE
         if max_tokens is not None:
             self.size = TokenBudget(max_tokens, self._tokens_of_sides, config.batch_size)
-        sizes, alpha = [self.count(table) for table in self.train], getattr(config, "sampling_alpha", 1.0)
+        sizes = list(map(self.count, self.train))
         self.order = _NumberedOrder(sizes, alpha, seed, lambda n, rows: self.lengths(self.train[n], rows).sum(axis=1))
         self.examples = self.order.epoch_size
 
