@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xrep.data.batching import TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.errors import UserError
 from xrep.files import naming
 from xrep.hashing import GOLDEN, find_sorted, mix
