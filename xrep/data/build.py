@@ -129,7 +129,7 @@ def build(
 def build_cached(
     folder: str,
     facts: Any,
-    files: Iterable[Path],
+    files: Iterable[str | Path],
     write: Callable[[Path, Path], object],
     tokenizers: Tokenizers | None = None,
 ) -> Path:
