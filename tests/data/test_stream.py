@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from xrep.data.stream import Plan, stream
+from xrep.data.stream import TOGETHER, Plan, stream
 from xrep.errors import TrainingError, UserError
 from xrep.workers import PREFETCH
 
@@ -80,13 +80,14 @@ def test_ranks_plan_a_little_ahead_in_a_thread(workers: int) -> None:
     """And one process no more than its workers may hold."""
     task, before = Squares(), threading.active_count()
     alone = stream(task, workers=2)
-    assert [next(alone)[0].tolist() for _ in range(2)] == [[0], [1]] and task.planned == 2 * PREFETCH + 1
+    assert [next(alone)[0].tolist() for _ in range(2)] == [[0], [1]] and task.planned == 2 * PREFETCH * TOGETHER
     alone.close()
     task.planned = 0
     batches = stream(task, world_size=2, workers=workers)
     assert [next(batches)[0].tolist() for _ in range(20)] == [[number**2] for number in range(20)]
     deadline = time.monotonic() + 60
-    most = 19 + PREFETCH + max(0, workers * PREFETCH - 1)
+    taken = 20 if workers == 0 else 20 - TOGETHER + workers * PREFETCH * TOGETHER
+    most = taken + PREFETCH - 1
     while task.planned < most and time.monotonic() < deadline:
         time.sleep(0.001)
     assert task.planned == most

@@ -18,6 +18,9 @@ import torch
 from xrep.errors import TrainingError
 from xrep.workers import ahead, in_workers
 
+TOGETHER = 4
+"""Number of batches that a worker makes and sends at once."""
+
 _DIED = TrainingError(
     "a data worker was killed; if memory ran out, lower `data_workers` (0: batches are made by the trainer itself); "
     "the same command goes on from the last checkpoint"
@@ -65,7 +68,7 @@ def stream(
 
     Args:
         cursor: ``Plan.cursor`` of the last batch that was used; None to start at the beginning.
-        workers: Number of processes that build batches, each a few batches ahead; 0 to use this process.
+        workers: Number of processes that build batches, each some batches ahead; 0 to use this process.
         pin_memory: Whether to call ``pin_memory()`` on each batch (page-locked memory), for copies to a GPU.
 
     Raises:
@@ -77,13 +80,13 @@ def stream(
         plans = ahead(plans)
     items = ((plan.what, plan) for plan in plans)
     begin = partial(torch.set_num_threads, 1)
-    for batch, plan in in_workers(task.make, items, workers, died=_DIED, begin=begin, pack=_pack):
+    for batch, plan in in_workers(task.make, items, workers, died=_DIED, begin=begin, pack=_pack, together=TOGETHER):
         yield (batch.pin_memory() if pin_memory else batch), plan
 
 
-def _pack(batch: Any) -> bytes:
+def _pack(batches: list[Any]) -> bytes:
     packed = io.BytesIO()
-    _Pickler(packed, protocol=5).dump(batch)
+    _Pickler(packed, protocol=5).dump(batches)
     return packed.getvalue()
 
 
