@@ -168,12 +168,12 @@ task = ClassificationTask(ClassificationTask.Config(**options), seed=1)
 # The peak is that of all workers, into the second window.
 TASK = """
 import itertools, multiprocessing
-from xrep.data.stream import stream
+from tests.support.planning import streamed
 from xrep.tasks.bitext import BitextTask
 """
 READ = """
 task = BitextTask(BitextTask.Config(data=str(count), batch_size=64), seed=1)
-for number, _ in enumerate(itertools.islice(stream(task, workers=1), 1100)):
+for number, _ in enumerate(itertools.islice(streamed(task, workers=1), 1100)):
     if number % 10 == 0:
         most = max(most, sum(map(anonymous, ["self", *(x.pid for x in multiprocessing.active_children())])))
 """

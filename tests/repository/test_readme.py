@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xrep.text.demo_corpus import LANGUAGES, build_demo
+from xrep.text.demo_corpus import LANGUAGES
 from xrep.text.resources import find_resource
 
 MODEL = "--layers 1 --heads 4 --hidden-size 32 --feedforward-size 64".split()
@@ -95,7 +95,7 @@ def write_demo_corpus(folder: Path) -> None:
                 texts = [" ".join(f"{word[::-1]}{language[0]}" for word in row[0].split()) for row in rows]
             strings = json.dumps({f"key{number}": text for number, text in enumerate(texts)})
             archive.writestr(f"homeassistant/components/lamp/translations/{language}.json", strings)
-    build_demo(find_resource("demo"), wheel, folder / "demo")
+    find_resource("demo").make(wheel, folder / "demo")
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def sentences(file: Path) -> list[str]:
 
 def check(folder: Path) -> dict:
     """Check what must hold for any demo corpus, and return its description."""
-    description = json.loads((folder / "corpus.json").read_text())
+    description = json.loads((folder / "xrep_source.json").read_text())
     splits = discover_bitext(folder)
     training, templates, pools = set(), {"train": set(), "valid": set(), "test": set()}, []
     for split, bitexts in splits.items():
@@ -103,12 +103,12 @@ def test_small_wheel(demo, home):
 @pytest.mark.slow
 def test_it_is_built_once_and_again_if_its_version_is_old(demo, home, monkeypatch):
     folder = demo.get()
-    (folder / "corpus.json").write_text('{"version": 0}')
+    (folder / "xrep_source.json").write_text('{"version": 0}')
     (folder / "notes.txt").write_text("mine")
     assert demo.get() == folder and (folder / "notes.txt").read_text() == "mine"
     (home / "downloads" / demo.wheel.file_name).unlink()
     assert demo.get() == folder
-    (folder / "corpus.json").write_text('{"version": 0}')
+    (folder / "xrep_source.json").write_text('{"version": 0}')
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(UserError, match="not cached and pip cannot fetch it .*; check the network .* or put"):
         demo.get()

