@@ -134,7 +134,8 @@ def preprocess(
         log("going on with the text that an interrupted command has cleaned")
 
     def finish() -> dict[str, Any]:
-        with directory_aside(destination, table.MANIFEST_FILE if share.count > 1 else None) as output:
+        marker = table.MANIFEST_FILE if share.count > 1 else None
+        with directory_aside(destination, marker, Path(place) / "data") as output:  # it goes with the job if we do
             return _write(choose, vocabulary, tokenise, facts, output)
 
     manifest = run(job, engine or LOCAL, finish, str(destination), show_progress=progress, share=share)
