@@ -145,7 +145,7 @@ def point_link(link: Path, target: str | Path) -> None:
 
 
 @contextmanager
-def directory_aside(path: str | Path, marker: str | None = None) -> Iterator[Path]:
+def directory_aside(path: str | Path, marker: str | None = None, place: Path | None = None) -> Iterator[Path]:
     """Context manager that yields an empty folder beside ``path``, which takes its place if the block succeeds.
 
     A link is followed, and parents are created. Files of an old folder that the new one lacks are somebody else's, and
@@ -155,6 +155,7 @@ def directory_aside(path: str | Path, marker: str | None = None) -> Iterator[Pat
         marker: The file without which a folder of this kind is not complete. A folder at ``path`` is replaced, unless
             its marker has changed during the block, because another process was faster. None: nothing may be at
             ``path`` but an empty folder.
+        place: Another folder of the same file system, in which the empty folder is made.
 
     Raises:
         UserError: ``marker`` is None, and something is at ``path``.
@@ -162,7 +163,7 @@ def directory_aside(path: str | Path, marker: str | None = None) -> Iterator[Pat
     path = Path(os.path.realpath(path))
     if marker is None:
         check_new_directory(path)
-    before, aside = _inode(path, marker), path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    before, aside = _inode(path, marker), (place or path.parent) / f".{path.name}.{secrets.token_hex(4)}.partial"
     try:
         with naming(path):
             aside.mkdir(parents=True)

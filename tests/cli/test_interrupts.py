@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -200,6 +201,22 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
     assert cli(*line, "bin").code == 0
     assert contents(cli.folder / "bin") == contents(cli.folder / "whole")
     assert sorted(os.listdir(cli.folder)) == ["bin", "de", "en", "whole"]
+
+
+@pytest.mark.slow
+def test_training_goes_on_with_the_preprocessing_of_raw_text(
+    cli: Commands, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
+    write_lines(tmp_path / "raw" / "train.de-en.tsv", ["\t".join(pair) for pair in sentence_pairs(170)])
+    line = [tmp_path / "raw", *options(save_dir="run", max_steps=1), "--vocab-size", "60"]
+    with monkeypatch.context() as patch:
+        press(patch, stages, "_tokenise", 1)
+        done = cli("train", *line)
+    said = rf"xrep-train: error: interrupted; what is done is in {tmp_path}/home/preprocessed/\w+\.job, and the same "
+    assert done.code == 130 and re.search(f"{said}command goes on from there\n$", done.err)
+    monkeypatch.setattr(stages, "clean", None)  # now the text is clean
+    assert cli("train", *line).code == 0 and len(os.listdir(tmp_path / "home" / "preprocessed")) == 1
 
 
 @pytest.mark.slow

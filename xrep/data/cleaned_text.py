@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import compress, pairwise
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from xrep.text.lines import is_too_long
 from xrep.text.readers import Bitext, orient
 
 SPLIT_ORDER = ("valid", "test", "train")
-"""Evaluation text is cleaned first, because training text is compared with it."""
 SCHEMA = {
     "source": ColumnType("u1", ragged=True),
     "target": ColumnType("u1", ragged=True),
@@ -25,9 +24,9 @@ SCHEMA = {
 }
 """The columns: both sides, each sentence in UTF-8 with a newline at its end, so that many of them are decoded at once;
 the ``sentence_hash`` of each; and the ``template_hash`` of the target."""
-FATES = ("kept", "duplicate", "held out", "near held out", "sampled away")
+FATES = ("kept", "in valid/test", "duplicate", "held out", "near held out", "sampled away")
 """The steps of preprocessing that compare a pair with others, by the number that stands for what becomes of a pair."""
-KEPT, DUPLICATE, HELD_OUT, NEAR_HELD_OUT, SAMPLED_AWAY = range(len(FATES))
+KEPT, IN_EVALUATION, DUPLICATE, HELD_OUT, NEAR_HELD_OUT, SAMPLED_AWAY = range(len(FATES))
 _BLOCK_ROWS = 1 << 18
 
 
@@ -61,7 +60,7 @@ def list_corpora(
 
 
 def clean(
-    pairs: Iterable[tuple[str, str]], options: CleaningOptions | None, forbidden: Mapping[str, HashSet]
+    pairs: Iterable[tuple[str, str]], options: CleaningOptions | None, excluded: HashSet
 ) -> tuple[dict[str, Flat | np.ndarray], Counter[str]]:
     """Return the rows of the pairs that may stay, and how many pairs each step has dropped.
 
@@ -70,7 +69,7 @@ def clean(
     Args:
         options: Rules for each pair; without them, only pairs with a side that is empty, or that ``is_too_long`` for
             any sentence, are dropped.
-        forbidden: Sentences that no side may be, by the name of the step that drops them.
+        excluded: Hashes of sentences that no side may be.
     """
     dropped, sources, targets = Counter[str](), list[str](), list[str]()
     found = list[tuple[int, int]]()
@@ -91,11 +90,8 @@ def clean(
             targets.append(target)
             found.append(own)
     hashes = np.array(found, dtype=np.uint64).reshape(-1, 2)
-    allowed = np.ones(len(hashes), dtype=bool)
-    for step, sentences in forbidden.items():
-        hit = allowed & sentences.contains(hashes).any(axis=1)
-        dropped[step] += int(np.count_nonzero(hit))
-        allowed &= ~hit
+    allowed = np.logical_not(excluded.contains(hashes).any(axis=1))
+    dropped["excluded"] = int(np.count_nonzero(~allowed))
     sources, targets = (list(compress(texts, allowed.tolist())) for texts in (sources, targets))
     templates = np.fromiter(map(template_hash, targets), np.uint64, len(targets))
     rows = {"source": _lines(sources), "target": _lines(targets), "hashes": hashes[allowed], "template": templates}
@@ -119,15 +115,15 @@ class CleanedText:
         counts: The number of pairs that were read, and that each step has dropped.
         ends: Where each chunk of the text that was cleaned at a time ends, in rows.
         first: The number of the first pair, counted over all corpora.
-        fates: One of ``FATES`` for each pair, by its number: uint8 [n], mapped from a file. Empty if not known yet.
+        fates: One of ``FATES`` for each pair, by its number: uint8 [n], mapped from a file.
     """
 
     corpus: Corpus
     table: Table
     counts: Mapping[str, int]
     ends: Sequence[int]
-    first: int = 0
-    fates: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
+    first: int
+    fates: np.ndarray
 
     def blocks(self) -> Iterator[slice]:
         """Yield ranges of rows, of which numbers are processed one at a time."""
@@ -155,3 +151,11 @@ class CleanedText:
         begin, end = column.offsets[[rows.start, rows.stop]]
         lines = column.values[begin:end].tobytes().decode("utf-8").split("\n")
         return list(compress(lines, (self.fates[rows] == fate).tolist()))
+
+
+def by_languages(texts: Iterable[CleanedText]) -> dict[tuple[str, str], list[CleanedText]]:
+    """Return the texts of each language pair, in their order."""
+    grouped = dict[tuple[str, str], list[CleanedText]]()
+    for text in texts:
+        grouped.setdefault(text.corpus.bitext.languages, []).append(text)
+    return grouped

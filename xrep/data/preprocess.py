@@ -95,7 +95,7 @@ def preprocess(
 
     Training text is cleaned. From validation and test text only empty lines are removed, and training pairs that share
     a sentence with them on either side are dropped. Without validation text, some training pairs are held out (see
-    ``xrep.data.selection.hold_out``). Memory does not grow with the training text. The folder appears only when it is
+    ``xrep.data.selection.choose``). Memory does not grow with the training text. The folder appears only when it is
     complete. What is done is kept in ``{destination}.job`` until then, so a second call goes on.
 
     Args:
@@ -119,7 +119,7 @@ def preprocess(
     others = states_of(files_in([*options.tokenizers.values(), *options.exclude]))
     corpora, notes = list_corpora(splits, lambda path: repeatable(path, destination))
     workers = engine.cpus_per_worker if engine and engine.engine == "ray" else workers
-    _, clean, choose, vocabulary, tokenise = stages = _stages(corpora, options, workers, log)
+    clean, choose, vocabulary, tokenise = stages = _stages(corpora, options, workers, log)
     _ = vocabulary.given  # to report errors in tokenizers before the text is read
     given = [{"split": split, **asdict(bitext)} for split in SPLIT_ORDER for bitext in splits.get(split, [])]
     facts = {"options": asdict(options), "corpora": given}
@@ -134,7 +134,8 @@ def preprocess(
         log("going on with the text that an interrupted command has cleaned")
 
     def finish() -> dict[str, Any]:
-        with directory_aside(destination, table.MANIFEST_FILE if share.count > 1 else None) as output:
+        marker = table.MANIFEST_FILE if share.count > 1 else None
+        with directory_aside(destination, marker, Path(place) / "data") as output:  # it goes with the job if we do
             return _write(choose, vocabulary, tokenise, facts, output)
 
     manifest = run(job, engine or LOCAL, finish, str(destination), show_progress=progress, share=share)
@@ -145,13 +146,11 @@ def preprocess(
 
 def _stages(
     corpora: list[Corpus], options: PreprocessOptions, workers: int, log: Log
-) -> tuple[Clean, Clean, Choose, Vocabulary, Tokenise]:
-    held_out, training = ([corpus for corpus in corpora if (corpus.split == "train") == own] for own in (False, True))
-    evaluation = Clean("clean-evaluation", held_out, workers, log)
-    clean = Clean("clean", training, workers, log, options.cleaning, options.exclude, evaluation)
-    choose = Choose((evaluation, clean), options.cleaning, options.valid_size, options.seed)
+) -> tuple[Clean, Choose, Vocabulary, Tokenise]:
+    clean = Clean(corpora, options.cleaning, options.exclude, workers, log)
+    choose = Choose(clean, options.cleaning, options.valid_size, options.seed)
     vocabulary = Vocabulary(choose, options.tokenizers, options.vocabulary_size, options.sampling_exponent, log)
-    return evaluation, clean, choose, vocabulary, Tokenise(choose, vocabulary, workers)
+    return clean, choose, vocabulary, Tokenise(choose, vocabulary, workers)
 
 
 def _write(

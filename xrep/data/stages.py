@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from xrep.data import selection
 from xrep.data.build import chunks, train_vocabulary
-from xrep.data.cleaned_text import FATES, HELD_OUT, KEPT, SCHEMA, SPLIT_ORDER, CleanedText, Corpus, clean
+from xrep.data.cleaned_text import FATES, HELD_OUT, KEPT, SCHEMA, SPLIT_ORDER, CleanedText, Corpus, by_languages, clean
 from xrep.data.disk_sort import DiskSort
+from xrep.data.selection import choose
 from xrep.data.table import TRAINING_HASHES_FILE, Flat, TableWriter, flatten, open_table, token_type, vocabulary_size
 from xrep.errors import UserError
 from xrep.jobs.plan import Advance, Stage
@@ -29,7 +29,6 @@ from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, tokenize
 from xrep.text.tokenizer import Tokenizer
 from xrep.workers import in_workers
 
-_HELD_OUT_SHARE = 0.05  # maximum share of a language pair, so that a small corpus keeps most pairs for training
 _FATES_FILE = "fates"
 
 T = TypeVar("T")
@@ -52,20 +51,18 @@ class Clean(_Step):
 
     Attributes:
         corpora: The text, in the order of the report.
+        options: Rules for each pair of training text. Of other text only empty lines, and those that are too long for
+            any sentence, are dropped.
+        exclude: Files or folders of sentences that training text must not have.
         workers: Number of processes that share a unit.
-        options: Rules for each pair; None: only empty lines, and those that are too long for any sentence, are dropped.
-        exclude: Files or folders of sentences that the text must not have.
-        evaluation: The stage that cleans other text whose sentences it must not have.
     """
 
-    name: str
     corpora: Sequence[Corpus]
+    options: CleaningOptions
+    exclude: Sequence[str]
     workers: int
     log: Log
-    options: CleaningOptions | None = None
-    exclude: Sequence[str] = ()
-    evaluation: Clean | None = None
-    unit = "pairs"
+    name, unit = "clean", "pairs"
 
     @cached_property
     def units(self) -> Sequence[Corpus]:
@@ -77,7 +74,8 @@ class Clean(_Step):
     def run(self, unit: Corpus, folder: Path, advance: Advance) -> dict[str, Any]:
         counts, ends, pairs = Counter[str](), list[int](), read_pairs(unit.bitext, cut=True)
         items = ((chunk, len(chunk)) for chunk in chunks((source, target) for _, source, target in pairs))
-        make = partial(clean, options=self.options, forbidden=self._forbidden)
+        options, excluded = (self.options, self._excluded) if unit.split == "train" else (None, HashSet())
+        make = partial(clean, options=options, excluded=excluded)
         with TableWriter(folder, "text", SCHEMA) as table, _in_processes(make, items, self.workers) as made:
             for (rows, dropped), count in made:
                 advance(count)
@@ -87,44 +85,41 @@ class Clean(_Step):
         return {"counts": counts, "ends": ends, "table": table.facts}
 
     @cached_property
-    def _forbidden(self) -> dict[str, HashSet]:
-        """The sentences that the text must not have, by the name of the step that drops them."""
-        excluded, evaluation = load_exclusion(self.exclude), HashSet()
+    def _excluded(self) -> HashSet:
+        excluded = load_exclusion(self.exclude)
         if self.exclude:
             self.log(f"excluding {len(excluded):,} sentences of {', '.join(self.exclude)}")
-        for text in self.evaluation.texts if self.evaluation else ():
-            for block in text.blocks():
-                evaluation.add(text.table.hashes[block].ravel())
-        return {"excluded": excluded, "in valid/test": evaluation}
+        return excluded
 
-    @property
-    def texts(self) -> list[CleanedText]:
-        """The cleaned text of all corpora."""
-        texts = list[CleanedText]()
+    def texts(self, fates: np.ndarray) -> list[CleanedText]:
+        """Return the cleaned text of all corpora, given the fates of all pairs."""
+        texts, first = list[CleanedText](), 0
         for corpus, (files, facts) in zip(self.corpora, self.results, strict=True):
             places = {name.removeprefix("text."): file for name, file in files.items()}
             table = open_table(corpus.name, facts["table"], places.__getitem__)
-            texts.append(CleanedText(corpus, table, facts["counts"], facts["ends"]))
+            own = fates[first : first + len(table)]
+            texts.append(CleanedText(corpus, table, facts["counts"], facts["ends"], first, own))
+            first += len(table)
         return texts
 
 
 @dataclass(eq=False)
 class Choose(_Step):
-    """Drop duplicates, hold out validation pairs if there is no validation text, and sample the training pairs: decide
-    what becomes of each pair. One unit does it, because each pair is compared with all others."""
+    """Decide what becomes of each pair (``selection.choose``), and note the sentences of the training pairs. One unit
+    does it, because each pair is compared with all others."""
 
-    cleaned: tuple[Clean, Clean]
+    clean: Clean
     options: CleaningOptions
     valid_size: int
     seed: int
     name = "choose"
 
     def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
-        count = sum(len(text.table) for stage in self.cleaned for text in stage.texts)
+        count = sum(result.facts["table"]["rows"] for result in self.clean.results)
         # All pairs are KEPT at first, which is 0. The file has one byte more, because an empty one cannot be mapped.
         fates = np.memmap(folder / _FATES_FILE, np.uint8, "w+", shape=(count + 1,))
-        texts = self._with(fates)
-        self._choose(texts, fates, folder)
+        texts = self.clean.texts(fates)
+        choose(texts, fates, self.options, self.valid_size, self.seed, folder)
         counts = {text.corpus.name: {**dict.fromkeys(STEPS, 0), **text.counts} for text in texts}
         for text in texts:
             counts[text.corpus.name].update(zip(FATES, text.by_fate().tolist(), strict=True))
@@ -141,40 +136,12 @@ class Choose(_Step):
         training.save_distinct(folder / TRAINING_HASHES_FILE)
         return {"counts": counts}
 
-    def _choose(self, texts: list[CleanedText], fates: np.ndarray, folder: Path) -> None:
-        train = [text for text in texts if text.corpus.split == "train"]
-        has_valid = any(text.corpus.split == "valid" for text in texts)
-        sentences, templates = HashSet(), HashSet()
-        for own in _by_pair(train).values():
-            if self.options.deduplicate:
-                selection.drop_duplicates(own, fates, folder)
-            wanted = min(self.valid_size, int(_HELD_OUT_SHARE * sum(text.by_fate()[KEPT] for text in own)))
-            if wanted and not has_valid:
-                held_out = selection.hold_out(own, fates, wanted, self.seed)
-                sentences.add(held_out[0].ravel())
-                templates.add(held_out[1])
-        for number, text in enumerate(train):
-            selection.drop_held_out(text, sentences, templates)
-            own = text.corpus.bitext.sample
-            maximum = self.options.sample if own is None else own
-            if maximum is not None:
-                selection.sample(text, maximum, self.seed + number)
-
     @cached_property
     def texts(self) -> list[CleanedText]:
         """The text of all corpora, with what has become of each pair."""
         files, facts = self.results[0]
-        texts = self._with(np.memmap(files[_FATES_FILE], np.uint8, "r"))
+        texts = self.clean.texts(np.memmap(files[_FATES_FILE], np.uint8, "r"))
         return [replace(text, counts=facts["counts"][text.corpus.name]) for text in texts]
-
-    def _with(self, fates: np.ndarray) -> list[CleanedText]:
-        """Return the text of all corpora, given the fates of all pairs."""
-        texts, first = list[CleanedText](), 0
-        for text in (text for stage in self.cleaned for text in stage.texts):
-            end = first + len(text.table)
-            texts.append(replace(text, first=first, fates=fates[first:end]))
-            first = end
-        return texts
 
 
 @dataclass(eq=False)
@@ -261,7 +228,7 @@ class Tokenise(_Step):
         groups = (
             _Group(split, languages, own, fate, sum(text.counts[FATES[fate]] for text in own))
             for split, (some, fate) in sources.items()
-            for languages, own in _by_pair(some).items()
+            for languages, own in by_languages(some).items()
         )
         return [group for group in groups if group.rows]
 
@@ -299,13 +266,6 @@ def _tokenise(
 def _use_one_thread(tokenizers: Tokenizers) -> None:
     for tokenizer in tokenizers.values():
         tokenizer.use_one_thread()
-
-
-def _by_pair(texts: Iterable[CleanedText]) -> dict[tuple[str, str], list[CleanedText]]:
-    grouped: dict[tuple[str, str], list[CleanedText]] = {}
-    for text in texts:
-        grouped.setdefault(text.corpus.bitext.languages, []).append(text)
-    return grouped
 
 
 def _sentences(texts: list[CleanedText], sides: list[str]) -> Iterator[tuple[str, str]]:
