@@ -37,7 +37,6 @@ from xrep.criteria.dap import DAP
 from xrep.criteria.tlm import TLM
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batch import Batch, TextSpec, TokenBatch, Vocabulary
-from xrep.data.stream import stream
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.bitext import BitextTask
 from xrep.training.distributed import pick_device
@@ -124,7 +123,7 @@ def text_of(options: argparse.Namespace) -> tuple[TextSpec, Iterator[Batch]]:
             BitextTask.Config(data=options.data, batch_size=options.batch_size, max_length=options.length), 1
         )
         options.vocabulary_size = task.text.vocabulary("shared").size
-        return task.text, (batch for batch, _ in stream(task))
+        return task.text, (task.make(plan.what) for plan in task.plan())
     ids = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "mask_id": 4}
     vocabulary = Vocabulary(size=options.vocabulary_size, **ids)
     text = TextSpec(

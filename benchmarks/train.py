@@ -33,7 +33,6 @@ import torch.nn.functional as F
 from harness import make_parser, take_turns, write_json
 
 from xrep.config import RunConfig, runs_of
-from xrep.data.stream import stream
 from xrep.kernels.precision import default_float32_products, fast_products
 from xrep.memory import keep_freed_memory
 from xrep.precision import TrainingPrecision
@@ -155,7 +154,7 @@ def corpus_order(task: BitextTask, batch_size: int) -> Iterator[Any]:
 
 def sorted_order(task: BitextTask) -> Iterator[Any]:
     """Return the batches that xrep trains on, whose sentences have similar lengths."""
-    return (batch for batch, _ in stream(task))
+    return (task.make(plan.what) for plan in task.plan())
 
 
 class padded:

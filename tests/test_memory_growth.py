@@ -154,7 +154,7 @@ task = ClassificationTask(ClassificationTask.Config(**options), seed=1)
 # Pages of mapped files are no memory of a process, and the peak is that of all workers, into the second window.
 TASK = """
 import itertools, multiprocessing
-from xrep.data.stream import stream
+from tests.support.planning import streamed
 from xrep.tasks.bitext import BitextTask
 def anonymous(process):
     return int(re.search(r"RssAnon:\\s*(\\d+)", open(f"/proc/{process}/status").read())[1])
@@ -163,7 +163,7 @@ def peak():
 """
 READ = """
 most, task = 0, BitextTask(BitextTask.Config(data=str(count), batch_size=64), seed=1)
-for number, _ in enumerate(itertools.islice(stream(task, workers=1), 1100)):
+for number, _ in enumerate(itertools.islice(streamed(task, workers=1), 1100)):
     if number % 10 == 0:
         most = max(most, sum(map(anonymous, ["self", *(x.pid for x in multiprocessing.active_children())])))
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from xrep.criteria.criterion import Criterion, Loss, Planned
 from xrep.data.batch import Batch, HardNegatives, TokenBatch
+from xrep.data.stream import Plan, stream
 
 
 def token_batch(tokens: Tensor, lengths: Tensor) -> TokenBatch:
@@ -29,6 +31,11 @@ def sizes_of(criterion: Criterion, batch: Any) -> dict[str, float]:
 def loss_of(criterion: Criterion, model: Any, batch: Any, seed: int = 0) -> Loss:
     """The loss of a batch that is planned and moved to the device of the model."""
     return criterion(model, plan(criterion, batch, seed).to(next(model.parameters()).device))
+
+
+def streamed(task: Any, workers: int = 0, **place: Any) -> Generator[tuple[Any, Plan], None, None]:
+    """Return the batches of a task with their plans; ``place`` is as for ``Task.plan``."""
+    return stream(task.plan(**place), lambda plan: task.make(plan.what), workers=workers)
 
 
 def pair_batch(source: TokenBatch, target: TokenBatch, ids: Tensor, indices: Tensor, languages: Tensor) -> Batch:

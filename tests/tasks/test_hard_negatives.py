@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.support.nli_data import write
+from tests.support.planning import streamed
 from tests.support.runs import going_on_is_never_stopping
 from tests.tasks.kinds import PAIRS, hashes_of, rows_of
-from xrep.data.stream import stream
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask
 from xrep.text.cleaning import sentence_hash
@@ -34,7 +34,7 @@ def test_batches_have_the_negatives_of_their_pairs(data_directory: Path, negativ
     task, plain = make(data_directory, negatives, batch_size=64), make(data_directory, batch_size=64)
     assert task.has_hard_negatives and not plain.has_hard_negatives
     place, found = {german: n for n, (german, _) in enumerate(PAIRS)}, 0
-    for (batch, _), (other, _) in zip(stream(task, stop=630), stream(plain, stop=630), strict=True):
+    for (batch, _), (other, _) in zip(streamed(task, stop=630), streamed(plain, stop=630), strict=True):
         assert torch.equal(batch.source.tokens, other.source.tokens) and other.negatives is None
         assert batch.negatives is not None
         tokens, decode = batch.negatives.tokens, task.tokenizers["shared"].decode

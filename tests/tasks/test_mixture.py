@@ -14,10 +14,11 @@ import torch
 
 from tests.support.corpus import write_corpus
 from tests.support.once import made_once
+from tests.support.planning import streamed
 from tests.tasks.kinds import KINDS, contents, hashes_of, rows_of
 from xrep.config import Part
 from xrep.data.preprocess import PreprocessOptions, preprocess
-from xrep.data.stream import Plan, stream
+from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.mixture import MixtureTask
@@ -130,8 +131,8 @@ def test_a_run_that_is_resumed_is_the_run(mix, mixing) -> None:
         rest = list(task.plan(whole[at - 1].cursor, stop=900))
         assert [(plan.cursor, plan.examples) for plan in rest] == [(plan.cursor, plan.examples) for plan in whole[at:]]
         assert rows(task, rest) == rows(task, whole[at:])
-    with_workers = list(stream(task, stop=100, workers=1))
-    assert [contents(batch) for batch, _ in stream(task, stop=100)] == [contents(batch) for batch, _ in with_workers]
+    with_workers = list(streamed(task, stop=100, workers=1))
+    assert [contents(batch) for batch, _ in streamed(task, stop=100)] == [contents(batch) for batch, _ in with_workers]
 
 
 def test_proportions_are_kept_over_any_stretch(mix) -> None:

@@ -20,8 +20,7 @@ from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.in_batch import Temperature, with_own_negatives
 from xrep.criteria.keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
 from xrep.data.batch import Batch, Movable, TextSpec, TokenBatch, event_on, on_device
-from xrep.data.teacher_vectors import TeacherVectors
-from xrep.data.vector_cache import VectorCache, check_cache, token_keys
+from xrep.data.vectors import TeacherVectors, VectorCache, check_cache, token_keys
 from xrep.errors import UserError
 from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
@@ -125,8 +124,8 @@ class FrozenSource(ContrastiveCriterion):
         if sentences repeat."""
         cache_source: str | None = None
         """Directory in which the frozen tower's vectors are stored, in float32, so that each distinct sentence is
-        encoded once, in this run or in another one with the same tower and precision. All ranks may use the same
-        directory."""
+        encoded once, in this run or in another one with the same tower and precision. All ranks and runs may use the
+        same directory; it has a folder for each tower and precision."""
         teacher_vectors: str | None = None
         """Vectors of any other system, used in place of those of a source tower: a .npy file of floats [N, D] with one
         row for each line of teacher_text. The model is then only the student: set towers shared and projection_size D.
@@ -209,12 +208,12 @@ class FrozenSource(ContrastiveCriterion):
         if self._teacher is not None:
             assert isinstance(task, BitextTask)
             for pairs in task.train:
-                self._teacher.rows(pairs.hashes[:, SIDES.index(self._source_side)].view(np.int64))
+                self._teacher.rows(pairs.hashes[:, SIDES.index(self._source_side)])
 
     def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
         planned, tokens = super().plan_rows(batch, generator), batch.sides[self._source_side]
         if self._teacher is not None:
-            hashes = batch.ids[:, SIDES.index(self._source_side)].numpy()
+            hashes = batch.ids[:, SIDES.index(self._source_side)].numpy().view(np.uint64)
             planned.details = KnownVectors(torch.from_numpy(self._teacher.read(hashes)))
         elif self.config.cache_source is not None:
             negative = None if batch.negatives is None else token_keys(batch.negatives.tokens).numpy()
@@ -282,10 +281,8 @@ class FrozenSource(ContrastiveCriterion):
         if self._cache is None:  # not in __init__: a resumed run loads the model's weights later
             fingerprint = _fingerprint(model, self._source, self.frozen)
             self._cache = VectorCache(self.config.cache_source, model.output_size, fingerprint)
-        places, device = self._cache.find(keys), tokens.tokens.device
-        missing, known = np.flatnonzero(places < 0), np.flatnonzero(places >= 0)
-        found = np.zeros((len(keys), model.output_size), np.float32)
-        found[known] = self._cache.read(places[known])
+        found, known = self._cache.read(keys)
+        missing, device = np.flatnonzero(~known), tokens.tokens.device
         vectors = on_device(found, device)
         if len(missing):
             new, first, same = np.unique(keys[missing], return_index=True, return_inverse=True)

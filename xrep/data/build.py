@@ -28,8 +28,8 @@ from xrep.data.table import (
 from xrep.files import build_once, digests_of
 from xrep.jobs.outputs import states_of
 from xrep.text.cleaning import HashSet
-from xrep.text.corpora import xrep_home
 from xrep.text.exclusion import load_exclusion
+from xrep.text.resources import xrep_home
 from xrep.text.sides import SHARED, Tokenizers, save_tokenizers
 from xrep.text.tokenizer import USUAL_VOCABULARY, Tokenizer, sample_for_tokenizer, train_tokenizer
 
@@ -129,7 +129,7 @@ def build(
 def build_cached(
     folder: str,
     facts: Any,
-    files: Iterable[Path],
+    files: Iterable[str | Path],
     write: Callable[[Path, Path], object],
     tokenizers: Tokenizers | None = None,
 ) -> Path:

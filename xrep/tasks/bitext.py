@@ -17,7 +17,7 @@ from xrep.data.preprocess import PreprocessOptions, prepare
 from xrep.data.table import DataDirectory, Table
 from xrep.errors import UserError
 from xrep.tasks.task import ExampleKind, Pool, Task, ids_of, text_spec
-from xrep.text.corpora import find_resource
+from xrep.text.resources import find_resource
 from xrep.text.sides import SIDES, load_tokenizers, same_tokenizers, tokenizer_of
 
 T = TypeVar("T")

@@ -13,6 +13,7 @@ import numpy as np
 
 from xrep.config import Mixing, Part
 from xrep.data.batch import Movable
+from xrep.data.plan import mean_size
 from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.hashing import GOLDEN
@@ -84,7 +85,7 @@ class MixtureTask(Task):
             task.text = replace(task.text, **languages)
         by_proportion = config.mixing == "proportion"
         shares = {part.name: part.proportion if by_proportion else 1.0 for part in config.parts}
-        rates = {name: shares[name] * task.examples_per_batch for name, task in self._tasks.items()}
+        rates = {name: shares[name] * mean_size(task.order, task.size) for name, task in self._tasks.items()}
         # The longest part has the most steps per epoch; rates omit a factor that all parts share.
         self._longest = max(self._tasks, key=lambda name: self._tasks[name].examples / rates[name])
         steps = self._tasks[self._longest].examples / rates[self._longest]

@@ -12,7 +12,7 @@ import numpy as np
 
 from xrep.data.batch import Batch, TextSpec, TokenBatch, Vocabulary, pad
 from xrep.data.order import ExampleOrder, by_group
-from xrep.data.plan import TokenBudget, check_size, mean_size, plan_batches
+from xrep.data.plan import TokenBudget, check_size, plan_batches
 from xrep.data.stream import Plan
 from xrep.data.table import TOKENIZER_DIRECTORY, Column, DataDirectory, Table, gather_rows
 from xrep.errors import UserError
@@ -162,11 +162,6 @@ class Task:
     def parts(self) -> Mapping[str, Task]:
         """The tasks that this one consists of, by the names of their parts; a single task has the name ''."""
         return {"": self}
-
-    @property
-    def examples_per_batch(self) -> float:
-        """Mean number of examples per batch on one rank."""
-        return float(mean_size(self.order, self.size))
 
     def check_size(self, world_size: int) -> None:
         """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks."""
