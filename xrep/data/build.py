@@ -128,9 +128,7 @@ def build(
     return DataDirectory(directory, kind)
 
 
-def cached_at(
-    folder: str, facts: Any, files: Iterable[str | Path], tokenizers: Tokenizers | None = None
-) -> Path:
+def cached_at(folder: str, facts: Any, files: Iterable[str | Path], tokenizers: Tokenizers | None = None) -> Path:
     """Return the directory in ``$XREP_HOME/{folder}/`` of what is built from these things, built or not.
 
     Args:
