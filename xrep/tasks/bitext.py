@@ -112,8 +112,8 @@ class BitextTask(Task):
             languages=self.language_places(tables)[places],
         )
 
-    def make(self, what: np.ndarray) -> Batch:
-        batch = super().make(what)
+    def make(self, rows: np.ndarray) -> Batch:
+        batch = super().make(rows)
         if self._negatives is None:
             return batch
         return replace(batch, negatives=self._negatives.of(batch.ids.numpy().view(np.uint64), self.text))
