@@ -36,7 +36,7 @@ from xrep.criteria.criterion import Loss, Planned
 from xrep.criteria.dap import DAP
 from xrep.criteria.tlm import TLM
 from xrep.criteria.translation_ranking import TranslationRanking
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary
+from xrep.data.batch import Batch, TextSpec, TokenBatch, Vocabulary
 from xrep.data.stream import stream
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.bitext import BitextTask
@@ -100,7 +100,7 @@ def counted(options: argparse.Namespace) -> list[tuple[str, int]]:
     return [(name, operations(options, full, full, **given)) for name, given in rows.items()]
 
 
-def random_batches(options: argparse.Namespace, text: TextSpec) -> Iterator[PairBatch]:
+def random_batches(options: argparse.Namespace, text: TextSpec) -> Iterator[Batch]:
     """Yield batches of pairs of full sentences of random tokens."""
     generator = torch.Generator().manual_seed(0)
     rows, first = options.batch_size, 5
@@ -112,10 +112,12 @@ def random_batches(options: argparse.Namespace, text: TextSpec) -> Iterator[Pair
             lengths = torch.full((rows,), options.length)
             sides.append(TokenBatch(tokens, lengths, lengths.numpy()))
         numbers = torch.arange(rows)
-        yield PairBatch(*sides, numbers.unsqueeze(1).expand(rows, 2), numbers, torch.tensor([[1, 0]]).expand(rows, 2))
+        languages = torch.tensor([[1, 0]]).expand(rows, 2)
+        facts = {"ids": numbers.unsqueeze(1).expand(rows, 2), "indices": numbers, "languages": languages}
+        yield Batch(dict(zip(("source", "target"), sides, strict=True)), facts)
 
 
-def text_of(options: argparse.Namespace) -> tuple[TextSpec, Iterator[PairBatch]]:
+def text_of(options: argparse.Namespace) -> tuple[TextSpec, Iterator[Batch]]:
     """Return the training batches of a data directory, or of random tokens."""
     if options.data:
         task = BitextTask(
@@ -171,7 +173,7 @@ class RankingAndTLM(TranslationRanking):
         super().__init__(config, model, text)
         self.tlm = TLM(TLM.Config(mask_rate=MASKED), model, text)
 
-    def plan(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+    def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
         ranking, masked = super().plan(batch, generator), self.tlm.plan(batch, generator)
         return Planned(batch, ranking.sizes | masked.sizes, masked.details)
 

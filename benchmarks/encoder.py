@@ -13,7 +13,7 @@ import torch
 from harness import make_parser, take_turns, write_json
 from torch import nn
 
-from xrep.data.batching import TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.data.stream import stream
 from xrep.nn.encoder import EncoderShape, TransformerEncoder
 from xrep.tasks.bitext import BitextTask

@@ -147,9 +147,9 @@ def plain_loop(options: argparse.Namespace, trainer: Trainer, queue_size: int) -
 
 def corpus_order(task: BitextTask, batch_size: int) -> Iterator[Any]:
     """Yield batches of consecutive pairs of the first language pair, over and over."""
-    rows = itertools.cycle(range(len(task._train[0])))
+    rows = itertools.cycle(range(len(task.train[0])))
     while True:
-        chosen = [(0, row) for row in itertools.islice(rows, batch_size)]
+        chosen = [(0, row, row) for row in itertools.islice(rows, batch_size)]
         yield task.make(np.array(chosen))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -18,7 +19,7 @@ from xrep.criteria.frozen_source import FrozenSource
 from xrep.data.vectors import TeacherVectors, token_keys
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
-from xrep.tasks.task import ParallelTask
+from xrep.tasks.bitext import BitextTask
 from xrep.text.cleaning import NO_KEY, sentence_hashes
 
 SMALL = {**SMALL_MODEL, "max_positions": 48, "dropout": 0.0, "attention_dropout": 0.0}
@@ -172,7 +173,7 @@ def test_a_teacher_that_cannot_be_used(text, tmp_path: Path) -> None:
     ):
         hashes = np.full((3, 2), value, np.uint64)
         with pytest.raises(UserError, match=rf"teacher\.txt: {problem}"):
-            criterion.prepare(Mock(spec=ParallelTask, hashes=lambda hashes=hashes: iter([hashes])))
+            criterion.prepare(Mock(spec=BitextTask, train=[SimpleNamespace(hashes=hashes)]))
     write_teacher(tmp_path, ["a", "b"], width=24)
     with pytest.raises(UserError, match=r"vectors of 24 numbers, the model's have 32; set `projection_size` to 24"):
         make(text, towers="shared", **given)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xrep.data.annotated import IGNORED, Rows, cut_lengths, label_rows, question_rows, tag_rows
-from xrep.data.batching import Vocabulary
+from xrep.data.batch import Vocabulary
 from xrep.errors import UserError
 from xrep.text.annotated import Answer, LabelledText, Question, TaggedSentence
 from xrep.text.tokenizer import Tokenizer, train_tokenizer

@@ -16,15 +16,15 @@ from tests.support.corpus import sentence_pairs
 from tests.support.first_tokens import write_tokenizer_without_first_token
 from tests.support.nli_data import write
 from tests.support.once import made_once
-from tests.tasks.kinds import KINDS, PAIRS, SPANISH, SWAPPED, Kind, contents, rows_of, sequences
+from tests.tasks.kinds import KINDS, PAIRS, SPANISH, SWAPPED, Kind, contents, hashes_of, rows_of, sequences
 from xrep.config import problems_of
-from xrep.data.batching import TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.data.stream import stream
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.monolingual import MonolingualTask
 from xrep.tasks.nli import NliTask
-from xrep.tasks.task import Examples, Task
+from xrep.tasks.task import ExampleKind, Task
 from xrep.tasks.translation import TranslationTask
 from xrep.text.cleaning import sentence_hash
 from xrep.text.nli_readers import LABELS
@@ -55,9 +55,7 @@ def in_any_order(name: str, rows: list[tuple[str, ...]]) -> Counter[Any]:
 
 
 def sides_of(batch: Any) -> list[TokenBatch]:
-    if hasattr(batch, "source"):
-        return [batch.source, batch.target]
-    return list(batch.sides) if hasattr(batch, "sides") else [batch.tokens]
+    return list(batch.sides.values())
 
 
 def epoch(task: Task, **options: Any) -> list[Any]:
@@ -127,11 +125,8 @@ def test_micro_batches_are_parts_of_a_batch(make) -> None:
         for side in sides_of(some):
             assert side.tokens.size(1) >= (int(side.lengths.max()) if len(side) else 0)
         assert some.indices.tolist() == batch.indices.tolist()[start:stop] and len(some) == stop - start
-        if hasattr(some, "places"):
-            assert rows_of(task, some) == whole[start:stop]
-        for name in ("labels", "ids", "languages"):
-            if hasattr(batch, name):
-                assert torch.equal(getattr(some, name), getattr(batch, name)[start:stop])
+        assert rows_of(task, some) == whole[start:stop]
+        assert all(torch.equal(fact, batch.facts[name][start:stop]) for name, fact in some.facts.items())
     moved = batch.to("meta")
     assert {side.tokens.device.type for side in sides_of(moved)} == {"meta"}
     assert moved.indices.device.type == "cpu" and moved.token_count == batch.token_count
@@ -216,7 +211,7 @@ def test_examples_are_described(name: str, kind: Kind, make) -> None:
         assert said == texts or name in SWAPPED and said == texts[::-1]
     assert task.describe(batch) == "; ".join(lines[:3])
     if kind.names:
-        batch.indices = torch.tensor(list(kind.names))
+        batch.facts["indices"] = torch.tensor(list(kind.names))
         named = task.describe(batch, len(kind.names)).split("; ")
         assert [line.partition(": ")[0] for line in named] == list(kind.names.values())
 
@@ -224,14 +219,11 @@ def test_examples_are_described(name: str, kind: Kind, make) -> None:
 def test_what_a_run_keeps(kind: Kind, make, tmp_path: Path) -> None:
     task = make()
     assert task.fingerprint() == make(seed=3, **kind.smaller).fingerprint()
-    task.write_training_hashes(tmp_path / "hashes.npy")
-    hashes = np.load(tmp_path / "hashes.npy", allow_pickle=False)
-    assert hashes.dtype == np.uint64 and (np.diff(hashes) > 0).all()
-    found = set(hashes.tolist())
+    found = hashes_of(task)
     known = {
         sentence_hash(text) for batch in epoch(task) for row in rows_of(task, batch) for text in row if " " in text
     }
-    assert found == known or found > known and task.gives is Examples.NEIGHBOURS  # others have no neighbour
+    assert found == known or found > known and task.gives is ExampleKind.NEIGHBOURS  # others have no neighbour
     task.save_tokenizers(tmp_path / "tokenizer")
     assert open_tokenizers(tmp_path / "tokenizer")["shared"].vocabulary_size == 150
     assert task.statistics()["examples"] == task.examples
@@ -290,7 +282,7 @@ def test_validation_pools(name: str, make) -> None:
     task = make()
     pools = task.validation_pools(5)
     pairs = [("es", "en"), ("de", "en")] + [("en", "es"), ("en", "de")] * (name != "bitext")
-    assert [(pool.source_language, pool.target_language) for pool in pools] == pairs == task.language_pairs
+    assert [(pool.source_language, pool.target_language) for pool in pools] == pairs
     assert [pool.name for pool in pools] == ["-".join(pair) for pair in pairs]
     for pool, (source, target) in zip(pools, pairs, strict=True):
         for _ in range(2):

@@ -19,14 +19,15 @@ from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.in_batch import Temperature, with_own_negatives
 from xrep.criteria.keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
-from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch, event_on, on_device
+from xrep.data.batch import Batch, Movable, TextSpec, TokenBatch, event_on, on_device
 from xrep.data.vectors import TeacherVectors, VectorCache, check_cache, token_keys
 from xrep.errors import UserError
 from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.queue_infonce import against_both
 from xrep.models.dual_encoder import DualEncoder
-from xrep.tasks.task import Examples, ParallelTask, Task
+from xrep.tasks.bitext import BitextTask
+from xrep.tasks.task import ExampleKind, Task
 from xrep.text.sides import SIDES
 
 SMALLEST, LARGEST = 0.01, 1.0
@@ -96,7 +97,7 @@ class FrozenSource(ContrastiveCriterion):
             ``teacher_vectors`` cannot be used, or the student has another width.
     """
 
-    reads = (Examples.TRANSLATIONS,)
+    reads = (ExampleKind.TRANSLATIONS,)
     needs = DualEncoder
     exchanges = True
     term = "frozen_source"
@@ -205,12 +206,12 @@ class FrozenSource(ContrastiveCriterion):
 
     def prepare(self, task: Task) -> None:
         if self._teacher is not None:
-            assert isinstance(task, ParallelTask)
-            for hashes in task.hashes():
-                self._teacher.rows(hashes[:, SIDES.index(self._source_side)])
+            assert isinstance(task, BitextTask)
+            for pairs in task.train:
+                self._teacher.rows(pairs.hashes[:, SIDES.index(self._source_side)])
 
-    def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
-        planned, tokens = super().plan_rows(batch, generator), getattr(batch, self._source_side)
+    def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
+        planned, tokens = super().plan_rows(batch, generator), batch.sides[self._source_side]
         if self._teacher is not None:
             hashes = batch.ids[:, SIDES.index(self._source_side)].numpy().view(np.uint64)
             planned.details = KnownVectors(torch.from_numpy(self._teacher.read(hashes)))
@@ -225,7 +226,7 @@ class FrozenSource(ContrastiveCriterion):
             vectors = model.encode_pair(batch.source, batch.target)
             negative = () if batch.negatives is None else (model.encode(self._source, batch.negatives.tokens)[0],)
             return Encoded((vectors[::-1] if self._target_side == "target" else vectors) + negative)
-        return Encoded((model.encode(self._target, getattr(batch, self._target_side))[0],))
+        return Encoded((model.encode(self._target, batch.sides[self._target_side])[0],))
 
     def constants(self, model: DualEncoder, planned: Planned) -> tuple[Tensor, ...]:
         if self.config.source == "trained":
@@ -233,7 +234,7 @@ class FrozenSource(ContrastiveCriterion):
         batch, taught = planned.batch, planned.details or KnownVectors()
         vectors = taught.vectors
         if vectors is None:
-            vectors = self._read(model, getattr(batch, self._source_side), taught.keys)
+            vectors = self._read(model, batch.sides[self._source_side], taught.keys)
         elif model.config.normalize:
             vectors = F.normalize(vectors, dim=1)
         if batch.negatives is None:

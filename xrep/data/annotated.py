@@ -15,11 +15,11 @@ from itertools import islice
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from xrep.data.batching import Batch, TokenBatch, Vocabulary
+from xrep.data.batch import Batch, TokenBatch, Vocabulary
 from xrep.errors import UserError
 from xrep.text.annotated import LabelledText, Question, TaggedSentence
+from xrep.text.sides import SHARED
 from xrep.text.tokenizer import Tokenizer
 
 IGNORED = -100
@@ -194,36 +194,6 @@ def _chunks(items: Iterable) -> Iterator[tuple[int, list]]:
         start += len(chunk)
 
 
-@dataclass
-class AnnotatedBatch(Batch):
-    """A batch of N rows.
-
-    Attributes:
-        tokens: The sequences, with ``types`` where there are pairs.
-        labels: int64: the class of each text [N]; the tag of each token [N, T]; or the first and last token of the
-            answer [N, 2].
-        indices: int64 [N], the number of each row in its split.
-    """
-
-    tokens: TokenBatch
-    labels: Tensor
-    indices: Tensor
-
-    def rows(self, start: int, stop: int) -> AnnotatedBatch:
-        """Return the rows ``start`` to ``stop``, with no more padding than the longest of them needs."""
-        tokens, labels = self.tokens.rows(start, stop), self.labels[start:stop]
-        if labels.dim() == 2:
-            labels = labels[:, : max(2, tokens.tokens.size(1))]
-        return AnnotatedBatch(tokens, labels, self.indices[start:stop])
-
-    @property
-    def token_count(self) -> int:
-        return self.tokens.real_tokens
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-
 class Rows:
     """The rows of a split, all of them in memory.
 
@@ -233,16 +203,16 @@ class Rows:
     """
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        self._ids, self._labels = list[np.ndarray](), list[np.ndarray]()
+        self.ids, self._labels = list[np.ndarray](), list[np.ndarray]()
         first, examples = list[int](), list[int]()
         for row in rows:
-            self._ids.append(np.array(row.ids, dtype=np.int32))
+            self.ids.append(np.array(row.ids, dtype=np.int32))
             self._labels.append(np.array(row.labels, dtype=np.int32))
             first.append(row.first)
             examples.append(row.example)
         self._first = np.array(first, dtype=np.int64)
         self.examples = np.array(examples, dtype=np.int64)
-        self.lengths = np.array([len(row) for row in self._ids], dtype=np.int64)
+        self.lengths = np.array([len(row) for row in self.ids], dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -250,11 +220,11 @@ class Rows:
     def digest(self) -> str:
         """Return a digest of all rows."""
         digest = hashlib.sha256(self.lengths.tobytes() + self._first.tobytes())
-        for part in (*self._ids, *self._labels):
+        for part in (*self.ids, *self._labels):
             digest.update(part.tobytes())
         return digest.hexdigest()
 
-    def batch(self, rows: np.ndarray, vocabulary: Vocabulary, kind: str) -> AnnotatedBatch:
+    def batch(self, rows: np.ndarray, vocabulary: Vocabulary, kind: str) -> Batch:
         """Return some rows as a batch.
 
         Args:
@@ -266,14 +236,13 @@ class Rows:
         tokens = np.full((len(rows), width), vocabulary.pad_id, dtype=np.int64)
         labels = np.full((len(rows), {"label": 1, "span": 2}.get(kind, width)), IGNORED, dtype=np.int64)
         for place, row in enumerate(rows.tolist()):
-            tokens[place, : lengths[place]] = self._ids[row]
+            tokens[place, : lengths[place]] = self.ids[row]
             labels[place, : len(self._labels[row])] = self._labels[row]
         types = (np.arange(width) >= self._first[rows][:, None]) & (np.arange(width) < lengths[:, None])
-        batch = TokenBatch(
+        sequences = TokenBatch(
             torch.from_numpy(tokens),
             torch.from_numpy(lengths),
             lengths,
             torch.from_numpy(types.astype(np.int64)) if types.any() else None,
         )
-        targets = torch.from_numpy(labels[:, 0] if kind == "label" else labels)
-        return AnnotatedBatch(batch, targets, torch.from_numpy(rows))
+        return Batch.of({SHARED: sequences}, labels=labels[:, 0] if kind == "label" else labels, indices=rows)

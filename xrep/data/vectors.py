@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xrep.data.batching import TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.data.build import build_cached, chunks
 from xrep.data.hash_runs import HashRuns
 from xrep.data.table import HASH, ColumnType, DataDirectory, TableWriter, write_manifest

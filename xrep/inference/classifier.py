@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from xrep.data.annotated import IGNORED, Row, Rows, label_rows, question_rows, tag_rows
-from xrep.data.batching import TextSpec, batches_of
+from xrep.data.batch import TextSpec, batches_of
 from xrep.errors import UserError
 from xrep.models.classifier import load_classifier
 from xrep.models.device import to_device
@@ -58,7 +58,7 @@ class SentenceClassifier:
         path: Where it was loaded from.
         annotation: What it predicts: its kind and its labels.
         options: Those of the task that it was trained for, of which the windows of a context are made.
-        training_hashes: File of the hashes of its training sentences, or None.
+        training_hashes: Files of the hashes of its training sentences, if there are any.
     """
 
     model: ClassifyingModel
@@ -67,7 +67,7 @@ class SentenceClassifier:
     _: KW_ONLY
     path: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    training_hashes: Path | None = None
+    training_hashes: Sequence[Path] = ()
     batch_tokens: int = BATCH_TOKENS
 
     def __post_init__(self) -> None:

@@ -7,28 +7,25 @@ import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 
 from xrep.config.fields import Count
-from xrep.data.annotated import AnnotatedBatch, Row, Rows, label_rows, question_rows, tag_rows
-from xrep.data.batching import Annotation, TextSpec, Vocabulary
-from xrep.data.build import build
-from xrep.data.order import ExampleOrder
-from xrep.data.plan import check_size, plan_batches
-from xrep.data.stream import Plan
+from xrep.data.annotated import Row, Rows, label_rows, question_rows, tag_rows
+from xrep.data.batch import Annotation, Batch, TextSpec
+from xrep.data.build import Builder, build
+from xrep.data.table import DataDirectory
 from xrep.errors import UserError
 from xrep.hashing import scramble
-from xrep.tasks.stored import VocabularyOptions, given_tokenizers, rows_by_length
-from xrep.tasks.task import Examples, Task
+from xrep.tasks.task import ExampleKind, Task, VocabularyOptions, given_tokenizers, text_spec
 from xrep.text import labelled_readers, question_readers, tagged_readers
 from xrep.text.annotated import AnnotatedFile, LabelledText, Question, TaggedSentence, discover, of_split
-from xrep.text.cleaning import HashSet, sentence_hashes
+from xrep.text.cleaning import sentence_hashes
 from xrep.text.languages import canonical
-from xrep.text.sides import SHARED, Tokenizers
+from xrep.text.sides import SHARED
 from xrep.text.tokenizer import Tokenizer
 
 ALL = "all"
@@ -76,7 +73,7 @@ class AnnotatedTask(Task):
     config: Any
 
     def __init__(self, config: Any, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
-        self.config, self._seed = config, seed
+        self.config, self.seed = config, seed
         self.files = self.discover(config.data, config.language)
         chosen = None if ALL in config.languages else [canonical(language) for language in config.languages]
         train = of_split(self.files, "train", chosen)
@@ -94,19 +91,13 @@ class AnnotatedTask(Task):
             raise UserError("no example in the training text", path=train[0].path, cure="check the file")
         languages = sorted({example.language for example in examples})
         annotation = Annotation(kind=self.kind, labels=labels_of(self.labels(examples)))
-        self.tokenizers = self._tokenizers(tokenizers or {}, [file.path for file in train], examples)
-        tokenizer = self.tokenizers[SHARED]
-        self.text = TextSpec(
-            vocabularies={SHARED: Vocabulary.of(tokenizer)},
-            max_length=config.max_length,
-            target_languages=languages,
-            annotation=annotation,
-        )
+        data = self._open(tokenizers or {}, [file.path for file in train], examples)
+        tokenizer = data.tokenizers[SHARED]
+        text = text_spec(data.tokenizers, config.max_length, target_languages=languages, annotation=annotation)
         self.training_examples, self.dev_examples = examples, dev
-        self._train = Rows(self.rows(examples, self.text, tokenizer))
-        self._dev = Rows(self.rows(dev, self.text, tokenizer))
-        self.examples, self.has_validation = len(self._train), len(self._dev) > 0
-        self._order = ExampleOrder([self.examples], 1.0, seed, lambda _, rows: self._train.lengths[rows])
+        read = {"train": examples, "valid": dev}
+        tables: Any = {split: [Rows(self.rows(some, text, tokenizer))] for split, some in read.items()}
+        super().__init__(config, seed, data, tables, text)
 
     # -- what the kinds of annotation do differently ------------------------------------------------------------------
 
@@ -152,59 +143,37 @@ class AnnotatedTask(Task):
     def _held_out(self, count: int) -> np.ndarray:
         """Return which training examples are held out, bool [count]; it depends on the seed and the places alone."""
         limit = np.uint64(int(self.config.dev_share * 2**32))
-        return scramble(np.arange(count, dtype=np.uint64), self._seed) >> np.uint64(32) < limit
+        return scramble(np.arange(count, dtype=np.uint64), self.seed) >> np.uint64(32) < limit
 
-    def _tokenizers(self, brought: Mapping[str, str], files: list[Path], examples: list[Any]) -> Tokenizers:
+    def _open(self, brought: Mapping[str, str], files: list[Path], examples: list[Any]) -> DataDirectory:
+        """Return a directory with the tokenizer and the training hashes."""
         config = self.config
-        if given := given_tokenizers(config.tokenizer, brought, shared=True):
-            return given
 
         def sentences() -> Iterator[tuple[str, str]]:
             return ((example.language, text) for example in examples for text in self.texts(example))
 
+        def fill(builder: Builder) -> None:
+            for example in examples:
+                builder.allow("train", sentence_hashes(list(self.texts(example))))
+
         facts = [self.kind, config.languages, config.language]
-        facts += [config.dev_share, self._seed, len(examples)]  # fewer examples if some of them are held out
+        facts += [config.dev_share, self.seed, len(examples)]  # fewer examples if some of them are held out
+        given = given_tokenizers(config.tokenizer, brought, shared=True)
         title, size = str(config.data), config.vocab_size
-        return build(
-            "annotated", facts, files, lambda _: None, {}, sentences, title=title, vocabulary_size=size
-        ).tokenizers
+        return build("annotated", facts, files, fill, given, sentences, title=title, vocabulary_size=size)
 
-    @property
-    def examples_per_batch(self) -> int:
-        return self.config.batch_size
+    def lengths(self, table: Any, numbers: np.ndarray) -> np.ndarray:
+        return table.lengths[numbers][:, None]
 
-    def check_size(self, world_size: int) -> None:
-        check_size(self._order, self.config.batch_size, "examples", world_size, self.config.data)
+    def batch_of(self, tables: Sequence[Any], examples: np.ndarray) -> Batch:
+        return tables[0].batch(examples[:, 1], self.text.vocabulary(SHARED), self.kind)
 
-    def plan(
-        self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
-    ) -> Iterator[Plan]:
-        plans = plan_batches(self._order, self.config.batch_size, cursor, rank, world_size, stop)
-        return (replace(plan, what=plan.what[:, 1]) for plan in plans)
-
-    def make(self, what: np.ndarray) -> AnnotatedBatch:
-        return self._train.batch(what, self.text.vocabulary(SHARED), self.kind)
-
-    def describe(self, batch: AnnotatedBatch, limit: int = 3) -> str:
-        tokenizer, lines = self.tokenizers[SHARED], []
-        for place in range(min(limit, len(batch))):
-            ids = batch.tokens.tokens[place, : int(batch.tokens.host_lengths[place])].tolist()
-            lines.append(f"row {int(batch.indices[place])}: {tokenizer.decode(ids)!r}")
-        return "; ".join(lines) or "no examples"
+    def as_text(self, table: Any, number: int) -> str:
+        return f"row {number}: {self.tokenizers[SHARED].decode(table.ids[number].tolist())!r}"
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(f"{self._train.digest()} {self.text.as_dict()}".encode()).hexdigest()
-
-    def write_training_hashes(self, path: Path) -> None:
-        hashes = HashSet()
-        for example in self.training_examples:
-            hashes.add(sentence_hashes(list(self.texts(example))))
-        with path.open("wb") as file:
-            np.save(file, hashes.to_array(), allow_pickle=False)
-
-    def validation_batches(self) -> Iterator[AnnotatedBatch]:
-        for rows in rows_by_length(self._dev.lengths):
-            yield self._dev.batch(rows, self.text.vocabulary(SHARED), self.kind)
+        (rows,) = self.train
+        return hashlib.sha256(f"{cast(Any, rows).digest()} {self.text.as_dict()}".encode()).hexdigest()
 
 
 class ClassificationTask(AnnotatedTask):
@@ -213,7 +182,7 @@ class ClassificationTask(AnnotatedTask):
     The files are described in ``xrep.text.labelled_readers``.
     """
 
-    kind, gives = "label", Examples.LABELLED_TEXTS
+    kind, gives = "label", ExampleKind.LABELLED_TEXTS
     what, forms = "labelled text", ".tsv, .jsonl or .review"
     accepts, read = staticmethod(labelled_readers.is_labelled), staticmethod(labelled_readers.read_labelled)
 
@@ -240,7 +209,7 @@ class TaggingTask(AnnotatedTask):
     The files are described in ``xrep.text.tagged_readers``.
     """
 
-    kind, gives = "tags", Examples.TAGGED_WORDS
+    kind, gives = "tags", ExampleKind.TAGGED_WORDS
     what, forms = "tagged words", ".conllu or .tsv"
     accepts = staticmethod(tagged_readers.is_tagged)
 
@@ -272,7 +241,7 @@ class QuestionAnsweringTask(AnnotatedTask):
     where the file says are counted, and nothing is trained on them.
     """
 
-    kind, gives = "span", Examples.QUESTIONS
+    kind, gives = "span", ExampleKind.QUESTIONS
     what, forms = "questions", ".json"
     accepts, read = staticmethod(question_readers.is_questions), staticmethod(question_readers.read_questions)
 
