@@ -41,9 +41,9 @@ class Squares:
             self.planned += 1
             yield Plan(np.full(self.size, number), number + 1, number + 1)
 
-    def make(self, what: np.ndarray) -> torch.Tensor:
-        self.first(int(what[0]))
-        return torch.from_numpy(what**2)
+    def make(self, rows: np.ndarray) -> torch.Tensor:
+        self.first(int(rows[0]))
+        return torch.from_numpy(rows**2)
 
 
 def worker_ids() -> list[int]:
@@ -68,7 +68,7 @@ class Pinnable:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_pinned_when_that_is_asked(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Squares, "make", lambda self, what: Pinnable())
+    monkeypatch.setattr(Squares, "make", lambda self, rows: Pinnable())
     for wanted in (False, True):
         batches = stream(Squares(), stop=3, workers=workers, pin_memory=wanted)
         assert [batch.pinned for batch, _ in batches] == [wanted] * 3

@@ -22,9 +22,9 @@ from xrep.training.batches import Group, PlannedBatches, steps_ahead
 def test_masks_depend_on_seed_rank_and_place(data_directory: Path) -> None:
     task = BitextTask(BitextTask.Config(data=str(data_directory), batch_size=20, max_length=32), 1)
     criterion = MLM(MLM.Config(), DualEncoder(DualEncoder.Config(**SMALL_MODEL), task.text), task.text)
-    what = next(task.plan()).what
+    rows = next(task.plan()).rows
     places = [(5, 0, 20), (5, 0, 40), (6, 0, 20), (5, 1, 20), (5, 0, 20 + task.examples)]
-    plans = [PlannedBatches(task, criterion, seed, rank).make((what, number)) for seed, rank, number in places]
+    plans = [PlannedBatches(task, criterion, seed, rank).make((rows, number)) for seed, rank, number in places]
     assert all(torch.equal(plan.batch.source.tokens, plans[0].batch.source.tokens) for plan in plans)
     assert len({str(plan.details["shared"].positions.tolist()) for plan in plans}) == len(places)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 
@@ -68,7 +67,7 @@ def plan_batches(
 ) -> Iterator[Plan]:
     """Yield the plans of the training batches of one rank, after the first ``cursor`` examples of the run.
 
-    There is no end unless ``stop`` gives the number of the last example. ``Plan.what`` is (corpus, row) of each
+    There is no end unless ``stop`` gives the number of the last example. ``Plan.rows`` is (corpus, row) of each
     example, int64 [N, 2]. ``Plan.cursor`` counts the examples consumed so far.
 
     Each global batch is a part of the order. If ``size`` is a number, it has ``world_size`` * ``size`` examples and is
@@ -91,12 +90,12 @@ def plan_batches(
         yield Plan(order.take(first, first + part + (rank < larger)), end, end)
 
 
-def mean_size(order: ExampleOrder, size: int | TokenBudget) -> Fraction:
+def mean_size(order: ExampleOrder, size: int | TokenBudget) -> float:
     """Return the mean number of examples of a rank's batch; with a budget, over the first examples of the order."""
     if not isinstance(size, TokenBudget):
-        return Fraction(size)
+        return float(size)
     first = min(order.epoch_size, WINDOW_SIZE)
-    return Fraction(first, sum(1 for _ in plan_batches(order, size, stop=first)))
+    return first / sum(1 for _ in plan_batches(order, size, stop=first))
 
 
 def _cut(order: ExampleOrder, budget: TokenBudget, start: int, stop: int | None) -> Iterator[np.ndarray]:

@@ -32,12 +32,12 @@ class Plan:
     """The next batch of one rank, before it is built.
 
     Attributes:
-        what: The examples of the batch, for ``task.make``; it is small and consists of plain data or numpy arrays.
+        rows: The examples of the batch, for ``task.make``; it is small and consists of plain data or numpy arrays.
         cursor: Plain data from which ``task.plan`` continues after this batch; it is equal on all ranks.
         examples: Training examples consumed by all ranks since the start of training, including this batch.
     """
 
-    what: Any
+    rows: Any
     cursor: Any
     examples: int
 
@@ -49,8 +49,8 @@ class Task(Protocol):
         self, cursor: Any = None, rank: int = 0, world_size: int = 1, stop: int | None = None
     ) -> Iterator[Plan]: ...
 
-    def make(self, what: Any) -> Any:
-        """Build the batch of ``Plan.what``, which alone determines it (no global random numbers, no call counters)."""
+    def make(self, rows: Any) -> Any:
+        """Build the batch of ``Plan.rows``, which alone determines it (no global random numbers, no call counters)."""
         ...
 
 
@@ -78,7 +78,7 @@ def stream(
     plans = task.plan(cursor, rank, world_size, stop)
     if world_size > 1:  # a step of many ranks uses up much of the order, which takes time to compute
         plans = ahead(plans)
-    items = ((plan.what, plan) for plan in plans)
+    items = ((plan.rows, plan) for plan in plans)
     begin = partial(torch.set_num_threads, 1)
     for batch, plan in in_workers(task.make, items, workers, died=_DIED, begin=begin, pack=_pack, together=TOGETHER):
         yield (batch.pin_memory() if pin_memory else batch), plan

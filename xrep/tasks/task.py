@@ -166,7 +166,7 @@ class Task:
     @property
     def examples_per_batch(self) -> float:
         """Mean number of examples per batch on one rank."""
-        return float(mean_size(self.order, self.size))
+        return mean_size(self.order, self.size)
 
     def check_size(self, world_size: int) -> None:
         """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks."""
@@ -180,9 +180,9 @@ class Task:
         """
         return plan_batches(self.order, self.size, cursor, rank, world_size, stop)
 
-    def make(self, what: Any) -> Any:
-        """Return the batch of ``Plan.what``, which alone determines it."""
-        return self.batch_of(self.train, what)
+    def make(self, rows: Any) -> Any:
+        """Return the batch of ``Plan.rows``, which alone determines it."""
+        return self.batch_of(self.train, rows)
 
     def describe(self, batch: Any, limit: int = 3) -> str:
         """Return the first examples of a training batch as text, for messages."""

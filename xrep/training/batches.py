@@ -51,12 +51,12 @@ class PlannedBatches:
         self.task, self.criterion, self.seed, self.rank = task, criterion, seed, rank
 
     def plan(self, cursor: Any = None, rank: int = 0, world_size: int = 1, stop: int | None = None) -> Iterator[Plan]:
-        """Return the plans of the task, in which ``Plan.what`` also has the number of examples so far."""
+        """Return the plans of the task, in which ``Plan.rows`` also has the number of examples so far."""
         for plan in self.task.plan(cursor, rank, world_size, stop):
-            yield replace(plan, what=(plan.what, plan.examples))
+            yield replace(plan, rows=(plan.rows, plan.examples))
 
-    def make(self, what: tuple[Any, int]) -> Planned:
-        examples, number = what
+    def make(self, rows: tuple[Any, int]) -> Planned:
+        examples, number = rows
         generator = torch.Generator().manual_seed(hash((self.seed, self.rank, number)) % 2**63)
         return self.criterion.plan(self.task.make(examples), generator)
 
