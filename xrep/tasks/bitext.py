@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -78,11 +78,8 @@ class BitextTask(Task):
     def _read_negatives(self) -> NegativeStore:
         files = self.config.negatives
         store = prepare_negatives(files, tokenizer_of(self.tokenizers, "target"), self.config.exclude)
-        self._with_negatives = sum(
-            np.count_nonzero(store.counts(pair.hashes[start : start + SCANNED_ROWS]))
-            for pair in self.train
-            for start in range(0, len(pair), SCANNED_ROWS)
-        )
+        found = (np.count_nonzero(store.counts(block)) for pair in self.train for block in blocks(pair.hashes))
+        self._with_negatives = sum(found)
         if not self._with_negatives:
             problem = "none of its pairs is in the training text"
             raise UserError(problem, path=files[0], cure="mine negatives of the text that you train on")
@@ -160,6 +157,11 @@ class BitextTask(Task):
     def _pairs(self, tables: list[Table]) -> list[Table]:
         """Return the tables whose source side is read as the source."""
         return tables
+
+
+def blocks(rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield rows, [N, ...], of which memory can hold ``SCANNED_ROWS`` at a time."""
+    return (rows[start : start + SCANNED_ROWS] for start in range(0, len(rows), SCANNED_ROWS))
 
 
 def _read(config: BitextTask.Config, tokenizers: Mapping[str, str]) -> DataDirectory:
