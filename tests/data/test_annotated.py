@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from xrep.data.annotated import IGNORED, Rows, cut_lengths, label_rows, question_rows, tag_rows
 from xrep.data.batching import Vocabulary
 from xrep.errors import UserError
-from xrep.text.annotated import Answer, LabelledText, Question, TaggedSentence
+from xrep.text.annotated import Answer, Question, TaggedSentence
+from xrep.text.examples import Example
 from xrep.text.tokenizer import Tokenizer, train_tokenizer
 
 
@@ -21,8 +22,8 @@ def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     return Vocabulary.of(tokenizer)
 
 
-def text(*sentences: str) -> LabelledText:
-    return LabelledText(sentences, "", "de", Path(), 0)
+def text(*sentences: str) -> Example:
+    return Example(sentences, ("de",))
 
 
 def test_a_pair_is_one_sequence(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:

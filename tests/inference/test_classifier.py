@@ -59,9 +59,9 @@ def expected_logits(model: Any, batch: Any) -> list[torch.Tensor]:
 
 def _batch(classifier: SentenceClassifier) -> Any:
     from xrep.data.annotated import Rows, label_rows
-    from xrep.text.annotated import LabelledText
+    from xrep.text.examples import Example
 
-    examples = [LabelledText(pair, "", "", Path(), 0) for pair in PAIRS]
+    examples = [Example(pair, ()) for pair in PAIRS]
     tokenizer, vocabulary = classifier.tokenizers[SHARED], classifier.text.vocabulary(SHARED)
     rows = Rows(label_rows(examples, tokenizer, vocabulary, lambda _: 0, 64))
     return rows.batch(np.arange(2), vocabulary, "label").tokens

@@ -14,7 +14,8 @@ from xrep.text import demo_corpus
 from xrep.text.cleaning import sentence_key, template_hash
 from xrep.text.corpora import xrep_home
 from xrep.text.demo_corpus import get_demo
-from xrep.text.readers import discover_bitext, read_lines
+from xrep.text.find import discover_bitext
+from xrep.text.lines import read_lines
 
 COMPONENTS, STRINGS = 30, 40
 

@@ -17,7 +17,7 @@ from xrep.models.model import SentenceModel
 from xrep.nn.layers import Linear
 from xrep.tasks.nli import NliBatch
 from xrep.tasks.task import Examples
-from xrep.text.nli_readers import LABELS
+from xrep.text.nli import LABELS
 
 FEATURES = ("premise", "hypothesis", "difference", "product")
 

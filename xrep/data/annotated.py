@@ -19,7 +19,8 @@ from torch import Tensor
 
 from xrep.data.batching import Batch, TokenBatch, Vocabulary
 from xrep.errors import UserError
-from xrep.text.annotated import LabelledText, Question, TaggedSentence
+from xrep.text.annotated import Question, TaggedSentence
+from xrep.text.examples import Example
 from xrep.text.tokenizer import Tokenizer
 
 IGNORED = -100
@@ -76,10 +77,10 @@ def cut_lengths(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def label_rows(
-    examples: Iterable[LabelledText],
+    examples: Iterable[Example],
     tokenizer: Tokenizer,
     vocabulary: Vocabulary,
-    number_of: Callable[[LabelledText], int],
+    number_of: Callable[[Example], int],
     max_length: int,
 ) -> Iterator[Row]:
     """Yield a row for each text.

@@ -10,7 +10,7 @@ from xrep.errors import UserError
 from xrep.hashing import find_sorted
 from xrep.store.vectors import Vectors
 from xrep.text.cleaning import NO_KEY, sentence_hashes
-from xrep.text.readers import read_lines
+from xrep.text.lines import read_lines
 
 _LAYOUT = (
     "`teacher_vectors` must be floats [N, D] (.npy, or a folder of xrep-encode), a row for each line of `teacher_text`"

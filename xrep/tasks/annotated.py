@@ -24,9 +24,10 @@ from xrep.errors import UserError
 from xrep.hashing import scramble
 from xrep.tasks.stored import VocabularyOptions, given_tokenizers, rows_by_length
 from xrep.tasks.task import Examples, Task
-from xrep.text import labelled_readers, question_readers, tagged_readers
-from xrep.text.annotated import AnnotatedFile, LabelledText, Question, TaggedSentence, discover, of_split
+from xrep.text.annotated import Question, TaggedSentence, is_questions, is_tagged, read_questions, read_tagged
 from xrep.text.cleaning import HashSet, sentence_hashes
+from xrep.text.examples import Example, is_labelled, read_labelled
+from xrep.text.find import TextFile, discover, of_split
 from xrep.text.languages import canonical
 from xrep.text.sides import SHARED, Tokenizers
 from xrep.text.tokenizer import Tokenizer
@@ -117,7 +118,7 @@ class AnnotatedTask(Task):
 
     @staticmethod
     @abstractmethod
-    def read(file: AnnotatedFile, counts: Counter[str]) -> Iterator[Any]:
+    def read(file: TextFile, counts: Counter[str]) -> Iterator[Any]:
         """Yield the examples of a file."""
 
     @staticmethod
@@ -137,11 +138,11 @@ class AnnotatedTask(Task):
     # -- training -----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def discover(cls, path: str, language: str) -> list[AnnotatedFile]:
+    def discover(cls, path: str, language: str) -> list[TextFile]:
         """Return the files of a folder, or the single file."""
         return discover(path, language, cls.what, cls.forms, cls.accepts)
 
-    def _read(self, files: Iterable[AnnotatedFile]) -> list[Any]:
+    def _read(self, files: Iterable[TextFile]) -> list[Any]:
         counts = Counter[str]()
         examples = [example for file in files for example in self.read(file, counts)]
         left_out = [f"{count:,} ({why})" for why, count in counts.items() if why != "read" and count]
@@ -210,25 +211,25 @@ class AnnotatedTask(Task):
 class ClassificationTask(AnnotatedTask):
     """Texts, or pairs of texts that are read as one sequence, with a label: XNLI, PAWS-X, reviews, own files.
 
-    The files are described in ``xrep.text.labelled_readers``.
+    The files are described in ``xrep.text.examples``.
     """
 
     kind, gives = "label", Examples.LABELLED_TEXTS
     what, forms = "labelled text", ".tsv, .jsonl or .review"
-    accepts, read = staticmethod(labelled_readers.is_labelled), staticmethod(labelled_readers.read_labelled)
+    accepts, read = staticmethod(is_labelled), staticmethod(read_labelled)
 
     @staticmethod
-    def labels(examples: Iterable[LabelledText]) -> Iterator[str]:
+    def labels(examples: Iterable[Example]) -> Iterator[str]:
         return (example.label for example in examples)
 
     @staticmethod
-    def texts(example: LabelledText) -> Sequence[str]:
+    def texts(example: Example) -> Sequence[str]:
         return example.sentences
 
-    def rows(self, examples: Iterable[LabelledText], text: TextSpec, tokenizer: Tokenizer) -> Iterator[Row]:
+    def rows(self, examples: Iterable[Example], text: TextSpec, tokenizer: Tokenizer) -> Iterator[Row]:
         number_of = numbering(text)
 
-        def of_text(example: LabelledText) -> int:
+        def of_text(example: Example) -> int:
             return number_of(example.label, example)
 
         return label_rows(examples, tokenizer, text.vocabulary(SHARED), of_text, text.max_length)
@@ -237,16 +238,16 @@ class ClassificationTask(AnnotatedTask):
 class TaggingTask(AnnotatedTask):
     """Sentences whose words have tags: parts of speech (CoNLL-U), named entities (PAN-X, IOB2), own files.
 
-    The files are described in ``xrep.text.tagged_readers``.
+    The files are described in ``xrep.text.annotated``.
     """
 
     kind, gives = "tags", Examples.TAGGED_WORDS
     what, forms = "tagged words", ".conllu or .tsv"
-    accepts = staticmethod(tagged_readers.is_tagged)
+    accepts = staticmethod(is_tagged)
 
     @staticmethod
-    def read(file: AnnotatedFile, counts: Counter[str]) -> Iterator[TaggedSentence]:
-        return tagged_readers.read_tagged(file)
+    def read(file: TextFile, counts: Counter[str]) -> Iterator[TaggedSentence]:
+        return read_tagged(file)
 
     @staticmethod
     def labels(examples: Iterable[TaggedSentence]) -> Iterator[str]:
@@ -274,7 +275,7 @@ class QuestionAnsweringTask(AnnotatedTask):
 
     kind, gives = "span", Examples.QUESTIONS
     what, forms = "questions", ".json"
-    accepts, read = staticmethod(question_readers.is_questions), staticmethod(question_readers.read_questions)
+    accepts, read = staticmethod(is_questions), staticmethod(read_questions)
 
     @dataclass(kw_only=True)
     class Config(AnnotatedTask.Config):
@@ -304,13 +305,13 @@ class QuestionAnsweringTask(AnnotatedTask):
         )
 
 
-def numbering(text: TextSpec) -> Callable[[str, LabelledText | TaggedSentence], int]:
+def numbering(text: TextSpec) -> Callable[[str, Example | TaggedSentence], int]:
     """Return a function that gives the number of a label of an example, and raises UserError if the training text does
     not have the label."""
     assert text.annotation is not None
     numbers = {label: number for number, label in enumerate(text.annotation.labels)}
 
-    def number_of(label: str, example: LabelledText | TaggedSentence) -> int:
+    def number_of(label: str, example: Example | TaggedSentence) -> int:
         if label not in numbers:
             problem = f"the label {label!r} does not occur in the training text"
             known = ", ".join(list(numbers)[:20])

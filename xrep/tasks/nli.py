@@ -19,7 +19,7 @@ from xrep.data.table import Column, Table
 from xrep.tasks.stored import StoredTask, VocabularyOptions, given_tokenizers, ids_of, rows_by_length
 from xrep.tasks.task import Examples
 from xrep.text.languages import canonical
-from xrep.text.nli_readers import LABELS
+from xrep.text.nli import LABELS
 from xrep.text.sides import SIDES, Tokenizers, tokenizer_of
 
 
@@ -64,7 +64,7 @@ class NliBatch(Batch):
 
 
 class NliTask(StoredTask):
-    """Natural language inference data of one or several languages, as it is published (``xrep.text.nli_readers``).
+    """Natural language inference data of one or several languages, as it is published (``xrep.text.nli``).
 
     It is tokenised once and kept on disk. The tokenizer is that of the pretrained encoder, or ``tokenizer``, or one
     that is trained on the text.
