@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from xrep.text.cleaning import CleaningOptions, drop_reason, sentence_hash, template_hash
+from xrep.text.examples import orient, read_pairs
+from xrep.text.find import Bitext
 from xrep.text.lines import is_too_long
-from xrep.text.readers import Bitext, orient, read_pairs
 
 DROPPED, KEPT, HELD_OUT, DUPLICATE = 0, 1, 2, 3
 SPLIT_ORDER = ("valid", "test", "train")
@@ -180,7 +181,7 @@ class Cleaned:
 
 def read_chunks(bitext: Bitext) -> Iterator[list[tuple[str, str]]]:
     """Yield the pairs of a corpus, as written, in chunks."""
-    pairs = ((source, target) for _, source, target in read_pairs(bitext, cut=True))
+    pairs = ((source, target) for _, source, target in read_pairs(bitext))
     while chunk := list(itertools.islice(pairs, _CHUNK_LINES)):
         yield chunk
 
