@@ -30,7 +30,7 @@ from harness import make_parser, progress, say_absent, take_turns, write_json
 from xrep.data.batch import TokenBatch, batches_of, collate
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.kernels.precision import float32_precision
-from xrep.text.readers import read_lines
+from xrep.text.lines import read_lines
 
 Encode = Callable[[list[str]], np.ndarray | None]
 Run = Callable[[dict[str, np.ndarray]], Any]

@@ -24,9 +24,9 @@ import numpy as np
 from harness import make_parser, write_json
 
 from xrep.metrics import answers
-from xrep.text.annotated import LabelledText, Question, discover
-from xrep.text.labelled_readers import is_labelled, read_labelled
-from xrep.text.question_readers import is_questions, read_questions
+from xrep.text.annotated import Question, is_questions, read_questions
+from xrep.text.examples import Example, is_labelled, read_labelled
+from xrep.text.find import discover
 
 WORD = re.compile(r"[\u3400-\u9fff]|[^\W_\u3400-\u9fff]+")
 MARK = re.compile(r"[.,;:!?()\[\]\"«»„“”，。；：！？、（）《》\n]")
@@ -40,7 +40,7 @@ def words_of(text: str) -> list[str]:
 # -- labels ------------------------------------------------------------------------------------------------------------
 
 
-def features(example: LabelledText) -> dict[str, int]:
+def features(example: Example) -> dict[str, int]:
     """Return the counts of words by sentence, and of words that occur in all sentences of the example."""
     words = [Counter(words_of(sentence)) for sentence in example.sentences]
     counts = {f"{place} {word}": count for place, each in enumerate(words) for word, count in each.items()}
@@ -49,7 +49,7 @@ def features(example: LabelledText) -> dict[str, int]:
     return counts
 
 
-def label_baseline(train: Sequence[LabelledText], test: Sequence[LabelledText]) -> dict[str, float]:
+def label_baseline(train: Sequence[Example], test: Sequence[Example]) -> dict[str, float]:
     """Return the accuracy of the bag of words and of the most frequent label, in percent."""
     from sklearn.feature_extraction import DictVectorizer
     from sklearn.linear_model import LogisticRegression

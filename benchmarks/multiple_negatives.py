@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from xrep.metrics.retrieval import right_answers
-from xrep.text.readers import parse_bitext, read_pairs
+from xrep.text.examples import read_pairs
+from xrep.text.find import parse_bitext
 
 DEV, WARMUP = 1000, 0.05
 Pairs = list[tuple[str, str]]

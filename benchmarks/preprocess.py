@@ -19,12 +19,13 @@ import tempfile
 from pathlib import Path
 
 from xrep.data.preprocess import PreprocessOptions, preprocess
-from xrep.text.readers import parse_bitext, read_pairs
+from xrep.text.examples import read_pairs
+from xrep.text.find import parse_bitext
 
 _MEASURE = """
 import json, resource, sys, time
 from xrep.data.preprocess import PreprocessOptions, preprocess
-from xrep.text.readers import parse_bitext
+from xrep.text.find import parse_bitext
 
 options = PreprocessOptions(tokenizers={"shared": sys.argv[2]}, valid_size=0)
 began = time.monotonic()

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from xrep.errors import UserError
 from xrep.files import write_aside
-from xrep.text.readers import parse_bitext, read_pairs
+from xrep.text.examples import read_pairs
+from xrep.text.find import parse_bitext
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from xrep.errors import UserError
 from xrep.files import write_aside
-from xrep.text.annotated import AnnotatedFile
+from xrep.text.annotated import read_questions
+from xrep.text.find import TextFile
 from xrep.text.lines import read_lines
-from xrep.text.question_readers import read_questions
 
 _END = re.compile(r"(?<=[.!?])[\"”)]*\s+(?=[\"“(]?[A-Z0-9])")
 _REFERENCE = re.compile(r"\[\d+\]")  # to a footnote of Wikipedia
@@ -52,7 +52,7 @@ def gather(files: Iterable[Path], output: Path) -> str:
 
 def _documents(file: Path) -> Iterator[list[str]]:
     if file.name.endswith(".json"):
-        for context in dict.fromkeys(question.context for question in read_questions(AnnotatedFile(file, None, "en"))):
+        for context in dict.fromkeys(question.context for question in read_questions(TextFile("en", file))):
             yield [sentence.strip() for sentence in _END.split(_REFERENCE.sub("", " ".join(context.split())))]
         return
     treebank, document = file.name.endswith(".conllu"), list[str]()

@@ -19,12 +19,10 @@ from tests.support.runs import contents
 from xrep.errors import UserError
 from xrep.evaluation import bucc, sts
 from xrep.evaluation.senteval.evaluate import find_sets, read_set
-from xrep.text.annotated import AnnotatedFile
+from xrep.text.annotated import read_questions, read_tagged
+from xrep.text.examples import read_labelled, read_pairs, read_text
 from xrep.text.exclusion import load_exclusion
-from xrep.text.labelled_readers import read_labelled
-from xrep.text.question_readers import read_questions
-from xrep.text.readers import parse_bitext, read_pairs, read_text
-from xrep.text.tagged_readers import read_tagged
+from xrep.text.find import TextFile, parse_bitext
 from xrep.text.tokenizer import Tokenizer
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
@@ -86,7 +84,7 @@ def tokenizer(path: Path) -> None:
 
 
 def annotated(read: Callable[..., object]) -> Callable[[Path], object]:
-    return lambda path: list(read(AnnotatedFile(path, None, "de")))  # type: ignore[call-overload]
+    return lambda path: list(read(TextFile("de", path)))  # type: ignore[call-overload]
 
 
 def wordpiece() -> bytes:

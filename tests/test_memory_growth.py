@@ -145,7 +145,7 @@ PREPROCESS = """
 import threading, time
 from xrep.data import build, cleaned_text, disk_sort
 from xrep.data.preprocess import PreprocessOptions, preprocess
-from xrep.text.readers import parse_bitext
+from xrep.text.find import parse_bitext
 disk_sort._RUN, build._CHUNK, cleaned_text._BLOCK_ROWS = 4096, 512, 4096
 options = PreprocessOptions(tokenizers={"shared": f"{data}/tokenizer"}, valid_size=0)
 def watch():
@@ -212,7 +212,7 @@ def of_mining(*options: str) -> Row:
     return Row(MINE.replace("OPTIONS", repr(options)), 100_000, 300_000, 4_000, write_numbers, INVENTED)
 
 
-READING = "from xrep.text.readers import parse_bitext, read_pairs"
+READING = "from xrep.text.examples import read_pairs; from xrep.text.find import parse_bitext"
 COUNT = "assert sum(1 for _ in read_pairs(parse_bitext(f'de-en={count}.NAME'))) == count"
 PREPARE = (
     'preprocess({"train": [parse_bitext(f"de-en={count}.tsv:1,2")]}, f"{count}", options, print, False, workers=2)'

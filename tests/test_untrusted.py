@@ -24,7 +24,8 @@ from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.directory import CONFIG, MANIFEST, MODEL, STATE, describe, digest_of, open_checkpoint
 from xrep.nn.weights import Weights, read_tensors
-from xrep.text.readers import parse_bitext, read_pairs
+from xrep.text.examples import read_pairs
+from xrep.text.find import parse_bitext
 
 
 class Call:

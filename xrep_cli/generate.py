@@ -69,8 +69,8 @@ class Options(kinds.Computing, kinds.Summary):
 
 def run(options: Options) -> None:
     from xrep.inference.generation.translator import Translator
+    from xrep.text.examples import read_text
     from xrep.text.languages import canonical
-    from xrep.text.readers import read_text
 
     check_options(options.search)
     if options.json and not options.reference:

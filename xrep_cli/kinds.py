@@ -65,7 +65,7 @@ def itself(file: str) -> Sequence[str]:
 
 def bitext_files(text: str) -> Sequence[str]:
     """Return the files of parallel text, which is written as ``de-en=x.de,x.en``."""
-    from xrep.text.readers import parse_bitext
+    from xrep.text.find import parse_bitext
 
     return parse_bitext(text).paths
 
@@ -167,7 +167,7 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Mapping[str, Sequen
 
 def check_text(files: Sequence[str], lang: str | None, **options: Any) -> None:
     """Report errors at the beginning of a text before a model is loaded."""
-    from xrep.text.readers import read_text
+    from xrep.text.examples import read_text
 
     for file in files:
         if not is_streamed(file):

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 from xrep.errors import UserError
 from xrep.inference.options import MiningOptions, NegativeOptions
-from xrep.text.readers import orient, parse_bitext
+from xrep.text.examples import orient
+from xrep.text.find import parse_bitext
 from xrep_cli import kinds
 from xrep_cli.command import Command
 

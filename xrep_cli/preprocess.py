@@ -16,7 +16,7 @@ from xrep.interrupts import Interrupted
 from xrep.jobs.engines import Engine
 from xrep.store.addresses import is_local
 from xrep.text.cleaning import CleaningOptions
-from xrep.text.readers import parse_bitext
+from xrep.text.find import parse_bitext
 from xrep_cli import kinds
 from xrep_cli.command import Command
 

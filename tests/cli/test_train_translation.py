@@ -18,7 +18,7 @@ from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.translator import Translator
 from xrep.models.directory import MODEL, open_checkpoint
 from xrep.tasks.translation import TranslationTask
-from xrep.text.readers import discover_bitext
+from xrep.text.find import discover_bitext
 from xrep_cli.train import main
 
 pytestmark = pytest.mark.slow

@@ -81,7 +81,7 @@ def write_data(folder: Path) -> Path:
     from tests.support.corpus import sentence_pairs, write_corpus
     from tests.support.nli_data import nli_rows, write_jsonl
     from xrep.data.preprocess import PreprocessOptions, preprocess
-    from xrep.text.readers import discover_bitext
+    from xrep.text.find import discover_bitext
 
     raw = write_corpus(folder / "raw", train=400)
     preprocess(discover_bitext(raw), folder / "pairs", PreprocessOptions(vocabulary_size=120), print, progress=False)

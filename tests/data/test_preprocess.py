@@ -15,7 +15,7 @@ from xrep.data.preprocess import PreprocessOptions, prepare, preprocess
 from xrep.data.table import DataDirectory
 from xrep.errors import UserError
 from xrep.text.cleaning import CleaningOptions, sentence_hashes, template_hash
-from xrep.text.readers import Bitext, discover_bitext, parse_bitext
+from xrep.text.find import Bitext, discover_bitext, parse_bitext
 from xrep.text.tokenizer import SentencePieceTokenizer, train_tokenizer
 
 ANIMALS = {"Hund": "dog", "Vogel": "bird", "Fisch": "fish", "Wolf": "wolf", "Bär": "bear", "Affe": "monkey"}

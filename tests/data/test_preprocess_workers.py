@@ -22,7 +22,7 @@ from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
 from xrep.jobs.engines import LOCAL, Engine
 from xrep.text.cleaning import CleaningOptions
-from xrep.text.readers import Bitext, parse_bitext
+from xrep.text.find import Bitext, parse_bitext
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = PreprocessOptions(vocabulary_size=75, valid_size=8, cleaning=CleaningOptions(sample=150))

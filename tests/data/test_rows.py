@@ -21,7 +21,8 @@ from xrep.data.rows import (
     tag_rows,
 )
 from xrep.errors import UserError
-from xrep.text.annotated import Answer, LabelledText, Question, TaggedSentence
+from xrep.text.annotated import Answer, Question, TaggedSentence
+from xrep.text.examples import Example
 from xrep.text.tokenizer import Tokenizer, train_tokenizer
 
 
@@ -30,8 +31,8 @@ def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     return Vocabulary.of(tokenizer)
 
 
-def text(*sentences: str) -> LabelledText:
-    return LabelledText(sentences, "", "de", Path(), 0)
+def text(*sentences: str) -> Example:
+    return Example(sentences, ("de",))
 
 
 def test_a_pair_is_one_sequence(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:

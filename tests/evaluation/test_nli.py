@@ -12,7 +12,7 @@ from tests.support.nli_data import Row, nli_rows, write, write_columns
 from xrep.criteria.nli import Nli
 from xrep.errors import UserError
 from xrep.evaluation import nli
-from xrep.text.nli_readers import LABELS
+from xrep.text.nli import LABELS
 
 GERMAN, ENGLISH = nli_rows(10, "de", seed=3), nli_rows(10, seed=3)
 

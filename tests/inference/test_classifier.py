@@ -17,7 +17,8 @@ from xrep.inference.classifier import SentenceClassifier, best_span
 from xrep.interop.classifiers import write_classifier
 from xrep.models.classifier import load_classifier
 from xrep.nn.weights import Weights
-from xrep.text.annotated import LabelledText, Question
+from xrep.text.annotated import Question
+from xrep.text.examples import Example
 from xrep.text.pretrained_tokenizer import save_as_huggingface
 from xrep.text.sides import SHARED
 
@@ -58,7 +59,7 @@ def expected_logits(model: Any, batch: Any) -> list[torch.Tensor]:
 
 
 def _batch(classifier: SentenceClassifier) -> Any:
-    examples = [LabelledText(pair, "", "", Path(), 0) for pair in PAIRS]
+    examples = [Example(pair, ()) for pair in PAIRS]
     reading = Reading(classifier.tokenizers[SHARED], classifier.text.vocabulary(SHARED), 64)
     table = table_of_rows("label", label_rows(examples, reading, lambda _: [0]), reading.vocabulary)
     return batch_of_rows(table, np.arange(2), reading.vocabulary).tokens

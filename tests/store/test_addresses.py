@@ -23,7 +23,7 @@ from xrep.store.addresses import join
 from xrep.store.arrays import ArrayFile
 from xrep.store.contents import Bytes, opened
 from xrep.store.vectors import Vectors
-from xrep.text.readers import read_text
+from xrep.text.examples import read_text
 
 MEMORY = "memory://tests"
 

@@ -29,7 +29,7 @@ from xrep.jobs.plan import Advance, Job, Stage
 from xrep.store import addresses
 from xrep.store.addresses import join
 from xrep.store.vectors import Vectors
-from xrep.text.readers import read_text
+from xrep.text.examples import read_text
 
 pytestmark = pytest.mark.slow
 BUCKET = "s3://bucket"

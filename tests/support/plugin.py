@@ -21,7 +21,7 @@ from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.data.table import DataDirectory
 from xrep.registry import CRITERIA
 from xrep.text.cleaning import sentence_hashes
-from xrep.text.readers import discover_bitext
+from xrep.text.find import discover_bitext
 from xrep.text.tokenizer import Tokenizer
 from xrep.training.run import train
 

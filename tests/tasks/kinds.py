@@ -22,7 +22,7 @@ from xrep.tasks.nli import NliTask
 from xrep.tasks.task import ExampleKind, Task
 from xrep.tasks.translation import TranslationTask
 from xrep.text.cleaning import sentence_hash
-from xrep.text.nli_readers import LABELS
+from xrep.text.nli import LABELS
 from xrep.text.sides import tokenizer_of
 
 PAIRS, VALID_PAIRS = sentence_pairs(600), sentence_pairs(660)[600:]

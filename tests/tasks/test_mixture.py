@@ -22,7 +22,7 @@ from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.mixture import MixtureTask
-from xrep.text.readers import discover_bitext
+from xrep.text.find import discover_bitext
 
 SIZES = {"large": 630, "small": 47}
 

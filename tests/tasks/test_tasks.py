@@ -28,7 +28,7 @@ from xrep.tasks.nli import NliTask
 from xrep.tasks.task import ExampleKind, Task
 from xrep.tasks.translation import TranslationTask
 from xrep.text.cleaning import sentence_hash
-from xrep.text.nli_readers import LABELS
+from xrep.text.nli import LABELS
 from xrep.text.sides import open_tokenizers
 
 BY_TOKENS = [name for name, kind in KINDS.items() if "max_tokens" in kind.options]

@@ -15,7 +15,7 @@ from tests.tasks.kinds import GERMAN_NLI, KINDS, NLI, PAIRS, first, rows_of, seq
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
 from xrep.tasks.annotated import ClassificationTask
-from xrep.text.readers import discover_bitext
+from xrep.text.find import discover_bitext
 from xrep.text.sides import open_tokenizers, save_tokenizers
 from xrep.text.tokenizer import Tokenizer, train_tokenizer
 

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from xrep.errors import UserError
-from xrep.text.annotated import AnnotatedFile, discover, of_split
-from xrep.text.labelled_readers import is_labelled, read_labelled
-from xrep.text.question_readers import is_questions, read_questions
-from xrep.text.tagged_readers import is_tagged, read_tagged
+from xrep.text.annotated import is_questions, is_tagged, read_questions, read_tagged
+from xrep.text.examples import is_labelled, read_labelled
+from xrep.text.find import TextFile, discover, of_split
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -25,7 +24,7 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 
 
 def read(reader: Any, folder: Path, name: str, content: str, *counts: Counter[str]) -> list[Any]:
-    return list(reader(AnnotatedFile(write(folder, {name: content}) / name, None, "en"), *counts))
+    return list(reader(TextFile("en", write(folder, {name: content}) / name), *counts))
 
 
 @pytest.mark.parametrize(("name", "split", "language"), [
@@ -126,15 +125,15 @@ def test_questions(tmp_path: Path) -> None:
     (read_labelled, "a.tsv", "one\n", "a.tsv:1: 1 columns and no header"),
     (read_labelled, "a.tsv", "1\ttext\n2\n", "a.tsv:2: 1 columns where 2 are needed"),
     (read_labelled, "a.jsonl", "{}\n", "a.jsonl:1: no keys of a label and a text"),
-    (read_labelled, "a.jsonl", '{"text": "x", "label": "y"}\n[\n', "a.jsonl:2: not a line of JSON"),
+    (read_labelled, "a.jsonl", '{"text": "x", "label": "y"}\n[\n', "a.jsonl:2: not JSON"),
     (read_labelled, "a.jsonl", '{"text": 3, "label": "y"}\n', "must be strings"),
     (read_labelled, "s1.dev", "x\n", "s2.dev: no such file"),
     (read_labelled, "a.review", REVIEW.format("good", "1"), "is no number"),
-    (read_labelled, "a.review", "<items>", "not an XML file"),
+    (read_labelled, "a.review", "<items>", "a.review: not well-formed XML"),
     (read_tagged, "a.conllu", "1\tIt\tit\n", "a.conllu:1: 3 columns where CoNLL-U has 10"),
     (read_tagged, "a.conllu", CONLLU.replace("INTJ", "_"), "a.conllu:8: the word 'Yes' has no UPOS"),
     (read_tagged, "a.tsv", "Kiel\tB-LOC\nBonn\n", "a.tsv:2: not a word and its tag"),
-    (read_questions, "x.json", "{", "not a JSON file"),
+    (read_questions, "x.json", "{", "x.json: not JSON"),
     (read_questions, "x.json", '{"data": 3}', "not questions in SQuAD's form"),
     (read_questions, "x.json", squad(context=" "), "the context of paragraph 1 is empty"),
     (read_questions, "x.json", squad([{"text": "x"}]), "paragraph 1 is not in SQuAD's form"),

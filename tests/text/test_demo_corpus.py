@@ -12,7 +12,8 @@ import pytest
 from xrep.errors import UserError
 from xrep.text import demo_corpus
 from xrep.text.cleaning import sentence_key, template_hash
-from xrep.text.readers import discover_bitext, read_lines
+from xrep.text.find import discover_bitext
+from xrep.text.lines import read_lines
 from xrep.text.resources import find_resource
 
 COMPONENTS, STRINGS = 30, 40

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from xrep.errors import UserError
 from xrep.text.cleaning import sentence_hashes
+from xrep.text.examples import read_pairs, read_sentences, read_text
 from xrep.text.exclusion import load_exclusion
-from xrep.text.readers import TextFile, discover_bitext, find_text, parse_bitext, read_pairs, read_sentences, read_text
+from xrep.text.find import TextFile, discover_bitext, find_text, parse_bitext
 
 Pairs = list[tuple[str, str]]
 PAIRS = [("Das Haus ist rot.", "The house is red."), ("Guten Tag, Welt", "Good day; world"), ("Grün", "Green")]
@@ -199,7 +200,7 @@ def test_inline_markup_of_memories(tmp_path: Path) -> None:
         return list(read_pairs(parse_bitext(f"de-en={tmp_path / name}")))
 
     pairs = [("Ein <bpt i='1'>&lt;b></bpt>rotes<ept i='1'>&lt;/b></ept> <hi>Haus</hi><ph>{1}</ph>.", "A  red\n house.")]
-    assert read("a.tmx", tmx(pairs, quote=str)) == [(4, "Ein rotes Haus.", "A red house.")]
+    assert read("a.tmx", tmx(pairs, quote=str)) == [(1, "Ein rotes Haus.", "A red house.")]
     pairs = [("Ein <g id='1'>rotes</g> Haus<x id='2'/>.", "A <mrk mtype='x'>red</mrk> house.")]
     assert [row[1:] for row in read("a.xlf", xliff(XLIFF1, pairs, str))] == [("Ein rotes Haus.", "A red house.")]
     untranslated = "<tu><tuv xml:lang='de'><seg>nur deutsch</seg></tuv></tu>"
@@ -209,22 +210,22 @@ def test_inline_markup_of_memories(tmp_path: Path) -> None:
 
 OPUS = opus(PAIRS)
 MALFORMED: dict[str, tuple[str, bytes, str]] = {
-    "cut": ("a.tmx", tmx(PAIRS)[:-20], "a.tmx:6: not well-formed XML (unclosed token); export it again"),
+    "cut": ("a.tmx", tmx(PAIRS)[:-20], "a.tmx: not well-formed XML (unclosed token: line 6, column 88)"),
     "other XML": ("a.tmx", b"<html/>", "a.tmx: neither TMX nor XLIFF; give a translation memory"),
     "no object": ("a.jsonl", b'{"de": "x"}\n[1]\n', "a.jsonl:1: no text 'en' in it; there are de; name the"),
-    "no JSON": ("a.jsonl", jsonl(PAIRS) + b"{\n", "a.jsonl:4: not an object of JSON; write one object on a line"),
+    "no JSON": ("a.jsonl", jsonl(PAIRS) + b"{\n", "a.jsonl:4: not JSON (Expecting property name enclosed"),
     "a short row": ("a.csv", csv_of(PAIRS) + b"1,2\n", "a.csv:5: 2 columns, but the first line names 3; quote texts"),
     "an open quote": ("a.csv", csv_of(PAIRS) + b'1,"2\n', "a.csv:5: not CSV (unexpected end of data); export it"),
     "no such column": ("a.csv", b"id,fr\n1,x\n", "a.csv:2: no text 'de' in it; there are id, fr"),
     "no parquet": ("a.parquet", b"PAR1 no PAR1", "a.parquet: not a file of Parquet, or a damaged one; fetch it again"),
-    "half a zip": ("a.zip", OPUS[:-30], "a.zip: damaged or truncated zip file; fetch it again"),
+    "half a zip": ("a.zip", OPUS[:-30], "a.zip: damaged or truncated; fetch it again"),
     "other files": ("a.zip", zipped({"a.fr": b"x\n", "b.txt": b"y\n"}), "a.zip: has not one file of de and en, but"),
     "two files": ("a.zip", zipped({"a.de": b"", "a.en": b"", "x.de": b"x\n"}), "name the file in it: "),
     "a damaged member": ("a.zip", OPUS.replace(OPUS[60:70], b"0123456789"),
-                         "a.zip/Books.de-en.de:1: damaged or truncated zip file; fetch it again"),
+                         "a.zip/Books.de-en.de: damaged or truncated; fetch it again"),
     "a short line": ("a.tsv", b"a\tb\nzwei\n", "a.tsv:2: 1 column where two columns are needed"),
-    "gzip": ("a.tsv", gzip.compress(b"x\ty\n" * 9000)[:-20], "damaged or truncated gzip file; fetch it again"),
-    "zstd": ("a.zst", b"(\xb5/\xfd" + b"123456789", "damaged or truncated zstd file; fetch it again"),
+    "gzip": ("a.tsv", gzip.compress(b"x\ty\n" * 9000)[:-20], "damaged or truncated; fetch it again"),
+    "zstd": ("a.zst", b"(\xb5/\xfd" + b"123456789", "damaged or truncated; fetch it again"),
 }  # fmt: skip
 
 

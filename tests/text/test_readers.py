@@ -9,18 +9,10 @@ import pytest
 
 from xrep.errors import UserError
 from xrep.text.cleaning import sentence_hashes
+from xrep.text.examples import orient, read_pairs, read_sentences
 from xrep.text.exclusion import load_exclusion
-from xrep.text.readers import (
-    Bitext,
-    TextFile,
-    discover_bitext,
-    find_text,
-    orient,
-    parse_bitext,
-    read_lines,
-    read_pairs,
-    read_sentences,
-)
+from xrep.text.find import Bitext, TextFile, discover_bitext, find_text, parse_bitext
+from xrep.text.lines import read_lines
 
 ENGLISH = "They are at home.\nWhat do you want?\nThis is the book of my friend.\nShe will not come with us.\n"
 GERMAN = "Sie sind zu Hause.\nWas willst du?\nDas ist das Buch meines Freundes.\nSie kommt nicht mit.\n"
@@ -169,7 +161,7 @@ def test_lines_and_cells_are_excluded(tmp_path):
 
 @pytest.mark.parametrize(("name", "content", "problem"), [
     ("a.csv", b'a,b\n"c,d\n', r"a\.csv:\d: not CSV"),
-    ("a.sgm", b"<seg>caf\xe9</seg>\n", r"a\.sgm: invalid UTF-8"),
+    ("a.sgm", b"<seg>caf\xe9</seg>\n", r"a\.sgm:1: invalid UTF-8"),
     ("a.jsonl", b'{"a": "b"}\n{\n', r"a\.jsonl:2: not JSON"),
 ])  # fmt: skip
 def test_evaluation_sets_that_cannot_be_read(tmp_path, name, content, problem):

@@ -18,7 +18,7 @@ from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.models.directory import CRITERION, checkpoints_in, open_checkpoint
-from xrep.text.readers import parse_bitext
+from xrep.text.find import parse_bitext
 from xrep.training.run import train
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ from xrep.data.batch import TokenBatch
 from xrep.errors import UserError
 from xrep.tasks.nli import NliTask
 from xrep.tasks.task import ExampleKind
-from xrep.text.nli_readers import LABELS
+from xrep.text.nli import LABELS
 from xrep.validation.nli import NliValidator
 
 TRAIN = nli_rows(60)

@@ -16,7 +16,7 @@ from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.model import SentenceModel
 from xrep.nn.layers import Linear
 from xrep.tasks.task import ExampleKind
-from xrep.text.nli_readers import LABELS
+from xrep.text.nli import LABELS
 
 FEATURES = ("premise", "hypothesis", "difference", "product")
 

@@ -103,7 +103,7 @@ def _write(builder: Builder, files: Sequence[str], tokenizer: Tokenizer) -> None
 
 def _read(file: str) -> Iterator[tuple[str, str, str]]:
     """Yield source, target and negative of each negative in a file."""
-    for number, line in read_lines(file, most_words=None):
+    for number, line in read_lines(file):
         texts = line.split("\t")
         if len(texts) < 3 or not all(text.strip() for text in texts):
             cure = "give what xrep-mine negatives writes: source, target and negatives, separated by tabs"

@@ -18,7 +18,9 @@ from xrep.data.build import Builder, build, chunks
 from xrep.data.table import ColumnType, DataDirectory, flatten, token_type, vocabulary_size
 from xrep.errors import UserError
 from xrep.text.cleaning import sentence_hashes
-from xrep.text.nli_readers import Example, NliFile, discover_nli, read_nli
+from xrep.text.examples import Example
+from xrep.text.find import TextFile, discover_nli
+from xrep.text.nli import read_nli
 from xrep.text.sides import Tokenizers, tokenizer_of
 
 
@@ -48,7 +50,7 @@ class NliOptions:
 
 
 def prepare_nli(path: str | Path, options: NliOptions, tokenizers: Tokenizers) -> DataDirectory:
-    """Read and tokenise inference data (layouts: ``xrep.text.nli_readers``) unless this was done before, and open it.
+    """Read and tokenise inference data (layouts: ``xrep.text.nli``) unless this was done before, and open it.
 
     Args:
         tokenizers: Tokenizers by side; empty to train one on the training text.
@@ -142,7 +144,7 @@ def _encode(texts: Sequence[tuple[str, str]], builder: Builder, options: NliOpti
     return ids_of
 
 
-def _nothing(split: str, files: list[NliFile], options: NliOptions) -> UserError:
+def _nothing(split: str, files: list[TextFile], options: NliOptions) -> UserError:
     triplets = "triplet (an entailment and a contradiction of one premise)"
     problem = f"no {triplets if options.triplets else 'labelled pair'} for {split}"
     return UserError(problem, path=files[0].paths[0], cure="check the files")

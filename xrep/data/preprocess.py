@@ -21,7 +21,7 @@ from xrep.jobs.notes import DONE
 from xrep.jobs.outputs import job_address, publish_parts, repeatable, states_of
 from xrep.jobs.plan import Job
 from xrep.text.cleaning import CleaningOptions, CleaningReport
-from xrep.text.readers import Bitext, discover_bitext
+from xrep.text.find import Bitext, discover_bitext
 from xrep.text.sides import save_tokenizers
 from xrep.workers import processors
 

@@ -22,7 +22,8 @@ from xrep.data.batch import Batch, TokenBatch, Vocabulary
 from xrep.data.build import chunks
 from xrep.data.table import ColumnType, Schema, Table, flatten, token_type
 from xrep.errors import UserError
-from xrep.text.annotated import LabelledText, Question, TaggedSentence
+from xrep.text.annotated import Question, TaggedSentence
+from xrep.text.examples import Example
 from xrep.text.sides import SHARED
 from xrep.text.tokenizer import Tokenizer
 
@@ -107,7 +108,7 @@ def cut_lengths(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def label_rows(
-    texts: Iterable[LabelledText], reading: Reading, numbers_of: Callable[[LabelledText], Sequence[int]]
+    texts: Iterable[Example], reading: Reading, numbers_of: Callable[[Example], Sequence[int]]
 ) -> Iterator[Row]:
     """Yield a row for each text.
 

@@ -22,8 +22,9 @@ from xrep.data.table import HASH, ColumnType, DataDirectory, flatten, token_type
 from xrep.errors import UserError
 from xrep.hashing import GOLDEN, mix
 from xrep.text.cleaning import NO_KEY, sentence_hashes
+from xrep.text.examples import read_sentences
+from xrep.text.find import TextFile, find_text
 from xrep.text.lines import is_too_long
-from xrep.text.readers import TextFile, find_text, read_sentences
 from xrep.text.sides import SHARED, Tokenizers
 
 
@@ -55,7 +56,7 @@ def prepare_text(data: str | Path, options: TextOptions, tokenizers: Tokenizers)
     """Read and tokenise text unless this was done before, and open the result.
 
     Args:
-        data: Specification of the text, see ``xrep.text.readers.find_text``.
+        data: Specification of the text, see ``xrep.text.find.find_text``.
         tokenizers: The shared tokenizer; empty to train one on the training text.
 
     Raises:

@@ -22,7 +22,7 @@ from xrep.files import build_once, naming
 from xrep.hashing import GOLDEN, find_sorted, mix
 from xrep.store.vectors import Vectors
 from xrep.text.cleaning import NO_KEY, sentence_hashes
-from xrep.text.readers import read_lines
+from xrep.text.lines import read_lines
 
 _LAYOUT = (
     "`teacher_vectors` must be floats [N, D] (.npy, or a folder of xrep-encode), a row for each line of `teacher_text`"

@@ -23,8 +23,9 @@ from xrep.evaluation.reading import check_seed, folders_with
 from xrep.evaluation.sts import read_file
 from xrep.metrics.geometry import alignment_loss, uniformity_loss
 from xrep.models.directory import PREFIX, checkpoints_in
+from xrep.text.examples import orient, read_pairs
+from xrep.text.find import parse_bitext
 from xrep.text.languages import canonical
-from xrep.text.readers import orient, parse_bitext, read_pairs
 
 LOSSES = ("alignment", "uniformity")
 

@@ -17,7 +17,7 @@ from xrep.evaluation.reading import choose_languages
 from xrep.inference import scoring
 from xrep.inference.classifier import SentenceClassifier
 from xrep.tasks.annotated import AnnotatedTask, ClassificationTask, QuestionAnsweringTask, TaggingTask
-from xrep.text.annotated import of_split
+from xrep.text.find import of_split
 from xrep.text.languages import name
 
 

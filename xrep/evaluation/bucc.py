@@ -20,7 +20,7 @@ from xrep.metrics.mining import best_threshold, mining_scores
 from xrep.retrieval.margins import Candidates, check_neighbours, choose
 from xrep.retrieval.tiles import neighbours
 from xrep.text.languages import canonical
-from xrep.text.readers import read_lines
+from xrep.text.lines import read_lines
 
 TUNING = ("training", "train", "dev", "sample")
 """Splits on which the threshold may be tuned; the first one that is available is used."""

@@ -24,7 +24,7 @@ from xrep.store.arrays import open_array
 from xrep.store.vectors import normalize_rows
 from xrep.text.cleaning import NO_KEY, sentence_hashes
 from xrep.text.languages import canonical
-from xrep.text.readers import read_lines
+from xrep.text.lines import read_lines
 
 VECTORS, SENTENCES = "vectors.npy", "sentences.tsv"
 _LAYOUT = f"a folder of vectors holds {VECTORS}, [N, D] floats, and {SENTENCES}, N lines language<TAB>sentence"
@@ -104,7 +104,7 @@ class Precomputed:
         if self._vectors.ndim != 2 or self._vectors.dtype.kind != "f" or not self._vectors.shape[1]:
             raise UserError("not an array [N, D] of floats", path=vectors, cure=_LAYOUT)
         self.output_size = self._vectors.shape[1]
-        for number, line in read_lines(sentences, most_words=None):
+        for number, line in read_lines(sentences):
             language, tab, sentence = line.partition("\t")
             if not tab:
                 raise UserError("no tab in the line", path=sentences, line=number, cure=_LAYOUT)

@@ -16,8 +16,10 @@ from xrep.evaluation.evaluation import EncoderOptions, Examples, OverlapOption, 
 from xrep.evaluation.reading import choose_languages
 from xrep.models.directory import CONFIG, CRITERION, open_checkpoint
 from xrep.registry import CRITERIA
+from xrep.text.examples import Example
+from xrep.text.find import discover_nli_test
 from xrep.text.languages import canonical, check_language, name
-from xrep.text.nli_readers import Example, discover_nli_test, read_nli
+from xrep.text.nli import read_nli
 
 
 class NliAccuracy(TableEvaluation):
@@ -59,7 +61,7 @@ class NliAccuracy(TableEvaluation):
 
     def read(self) -> list[Examples]:
         """Return a table for each language of hypotheses, with columns of premises and hypotheses and with indices into
-        ``xrep.text.nli_readers.LABELS``. Its name is ``de``, or ``en-de`` if the premises are English."""
+        ``xrep.text.nli.LABELS``. Its name is ``de``, or ``en-de`` if the premises are English."""
         config = self.config
         check_language(config.language, "language")
         files = discover_nli_test(config.data, config.split, config.language)

@@ -15,7 +15,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples
-from xrep.text import readers
+from xrep.text import examples as text_readers
 from xrep.text.languages import canonical, refuse_pair
 
 SHOWN = ("de", "en", "es", "fr", "ja", "ko", "zh")
@@ -78,9 +78,8 @@ def existing_folder(path: str | Path, cure: str) -> Path:
     return Path(path)
 
 
-def cells(path: Path, number: int, line: str, least: int) -> list[str]:
-    """Return the tab-separated columns of a line, of which there must be at least ``least``."""
-    columns = line.split("\t")
+def cells(path: Path, number: int, columns: list[str], least: int) -> list[str]:
+    """Return the columns of a line, of which there must be at least ``least``."""
     if len(columns) < least:
         problem = f"{len(columns)} columns where {least} are needed"
         raise UserError(problem, path=path, line=number, cure="separate the columns by tabs")
@@ -153,9 +152,9 @@ def read_pairs(folder: str | Path, code: str) -> Examples:
 def read_parallel(name: str, files: Mapping[str, Path], column: int = 1) -> Examples:
     """Read files, by their languages, whose line i translates line i of the others; of .tsv files one column."""
     paths, columns = tuple(files.values()), tuple(list[str]() for _ in files)
-    for number, lines in readers.read_parallel(paths):
+    for number, lines in text_readers.read_parallel(paths):
         for path, line, texts in zip(paths, lines, columns, strict=True):
-            texts.append(cells(path, number, line, column)[column - 1] if ".tsv" in path.suffixes else line)
+            texts.append(cells(path, number, line.split("\t"), column)[column - 1] if ".tsv" in path.suffixes else line)
     return Examples(name, tuple(files), columns, files=paths)
 
 

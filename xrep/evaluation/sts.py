@@ -24,8 +24,10 @@ from xrep.metrics import components
 from xrep.metrics.bootstrap import resampled
 from xrep.metrics.correlation import pearson, spearman
 from xrep.store.vectors import normalize_rows
+from xrep.text.examples import read_parallel
 from xrep.text.languages import canonical
-from xrep.text.readers import read_csv, read_lines, read_parallel
+from xrep.text.lines import read_lines
+from xrep.text.records import read_csv
 
 SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "cosine": lambda x, y: (normalize_rows(x) * normalize_rows(y)).sum(axis=1),
@@ -211,9 +213,10 @@ def read_file(file: Path, split: str | None = None) -> Examples | None:
             name = template.format(canonical(language))
             if split not in (None, own):
                 return None
-            tabbed = ((line, cells(file, line, text, max(columns) + 1)) for line, text in read_lines(file))
-            lines = read_csv(file, 3) if "{}" in template else tabbed
-            rows = [(name, file, line, [fields[column] for column in columns]) for line, fields in lines]
+            tabbed = ((line, text.split("\t")) for line, text in read_lines(file))
+            lines = read_csv(file, ",") if "{}" in template else tabbed
+            found = ((line, cells(file, line, fields, max(columns) + 1)) for line, fields in lines)
+            rows = [(name, file, line, [fields[column] for column in columns]) for line, fields in found]
             rows = [row for row in rows if row[-1][2] != "relatedness_score"]
             return _examples(name, own, canonical(language), rows, [file])
     return None
@@ -232,7 +235,7 @@ def read_semeval(folder: Path) -> Examples:
             continue
         gold = file.with_name(f"STS.gs.{name}.txt")
         for line, (score, pair) in read_parallel([gold, file]):
-            rows.append((name, gold, line, [*cells(file, line, pair, 2)[:2], score]))
+            rows.append((name, gold, line, [*cells(file, line, pair.split("\t"), 2)[:2], score]))
         files += [file, gold]
     return _examples(f"STS{year[1]}", "test", "en", rows, files)
 

@@ -31,7 +31,8 @@ from xrep.models.directory import TOKENIZER, fingerprint, load_model, open_check
 from xrep.models.kinds import expect
 from xrep.models.model import ClassifyingModel
 from xrep.precision import Precision
-from xrep.text.annotated import LabelledText, Question, TaggedSentence
+from xrep.text.annotated import Question, TaggedSentence
+from xrep.text.examples import Example
 from xrep.text.sides import SHARED, Tokenizers, open_tokenizers
 
 BATCH_TOKENS = 4096
@@ -126,7 +127,7 @@ class SentenceClassifier:
         [N, L], whose columns are ``annotation.labels``."""
         self.check_kind("label")
         pairs = [(text,) if isinstance(text, str) else text for text in texts]
-        examples = [LabelledText(tuple(" ".join(one.split()) for one in pair), "", "", Path(), 0) for pair in pairs]
+        examples = [Example(tuple(" ".join(one.split()) for one in pair), ()) for pair in pairs]
         rows = self._table(label_rows(examples, self._reading, lambda _: (0,)))
         logits = torch.empty(len(examples), len(self.annotation.labels))
         for row, _, row_logits in self._logits(rows):

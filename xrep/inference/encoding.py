@@ -27,8 +27,8 @@ from xrep.store.addresses import is_local
 from xrep.store.arrays import ArrayFile, blocks
 from xrep.store.lines import FILES, Texts, write_lines
 from xrep.store.vectors import MANIFEST, Manifest, Origin, Part, Vectors, text_digest
+from xrep.text.examples import read_text
 from xrep.text.languages import canonical, refuse_pair
-from xrep.text.readers import read_text
 
 PART_CHUNKS = 16
 """Number of such chunks in each part of a folder of vectors."""

@@ -32,7 +32,8 @@ from xrep.retrieval.topk import pair_similarities
 from xrep.store import addresses
 from xrep.store.lines import FILES, Texts, write_lines
 from xrep.text.cleaning import NO_KEY, sentence_hash
-from xrep.text.readers import Bitext, read_pairs, read_text
+from xrep.text.examples import read_pairs, read_text
+from xrep.text.find import Bitext
 
 _KEYS, _PAIRS, _NEGATIVES = "keys.npy", "pairs.npy", "negatives.tsv"
 _BLOCK = 1 << 13

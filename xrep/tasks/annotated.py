@@ -32,9 +32,10 @@ from xrep.data.table import DataDirectory, Table
 from xrep.errors import UserError
 from xrep.hashing import scramble
 from xrep.tasks.task import ExampleKind, Task, VocabularyOptions, given_tokenizers, text_spec
-from xrep.text import labelled_readers, question_readers, tagged_readers
-from xrep.text.annotated import AnnotatedFile, LabelledText, Question, TaggedSentence, discover, of_split
+from xrep.text.annotated import Question, TaggedSentence, is_questions, is_tagged, read_questions, read_tagged
 from xrep.text.cleaning import NO_KEY, sentence_hashes
+from xrep.text.examples import Example, is_labelled, read_labelled
+from xrep.text.find import TextFile, discover, of_split
 from xrep.text.languages import canonical
 from xrep.text.sides import SHARED, Tokenizers
 
@@ -109,7 +110,7 @@ class AnnotatedTask(Task):
 
     @staticmethod
     @abstractmethod
-    def read(file: AnnotatedFile, counts: Counter[str]) -> Iterator[Any]:
+    def read(file: TextFile, counts: Counter[str]) -> Iterator[Any]:
         """Yield the examples of a file."""
 
     @staticmethod
@@ -129,7 +130,7 @@ class AnnotatedTask(Task):
     # -- reading ------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def discover(cls, path: str, language: str) -> list[AnnotatedFile]:
+    def discover(cls, path: str, language: str) -> list[TextFile]:
         """Return the files of a folder, or the single file."""
         return discover(path, language, cls.what, cls.forms, cls.accepts)
 
@@ -165,7 +166,7 @@ class AnnotatedTask(Task):
     def _build(self, tokenizers: Tokenizers) -> DataDirectory:
         config = self.config
         options = {name: value for name, value in asdict(config).items() if name not in ("tokenizer", "batch_size")}
-        files = [file.path for own in self._files.values() for file in own]
+        files = [path for own in self._files.values() for file in own for path in file.paths]
         return build(
             "annotated",
             [self.kind, options, self.seed if config.dev_share else None],
@@ -254,38 +255,38 @@ class AnnotatedTask(Task):
 class ClassificationTask(AnnotatedTask):
     """Texts, or pairs of texts that are read as one sequence, with a label: XNLI, PAWS-X, reviews, own files.
 
-    The files are described in ``xrep.text.labelled_readers``.
+    The files are described in ``xrep.text.examples``.
     """
 
     kind, gives = "label", ExampleKind.LABELLED_TEXTS
     what, forms = "labelled text", ".tsv, .jsonl or .review"
-    accepts, read = staticmethod(labelled_readers.is_labelled), staticmethod(labelled_readers.read_labelled)
+    accepts, read = staticmethod(is_labelled), staticmethod(read_labelled)
 
     @staticmethod
-    def labels(example: LabelledText) -> Sequence[str]:
+    def labels(example: Example) -> Sequence[str]:
         return (example.label,)
 
     @staticmethod
-    def texts(example: LabelledText) -> Sequence[str]:
+    def texts(example: Example) -> Sequence[str]:
         return example.sentences
 
-    def rows(self, examples: Iterable[LabelledText], reading: Reading, numbers_of: Numbering) -> Iterator[Row]:
+    def rows(self, examples: Iterable[Example], reading: Reading, numbers_of: Numbering) -> Iterator[Row]:
         return label_rows(examples, reading, numbers_of)
 
 
 class TaggingTask(AnnotatedTask):
     """Sentences whose words have tags: parts of speech (CoNLL-U), named entities (PAN-X, IOB2), own files.
 
-    The files are described in ``xrep.text.tagged_readers``.
+    The files are described in ``xrep.text.annotated``.
     """
 
     kind, gives = "tags", ExampleKind.TAGGED_WORDS
     what, forms = "tagged words", ".conllu or .tsv"
-    accepts = staticmethod(tagged_readers.is_tagged)
+    accepts = staticmethod(is_tagged)
 
     @staticmethod
-    def read(file: AnnotatedFile, counts: Counter[str]) -> Iterator[TaggedSentence]:
-        return tagged_readers.read_tagged(file)
+    def read(file: TextFile, counts: Counter[str]) -> Iterator[TaggedSentence]:
+        return read_tagged(file)
 
     @staticmethod
     def labels(example: TaggedSentence) -> Sequence[str]:
@@ -308,7 +309,7 @@ class QuestionAnsweringTask(AnnotatedTask):
 
     kind, gives = "span", ExampleKind.QUESTIONS
     what, forms = "questions", ".json"
-    accepts, read = staticmethod(question_readers.is_questions), staticmethod(question_readers.read_questions)
+    accepts, read = staticmethod(is_questions), staticmethod(read_questions)
 
     @dataclass(kw_only=True)
     class Config(AnnotatedTask.Config):

@@ -1,57 +1,32 @@
-"""Annotated text: sentences with a label, words with tags, and questions with answers; and where it is in a folder.
+"""Words with tags and questions with answers, and the readers of the files in which they are published.
 
-The readers of the published files are ``labelled_readers`` (classification), ``tagged_readers`` (parts of speech, named
-entities) and ``question_readers`` (question answering). Each of them yields examples of its own type.
+Tags are parts of speech in CoNLL-U (Universal Dependencies), or entities as in PAN-X (WikiAnn). A ``.conllu`` file has
+ten columns, of which the second is the word and the fourth the part of speech (UPOS). Lines of multi-word tokens
+(``3-4``) and of empty nodes (``5.1``) are skipped, as in XTREME. A ``.tsv`` or ``.txt`` file has a word and a tag on
+each line, separated by a tab or, if there is none, by the last space; the word may have the prefix of its language
+(``en:Paris``), as in the files of WikiAnn. Empty lines separate sentences in both.
+
+Questions are in the JSON of SQuAD (Rajpurkar et al., 2016): XQuAD, MLQA, TyDiQA-GoldP.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from xrep.errors import UserError
-from xrep.text.languages import canonical, name
-from xrep.text.readers import LANGUAGE_CODE, plain_name
+from xrep.text.find import TextFile
+from xrep.text.lines import read_bytes, read_lines, unpacked
+from xrep.text.records import ending_of, parse_json, plain_name
 
-Split = Literal["train", "valid", "test"]
-_SPLITS: dict[str, Split] = {
-    "train": "train", "training": "train", "dev": "valid", "valid": "valid", "val": "valid", "validation": "valid",
-    "matched": "valid", "test": "test",
-}  # fmt: skip
-_PARTS = re.compile(r"[._-]+")
-_CODES = {"jp": "ja"}
-"""Codes in the names of data sets that are no language codes: the Amazon reviews have a folder jp."""
-DEPTH = 3
-"""Number of levels of folders that are searched."""
-
-
-@dataclass(frozen=True)
-class AnnotatedFile:
-    """A file of annotated text.
-
-    Attributes:
-        path: The file.
-        split: Its split, from its name; None if the name has none.
-        language: Canonical code of the language of its sentences.
-    """
-
-    path: Path
-    split: Split | None
-    language: str
-
-
-@dataclass(frozen=True)
-class LabelledText:
-    """A sentence, or a pair of sentences that is read as one sequence, and its label; and where it is written."""
-
-    sentences: tuple[str, ...]
-    label: str
-    language: str
-    path: Path
-    line: int
+_COLUMNS = 10
+_PREFIX = re.compile(r"[a-z]{2,3}(?:-[a-z]+)?:(?=.)")
+_CURE = "give a file in SQuAD's form: data, paragraphs, context, qas, question, id, answers, text, answer_start"
 
 
 @dataclass(frozen=True)
@@ -99,68 +74,109 @@ class Question:
         return [a for a in self.answers if a.text and self.context[a.start : a.start + len(a.text)] == a.text]
 
 
-def discover(
-    path: str | Path, language: str, what: str, forms: str, accepts: Callable[[Path], bool]
-) -> list[AnnotatedFile]:
-    """Find the files of annotated text in a folder and its subfolders; a single file may be named as well.
+def is_tagged(path: Path) -> bool:
+    """Return whether a file of a folder may be tagged words; one such as README.txt is not."""
+    name = plain_name(path).lower()
+    return ending_of(path) in ("conllu", "tsv", "txt", "bio", "iob2") and not name.startswith(("readme", "license"))
 
-    The split and the language are parts of the file's name (``dev-de.tsv``, ``xquad.es.json``,
-    ``en_ewt-ud-train.conllu``), or of the names of its folders (``de/test_2k.tsv``).
+
+def read_tagged(file: TextFile) -> Iterator[TaggedSentence]:
+    """Yield the tagged sentences of a file. Raises UserError if a line has another number of columns, or a word has no
+    tag."""
+    word_of = _conllu_word if ending_of(file.path) == "conllu" else _tagged_word
+    sentence = list[tuple[int, str, str]]()
+    is_prefixed: bool | None = None
+    for number, line in read_lines(file.path):
+        if not line.strip():
+            yield from _sentence(sentence, file)
+            sentence = []
+        elif pair := word_of(line, file, number):
+            word, tag = pair
+            if word_of is _tagged_word:
+                is_prefixed = bool(_PREFIX.match(word)) if is_prefixed is None else is_prefixed
+                word = _PREFIX.sub("", word, count=1) if is_prefixed else word
+            sentence.append((number, word, tag))
+    yield from _sentence(sentence, file)
+
+
+def _sentence(rows: list[tuple[int, str, str]], file: TextFile) -> Iterator[TaggedSentence]:
+    if rows:
+        lines, words, tags = zip(*rows, strict=True)
+        yield TaggedSentence(words, tags, file.language, file.path, lines[0])
+
+
+def _conllu_word(line: str, file: TextFile, number: int) -> tuple[str, str] | None:
+    """Return the word and the tag of a line; None if it has none."""
+    if line.startswith("#"):
+        return None
+    columns = line.split("\t")
+    if len(columns) != _COLUMNS:
+        problem = f"{len(columns)} columns where CoNLL-U has {_COLUMNS}"
+        raise UserError(problem, path=file.path, line=number, cure="separate them by tabs")
+    identity, word, _, tag = columns[:4]
+    if re.fullmatch(r"\d+[-.]\d+", identity):
+        return None
+    if tag in ("", "_"):
+        raise UserError(f"the word {word!r} has no UPOS", path=file.path, line=number, cure="tag it, or leave it out")
+    return word, tag
+
+
+def _tagged_word(line: str, file: TextFile, number: int) -> tuple[str, str]:
+    columns = line.split("\t") if "\t" in line else line.rsplit(" ", 1)
+    if len(columns) < 2 or not columns[0] or not columns[-1].strip():
+        cure = "write word<TAB>tag, and an empty line after each sentence"
+        raise UserError("not a word and its tag", path=file.path, line=number, cure=cure)
+    return columns[0], columns[-1].strip()
+
+
+def is_questions(path: Path) -> bool:
+    """Return whether a file of a folder may be questions: JSON that has paragraphs near its beginning."""
+    with suppress(UserError):
+        if ending_of(path) == "json":
+            with unpacked(path) as stream:
+                return b'"paragraphs"' in stream.read(1 << 20)
+    return False
+
+
+def read_questions(file: TextFile, counts: Counter[str] | None = None) -> Iterator[Question]:
+    """Yield the questions of a file.
 
     Args:
-        language: Language of files that do not name it.
-        what: What the files are, for the error message.
-        forms: Their endings, for the error message.
-        accepts: Function that says whether a file of a folder is one of them.
+        counts: Counter to which are added the questions ``read``, and the answers that are not where ``answer_start``
+            says (``answer not in context``), which no model is trained on.
 
     Raises:
-        UserError: The path does not exist, or no file is suitable.
+        UserError: The file is not in SQuAD's form, or a context is empty.
     """
-    path = Path(path)
-    if not path.exists():
-        raise UserError("no such file or folder", path=path, cure="check the name")
-    if path.is_file():
-        return [_described(path, path.parent, canonical(language))]
-    files = [_described(f, path, canonical(language)) for f in sorted(_files_below(path, DEPTH)) if accepts(f)]
-    if not files:
-        raise UserError(f"no {what}", path=path, cure=f"name a file, or a folder of files that end in {forms}")
-    return files
+    counts = Counter() if counts is None else counts
+    content = parse_json(read_bytes(file.path), file.path)
+    try:
+        paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
+    except (KeyError, TypeError):
+        raise UserError("not questions in SQuAD's form", path=file.path, cure=_CURE) from None
+    for number, paragraph in enumerate(paragraphs, 1):
+        try:
+            context = _text(paragraph["context"])
+            questions = [_question(row, context, file.language) for row in paragraph["qas"]]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise UserError(f"paragraph {number} is not in SQuAD's form", path=file.path, cure=_CURE) from None
+        if not context.strip():
+            problem = f"the context of paragraph {number} is empty"
+            raise UserError(problem, path=file.path, cure="give each question a text that answers it")
+        for question in questions:
+            counts["read"] += 1
+            counts["answer not in context"] += len(question.answers) - len(question.spans)
+            yield question
 
 
-def of_split(
-    files: Iterable[AnnotatedFile], split: Split, languages: Sequence[str] | None = None
-) -> list[AnnotatedFile]:
-    """Return the files of a split, and of some languages unless ``languages`` is None.
-
-    A file whose name has no split may be training text as well as a test; it is never a dev split.
-    """
-    splits = (split,) if split == "valid" else (split, None)
-    return [file for file in files if file.split in splits and (languages is None or file.language in languages)]
+def _question(row: Any, context: str, language: str) -> Question:
+    answers = [Answer(_text(answer["text"]), answer["answer_start"]) for answer in row.get("answers") or []]
+    if not all(type(answer.start) is int and answer.start >= 0 for answer in answers):
+        raise ValueError
+    return Question(str(row["id"]), _text(row["question"]), context, tuple(answers), language)
 
 
-def _files_below(folder: Path, depth: int) -> Iterable[Path]:
-    for entry in folder.iterdir():
-        if entry.name.startswith((".", "_")):
-            continue
-        if entry.is_dir() and depth:
-            yield from _files_below(entry, depth - 1)
-        elif entry.is_file():
-            yield entry
-
-
-def _described(path: Path, root: Path, language: str) -> AnnotatedFile:
-    """Return the file with its split and language, which the nearest name that has them decides."""
-    names = [plain_name(path), *(folder.name for folder in path.parents)]
-    inside = len(path.relative_to(root).parts)
-    split: Split | None = None
-    code: str | None = None
-    for title in names[:inside]:
-        parts = [_CODES.get(part, part) for part in _PARTS.split(title)]
-        split = split or next((_SPLITS[part.lower()] for part in parts if part.lower() in _SPLITS), None)
-        code = code or next((part for part in reversed(parts) if _is_code(part)), None)
-    return AnnotatedFile(path, split, canonical(code) if code else language)
-
-
-def _is_code(part: str) -> bool:
-    """Return whether a part of a name is a language that xrep knows; other short words are not taken for one."""
-    return part not in _SPLITS and re.fullmatch(LANGUAGE_CODE, part) is not None and name(part) != canonical(part)
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
 
-from xrep.text.readers import read_text
+from xrep.text.examples import read_text
 
 CHUNK_LINES = 4096
 """Number of lines of a chunk."""
@@ -34,7 +34,7 @@ def read_chunks(path: str | Path, most_lines: int = CHUNK_LINES, lang: str | Non
     def read() -> None:
         end = None
         try:
-            for _, line in read_text(path, lang, allow_empty=True, most_words=None):
+            for _, line in read_text(path, lang, allow_empty=True):
                 arrived.put(line)
         except BaseException as error:  # it is raised again below
             end = error

@@ -6,23 +6,20 @@ its name and its first lines.
 
 from __future__ import annotations
 
-import csv
 import html
 import itertools
-import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from xrep.errors import UserError
-from xrep.text.annotated import AnnotatedFile
+from xrep.text.annotated import is_questions, read_questions, read_tagged
 from xrep.text.cleaning import NO_KEY, HashSet, sentence_hashes
-from xrep.text.labelled_readers import columns_of, read_rows
-from xrep.text.lines import Unpacked, open_zip, read_latin1, read_lines
-from xrep.text.question_readers import is_questions, read_questions
-from xrep.text.records import format_of, plain_name, read_records
-from xrep.text.tagged_readers import read_tagged
+from xrep.text.examples import columns_of, read_rows
+from xrep.text.find import TextFile
+from xrep.text.lines import names_in_zip, read_bytes, read_latin1, read_lines
+from xrep.text.records import ending_of, has_records, parse_json, plain_name, read_csv, read_records
 
 _UNREAD = re.compile(
     r"[._].*|__MACOSX|(?:readme|licen[cs]e|copying|changelog|cc-by)\b.*|labels\.\w+|STS\.gs\..*|.*\.(?:md|html?|pdf|gold)",
@@ -77,9 +74,7 @@ def _files_below(path: Path) -> Iterator[Path]:
             raise UserError("a folder without files", path=path, cure="name the folder of the evaluation set")
         yield from itertools.chain.from_iterable(map(_files_below, inside))
     elif path.suffix == ".zip":
-        with open_zip(path) as opened:
-            names = [info.filename for info in opened.infolist() if not info.is_dir()]
-        yield from (path / name for name in names if not _is_unread(Path(name)))
+        yield from (path / name for name in names_in_zip(path) if not _is_unread(Path(name)))
     else:
         yield path
 
@@ -90,56 +85,46 @@ def _is_unread(path: Path) -> bool:
 
 def _texts(path: Path) -> Iterator[str]:
     """Yield the sentences of a file."""
-    name, ending = plain_name(path), plain_name(path).rpartition(".")[2].lower()
-    file = AnnotatedFile(path, None, "und")
-    if ending == "json":
-        if is_questions(path):
-            for question in read_questions(file):
-                yield from question.texts
-        else:
-            yield from _json_texts(_content(path), path, 1)
-    elif ending == "jsonl":
-        for number, line in read_lines(path, allow_empty=True, most_words=None):
-            yield from _json_texts(line, path, number) if line.strip() else ()
+    ending, file = ending_of(path), TextFile("und", path)
+    if ending == "json" and is_questions(path):
+        for question in read_questions(file):
+            yield from question.texts
+    elif ending == "json":
+        yield from _json_texts(parse_json(read_bytes(path), path))
     elif ending == "review":
-        yield from (text for _, texts, _, _ in read_rows(path) for text in texts)
+        yield from (text for row in read_rows(file) for text in row.texts)
     elif ending in ("xml", "sgm", "sgml"):
-        yield from re.split(r"\s*\n\s*", html.unescape(re.sub(r"<[^>]*>", "\n", _content(path))))
-    elif format_of(path) not in (None, "csv"):
-        yield from (text for _, record in read_records(path, cut=True) for text in record.values())
+        content = "\n".join(line for _, line in read_lines(path))
+        yield from re.split(r"\s*\n\s*", html.unescape(re.sub(r"<[^>]*>", "\n", content)))
+    elif has_records(path) and ending != "csv":
+        for _, record in read_records(path):
+            yield from _json_texts(record)
     else:
-        first = list(itertools.islice(_lines(path), _FIRST_LINES))
-        if ending == "conllu" or _is_tagged(first):
-            yield from (sentence.text for sentence in read_tagged(file))
-        elif ending == "csv" and first and "\t" not in first[0]:  # the .csv of STS-B are separated by tabs
-            yield from _table_texts(_csv_rows(path, first[0]))
-        elif all("\t" in line for line in first if line.strip()):
-            yield from _table_texts(line.split("\t") for line in _lines(path) if line.strip())
-        else:
-            labelled = _LATIN.fullmatch(name) and all(map(_LABELLED_LINE.fullmatch, first))
-            for line in _lines(path):
-                match = _LABELLED_LINE.fullmatch(line) if labelled else None
-                yield match[1] if match else line
-                yield from line.split("\t") if "\t" in line else ()
+        yield from _texts_of_lines(file)
+
+
+def _texts_of_lines(file: TextFile) -> Iterator[str]:
+    """Yield the sentences of a file of lines, tagged words or a table; its first lines show which it is."""
+    path = file.path
+    first = list(itertools.islice(_lines(path), _FIRST_LINES))
+    if ending_of(path) == "conllu" or _is_tagged(first):
+        yield from (sentence.text for sentence in read_tagged(file))
+    elif ending_of(path) == "csv" and first and "\t" not in first[0]:  # the .csv of STS-B are separated by tabs
+        yield from _table_texts(row for _, row in read_csv(path))
+    elif all("\t" in line for line in first if line.strip()):
+        yield from _table_texts(line.split("\t") for line in _lines(path) if line.strip())
+    else:
+        labelled = _LATIN.fullmatch(plain_name(path)) and all(map(_LABELLED_LINE.fullmatch, first))
+        for line in _lines(path):
+            match = _LABELLED_LINE.fullmatch(line) if labelled else None
+            yield match[1] if match else line
+            yield from line.split("\t") if "\t" in line else ()
 
 
 def _lines(path: Path) -> Iterator[str]:
     """Yield the lines of a file, of which those of SentEval may be in latin-1."""
-    read = read_latin1 if _LATIN.fullmatch(plain_name(path)) else read_lines
-    return (line for _, line in read(path, allow_empty=True, cut=True))
-
-
-def _bytes(path: Path) -> bytes:
-    with Unpacked(path) as stream:
-        return stream.read(-1, 1)
-
-
-def _content(path: Path) -> str:
-    try:
-        return _bytes(path).decode("utf-8-sig")
-    except UnicodeDecodeError:
-        cure = "convert the file, for example: iconv -f latin1 -t utf-8"
-        raise UserError("invalid UTF-8", path=path, cure=cure) from None
+    is_latin = _LATIN.fullmatch(plain_name(path))
+    return (line for _, line in (read_latin1(path) if is_latin else read_lines(path, allow_empty=True)))
 
 
 def _is_tagged(lines: list[str]) -> bool:
@@ -150,16 +135,6 @@ def _is_tagged(lines: list[str]) -> bool:
         return False
     are_words = not any(" " in line or "\t" not in line for line in lines if line.strip())
     return all(_TAG.fullmatch(row[-1].strip()) for row in rows) or are_words and not all(map(str.strip, lines[:-1]))
-
-
-def _csv_rows(path: Path, first: str) -> Iterator[list[str]]:
-    delimiter = ";" if first.count(";") > first.count(",") else ","
-    reader = csv.reader((f"{line}\n" for line in _lines(path)), delimiter=delimiter, strict=True)
-    try:
-        yield from reader
-    except csv.Error as error:
-        cure = "quote texts that contain the separator, or give it another ending than .csv"
-        raise UserError(f"not CSV ({error})", path=path, line=reader.line_num, cure=cure) from None
 
 
 def _table_texts(rows: Iterator[list[str]]) -> Iterator[str]:
@@ -184,20 +159,14 @@ def _is_mark(cells: list[str], width: int = 1) -> bool:
     return are_words and (width > _WIDE or all(known))
 
 
-def _json_texts(content: str, path: Path, number: int) -> Iterator[str]:
-    try:
-        values = json.loads(content)
-    except (ValueError, RecursionError):
-        raise UserError("not JSON", path=path, line=number, cure="write one object on a line of a .jsonl") from None
-    names = columns_of(values) if isinstance(values, dict) else None
-    for text in _strings([values[name] for name in names[1:]] if names else values):
-        if not _is_mark([text]):
-            yield text.encode("utf-8", "replace").decode()  # half of a surrogate pair is in no training text
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
+def _json_texts(value: Any) -> Iterator[str]:
+    """Yield the texts in a value of JSON: those that the keys of labelled data name, or all but marks."""
+    if isinstance(value, dict):
+        names = columns_of(value)
+        for inner in [value[name] for name in names[1:]] if names else value.values():
+            yield from _json_texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _json_texts(inner)
+    elif isinstance(value, str) and not _is_mark([value]):
         yield value
-    elif isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _strings(inner)

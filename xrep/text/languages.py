@@ -17,8 +17,6 @@ from pathlib import Path
 from xrep.errors import UserError
 
 _CODE = re.compile(r"([a-z]{2,3})([-_][a-z]{4})?([-_]([a-z]{2}|[0-9]{3}))?")  # language, script, region (BCP 47)
-
-
 _CANONICAL: dict[str, str] = {}
 _NAME: dict[str, str] = {}
 for _row in (Path(__file__).parent / "languages.tsv").read_text(encoding="utf-8").splitlines()[1:]:
@@ -46,6 +44,11 @@ def canonical(code: str) -> str:
     code = code.strip().lower()
     match = _CODE.fullmatch(code)
     return _CANONICAL.get(match.group(1), match.group(1)) if match else code
+
+
+def is_known(code: str) -> bool:
+    """Return whether ``languages.tsv`` has a language."""
+    return canonical(code) in _NAME
 
 
 def refuse_pair(name: str, option: str, known: Collection[str] = ()) -> None:

@@ -1,32 +1,29 @@
-"""Sentences in files of records: JSON lines, CSV, Parquet, translation memories (TMX, XLIFF), and zip archives of text.
+"""Files of records: JSON lines, CSV, Parquet and translation memories, read one record at a time (Parquet 1,024).
 
-A record has texts by the names of its fields; in a translation memory these are languages. Records are read one at a
-time, and Parquet some at a time.
+A record has values by the names of its fields; in a translation memory these are texts by language.
 """
 
 from __future__ import annotations
 
 import csv
 import functools
+import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from xrep.errors import UserError, shortened
-from xrep.store.addresses import is_local
-from xrep.store.contents import opened
 from xrep.text.languages import canonical
-from xrep.text.lines import COMPRESSED, MAXIMUM_WORDS, check_length, open_zip, read_lines
-from xrep.text.memories import read_memory
+from xrep.text.lines import COMPRESSED, read_lines, unpacked
+from xrep.text.tmx import read_memory
 
-Record = dict[str, str]
+Record = dict[str, Any]
 _code = functools.lru_cache(1024)(canonical)
-FORMATS = ("jsonl", "csv", "parquet", "tmx", "xlf", "xliff")
-"""Endings of the names of files of records."""
 _TEXT_FIELDS = ("text", "sentence")
 _PARQUET_ROWS = 1024
-_PARQUET_BYTES = 1 << 30
-_MOST_MEMBERS = 100_000
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def plain_name(path: str | Path) -> str:
@@ -35,68 +32,77 @@ def plain_name(path: str | Path) -> str:
     return next((name.removesuffix(ending) for ending in COMPRESSED if name.endswith(ending)), name)
 
 
-def format_of(path: str | Path) -> str | None:
-    """Return the format of a file of records, which the ending of its name says; None for lines of text."""
-    ending = plain_name(path).rpartition(".")[2].lower()
-    return ending if ending in FORMATS else None
+def ending_of(path: str | Path) -> str:
+    """Return what the plain name of a file has after its last dot, in lower case."""
+    return plain_name(path).rpartition(".")[2].lower()
 
 
-def read_records(path: str | Path, *, cut: bool = False) -> Iterator[tuple[int, Record]]:
-    """Yield the number (of the line where it begins or, in Parquet, of the row) and the texts of each record. Raises
-    UserError as ``read_lines``, and if the file is not of the format that its name says. With ``cut``, texts may have
-    any number of words."""
-    readers: dict[str, Callable[[str | Path], Iterator[tuple[int, Record]]]] = {
-        "jsonl": _read_jsonl, "csv": _read_csv, "parquet": _read_parquet,
-    }  # fmt: skip
-    for number, record in readers.get(format_of(path) or "", read_memory)(path):
-        for text in record.values():
-            check_length(text, path, number, None if cut else MAXIMUM_WORDS)
-            if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-                raise UserError("half of a surrogate pair", path=path, line=number, cure="fetch the file again")
-        yield number, record
+def has_records(path: str | Path) -> bool:
+    """Return whether the ending of a file's name is one of ``READERS``; otherwise it has lines of text."""
+    return ending_of(path) in READERS
+
+
+def read_records(path: str | Path) -> Iterator[tuple[int, Record]]:
+    """Yield the number and the values of each record. The number is that of its line or, in Parquet and memories, of
+    the row or unit. Raises UserError as ``read_lines``, and if the file is not of the format that its name says."""
+    return READERS[ending_of(path)](path)
+
+
+def parse_json(text: str | bytes, path: str | Path, line: int | None = None) -> Any:
+    """Return what JSON says. A question mark takes the place of half a surrogate pair, which is in no text."""
+    try:
+        text = text if isinstance(text, str) else text.decode("utf-8-sig")
+        value = json.loads(text)
+        if _SURROGATE.search(text):
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    except (ValueError, RecursionError) as error:
+        problem = f"not JSON ({shortened(str(error))})"
+        raise UserError(problem, path=path, line=line, cure="fetch the file again, or export it again") from None
+    return value
 
 
 def _read_jsonl(path: str | Path) -> Iterator[tuple[int, Record]]:
-    for number, line in read_lines(path, most_words=None):
-        if not line.strip():
-            continue
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError):
-            values = None
-        if not isinstance(values, dict):
-            raise UserError("not an object of JSON", path=path, line=number, cure="write one object on a line")
-        inner = values.get("translation")  # as Hugging Face's data sets have pairs
-        fields = {**values, **(inner if isinstance(inner, dict) else {})}
-        yield number, {name: text for name, text in fields.items() if isinstance(text, str)}
+    for number, line in read_lines(path):
+        if line.strip():
+            values = parse_json(line, path, number)
+            if not isinstance(values, dict):
+                raise UserError("not an object of JSON", path=path, line=number, cure="write one object on a line")
+            yield number, _flat(values)
+
+
+def _flat(values: Record) -> Record:
+    """Return the fields of a record, together with those of ``translation``, as Hugging Face's data sets have pairs."""
+    inner = values.get("translation")
+    return {**values, **inner} if isinstance(inner, dict) else values
+
+
+def read_csv(path: str | Path, separator: str | None = None) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of the last line and the cells of each row of CSV. Raises UserError as ``read_lines``, and if a
+    quote is not closed.
+
+    Args:
+        separator: What separates the cells. None: a semicolon if the first line has more of them than commas.
+    """
+    lines = (line for _, line in read_lines(path))
+    first = next(lines)
+    separator = separator or (";" if first.count(";") > first.count(",") else ",")
+    every = (f"{line}\n" for line in itertools.chain([first], lines))
+    rows = csv.reader(every, delimiter=separator, strict=True)
+    try:
+        yield from ((rows.line_num, row) for row in rows if row)
+    except csv.Error as error:
+        cure = "export it again, with quotes around texts that contain the separator"
+        raise UserError(f"not CSV ({error})", path=path, line=rows.line_num, cure=cure) from None
 
 
 def _read_csv(path: str | Path) -> Iterator[tuple[int, Record]]:
-    numbered = read_lines(path, most_words=None)
-    number, first = next(numbered)
-    delimiter = ";" if first.count(";") > first.count(",") else ","
-
-    def every() -> Iterator[str]:
-        nonlocal number
-        yield f"{first}\n"
-        for number, line in numbered:  # noqa: B007 (the number of the last line that was read)
-            yield f"{line}\n"
-
-    rows, header = csv.reader(every(), delimiter=delimiter, strict=True), list[str]()
-    while True:
-        try:
-            row = next(rows, None)
-        except csv.Error as error:
-            raise UserError(f"not CSV ({error})", path=path, line=number, cure="export it again") from None
-        if row is None:
-            return
-        if not header:
-            header = [name.strip() for name in row]
-        elif row and len(row) != len(header):
+    rows = read_csv(path)
+    header = [name.strip() for name in next(rows, (0, []))[1]]
+    for number, row in rows:
+        if len(row) != len(header):
             problem = f"{len(row)} columns, but the first line names {len(header)}"
             raise UserError(problem, path=path, line=number, cure="quote texts that contain the separator")
-        elif row:
-            yield number, dict(zip(header, row, strict=True))
+        yield number, dict(zip(header, row, strict=True))
 
 
 def _read_parquet(path: str | Path) -> Iterator[tuple[int, Record]]:
@@ -105,106 +111,72 @@ def _read_parquet(path: str | Path) -> Iterator[tuple[int, Record]]:
         from pyarrow import parquet
     except ModuleNotFoundError:
         raise UserError("a file of Parquet", path=path, cure="pip install 'xrep[parquet]'") from None
-    if is_local(path) and not Path(path).is_file():
-        what = "not a regular file" if Path(path).exists() else "no such file"
-        raise UserError(what, path=path, cure="give a file of Parquet that is not in an archive")
-    number = 0
-    try:
-        with parquet.ParquetFile(Path(path) if is_local(path) else opened(path)) as file:
-            names = [field.name for field in file.schema_arrow if pyarrow.types.is_string(field.type)]
-            names += [field.name for field in file.schema_arrow if pyarrow.types.is_large_string(field.type)]
-            groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
-            if any(group.total_byte_size > _PARQUET_BYTES for group in groups):
-                raise UserError("a group of rows over 1 GB", path=path, cure="write it with smaller row groups")
-            for batch in file.iter_batches(_PARQUET_ROWS, columns=names):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, {name: text for name, text in row.items() if text is not None}
-    except (pyarrow.ArrowException, OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise UserError("not a file of Parquet, or a damaged one", path=path, cure="fetch it again") from None
+    with unpacked(path) as stream:
+        try:
+            batches = parquet.ParquetFile(stream).iter_batches(_PARQUET_ROWS)
+            rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+            yield from ((number, _flat(row)) for number, row in enumerate(rows, 1))
+        except (pyarrow.ArrowException, ValueError):
+            problem, cure = "not a file of Parquet, or a damaged one", "fetch it again"
+            raise UserError(problem, path=path, cure=cure) from None
 
 
-def field_of(record: Record, wanted: str, languages: bool, path: str | Path, number: int) -> str:
-    """Return the text of a field of a record, by its name or the code of its language.
+READERS: dict[str, Callable[[str | Path], Iterator[tuple[int, Record]]]] = {
+    "jsonl": _read_jsonl, "csv": _read_csv, "parquet": _read_parquet,
+    **dict.fromkeys(("tmx", "xlf", "xliff"), read_memory),
+}  # fmt: skip
+"""What reads a file of records, by the ending of its name."""
 
-    Args:
-        languages: Whether a field may be missing, as in a memory that lacks a translation: its text is empty then.
+
+def field_of(record: Record, wanted: str, path: str | Path, number: int) -> str:
+    """Return the text of a field of a record, by its name or the code of its language; of a memory that lacks the
+    translation, an empty one.
 
     Raises:
         UserError: The record has no such field.
     """
-    if wanted in record:
-        return record[wanted]
-    code = _code(wanted)
-    for name, text in record.items():
+    if isinstance(text := record.get(wanted), str):
+        return text
+    code, texts = _code(wanted), texts_of(record)
+    for name, text in texts.items():
         if code in (_code(name), _code(name).partition("-")[0]):
             return text
-    if languages:
+    if READERS[ending_of(path)] is read_memory:
         return ""
-    problem = f"no text {wanted!r} in it; there are {shortened(', '.join(record)) or 'none'}"
+    problem = f"no text {wanted!r} in it; there are {shortened(', '.join(texts)) or 'none'}"
     raise UserError(problem, path=path, line=number, cure="name the fields: FILE:FIELD, or for pairs FILE:FIELD,FIELD")
 
 
-def read_field(
-    path: str | Path, field: str | None, lang: str | None, *, cut: bool = False
-) -> Iterator[tuple[int, str]]:
+def texts_of(record: Record) -> dict[str, str]:
+    """Return those values of a record that are texts."""
+    return {name: text for name, text in record.items() if isinstance(text, str)}
+
+
+def read_field(path: str | Path, field: str | None, lang: str | None) -> Iterator[tuple[int, str]]:
     """Yield the number and the text of a field of each record.
 
     Args:
         field: Its name. None: ``text`` or ``sentence``, that of the language, or the only one.
-        cut: As in ``read_records``.
 
     Raises:
         UserError: As ``read_records``, and if there is no such field, or none of several can be chosen.
     """
-    memory, empty = format_of(path) in ("tmx", "xlf", "xliff"), True
-    for number, record in read_records(path, cut=cut):
-        empty = False
-        chosen = field or next((name for name in _TEXT_FIELDS if name in record and not memory), None)
-        chosen = chosen or lang or (next(iter(record)) if len(record) == 1 else None)
+    number = 0
+    for number, record in read_records(path):
+        chosen = field or next((name for name in _TEXT_FIELDS if name in record), lang)
         if chosen is None:
-            some = shortened(", ".join(record)) or "none"
-            raise UserError(
-                f"which text is meant? There are {some}", path=path, line=number, cure="name it: FILE:FIELD"
-            )
-        yield number, field_of(record, chosen, memory, path, number)
-    if empty:
+            chosen, *others = texts_of(record) or [None]
+            if chosen is None or others:
+                problem = f"which text is meant? There are {shortened(', '.join(texts_of(record))) or 'none'}"
+                raise UserError(problem, path=path, line=number, cure="name it: FILE:FIELD")
+        yield number, field_of(record, chosen, path, number)
+    if not number:
         raise UserError("no records in it", path=path, cure="give a file with text")
 
 
 def split_field(path: str | Path) -> tuple[str | Path, str | None]:
     """Return the file and the field of ``FILE:FIELD``; the field is None if there is none."""
     file, colon, field = str(path).rpartition(":")
-    if colon and field and not Path(path).exists() and (format_of(file) or file.endswith(".zip")):
+    if colon and field and not Path(path).exists() and (has_records(file) or file.endswith(".zip")):
         return file, field
     return path, None
-
-
-def members_of(path: str | Path, languages: Sequence[str | None]) -> list[str]:
-    """Return the names of the files of a zip archive that have text in some languages: a file for each, or one file of
-    pairs. In OPUS's archives the last part of a name is the language.
-
-    Raises:
-        UserError: It is damaged, or its files do not say which of them are meant.
-    """
-    archive = str(path)
-    with open_zip(path) as opened:
-        names = [info.filename for info in opened.infolist()[:_MOST_MEMBERS] if not info.is_dir()]
-    plain = {name: plain_name(name).removesuffix(".txt") for name in names}
-    found = [
-        [name for name in names if canonical(plain[name].rpartition(".")[2]) == language] for language in languages
-    ]
-    if all(len(some) == 1 for some in found):
-        return [f"{archive}/{some[0]}" for some in found]
-    ending = {name: plain_name(name).rpartition(".")[2].lower() for name in names}
-    kinds = (*FORMATS, "tsv", *(("txt",) if len(languages) == 1 else ()))
-    others = [
-        name for name in names if ending[name] in kinds and not name.rpartition("/")[2].startswith(("README", "LIC"))
-    ]
-    if len(others) == 1 and not any(found):
-        return [f"{archive}/{others[0]}"]
-    wanted = " and ".join(str(language) for language in languages if language) or "text"
-    problem = f"has not one file of {wanted}, but {shortened(', '.join(names)) or 'none'}"
-    raise UserError(problem, path=path, cure=f"name the file in it: {archive}/NAME")

@@ -11,7 +11,9 @@ import pytest
 from tests.support import nli_data
 from tests.support.nli_data import nli_rows, write, write_columns, write_jsonl, write_parallel, write_simcse
 from xrep.errors import UserError
-from xrep.text.nli_readers import LABELS, Example, discover_nli, discover_nli_test, read_nli
+from xrep.text.examples import Example
+from xrep.text.find import discover_nli, discover_nli_test
+from xrep.text.nli import LABELS, read_nli
 
 ROWS = nli_rows(4)
 
@@ -140,14 +142,14 @@ def test_premise_and_hypothesis_in_different_languages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "text", "problem"), [
     ("train.jsonl", '{"sentence1": "a"}', "train.jsonl:1: no keys of a label and a text; name them gold_label, "),
-    ("train.jsonl", "sentence1", "train.jsonl:1: not a line of JSON; fetch the file again"),
+    ("train.jsonl", "sentence1", "train.jsonl:1: not JSON "),
     ("train.tsv", "a\tb\t-\na\tb", "train.tsv:2: 2 columns where 3 are needed; separate the columns"),
     ("train-de.tsv", "a\tb\t1", "train-de.tsv:1: unknown label '1'; labels are entailment, neutral, contr"),
-    ("x.csv", "a,b,c", "x.csv:1: columns a, b, c, not sent0, sent1, hard_neg"),
-    ("y.csv", "sent0,sent1,hard_neg\na,b", "y.csv:2: 2 columns, not 3; fetch the file again"),
-    ("z.csv", 'sent0,sent1,hard_neg\na,"b', "z.csv:2: unexpected end of data; fetch the file again"),
+    ("x.csv", "a,b,c\n1,2,3", "x.csv:2: columns a, b, c, not sent0, sent1, hard_neg"),
+    ("y.csv", "sent0,sent1,hard_neg\na,b", "y.csv:2: 2 columns, but the first line names 3"),
+    ("z.csv", 'sent0,sent1,hard_neg\na,"b', "z.csv:2: not CSV .unexpected end of data.; export it again"),
     ("dev.tsv", "a\tb\tneutral", "no training text for natural language inference; name SNLI, MNLI"),
-    ("s1.train", "a", "s1.train: no s2.train and labels.train beside it; put them there"),
+    ("s1.train", "a", "s2.train: no such file"),
 ])  # fmt: skip
 def test_malformed_files(tmp_path: Path, name: str, text: str, problem: str) -> None:
     write(tmp_path / name, [text])

@@ -1,0 +1,319 @@
+"""Readers of raw text: sentences, pairs of sentences, and sentences with a label, whatever file they are in.
+
+Sentences with a label are read from these files, each also compressed:
+
+- ``.tsv`` and ``.txt`` with a header that names the columns: XNLI, MultiNLI and SNLI (``sentence1``, ``sentence2``,
+  ``gold_label``), PAWS-X (``sentence1``, ``sentence2``, ``label``), or own names out of ``COLUMNS``;
+- ``.tsv`` without a header: label and text, or two texts and label (``dev-de.tsv`` of XNLI and PAWS-X);
+- ``.jsonl`` and other records with the same names;
+- three files ``s1.dev``, ``s2.dev`` and ``labels.dev``, which belong together line by line;
+- ``.review``: the Amazon reviews of Prettenhofer and Stein (2010), where more than three stars are ``positive`` and
+  fewer ``negative``.
+
+Rows without a label (``-`` or empty) and rows whose text is ``NS`` (PAWS-X: a sentence without a translation) are left
+out and counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xrep.errors import UserError, shortened
+from xrep.files import is_stream
+from xrep.text.find import PARALLEL, Bitext, TextFile, columns_of_pairs
+from xrep.text.languages import canonical, count_english_words
+from xrep.text.lines import is_too_long, names_in_zip, read_lines
+from xrep.text.records import (
+    READERS,
+    Record,
+    ending_of,
+    field_of,
+    has_records,
+    plain_name,
+    read_field,
+    read_records,
+    split_field,
+)
+from xrep.text.tmx import xml_events
+
+COLUMNS = (
+    ("gold_label", "sentence1", "sentence2"), ("label", "sentence1", "sentence2"), ("label", "premise", "hypothesis"),
+    ("label", "premise", "hypo"), ("label", "sentence"), ("label", "text"),
+)  # fmt: skip
+"""Names of the columns: the label, then the texts. The first line of this table whose names are all there is used."""
+_UNNAMED = {2: ["label", "text"], 3: ["sentence1", "sentence2", "label"]}
+"""The columns of a table without a header, by their number."""
+MAXIMUM_STARS = 3
+"""Reviews with more stars are positive (CMLM, section 4.5.2)."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sentence, or several that belong together, and their label; and where they are written.
+
+    Attributes:
+        sentences: One sentence; a pair, such as premise and hypothesis; or a triplet (anchor, positive, hard negative).
+        languages: The language of each sentence.
+        label: What is written, or the number of its class; None of a triplet, and where it is not known.
+        path, line: The file, and the line or number in it.
+    """
+
+    sentences: tuple[str, ...]
+    languages: tuple[str, ...]
+    label: Any = None
+    path: Path = field(default=Path(), compare=False)
+    line: int = field(default=0, compare=False)
+
+    @property
+    def language(self) -> str:
+        """The language of the first sentence."""
+        return self.languages[0]
+
+
+# -- sentences --------------------------------------------------------------------------------------------------------
+
+
+def read_text(path: str | Path, lang: str | None = None, *, allow_empty: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield the number and the text of each sentence of a file of lines, of records or of an archive with such a file.
+
+    Args:
+        path: The file; of records also ``FILE:FIELD``; ``-`` is standard input, which has lines.
+        lang: Language of the text, by which translation memories, fields and files of archives are chosen.
+        allow_empty: As in ``read_lines``.
+
+    Raises:
+        UserError: As ``read_lines``, ``read_field`` and ``members_of``.
+    """
+    path, field = split_field("/dev/stdin" if str(path) == "-" else path)
+    if str(path).endswith(".zip") and Path(path).is_file():
+        path = members_of(path, [lang and canonical(lang)])[0]
+    return read_field(path, field, lang) if has_records(path) else read_lines(path, allow_empty=allow_empty)
+
+
+def read_sentences(file: TextFile) -> Iterator[tuple[str, bool]]:
+    """Yield each sentence, with single spaces, and whether it is the first of a document; raises as ``read_text``. The
+    caller drops sentences that are too long (``is_too_long``)."""
+    first = True
+    for _, line in read_text(file.path, file.language):
+        if sentence := " ".join(line.split()):
+            yield sentence, first
+        first = not sentence
+
+
+def members_of(path: str | Path, languages: Sequence[str | None]) -> tuple[str, ...]:
+    """Return the files of a zip archive that have text in some languages: a file for each, or one file of pairs. In
+    OPUS's archives the last part of a name is the language.
+
+    Raises:
+        UserError: It is damaged, or its files do not say which of them are meant.
+    """
+    names = names_in_zip(path)
+    own = [[name for name in names if _language_at_end(name) == language] for language in languages]
+    if all(len(some) == 1 for some in own):
+        return tuple(f"{path}/{name}" for (name,) in own)
+    kinds = ("tsv", *READERS, *(["txt"] if len(languages) == 1 else []))
+    others = [name for name in names if ending_of(name) in kinds and not Path(name).name.startswith(("README", "LIC"))]
+    if len(others) == 1 and not any(own):
+        return (f"{path}/{others[0]}",)
+    wanted = " and ".join(language for language in languages if language) or "text"
+    problem = f"has not one file of {wanted}, but {shortened(', '.join(names)) or 'none'}"
+    raise UserError(problem, path=path, cure=f"name the file in it: {path}/NAME")
+
+
+def _language_at_end(name: str) -> str:
+    return canonical(plain_name(name).removesuffix(".txt").rpartition(".")[2])
+
+
+# -- pairs ------------------------------------------------------------------------------------------------------------
+
+
+def read_parallel(
+    paths: Sequence[str | Path], languages: Sequence[str | None] | None = None
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield the number and the texts of each line of files whose lines belong together.
+
+    Raises:
+        UserError: As ``read_text``, and if the files have unequal line counts.
+    """
+    sides = [read_text(path, language) for path, language in zip(paths, languages or [None] * len(paths), strict=True)]
+    rows = itertools.zip_longest(*sides)
+    for count, row in enumerate(rows):
+        if None in row:
+            shorter, longer = row.index(None), next(place for place, line in enumerate(row) if line is not None)
+            counts = {shorter: count, longer: count + 1 + sum(rest[longer] is not None for rest in rows)}
+            first, other = sorted(counts)
+            problem = f"{counts[first]:,} lines, but {paths[other]} has {counts[other]:,}"
+            raise UserError(problem, path=paths[first], line=count + 1, cure="align the files line by line")
+        yield count + 1, tuple(text for _, text in row)
+
+
+def read_pairs(bitext: Bitext) -> Iterator[tuple[int, str, str]]:
+    """Yield ``(line number, source, target)`` of each pair, as written. A blank line of a TSV file gives empty sides; a
+    line without a tab that ``is_too_long`` is both sides, so that the caller drops it.
+
+    Raises:
+        UserError: As ``read_text``, and if a TSV row has too few columns or two files have unequal line counts.
+    """
+    if bitext.paths[0].endswith(".zip"):
+        bitext = orient(bitext)[0]
+    path, columns = bitext.paths[0], bitext.columns
+    if len(bitext.paths) == 2:
+        for number, (source, target) in read_parallel(bitext.paths, bitext.languages):
+            yield number, source, target
+    elif columns is None:
+        first, second = bitext.fields or bitext.languages
+        for number, record in read_records(path):
+            yield number, field_of(record, first, path, number), field_of(record, second, path, number)
+    else:
+        width = max(columns) + 1
+        for number, line in read_lines(path):
+            row, text = line.split("\t"), line.strip()
+            if len(row) >= width:
+                yield number, row[columns[0]], row[columns[1]]
+            elif not text or is_too_long(text):
+                yield number, text, text
+            else:
+                need = "two columns" if width == 2 else f"{width} columns"
+                have = f"{len(row)} column{'s' if len(row) > 1 else ''}"
+                cure = "separate source and target by a tab"
+                raise UserError(f"{have} where {need} are needed", path=path, line=number, cure=cure)
+
+
+def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
+    """Choose the files of an archive, and swap the columns of a TSV file if they are in the opposite order to the
+    languages in its name.
+
+    ``deu-eng.tsv`` of manythings.org, for example, has English first. The columns are swapped only if one language is
+    English and the first 1,000 rows show clearly that it is in the other column. Columns given by the user are kept.
+
+    Raises:
+        UserError: As ``read_pairs``, and if the file is a pipe or device, which cannot be read again.
+
+    Returns:
+        The bitext to read, and one line of text for the user if the columns were swapped (else None).
+    """
+    if len(bitext.paths) == 1 and bitext.paths[0].endswith(".zip"):
+        members = members_of(bitext.paths[0], bitext.languages)
+        bitext = replace(bitext, paths=members, columns=columns_of_pairs(members))
+    if bitext.columns is None or bitext.columns_given or bitext.languages[1] != "en":
+        return bitext, None
+    if is_stream(bitext.paths[0]):
+        problem = "its columns cannot be recognised, because a pipe or device is read only once"
+        raise UserError(problem, path=bitext.paths[0], cure="name the columns (FILE:2,1), or copy it to a file")
+    rows = list(itertools.islice(read_pairs(bitext), 1000))
+    in_source, words = count_english_words(source for _, source, _ in rows)
+    in_target, others = count_english_words(target for _, _, target in rows)
+    share = in_source / max(1, words)
+    if in_source < 3 or share < 0.02 or share < 4 * in_target / max(1, others):
+        return bitext, None
+    english, other = bitext.columns[0] + 1, bitext.columns[1] + 1
+    note = f"{bitext.paths[0]}: column {english} is English, so column {other} is read as {bitext.languages[0]}"
+    return replace(bitext, columns=(bitext.columns[1], bitext.columns[0])), note
+
+
+# -- labels -----------------------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A row as it is written: its line, texts and label, and its language if the row names it."""
+
+    line: int
+    texts: tuple[str, ...]
+    label: str
+    language: str | None = None
+
+
+def is_labelled(path: Path) -> bool:
+    """Return whether a file of a folder may be labelled text; one such as README.txt is not."""
+    name = plain_name(path)
+    beside = name.lower().startswith(("readme", "license", "labels.", "s2."))
+    return PARALLEL.fullmatch(name) is not None or ending_of(path) in ("tsv", "txt", "jsonl", "review") and not beside
+
+
+def read_labelled(file: TextFile, counts: Counter[str] | None = None) -> Iterator[Example]:
+    """Yield the labelled sentences of a file.
+
+    Args:
+        counts: Counter to which rows are added: ``read``, and those left out (``no label``, ``no text``, ``too long``).
+
+    Raises:
+        UserError: The file is damaged, a row has another number of columns, or the texts are not one or two.
+    """
+    counts = Counter() if counts is None else counts
+    for line, texts, label, language in read_rows(file):
+        counts["read"] += 1
+        sentences, label = tuple(" ".join(text.split()) for text in texts), label.strip()
+        if label in ("", "-"):
+            counts["no label"] += 1
+        elif not all(sentences) or "NS" in sentences:
+            counts["no text"] += 1
+        elif any(map(is_too_long, sentences)):
+            counts["too long"] += 1
+        else:
+            code = canonical(language) if language else file.language
+            yield Example(sentences, (code,) * len(sentences), label, file.path, line)
+
+
+def read_rows(file: TextFile) -> Iterator[Row]:
+    """Yield the rows of a file of any of these forms; raises as ``read_labelled``."""
+    path = file.path
+    if ending_of(path) == "review":
+        yield from _reviews(path)
+    elif len(file.paths) > 1:
+        for number, (first, second, label) in read_parallel(file.paths):
+            yield Row(number, (first, second), label)
+    else:
+        for number, record in read_records(path) if has_records(path) else _table(path):
+            names = columns_of(record)
+            if names is None:
+                cure = f"name them {', '.join(COLUMNS[0])}, or {', '.join(COLUMNS[-1])}"
+                raise UserError("no keys of a label and a text", path=path, line=number, cure=cure)
+            (label, *texts), language = (record[name] for name in names), record.get("language") or ""
+            if not all(isinstance(text, str) for text in (*texts, language)) or not isinstance(label, str | int):
+                problem = "the texts, the label and the language must be strings"
+                raise UserError(problem, path=path, line=number, cure="fetch the file again")
+            yield Row(number, tuple(texts), str(label), language)
+
+
+def columns_of(names: Iterable[str]) -> tuple[str, ...] | None:
+    """Return the names of the columns of label and texts in a table or record that has these names, or None."""
+    known = set(names)
+    return next((columns for columns in COLUMNS if known.issuperset(columns)), None)
+
+
+def _table(path: Path) -> Iterator[tuple[int, Record]]:
+    header, least, most = list[str](), 0, 0
+    for number, line in read_lines(path):
+        row = line.split("\t")
+        if number == 1 and (names := columns_of(row)):
+            header, least, most = row, 1 + max(map(row.index, names)), 1 << 30
+            continue
+        if number == 1:
+            if len(row) not in _UNNAMED:
+                problem = f"{len(row)} columns and no header that names them"
+                cure = "write label<TAB>text, or text<TAB>text<TAB>label, or a header such as label<TAB>text"
+                raise UserError(problem, path=path, line=1, cure=cure)
+            header, least, most = _UNNAMED[len(row)], len(row), len(row)
+        if not least <= len(row) <= most:
+            problem, cure = f"{len(row)} columns where {least} are needed", "separate the columns by one tab each"
+            raise UserError(problem, path=path, line=number, cure=cure)
+        yield number, dict(zip(header, row, strict=False))
+
+
+def _reviews(path: Path) -> Iterator[Row]:
+    """Yield the reviews of a file, with their numbers."""
+    items = (element for event, element in xml_events(path) if event == "end" and element.tag == "item")
+    for number, item in enumerate(items, 1):
+        rating, text = item.findtext("rating") or "", item.findtext("text") or ""
+        try:
+            label = "positive" if float(rating) > MAXIMUM_STARS else "negative"
+        except ValueError:
+            problem = f"the rating {rating!r} of review {number} is no number"
+            raise UserError(problem, path=path, cure="fetch the file again") from None
+        yield Row(number, (text,), label)
+        item.clear()

@@ -1,0 +1,76 @@
+"""Translation memories: the units of TMX 1.4 and XLIFF 1.2 and 2.0, read one at a time.
+
+Text within inline markup is kept where it is text of the sentence (``g``, ``mrk``, ``hi``, ``pc``), and left out where
+it is code of another format (``bpt``, ``ph`` and so on).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+from xrep.errors import UserError
+from xrep.text.lines import unpacked
+
+_CODES = frozenset(("bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sub", "note", "prop"))
+_UNITS = frozenset(("tu", "trans-unit", "segment"))
+_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
+
+
+def read_memory(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the number of each unit and its texts by language. Raises UserError as ``read_lines``, and if the file is
+    not well-formed XML or no memory."""
+    languages, ancestors, units, is_memory = {"source": "source", "target": "target"}, list[Element](), 0, False
+    for event, element in xml_events(path):
+        name = _name(element)
+        if event == "start":
+            ancestors.append(element)
+            if name in ("tmx", "xliff", "file"):
+                is_memory = True
+                for side, own in (("source", "srcLang"), ("target", "trgLang")):
+                    languages[side] = element.get(f"{side}-language") or element.get(own) or languages[side]
+            continue
+        ancestors.pop()
+        if name in _UNITS:
+            units += 1
+            if texts := _texts(element, languages):
+                yield units, texts
+        if ancestors and not any(_name(ancestor) in _UNITS for ancestor in ancestors):
+            ancestors[-1].remove(element)  # or the whole file would stay in memory
+    if not is_memory:
+        raise UserError("neither TMX nor XLIFF", path=path, cure="give a translation memory of one of these formats")
+
+
+def xml_events(path: str | Path) -> Iterator[tuple[str, Element]]:
+    """Yield ``start`` and ``end`` with each element of a file of XML; a UserError says that it is not well-formed."""
+    with unpacked(path) as stream:
+        try:
+            yield from ElementTree.iterparse(stream, events=("start", "end"))
+        except (ElementTree.ParseError, LookupError, ValueError) as error:
+            raise UserError(f"not well-formed XML ({error})", path=path, cure="export it again") from None
+
+
+def _texts(unit: Element, languages: dict[str, str]) -> dict[str, str]:
+    """Return the texts of a unit by language: of TMX those of its variants, of XLIFF its source and target."""
+    texts = dict[str, str]()
+    for part in unit:
+        name = _name(part)
+        segment = part.find("{*}seg") if name == "tuv" else part if name in languages else None
+        language = part.get(_LANGUAGE) or part.get("lang") or languages.get(name)
+        if segment is not None and language:
+            texts[language] = " ".join(_text(segment).split())
+    return texts
+
+
+def _text(element: Element) -> str:
+    pieces = [element.text or ""]
+    for part in element:
+        pieces += ["" if _name(part) in _CODES else _text(part), part.tail or ""]
+    return "".join(pieces)
+
+
+def _name(element: Element) -> str:
+    """Return the name of an element without its namespace."""
+    return element.tag.rpartition("}")[2]
