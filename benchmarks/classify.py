@@ -19,6 +19,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ from harness import make_parser, progress, take_turns, write_json
 from train import Ours, trainer_of
 
 from xrep.config import RunConfig, runs_of
-from xrep.data.annotated import AnnotatedBatch
 from xrep.data.order import ExampleOrder
+from xrep.data.rows import AnnotatedBatch
 from xrep.inference.classifier import SentenceClassifier
 from xrep.tasks.annotated import AnnotatedTask
 from xrep.training.trainer import Trainer
@@ -54,7 +55,7 @@ def their_trainer(options: argparse.Namespace, task: Any, batches: Iterator[Anno
     labels = task.text.annotation.labels
     model = transformers.AutoModelForSequenceClassification.from_pretrained(options.encoder, num_labels=len(labels))
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.encoder)
-    texts = task.training_examples
+    texts = list(task.examples_of("train"))
     encoded = tokenizer(
         *([example.sentences[column] for example in texts] for column in range(len(texts[0].sentences))),
         truncation=True, max_length=options.max_length,
@@ -129,7 +130,7 @@ def predicting(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     transformers.AutoTokenizer.from_pretrained(options.encoder).save_pretrained(saved)
     ours = SentenceClassifier.load(saved, device=options.device)
     task = annotated(trainer_of(configured(options, folder / "other"), folder / "other"))
-    texts = [example.sentences[0] for example in task.training_examples[: options.texts]]
+    texts = [example.sentences[0] for example in islice(task.examples_of("train"), options.texts)]
     theirs = transformers.pipeline("text-classification", model=str(saved), device=options.device)
 
     def batched(size: int) -> Callable[[Any], Any]:

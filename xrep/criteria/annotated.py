@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
-from xrep.data.annotated import IGNORED, AnnotatedBatch
+from xrep.data.rows import IGNORED, AnnotatedBatch
 from xrep.models.model import ClassifyingModel
 from xrep.tasks.task import Examples
 

@@ -1,23 +1,28 @@
-"""Annotated text as rows of tokens: what a classifier reads and what it is to predict.
+"""Rows of annotated text: the sequences of tokens that a classifier reads, and what it is to predict of them.
 
-A row is one sequence, special tokens included: a text or a pair ([CLS] x [SEP] y [SEP]), the words of a sentence, or a
-question and a window of its context. An example has several rows where it is longer than a sequence may be: a long
-sentence of words is divided between words, and the context of a question into overlapping windows.
+A row is a text or a pair ([CLS] x [SEP] y [SEP]), the words of a sentence, or a question and a window of its context.
+An example has several rows where it is longer than a sequence may be: a long sentence of words is divided between
+words, and the context of a question into overlapping windows.
+
+The table of a split (``row_schema``) has the columns ``ids`` (tokens, special tokens included), ``labels``, ``first``
+and ``example``, as ``Row`` has them.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from xrep.data.batching import Batch, TokenBatch, Vocabulary
+from xrep.data.build import chunks
+from xrep.data.table import ColumnType, Schema, Table, flatten, token_type
 from xrep.errors import UserError
 from xrep.text.annotated import Question, TaggedSentence
 from xrep.text.examples import Example
@@ -25,11 +30,10 @@ from xrep.text.tokenizer import Tokenizer
 
 IGNORED = -100
 """Label of tokens whose label is not predicted."""
-_CHUNK = 1024
+_LABELS = {"label": ColumnType("<i4"), "tags": ColumnType("<i4", ragged=True), "span": ColumnType("<i4", 2)}
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A sequence of tokens.
 
     Attributes:
@@ -42,20 +46,48 @@ class Row:
             has the place ``first``.
     """
 
-    ids: list[int]
+    ids: Sequence[int]
     first: int
-    labels: list[int]
+    labels: Sequence[int]
     example: int
-    spans: list[tuple[int, int]] = field(default_factory=list)
+    spans: Sequence[tuple[int, int]] = ()
 
 
-def sequence(
-    first: Sequence[int], second: Sequence[int] | None, vocabulary: Vocabulary, max_length: int
-) -> tuple[list[int], int]:
+class Reading(NamedTuple):
+    """How text is read: the tokenizer, its special ids, and how long a row may be."""
+
+    tokenizer: Tokenizer
+    vocabulary: Vocabulary
+    max_length: int
+
+
+def row_schema(kind: Literal["label", "tags", "span"], vocabulary_size: int) -> Schema:
+    """Return the columns of a table of rows. ``kind`` is that of the annotation, which decides the type of ``labels``:
+    a number, a number for each token, or two numbers."""
+    fixed = ColumnType("<u4")
+    return {"ids": token_type(vocabulary_size), "labels": _LABELS[kind], "first": fixed, "example": fixed}
+
+
+def row_columns(rows: Iterable[Row], schema: Schema) -> Iterator[dict[str, Any]]:
+    """Yield the columns of some thousand rows at a time, as ``TableWriter.append`` takes them."""
+    kind = schema["labels"]
+    for chunk in chunks(rows):
+        ids = flatten([row.ids for row in chunk])
+        labels: Any = np.fromiter(chain.from_iterable(row.labels for row in chunk), np.int32)
+        if kind.ragged:
+            labels = labels, ids[1]
+        elif kind.width > 1:
+            labels = labels.reshape(-1, kind.width)
+        fixed = {name: np.array([getattr(row, name) for row in chunk]) for name in ("first", "example")}
+        yield {"ids": ids, "labels": labels, **fixed}
+
+
+def sequence(first: Sequence[int], second: Sequence[int] | None, reading: Reading) -> tuple[list[int], int]:
     """Return [CLS] x [SEP], or [CLS] x [SEP] y [SEP], and the number of tokens up to y (all, if there is none).
 
     If it is too long, tokens at the end of the longer sentence are left out one by one, as transformers does.
     """
+    vocabulary, max_length = reading.vocabulary, reading.max_length
     begin = [] if vocabulary.bos_id is None else [vocabulary.bos_id]
     separators = [vocabulary.eos_id] * (1 if second is None else vocabulary.pair_separators)
     room = max_length - len(begin) - len(separators) - (second is not None)
@@ -77,32 +109,24 @@ def cut_lengths(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def label_rows(
-    examples: Iterable[Example],
-    tokenizer: Tokenizer,
-    vocabulary: Vocabulary,
-    number_of: Callable[[Example], int],
-    max_length: int,
+    texts: Iterable[Example], reading: Reading, numbers_of: Callable[[Example], Sequence[int]]
 ) -> Iterator[Row]:
     """Yield a row for each text.
 
     Args:
-        number_of: Function that returns the class of an example.
+        numbers_of: Function that returns the class of an example, as the only number.
     """
-    for start, chunk in _chunks(examples):
-        widest = max(len(example.sentences) for example in chunk)
-        columns = [tokenizer.encode([(*e.sentences, "")[column] for e in chunk]) for column in range(widest)]
-        for place, example in enumerate(chunk):
+    for chunk in chunks(enumerate(texts)):
+        widest = max(len(example.sentences) for _, example in chunk)
+        columns = [reading.tokenizer.encode([(*e.sentences, "")[column] for _, e in chunk]) for column in range(widest)]
+        for place, (number, example) in enumerate(chunk):
             second = columns[1][place] if len(example.sentences) == 2 else None
-            ids, first = sequence(columns[0][place], second, vocabulary, max_length)
-            yield Row(ids, first, [number_of(example)], start + place)
+            ids, first = sequence(columns[0][place], second, reading)
+            yield Row(ids, first, numbers_of(example), number)
 
 
 def tag_rows(
-    sentences: Iterable[TaggedSentence],
-    tokenizer: Tokenizer,
-    vocabulary: Vocabulary,
-    numbers_of: Callable[[TaggedSentence], list[int]],
-    max_length: int,
+    sentences: Iterable[TaggedSentence], reading: Reading, numbers_of: Callable[[TaggedSentence], Sequence[int]]
 ) -> Iterator[Row]:
     """Yield the rows of each sentence. The first subword of a word has its tag.
 
@@ -110,22 +134,26 @@ def tag_rows(
     left out: SentencePiece has it before nearly all words of Chinese, which are written without spaces, and it is the
     same for all of them. A sentence that is too long is divided between words, and a word without subwords is an
     unknown one, so that every word has a tag.
+
+    Args:
+        numbers_of: Function that returns the numbers of the tags of a sentence.
     """
+    tokenizer, vocabulary, max_length = reading
     is_space = functools.cache(lambda token: not tokenizer.decode([token]).strip())
-    for start, chunk in _chunks(sentences):
-        unique = dict.fromkeys(word for sentence in chunk for word in sentence.words)
+    room = max_length - vocabulary.special_count
+    for chunk in chunks(enumerate(sentences)):
+        unique = dict.fromkeys(word for _, sentence in chunk for word in sentence.words)
         encoded = tokenizer.encode([f" {word}" for word in unique])
         visible = [ids[1:] if len(ids) > 1 and is_space(ids[0]) else ids for ids in encoded]
-        subwords = {word: ids or [vocabulary.unk_id] for word, ids in zip(unique, visible, strict=True)}
-        for place, sentence in enumerate(chunk):
-            words = [subwords[word][: max_length - vocabulary.special_count] for word in sentence.words]
-            for ids, tags in _divided(words, numbers_of(sentence), max_length - vocabulary.special_count):
-                begin = vocabulary.special_count - 1
-                whole = [*([vocabulary.bos_id] if vocabulary.bos_id is not None else []), *ids, vocabulary.eos_id]
-                yield Row(whole, len(whole), [*[IGNORED] * begin, *tags, IGNORED], start + place)
+        subwords = {word: (ids or [vocabulary.unk_id])[:room] for word, ids in zip(unique, visible, strict=True)}
+        for number, sentence in chunk:
+            words = [subwords[word] for word in sentence.words]
+            for ids, tags in _divided(words, numbers_of(sentence), room):
+                whole, first = sequence(ids, None, reading)
+                yield Row(whole, first, [*[IGNORED] * vocabulary.leading_count, *tags, IGNORED], number)
 
 
-def _divided(words: list[list[int]], tags: list[int], room: int) -> Iterator[tuple[list[int], list[int]]]:
+def _divided(words: list[list[int]], tags: Sequence[int], room: int) -> Iterator[tuple[list[int], list[int]]]:
     """Yield the subwords of as many words as there is room for, and the tag of each first subword."""
     ids, labels = list[int](), list[int]()
     for word, tag in zip(words, tags, strict=True):
@@ -137,15 +165,7 @@ def _divided(words: list[list[int]], tags: list[int], room: int) -> Iterator[tup
     yield ids, labels
 
 
-def question_rows(
-    questions: Iterable[Question],
-    tokenizer: Tokenizer,
-    vocabulary: Vocabulary,
-    *,
-    max_length: int,
-    stride: int,
-    max_question: int,
-) -> Iterator[Row]:
+def question_rows(questions: Iterable[Question], reading: Reading, *, stride: int, max_question: int) -> Iterator[Row]:
     """Yield a row for each window of each context: [CLS] question [SEP] window [SEP].
 
     Args:
@@ -155,13 +175,14 @@ def question_rows(
     Raises:
         UserError: There is no room for a window.
     """
+    tokenizer, vocabulary, max_length = reading
     contexts: dict[str, tuple[list[int], list[tuple[int, int]]]] = {}
     for number, question in enumerate(questions):
         if question.context not in contexts:
             contexts = {question.context: tokenizer.encode_spans(question.context)}  # questions follow their context
         ids, spans = contexts[question.context]
         asked = tokenizer.encode([question.question])[0][:max_question]
-        front, first = sequence(asked, [], vocabulary, max_length)
+        front, first = sequence(asked, [], reading)
         front = front[:first]
         room = max_length - len(front) - 1
         if room < 1:
@@ -188,11 +209,10 @@ def _tokens_of(question: Question, spans: list[tuple[int, int]]) -> tuple[int, i
     return (inside[0], inside[-1]) if inside else None
 
 
-def _chunks(items: Iterable) -> Iterator[tuple[int, list]]:
-    rest, start = iter(items), 0
-    while chunk := list(islice(rest, _CHUNK)):
-        yield start, chunk
-        start += len(chunk)
+def table_of_rows(kind: Literal["label", "tags", "span"], rows: Iterable[Row], vocabulary: Vocabulary) -> Table:
+    """Return a table of rows in memory, for the prediction of annotations of this kind."""
+    schema = row_schema(kind, vocabulary.size)
+    return Table.in_memory("rows", schema, row_columns(rows, schema))
 
 
 @dataclass
@@ -225,56 +245,24 @@ class AnnotatedBatch(Batch):
         return len(self.tokens)
 
 
-class Rows:
-    """The rows of a split, all of them in memory.
-
-    Attributes:
-        lengths: int64 [n], the number of tokens of each row.
-        examples: int64 [n], the number of the example that each row belongs to.
-    """
-
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self._ids, self._labels = list[np.ndarray](), list[np.ndarray]()
-        first, examples = list[int](), list[int]()
-        for row in rows:
-            self._ids.append(np.array(row.ids, dtype=np.int32))
-            self._labels.append(np.array(row.labels, dtype=np.int32))
-            first.append(row.first)
-            examples.append(row.example)
-        self._first = np.array(first, dtype=np.int64)
-        self.examples = np.array(examples, dtype=np.int64)
-        self.lengths = np.array([len(row) for row in self._ids], dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def digest(self) -> str:
-        """Return a digest of all rows."""
-        digest = hashlib.sha256(self.lengths.tobytes() + self._first.tobytes())
-        for part in (*self._ids, *self._labels):
-            digest.update(part.tobytes())
-        return digest.hexdigest()
-
-    def batch(self, rows: np.ndarray, vocabulary: Vocabulary, kind: str) -> AnnotatedBatch:
-        """Return some rows as a batch.
-
-        Args:
-            rows: int64 [N], numbers of rows.
-            kind: ``Annotation.kind``.
-        """
-        lengths = self.lengths[rows]
-        width = int(lengths.max(initial=1))
-        tokens = np.full((len(rows), width), vocabulary.pad_id, dtype=np.int64)
-        labels = np.full((len(rows), {"label": 1, "span": 2}.get(kind, width)), IGNORED, dtype=np.int64)
-        for place, row in enumerate(rows.tolist()):
-            tokens[place, : lengths[place]] = self._ids[row]
-            labels[place, : len(self._labels[row])] = self._labels[row]
-        types = (np.arange(width) >= self._first[rows][:, None]) & (np.arange(width) < lengths[:, None])
-        batch = TokenBatch(
-            torch.from_numpy(tokens),
-            torch.from_numpy(lengths),
-            lengths,
-            torch.from_numpy(types.astype(np.int64)) if types.any() else None,
-        )
-        targets = torch.from_numpy(labels[:, 0] if kind == "label" else labels)
-        return AnnotatedBatch(batch, targets, torch.from_numpy(rows))
+def batch_of_rows(table: Table, rows: np.ndarray, vocabulary: Vocabulary) -> AnnotatedBatch:
+    """Return some rows of a table, int64 [N], as a batch."""
+    ids, lengths = table["ids"].gather(rows)
+    places = np.arange(int(lengths.max(initial=1)))
+    real = places < lengths[:, None]
+    tokens = np.full(real.shape, vocabulary.pad_id, dtype=np.int64)
+    tokens[real] = ids
+    column = table["labels"]
+    if column.offsets is None:
+        labels = column.values[rows].astype(np.int64)
+    else:
+        labels = np.full(real.shape, IGNORED, dtype=np.int64)
+        labels[real] = column.gather(rows)[0]
+    types = real & (places >= table["first"].values[rows][:, None])
+    batch = TokenBatch(
+        torch.from_numpy(tokens),
+        torch.from_numpy(lengths),
+        lengths,
+        torch.from_numpy(types.astype(np.int64)) if types.any() else None,
+    )
+    return AnnotatedBatch(batch, torch.from_numpy(labels), torch.from_numpy(rows))
