@@ -12,8 +12,9 @@ import numpy as np
 
 from xrep.data.table import ColumnType, Flat, Table
 from xrep.text.cleaning import CleaningOptions, HashSet, drop_reason, sentence_hash, template_hash
+from xrep.text.examples import orient
+from xrep.text.find import Bitext
 from xrep.text.lines import is_too_long
-from xrep.text.readers import Bitext, orient
 
 SPLIT_ORDER = ("valid", "test", "train")
 SCHEMA = {

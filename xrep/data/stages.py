@@ -23,8 +23,8 @@ from xrep.data.table import TRAINING_HASHES_FILE, Flat, TableWriter, flatten, op
 from xrep.errors import UserError
 from xrep.jobs.plan import Advance, Stage
 from xrep.text.cleaning import STEPS, CleaningOptions, HashSet
+from xrep.text.examples import read_pairs
 from xrep.text.exclusion import load_exclusion
-from xrep.text.readers import read_pairs
 from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, tokenizer_of
 from xrep.text.tokenizer import Tokenizer
 from xrep.workers import in_workers
@@ -72,7 +72,7 @@ class Clean(_Step):
         return 0  # the number of pairs is not known before
 
     def run(self, unit: Corpus, folder: Path, advance: Advance) -> dict[str, Any]:
-        counts, ends, pairs = Counter[str](), list[int](), read_pairs(unit.bitext, cut=True)
+        counts, ends, pairs = Counter[str](), list[int](), read_pairs(unit.bitext)
         items = ((chunk, len(chunk)) for chunk in chunks((source, target) for _, source, target in pairs))
         options, excluded = (self.options, self._excluded) if unit.split == "train" else (None, HashSet())
         make = partial(clean, options=options, excluded=excluded)

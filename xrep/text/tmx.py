@@ -22,11 +22,13 @@ _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 def read_memory(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the number of each unit and its texts by language. Raises UserError as ``read_lines``, and if the file is
     not well-formed XML or no memory."""
-    languages, ancestors, units, is_memory = {"source": "source", "target": "target"}, list[Element](), 0, False
+    languages, ancestors = {"source": "source", "target": "target"}, list[Element]()
+    units, inside, is_memory = 0, 0, False
     for event, element in xml_events(path):
         name = _name(element)
         if event == "start":
             ancestors.append(element)
+            inside += name in _UNITS
             if name in ("tmx", "xliff", "file"):
                 is_memory = True
                 for side, own in (("source", "srcLang"), ("target", "trgLang")):
@@ -34,10 +36,10 @@ def read_memory(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
             continue
         ancestors.pop()
         if name in _UNITS:
-            units += 1
+            units, inside = units + 1, inside - 1
             if texts := _texts(element, languages):
                 yield units, texts
-        if ancestors and not any(_name(ancestor) in _UNITS for ancestor in ancestors):
+        if ancestors and not inside:
             ancestors[-1].remove(element)  # or the whole file would stay in memory
     if not is_memory:
         raise UserError("neither TMX nor XLIFF", path=path, cure="give a translation memory of one of these formats")
@@ -57,10 +59,10 @@ def _texts(unit: Element, languages: dict[str, str]) -> dict[str, str]:
     texts = dict[str, str]()
     for part in unit:
         name = _name(part)
-        segment = part.find("{*}seg") if name == "tuv" else part if name in languages else None
+        segments = [part] if name in languages else [own for own in part if name == "tuv" and _name(own) == "seg"]
         language = part.get(_LANGUAGE) or part.get("lang") or languages.get(name)
-        if segment is not None and language:
-            texts[language] = " ".join(_text(segment).split())
+        if segments and language:
+            texts[language] = " ".join(_text(segments[0]).split())
     return texts
 
 
