@@ -13,7 +13,8 @@ from xrep.data.annotated import IGNORED, Rows, cut_lengths, label_rows, question
 from xrep.data.batching import Vocabulary
 from xrep.errors import UserError
 from xrep.text.annotated import Answer, LabelledText, Question, TaggedSentence
-from xrep.text.tokenizer import Tokenizer, train_tokenizer
+from xrep.text.tokenizer import Tokenizer
+from xrep.text.train import train_tokenizer
 
 
 @pytest.fixture(scope="module")
