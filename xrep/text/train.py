@@ -64,13 +64,15 @@ def train_tokenizer(sentences: Iterable[str], vocabulary_size: int | None, desti
 
 def _train(folder: Path, options: Mapping[str, Any]) -> str:
     """Train a model in a process of its own; return what SentencePiece says if it cannot, else nothing."""
-    # SentencePiece does not notice Ctrl-C while it trains, for minutes, so it trains in a process that can be killed.
-    process = multiprocessing.get_context("spawn").Process(target=_write_model, args=(folder, options))
+    # SentencePiece does not notice Ctrl-C while it trains, for minutes, so it trains in a process that can be killed:
+    # a forked one, which does not run the user's program once more and keeps its handlers of signals.
+    process = multiprocessing.get_context("fork").Process(target=_write_model, args=(folder, options))
     process.start()
     try:
         process.join()
     finally:
         process.kill()
+        process.join()
     if process.exitcode:
         return f"its process ended with {process.exitcode}"
     return (folder / "problem").read_text(encoding="utf-8")
