@@ -10,8 +10,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from xrep.text.tokenizer import (
     CONFIG_FILE,
     MASK_PIECE,
     XLM_ROBERTA_FILE,
-    XLM_ROBERTA_FIRST,
     SentencePieceTokenizer,
     Tokenizer,
     XLMRobertaTokenizer,
@@ -54,18 +52,6 @@ _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 3, 4, 5, 6
 _UNIGRAM = 1
 
 
-@contextmanager
-def _explaining(problem: str, origin: Path | str) -> Iterator[None]:
-    """Context manager that turns failures of the ``tokenizers`` library into a UserError."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{problem} ({reason})", path=origin, cure=AGAIN) from None
-
-
 class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer of the ``tokenizers`` library held in memory.
 
@@ -91,7 +77,7 @@ class HuggingFaceTokenizer(Tokenizer):
         origin: Path | str = JSON_FILE,
     ) -> None:
         self.model, self.split_special_tokens = model, split_special_tokens
-        self._tokenizer, self._origin = _from_json(model, origin), origin
+        self._tokenizer = _from_json(model, origin)
         self._tokenizer.encode_special_tokens = split_special_tokens
         # There may be unused ids in between, so the number of pieces can be smaller than the largest id.
         self.vocabulary_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
@@ -108,8 +94,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return cls(read_file(path), config["special_ids"], split_special_tokens=split, origin=path)
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        with _explaining("the tokenizer fails on a text", self._origin):
-            encodings = self._tokenizer.encode_batch_fast(list(sentences), add_special_tokens=False)
+        encodings = self._tokenizer.encode_batch_fast(list(sentences), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def use_one_thread(self) -> None:
@@ -157,8 +142,7 @@ def read_huggingface(directory: Path) -> Tokenizer:
     if read_json(directory / SENTENCE_FILE).get("do_lower_case") is True:
         rest = [tokenizer.normalizer] if tokenizer.normalizer else []
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
-    with _explaining("a damaged tokenizer", path):
-        special_ids = _find_special(tokenizer, {**config, **read_json(directory / SPECIAL_FILE)}, path)
+    special_ids = _find_special(tokenizer, {**config, **read_json(directory / SPECIAL_FILE)}, path)
     split = config.get("split_special_tokens") is True
     return HuggingFaceTokenizer(_to_json(tokenizer, original), special_ids, split_special_tokens=split, origin=path)
 
@@ -195,11 +179,9 @@ def save_as_huggingface(tokenizer: Tokenizer, directory: str | Path, model_max_l
     if isinstance(tokenizer, HuggingFaceTokenizer):
         original, split = tokenizer.model, tokenizer.split_special_tokens
         rust = _from_json(original, JSON_FILE)
-    elif isinstance(tokenizer, SentencePieceTokenizer):
-        rust, split = _unigram(tokenizer), True
     else:
-        cure = "use one of the kinds that come with xrep"
-        raise UserError(f"a tokenizer of kind {tokenizer.kind!r} cannot become a {JSON_FILE}", cure=cure)
+        assert isinstance(tokenizer, SentencePieceTokenizer)
+        rust, split = _unigram(tokenizer), True
     ids = tokenizer.special_ids
     tokens = {role: rust.id_to_token(identity) for role, identity in ids.items() if identity is not None}
     if rust.encode("").ids != tokenizer.add_special([]):
@@ -242,8 +224,11 @@ def _is_xlm_roberta(directory: Path, family: str) -> bool:
 
 def _from_json(content: bytes, origin: Path | str) -> tokenizers.Tokenizer:
     """Return the tokenizer in a ``tokenizer.json``, with truncation, padding and dropout turned off."""
-    with _explaining("not a tokenizer.json, or a damaged one", origin):
+    try:
         tokenizer = tokenizers.Tokenizer.from_buffer(content)
+    except Exception as error:
+        problem = f"not a {JSON_FILE}, or a damaged one ({' '.join(str(error).split())})"
+        raise UserError(problem, path=origin, cure=AGAIN) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if getattr(tokenizer.model, "dropout", None):
@@ -376,8 +361,8 @@ def _unigram(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
         raise UserError(f"this SentencePiece model cannot become a {JSON_FILE}: {problem}", cure=cure)
     pieces = [(processor.id_to_piece(i), processor.get_score(i), kind) for i, kind in enumerate(types)]
     if isinstance(tokenizer, XLMRobertaTokenizer):
-        first, last = ([(name, 0.0, _CONTROL) for name in names] for names in (XLM_ROBERTA_FIRST, (MASK_PIECE,)))
-        pieces = [*first, *pieces[3:], *last]
+        pieces[:3] = [(name, 0.0, _CONTROL) for name in ("<s>", "<pad>", "</s>", "<unk>")]
+        pieces.append((MASK_PIECE, 0.0, _CONTROL))
     scores = [(text, score) for text, score, _ in pieces]
     rust = tokenizers.Tokenizer(models.Unigram(scores, tokenizer.unk_id, byte_fallback=_BYTE in types))
     replacements, adds_space, removes_spaces = rules.get(2), rules.get(3, 1), rules.get(4, 1)

@@ -24,8 +24,6 @@ from xrep.files import write_aside
 CONFIG_FILE = "tokenizer_config.json"
 SENTENCEPIECE_FILE = "sentencepiece.model"
 XLM_ROBERTA_FILE = "sentencepiece.bpe.model"
-XLM_ROBERTA_FIRST = ("<s>", "<pad>", "</s>", "<unk>")
-"""The first pieces of fairseq's dictionary. The others are those of the model, and the mask is the last."""
 MASK_PIECE = "<mask>"
 AGAIN = "fetch the model again"
 
