@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import re
+import signal
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -80,6 +81,7 @@ def _train(folder: Path, options: Mapping[str, Any]) -> str:
 
 def _write_model(folder: Path, options: Mapping[str, Any]) -> None:
     """Write a model of the file ``text`` in the file ``model``, and what went wrong in the file ``problem``."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which kills this process
     problem = ""
     with (folder / "text").open(encoding="utf-8", newline="\n") as text, (folder / "model").open("wb") as model:
         try:
