@@ -17,7 +17,8 @@ from xrep.errors import UserError
 from xrep.tasks.annotated import ClassificationTask
 from xrep.text.find import discover_bitext
 from xrep.text.sides import open_tokenizers, save_tokenizers
-from xrep.text.tokenizer import Tokenizer, train_tokenizer
+from xrep.text.tokenizer import Tokenizer
+from xrep.text.train import train_tokenizer
 
 
 def write_sides(folder: Path) -> None:
