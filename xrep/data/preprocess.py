@@ -115,7 +115,7 @@ def preprocess(
     place, share = job_address(destination), share_of(engine) if engine else Share()
     if share.count == 1:
         check_new_directory(destination)
-    _check(splits, workers)
+    _check(splits)
     others = states_of(files_in([*options.tokenizers.values(), *options.exclude]))
     corpora, notes = list_corpora(splits, lambda path: repeatable(path, destination))
     workers = engine.cpus_per_worker if engine and engine.engine == "ray" else workers
@@ -172,12 +172,10 @@ def _write(
     return table.write_manifest(output, table.BITEXT, splits, None, described)
 
 
-def _check(splits: dict[str, list[Bitext]], workers: int) -> None:
+def _check(splits: dict[str, list[Bitext]]) -> None:
     """Raise UserError if there is no training text, or what cannot be is asked for."""
     if not splits.get("train"):
         raise UserError("no training text", cure="name some in `bitext`, for example de-en=deu-eng.tsv")
-    if workers < 1:
-        raise UserError(f"{workers} workers", cure="give at least 1")
     for bitext in [*splits.get("valid", []), *splits.get("test", [])]:
         if bitext.sample is not None:
             raise UserError("only training text is sampled", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
