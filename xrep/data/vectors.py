@@ -165,6 +165,8 @@ def _sorted_lines(text: str | Path) -> DataDirectory:
     """Return a table of the sentences of a text: their hashes, sorted, and the first line that has each of them."""
     kind, schema = "lines", {"hashes": HASH, "lines": ColumnType("<i8")}
 
+    directory = cached_at("tables", [kind], [text])
+
     def write(folder: Path) -> None:
         print(f"sorting the sentences of {text} (once; kept in {directory})")
         order, count = DiskSort(folder, 2), 0
@@ -179,7 +181,6 @@ def _sorted_lines(text: str | Path) -> DataDirectory:
         splits = {"train": [{"name": "text", **table.facts}]}
         write_manifest(folder, kind, splits, None, {"lines": count})
 
-    directory = cached_at("tables", [kind], [text])
     build_once(directory, MANIFEST_FILE, write)
     return DataDirectory(directory, kind)
 
