@@ -19,6 +19,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from train import Ours, trainer_of
 
 from xrep.config import RunConfig, runs_of
 from xrep.data.batch import Batch
-from xrep.data.order import ExampleOrder
 from xrep.inference.classifier import SentenceClassifier
 from xrep.tasks.annotated import AnnotatedTask
 from xrep.training.trainer import Trainer
@@ -54,7 +54,7 @@ def their_trainer(options: argparse.Namespace, task: Any, batches: Iterator[Batc
     labels = task.text.annotation.labels
     model = transformers.AutoModelForSequenceClassification.from_pretrained(options.encoder, num_labels=len(labels))
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.encoder)
-    texts = task.training_examples
+    texts = list(task.examples_of("train"))
     encoded = tokenizer(
         *([example.sentences[column] for example in texts] for column in range(len(texts[0].sentences))),
         truncation=True, max_length=options.max_length,
@@ -105,7 +105,7 @@ def training(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     at_random = trainer_of(configured(options, folder / "random"), folder / "random")
     task = annotated(at_random)
     # Where all rows seem equally long, the order of the rows is random, as in transformers' Trainer.
-    task.order = ExampleOrder([task.examples], 1.0, 1, lambda _, rows: np.ones(len(rows), dtype=np.int64))
+    task.lengths = lambda table, numbers: np.ones((len(numbers), 1), dtype=np.int64)
     contestants = {
         "xrep": Ours(by_length),
         "xrep with random batches": Ours(at_random),
@@ -129,7 +129,7 @@ def predicting(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     transformers.AutoTokenizer.from_pretrained(options.encoder).save_pretrained(saved)
     ours = SentenceClassifier.load(saved, device=options.device)
     task = annotated(trainer_of(configured(options, folder / "other"), folder / "other"))
-    texts = [example.sentences[0] for example in task.training_examples[: options.texts]]
+    texts = [example.sentences[0] for example in islice(task.examples_of("train"), options.texts)]
     theirs = transformers.pipeline("text-classification", model=str(saved), device=options.device)
 
     def batched(size: int) -> Callable[[Any], Any]:

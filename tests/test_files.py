@@ -20,6 +20,7 @@ from xrep.files import (
     digests_of,
     directory_aside,
     link_or_copy,
+    locked,
     point_link,
     remove_files,
     try_lock,
@@ -237,3 +238,18 @@ def test_a_lock_keeps_other_processes_out(tmp_path: Path) -> None:
             done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
             assert done.stdout.strip() == expected
             file.close()
+
+
+def test_a_process_waits_until_another_one_has_left_the_lock(tmp_path: Path) -> None:
+    lock = tmp_path / "new" / "lock"
+    code = f"from pathlib import Path; from xrep.files import locked\nwith locked(Path({str(lock)!r})): print('in')"
+    other = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                             env=environment())  # fmt: skip
+    with locked(lock):
+        assert other.stderr and other.stderr.readline() == f"waiting for another process, which has locked {lock}\n"
+        assert other.poll() is None
+    assert other.communicate(timeout=60) == ("in\n", "") and not os.listdir(lock.parent)
+    lock.touch()  # a process that was killed
+    with locked(lock):
+        pass
+    assert not os.listdir(lock.parent)

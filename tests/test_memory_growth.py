@@ -63,6 +63,11 @@ def write_pairs(folder: Path, count: int) -> None:
     write_lines(folder / f"{count}.tsv", [f"Hund {n} im Wald\tdog {n} in the forest {n * n}" for n in range(count)])
 
 
+def write_labels(folder: Path, count: int) -> None:
+    lines = [f"{n % 3}\tHund {n} im Wald" for n in range(count)]
+    write_lines(folder / f"{count}" / "train-de.tsv", [*lines, *reversed(lines)])
+
+
 def write_format(name: str, folder: Path, count: int) -> None:
     """Write pairs, of which 100,000 are 20 MB, in a format of parallel text."""
     pairs = [(f"das Haus mit der Nummer {n} " * 3, f"the house number {n} " * 3) for n in range(count)]
@@ -94,12 +99,12 @@ assert main([*options, *OPTIONS]) == 0
 INVENTED = """
 from pathlib import Path
 import torch
-from xrep.data import hash_runs
+from xrep.data import disk_sort
 from xrep.inference import mining, nearest
 from xrep.retrieval import margins
 from xrep.store import arrays
 from xrep_cli.mine import main
-hash_runs._RUN = nearest.MOST_ROWS = 20_000
+disk_sort._RUN = nearest.MOST_ROWS = 20_000
 mining._CHECKED_ROWS, margins._SCORED, margins._SORTED = 2000, 1 << 15, 1 << 13
 arrays.READ_BYTES = 1 << 17
 def invent(x, y, best_x, best_y, first_x, first_y):
@@ -125,30 +130,49 @@ def encode(self, lines, *_, **__):
 SentenceEncoder.encode, SentenceEncoder.fingerprint = encode, lambda self: "x"
 model = SentenceEncoder.load(encoder, device="cpu")
 """
+# Pages of mapped files are no memory of a process.
+ANONYMOUS = """
+most = 0
+def anonymous(process):
+    try:
+        return int(re.search(r"RssAnon:\\s*(\\d+)", open(f"/proc/{process}/status").read())[1])
+    except (OSError, TypeError):  # it has ended
+        return 0
+def peak():
+    return most
+"""
 PREPROCESS = """
-import resource
-from xrep.data import hash_runs, spool
+import threading, time
+from xrep.data import build, cleaned_text, disk_sort
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.text.readers import parse_bitext
-hash_runs._RUN, spool._CHUNK_LINES = 4096, 512
-spool._BLOCK_ROWS = 4096
+disk_sort._RUN, build._CHUNK, cleaned_text._BLOCK_ROWS = 4096, 512, 4096
 options = PreprocessOptions(tokenizers={"shared": f"{data}/tokenizer"}, valid_size=0)
-own = peak
-def peak():
-    return own() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+def watch():
+    global most
+    while True:
+        children = open(f"/proc/self/task/{threading.main_thread().native_id}/children").read().split()
+        most = max(most, sum(map(anonymous, ["self", *children])))
+        time.sleep(0.002)
+threading.Thread(target=watch, daemon=True).start()
 """
-# Pages of mapped files are no memory of a process, and the peak is that of all workers, into the second window.
+LABELS = """
+from xrep.data import build, disk_sort
+from xrep.tasks.annotated import ClassificationTask
+disk_sort._RUN, build._CHUNK = 4096, 512
+"""
+BUILD = """
+options = {"data": f"{count}", "languages": ["de"], "dev_share": 0.1, "tokenizer": data}
+task = ClassificationTask(ClassificationTask.Config(**options), seed=1)
+"""
+# The peak is that of all workers, into the second window.
 TASK = """
 import itertools, multiprocessing
 from tests.support.planning import streamed
 from xrep.tasks.bitext import BitextTask
-def anonymous(process):
-    return int(re.search(r"RssAnon:\\s*(\\d+)", open(f"/proc/{process}/status").read())[1])
-def peak():
-    return most
 """
 READ = """
-most, task = 0, BitextTask(BitextTask.Config(data=str(count), batch_size=64), seed=1)
+task = BitextTask(BitextTask.Config(data=str(count), batch_size=64), seed=1)
 for number, _ in enumerate(itertools.islice(streamed(task, workers=1), 1100)):
     if number % 10 == 0:
         most = max(most, sum(map(anonymous, ["self", *(x.pid for x in multiprocessing.active_children())])))
@@ -203,8 +227,9 @@ ROWS = {
     "search, flat": of_index("flat"),
     "search, inverted lists": of_index("IVF64,SQ8"),
     # The hashes of 150,000 pairs would need 3,600 KB, and 7,200 while they are sorted.
-    "preprocess": Row(PREPARE, 20_000, 170_000, 5_000, write_pairs, PREPROCESS),
-    "task": Row(READ, 70_000, 2_000_000, 10_000, write_data, TASK),
+    "preprocess": Row(PREPARE, 20_000, 170_000, 5_000, write_pairs, ANONYMOUS + PREPROCESS),
+    "labels": Row(BUILD, 10_000, 80_000, 4_000, write_labels, LABELS),
+    "task": Row(READ, 70_000, 2_000_000, 10_000, write_data, ANONYMOUS + TASK),
     "order": Row(ORDER, 10**6, 10**9, 1_000, setup="from xrep.data.order import ExampleOrder"),
     **{
         name: Row(COUNT.replace("NAME", name), 5_000, 100_000, 8_000, partial(write_format, name), READING)

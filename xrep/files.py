@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -144,7 +145,7 @@ def point_link(link: Path, target: str | Path) -> None:
 
 
 @contextmanager
-def directory_aside(path: str | Path, marker: str | None = None) -> Iterator[Path]:
+def directory_aside(path: str | Path, marker: str | None = None, place: Path | None = None) -> Iterator[Path]:
     """Context manager that yields an empty folder beside ``path``, which takes its place if the block succeeds.
 
     A link is followed, and parents are created. Files of an old folder that the new one lacks are somebody else's, and
@@ -154,6 +155,7 @@ def directory_aside(path: str | Path, marker: str | None = None) -> Iterator[Pat
         marker: The file without which a folder of this kind is not complete. A folder at ``path`` is replaced, unless
             its marker has changed during the block, because another process was faster. None: nothing may be at
             ``path`` but an empty folder.
+        place: Another folder of the same file system, in which the empty folder is made.
 
     Raises:
         UserError: ``marker`` is None, and something is at ``path``.
@@ -161,7 +163,7 @@ def directory_aside(path: str | Path, marker: str | None = None) -> Iterator[Pat
     path = Path(os.path.realpath(path))
     if marker is None:
         check_new_directory(path)
-    before, aside = _inode(path, marker), path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    before, aside = _inode(path, marker), (place or path.parent) / f".{path.name}.{secrets.token_hex(4)}.partial"
     try:
         with naming(path):
             aside.mkdir(parents=True)
@@ -206,11 +208,14 @@ def check_new_directory(path: Path) -> None:
 def build_once(directory: Path, marker: str, build: Callable[[Path], object]) -> None:
     """Create ``directory`` by ``build``, which fills an empty folder and writes the marker last, unless it is complete.
 
-    Several processes may call this at the same time: the folder of one of them is kept, and all are equivalent.
+    Several processes may call this at the same time: one of them builds, and the others wait for it.
     """
-    if not (directory / marker).is_file():
-        with directory_aside(directory, marker) as folder:
-            build(folder)
+    if (directory / marker).is_file():
+        return
+    with locked(directory.with_name(f"{directory.name}.lock")):
+        if not (directory / marker).is_file():
+            with directory_aside(directory, marker) as folder:
+                build(folder)
 
 
 def flush_to_disk(path: Path) -> None:
@@ -233,6 +238,38 @@ def try_lock(file: IO[Any]) -> bool:
     except (BlockingIOError, PermissionError):
         return False
     return True
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Context manager that one process at a time is in, of those that name the same file, which is there meanwhile.
+
+    The others wait, and say so on stderr. Nobody waits for a process that has ended, or where files cannot be locked.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = _wait_for(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        file.close()
+
+
+def _wait_for(path: Path) -> IO[Any]:
+    """Return an open file that is locked."""
+    is_told = False
+    while True:
+        file = path.open("a")
+        with suppress(OSError):  # some network file systems do not support locks
+            if not try_lock(file):
+                if not is_told:
+                    print(f"waiting for another process, which has locked {path}", file=sys.stderr, flush=True)
+                is_told = True
+                fcntl.lockf(file, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):  # unless the process that had the lock has removed the file
+            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return file
+        file.close()
 
 
 def check_output(path: str | Path, *, folder: bool = False) -> None:

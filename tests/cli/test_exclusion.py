@@ -161,6 +161,10 @@ def test_training_excludes_as_preprocessing_does(here: Path, cli: Commands) -> N
     assert "excluding 7 sentences of test-set" in said and re.search(r"^de-en \S+ +111 +4 ", said, re.MULTILINE)
     said = cli("train", "--data", "en=raw/train.en.txt", *TEXT, *options, "text").out
     assert f"train en: {len(PAIRS) - 3} sentences of {len(PAIRS)}" in said
+    write_lines(here / "labels" / "train-en.tsv", [f"{n % 2}\t{en}" for n, (_, en) in enumerate(PAIRS)])
+    labels = "labels --task classification --criterion classification --vocab-size 40".split()
+    said = cli("train", *labels, *SMALL, *"--exclude test-set --save-dir labelled".split()).out
+    assert f"train: {len(PAIRS) - 3} examples, {len(PAIRS) - 3} sequences; left out: 3 (excluded)" in said
 
 
 def test_a_line_that_is_too_long_is_dropped_and_counted(here: Path, cli: Commands, data_directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ from tests.support.commands import Commands, Result
 from tests.support.corpus import sentence_pairs
 from tests.support.runs import contents, options
 from xrep.criteria.dual_moco import DualMoco
-from xrep.data import spool, stages, table
+from xrep.data import build, stages
+from xrep.data.table import TableWriter
 from xrep.inference import encoding, nearest
 from xrep.inference.generation.translator import Translator
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -193,7 +195,7 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
     assert done.code == 130 and done.err.endswith(sides) and not (cli.folder / "bin").exists()
     monkeypatch.setattr(stages, "clean", None)  # now the text is clean
     with monkeypatch.context() as patch:
-        press(patch, table.TableWriter, "append", 1)
+        press(patch, stages, "_tokenise", 1)
         assert cli(*line, "bin").err.endswith(sides)
     monkeypatch.setattr(tokenizer, "_TRAIN", "import sys; sys.exit(1)")  # and the vocabulary is trained
     assert cli(*line, "bin").code == 0
@@ -202,24 +204,40 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
 
 
 @pytest.mark.slow
+def test_training_goes_on_with_the_preprocessing_of_raw_text(
+    cli: Commands, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
+    write_lines(tmp_path / "raw" / "train.de-en.tsv", ["\t".join(pair) for pair in sentence_pairs(170)])
+    line = [tmp_path / "raw", *options(save_dir="run", max_steps=1), "--vocab-size", "60"]
+    with monkeypatch.context() as patch:
+        press(patch, stages, "_tokenise", 1)
+        done = cli("train", *line)
+    said = rf"xrep-train: error: interrupted; what is done is in {tmp_path}/home/preprocessed/\w+\.job, and the same "
+    assert done.code == 130 and re.search(f"{said}command goes on from there\n$", done.err)
+    monkeypatch.setattr(stages, "clean", None)  # now the text is clean
+    assert cli("train", *line).code == 0 and len(os.listdir(tmp_path / "home" / "preprocessed")) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("sides")
 def test_preprocessing_does_not_go_on_with_other_options(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     line, more = ["preprocess", *BITEXT, "--destdir"], "--vocab-size 62 --valid-size 0".split()
     with monkeypatch.context() as patch:
-        press(patch, table.TableWriter, "append", 1)
+        press(patch, stages, "_tokenise", 1)
         assert cli(*line, "bin").code == 130
     refused = cli(*line, "bin", *more)
     said = "bin.job: an unfinished command is there, which differs in options; remove it to begin anew"
     assert refused.code == 2 and said in refused.err
     assert cli(*line, "bin").code == 0
-    press(monkeypatch, spool, "read_pairs", 1)
+    press(monkeypatch, stages, "read_pairs", 1)
     assert cli(*line, "other", *more).err.endswith("interrupted; nothing is saved yet\n")
     assert sorted(os.listdir(cli.folder)) == ["bin", "de", "en"]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("sides")
-@pytest.mark.parametrize(("command", "owner"), [("preprocess", table.TableWriter), ("train", DualMoco)])
+@pytest.mark.parametrize(("command", "owner"), [("preprocess", TableWriter), ("train", DualMoco)])
 def test_commands_with_workers_go_on_in_the_same_process(
     command: str, owner: Any, data_directory: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +251,7 @@ def test_commands_with_workers_go_on_in_the_same_process(
     def interrupted(*arguments: Any, **named: Any) -> Any:
         raise kept
 
+    monkeypatch.setattr(build, "_CHUNK", 50)
     with monkeypatch.context() as patch:
         patch.setattr(owner, "append" if command == "preprocess" else "forward", interrupted)
         done = cli(command, *line)

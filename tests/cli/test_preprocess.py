@@ -44,7 +44,7 @@ def test_the_command_of_the_manual(text: Path, cli: Commands) -> None:
     assert report["cleaning"]["de-en deu-eng.tsv"]["excluded"] == 2 and report["languages"] == ["de", "en", "fr"]
     data = DataDirectory(text / "data-bin")
     pair = data.splits["train"][0]
-    source, target = (data.tokenizers["shared"].decode(side[0]) for side in (pair.source, pair.target))
+    source, target = (data.tokenizers["shared"].decode(side[0]) for side in (pair["source"], pair["target"]))
     assert GERMAN.index(source) == ENGLISH.index(target) > 1
     assert sorted(os.listdir(text)) == ["data-bin", "deu-eng.tsv", "report.json", "tatoeba", "train.en", "train.fr"]
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from tests.support.planning import token_batch
 from xrep.criteria.annotated import Classification, Span, Tagging
-from xrep.data.annotated import IGNORED
 from xrep.data.batch import Batch, TextSpec, TokenBatch
+from xrep.data.rows import IGNORED
 
 TEXT = TextSpec(vocabularies={}, max_length=9)
 SHAPES = {Classification: (4, 3), Tagging: (2, 4, 3), Span: (2, 4, 2)}

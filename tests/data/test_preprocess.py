@@ -9,12 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.support.runs import contents
 from xrep.data import build, stages
 from xrep.data.preprocess import PreprocessOptions, prepare, preprocess
 from xrep.data.table import DataDirectory
 from xrep.errors import UserError
 from xrep.text.cleaning import CleaningOptions, sentence_hashes, template_hash
-from xrep.text.readers import Bitext, parse_bitext
+from xrep.text.readers import Bitext, discover_bitext, parse_bitext
 from xrep.text.tokenizer import SentencePieceTokenizer, train_tokenizer
 
 ANIMALS = {"Hund": "dog", "Vogel": "bird", "Fisch": "fish", "Wolf": "wolf", "Bär": "bear", "Affe": "monkey"}
@@ -202,12 +203,40 @@ def full_disk(*arguments):
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.slow
-def test_prepare_caches_raw_text_until_it_changes(tmp_path, monkeypatch):
+@pytest.fixture
+def raw(tmp_path, monkeypatch):
     monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    tsv(raw / "deu-eng.tsv", PAIRS)
+    (tmp_path / "raw").mkdir()
+    tsv(tmp_path / "raw" / "deu-eng.tsv", PAIRS)
+    return tmp_path / "raw"
+
+
+@pytest.mark.slow
+def test_several_processes_prepare_text_once_and_go_on(raw, tmp_path, monkeypatch):
+    options, log = PreprocessOptions(vocabulary_size=62), multiprocessing.SimpleQueue()
+    whole = preprocess(discover_bitext(raw), tmp_path / "whole", options, lambda line: None, False)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(SentencePieceTokenizer, "encode", full_disk)
+        prepare(raw, options, log.put)
+    monkeypatch.setattr(stages, "clean", None)  # now the text is clean
+    processes = [multiprocessing.Process(target=prepare, args=(raw, options, log.put)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    place = prepare(raw, options)
+    assert os.listdir(place.parent) == [place.name]
+    lines = []
+    while not log.empty():
+        lines.append(log.get())
+    assert lines.count(f"preprocessing {raw} (once; kept in {place})") == 2
+    assert lines.count("going on with the text that an interrupted command has cleaned") == 1
+    assert contents(place) == contents(whole.path)
+
+
+@pytest.mark.slow
+def test_prepare_caches_raw_text_until_it_changes(raw, tmp_path):
     options = PreprocessOptions(vocabulary_size=62)
     lines = []
     first = prepare(raw, options, lines.append)

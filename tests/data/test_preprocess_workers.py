@@ -16,8 +16,8 @@ import pytest
 
 from tests.data.test_preprocess import PAIRS, TURKISH, tsv
 from tests.support.runs import contents
+from xrep.data import build, cleaned_text, stages
 from xrep.data import preprocess as module
-from xrep.data import spool, stages
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
 from xrep.jobs.engines import LOCAL, Engine
@@ -35,8 +35,8 @@ def silent(line: str) -> None:
 
 @pytest.fixture
 def splits(tmp_path, monkeypatch) -> dict[str, list[Bitext]]:
-    monkeypatch.setattr(spool, "_CHUNK_LINES", 20)
-    monkeypatch.setattr(spool, "_BLOCK_ROWS", 64)
+    monkeypatch.setattr(build, "_CHUNK", 20)
+    monkeypatch.setattr(cleaned_text, "_BLOCK_ROWS", 64)
     english_first = [(en, de) for de, en in PAIRS[:60]]
     files = [("a.tsv", PAIRS[30:], "de"), ("b.tsv", TURKISH, "tr"), ("c.tsv", PAIRS + PAIRS[:9], "de")]
     train = [tsv(tmp_path / name, pairs, language) for name, pairs, language in files]

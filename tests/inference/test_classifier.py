@@ -11,13 +11,13 @@ import torch
 import transformers
 
 from tests.text.small_tokenizers import write_wordpiece, write_xlm_roberta
-from xrep.data.annotated import Row
+from xrep.data.rows import Reading, Row, batch_of_rows, label_rows, table_of_rows
 from xrep.errors import UserError
 from xrep.inference.classifier import SentenceClassifier, best_span
 from xrep.interop.classifiers import write_classifier
 from xrep.models.classifier import load_classifier
 from xrep.nn.weights import Weights
-from xrep.text.annotated import Question
+from xrep.text.annotated import LabelledText, Question
 from xrep.text.pretrained_tokenizer import save_as_huggingface
 from xrep.text.sides import SHARED
 
@@ -58,13 +58,10 @@ def expected_logits(model: Any, batch: Any) -> list[torch.Tensor]:
 
 
 def _batch(classifier: SentenceClassifier) -> Any:
-    from xrep.data.annotated import Rows, label_rows
-    from xrep.text.annotated import LabelledText
-
     examples = [LabelledText(pair, "", "", Path(), 0) for pair in PAIRS]
-    tokenizer, vocabulary = classifier.tokenizers[SHARED], classifier.text.vocabulary(SHARED)
-    rows = Rows(label_rows(examples, tokenizer, vocabulary, lambda _: 0, 64))
-    return rows.batch(np.arange(2), vocabulary, "label").tokens
+    reading = Reading(classifier.tokenizers[SHARED], classifier.text.vocabulary(SHARED), 64)
+    table = table_of_rows("label", label_rows(examples, reading, lambda _: [0]), reading.vocabulary)
+    return batch_of_rows(table, np.arange(2), reading.vocabulary).tokens
 
 
 KINDS = ["SequenceClassification", "TokenClassification", "QuestionAnswering"]

@@ -128,7 +128,7 @@ def test_a_new_dev_split_gives_another_vocabulary(tmp_path: Path, monkeypatch) -
     def vocabulary() -> dict[str, bytes]:
         options = {"data": str(text), "languages": ["de"], "dev_share": 0.5, "vocab_size": 45}
         task = ClassificationTask(ClassificationTask.Config(**options), seed=1)
-        sizes.append((task.examples, len(task.dev_examples)))
+        sizes.append((task.examples, sum(1 for _ in task.examples_of("valid"))))
         task.tokenizers["shared"].save(tmp_path / str(len(sizes)))
         return {file.name: file.read_bytes() for file in (tmp_path / str(len(sizes))).iterdir()}
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
-from xrep.data.annotated import IGNORED
 from xrep.data.batch import Batch
+from xrep.data.rows import IGNORED
 from xrep.models.model import ClassifyingModel
 from xrep.tasks.task import ExampleKind
 

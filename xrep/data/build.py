@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from xrep.data.hash_runs import HashRuns
+from xrep.data.disk_sort import DiskSort
 from xrep.data.table import (
     MANIFEST_FILE,
     SCHEMA,
@@ -56,7 +56,7 @@ class Builder:
     folder: Path
     tokenizers: Tokenizers
     excluded: HashSet
-    training: HashRuns
+    training: DiskSort
     facts: dict[str, Any] = field(default_factory=dict)
     splits: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
@@ -113,32 +113,27 @@ def build(
     """
     options = [vocabulary_size, exponent] if not tokenizers else []
 
-    def write(folder: Path, place: Path) -> None:
-        print(f"tokenising {title} (once; kept in {place})")
+    def write(folder: Path) -> None:
+        print(f"tokenising {title} (once; kept in {directory})")
         saved = folder / TOKENIZER_DIRECTORY
         save_tokenizers(tokenizers, saved)
         own = tokenizers or {SHARED: train_vocabulary(sentences, vocabulary_size, saved, print, exponent=exponent)}
-        builder = Builder(folder, own, load_exclusion(exclude), HashRuns(folder))
+        builder = Builder(folder, own, load_exclusion(exclude), DiskSort(folder))
         fill(builder)
         write_manifest(folder, kind, builder.splits, builder.training, builder.facts)
 
     read, depends_on = [*files, *files_in(exclude)], [kind, facts, options, list(exclude)]
-    return DataDirectory(build_cached("tables", depends_on, read, write, tokenizers), kind)
+    directory = cached_at("tables", depends_on, read, tokenizers)
+    build_once(directory, MANIFEST_FILE, write)
+    return DataDirectory(directory, kind)
 
 
-def build_cached(
-    folder: str,
-    facts: Any,
-    files: Iterable[str | Path],
-    write: Callable[[Path, Path], object],
-    tokenizers: Tokenizers | None = None,
-) -> Path:
-    """Return a directory in ``$XREP_HOME/{folder}/``, which is built unless it was built before from the same things.
+def cached_at(folder: str, facts: Any, files: Iterable[str | Path], tokenizers: Tokenizers | None = None) -> Path:
+    """Return the directory in ``$XREP_HOME/{folder}/`` of what is built from these things, built or not.
 
     Args:
         facts: What the directory depends on besides the files and tokenizers; anything that JSON can express.
         files: As in ``build``.
-        write: Function of (empty folder to fill, path that it will have) that writes the manifest last.
 
     Raises:
         UserError: A file does not exist.
@@ -148,9 +143,7 @@ def build_cached(
         save_tokenizers(tokenizers or {}, Path(temporary))
         digests = digests_of(Path(temporary))
     key = hashlib.sha256(json.dumps([SCHEMA, facts, read, digests]).encode()).hexdigest()[:24]
-    directory = xrep_home() / folder / key
-    build_once(directory, MANIFEST_FILE, lambda empty: write(empty, directory))
-    return directory
+    return xrep_home() / folder / key
 
 
 def chunks(rows: Iterable[T]) -> Iterator[list[T]]:

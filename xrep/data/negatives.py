@@ -17,7 +17,7 @@ import torch
 
 from xrep.data.batch import HardNegatives, TextSpec, pad
 from xrep.data.build import Builder, build, chunks
-from xrep.data.hash_runs import HashRuns
+from xrep.data.disk_sort import DiskSort
 from xrep.data.table import HASH, DataDirectory, TableWriter, flatten, open_table, token_type
 from xrep.errors import UserError
 from xrep.text.cleaning import NO_KEY, pair_hashes, sentence_hashes
@@ -81,7 +81,7 @@ def _write(builder: Builder, files: Sequence[str], tokenizer: Tokenizer) -> None
     """Write the negatives as they come, and then by the hashes of their pairs, each negative of a pair once."""
     schema = {"pairs": HASH, "negative": token_type(tokenizer.vocabulary_size)}
     with tempfile.TemporaryDirectory(dir=builder.folder) as folder:
-        order = HashRuns(Path(folder), 3)  # hash of the pair, hash of the negative and row of each negative
+        order = DiskSort(Path(folder), 3)  # hash of the pair, hash of the negative and row of each negative
         with TableWriter(Path(folder), "read", schema) as read:
             for chunk in chunks(itertools.chain.from_iterable(map(_read, files))):
                 sources, targets, negatives = zip(*chunk, strict=True)

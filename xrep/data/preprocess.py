@@ -8,15 +8,14 @@ from __future__ import annotations
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from xrep.data import table
-from xrep.data.build import build_cached, files_in
-from xrep.data.spool import RawCorpus, list_corpora
+from xrep.data.build import cached_at, files_in
+from xrep.data.cleaned_text import SPLIT_ORDER, Corpus, list_corpora
 from xrep.data.stages import Choose, Clean, Log, Tokenise, Vocabulary
 from xrep.errors import UserError
-from xrep.files import check_new_directory, directory_aside
-from xrep.interrupts import Interrupted
+from xrep.files import check_new_directory, directory_aside, locked
 from xrep.jobs.engines import LOCAL, Engine, Share, run, share_of
 from xrep.jobs.notes import DONE
 from xrep.jobs.outputs import job_address, publish_parts, repeatable, states_of
@@ -26,7 +25,7 @@ from xrep.text.readers import Bitext, discover_bitext
 from xrep.text.sides import save_tokenizers
 from xrep.workers import processors
 
-_RULES_VERSION = 2  # version of the preprocessing rules; cached data of another version is built again
+_RULES_VERSION = 3  # version of the preprocessing rules; cached data of another version is built again
 
 _MOST_WORKERS = 16  # one process reads and writes for all of them
 
@@ -96,7 +95,7 @@ def preprocess(
 
     Training text is cleaned. From validation and test text only empty lines are removed, and training pairs that share
     a sentence with them on either side are dropped. Without validation text, some training pairs are held out (see
-    ``xrep.data.choosing.hold_out``). Memory does not grow with the training text. The folder appears only when it is
+    ``xrep.data.selection.choose``). Memory does not grow with the training text. The folder appears only when it is
     complete. What is done is kept in ``{destination}.job`` until then, so a second call goes on.
 
     Args:
@@ -119,25 +118,25 @@ def preprocess(
     _check(splits, workers)
     others = states_of(files_in([*options.tokenizers.values(), *options.exclude]))
     corpora, notes = list_corpora(splits, lambda path: repeatable(path, destination))
-    steps = _steps(corpora, options, engine.cpus_per_worker if engine and engine.engine == "ray" else workers, log)
-    steps.vocabulary.given()  # to report errors in tokenizers before the text is read
-    facts = {
-        "options": asdict(options),
-        "corpora": [{"split": corpus.split, **asdict(corpus.given)} for corpus in corpora],
-    }
-    texts = states_of([path for corpus in corpora for path in corpus.read.paths])
+    workers = engine.cpus_per_worker if engine and engine.engine == "ray" else workers
+    clean, choose, vocabulary, tokenise = stages = _stages(corpora, options, workers, log)
+    _ = vocabulary.given  # to report errors in tokenizers before the text is read
+    given = [{"split": split, **asdict(bitext)} for split in SPLIT_ORDER for bitext in splits.get(split, [])]
+    facts = {"options": asdict(options), "corpora": given}
+    texts = states_of([path for corpus in corpora for path in corpus.bitext.paths])
     plan = {"rules": _RULES_VERSION, "input": [*texts, *others], **facts}
-    job = Job(place, "preprocess", plan, steps)
+    job = Job(place, "preprocess", plan, stages)
     if share.count > 1 and not job.has_made(str(destination)):
         check_new_directory(destination)
     for note in notes:
         log(note)
-    if share.count == 1 and job.notes(steps.clean).numbers(DONE):
+    if share.count == 1 and job.notes(clean).numbers(DONE):
         log("going on with the text that an interrupted command has cleaned")
 
     def finish() -> dict[str, Any]:
-        with directory_aside(destination, table.MANIFEST_FILE if share.count > 1 else None) as output:
-            return _write(job, steps, facts, output)
+        marker = table.MANIFEST_FILE if share.count > 1 else None
+        with directory_aside(destination, marker, Path(place) / "data") as output:  # it goes with the job if we do
+            return _write(choose, vocabulary, tokenise, facts, output)
 
     manifest = run(job, engine or LOCAL, finish, str(destination), show_progress=progress, share=share)
     if manifest is None:
@@ -145,37 +144,27 @@ def preprocess(
     return PreprocessReport(destination, CleaningReport(manifest["cleaning"]), manifest, notes)
 
 
-class _Steps(NamedTuple):
-    """The stages of preprocessing, in their order."""
-
-    evaluation: Clean
-    clean: Clean
-    choose: Choose
-    vocabulary: Vocabulary
-    tokenise: Tokenise
-
-
-def _steps(corpora: list[RawCorpus], options: PreprocessOptions, workers: int, log: Log) -> _Steps:
-    held_out, training = ([corpus for corpus in corpora if (corpus.split == "train") == own] for own in (False, True))
-    evaluation = Clean("clean-evaluation", held_out, workers, log)
-    clean = Clean("clean", training, workers, log, options.cleaning, options.exclude, evaluation)
-    choose = Choose(evaluation, clean, options.cleaning, options.valid_size, options.seed)
-    size, exponent = options.vocabulary_size, options.sampling_exponent
-    vocabulary = Vocabulary(choose, options.tokenizers, size, exponent, log)
-    return _Steps(evaluation, clean, choose, vocabulary, Tokenise(choose, vocabulary, workers))
+def _stages(
+    corpora: list[Corpus], options: PreprocessOptions, workers: int, log: Log
+) -> tuple[Clean, Choose, Vocabulary, Tokenise]:
+    clean = Clean(corpora, options.cleaning, options.exclude, workers, log)
+    choose = Choose(clean, options.cleaning, options.valid_size, options.seed)
+    vocabulary = Vocabulary(choose, options.tokenizers, options.vocabulary_size, options.sampling_exponent, log)
+    return clean, choose, vocabulary, Tokenise(choose, vocabulary, workers)
 
 
-def _write(job: Job, steps: _Steps, facts: dict[str, Any], output: Path) -> dict[str, Any]:
-    """Fill a folder with the data of a job that is done, and return its manifest."""
-    tokenizers, splits = steps.vocabulary.tokenizers, dict[str, list[Any]]()
-    chosen, tokenised = steps.choose.results[0], steps.tokenise.results
+def _write(
+    choose: Choose, vocabulary: Vocabulary, tokenise: Tokenise, facts: dict[str, Any], output: Path
+) -> dict[str, Any]:
+    """Fill a folder with the data of stages that are done, and return its manifest."""
+    tokenizers, chosen, splits = vocabulary.tokenizers, choose.results[0], dict[str, list[Any]]()
     publish_parts({table.TRAINING_HASHES_FILE: chosen.files[table.TRAINING_HASHES_FILE]}, str(output))
-    for result in tokenised:
+    for result in tokenise.results:
         publish_parts(result.files, str(output))
-        splits.setdefault(result.facts["split"], []).append(result.facts["row"])
+        splits.setdefault(result.facts["split"], []).append(result.facts["table"])
     save_tokenizers(tokenizers, output / table.TOKENIZER_DIRECTORY)
     described = {
-        "languages": sorted({code for rows in splits.values() for row in rows for code in row["languages"]}),
+        "languages": sorted({code for tables in splits.values() for own in tables for code in own["languages"]}),
         "vocabularies": {side: tokenizer.vocabulary_size for side, tokenizer in tokenizers.items()},
         **facts,
         "cleaning": chosen.facts["counts"],
@@ -198,28 +187,26 @@ def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Log
     """Return the data directory for a path, which may be a data directory itself or a folder of raw text.
 
     Raw text (layouts: ``discover_bitext``) is preprocessed once into ``$XREP_HOME/preprocessed/``, on all processors;
-    later calls with the same files and options use the result again.
+    later calls with the same files and options use the result again. A call goes on where an interrupted one stopped,
+    and waits while another process is at the same text.
 
     Raises:
-        UserError: For the same reasons as ``preprocess`` and ``discover_bitext``.
+        UserError, Interrupted: As ``preprocess`` and ``discover_bitext``.
     """
     path, options = Path(path), options or PreprocessOptions()
     if table.is_data_directory(path):
         return path
     splits = discover_bitext(path)
-
-    def build(folder: Path, place: Path) -> None:
-        log(f"preprocessing {path} (once; kept in {place})")
-        try:
-            report = preprocess(splits, folder, options, log, workers=default_workers())
-        except Interrupted:  # several processes may build it, each in a folder of its own, where none goes on
-            raise KeyboardInterrupt from None
-        finally:
-            shutil.rmtree(job_address(folder), ignore_errors=True)
-        assert report is not None
-        log(report.cleaning.table())
-
     read = [Path(file) for bitexts in splits.values() for bitext in bitexts for file in bitext.paths]
     read += files_in([*options.tokenizers.values(), *options.exclude])
     bitexts = {split: list(map(asdict, own)) for split, own in splits.items()}
-    return build_cached("preprocessed", [_RULES_VERSION, bitexts, asdict(options)], read, build)
+    directory = cached_at("preprocessed", [_RULES_VERSION, bitexts, asdict(options)], read)
+    if not table.is_data_directory(directory):
+        with locked(directory.with_suffix(".lock")):
+            if not table.is_data_directory(directory):
+                shutil.rmtree(directory, ignore_errors=True)  # somebody has removed the manifest
+                log(f"preprocessing {path} (once; kept in {directory})")
+                report = preprocess(splits, directory, options, log, workers=default_workers())
+                assert report is not None
+                log(report.cleaning.table())
+    return directory

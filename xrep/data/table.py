@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xrep.data.hash_runs import HashRuns
+from xrep.data.disk_sort import DiskSort
 from xrep.errors import UserError
 from xrep.files import digests_of, sha256_of, write_json
 from xrep.hashing import hash_bytes
@@ -319,7 +319,7 @@ def write_manifest(
     folder: Path,
     kind: str,
     splits: Mapping[str, Sequence[Mapping[str, Any]]],
-    training: HashRuns | None,
+    training: DiskSort | None,
     facts: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Write the last files of a directory: the hashes of the training sentences, unless they are there, and the

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from xrep.data.batch import TokenBatch
-from xrep.data.build import build_cached, chunks
-from xrep.data.hash_runs import HashRuns
-from xrep.data.table import HASH, ColumnType, DataDirectory, TableWriter, write_manifest
+from xrep.data.build import cached_at, chunks
+from xrep.data.disk_sort import DiskSort
+from xrep.data.table import HASH, MANIFEST_FILE, ColumnType, DataDirectory, TableWriter, write_manifest
 from xrep.errors import UserError
-from xrep.files import naming
+from xrep.files import build_once, naming
 from xrep.hashing import GOLDEN, find_sorted, mix
 from xrep.store.vectors import Vectors
 from xrep.text.cleaning import NO_KEY, sentence_hashes
@@ -165,9 +165,11 @@ def _sorted_lines(text: str | Path) -> DataDirectory:
     """Return a table of the sentences of a text: their hashes, sorted, and the first line that has each of them."""
     kind, schema = "lines", {"hashes": HASH, "lines": ColumnType("<i8")}
 
-    def write(folder: Path, place: Path) -> None:
-        print(f"sorting the sentences of {text} (once; kept in {place})")
-        order, count = HashRuns(folder, 2), 0
+    directory = cached_at("tables", [kind], [text])
+
+    def write(folder: Path) -> None:
+        print(f"sorting the sentences of {text} (once; kept in {directory})")
+        order, count = DiskSort(folder, 2), 0
         for lines in chunks(line for _, line in read_lines(text)):
             numbers = np.arange(count, count + len(lines), dtype=np.uint64)
             order.add(np.stack([sentence_hashes(lines), numbers], 1))
@@ -179,7 +181,8 @@ def _sorted_lines(text: str | Path) -> DataDirectory:
         splits = {"train": [{"name": "text", **table.facts}]}
         write_manifest(folder, kind, splits, None, {"lines": count})
 
-    return DataDirectory(build_cached("tables", [kind], [text], write), kind)
+    build_once(directory, MANIFEST_FILE, write)
+    return DataDirectory(directory, kind)
 
 
 def token_keys(batch: TokenBatch) -> Tensor:

@@ -68,7 +68,7 @@ class AnnotatedEvaluation(TableEvaluation):
         model.check_kind(self.task.kind)
         known = model.annotation.labels
         for example in (example for table in self.tables for example in table.gold):
-            if unknown := [label for label in self.task.labels([example]) if label not in known]:
+            if unknown := [label for label in self.task.labels(example) if label not in known]:
                 cure = f"the classifier predicts {', '.join(known[:20])}"
                 raise UserError(f"unknown label {unknown[0]!r}", path=example.path, line=example.line, cure=cure)
 

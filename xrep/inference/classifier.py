@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import product
 from pathlib import Path
@@ -12,8 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xrep.data.annotated import IGNORED, Row, Rows, label_rows, question_rows, tag_rows
 from xrep.data.batch import TextSpec, batches_of
+from xrep.data.rows import (
+    IGNORED,
+    Reading,
+    Row,
+    batch_of_rows,
+    label_rows,
+    question_rows,
+    table_of_rows,
+    tag_rows,
+)
+from xrep.data.table import Table
 from xrep.errors import UserError
 from xrep.models.classifier import load_classifier
 from xrep.models.device import to_device
@@ -58,7 +68,7 @@ class SentenceClassifier:
         path: Where it was loaded from.
         annotation: What it predicts: its kind and its labels.
         options: Those of the task that it was trained for, of which the windows of a context are made.
-        training_hashes: Files of the hashes of its training sentences, if there are any.
+        training_hashes: File of the hashes of its training sentences, or None.
     """
 
     model: ClassifyingModel
@@ -67,12 +77,12 @@ class SentenceClassifier:
     _: KW_ONLY
     path: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    training_hashes: Sequence[Path] = ()
+    training_hashes: Path | None = None
     batch_tokens: int = BATCH_TOKENS
 
     def __post_init__(self) -> None:
         self.annotation = self.model.annotation
-        self._reading = self.tokenizers[SHARED], self.text.vocabulary(SHARED)
+        self._reading = Reading(self.tokenizers[SHARED], self.text.vocabulary(SHARED), self.text.max_length)
 
     @classmethod
     def load(
@@ -117,7 +127,7 @@ class SentenceClassifier:
         self.check_kind("label")
         pairs = [(text,) if isinstance(text, str) else text for text in texts]
         examples = [LabelledText(tuple(" ".join(one.split()) for one in pair), "", "", Path(), 0) for pair in pairs]
-        rows = Rows(label_rows(examples, *self._reading, lambda _: 0, self.text.max_length))
+        rows = self._table(label_rows(examples, self._reading, lambda _: (0,)))
         logits = torch.empty(len(examples), len(self.annotation.labels))
         for row, _, row_logits in self._logits(rows):
             logits[row] = row_logits
@@ -128,11 +138,10 @@ class SentenceClassifier:
         """Return the tag of each word of each sentence."""
         self.check_kind("tags")
         examples = [TaggedSentence(tuple(words), (), "", Path(), 0) for words in sentences]
-        numbers = ([0] * len(example.words) for example in examples)
-        rows = Rows(tag_rows(examples, *self._reading, lambda _: next(numbers), self.text.max_length))
+        rows = self._table(tag_rows(examples, self._reading, lambda e: (0,) * len(e.words)))
         best_of_row = {row: logits.argmax(dim=1)[labels != IGNORED] for row, labels, logits in self._logits(rows)}
         tags = [list[str]() for _ in examples]
-        for row, example in enumerate(rows.examples.tolist()):
+        for row, example in enumerate(rows["example"].values.tolist()):
             tags[example] += [self.annotation.labels[best] for best in best_of_row[row].tolist()]
         return tags
 
@@ -141,9 +150,9 @@ class SentenceClassifier:
         beside a question."""
         self.check_kind("span")
         sizes = {name: int(self.options.get(name, usual)) for name, usual in WINDOWS.items()}
-        windows = list(question_rows(questions, *self._reading, max_length=self.text.max_length, **sizes))
+        windows = list(question_rows(questions, self._reading, **sizes))
         best = [FoundAnswer("", 0, -float("inf"))] * len(questions)
-        for number, _, logits in self._logits(Rows(windows)):
+        for number, _, logits in self._logits(self._table(windows)):
             row = windows[number]
             span = best_span(logits.numpy(), row)
             if span is not None and span[2] > best[row.example].score:
@@ -152,13 +161,16 @@ class SentenceClassifier:
                 best[row.example] = FoundAnswer(text.strip(), end - len(text.lstrip()), score)
         return best
 
+    def _table(self, rows: Iterable[Row]) -> Table:
+        return table_of_rows(self.annotation.kind, rows, self._reading.vocabulary)
+
     @torch.inference_mode()
-    def _logits(self, rows: Rows) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _logits(self, rows: Table) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield the number of each row, its labels, and its logits in float32 on the CPU, similar lengths together."""
         self.model.eval()
         device = next(self.model.parameters()).device
-        for numbers in batches_of(rows.lengths, self.batch_tokens):
-            batch = rows.batch(np.array(numbers), self._reading[1], self.annotation.kind)
+        for numbers in batches_of(rows["ids"].lengths(np.arange(len(rows))), self.batch_tokens):
+            batch = batch_of_rows(rows, np.array(numbers), self._reading.vocabulary)
             yield from zip(numbers, batch.labels, self.model(batch.tokens.to(device)).float().cpu(), strict=True)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 import xrep
-from xrep.data.hash_runs import HashRuns
+from xrep.data.disk_sort import DiskSort
 from xrep.errors import UserError
 from xrep.files import naming
 from xrep.hashing import hash_bytes
@@ -255,7 +255,7 @@ class Distinct(Stage):
         self.name, self._hashed = f"distinct-{name}", hashed
 
     def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
-        keys, rows, filled = HashRuns(folder, width=2), 0, 0
+        keys, rows, filled = DiskSort(folder, width=2), 0, 0
         for result in self._hashed.results:
             for _, hashes in result.array(HASHES).blocks(_HASHED_BYTES):
                 keys.add(hashes + np.array([0, rows], np.uint64))

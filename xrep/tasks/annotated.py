@@ -2,41 +2,52 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import chain, compress
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
 from xrep.config.fields import Count
-from xrep.data.annotated import Row, Rows, label_rows, question_rows, tag_rows
-from xrep.data.batch import Annotation, Batch, TextSpec
-from xrep.data.build import Builder, build
-from xrep.data.table import DataDirectory
+from xrep.data.batch import Annotation, Batch, Vocabulary
+from xrep.data.build import Builder, build, chunks
+from xrep.data.rows import (
+    Reading,
+    Row,
+    batch_of_rows,
+    label_rows,
+    question_rows,
+    row_columns,
+    row_schema,
+    tag_rows,
+)
+from xrep.data.table import DataDirectory, Table
 from xrep.errors import UserError
 from xrep.hashing import scramble
 from xrep.tasks.task import ExampleKind, Task, VocabularyOptions, given_tokenizers, text_spec
 from xrep.text import labelled_readers, question_readers, tagged_readers
 from xrep.text.annotated import AnnotatedFile, LabelledText, Question, TaggedSentence, discover, of_split
-from xrep.text.cleaning import sentence_hashes
+from xrep.text.cleaning import NO_KEY, sentence_hashes
 from xrep.text.languages import canonical
-from xrep.text.sides import SHARED
-from xrep.text.tokenizer import Tokenizer
+from xrep.text.sides import SHARED, Tokenizers
 
 ALL = "all"
+Numbering = Callable[[Any], Sequence[int]]
+"""Function that returns the numbers of the labels of an example."""
 
 
 class AnnotatedTask(Task):
     """Base class of tasks whose examples are text with annotations.
 
-    The text is read as it is published and tokenised at the start of a run, and all of it stays in memory. The labels
-    are those of the training text. The tokenizer is that of the pretrained encoder, or ``tokenizer``, or one trained on
-    the text.
+    The text is read as it is published, tokenised once and kept on disk. The labels are those of the training text. The
+    tokenizer is that of the pretrained encoder, or ``tokenizer``, or one trained on the text.
 
     Raises:
         UserError: The data is missing or damaged, a label of the dev split does not occur in the training text, or two
@@ -62,6 +73,8 @@ class AnnotatedTask(Task):
         """Language of files that do not name it."""
         dev_share: Annotated[float, "[0, 1)"] = 0.0
         """Share of the training examples that are held out for validation, if there is no dev split (CMLM: 0.1)."""
+        exclude: list[str] = field(default_factory=list)
+        """Files or directories of evaluation sets. Training examples with a sentence that occurs there are dropped."""
         batch_size: Count = 32
         """Number of rows in a batch."""
         max_length: Annotated[int, "[8, inf)"] = 128
@@ -74,30 +87,18 @@ class AnnotatedTask(Task):
 
     def __init__(self, config: Any, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config, self.seed = config, seed
-        self.files = self.discover(config.data, config.language)
+        files = self.discover(config.data, config.language)
         chosen = None if ALL in config.languages else [canonical(language) for language in config.languages]
-        train = of_split(self.files, "train", chosen)
-        if not train:
-            there = sorted({file.language for file in of_split(self.files, "train")})
+        self._files = {split: of_split(files, split, chosen) for split in ("train", "valid")}
+        if not self._files["train"]:
+            there = sorted({file.language for file in of_split(files, "train")})
             cure = f"there is training text in {', '.join(there)}" if there else "name files with train in their names"
             raise UserError("no training text in these `languages`", path=config.data, cure=cure)
-        examples = self._read(train)
-        held_out = self._held_out(len(examples))
-        dev = self._read(of_split(self.files, "valid", chosen))
-        if not dev and held_out.any():
-            dev = [example for example, out in zip(examples, held_out, strict=True) if out]
-            examples = [example for example, out in zip(examples, held_out, strict=True) if not out]
-        if not examples:
-            raise UserError("no example in the training text", path=train[0].path, cure="check the file")
-        languages = sorted({example.language for example in examples})
-        annotation = Annotation(kind=self.kind, labels=labels_of(self.labels(examples)))
-        data = self._open(tokenizers or {}, [file.path for file in train], examples)
-        tokenizer = data.tokenizers[SHARED]
+        data = self._build(given_tokenizers(config.tokenizer, tokenizers or {}, shared=True))
+        annotation = Annotation(kind=self.kind, labels=data.manifest["labels"])
+        languages = data.manifest["languages"]
         text = text_spec(data.tokenizers, config.max_length, target_languages=languages, annotation=annotation)
-        self.training_examples, self.dev_examples = examples, dev
-        read = {"train": examples, "valid": dev}
-        tables: Any = {split: [Rows(self.rows(some, text, tokenizer))] for split, some in read.items()}
-        super().__init__(config, seed, data, tables, text)
+        super().__init__(config, seed, data, data.splits, text)
 
     # -- what the kinds of annotation do differently ------------------------------------------------------------------
 
@@ -113,8 +114,8 @@ class AnnotatedTask(Task):
 
     @staticmethod
     @abstractmethod
-    def labels(examples: Iterable[Any]) -> Iterator[str]:
-        """Yield the labels of examples; each may occur several times."""
+    def labels(example: Any) -> Sequence[str]:
+        """Return the labels of an example."""
 
     @staticmethod
     @abstractmethod
@@ -122,58 +123,132 @@ class AnnotatedTask(Task):
         """Return the texts of an example, from which the vocabulary is trained and the overlap with tests is found."""
 
     @abstractmethod
-    def rows(self, examples: Iterable[Any], text: TextSpec, tokenizer: Tokenizer) -> Iterator[Row]:
+    def rows(self, examples: Iterable[Any], reading: Reading, numbers_of: Numbering) -> Iterator[Row]:
         """Yield the rows of examples."""
 
-    # -- training -----------------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------------
 
     @classmethod
     def discover(cls, path: str, language: str) -> list[AnnotatedFile]:
         """Return the files of a folder, or the single file."""
         return discover(path, language, cls.what, cls.forms, cls.accepts)
 
-    def _read(self, files: Iterable[AnnotatedFile]) -> list[Any]:
-        counts = Counter[str]()
-        examples = [example for file in files for example in self.read(file, counts)]
-        left_out = [f"{count:,} ({why})" for why, count in counts.items() if why != "read" and count]
-        if left_out:
-            print(f"{counts['read']:,} examples read; left out: {', '.join(left_out)}")
-        return examples
+    def examples_of(self, split: str, counts: Counter[str] | None = None) -> Iterator[Any]:
+        """Read the examples of a split (``train`` or ``valid``) from its files.
 
-    def _held_out(self, count: int) -> np.ndarray:
-        """Return which training examples are held out, bool [count]; it depends on the seed and the places alone."""
-        limit = np.uint64(int(self.config.dev_share * 2**32))
-        return scramble(np.arange(count, dtype=np.uint64), self.seed) >> np.uint64(32) < limit
+        Without a dev split, some training examples are held out; which ones depends on the seed and their places alone.
 
-    def _open(self, brought: Mapping[str, str], files: list[Path], examples: list[Any]) -> DataDirectory:
-        """Return a directory with the tokenizer and the training hashes."""
+        Args:
+            counts: Counter to which are added the examples that are ``read`` and, by reason, those that are left out.
+        """
+        if not self._holds_out:
+            yield from self._read(split, counts)
+            return
+        start, limit = 0, np.uint64(int(self.config.dev_share * 2**32))
+        for chunk in chunks(self._read("train", counts if split == "train" else None)):
+            places = np.arange(start, start + len(chunk), dtype=np.uint64)
+            held_out = scramble(places, self.seed) >> np.uint64(32) < limit
+            yield from compress(chunk, held_out == (split == "valid"))
+            start += len(chunk)
+
+    def _read(self, split: str, counts: Counter[str] | None = None) -> Iterator[Any]:
+        counts = Counter() if counts is None else counts
+        return chain.from_iterable(self.read(file, counts) for file in self._files[split])
+
+    @functools.cached_property
+    def _holds_out(self) -> bool:
+        """Whether the dev split is a part of the training text."""
+        return self.config.dev_share > 0 and next(self._read("valid"), None) is None
+
+    # -- building -----------------------------------------------------------------------------------------------------
+
+    def _build(self, tokenizers: Tokenizers) -> DataDirectory:
         config = self.config
+        options = {name: value for name, value in asdict(config).items() if name not in ("tokenizer", "batch_size")}
+        files = [file.path for own in self._files.values() for file in own]
+        return build(
+            "annotated",
+            [self.kind, options, self.seed if config.dev_share else None],
+            files,
+            self._fill,
+            tokenizers,
+            self._sentences,
+            title=config.data,
+            vocabulary_size=config.vocab_size,
+            exclude=config.exclude,
+        )
 
-        def sentences() -> Iterator[tuple[str, str]]:
-            return ((example.language, text) for example in examples for text in self.texts(example))
+    def _sentences(self) -> Iterator[tuple[str, str]]:
+        examples = self.examples_of("train")
+        if (first := next(examples, None)) is None:
+            raise self._nothing()
+        for example in chain([first], examples):
+            yield from ((example.language, text) for text in self.texts(example))
 
-        def fill(builder: Builder) -> None:
-            for example in examples:
-                builder.allow("train", sentence_hashes(list(self.texts(example))))
+    def _fill(self, builder: Builder) -> None:
+        labels, languages = set[str](), set[str]()
+        for example in self.examples_of("train"):
+            labels.update(self.labels(example))
+            languages.add(example.language)
+        builder.facts |= {"languages": sorted(languages), "labels": labels_of(labels)}
+        tokenizer, numbers_of = builder.tokenizers[SHARED], self._numbering(builder.facts["labels"])
+        reading = Reading(tokenizer, Vocabulary.of(tokenizer), self.config.max_length)
+        schema = row_schema(self.kind, tokenizer.vocabulary_size)
+        for split in self._files:
+            counts = Counter[str]()
+            examples = self._allowed(builder, split, counts)
+            with builder.table(split, "rows", schema) as table:
+                for columns in row_columns(self.rows(examples, reading, numbers_of), schema):
+                    table.append(columns)
+            left_out = [f"{n:,} ({why})" for why, n in counts.items() if n and why not in ("read", "kept")]
+            if counts:
+                said = f"{split}: {counts['kept']:,} examples, {table.rows:,} sequences"
+                print(said + (f"; left out: {', '.join(left_out)}" if left_out else ""))
+        if "train" not in builder.splits:
+            raise self._nothing()
 
-        facts = [self.kind, config.languages, config.language]
-        facts += [config.dev_share, self.seed, len(examples)]  # fewer examples if some of them are held out
-        given = given_tokenizers(config.tokenizer, brought, shared=True)
-        title, size = str(config.data), config.vocab_size
-        return build("annotated", facts, files, fill, given, sentences, title=title, vocabulary_size=size)
+    def _allowed(self, builder: Builder, split: str, counts: Counter[str]) -> Iterator[Any]:
+        """Yield the examples of a split without the training examples that have an excluded sentence."""
+        for chunk in chunks(self.examples_of(split, counts)):
+            if split == "train":
+                texts = [self.texts(example) for example in chunk]
+                owners = np.repeat(np.arange(len(chunk)), list(map(len, texts)))
+                hashes = sentence_hashes(chain.from_iterable(texts))
+                excluded = np.bincount(owners, builder.excluded.contains(hashes), len(chunk)) > 0
+                builder.training.add(hashes[~excluded[owners] & (hashes != NO_KEY)])
+                counts["excluded"] += np.count_nonzero(excluded)
+                chunk = list(compress(chunk, ~excluded))
+            counts["kept"] += len(chunk)
+            yield from chunk
 
-    def lengths(self, table: Any, numbers: np.ndarray) -> np.ndarray:
-        return table.lengths[numbers][:, None]
+    def _numbering(self, labels: Sequence[str]) -> Numbering:
+        """Return a function that gives the numbers of the labels of an example, and raises UserError if the training
+        text does not have one of them."""
+        numbers = {label: number for number, label in enumerate(labels)}
 
-    def batch_of(self, tables: Sequence[Any], examples: np.ndarray) -> Batch:
-        return tables[0].batch(examples[:, 1], self.text.vocabulary(SHARED), self.kind)
+        def numbers_of(example: Any) -> list[int]:
+            own = self.labels(example)
+            if unknown := [label for label in own if label not in numbers]:
+                problem = f"the label {unknown[0]!r} does not occur in the training text"
+                raise UserError(problem, path=example.path, line=example.line, cure=f"known: {', '.join(labels[:20])}")
+            return [numbers[label] for label in own]
 
-    def as_text(self, table: Any, number: int) -> str:
-        return f"row {number}: {self.tokenizers[SHARED].decode(table.ids[number].tolist())!r}"
+        return numbers_of
+
+    def _nothing(self) -> UserError:
+        path, cure = self._files["train"][0].path, "check the files and `exclude`"
+        return UserError("no example in the training text", path=path, cure=cure)
+
+    # -- batches ------------------------------------------------------------------------------------------------------
+
+    def batch_of(self, tables: Sequence[Table], examples: np.ndarray) -> Batch:
+        return batch_of_rows(tables[0], examples[:, 1], self.text.vocabulary(SHARED))
+
+    def as_text(self, table: Table, number: int) -> str:
+        return f"row {number}: {self.tokenizers[SHARED].decode(table['ids'][number])!r}"
 
     def fingerprint(self) -> str:
-        (rows,) = self.train
-        return hashlib.sha256(f"{cast(Any, rows).digest()} {self.text.as_dict()}".encode()).hexdigest()
+        return hashlib.sha256(f"{super().fingerprint()} {self.text.as_dict()}".encode()).hexdigest()
 
 
 class ClassificationTask(AnnotatedTask):
@@ -187,20 +262,15 @@ class ClassificationTask(AnnotatedTask):
     accepts, read = staticmethod(labelled_readers.is_labelled), staticmethod(labelled_readers.read_labelled)
 
     @staticmethod
-    def labels(examples: Iterable[LabelledText]) -> Iterator[str]:
-        return (example.label for example in examples)
+    def labels(example: LabelledText) -> Sequence[str]:
+        return (example.label,)
 
     @staticmethod
     def texts(example: LabelledText) -> Sequence[str]:
         return example.sentences
 
-    def rows(self, examples: Iterable[LabelledText], text: TextSpec, tokenizer: Tokenizer) -> Iterator[Row]:
-        number_of = numbering(text)
-
-        def of_text(example: LabelledText) -> int:
-            return number_of(example.label, example)
-
-        return label_rows(examples, tokenizer, text.vocabulary(SHARED), of_text, text.max_length)
+    def rows(self, examples: Iterable[LabelledText], reading: Reading, numbers_of: Numbering) -> Iterator[Row]:
+        return label_rows(examples, reading, numbers_of)
 
 
 class TaggingTask(AnnotatedTask):
@@ -218,20 +288,15 @@ class TaggingTask(AnnotatedTask):
         return tagged_readers.read_tagged(file)
 
     @staticmethod
-    def labels(examples: Iterable[TaggedSentence]) -> Iterator[str]:
-        return (tag for example in examples for tag in example.tags)
+    def labels(example: TaggedSentence) -> Sequence[str]:
+        return example.tags
 
     @staticmethod
     def texts(example: TaggedSentence) -> Sequence[str]:
-        return [example.text]
+        return (example.text,)
 
-    def rows(self, examples: Iterable[TaggedSentence], text: TextSpec, tokenizer: Tokenizer) -> Iterator[Row]:
-        number_of = numbering(text)
-
-        def of_sentence(example: TaggedSentence) -> list[int]:
-            return [number_of(tag, example) for tag in example.tags]
-
-        return tag_rows(examples, tokenizer, text.vocabulary(SHARED), of_sentence, text.max_length)
+    def rows(self, examples: Iterable[TaggedSentence], reading: Reading, numbers_of: Numbering) -> Iterator[Row]:
+        return tag_rows(examples, reading, numbers_of)
 
 
 class QuestionAnsweringTask(AnnotatedTask):
@@ -255,38 +320,15 @@ class QuestionAnsweringTask(AnnotatedTask):
         """Number of subwords of a question that are read."""
 
     @staticmethod
-    def labels(examples: Iterable[Question]) -> Iterator[str]:
-        return iter(())
+    def labels(example: Question) -> Sequence[str]:
+        return ()
 
     @staticmethod
     def texts(example: Question) -> Sequence[str]:
         return example.texts
 
-    def rows(self, examples: Iterable[Question], text: TextSpec, tokenizer: Tokenizer) -> Iterator[Row]:
-        return question_rows(
-            examples,
-            tokenizer,
-            text.vocabulary(SHARED),
-            max_length=text.max_length,
-            stride=self.config.stride,
-            max_question=self.config.max_question,
-        )
-
-
-def numbering(text: TextSpec) -> Callable[[str, LabelledText | TaggedSentence], int]:
-    """Return a function that gives the number of a label of an example, and raises UserError if the training text does
-    not have the label."""
-    assert text.annotation is not None
-    numbers = {label: number for number, label in enumerate(text.annotation.labels)}
-
-    def number_of(label: str, example: LabelledText | TaggedSentence) -> int:
-        if label not in numbers:
-            problem = f"the label {label!r} does not occur in the training text"
-            known = ", ".join(list(numbers)[:20])
-            raise UserError(problem, path=example.path, line=example.line, cure=f"known: {known}")
-        return numbers[label]
-
-    return number_of
+    def rows(self, examples: Iterable[Question], reading: Reading, numbers_of: Numbering) -> Iterator[Row]:
+        return question_rows(examples, reading, stride=self.config.stride, max_question=self.config.max_question)
 
 
 def labels_of(labels: Iterable[str]) -> list[str]:

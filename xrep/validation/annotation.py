@@ -31,7 +31,7 @@ class AnnotationValidator(Validator):
         if not isinstance(task, AnnotatedTask) or not task.has_validation:
             cure = "give it a file such as dev-en.tsv, set `dev_share`, or choose the `validation` loss"
             raise UserError("there is no dev split of annotated text to validate on", cure=cure)
-        self._task = task
+        self._task, self._examples = task, list(task.examples_of("valid"))
         annotation = task.text.annotation
         assert annotation is not None
         self.metric = main_metric(annotation)
@@ -40,4 +40,4 @@ class AnnotationValidator(Validator):
         """Return the figures of ``xrep.inference.scoring.score``, in percent."""
         options: dict[str, Any] = vars(self._task.config)
         classifier = SentenceClassifier(model, self._task.text, self._task.tokenizers, options=options)
-        return score(classifier, self._task.dev_examples)[0]
+        return score(classifier, self._examples)[0]

@@ -13,7 +13,7 @@ _RUN = 1 << 18  # rows in memory before they are sorted and written
 _PARTS = 256  # by the first byte of the hash
 
 
-class HashRuns:
+class DiskSort:
     """Rows of 64-bit numbers that begin with a hash, to be read in the order of their hashes.
 
     They are written in sorted runs to a file without a name, which vanishes with this process. Memory holds one run,
@@ -50,16 +50,15 @@ class HashRuns:
 
     def save_distinct(self, path: Path) -> None:
         """Write the distinct hashes in ascending order: a file of numpy, uint64 [N]."""
-        with tempfile.TemporaryFile(dir=self._folder) as distinct:
+        with path.open("xb") as file:
+            header = {"descr": "<u8", "fortran_order": False, "shape": (0,)}
+            np.lib.format.write_array_header_1_0(file, header)
+            size = file.tell()
             for rows in self.parts():
-                distinct.write(np.unique(rows[:, 0]).tobytes())
-            count = distinct.tell() // 8
-            distinct.seek(0)
-            with path.open("xb") as file:
-                header = {"descr": "<u8", "fortran_order": False, "shape": (count,)}
-                np.lib.format.write_array_header_1_0(file, header)
-                while block := distinct.read(1 << 20):
-                    file.write(block)
+                file.write(np.unique(rows[:, 0]).tobytes())
+            header["shape"] = ((file.tell() - size) // 8,)
+            file.seek(0)  # a header has room for any number
+            np.lib.format.write_array_header_1_0(file, header)
 
     def _write(self) -> None:
         if not self._count:
