@@ -29,8 +29,7 @@ from harness import make_parser, progress, take_turns, write_json
 from train import Ours, trainer_of
 
 from xrep.config import RunConfig, runs_of
-from xrep.data.order import ExampleOrder
-from xrep.data.rows import AnnotatedBatch
+from xrep.data.batch import Batch
 from xrep.inference.classifier import SentenceClassifier
 from xrep.tasks.annotated import AnnotatedTask
 from xrep.training.trainer import Trainer
@@ -47,7 +46,7 @@ def configured(options: argparse.Namespace, folder: Path) -> RunConfig:
     return runs_of(line.layers, line.problems)[0]
 
 
-def their_trainer(options: argparse.Namespace, task: Any, batches: Iterator[AnnotatedBatch] | None) -> Callable:
+def their_trainer(options: argparse.Namespace, task: Any, batches: Iterator[Batch] | None) -> Callable:
     """Return turns of transformers' Trainer, with its own batches or with given ones."""
     import transformers
 
@@ -81,7 +80,7 @@ def their_trainer(options: argparse.Namespace, task: Any, batches: Iterator[Anno
     return turn
 
 
-def _fields(batch: AnnotatedBatch) -> dict[str, torch.Tensor]:
+def _fields(batch: Batch) -> dict[str, torch.Tensor]:
     tokens = batch.tokens
     types = torch.zeros_like(tokens.tokens) if tokens.types is None else tokens.types
     return {
@@ -97,7 +96,7 @@ def annotated(trainer: Trainer) -> AnnotatedTask:
     return trainer.task
 
 
-def batches_of(task: AnnotatedTask) -> Iterator[AnnotatedBatch]:
+def batches_of(task: AnnotatedTask) -> Iterator[Batch]:
     return (task.make(plan.what) for plan in task.plan())
 
 
@@ -106,7 +105,7 @@ def training(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     at_random = trainer_of(configured(options, folder / "random"), folder / "random")
     task = annotated(at_random)
     # Where all rows seem equally long, the order of the rows is random, as in transformers' Trainer.
-    task._order = ExampleOrder([task.examples], 1.0, 1, lambda _, rows: np.ones(len(rows), dtype=np.int64))
+    task.lengths = lambda table, numbers: np.ones((len(numbers), 1), dtype=np.int64)
     contestants = {
         "xrep": Ours(by_length),
         "xrep with random batches": Ours(at_random),

@@ -36,8 +36,7 @@ from xrep.criteria.criterion import Loss, Planned
 from xrep.criteria.dap import DAP
 from xrep.criteria.tlm import TLM
 from xrep.criteria.translation_ranking import TranslationRanking
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary
-from xrep.data.stream import stream
+from xrep.data.batch import Batch, TextSpec, TokenBatch, Vocabulary
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.bitext import BitextTask
 from xrep.training.distributed import pick_device
@@ -100,7 +99,7 @@ def counted(options: argparse.Namespace) -> list[tuple[str, int]]:
     return [(name, operations(options, full, full, **given)) for name, given in rows.items()]
 
 
-def random_batches(options: argparse.Namespace, text: TextSpec) -> Iterator[PairBatch]:
+def random_batches(options: argparse.Namespace, text: TextSpec) -> Iterator[Batch]:
     """Yield batches of pairs of full sentences of random tokens."""
     generator = torch.Generator().manual_seed(0)
     rows, first = options.batch_size, 5
@@ -112,17 +111,19 @@ def random_batches(options: argparse.Namespace, text: TextSpec) -> Iterator[Pair
             lengths = torch.full((rows,), options.length)
             sides.append(TokenBatch(tokens, lengths, lengths.numpy()))
         numbers = torch.arange(rows)
-        yield PairBatch(*sides, numbers.unsqueeze(1).expand(rows, 2), numbers, torch.tensor([[1, 0]]).expand(rows, 2))
+        languages = torch.tensor([[1, 0]]).expand(rows, 2)
+        facts = {"ids": numbers.unsqueeze(1).expand(rows, 2), "indices": numbers, "languages": languages}
+        yield Batch(dict(zip(("source", "target"), sides, strict=True)), facts)
 
 
-def text_of(options: argparse.Namespace) -> tuple[TextSpec, Iterator[PairBatch]]:
+def text_of(options: argparse.Namespace) -> tuple[TextSpec, Iterator[Batch]]:
     """Return the training batches of a data directory, or of random tokens."""
     if options.data:
         task = BitextTask(
             BitextTask.Config(data=options.data, batch_size=options.batch_size, max_length=options.length), 1
         )
         options.vocabulary_size = task.text.vocabulary("shared").size
-        return task.text, (batch for batch, _ in stream(task))
+        return task.text, (task.make(plan.what) for plan in task.plan())
     ids = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "mask_id": 4}
     vocabulary = Vocabulary(size=options.vocabulary_size, **ids)
     text = TextSpec(
@@ -171,7 +172,7 @@ class RankingAndTLM(TranslationRanking):
         super().__init__(config, model, text)
         self.tlm = TLM(TLM.Config(mask_rate=MASKED), model, text)
 
-    def plan(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+    def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
         ranking, masked = super().plan(batch, generator), self.tlm.plan(batch, generator)
         return Planned(batch, ranking.sizes | masked.sizes, masked.details)
 

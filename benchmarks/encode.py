@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from harness import make_parser, progress, say_absent, take_turns, write_json
 
-from xrep.data.batching import TokenBatch, batches_of, collate
+from xrep.data.batch import TokenBatch, batches_of, collate
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.kernels.precision import float32_precision
 from xrep.text.lines import read_lines

@@ -34,7 +34,7 @@ import torch
 from harness import make_parser, progress, say_absent, take_turns, write_json
 from torch import Tensor, nn
 
-from xrep.data.batching import TextSpec, TokenBatch, Vocabulary, collate
+from xrep.data.batch import TextSpec, TokenBatch, Vocabulary, collate
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.search import search
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy

@@ -136,7 +136,7 @@ def inputs(words: str, folder: Path) -> dict[str, str]:
     Raises:
         UserError: One of them cannot be fetched.
     """
-    from xrep.text.corpora import find_resource
+    from xrep.text.resources import find_resource
 
     found = {"encoder": str(find_resource("minilm").get(progress))} if "{encoder}" in words else {}
     if any(f"{{{name}}}" in words for name in ("corpus", "text", "labelled")):

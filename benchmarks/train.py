@@ -33,7 +33,6 @@ import torch.nn.functional as F
 from harness import make_parser, take_turns, write_json
 
 from xrep.config import RunConfig, runs_of
-from xrep.data.stream import stream
 from xrep.kernels.precision import default_float32_products, fast_products
 from xrep.memory import keep_freed_memory
 from xrep.precision import TrainingPrecision
@@ -147,15 +146,15 @@ def plain_loop(options: argparse.Namespace, trainer: Trainer, queue_size: int) -
 
 def corpus_order(task: BitextTask, batch_size: int) -> Iterator[Any]:
     """Yield batches of consecutive pairs of the first language pair, over and over."""
-    rows = itertools.cycle(range(len(task._train[0])))
+    rows = itertools.cycle(range(len(task.train[0])))
     while True:
-        chosen = [(0, row) for row in itertools.islice(rows, batch_size)]
+        chosen = [(0, row, row) for row in itertools.islice(rows, batch_size)]
         yield task.make(np.array(chosen))
 
 
 def sorted_order(task: BitextTask) -> Iterator[Any]:
     """Return the batches that xrep trains on, whose sentences have similar lengths."""
-    return (batch for batch, _ in stream(task))
+    return (task.make(plan.what) for plan in task.plan())
 
 
 class padded:

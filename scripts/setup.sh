@@ -30,7 +30,7 @@ python_version() { "$1" -c 'import sys; print(*sys.version_info[:3], sep=".")'; 
 why_anew() {
   if [ ! -e "$venv" ]; then
     echo "there is none yet"
-  elif [ -e "$unfinished" ] && [ ! -e "$made_for" ]; then
+  elif [ -e "$unfinished" ]; then
     echo "its making was interrupted"
   elif ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     echo "the one that is there does not work"
@@ -57,6 +57,12 @@ make_venv() {
   echo "$repository" >"$made_for"
 }
 
+pip_install() {
+  "$venv/bin/python" -m pip install -c constraints.txt --no-input --disable-pip-version-check "$@" </dev/null ||
+    stop "pip could not install xrep (see above); correct that, or check the network (PIP_INDEX_URL can name another\
+ index), and run this again (pip keeps what it has fetched)"
+}
+
 set_up() {
   local installed="$venv/.xrep-installed${1:+-$1}" state why
   state="$(cat setup.py pyproject.toml constraints.txt | cksum)"
@@ -66,7 +72,10 @@ set_up() {
   fi
   if [ "$(cat "$installed" 2>/dev/null)" != "$state" ]; then
     echo "Installing xrep${1:+ with the extra '$1'} into .venv at the versions of constraints.txt (some minutes the first time)"
-    "$venv/bin/python" scripts/install.py "$0" "$venv" ${1:+"$1"} </dev/null || exit
+    # First pip itself, at a version that resumes transfers, and setuptools: xrep is built with those of this
+    # environment, because pip's own environment for building ignores constraints.txt.
+    pip_install pip setuptools
+    pip_install --no-build-isolation -e ".${1:+[$1]}"
     echo "$state" >"$installed"
     rm -f "$unfinished"
   fi

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,6 +19,7 @@ from xrep.files import (
     check_output,
     digests_of,
     directory_aside,
+    link_or_copy,
     locked,
     point_link,
     remove_files,
@@ -34,6 +36,15 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         temporary.write_text("half")
         raise OSError(28, "No space left on device")
     assert os.listdir(tmp_path) == ["out.json"] and path.read_text() == "old"
+
+
+def test_a_file_is_linked_or_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("content")
+    link_or_copy(tmp_path / "file", tmp_path / "link")
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(18, "Invalid cross-device link")))
+    link_or_copy(tmp_path / "file", tmp_path / "copy")
+    assert (tmp_path / "link").samefile(tmp_path / "file") and not (tmp_path / "copy").samefile(tmp_path / "file")
+    assert (tmp_path / "copy").read_text() == "content"
 
 
 def test_places_that_cannot_be_written_are_found_beforehand(tmp_path: Path) -> None:

@@ -63,6 +63,11 @@ def write_pairs(folder: Path, count: int) -> None:
     write_lines(folder / f"{count}.tsv", [f"Hund {n} im Wald\tdog {n} in the forest {n * n}" for n in range(count)])
 
 
+def write_labels(folder: Path, count: int) -> None:
+    lines = [f"{n % 3}\tHund {n} im Wald" for n in range(count)]
+    write_lines(folder / f"{count}" / "train-de.tsv", [*lines, *reversed(lines)])
+
+
 def write_format(name: str, folder: Path, count: int) -> None:
     """Write pairs, of which 100,000 are 20 MB, in a format of parallel text."""
     pairs = [(f"das Haus mit der Nummer {n} " * 3, f"the house number {n} " * 3) for n in range(count)]
@@ -151,15 +156,24 @@ def watch():
         time.sleep(0.002)
 threading.Thread(target=watch, daemon=True).start()
 """
+LABELS = """
+from xrep.data import build, disk_sort
+from xrep.tasks.annotated import ClassificationTask
+disk_sort._RUN, build._CHUNK = 4096, 512
+"""
+BUILD = """
+options = {"data": f"{count}", "languages": ["de"], "dev_share": 0.1, "tokenizer": data}
+task = ClassificationTask(ClassificationTask.Config(**options), seed=1)
+"""
 # The peak is that of all workers, into the second window.
 TASK = """
 import itertools, multiprocessing
-from xrep.data.stream import stream
+from tests.support.planning import streamed
 from xrep.tasks.bitext import BitextTask
 """
 READ = """
 task = BitextTask(BitextTask.Config(data=str(count), batch_size=64), seed=1)
-for number, _ in enumerate(itertools.islice(stream(task, workers=1), 1100)):
+for number, _ in enumerate(itertools.islice(streamed(task, workers=1), 1100)):
     if number % 10 == 0:
         most = max(most, sum(map(anonymous, ["self", *(x.pid for x in multiprocessing.active_children())])))
 """
@@ -214,6 +228,7 @@ ROWS = {
     "search, inverted lists": of_index("IVF64,SQ8"),
     # The hashes of 150,000 pairs would need 3,600 KB, and 7,200 while they are sorted.
     "preprocess": Row(PREPARE, 20_000, 170_000, 5_000, write_pairs, ANONYMOUS + PREPROCESS),
+    "labels": Row(BUILD, 10_000, 80_000, 4_000, write_labels, LABELS),
     "task": Row(READ, 70_000, 2_000_000, 10_000, write_data, ANONYMOUS + TASK),
     "order": Row(ORDER, 10**6, 10**9, 1_000, setup="from xrep.data.order import ExampleOrder"),
     **{

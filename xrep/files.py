@@ -95,6 +95,15 @@ def replace_file(aside: Path, path: Path) -> None:
     os.replace(aside, path)
 
 
+def link_or_copy(file: Path, path: Path) -> None:
+    """Make ``path`` another name of a file, or a copy on another file system; nothing may have this name yet."""
+    try:
+        os.link(file.resolve(), path)
+    except OSError:
+        with write_aside(path) as aside:
+            shutil.copyfile(file, aside)
+
+
 def remove_files(folder: Path, names: Iterable[str]) -> None:
     """Remove files of a folder, and then itself and the folders in it unless something else is left in them.
 

@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
-from xrep.text.corpora import RESOURCES, Resource, find_resource
+from xrep.text.resources import RESOURCES, Resource, find_resource
 from xrep_cli import kinds
 from xrep_cli.command import Command
 

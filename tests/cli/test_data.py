@@ -10,7 +10,7 @@ import pytest
 
 from tests.repository.test_docs import check_command
 from tests.support.commands import Commands
-from xrep.text.corpora import RESOURCES
+from xrep.text.resources import RESOURCES
 
 
 def test_list(cli: Commands) -> None:
@@ -45,8 +45,8 @@ def test_the_commands_of_the_list_parse() -> None:
 @pytest.mark.parametrize("name", ["demo", "minilm", "m3e-small"])
 def test_print_path_is_the_path_alone(name: str, cli: Commands) -> None:
     home = Path(os.environ["XREP_HOME"])
-    folder, file = (home / "demo", "corpus.json") if name == "demo" else (home / "models" / name, "xrep_source.json")
-    if not (folder / file).exists():
+    folder = home / "demo" if name == "demo" else home / "models" / name
+    if not (folder / "xrep_source.json").exists():
         pytest.skip(f"{name} is not cached in $XREP_HOME")
     done = cli("data", "get", name, "--print-path")
     assert done.out == f"{folder}\n" and done.err == ""

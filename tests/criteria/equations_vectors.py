@@ -11,7 +11,7 @@ from tests.criteria.by_hand import SEED, Expected, masked_words, read
 from tests.criteria.equations_words import masks, put_together
 from tests.support.planning import token_batch
 from xrep.criteria.criterion import Criterion, Planned
-from xrep.data.batching import PairBatch, TokenBatch
+from xrep.data.batch import Batch, TokenBatch
 
 Vectors = list[Tensor]
 
@@ -30,7 +30,7 @@ def cut(vector: Tensor, width: int | None) -> Tensor:
     return vector if width is None else vector[:width] / vector[:width].norm()
 
 
-def own_negatives(model: Any, batch: PairBatch) -> list[Vectors]:
+def own_negatives(model: Any, batch: Batch) -> list[Vectors]:
     """Return the vectors of the hard negatives of each row."""
     found: list[Vectors] = [[] for _ in range(len(batch))]
     if batch.negatives is not None:
@@ -203,7 +203,7 @@ def hictl(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
     return expected
 
 
-def _contrast_sentences(expected: Expected, model: nn.Module, criterion: Criterion, batch: PairBatch) -> None:
+def _contrast_sentences(expected: Expected, model: nn.Module, criterion: Criterion, batch: Batch) -> None:
     """Equations 2-6: a negative that is farther from the query than its translation is moved towards it."""
     config, hardness = criterion.config, criterion.hardness
     exponent = 0.0 if hardness is None else 0.9 * float(hardness.history[:3].mean())

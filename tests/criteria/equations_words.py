@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from tests.criteria.by_hand import SEED, Expected, embedded, language_model, masked_words, read, rows, through
 from tests.support.planning import token_batch
 from xrep.criteria.criterion import Criterion, Planned
-from xrep.data.batching import PairBatch, TokenBatch
+from xrep.data.batch import Batch, TokenBatch
 from xrep.data.masking import Masked, mask_tokens
 
 
@@ -20,11 +20,8 @@ def masks(criterion: Criterion, tower: str, read: TokenBatch, rate: float, gener
 
 def mlm(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
     batch, generator, found = planned.batch, Generator().manual_seed(SEED), []
-    if not isinstance(batch, PairBatch):
-        sides = {"shared": batch.sentences}
-    elif len(model.encoders) > 1:
-        sides = {"source": batch.source, "target": batch.target}
-    else:
+    sides = batch.sides
+    if len(model.encoders) == 1 and len(sides) == 2:
         sides = {"shared": batch.source.followed_by(batch.target, criterion.language.vocabularies["shared"].pad_id)}
     for tower, side in sides.items():
         masked = masks(criterion, tower, side, criterion.config.mask_rate, generator)
@@ -33,7 +30,7 @@ def mlm(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
     return language_model("mlm", found)
 
 
-def put_together(batch: PairBatch, pad_id: int) -> TokenBatch:
+def put_together(batch: Batch, pad_id: int) -> TokenBatch:
     """[CLS] x [SEP] y [SEP]."""
     pairs = [torch.cat([x, y[1:]]) for x, y in zip(rows(batch.source), rows(batch.target), strict=True)]
     tokens = nn.utils.rnn.pad_sequence(pairs, batch_first=True, padding_value=pad_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from unittest.mock import Mock
@@ -18,15 +18,14 @@ from tests.criteria import equations_words as of_words
 from tests.criteria.by_hand import Expected
 from tests.criteria.equation_dap import DE, EN, ES, dap
 from tests.support.corpus import sentence_pairs, spanish_pairs
-from tests.support.planning import with_negatives
+from tests.support.planning import single, with_negatives
 from xrep.criteria.criterion import Criterion, Planned
-from xrep.data.batching import PairBatch, TextSpec
+from xrep.data.batch import Batch, TextSpec
+from xrep.data.table import Table
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.translation import Translation
 from xrep.registry import CRITERIA
-from xrep.tasks.monolingual import SentenceBatch
-from xrep.tasks.nli import NliBatch
-from xrep.tasks.task import ParallelTask
+from xrep.tasks.bitext import BitextTask
 
 SMALL = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 96, "dropout": 0.0,
          "attention_dropout": 0.0}  # fmt: skip
@@ -173,7 +172,7 @@ FIRST = [name for name in OBJECTIVES if "," not in name]
 class Maker:
     """Makes model, criterion and batch of an objective; their weights are large and all different."""
 
-    def __init__(self, text: TextSpec, make_batch: Callable[[Any], PairBatch] | None = None) -> None:
+    def __init__(self, text: TextSpec, make_batch: Callable[[Any], Batch] | None = None) -> None:
         self.text, self.make_batch = text, make_batch
         self.languages = dataclasses.replace(text, source_languages=["de", "en"], target_languages=["en", "es"])
 
@@ -205,12 +204,13 @@ class Maker:
         nn.ModuleList([model, criterion]).to(dtype).train()
         return model, criterion
 
-    def task(self, pairs: list[tuple[str, str]]) -> ParallelTask:
+    def task(self, pairs: list[tuple[str, str]]) -> BitextTask:
         """A task of translations whose languages have some of the subwords of the batch."""
         batch = self.batch("languages")
         every = sorted({*batch.source.tokens.flatten().tolist(), *batch.target.tokens.flatten().tolist()})
         own = {name: [*every[place:-20:2], 11, 12] for place, name in enumerate(("de", "en", "es"))}
-        return Mock(spec=ParallelTask, language_pairs=pairs, subwords=own.__getitem__)
+        tables = [Table("-".join(pair), {}, {"languages": pair}) for pair in pairs]
+        return Mock(spec=BitextTask, train=tables, subwords=own.__getitem__)
 
     def batch(self, kind: str) -> Any:
         """Nine ragged examples; one sentence of each side is repeated with another translation."""
@@ -226,17 +226,16 @@ class Maker:
             mixed = [pair for german, (spanish, other) in zip(given, spanish_pairs(), strict=False)
                      for pair in (german, (other, spanish))]  # fmt: skip
             made = self.make_batch([(one * (1 + n % 3 // 2), other) for n, (one, other) in enumerate(mixed[:9])])
-            made.languages = torch.tensor([(DE, EN), (EN, ES)] * 5)[:9]
-            made.indices = torch.tensor([4, 7, 1, 2, 2, 9, 3, 5, 8])
-            return made
+            languages, indices = torch.tensor([(DE, EN), (EN, ES)] * 5)[:9], torch.tensor([4, 7, 1, 2, 2, 9, 3, 5, 8])
+            return replace(made, facts={**made.facts, "languages": languages, "indices": indices})
         if kind == "sentences":
-            return SentenceBatch(pairs.source, pairs.indices, pairs.languages[:, 0])
+            return single(pairs)
         if kind in ("labelled", "triplets"):
             return nli_batch(pairs, kind)
         return pairs
 
 
-def nli_batch(pairs: PairBatch, kind: str) -> NliBatch:
+def nli_batch(pairs: Batch, kind: str) -> Batch:
     """Return examples of inference from pairs, or triplets. The second sentence is of either side."""
     count = len(pairs)
     own = torch.arange(count)
@@ -244,8 +243,8 @@ def nli_batch(pairs: PairBatch, kind: str) -> NliBatch:
     columns[1][count // 2 :] = own[: count - count // 2]
     places = torch.stack(columns[: 2 + (kind == "triplets")], dim=1)
     labels = own % 3 if kind == "labelled" else torch.full_like(own, -1)
-    ids = pairs.ids.T.flatten()[places]
-    return NliBatch((pairs.source, pairs.target), places, labels, ids, own, torch.zeros_like(places))
+    facts = {"labels": labels, "ids": pairs.ids.T.flatten()[places], "indices": own}
+    return Batch(pairs.sides, {**facts, "languages": torch.zeros_like(places)}, places)
 
 
 @torch.no_grad()

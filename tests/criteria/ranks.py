@@ -21,7 +21,7 @@ from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term
 from xrep.criteria.in_batch import negative_vectors, with_own_negatives
 from xrep.criteria.matryoshka import Nested
-from xrep.data.batching import PairBatch, TextSpec
+from xrep.data.batch import Batch, TextSpec
 from xrep.kernels.gather import current_group
 from xrep.nn.queue import Queue
 from xrep.registry import CRITERIA
@@ -84,13 +84,13 @@ class Run:
     own: Objective
     accumulate: int = 1
 
-    def of(self, batch: PairBatch) -> Any:
+    def of(self, batch: Batch) -> Any:
         """Return the pairs in the form that the criterion reads."""
         if self.own.batch == "triplets":
             return nli_batch(batch, "triplets")
         return batch if self.own.batch == "negatives" else replace(batch, negatives=None)
 
-    def train(self, text: TextSpec, batches: list[PairBatch], rank: int, world: int) -> Results:
+    def train(self, text: TextSpec, batches: list[Batch], rank: int, world: int) -> Results:
         """Return sums of the loss, gradients of every step, and every tensor at the end, given the batches of all."""
         counts = PARTS[world]
         starts = [sum(sizes[:rank]) for sizes in counts]
@@ -173,7 +173,7 @@ RUNS = {
 }
 
 
-def train(rank: int, world: int, text: TextSpec, batches: list[PairBatch]) -> dict[str, Results]:
+def train(rank: int, world: int, text: TextSpec, batches: list[Batch]) -> dict[str, Results]:
     """Return the results of a rank for each run."""
     with patch.dict(CRITERIA._targets, PLUGINS):
         return {name: own.train(text, batches, rank, world) for name, own in RUNS.items()}

@@ -10,11 +10,11 @@ from tests.criteria.ranks import PARTS, RUNS, check, train
 from tests.kernels.ranks import Found, Results, run_ranks
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, with_negatives
-from xrep.data.batching import PairBatch
+from xrep.data.batch import Batch
 
 
 @pytest.fixture(scope="module")
-def batches(make_batch) -> list[PairBatch]:
+def batches(make_batch) -> list[Batch]:
     """Sentences of either side are repeated with other translations."""
     pairs = sentence_pairs(24)
     pairs[6], pairs[9] = (pairs[0][0], pairs[6][1]), (pairs[9][0], pairs[1][1])

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from tests.support.planning import token_batch
 from xrep.criteria.annotated import Classification, Span, Tagging
-from xrep.data.batching import TextSpec, TokenBatch
-from xrep.data.rows import IGNORED, AnnotatedBatch
+from xrep.data.batch import Batch, TextSpec, TokenBatch
+from xrep.data.rows import IGNORED
 
 TEXT = TextSpec(vocabularies={}, max_length=9)
 SHAPES = {Classification: (4, 3), Tagging: (2, 4, 3), Span: (2, 4, 2)}
@@ -32,10 +32,10 @@ class Logits(nn.Module):
         return self.logits[: len(tokens)]
 
 
-def batch_of(kind: Any) -> AnnotatedBatch:
+def batch_of(kind: Any) -> Batch:
     sizes = torch.tensor(LENGTHS[kind])
     tokens = token_batch(torch.ones(len(sizes), int(sizes.max()), dtype=torch.int64), sizes)
-    return AnnotatedBatch(tokens, torch.tensor(LABELS[kind]), torch.arange(len(sizes)))
+    return Batch({"shared": tokens}, {"labels": torch.tensor(LABELS[kind]), "indices": torch.arange(len(sizes))})
 
 
 def predictions(kind: Any, logits: Tensor) -> list[tuple[Tensor, int]]:

@@ -15,7 +15,7 @@ from tests.support.planning import loss_of, sizes_of, token_batch
 from xrep.config import read_yaml, runs_of
 from xrep.config.layers import strip
 from xrep.criteria.cmlm import CMLM
-from xrep.data.batching import TextSpec
+from xrep.data.batch import TextSpec
 from xrep.data.masking import mask_counts
 from xrep.models.directory import open_checkpoint
 from xrep_cli.train import main
@@ -30,7 +30,7 @@ def test_the_gap_is_the_loss_with_other_sentences_minus_the_loss(make: Maker) ->
     assert "gap" not in loss_of(criterion, model, batch).metrics
     criterion.eval()
     moved = np.roll(np.arange(len(batch)), len(batch) // 2)
-    other = dataclasses.replace(batch, source=batch.source.select(moved))
+    other = dataclasses.replace(batch, sides={**batch.sides, "source": batch.source.select(moved)})
     given, swapped = (loss_of(criterion, model, each) for each in (batch, other))
     tokens = sizes_of(criterion, batch)["cmlm"]
     expected = (swapped.terms["cmlm"].sum - given.terms["cmlm"].sum) / tokens

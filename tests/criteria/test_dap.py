@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +13,11 @@ from torch import Tensor, nn
 from tests.criteria.equation_dap import DE, EN
 from tests.criteria.objectives import Maker, align
 from tests.support.corpus import sentence_pairs
-from tests.support.planning import loss_of, sizes_of
+from tests.support.planning import loss_of, pair_batch, sizes_of
 from xrep.config import Part
 from xrep.criteria.dap import DAP
 from xrep.criteria.multitask import Multitask
-from xrep.data.batching import collate
+from xrep.data.batch import collate
 from xrep.tasks.bitext import BitextTask
 
 
@@ -79,7 +78,7 @@ def test_cut_sentences(make: Maker, tokenizer) -> None:
     model, criterion, batch = make("dap")
     sides = [[np.array(ids) for ids in tokenizer.encode(list(side))] for side in zip(*sentence_pairs(9), strict=True)]
     source, target = (collate(side, make.text.vocabulary("shared"), 5) for side in sides)
-    cut = dataclasses.replace(batch, source=source, target=target, languages=torch.tensor([[DE, EN]] * 9))
+    cut = pair_batch(source, target, batch.ids, batch.indices, torch.tensor([[DE, EN]] * 9))
     assert sizes_of(criterion, cut)["rtl"] == 9 * 4 and loss_of(criterion, model, cut).terms["rtl"].sum.isfinite()
 
 
@@ -97,9 +96,9 @@ def test_a_part_of_a_mixture_is_prepared_with_its_own_task(make: Maker) -> None:
 
 def test_subwords_of_a_language(data_directory) -> None:
     task = BitextTask(BitextTask.Config(data=str(data_directory)), seed=0)
-    assert sorted(task.language_pairs) == [("de", "en"), ("es", "en")]
+    assert sorted(pair.languages for pair in task.train) == [("de", "en"), ("es", "en")]
     seen: dict[str, set[int]] = {}
-    for pair in task._train:
+    for pair in task.train:
         for language, column in zip(pair.languages, (pair["source"], pair["target"]), strict=True):
             seen.setdefault(language, set()).update(*(column[row].tolist() for row in range(len(column))))
     found = {language: task.subwords(language).tolist() for language in ("de", "en", "es")}

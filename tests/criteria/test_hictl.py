@@ -20,7 +20,7 @@ from tests.support.runs import SMALL_MODEL
 from xrep.config import flat, read_yaml, runs_of
 from xrep.criteria import hictl as module
 from xrep.criteria.hictl import BATCHES, Hardness, HiCTL, bag_of_words
-from xrep.data.batching import TextSpec
+from xrep.data.batch import TextSpec
 from xrep.models.directory import open_checkpoint
 from xrep.training.run import train
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.support.corpus import sentence_pairs
 from tests.support.once import made_once
-from tests.support.planning import loss_of
+from tests.support.planning import loss_of, single
 from tests.support.runs import SMALL_MODEL, contents
 from xrep.config import Part, runs_of
 from xrep.criteria.hictl import HiCTL
@@ -22,11 +22,10 @@ from xrep.criteria.mlm import MLM
 from xrep.criteria.multitask import Multitask
 from xrep.criteria.tlm import TLM
 from xrep.criteria.translation_ranking import TranslationRanking
-from xrep.data.batching import TextSpec
+from xrep.data.batch import TextSpec
 from xrep.models.directory import load_matching, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.mixture import MixedBatch
-from xrep.tasks.monolingual import SentenceBatch
 from xrep.training.run import train
 
 HEAD = ["bias", "dense.bias", "dense.weight", "norm.bias", "norm.weight"]
@@ -54,8 +53,7 @@ def heads_in(names: Iterable[str]) -> list[str]:
 @pytest.fixture(scope="module")
 def batch(make_batch) -> MixedBatch:
     pairs = make_batch(sentence_pairs(9))
-    sentences = SentenceBatch(pairs.source, pairs.indices, pairs.languages[:, 0])
-    return MixedBatch({"rank": pairs, "mono": sentences, "bi": pairs.rows(2, 7)})
+    return MixedBatch({"rank": pairs, "mono": single(pairs), "bi": pairs.rows(2, 7)})
 
 
 @pytest.mark.parametrize("mixing", ["weight", "proportion"])

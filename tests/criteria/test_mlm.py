@@ -14,7 +14,7 @@ from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, plan, sizes_of
 from xrep.criteria.mlm import MLM
 from xrep.criteria.tlm import read_together
-from xrep.data.batching import TextSpec, Vocabulary, collate
+from xrep.data.batch import TextSpec, Vocabulary, collate
 from xrep.models.dual_encoder import DualEncoder
 
 

@@ -16,7 +16,7 @@ from xrep.config import Part
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.multitask import Multitask
 from xrep.criteria.translation_ranking import TranslationRanking
-from xrep.data.batching import PairBatch
+from xrep.data.batch import Batch
 from xrep.errors import UserError
 from xrep.models.directory import load_matching
 from xrep.models.dual_encoder import DualEncoder
@@ -37,7 +37,7 @@ def model(text) -> DualEncoder:
 
 
 @pytest.fixture
-def batches(make_batch) -> tuple[PairBatch, PairBatch, PairBatch]:
+def batches(make_batch) -> tuple[Batch, Batch, Batch]:
     pairs = sentence_pairs(30)
     return make_batch(pairs[:7]), make_batch(pairs[7:16]), make_batch(pairs[16:21])
 
@@ -108,7 +108,7 @@ def test_a_part_without_a_batch_is_left_alone(model, text, batches) -> None:
     pair = Pair(model, criterion)
     step = Step(pair, Freezing([], pair), Update(optimizer, alone("cpu")))
 
-    def take(*batches: dict[str, PairBatch]) -> dict[str, float]:
+    def take(*batches: dict[str, Batch]) -> dict[str, float]:
         planned = [plan(criterion, MixedBatch(batch)) for batch in batches]
         sizes = {name: 1.0 for each in planned for name in each.sizes}
         results = step.gradients(planned, sizes, 0)

@@ -21,7 +21,7 @@ from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.errors import UserError
 from xrep.registry import CRITERIA
 from xrep.tasks.mixture import MixedBatch
-from xrep.tasks.task import Examples
+from xrep.tasks.task import ExampleKind
 from xrep_cli.train import main
 
 OWN = sorted({own.kind for own in OBJECTIVES.values()})
@@ -85,7 +85,7 @@ def test_parts_have_widths_of_their_own(make: Maker, widths: list[int]) -> None:
 def test_who_has_use_for_hard_negatives(make: Maker, name: str) -> None:
     own = OBJECTIVES[name]
     _, criterion = make.build(own)
-    reads = criterion.reads[0] if criterion.reads else Examples.TRANSLATIONS
+    reads = criterion.reads[0] if criterion.reads else ExampleKind.TRANSLATIONS
     task = SimpleNamespace(gives=reads, has_hard_negatives=True)
     uses = own.kind in ("translation_ranking", "dap", "dual_moco")
     uses |= own.kind == "hictl" and own.options.get("sentence_contrast", True)
@@ -131,12 +131,12 @@ def test_text_that_does_not_fit(make: Maker) -> None:
         criterion.prepare(make.task([("de", "en"), ("de", "es")]))
     for monolingual in (True, False):
         _, own = make.build(hictl(monolingual=monolingual))
-        own.prepare(SimpleNamespace(gives=Examples.TRANSLATIONS))
+        own.prepare(SimpleNamespace(gives=ExampleKind.TRANSLATIONS))
         if monolingual:
-            own.prepare(SimpleNamespace(gives=Examples.REORDERED))
+            own.prepare(SimpleNamespace(gives=ExampleKind.REORDERED))
         else:
             with pytest.raises(UserError, match="reveal each other's masked words; set `monolingual` to true"):
-                own.prepare(SimpleNamespace(gives=Examples.REORDERED))
+                own.prepare(SimpleNamespace(gives=ExampleKind.REORDERED))
 
 
 TRAINED = {"source": "trained"}

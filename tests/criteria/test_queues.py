@@ -21,15 +21,15 @@ from tests.support.runs import compose_run, make_trainer
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.frozen_source import LearnableTemperature
-from xrep.data.batching import PairBatch
+from xrep.data.batch import Batch
 from xrep.models.directory import load_matching
 
 RATE = 0.2
-Groups = list[list[PairBatch]]
+Groups = list[list[Batch]]
 """The batches of each step."""
 
 
-def make_groups(make_batch: Callable[[Any], PairBatch], accumulate: int) -> Groups:
+def make_groups(make_batch: Callable[[Any], Batch], accumulate: int) -> Groups:
     """Return batches of 4 pairs (3 in the last of a step) in which sentences are repeated with other translations."""
     some = sentence_pairs(20)
     pairs = some[:8] + [(some[0][0], some[8][1]), (some[9][0], some[1][1]), *some[2:4]] + some[10:18] + some[4:12]

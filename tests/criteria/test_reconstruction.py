@@ -10,26 +10,29 @@ import pytest
 import torch
 from torch import Generator
 
+from tests.support.planning import pair_batch
 from xrep.criteria.reconstruction import LANGUAGE, PLACE, POSITION, SLOT, Planner, ranges
-from xrep.data.batching import PairBatch, Vocabulary, collate
+from xrep.data.batch import Batch, Vocabulary, collate
 
 VOCABULARY = Vocabulary(size=99, pad_id=0, unk_id=1, bos_id=2, eos_id=3, mask_id=4)
 DE, EN, ES = range(3)
 
 
 @pytest.fixture
-def batch() -> PairBatch:
+def batch() -> Batch:
     """Return a pair de-en of 2 and 3 words, and a pair en-es of 1 and 0."""
     sides = [[[11, 12], [31]], [[21, 22, 23], []]]
     source, target = (collate([np.array(ids, dtype=np.int64) for ids in side], VOCABULARY, 9) for side in sides)
-    return PairBatch(source, target, torch.zeros(2, 2).long(), torch.tensor([7, 4]), torch.tensor([[DE, EN], [EN, ES]]))
+    return pair_batch(
+        source, target, torch.zeros(2, 2).long(), torch.tensor([7, 4]), torch.tensor([[DE, EN], [EN, ES]])
+    )
 
 
 def planner(direction: Any, ratio: float = 1.0) -> Planner:
     return Planner(pivot=EN, direction=direction, ratio=ratio)
 
 
-def read(planner: Planner, batch: PairBatch, generator: Generator | None = None) -> list[list[list[int]]]:
+def read(planner: Planner, batch: Batch, generator: Generator | None = None) -> list[list[list[int]]]:
     """What stands in each row of the head's input: tokens (0 where it is filled up), whether predicted, languages."""
     plan = planner.plan(batch, generator or Generator())
     both = batch.source.followed_by(batch.target, VOCABULARY.pad_id).tokens.flatten()
@@ -44,7 +47,7 @@ TO, FROM = ([[11, 12, 3, 21, 22, 23, 3], [3, 31, 3, 0, 0, 0, 0]], [[21, 22, 23, 
 HALF = {True: [[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 0, 0, 0, 0]], False: [[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 0, 0, 0, 0]]}
 
 
-def test_to_the_pivot(batch: PairBatch) -> None:
+def test_to_the_pivot(batch: Batch) -> None:
     languages = [[DE] * 3 + [EN] * 4, [ES] + [EN] * 2 + [0] * 4]
     assert read(planner("to_pivot"), batch) == [TO, HALF[True], languages]
     plan = planner("to_pivot").plan(batch, Generator())
@@ -55,13 +58,13 @@ def test_to_the_pivot(batch: PairBatch) -> None:
     assert read(planner("to_pivot"), batch)[0][0] == TO[0], "both sides are in the pivot language"
 
 
-def test_from_the_pivot(batch: PairBatch) -> None:
+def test_from_the_pivot(batch: Batch) -> None:
     assert read(planner("from_pivot"), batch)[:2] == [FROM, HALF[False]]
     runs = planner("from_pivot").plan(batch, Generator()).runs
     assert [(run.from_pivot, run.language, run.start, run.stop) for run in runs] == [(True, DE, 0, 3), (True, ES, 3, 4)]
 
 
-def test_both_directions(batch: PairBatch) -> None:
+def test_both_directions(batch: Batch) -> None:
     """Pairs with odd numbers go from the pivot language; groups are ordered by direction and language."""
     both = planner("both")
     assert read(both, batch)[0] == [[3, 31, 3, 0, 0, 0, 0], FROM[0]]
@@ -74,7 +77,7 @@ def test_both_directions(batch: PairBatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ratio", [0.5, 0.1])
-def test_tokens_are_drawn_independently(batch: PairBatch, ratio: float) -> None:
+def test_tokens_are_drawn_independently(batch: Batch, ratio: float) -> None:
     """Each of the six tokens of the two y is predicted with this probability, whatever becomes of the others."""
     some, generator, drawn = planner("to_pivot", ratio), Generator().manual_seed(0), []
     for _ in range(1000):

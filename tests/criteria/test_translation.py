@@ -36,7 +36,7 @@ def test_each_row_has_its_target_language(make: Maker, make_batch) -> None:
     other = Maker(dataclasses.replace(make.text, **languages), make_batch)
     model, criterion = other.build(OBJECTIVES["translation"])
     batch, places = make.batch("pairs"), [0, 1, 1, 0, 0, 1, 0, 1, 1]
-    batch.languages = torch.tensor([[4, 2 + place] for place in places])
+    batch.facts["languages"] = torch.tensor([[4, 2 + place] for place in places])
     assert [other.text.languages[i] for i in batch.languages[1].tolist()] == ["zz", "fr"]
     planned = plan(criterion, batch)
     found = criterion(model, planned).terms["translation"].sum

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.planning import token_batch
-from xrep.data.batching import TokenBatch, Vocabulary, collate
+from xrep.data.batch import TokenBatch, Vocabulary, collate
 from xrep.data.masking import mask_counts, mask_tokens
 
 VOCABULARY = Vocabulary(size=1000, pad_id=7, unk_id=0, bos_id=2, eos_id=3, mask_id=999)

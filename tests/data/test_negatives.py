@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.corpus import sentence_pairs
-from xrep.data.batching import HardNegatives, TextSpec
+from xrep.data.batch import HardNegatives, TextSpec
 from xrep.data.negatives import NegativeStore, prepare_negatives
 from xrep.errors import UserError
 from xrep.text.cleaning import sentence_hashes

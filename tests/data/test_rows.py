@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xrep.data.batching import Vocabulary
+from xrep.data.batch import Vocabulary
 from xrep.data.rows import (
     IGNORED,
     Reading,

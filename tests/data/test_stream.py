@@ -15,15 +15,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from xrep.data.stream import Plan, stream
+from tests.support.planning import streamed
+from xrep.data.stream import TOGETHER, Plan, stream
 from xrep.errors import TrainingError, UserError
-from xrep.workers import PREFETCH
+from xrep.workers import PREFETCH, ahead
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,10 +34,8 @@ class Squares:
     def __init__(self, size: int = 1, first: Callable[[int], object] = lambda number: None) -> None:
         self.size, self.first, self.planned = size, first, 0
 
-    def plan(
-        self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
-    ) -> Iterator[Plan]:
-        for number in itertools.takewhile(lambda n: stop is None or n < stop, itertools.count(cursor or 0)):
+    def plan(self, stop: int | None = None) -> Iterator[Plan]:
+        for number in itertools.islice(itertools.count(), stop):
             self.planned += 1
             yield Plan(np.full(self.size, number), number + 1, number + 1)
 
@@ -67,10 +65,9 @@ class Pinnable:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_pinned_when_that_is_asked(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Squares, "make", lambda self, what: Pinnable())
+def test_batches_are_pinned_when_that_is_asked(workers: int) -> None:
     for wanted in (False, True):
-        batches = stream(Squares(), stop=3, workers=workers, pin_memory=wanted)
+        batches = stream(Squares().plan(stop=3), lambda plan: Pinnable(), workers=workers, pin_memory=wanted)
         assert [batch.pinned for batch, _ in batches] == [wanted] * 3
 
 
@@ -79,14 +76,15 @@ def test_batches_are_pinned_when_that_is_asked(workers: int, monkeypatch: pytest
 def test_ranks_plan_a_little_ahead_in_a_thread(workers: int) -> None:
     """And one process no more than its workers may hold."""
     task, before = Squares(), threading.active_count()
-    alone = stream(task, workers=2)
-    assert [next(alone)[0].tolist() for _ in range(2)] == [[0], [1]] and task.planned == 2 * PREFETCH + 1
+    alone = streamed(task, workers=2)
+    assert [next(alone)[0].tolist() for _ in range(2)] == [[0], [1]] and task.planned == 2 * PREFETCH * TOGETHER
     alone.close()
     task.planned = 0
-    batches = stream(task, world_size=2, workers=workers)
+    batches = stream(ahead(task.plan()), lambda plan: task.make(plan.what), workers=workers)
     assert [next(batches)[0].tolist() for _ in range(20)] == [[number**2] for number in range(20)]
     deadline = time.monotonic() + 60
-    most = 19 + PREFETCH + max(0, workers * PREFETCH - 1)
+    taken = 20 if workers == 0 else 20 - TOGETHER + workers * PREFETCH * TOGETHER
+    most = taken + PREFETCH - 1
     while task.planned < most and time.monotonic() < deadline:
         time.sleep(0.001)
     assert task.planned == most
@@ -95,7 +93,7 @@ def test_ranks_plan_a_little_ahead_in_a_thread(workers: int) -> None:
 
 
 def test_plans_and_batches_larger_than_a_pipe() -> None:
-    totals = [int(batch.sum()) for batch, _ in stream(Squares(500_000), stop=20, workers=2)]
+    totals = [int(batch.sum()) for batch, _ in streamed(Squares(500_000), stop=20, workers=2)]
     assert totals == [500_000 * number**2 for number in range(20)]
 
 
@@ -103,7 +101,7 @@ def test_plans_and_batches_larger_than_a_pipe() -> None:
 def test_thousands_of_batches_leave_nothing_open() -> None:
     opened: set[int] = set()
     gc.collect()  # files of other tests, which the workers would inherit
-    with contextlib.closing(stream(Squares(500), workers=2)) as batches:
+    with contextlib.closing(streamed(Squares(500), workers=2)) as batches:
         kept = []  # batches that are still in use hold nothing open either
         for number, (batch, _) in enumerate(itertools.islice(batches, 3001)):
             kept.append(batch)
@@ -120,43 +118,42 @@ def test_a_killed_worker_ends_the_stream() -> None:
             os.kill(os.getpid(), signal.SIGBUS)  # reading a file that was cut meanwhile does this
 
     with pytest.raises(TrainingError, match="a data worker was killed; if memory ran out, lower `data_workers`"):
-        list(stream(Squares(first=die), workers=3))
+        list(streamed(Squares(first=die), workers=3))
     assert worker_ids() == []
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_damaged_data_is_the_error_that_it_is(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_data_is_the_error_that_it_is(workers: int) -> None:
     """Whether it is found while a batch is made, or while batches are planned ahead."""
 
     def refuse(number: int) -> None:
         if number == 4:
             raise UserError("a damaged row", path="x.tokens", line=4, cure="copy it again")
 
-    batches = stream(Squares(first=refuse), workers=workers)
+    batches = streamed(Squares(first=refuse), workers=workers)
     assert [next(batches)[0].item() for _ in range(4)] == [0, 1, 4, 9]
     with pytest.raises(UserError, match="^x.tokens:4: a damaged row; copy it again$"):
         next(batches)
     assert worker_ids() == []
 
-    def plan(self, *arguments: Any) -> Iterator[Plan]:
-        yield Plan(np.ones(1), 1, 1)
+    def plans() -> Iterator[Plan]:
+        yield Plan(1, 1, 1)
         raise UserError("damaged", path="train.de-en.de")
 
-    monkeypatch.setattr(Squares, "plan", plan)
-    batches = stream(Squares(), world_size=2)
-    assert next(batches)[0].tolist() == [1]
+    batches = stream(ahead(plans()), lambda plan: plan.what)
+    assert next(batches)[0] == 1
     with pytest.raises(UserError, match="train.de-en.de: damaged"):
         next(batches)
 
 
 def test_any_other_error_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError) as error:
-        next(stream(Squares(first=lambda number: 1 // number), workers=1))
+        next(streamed(Squares(first=lambda number: 1 // number), workers=1))
     assert "line" in str(error.value.__cause__) and "1 // number" in str(error.value.__cause__)
 
 
 def test_signals_to_the_group_are_the_trainer_s_to_answer() -> None:
-    batches = stream(Squares(), workers=2)
+    batches = streamed(Squares(), workers=2)
     seen = [next(batches)[0].item()]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         for process in worker_ids():
@@ -169,9 +166,9 @@ def test_signals_to_the_group_are_the_trainer_s_to_answer() -> None:
 LEFT_RUNNING = """
 import itertools, multiprocessing, os, sys, time
 from tests.data.test_stream import Squares
-from xrep.data.stream import stream
+from tests.support.planning import streamed
 
-streams = [stream(Squares(400_000), workers=2), stream(Squares(), workers=2)]  # the former wait to be read
+streams = [streamed(Squares(400_000), workers=2), streamed(Squares(), workers=2)]  # the former wait to be read
 for batches in streams:
     next(batches)
 print(*(process.pid for process in multiprocessing.active_children()), flush=True)

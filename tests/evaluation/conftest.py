@@ -34,7 +34,7 @@ class NgramEncoder:
     path, languages, encoder = "trigrams", (), None
 
     def __init__(
-        self, known: Sequence[str] | None = None, training_hashes: Path | None = None, width: int = 1024
+        self, known: Sequence[str] | None = None, training_hashes: Sequence[Path] = (), width: int = 1024
     ) -> None:
         self.known, self.training_hashes, self.width = known, training_hashes, width
         self.asked: list[tuple[str | None, list[str], bool]] = []
@@ -70,10 +70,12 @@ def write(path: Path, lines: Sequence[str], end: str = "\n") -> Path:
     return path
 
 
-def save_hashes(folder: Path, sentences: Sequence[str]) -> Path:
-    """Write the hashes of training sentences."""
-    np.save(folder / "hashes.npy", np.unique(sentence_hashes(sentences)))
-    return folder / "hashes.npy"
+def save_hashes(folder: Path, sentences: Sequence[str]) -> list[Path]:
+    """Write the hashes of training sentences, in two files."""
+    files = [folder / "hashes.1.npy", folder / "hashes.2.npy"]
+    for file, own in zip(files, (sentences[::2], sentences[1::2]), strict=True):
+        np.save(file, np.unique(sentence_hashes(own)))
+    return files
 
 
 def write_tatoeba(folder: Path, code: str, pairs: Sequence[tuple[str, str]]) -> Path:

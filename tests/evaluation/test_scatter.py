@@ -9,7 +9,7 @@ import torch
 
 from tests.evaluation.conftest import NgramEncoder, measured, write
 from tests.support.corpus import sentence_pairs
-from xrep.data.batching import collate
+from xrep.data.batch import collate
 from xrep.errors import UserError
 from xrep.evaluation import scatter
 from xrep.evaluation.encoders import open_encoder

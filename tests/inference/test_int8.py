@@ -9,7 +9,7 @@ import torch
 from tests.kernels.test_int8 import rounded
 from tests.support.encoders import write_encoder
 from tests.support.translators import write_translator
-from xrep.data.batching import collate
+from xrep.data.batch import collate
 from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.inference.generation.translator import Translator

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.text.corpora import xrep_home
+from xrep.text.resources import xrep_home
 
 pytestmark = pytest.mark.nightly
 

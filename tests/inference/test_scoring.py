@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from xrep.data.batching import Annotation
+from xrep.data.batch import Annotation
 from xrep.inference.scoring import main_metric, score
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import token_batch
-from xrep.data.batching import TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.interop.pretrained import Pretrained
 from xrep.nn.encoder import TransformerEncoder
 from xrep.nn.pooling import pool

@@ -16,7 +16,7 @@ from tests.interop.foreign_models import FAMILIES, POSITIONS, SENTENCES, library
 from tests.nn.small_models import edit_json
 from tests.support.closeness import assert_near
 from tests.support.planning import token_batch
-from xrep.data.batching import TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder

@@ -14,7 +14,7 @@ from torch import nn
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from xrep import SentenceEncoder
-from xrep.data.batching import TextSpec
+from xrep.data.batch import TextSpec
 from xrep.errors import UserError
 from xrep.models.averaging import average_last
 from xrep.models.directory import CRITERION, STATE, Snapshot, load_model, open_checkpoint, write_checkpoint
@@ -111,4 +111,4 @@ def test_a_checkpoint_of_the_encoder_alone(run: Path, tmp_path: Path, capsys: py
     shutil.rmtree(run)
     encoder = SentenceEncoder.load(out, device="cpu")
     np.testing.assert_array_equal(encoder.encode(GERMAN), theirs)
-    assert encoder.training_hashes == out / "training_hashes.npy"
+    assert encoder.training_hashes == [out / "training_hashes.npy"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.nn.small_models import POSITIONS, VOCABULARY, hidden_states, make_batch, make_model, save
 from tests.support.closeness import assert_near
-from xrep.data.batching import TextSpec, Vocabulary
+from xrep.data.batch import TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.translation import Translation

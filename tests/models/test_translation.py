@@ -14,7 +14,7 @@ from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from tests.support.translators import make_translator, write_translator
 from xrep.config import problems_of
-from xrep.data.batching import PairBatch, TextSpec, Vocabulary
+from xrep.data.batch import Batch, TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
 from xrep.models.directory import fingerprint, load_model, open_checkpoint
@@ -41,13 +41,13 @@ def text_of(source: Vocabulary, target: Vocabulary | None = None, languages: lis
 
 
 @pytest.fixture
-def batch(make_batch) -> PairBatch:
+def batch(make_batch) -> Batch:
     """Eight pairs of mixed lengths, padded on both sides."""
     pairs = enumerate(sentence_pairs(8))
     return make_batch([(" ".join(german.split()[: 1 + n]), english * (1 + n % 2)) for n, (german, english) in pairs])
 
 
-def teacher_forced(model: Translation, batch: PairBatch, languages: Tensor) -> tuple[Tensor, Tensor]:
+def teacher_forced(model: Translation, batch: Batch, languages: Tensor) -> tuple[Tensor, Tensor]:
     found = model.predict(batch.source, batch.target, languages)
     logits = found.vectors @ found.matrix.t()
     return (logits if found.bias is None else logits + found.bias[found.sentences]), found.labels
@@ -57,7 +57,7 @@ def loss_of(found: Predictions) -> CrossEntropy:
     return linear_cross_entropy(found.vectors, found.matrix, found.labels, bias=found.bias, groups=found.sentences)
 
 
-def stepped(model: Translation, batch: PairBatch, languages: Tensor) -> Tensor:
+def stepped(model: Translation, batch: Batch, languages: Tensor) -> Tensor:
     """Return the same logits from steps of four hypotheses, one of which is the target, at changing places."""
     tokens, rows, draw = batch.target.tokens, torch.arange(len(batch)), torch.Generator().manual_seed(1)
     decoding = model.begin(batch.source, languages)

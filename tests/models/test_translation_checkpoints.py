@@ -13,7 +13,7 @@ from torch import nn
 from tests.support.corpus import sentence_pairs
 from tests.support.vocabulary import small_tokenizer
 from xrep.config import to_yaml
-from xrep.data.batching import TextSpec, Vocabulary, collate
+from xrep.data.batch import TextSpec, Vocabulary, collate
 from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.models.directory import Snapshot, load_model, open_checkpoint, write_checkpoint

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.support.closeness import assert_near
 from tests.support.planning import token_batch
-from xrep.data.batching import TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.interop.pretrained import Pretrained, read_pretrained
 from xrep.nn.encoder import TransformerEncoder
 

@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.planning import token_batch
-from xrep.data.batching import TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.errors import UserError
 from xrep.nn import compile as of_layers
 from xrep.nn.compile import compile_layers

@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.support.closeness import assert_near
 from tests.support.planning import token_batch
-from xrep.data.batching import TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.kernels.attention import SHORT
 from xrep.nn.encoder import EncoderShape, TransformerEncoder, set_activation_checkpointing
 from xrep.nn.layers import Masking, Runs, SelfAttention

@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xrep.text.demo_corpus import LANGUAGES, WHEEL, build_demo
+from xrep.text.demo_corpus import LANGUAGES
+from xrep.text.resources import find_resource
 
 MODEL = "--layers 1 --heads 4 --hidden-size 32 --feedforward-size 64".split()
 BUDGET = {
@@ -84,8 +85,8 @@ def write_corpora(folder: Path) -> None:
 def write_demo_corpus(folder: Path) -> None:
     """Write a demo corpus of the real layout. The seven languages that are not in PHRASES are ciphers of English."""
     rows = list(sentences())
-    wheel = folder / "downloads" / WHEEL
-    wheel.parent.mkdir(parents=True)
+    wheel = folder / "homeassistant.whl"
+    folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(wheel, "w") as archive:
         for language in ("en", *(name for name, _ in LANGUAGES.values())):
             if language in ("en", "de", "fr"):
@@ -94,7 +95,7 @@ def write_demo_corpus(folder: Path) -> None:
                 texts = [" ".join(f"{word[::-1]}{language[0]}" for word in row[0].split()) for row in rows]
             strings = json.dumps({f"key{number}": text for number, text in enumerate(texts)})
             archive.writestr(f"homeassistant/components/lamp/translations/{language}.json", strings)
-    build_demo(wheel, folder / "demo")
+    find_resource("demo").make(wheel, folder / "demo")
 
 
 @pytest.fixture

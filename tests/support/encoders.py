@@ -9,7 +9,7 @@ from torch import nn, random
 
 from tests.support.vocabulary import small_tokenizer
 from xrep.config import to_yaml
-from xrep.data.batching import TextSpec, Vocabulary
+from xrep.data.batch import TextSpec, Vocabulary
 from xrep.models.directory import Snapshot, write_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.model import Model

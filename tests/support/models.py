@@ -11,7 +11,7 @@ import torch
 
 from tests.support.encoders import write_model
 from tests.support.vocabulary import small_tokenizer
-from xrep.data.batching import Annotation, TextSpec, Vocabulary
+from xrep.data.batch import Annotation, TextSpec, Vocabulary
 from xrep.inference.encoding import encode_file
 from xrep.inference.export import export_path
 from xrep.inference.search_index import SearchIndex

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 from xrep.criteria.criterion import Criterion, Loss, Planned
-from xrep.data.batching import HardNegatives, PairBatch, TokenBatch
+from xrep.data.batch import Batch, HardNegatives, TokenBatch
+from xrep.data.stream import Plan, stream
 
 
 def token_batch(tokens: Tensor, lengths: Tensor) -> TokenBatch:
@@ -31,7 +33,22 @@ def loss_of(criterion: Criterion, model: Any, batch: Any, seed: int = 0) -> Loss
     return criterion(model, plan(criterion, batch, seed).to(next(model.parameters()).device))
 
 
-def with_negatives(batch: PairBatch, negatives: TokenBatch, rows: list[int]) -> PairBatch:
+def streamed(task: Any, workers: int = 0, **place: Any) -> Generator[tuple[Any, Plan], None, None]:
+    """Return the batches of a task with their plans; ``place`` is as for ``Task.plan``."""
+    return stream(task.plan(**place), lambda plan: task.make(plan.what), workers=workers)
+
+
+def pair_batch(source: TokenBatch, target: TokenBatch, ids: Tensor, indices: Tensor, languages: Tensor) -> Batch:
+    """Return a batch of sentences and their translations."""
+    return Batch({"source": source, "target": target}, {"ids": ids, "indices": indices, "languages": languages})
+
+
+def single(pairs: Batch) -> Batch:
+    """Return the source side of pairs as a batch of single sentences."""
+    return Batch({"shared": pairs.source}, {"indices": pairs.indices, "languages": pairs.languages[:, 0]})
+
+
+def with_negatives(batch: Batch, negatives: TokenBatch, rows: list[int]) -> Batch:
     """Return a batch of pairs with hard negatives; ``rows`` are those of the sources that they belong to."""
     return replace(
         batch, negatives=HardNegatives(negatives, torch.tensor(rows, dtype=torch.int64), np.array(rows, np.int64))

@@ -13,9 +13,10 @@ from tests.support.commands import Commands
 from tests.support.corpus import spanish_pairs, write_corpus
 from tests.support.encoders import write_encoder
 from tests.support.once import made_once
+from tests.support.planning import pair_batch
 from tests.support.runs import TwoTerms, compose_run
 from tests.support.translators import write_translator
-from xrep.data.batching import PairBatch, TextSpec, Vocabulary, collate
+from xrep.data.batch import Batch, TextSpec, Vocabulary, collate
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.data.table import DataDirectory
 from xrep.registry import CRITERIA
@@ -95,13 +96,13 @@ def text(tokenizer: Tokenizer) -> TextSpec:
 
 
 @pytest.fixture(scope="session")
-def make_batch(tokenizer: Tokenizer, text: TextSpec) -> Callable[[Sequence[tuple[str, str]]], PairBatch]:
-    """A function that makes a ``PairBatch`` from (German, English) pairs; equal sentences have equal ids."""
+def make_batch(tokenizer: Tokenizer, text: TextSpec) -> Callable[[Sequence[tuple[str, str]]], Batch]:
+    """A function that makes a batch of (German, English) pairs; equal sentences have equal ids."""
 
-    def make(pairs: Sequence[tuple[str, str]]) -> PairBatch:
+    def make(pairs: Sequence[tuple[str, str]]) -> Batch:
         source, target = ([np.array(ids) for ids in tokenizer.encode(list(side))] for side in zip(*pairs, strict=True))
         ids = np.stack([sentence_hashes(side) for side in zip(*pairs, strict=True)], axis=1)
-        return PairBatch(
+        return pair_batch(
             *(collate(side, text.vocabulary("shared"), text.max_length) for side in (source, target)),
             torch.from_numpy(ids.view(np.int64)),
             torch.arange(len(pairs)),

@@ -9,7 +9,7 @@ import torch
 
 from tests.support.encoders import write_model
 from tests.support.vocabulary import small_tokenizer
-from xrep.data.batching import TextSpec, Vocabulary
+from xrep.data.batch import TextSpec, Vocabulary
 from xrep.models.translation import Translation
 
 SMALL: dict[str, Any] = {

@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tests.support.corpus import sentence_pairs, spanish_pairs
 from tests.support.nli_data import Row, nli_rows, write, write_columns, write_jsonl
-from xrep.data.batching import PairBatch, TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.tasks.annotated import ClassificationTask
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.monolingual import MonolingualTask
-from xrep.tasks.nli import NliBatch, NliTask
-from xrep.tasks.task import Examples, Task
+from xrep.tasks.nli import NliTask
+from xrep.tasks.task import ExampleKind, Task
 from xrep.tasks.translation import TranslationTask
 from xrep.text.cleaning import sentence_hash
 from xrep.text.nli import LABELS
@@ -181,49 +182,53 @@ def texts_of(task: Any, side: str, tokens: TokenBatch) -> list[str]:
 
 def rows_of(task: Any, batch: Any) -> list[tuple[str, ...]]:
     """Return the languages, sentences and label of each example, and assert that ids, counts and places agree."""
-    named = [[task.text.languages[place] for place in (row if isinstance(row, list) else [row])]
-             for row in getattr(batch, "languages", torch.zeros(len(batch), dtype=torch.int64)).tolist()]  # fmt: skip
-    if isinstance(batch, NliBatch):
-        sides = zip(("source", "target"), batch.sides, strict=True)
-        places, sentences = batch.places.tolist(), [text for side, each in sides for text in texts_of(task, side, each)]
-        assert sorted(place for row in places for place in row) == list(range(len(sentences)))
-        texts = [tuple(sentences[place] for place in row) for row in places]
-        labels = [(LABELS[label],) if label >= 0 else () for label in batch.labels.tolist()]
-        count = sum(int(each.lengths.sum()) for each in batch.sides)
-    elif isinstance(batch, PairBatch):
-        source, target = texts_of(task, "source", batch.source), texts_of(task, "target", batch.target)
-        texts, labels = list(zip(source, target, strict=True)), [()] * len(batch)
-        count = int(batch.source.lengths.sum() + batch.target.lengths.sum())
-        if batch.negatives is not None:
-            count += int(batch.negatives.tokens.lengths.sum())
-        if task.gives is Examples.REORDERED:
-            assert torch.equal(batch.source.tokens.sort()[0], batch.target.tokens.sort()[0])
-            texts, named = [(text,) for text in source], [row[:1] for row in named]
-    else:
-        tokens = batch.tokens if hasattr(batch, "tokens") else batch.sentences
-        texts, count = [(text,) for text in texts_of(task, "shared", tokens)], int(tokens.lengths.sum())
-        names = task.text.annotation.labels if task.text.annotation else []
-        labels = [(names[label],) for label in batch.labels.tolist()] if names else [()] * len(batch)
-    if hasattr(batch, "ids"):
-        for row, own in zip(batch.ids.tolist(), texts, strict=True):
-            hashes = [sentence_hash(text) for text in own]
-            assert [number % 2**64 for number in row] == (hashes * 2 if len(row) == 2 * len(own) else hashes)
+    languages = batch.facts.get("languages", torch.zeros(len(batch), dtype=torch.int64)).tolist()
+    named = [[task.text.languages[place] for place in (row if isinstance(row, list) else [row])] for row in languages]
+    of_side = {side: texts_of(task, side, each) for side, each in batch.sides.items()}
+    texts: list[Any] = list(zip(*of_side.values(), strict=True)) if batch.places is None else places_of(batch, of_side)
+    count = sum(int(each.lengths.sum()) for each in batch.sides.values())
+    if batch.negatives is not None:
+        count += int(batch.negatives.tokens.lengths.sum())
+    if task.gives is ExampleKind.REORDERED:
+        assert torch.equal(batch.source.tokens.sort()[0], batch.target.tokens.sort()[0])
+        texts, named = [row[:1] for row in texts], [row[:1] for row in named]
+    names = task.text.annotation.labels if task.text.annotation else LABELS
+    numbers = batch.labels.tolist() if "labels" in batch.facts else [-1] * len(batch)
+    labels = [(names[label],) if label >= 0 else () for label in numbers]
+    for row, own in zip(batch.facts["ids"].tolist(), texts, strict=True) if "ids" in batch.facts else ():
+        hashes = [sentence_hash(text) for text in own]
+        assert [number % 2**64 for number in row] == (hashes * 2 if len(row) == 2 * len(own) else hashes)
     assert len(batch) == len(texts) == len(batch.indices) and batch.token_count == count
     return [(*languages, *own, *label) for languages, own, label in zip(named, texts, labels, strict=True)]
 
 
+def places_of(batch: Any, of_side: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
+    """Return what belongs to the sentences of each example, given what belongs to those of each side."""
+    places, every = batch.places.tolist(), [each for some in of_side.values() for each in some]
+    assert sorted(place for row in places for place in row) == list(range(len(every)))
+    return [tuple(every[place] for place in row) for row in places]
+
+
+def first(count: int) -> np.ndarray:
+    """Return the first examples of the first table, as plans name them."""
+    return np.stack([np.zeros(count, np.int64), np.arange(count), np.arange(count)], axis=1)
+
+
+def hashes_of(task: Any) -> set[int]:
+    """Return the hashes of the training sentences, and assert that each file has them sorted."""
+    files = [np.load(file, allow_pickle=False) for file in task.training_hashes]
+    assert all(hashes.dtype == np.uint64 and (np.diff(hashes) > 0).all() for hashes in files)
+    return {number for hashes in files for number in hashes.tolist()}
+
+
 def sequences(batch: Any) -> list[tuple[int, list[list[int]]]]:
     """Return the index of each example and the tokens of its sentences, without padding."""
-    sides = [batch.tokens] if hasattr(batch, "tokens") else getattr(batch, "sides", None)
-    tokens = [
-        [ids[:length].tolist() for ids, length in zip(side.tokens, side.lengths, strict=True)]
-        for side in sides or [batch.source, batch.target]
-    ]
-    if hasattr(batch, "places"):
-        own = [[(tokens[0] + tokens[1])[place] for place in row] for row in batch.places.tolist()]
-    else:
-        own = [list(row) for row in zip(*tokens, strict=True)]
-    return list(zip(batch.indices.tolist(), own, strict=True))
+    tokens = {
+        name: [ids[:length].tolist() for ids, length in zip(side.tokens, side.lengths, strict=True)]
+        for name, side in batch.sides.items()
+    }
+    own = zip(*tokens.values(), strict=True) if batch.places is None else places_of(batch, tokens)
+    return list(zip(batch.indices.tolist(), map(list, own), strict=True))
 
 
 def contents(value: Any) -> list[Any]:

@@ -14,10 +14,11 @@ import torch
 
 from tests.support.corpus import write_corpus
 from tests.support.once import made_once
-from tests.tasks.kinds import KINDS, contents, rows_of
+from tests.support.planning import streamed
+from tests.tasks.kinds import KINDS, contents, hashes_of, rows_of
 from xrep.config import Part
 from xrep.data.preprocess import PreprocessOptions, preprocess
-from xrep.data.stream import Plan, stream
+from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.mixture import MixtureTask
@@ -65,7 +66,7 @@ def rows(task: MixtureTask, plans: Iterator[Plan] | list[Plan]) -> dict[str, lis
 def test_every_step_has_a_batch_of_each_part(mix) -> None:
     task = mix()
     # 630 pairs in batches of 32 take longer than 47 in batches of 8; in that time the small part gives 630 * 8 / 32.
-    assert task.examples == 630 + round(157.5) and task.examples_per_batch == 40
+    assert task.examples == 630 + round(157.5)
     plans = list(task.plan(stop=task.examples))
     assert [plan.examples for plan in plans] == [40 * n for n in range(1, 20)] + [790]
     batches = [task.make(plan.what) for plan in plans]
@@ -130,8 +131,8 @@ def test_a_run_that_is_resumed_is_the_run(mix, mixing) -> None:
         rest = list(task.plan(whole[at - 1].cursor, stop=900))
         assert [(plan.cursor, plan.examples) for plan in rest] == [(plan.cursor, plan.examples) for plan in whole[at:]]
         assert rows(task, rest) == rows(task, whole[at:])
-    with_workers = list(stream(task, stop=100, workers=1))
-    assert [contents(batch) for batch, _ in stream(task, stop=100)] == [contents(batch) for batch, _ in with_workers]
+    with_workers = list(streamed(task, stop=100, workers=1))
+    assert [contents(batch) for batch, _ in streamed(task, stop=100)] == [contents(batch) for batch, _ in with_workers]
 
 
 def test_proportions_are_kept_over_any_stretch(mix) -> None:
@@ -143,7 +144,7 @@ def test_proportions_are_kept_over_any_stretch(mix) -> None:
     # The order is random: between two batches of the small part there are one to four others.
     assert set(np.diff(np.flatnonzero(np.array(drawn) == "small")).tolist()) == {2, 3, 5}
     # Batches of 32 are three times as frequent as batches of 8: 630 pairs take 630 / (3 * 32) turns.
-    assert task.examples == 630 + round(630 / 96 * 8) and task.examples_per_batch == 26
+    assert task.examples == 630 + round(630 / 96 * 8)
     seldom = mix(mixing="proportion", shares=(99.0, 1.0))
     assert seldom.examples == round(47 / 8 * 99 * 32) + 47
 
@@ -152,11 +153,7 @@ def test_text_pools_hashes_and_messages(mix, data_directory: Path, small_directo
     task = mix()
     assert task.text.max_length == 128 and task.text.source_languages == ["de", "es"]
     assert [part.text.max_length for part in task.parts.values()] == [128, 64]
-    hashes = []
-    for each in (task, *task.parts.values()):
-        each.write_training_hashes(tmp_path / "hashes.npy")
-        hashes.append(np.load(tmp_path / "hashes.npy"))
-    assert hashes[0].dtype == np.uint64 and np.array_equal(hashes[0], np.unique(np.concatenate(hashes[1:])))
+    assert hashes_of(task) == set.union(*(hashes_of(part) for part in task.parts.values()))
     task.save_tokenizers(tmp_path / "tokenizer")
     for file in (data_directory / "tokenizer").iterdir():
         assert (tmp_path / "tokenizer" / file.name).read_bytes() == file.read_bytes()

@@ -12,9 +12,20 @@ import numpy as np
 import pytest
 
 from tests.support.nli_data import write
-from tests.tasks.kinds import ENGLISH, GERMAN, KINDS, VALID, flat, neighbours, rows_of, sequences, write_documents
+from tests.support.planning import streamed
+from tests.tasks.kinds import (
+    ENGLISH,
+    GERMAN,
+    KINDS,
+    VALID,
+    flat,
+    hashes_of,
+    neighbours,
+    rows_of,
+    sequences,
+    write_documents,
+)
 from xrep.data import build
-from xrep.data.stream import stream
 from xrep.errors import UserError
 from xrep.tasks.monolingual import MonolingualTask
 from xrep.text.cleaning import sentence_hash
@@ -33,7 +44,7 @@ def epochs(task: MonolingualTask, count: int) -> list[list[Any]]:
     found = []
     for number in range(count):
         first, last = number * task.examples, (number + 1) * task.examples
-        found.append(sorted(row for batch, _ in stream(task, cursor=first, stop=last) for row in sequences(batch)))
+        found.append(sorted(row for batch, _ in streamed(task, cursor=first, stop=last) for row in sequences(batch)))
     return found
 
 
@@ -70,11 +81,10 @@ def test_evaluation_sets_are_dropped(make, texts: Path, tmp_path: Path) -> None:
     inner = next(document for document in GERMAN if len(document) > 3)
     excluded = write(tmp_path / "tatoeba.tsv", [f"x\t{inner[1].upper()}!", VALID[0][0]])
     task = make(exclude=[str(excluded)], units="adjacent", batch_size=10, swap_order=False)
-    found = [row[2:] for batch, _ in stream(task, stop=task.examples) for row in rows_of(task, batch)]
+    found = [row[2:] for batch, _ in streamed(task, stop=task.examples) for row in rows_of(task, batch)]
     assert Counter(found) == Counter(set(ALL) - set(pairwise(inner[:3])))
-    task.write_training_hashes(tmp_path / "hashes.npy")
     kept = set(flat(GERMAN) + flat(ENGLISH)) - {inner[1]}
-    assert set(np.load(tmp_path / "hashes.npy").tolist()) == {sentence_hash(text) for text in kept}
+    assert hashes_of(task) == {sentence_hash(text) for text in kept}
     write_documents(tmp_path / "train.de", [[VALID[0][0], "ein anderer Satz", "noch einer"]])
     write_documents(tmp_path / "valid.de", VALID)
     small = make(data=str(tmp_path), batch_size=1)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from tests.support.nli_data import write_simcse
-from tests.tasks.kinds import KINDS, NLI, rows_of
+from tests.tasks.kinds import KINDS, NLI, first, rows_of
 
 
 def test_triplets(texts: Path, data_directory: Path, tmp_path: Path) -> None:
@@ -20,7 +19,7 @@ def test_triplets(texts: Path, data_directory: Path, tmp_path: Path) -> None:
     file = write_simcse(tmp_path / "nli_for_simcse.csv", sorted(expected))
     for data in (texts / "nli", file):
         task = KINDS["nli"].make(texts, data_directory, data=str(data), form="triplets")
-        batch = task.make(np.arange(100))
+        batch = task.make(first(100))
         assert task.examples == 100 and {row[3:] for row in rows_of(task, batch)} == expected
         assert batch.labels.tolist() == [-1] * 100 and batch.ids.shape == (100, 3)
     assert list(task.validation_batches()) == [] and not task.has_validation
@@ -30,12 +29,12 @@ def test_triplets(texts: Path, data_directory: Path, tmp_path: Path) -> None:
 def test_languages_are_on_their_sides(texts: Path, data_directory: Path, form: str) -> None:
     task = KINDS["nli, two languages"].make(texts, data_directory, form=form)
     assert (task.text.source_languages, task.text.target_languages) == (["de"], ["en"])
-    batch = task.make(np.arange(task.examples))
-    border = len(batch.sides[0])
+    batch = task.make(first(task.examples))
+    border = len(batch.source)
     assert 0 < border < batch.places.numel() and torch.equal(batch.languages, (batch.places >= border).long())
-    assert all(side.tokens.size(1) == int(side.lengths.max()) for side in batch.rows(2, 3).sides if len(side))
+    assert all(side.tokens.size(1) == int(side.lengths.max()) for side in batch.rows(2, 3).sides.values() if len(side))
     alone = KINDS["nli"].make(texts, data_directory)
-    assert len(alone.make(np.arange(5)).sides[0]) == 0 and alone.text.source_languages == []
+    assert len(alone.make(first(5)).source) == 0 and alone.text.source_languages == []
     every = KINDS["nli, two languages"].make(texts, data_directory, target_languages=[])
     assert (every.text.source_languages, every.text.target_languages) == (["de", "en"], [])
 

@@ -16,15 +16,16 @@ from tests.support.corpus import sentence_pairs
 from tests.support.first_tokens import write_tokenizer_without_first_token
 from tests.support.nli_data import write
 from tests.support.once import made_once
-from tests.tasks.kinds import KINDS, PAIRS, SPANISH, SWAPPED, Kind, contents, rows_of, sequences
+from tests.support.planning import streamed
+from tests.tasks.kinds import KINDS, PAIRS, SPANISH, SWAPPED, Kind, contents, hashes_of, rows_of, sequences
 from xrep.config import problems_of
-from xrep.data.batching import TokenBatch
-from xrep.data.stream import stream
+from xrep.data.batch import TokenBatch
+from xrep.data.plan import mean_size
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.monolingual import MonolingualTask
 from xrep.tasks.nli import NliTask
-from xrep.tasks.task import Examples, Task
+from xrep.tasks.task import ExampleKind, Task
 from xrep.tasks.translation import TranslationTask
 from xrep.text.cleaning import sentence_hash
 from xrep.text.nli import LABELS
@@ -55,13 +56,11 @@ def in_any_order(name: str, rows: list[tuple[str, ...]]) -> Counter[Any]:
 
 
 def sides_of(batch: Any) -> list[TokenBatch]:
-    if hasattr(batch, "source"):
-        return [batch.source, batch.target]
-    return list(batch.sides) if hasattr(batch, "sides") else [batch.tokens]
+    return list(batch.sides.values())
 
 
 def epoch(task: Task, **options: Any) -> list[Any]:
-    return [batch for batch, _ in stream(task, stop=task.examples, **options)]
+    return [batch for batch, _ in streamed(task, stop=task.examples, **options)]
 
 
 def test_an_epoch_is_the_training_text(name: str, kind: Kind, make) -> None:
@@ -83,7 +82,7 @@ def test_the_order_is_the_seed_s(kind: Kind, make) -> None:
     task, size = make(), kind.size
 
     def indices(task: Task, first: int, last: int) -> list[int]:
-        return [index for batch, _ in stream(task, cursor=first, stop=last) for index in batch.indices.tolist()]
+        return [index for batch, _ in streamed(task, cursor=first, stop=last) for index in batch.indices.tolist()]
 
     first, second = indices(task, 0, size), indices(task, size, 2 * size)
     assert first != second and sorted(first) == sorted(second) == list(range(size))
@@ -97,14 +96,14 @@ def test_a_run_goes_on_with_other_ranks_and_batches(kind: Kind, make) -> None:
     for world, options, steps in ((2, {}, 1), (3, kind.smaller, 2), (1, {}, 1), (4, kind.smaller, None)):
         stop = None if steps else kind.size + 5
         task = make(**{**({} if "max_tokens" in kind.options else {"batch_size": 17}), **options})
-        ranks = [list(itertools.islice(stream(task, cursor=cursor, rank=rank, world_size=world, stop=stop), steps))
+        ranks = [list(itertools.islice(streamed(task, cursor=cursor, rank=rank, world_size=world, stop=stop), steps))
                  for rank in range(world)]  # fmt: skip
         for step in zip(*ranks, strict=True):
             seen += [row for batch, _ in step for row in sequences(batch)]
             assert {(plan.cursor, plan.examples) for _, plan in step} == {(len(seen), len(seen))}
         cursor = step[0][1].cursor
     assert len(seen) == kind.size + 5
-    assert seen == [row for batch, _ in stream(make(), stop=kind.size + 5) for row in sequences(batch)]
+    assert seen == [row for batch, _ in streamed(make(), stop=kind.size + 5) for row in sequences(batch)]
     assert sorted(index for index, _ in seen[: kind.size]) == list(range(kind.size))
 
 
@@ -127,11 +126,8 @@ def test_micro_batches_are_parts_of_a_batch(make) -> None:
         for side in sides_of(some):
             assert side.tokens.size(1) >= (int(side.lengths.max()) if len(side) else 0)
         assert some.indices.tolist() == batch.indices.tolist()[start:stop] and len(some) == stop - start
-        if hasattr(some, "places"):
-            assert rows_of(task, some) == whole[start:stop]
-        for name in ("labels", "ids", "languages"):
-            if hasattr(batch, name):
-                assert torch.equal(getattr(some, name), getattr(batch, name)[start:stop])
+        assert rows_of(task, some) == whole[start:stop]
+        assert all(torch.equal(fact, batch.facts[name][start:stop]) for name, fact in some.facts.items())
     moved = batch.to("meta")
     assert {side.tokens.device.type for side in sides_of(moved)} == {"meta"}
     assert moved.indices.device.type == "cpu" and moved.token_count == batch.token_count
@@ -141,7 +137,8 @@ def test_micro_batches_are_parts_of_a_batch(make) -> None:
 def test_workers_make_the_same_batches(make) -> None:
     task = make()
     stop = min(150, task.examples)
-    for (mine, plan), (theirs, other) in zip(stream(task, stop=stop), stream(task, stop=stop, workers=2), strict=True):
+    alone, together = streamed(task, stop=stop), streamed(task, stop=stop, workers=2)
+    for (mine, plan), (theirs, other) in zip(alone, together, strict=True):
         assert contents(mine) == contents(theirs) and plan.cursor == other.cursor
 
 
@@ -216,7 +213,7 @@ def test_examples_are_described(name: str, kind: Kind, make) -> None:
         assert said == texts or name in SWAPPED and said == texts[::-1]
     assert task.describe(batch) == "; ".join(lines[:3])
     if kind.names:
-        batch.indices = torch.tensor(list(kind.names))
+        batch.facts["indices"] = torch.tensor(list(kind.names))
         named = task.describe(batch, len(kind.names)).split("; ")
         assert [line.partition(": ")[0] for line in named] == list(kind.names.values())
 
@@ -224,14 +221,11 @@ def test_examples_are_described(name: str, kind: Kind, make) -> None:
 def test_what_a_run_keeps(kind: Kind, make, tmp_path: Path) -> None:
     task = make()
     assert task.fingerprint() == make(seed=3, **kind.smaller).fingerprint()
-    task.write_training_hashes(tmp_path / "hashes.npy")
-    hashes = np.load(tmp_path / "hashes.npy", allow_pickle=False)
-    assert hashes.dtype == np.uint64 and (np.diff(hashes) > 0).all()
-    found = set(hashes.tolist())
+    found = hashes_of(task)
     known = {
         sentence_hash(text) for batch in epoch(task) for row in rows_of(task, batch) for text in row if " " in text
     }
-    assert found == known or found > known and task.gives is Examples.NEIGHBOURS  # others have no neighbour
+    assert found == known or found > known and task.gives is ExampleKind.NEIGHBOURS  # others have no neighbour
     task.save_tokenizers(tmp_path / "tokenizer")
     assert open_tokenizers(tmp_path / "tokenizer")["shared"].vocabulary_size == 150
     assert task.statistics()["examples"] == task.examples
@@ -240,7 +234,6 @@ def test_what_a_run_keeps(kind: Kind, make, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", BY_SIZE)
 def test_an_epoch_fills_a_batch_of_each_rank(kind: Kind, make) -> None:
-    assert make(batch_size=9).examples_per_batch == 9
     make(batch_size=kind.size // 4).check_size(4)
     problem = f"{kind.size} training {kind.unit} do not fill a batch of {{}}; lower `batch_size`"
     for size, world, of in ((kind.size + 1, 1, ""), (kind.size // 4 + 1, 4, " on each of 4 ranks")):
@@ -264,8 +257,8 @@ def test_batches_fill_their_budget_of_tokens(kind: Kind, make, most: int | None)
         assert (max(map(len, batches)) == most) is (most is not None)
         assert max(int(side.lengths.max()) for own in sides for side in own) == 14
         if world == 1:
-            assert float(task.examples_per_batch) == pytest.approx(kind.size / len(batches), rel=0.05)
-    assert {len(batch) for batch, _ in itertools.islice(stream(make(max_tokens=1)), 9)} == {1}
+            assert mean_size(task.order, task.size) == pytest.approx(kind.size / len(batches), rel=0.05)
+    assert {len(batch) for batch, _ in itertools.islice(streamed(make(max_tokens=1)), 9)} == {1}
     make(max_tokens=400).check_size(3)
     problem = f"{kind.size} training {kind.unit} do not fill a batch of 50000 tokens on each of 3 ranks; lower `max_t"
     with pytest.raises(UserError, match=problem):
@@ -290,7 +283,7 @@ def test_validation_pools(name: str, make) -> None:
     task = make()
     pools = task.validation_pools(5)
     pairs = [("es", "en"), ("de", "en")] + [("en", "es"), ("en", "de")] * (name != "bitext")
-    assert [(pool.source_language, pool.target_language) for pool in pools] == pairs == task.language_pairs
+    assert [(pool.source_language, pool.target_language) for pool in pools] == pairs
     assert [pool.name for pool in pools] == ["-".join(pair) for pair in pairs]
     for pool, (source, target) in zip(pools, pairs, strict=True):
         for _ in range(2):

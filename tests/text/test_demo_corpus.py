@@ -12,10 +12,9 @@ import pytest
 from xrep.errors import UserError
 from xrep.text import demo_corpus
 from xrep.text.cleaning import sentence_key, template_hash
-from xrep.text.corpora import xrep_home
-from xrep.text.demo_corpus import get_demo
 from xrep.text.find import discover_bitext
 from xrep.text.lines import read_lines
+from xrep.text.resources import find_resource
 
 COMPONENTS, STRINGS = 30, 40
 
@@ -27,9 +26,10 @@ def home(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def wheel(home, monkeypatch):
-    """Return thirty components of templates, with untranslated, short and repeated strings."""
-    path = home / "downloads" / demo_corpus.WHEEL
+def demo(home):
+    """Return the resource of thirty components of templates, with untranslated, short and repeated strings."""
+    known = find_resource("demo")
+    path = home / "downloads" / known.wheel.file_name
     path.parent.mkdir(parents=True)
     languages = ["en", *(file_name for file_name, _ in demo_corpus.LANGUAGES.values())]
     with zipfile.ZipFile(path, "w") as archive:
@@ -38,9 +38,8 @@ def wheel(home, monkeypatch):
             for language in languages:
                 folder = f"homeassistant/components/part_{component}/translations"
                 archive.writestr(f"{folder}/{language}.json", json.dumps(translations(component, language)))
-    pinned = dataclasses.replace(demo_corpus.PINNED_WHEEL, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
-    monkeypatch.setattr(demo_corpus, "PINNED_WHEEL", pinned)
-    return path
+    pinned = dataclasses.replace(known.wheel, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    return dataclasses.replace(known, wheel=pinned)
 
 
 def translations(component: int, language: str) -> dict:
@@ -60,7 +59,7 @@ def sentences(file: Path) -> list[str]:
 
 def check(folder: Path) -> dict:
     """Check what must hold for any demo corpus, and return its description."""
-    description = json.loads((folder / "corpus.json").read_text())
+    description = json.loads((folder / "xrep_source.json").read_text())
     splits = discover_bitext(folder)
     training, templates, pools = set(), {"train": set(), "valid": set(), "test": set()}, []
     for split, bitexts in splits.items():
@@ -89,9 +88,9 @@ def check(folder: Path) -> dict:
 
 
 @pytest.mark.slow
-def test_small_wheel(wheel, home):
-    folder = get_demo()
-    assert folder == home / "demo" == xrep_home() / "demo"
+def test_small_wheel(demo, home):
+    folder = demo.get()
+    assert folder == home / "demo"
     pairs = check(folder)["pairs"]
     total = sum(pairs[split]["de"] for split in pairs)
     # Repeats of a template are removed only from valid and test, because the training text must not contain them.
@@ -103,15 +102,15 @@ def test_small_wheel(wheel, home):
 
 
 @pytest.mark.slow
-def test_it_is_built_once_and_again_if_its_version_is_old(wheel, home, monkeypatch):
-    folder = get_demo()
-    (folder / "corpus.json").write_text('{"version": 0}')
+def test_it_is_built_once_and_again_if_its_version_is_old(demo, home, monkeypatch):
+    folder = demo.get()
+    (folder / "xrep_source.json").write_text('{"version": 0}')
     (folder / "notes.txt").write_text("mine")
-    assert get_demo() == folder and (folder / "notes.txt").read_text() == "mine"
-    wheel.unlink()
-    assert get_demo() == folder
-    (folder / "corpus.json").write_text('{"version": 0}')
+    assert demo.get() == folder and (folder / "notes.txt").read_text() == "mine"
+    (home / "downloads" / demo.wheel.file_name).unlink()
+    assert demo.get() == folder
+    (folder / "xrep_source.json").write_text('{"version": 0}')
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(UserError, match="not cached and pip cannot fetch it .*; check the network .* or put"):
-        get_demo()
+        demo.get()
     assert list((home / "downloads").iterdir()) == []

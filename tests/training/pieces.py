@@ -21,7 +21,7 @@ from xrep.criteria.multitask import Multitask
 from xrep.criteria.simcse import SimCSE
 from xrep.criteria.tlm import TLM
 from xrep.criteria.translation_ranking import TranslationRanking
-from xrep.data.batching import TextSpec
+from xrep.data.batch import TextSpec
 from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.models.dual_encoder import DualEncoder

@@ -16,7 +16,7 @@ from xrep.criteria.mlm import MLM
 from xrep.data.stream import Plan
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.bitext import BitextTask
-from xrep.training.batches import Group, PlannedBatches, steps_ahead
+from xrep.training.batches import Group, planned_batch, steps_ahead
 
 
 def test_masks_depend_on_seed_rank_and_place(data_directory: Path) -> None:
@@ -24,7 +24,7 @@ def test_masks_depend_on_seed_rank_and_place(data_directory: Path) -> None:
     criterion = MLM(MLM.Config(), DualEncoder(DualEncoder.Config(**SMALL_MODEL), task.text), task.text)
     what = next(task.plan()).what
     places = [(5, 0, 20), (5, 0, 40), (6, 0, 20), (5, 1, 20), (5, 0, 20 + task.examples)]
-    plans = [PlannedBatches(task, criterion, seed, rank).make((what, number)) for seed, rank, number in places]
+    plans = [planned_batch(task, criterion, seed, rank, Plan(what, 0, number)) for seed, rank, number in places]
     assert all(torch.equal(plan.batch.source.tokens, plans[0].batch.source.tokens) for plan in plans)
     assert len({str(plan.details["shared"].positions.tolist()) for plan in plans}) == len(places)
 

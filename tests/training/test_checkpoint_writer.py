@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from tests.support.runs import contents
-from xrep.data.batching import TextSpec
+from xrep.data.batch import TextSpec
 from xrep.errors import UserError
 from xrep.models.directory import open_checkpoint
 from xrep.training.checkpoint import Checkpoints, check_same_run, lock

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from xrep.data.batching import TextSpec
+from xrep.data.batch import TextSpec
 from xrep.models.directory import CRITERION, MODEL, checkpoints_in, open_checkpoint
 from xrep.training.checkpoint import Checkpoints
 

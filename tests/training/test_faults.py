@@ -15,10 +15,10 @@ import torch
 from tests.support.planning import token_batch
 from tests.support.runs import TwoTerms, compose_run, make_trainer
 from xrep.criteria.criterion import Planned
+from xrep.data.batch import Batch
 from xrep.errors import TrainingError
 from xrep.models.directory import open_checkpoint
 from xrep.tasks.mixture import MixedBatch
-from xrep.tasks.nli import NliBatch
 from xrep.training.faults import out_of_memory
 from xrep.training.run import train
 from xrep.training.trainer import Trainer
@@ -123,10 +123,10 @@ def test_memory_that_runs_out(
 
 
 def test_memory_that_runs_out_names_all_token_matrices() -> None:
-    """Of inference data, too, whose batches have a tuple of sides, and of batches of several parts."""
-    sides = [token_batch(torch.ones(3, width, dtype=torch.int64), torch.full((3,), width)) for width in (5, 9)]
-    facts = (torch.zeros(shape, dtype=torch.int64) for shape in ((3, 2), 3, (3, 2), 3, (3, 2)))
-    batch = NliBatch((sides[0], sides[1]), *facts)
+    """Of inference data, too, and of batches of several parts."""
+    first, second = [token_batch(torch.ones(3, width, dtype=torch.int64), torch.full((3,), width)) for width in (5, 9)]
+    facts = {"indices": torch.zeros(3, dtype=torch.int64), "ids": torch.zeros((3, 2), dtype=torch.int64)}
+    batch = Batch({"source": first, "target": second}, facts)
     said = out_of_memory([Planned(batch, {}), Planned(MixedBatch({"nli": batch}), {})])
     assert said.startswith("out of memory with " + "; ".join(["3 examples, tensors of (3, 9), (3, 5), (3, 2)"] * 2))
 

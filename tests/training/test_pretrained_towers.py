@@ -19,7 +19,7 @@ from tests.support.corpus import sentence_pairs, write_corpus
 from tests.support.once import made_once
 from tests.support.planning import token_batch
 from tests.support.runs import options
-from xrep.data.batching import Vocabulary
+from xrep.data.batch import Vocabulary
 from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder

@@ -15,10 +15,10 @@ from xrep.config import Part
 from xrep.criteria.multitask import Multitask
 from xrep.criteria.nli import Nli
 from xrep.criteria.nli_triplet import NliTriplet
-from xrep.data.batching import TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.errors import UserError
 from xrep.tasks.nli import NliTask
-from xrep.tasks.task import Examples
+from xrep.tasks.task import ExampleKind
 from xrep.text.nli import LABELS
 from xrep.validation.nli import NliValidator
 
@@ -52,7 +52,7 @@ def make(tmp_path: Path):
     return made
 
 
-BITEXT = SimpleNamespace(gives=Examples.TRANSLATIONS, has_validation=True)
+BITEXT = SimpleNamespace(gives=ExampleKind.TRANSLATIONS, has_validation=True)
 HEAD = {"head": "mlp", "head_size": 16, "head_dropout": 0.5}
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from xrep.data.batching import PairBatch, TokenBatch, Vocabulary, collate
+from tests.support.planning import pair_batch
+from xrep.data.batch import Batch, TokenBatch, Vocabulary, collate
 from xrep.errors import UserError
 from xrep.tasks.task import Pool
 from xrep.validation.retrieval import RetrievalValidator
@@ -42,12 +43,12 @@ def pool_of(source: list[np.ndarray], target: list[np.ndarray], language: str = 
     """Return a pool of pairs with English, in batches of pairs of similar length."""
     order = np.argsort([len(sentence) for sentence in source], kind="stable")
 
-    def batches() -> Iterator[PairBatch]:
+    def batches() -> Iterator[Batch]:
         for start in range(0, len(order), size):
             rows = order[start : start + size]
             sides = (collate([side[row] for row in rows], VOCABULARY, 32) for side in (source, target))
             nothing = torch.zeros(len(rows), 2, dtype=torch.int64)
-            yield PairBatch(*sides, ids=nothing, indices=torch.from_numpy(rows), languages=nothing)
+            yield pair_batch(*sides, ids=nothing, indices=torch.from_numpy(rows), languages=nothing)
 
     return Pool(f"{language}-en", language, "en", batches)
 

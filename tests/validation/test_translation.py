@@ -18,7 +18,7 @@ from tests.support.planning import loss_of, sizes_of
 from xrep.config import Part, problems_of
 from xrep.criteria.label_smoothed_cross_entropy import LabelSmoothedCrossEntropy
 from xrep.criteria.multitask import Multitask
-from xrep.data.batching import collate
+from xrep.data.batch import collate
 from xrep.errors import UserError
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.search import search

@@ -11,18 +11,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xrep.criteria.criterion import Planned
-from xrep.data.batching import on_device
+from xrep.data.batch import on_device
 from xrep.kernels.gather import gather_rows, rank_sizes
-
-FACTS = ("ids", "labels", "languages", "indices")
-"""Names of the tensors that a batch may have with one row for each of its examples."""
 
 
 class AllRows:
     """The batches of all ranks as one batch, the rows of rank 0 first, as far as vectors are compared by it.
 
-    It has the tensors in ``FACTS``, on the device of the vectors, and ``negatives.rows``, int64 [N], ascending; None if
-    there are no hard negatives. It has no sentences, because their vectors were gathered in their place.
+    It has the tensors in ``Batch.facts``, on the device of the vectors, and ``negatives.rows``, int64 [N], ascending;
+    None if there are no hard negatives. It has no sentences, because their vectors were gathered in their place.
     """
 
     def __init__(self, count: int, facts: dict[str, Tensor], of_negatives: Tensor | None) -> None:
@@ -50,9 +47,8 @@ def of_all_ranks(
     """
     batch, device, rank = planned.batch, vectors[0].device, dist.get_rank(group)
     sizes = planned.rank_rows or rank_sizes(len(planned), device, group)
-    found = {name: getattr(batch, name, None) for name in FACTS}
-    facts = {n: gather_rows(_on(device, t), sizes, group) for n, t in found.items() if isinstance(t, Tensor)}
-    negatives, own = getattr(batch, "negatives", None), None
+    facts = {name: gather_rows(_on(device, fact), sizes, group) for name, fact in batch.facts.items()}
+    negatives, own = batch.negatives, None
     if negatives is not None:
         counts = rank_sizes(len(negatives.rows), device, group)
         own = gather_rows(negatives.rows + sum(sizes[:rank]), counts, group)

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
-from xrep.data.rows import IGNORED, AnnotatedBatch
+from xrep.data.batch import Batch
+from xrep.data.rows import IGNORED
 from xrep.models.model import ClassifyingModel
-from xrep.tasks.task import Examples
+from xrep.tasks.task import ExampleKind
 
 
 class AnnotationCriterion(Criterion):
@@ -30,9 +31,9 @@ class Classification(AnnotationCriterion):
     The metric ``accuracy`` is the percentage of texts whose label has the largest logit.
     """
 
-    reads = (Examples.LABELLED_TEXTS,)
+    reads = (ExampleKind.LABELLED_TEXTS,)
 
-    def plan(self, batch: AnnotatedBatch, generator: torch.Generator) -> Planned:
+    def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
         return Planned(batch, {"classification": len(batch)})
 
     def forward(self, model: ClassifyingModel, planned: Planned) -> Loss:
@@ -46,9 +47,9 @@ class Tagging(AnnotationCriterion):
     The metric ``accuracy`` is the percentage of words whose tag has the largest logit.
     """
 
-    reads = (Examples.TAGGED_WORDS,)
+    reads = (ExampleKind.TAGGED_WORDS,)
 
-    def plan(self, batch: AnnotatedBatch, generator: torch.Generator) -> Planned:
+    def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
         return Planned(batch, {"tagging": int((batch.labels != IGNORED).sum())})
 
     def forward(self, model: ClassifyingModel, planned: Planned) -> Loss:
@@ -64,9 +65,9 @@ class Span(AnnotationCriterion):
     rows in which both ends have the largest logits.
     """
 
-    reads = (Examples.QUESTIONS,)
+    reads = (ExampleKind.QUESTIONS,)
 
-    def plan(self, batch: AnnotatedBatch, generator: torch.Generator) -> Planned:
+    def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
         return Planned(batch, {"span": len(batch)})
 
     def forward(self, model: ClassifyingModel, planned: Planned) -> Loss:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from xrep.criteria.criterion import Criterion, Loss, Planned, only_tower
 from xrep.criteria.masked_language import MaskedLanguage
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.data.batch import Batch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
 from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import CrossEntropy
@@ -18,7 +18,7 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.models.projection import MeanOfSpaces, ProjectionSpaces
 from xrep.nn.encoder import require_transformer
 from xrep.nn.layers import Linear
-from xrep.tasks.task import Examples, Task
+from xrep.tasks.task import ExampleKind, Task
 
 
 class CMLM(Criterion):
@@ -49,7 +49,7 @@ class CMLM(Criterion):
             vectors; the model has a different number of projection spaces.
     """
 
-    reads = (Examples.TRANSLATIONS, Examples.NEIGHBOURS)
+    reads = (ExampleKind.TRANSLATIONS, ExampleKind.NEIGHBOURS)
     needs = DualEncoder
 
     @dataclass(kw_only=True)
@@ -77,7 +77,7 @@ class CMLM(Criterion):
         self.spaces = ProjectionSpaces(hidden_size, config.projections) if own else None
         self.skip = Linear(config.projections * hidden_size, hidden_size, bias=False) if config.skip else None
 
-    def plan(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+    def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
         masked = self.language.mask(self._tower, batch.target, generator)
         return Planned(batch, {"cmlm": len(masked.labels)}, masked)
 

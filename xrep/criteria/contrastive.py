@@ -14,7 +14,7 @@ from torch import Tensor
 from xrep.criteria.all_ranks import of_all_ranks
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, merged
 from xrep.criteria.matryoshka import add_widths, widths_of
-from xrep.data.batching import TextSpec
+from xrep.data.batch import TextSpec
 from xrep.kernels.gather import apart, current_group
 
 

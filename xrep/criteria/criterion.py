@@ -10,22 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xrep.data.batching import Movable, TextSpec
+from xrep.data.batch import Movable, TextSpec
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.model import Model, SentenceModel
-from xrep.tasks.task import Examples, Task
+from xrep.tasks.task import ExampleKind, Task
 
 TASKS = {
-    Examples.SENTENCES: "`task` to monolingual",
-    Examples.TRANSLATIONS: "`task` to bitext",
-    Examples.NEIGHBOURS: "`task` to monolingual and `units` to adjacent",
-    Examples.REORDERED: "`task` to monolingual and `units` to reordered",
-    Examples.LABELLED_PAIRS: "`task` to nli",
-    Examples.TRIPLETS: "`task` to nli and `form` to triplets",
-    Examples.LABELLED_TEXTS: "`task` to classification",
-    Examples.TAGGED_WORDS: "`task` to tagging",
-    Examples.QUESTIONS: "`task` to question_answering",
+    ExampleKind.SENTENCES: "`task` to monolingual",
+    ExampleKind.TRANSLATIONS: "`task` to bitext",
+    ExampleKind.NEIGHBOURS: "`task` to monolingual and `units` to adjacent",
+    ExampleKind.REORDERED: "`task` to monolingual and `units` to reordered",
+    ExampleKind.LABELLED_PAIRS: "`task` to nli",
+    ExampleKind.TRIPLETS: "`task` to nli and `form` to triplets",
+    ExampleKind.LABELLED_TEXTS: "`task` to classification",
+    ExampleKind.TAGGED_WORDS: "`task` to tagging",
+    ExampleKind.QUESTIONS: "`task` to question_answering",
 }
 """The task that gives each kind of examples."""
 
@@ -133,7 +133,7 @@ class Criterion(nn.Module, ABC):
         frozen: patterns, as for ``--freeze``, of the parameters that the objective itself keeps unchanged.
         reads: kinds of examples that it can read; empty: any kind.
         needs: kind of model that it trains; None: any kind.
-        uses_hard_negatives: whether the loss has the hard negatives of a batch of pairs (``PairBatch.negatives``).
+        uses_hard_negatives: whether the loss has the hard negatives of a batch of pairs (``Batch.negatives``).
         micro_batch: number of rows of a batch that are encoded at a time (``set_micro_batch``); None: all rows.
     """
 
@@ -141,7 +141,7 @@ class Criterion(nn.Module, ABC):
     uses_hard_negatives: bool = False
     micro_batch: int | None = None
     frozen: Sequence[str] = ()
-    reads: Sequence[Examples] = ()
+    reads: Sequence[ExampleKind] = ()
     needs: type[Model] | None = SentenceModel
 
     def __init__(self, config: Any = None, model: Any = None, text: TextSpec | None = None) -> None:

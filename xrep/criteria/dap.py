@@ -26,14 +26,15 @@ from xrep.criteria.reconstruction import (
     language_embedding,
 )
 from xrep.criteria.translation_ranking import TranslationRanking
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.data.batch import Batch, TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.encoder import TransformerEncoder, require_transformer
 from xrep.nn.half import Stack, in_half
 from xrep.nn.layers import Packing
-from xrep.tasks.task import Examples, ParallelTask, Task
+from xrep.tasks.bitext import BitextTask
+from xrep.tasks.task import ExampleKind, Task
 
 
 class RTLHead(Stack):
@@ -101,7 +102,7 @@ class DAP(TranslationRanking):
             deeper than the encoder.
     """
 
-    reads = (Examples.TRANSLATIONS,)
+    reads = (ExampleKind.TRANSLATIONS,)
     needs = DualEncoder
 
     @dataclass(kw_only=True)
@@ -158,8 +159,8 @@ class DAP(TranslationRanking):
         self.head = RTLHead(encoder, config.rtl_layers, depth, languages)
 
     def prepare(self, task: Task) -> None:
-        assert isinstance(task, ParallelTask)
-        strange = ["-".join(pair) for pair in task.language_pairs if self.config.pivot_language not in pair]
+        assert isinstance(task, BitextTask)
+        strange = [pair.name for pair in task.train if self.config.pivot_language not in pair.languages]
         if strange:
             raise UserError(
                 f"{', '.join(strange[:3])}: no side is in the pivot language {self.config.pivot_language!r}",
@@ -172,7 +173,7 @@ class DAP(TranslationRanking):
                 self.register_buffer(f"subwords_{place}", torch.from_numpy(ids.astype(np.int64)), persistent=False)
                 self._planner.labels[place] = np.isin(np.arange(self._vocabulary.size), ids)
 
-    def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+    def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
         planned = super().plan_rows(batch, generator)
         planned.details = self._planner.plan(batch, generator)
         sizes = planned.details.sizes(sentences=self.config.rtl_average == "sentences")
@@ -187,7 +188,7 @@ class DAP(TranslationRanking):
         encoder = require_transformer(model.encoders[self._tower], "dap")
         return Encoded(vectors, self._reconstruct(encoder, planned.details, states, tokens))
 
-    def _read(self, model: DualEncoder, batch: PairBatch) -> tuple[tuple[Tensor, ...], Tensor, TokenBatch]:
+    def _read(self, model: DualEncoder, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor, TokenBatch]:
         """Return sentence vectors of both sides (and of hard negatives), and token vectors [2 B, T, H] and tokens of
         both sides, sources before targets."""
         both = batch.source.followed_by(batch.target, self._vocabulary.pad_id)

@@ -12,7 +12,7 @@ from xrep.criteria.contrastive import ContrastiveCriterion
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.in_batch import Temperature, negative_vectors, with_own_negatives
 from xrep.criteria.keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
-from xrep.data.batching import TextSpec
+from xrep.data.batch import TextSpec
 from xrep.kernels.gather import current_group, gathered
 from xrep.kernels.queue_infonce import InfoNCE
 from xrep.models.model import SentenceModel

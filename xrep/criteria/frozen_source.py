@@ -19,15 +19,15 @@ from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.in_batch import Temperature, with_own_negatives
 from xrep.criteria.keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
-from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch, event_on, on_device
-from xrep.data.teacher_vectors import TeacherVectors
-from xrep.data.vector_cache import VectorCache, check_cache, token_keys
+from xrep.data.batch import Batch, Movable, TextSpec, TokenBatch, event_on, on_device
+from xrep.data.vectors import TeacherVectors, VectorCache, check_cache, token_keys
 from xrep.errors import UserError
 from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.queue_infonce import against_both
 from xrep.models.dual_encoder import DualEncoder
-from xrep.tasks.task import Examples, ParallelTask, Task
+from xrep.tasks.bitext import BitextTask
+from xrep.tasks.task import ExampleKind, Task
 from xrep.text.sides import SIDES
 
 SMALLEST, LARGEST = 0.01, 1.0
@@ -97,7 +97,7 @@ class FrozenSource(ContrastiveCriterion):
             ``teacher_vectors`` cannot be used, or the student has another width.
     """
 
-    reads = (Examples.TRANSLATIONS,)
+    reads = (ExampleKind.TRANSLATIONS,)
     needs = DualEncoder
     exchanges = True
     term = "frozen_source"
@@ -124,8 +124,8 @@ class FrozenSource(ContrastiveCriterion):
         if sentences repeat."""
         cache_source: str | None = None
         """Directory in which the frozen tower's vectors are stored, in float32, so that each distinct sentence is
-        encoded once, in this run or in another one with the same tower and precision. All ranks may use the same
-        directory."""
+        encoded once, in this run or in another one with the same tower and precision. All ranks and runs may use the
+        same directory; it has a folder for each tower and precision."""
         teacher_vectors: str | None = None
         """Vectors of any other system, used in place of those of a source tower: a .npy file of floats [N, D] with one
         row for each line of teacher_text. The model is then only the student: set towers shared and projection_size D.
@@ -206,14 +206,14 @@ class FrozenSource(ContrastiveCriterion):
 
     def prepare(self, task: Task) -> None:
         if self._teacher is not None:
-            assert isinstance(task, ParallelTask)
-            for hashes in task.hashes():
-                self._teacher.rows(hashes[:, SIDES.index(self._source_side)].view(np.int64))
+            assert isinstance(task, BitextTask)
+            for pairs in task.train:
+                self._teacher.rows(pairs.hashes[:, SIDES.index(self._source_side)])
 
-    def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
-        planned, tokens = super().plan_rows(batch, generator), getattr(batch, self._source_side)
+    def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
+        planned, tokens = super().plan_rows(batch, generator), batch.sides[self._source_side]
         if self._teacher is not None:
-            hashes = batch.ids[:, SIDES.index(self._source_side)].numpy()
+            hashes = batch.ids[:, SIDES.index(self._source_side)].numpy().view(np.uint64)
             planned.details = KnownVectors(torch.from_numpy(self._teacher.read(hashes)))
         elif self.config.cache_source is not None:
             negative = None if batch.negatives is None else token_keys(batch.negatives.tokens).numpy()
@@ -226,7 +226,7 @@ class FrozenSource(ContrastiveCriterion):
             vectors = model.encode_pair(batch.source, batch.target)
             negative = () if batch.negatives is None else (model.encode(self._source, batch.negatives.tokens)[0],)
             return Encoded((vectors[::-1] if self._target_side == "target" else vectors) + negative)
-        return Encoded((model.encode(self._target, getattr(batch, self._target_side))[0],))
+        return Encoded((model.encode(self._target, batch.sides[self._target_side])[0],))
 
     def constants(self, model: DualEncoder, planned: Planned) -> tuple[Tensor, ...]:
         if self.config.source == "trained":
@@ -234,7 +234,7 @@ class FrozenSource(ContrastiveCriterion):
         batch, taught = planned.batch, planned.details or KnownVectors()
         vectors = taught.vectors
         if vectors is None:
-            vectors = self._read(model, getattr(batch, self._source_side), taught.keys)
+            vectors = self._read(model, batch.sides[self._source_side], taught.keys)
         elif model.config.normalize:
             vectors = F.normalize(vectors, dim=1)
         if batch.negatives is None:
@@ -281,10 +281,8 @@ class FrozenSource(ContrastiveCriterion):
         if self._cache is None:  # not in __init__: a resumed run loads the model's weights later
             fingerprint = _fingerprint(model, self._source, self.frozen)
             self._cache = VectorCache(self.config.cache_source, model.output_size, fingerprint)
-        places, device = self._cache.find(keys), tokens.tokens.device
-        missing, known = np.flatnonzero(places < 0), np.flatnonzero(places >= 0)
-        found = np.zeros((len(keys), model.output_size), np.float32)
-        found[known] = self._cache.read(places[known])
+        found, known = self._cache.read(keys)
+        missing, device = np.flatnonzero(~known), tokens.tokens.device
         vectors = on_device(found, device)
         if len(missing):
             new, first, same = np.unique(keys[missing], return_index=True, return_inverse=True)

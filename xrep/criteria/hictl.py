@@ -16,14 +16,14 @@ from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
 from xrep.criteria.in_batch import InBatch, Temperature, negative_vectors, with_own_negatives
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.criteria.tlm import read_together
-from xrep.data.batching import Movable, PairBatch, TextSpec, TokenBatch, Vocabulary
+from xrep.data.batch import Batch, Movable, TextSpec, TokenBatch, Vocabulary
 from xrep.data.masking import Masked, maskable
 from xrep.errors import UserError
 from xrep.kernels.gather import current_group
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.word_infonce import word_infonce
 from xrep.models.dual_encoder import DualEncoder
-from xrep.tasks.task import Examples, Task
+from xrep.tasks.task import ExampleKind, Task
 from xrep.text.sides import SHARED
 
 MASK_RATES = {"tlm": 0.25, "mlm": 0.15}
@@ -108,7 +108,7 @@ class HiCTL(ContrastiveCriterion):
         UserError: the languages have separate towers, or there is no [MASK].
     """
 
-    reads = (Examples.TRANSLATIONS, Examples.REORDERED)
+    reads = (ExampleKind.TRANSLATIONS, ExampleKind.REORDERED)
     needs = DualEncoder
     exchanges = True
 
@@ -171,11 +171,11 @@ class HiCTL(ContrastiveCriterion):
         self.idle_parameters = len(model.projections) > 0 and not config.sentence_contrast
 
     def prepare(self, task: Task) -> None:
-        if task.gives is Examples.REORDERED and not self.config.monolingual:
+        if task.gives is ExampleKind.REORDERED and not self.config.monolingual:
             problem = "hictl: a sentence and its reordered words reveal each other's masked words"
             raise UserError(problem, cure="set `monolingual` to true")
 
-    def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+    def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
         sizes: dict[str, float] = {}
         masked = words = together = None
         if self.config.word_contrast or (self.language is not None and not self.config.monolingual):

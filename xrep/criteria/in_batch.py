@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xrep.criteria.criterion import Planned
 from xrep.criteria.matryoshka import Nested
-from xrep.data.batching import PairBatch, TextSpec
+from xrep.data.batch import Batch, TextSpec
 from xrep.kernels.gather import current_group
 from xrep.kernels.own_negatives import add_own_negatives
 from xrep.models.model import SentenceModel
@@ -44,7 +44,7 @@ class InBatch(Nested):
         }
 
 
-def negative_vectors(model: SentenceModel, batch: PairBatch, text: TextSpec) -> tuple[Tensor, ...]:
+def negative_vectors(model: SentenceModel, batch: Batch, text: TextSpec) -> tuple[Tensor, ...]:
     """Return the vectors of the hard negatives of a batch, [N, D], in a tuple, which is empty if the run has none."""
     if batch.negatives is None:
         return ()
@@ -57,7 +57,7 @@ def with_own_negatives(
     query: Tensor,
     positive: Tensor,
     negative: Sequence[Tensor],
-    batch: PairBatch,
+    batch: Batch,
     temperature: float | Tensor,
     *,
     margin: float = 0.0,

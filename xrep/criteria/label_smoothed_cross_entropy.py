@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
-from xrep.data.batching import PairBatch, TextSpec, on_device
+from xrep.data.batch import Batch, TextSpec, on_device
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.model import TranslationModel
-from xrep.tasks.task import Examples
+from xrep.tasks.task import ExampleKind
 
 
 class LabelSmoothedCrossEntropy(Criterion):
@@ -24,7 +24,7 @@ class LabelSmoothedCrossEntropy(Criterion):
     have the largest logit).
     """
 
-    reads = (Examples.TRANSLATIONS,)
+    reads = (ExampleKind.TRANSLATIONS,)
     needs = TranslationModel
 
     @dataclass(kw_only=True)
@@ -41,7 +41,7 @@ class LabelSmoothedCrossEntropy(Criterion):
         self._targets = np.array([known.get(language, -1) for language in text.languages], dtype=np.int64)
         """Maps places in ``TextSpec.languages`` to places in the model's target languages; -1: never a target."""
 
-    def plan(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+    def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
         return Planned(batch, {"translation": batch.target.real_tokens - self._leading * len(batch)})
 
     def forward(self, model: TranslationModel, planned: Planned) -> Loss:

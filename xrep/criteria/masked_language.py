@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from xrep.criteria.criterion import Loss, Term, percentage
-from xrep.data.batching import TextSpec, TokenBatch
+from xrep.data.batch import TextSpec, TokenBatch
 from xrep.data.masking import Masked, mask_tokens
 from xrep.errors import UserError
 from xrep.interop.pretrained import Pretrained, masked_language_head, read_pretrained

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 
 from xrep.criteria.criterion import Criterion, Loss, Planned
 from xrep.criteria.masked_language import HeadChoice, MaskedLanguage
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch
+from xrep.data.batch import Batch, TextSpec, TokenBatch
 from xrep.data.masking import Masked
 from xrep.models.dual_encoder import DualEncoder
-from xrep.tasks.task import Examples, Task
-from xrep.text.sides import SHARED, SIDES
+from xrep.tasks.task import ExampleKind, Task
+from xrep.text.sides import SHARED
 
 
 class MLM(Criterion):
@@ -24,7 +24,7 @@ class MLM(Criterion):
     masked anew whenever a batch is seen; ``xrep.data.masking`` says which tokens are chosen.
     """
 
-    reads = (Examples.SENTENCES, Examples.TRANSLATIONS, Examples.NEIGHBOURS)
+    reads = (ExampleKind.SENTENCES, ExampleKind.TRANSLATIONS, ExampleKind.NEIGHBOURS)
     needs = DualEncoder
 
     @dataclass(kw_only=True)
@@ -44,11 +44,11 @@ class MLM(Criterion):
         self.idle_parameters = len(model.projections) > 0
 
     def prepare(self, task: Task) -> None:
-        if task.gives is Examples.TRANSLATIONS:
+        if task.gives is ExampleKind.TRANSLATIONS:
             problem = "masked tokens alone train no sentence vectors, which validation by retrieval measures"
             self.language.notes.append(f"{problem}; `validation` loss chooses the best checkpoint by the loss instead")
 
-    def plan(self, batch: Any, generator: torch.Generator) -> Planned:
+    def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
         masked = {tower: self.language.mask(tower, side, generator) for tower, side in self._read(batch).items()}
         return Planned(batch, {"mlm": sum(len(each.labels) for each in masked.values())}, masked)
 
@@ -63,10 +63,9 @@ class MLM(Criterion):
     def warnings(self, task: Task) -> list[str]:
         return self.language.notes
 
-    def _read(self, batch: Any) -> dict[str, TokenBatch]:
+    def _read(self, batch: Batch) -> dict[str, TokenBatch]:
         """Return what each tower reads; a shared tower reads all sentences at once."""
-        sides = (batch.source, batch.target) if isinstance(batch, PairBatch) else batch.sides
         if SHARED not in self.language.heads:
-            return dict(zip(SIDES, sides, strict=True))
+            return batch.sides
         pad_id = self._text.vocabulary(SHARED).pad_id
-        return {SHARED: functools.reduce(lambda first, other: first.followed_by(other, pad_id), sides)}
+        return {SHARED: functools.reduce(lambda first, other: first.followed_by(other, pad_id), batch.sides.values())}

@@ -13,7 +13,7 @@ from xrep.config import Mixing, Part
 from xrep.criteria.contrastive import ContrastiveCriterion
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, merged
 from xrep.criteria.masked_language import MaskedLanguage
-from xrep.data.batching import TextSpec
+from xrep.data.batch import TextSpec
 from xrep.errors import UserError
 from xrep.nn.containers import ModuleDict
 from xrep.tasks.mixture import MixedBatch

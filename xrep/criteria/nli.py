@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from xrep.config.fields import Count
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
-from xrep.data.batching import TextSpec
+from xrep.data.batch import Batch, TextSpec
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.model import SentenceModel
 from xrep.nn.layers import Linear
-from xrep.tasks.nli import NliBatch
-from xrep.tasks.task import Examples
+from xrep.tasks.task import ExampleKind
 from xrep.text.nli import LABELS
 
 FEATURES = ("premise", "hypothesis", "difference", "product")
@@ -30,7 +29,7 @@ class Nli(Criterion):
     Here it reads the same four features, and ``features`` chooses among them (sentence-BERT uses the first three).
     """
 
-    reads = (Examples.LABELLED_PAIRS,)
+    reads = (ExampleKind.LABELLED_PAIRS,)
 
     @dataclass(kw_only=True)
     class Config:
@@ -62,7 +61,7 @@ class Nli(Criterion):
             width = config.head_size
         self.output = Linear(width, len(LABELS))
 
-    def plan(self, batch: NliBatch, generator: torch.Generator) -> Planned:
+    def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
         return Planned(batch, {"nli": len(batch)})
 
     def forward(self, model: SentenceModel, planned: Planned) -> Loss:
@@ -83,7 +82,8 @@ class Nli(Criterion):
         return torch.cat([features[FEATURES.index(name)] for name in self.config.features], dim=1)
 
 
-def sentence_vectors(model: SentenceModel, batch: NliBatch) -> tuple[Tensor, ...]:
+def sentence_vectors(model: SentenceModel, batch: Batch) -> tuple[Tensor, ...]:
     """Return the vectors [B, D] of each column of a batch; every tower reads its sentences in one pass."""
-    vectors = torch.cat(model.encode_pair(*batch.sides))
+    assert batch.places is not None
+    vectors = torch.cat(model.encode_pair(batch.source, batch.target))
     return tuple(vectors.index_select(0, places) for places in batch.places.unbind(1))

@@ -13,7 +13,7 @@ from xrep.criteria.in_batch import InBatch
 from xrep.criteria.nli import sentence_vectors
 from xrep.kernels.triplet_infonce import triplet_infonce
 from xrep.models.model import SentenceModel
-from xrep.tasks.task import Examples
+from xrep.tasks.task import ExampleKind
 
 
 class NliTriplet(ContrastiveCriterion):
@@ -22,7 +22,7 @@ class NliTriplet(ContrastiveCriterion):
     This is equation 5 of Gao et al., 2021; frozen_source uses it for fine-tuning (section 4.2.3).
     """
 
-    reads = (Examples.TRIPLETS,)
+    reads = (ExampleKind.TRIPLETS,)
     exchanges = True
     term = "nli_triplet"
 

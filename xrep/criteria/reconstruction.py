@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from xrep.data.batching import Movable, PairBatch
+from xrep.data.batch import Batch, Movable
 
 Direction = Literal["to_pivot", "from_pivot", "both"]
 PLACE, SLOT, LANGUAGE, POSITION = range(4)
@@ -69,7 +69,7 @@ class Planner:
     Attributes:
         pivot: place of the pivot language in ``TextSpec.languages``.
         direction: to_pivot: y is the side in the pivot language (the target, if both sides are). from_pivot: y is the
-            other side. both: to_pivot in pairs of even number (``PairBatch.indices``), from_pivot in those of odd
+            other side. both: to_pivot in pairs of even number (``Batch.indices``), from_pivot in those of odd
             number.
         ratio: probability with which each token of y is predicted, independently of the others.
         leading: number of special tokens in front of a sentence, which are left out.
@@ -83,7 +83,7 @@ class Planner:
     leading: int = 1
     labels: dict[int, np.ndarray] = field(default_factory=dict)
 
-    def plan(self, batch: PairBatch, generator: torch.Generator) -> Reconstruction:
+    def plan(self, batch: Batch, generator: torch.Generator) -> Reconstruction:
         """Plan the reconstruction of a batch, sorted by direction and language of y.
 
         Args:
@@ -129,7 +129,7 @@ class Planner:
         table[POSITION] = ranges(np.full_like(lengths, self.leading), lengths)
         return table, lengths
 
-    def _labelled(self, batch: PairBatch, table: np.ndarray) -> np.ndarray:
+    def _labelled(self, batch: Batch, table: np.ndarray) -> np.ndarray:
         """Return which tokens of a table can be predicted, bool [N]."""
         tokens = batch.source.followed_by(batch.target, 0).tokens.flatten().numpy()[table[PLACE]]
         known = np.zeros(len(tokens), dtype=bool)

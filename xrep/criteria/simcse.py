@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.in_batch import InBatch
-from xrep.data.batching import PairBatch, TextSpec
+from xrep.data.batch import Batch, TextSpec
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.models.model import SentenceModel
 from xrep.nn.layers import SelfAttention
@@ -47,7 +47,7 @@ class SimCSE(ContrastiveCriterion):
         self.idle_parameters = len(self._columns) == 1 and len(set(self._towers)) == 2
         self._has_dropout = any(_dropout(part) > 0 for part in model.modules())
 
-    def plan_rows(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+    def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
         return Planned(batch, {self.term: len(self._columns) * len(batch)})
 
     def encode(self, model: SentenceModel, planned: Planned) -> Encoded:

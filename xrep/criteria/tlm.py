@@ -11,12 +11,12 @@ from torch import Tensor
 from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
 from xrep.criteria.mlm import MLM
 from xrep.criteria.reconstruction import language_embedding
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, on_device
+from xrep.data.batch import Batch, TextSpec, TokenBatch, Vocabulary, on_device
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.encoder import require_transformer
 from xrep.nn.layers import Linear
-from xrep.tasks.task import Examples
+from xrep.tasks.task import ExampleKind
 from xrep.text.sides import SHARED
 
 
@@ -35,7 +35,7 @@ class TLM(MLM):
         UserError: the languages have separate towers, or anything that ``MLM`` raises.
     """
 
-    reads = (Examples.TRANSLATIONS, Examples.NEIGHBOURS)
+    reads = (ExampleKind.TRANSLATIONS, ExampleKind.NEIGHBOURS)
 
     @dataclass(kw_only=True)
     class Config(MLM.Config):
@@ -65,7 +65,7 @@ class TLM(MLM):
         if config.next_sentence:
             self.first, self.neighbour = Linear(shape.hidden_size, shape.hidden_size), Linear(shape.hidden_size, 2)
 
-    def plan(self, batch: PairBatch, generator: torch.Generator) -> Planned:
+    def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
         count, target = len(batch), batch.target
         follows, sizes = torch.ones(count, dtype=torch.int64), dict[str, float]()
         if self.config.next_sentence:
@@ -92,7 +92,7 @@ class TLM(MLM):
             loss.rows["next_sentence_accuracy"] = len(follows)
         return loss
 
-    def _languages(self, batch: PairBatch, second: Tensor) -> Tensor | None:
+    def _languages(self, batch: Batch, second: Tensor) -> Tensor | None:
         if self.language_embedding is None:
             return None
         vectors = self.language_embedding(on_device(batch.languages.numpy(), second.device))

@@ -11,7 +11,7 @@ from torch import Tensor
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.in_batch import InBatch, negative_vectors, with_own_negatives
-from xrep.data.batching import TextSpec
+from xrep.data.batch import TextSpec
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.models.model import SentenceModel
 from xrep.tasks.task import PAIRS

@@ -28,8 +28,8 @@ from xrep.data.table import (
 from xrep.files import build_once, digests_of
 from xrep.jobs.outputs import states_of
 from xrep.text.cleaning import HashSet
-from xrep.text.corpora import xrep_home
 from xrep.text.exclusion import load_exclusion
+from xrep.text.resources import xrep_home
 from xrep.text.sides import SHARED, Tokenizers, save_tokenizers
 from xrep.text.tokenizer import USUAL_VOCABULARY, Tokenizer, sample_for_tokenizer, train_tokenizer
 
@@ -128,7 +128,7 @@ def build(
     return DataDirectory(directory, kind)
 
 
-def cached_at(folder: str, facts: Any, files: Iterable[Path], tokenizers: Tokenizers | None = None) -> Path:
+def cached_at(folder: str, facts: Any, files: Iterable[str | Path], tokenizers: Tokenizers | None = None) -> Path:
     """Return the directory in ``$XREP_HOME/{folder}/`` of what is built from these things, built or not.
 
     Args:

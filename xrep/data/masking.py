@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from xrep.data.batching import Movable, TokenBatch, Vocabulary
+from xrep.data.batch import Movable, TokenBatch, Vocabulary
 
 MASKED, REPLACED = 0.8, 0.1
 """Shares of the chosen tokens replaced by [MASK] and by a random subword; the rest stay (Devlin et al., 2019)."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from xrep.data.batching import HardNegatives, TextSpec, pad
+from xrep.data.batch import HardNegatives, TextSpec, pad
 from xrep.data.build import Builder, build, chunks
 from xrep.data.disk_sort import DiskSort
 from xrep.data.table import HASH, DataDirectory, TableWriter, flatten, open_table, token_type

@@ -77,7 +77,7 @@ def sampling_quotas(sizes: list[int], alpha: float) -> np.ndarray:
 def by_group(groups: np.ndarray, read: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
     """Return what ``read(group, places)`` returns for the places of each distinct group, in the order of the places.
 
-    Without any places, ``read`` is called for group 0, so that the result has its type.
+    An empty result has the type that ``read`` gives.
     """
     order = np.argsort(groups.astype(np.uint16) if groups.max(initial=0) < 1 << 16 else groups, kind="stable")
     distinct, starts = np.unique(groups[order], return_index=True)

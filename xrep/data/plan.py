@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 
@@ -91,12 +90,12 @@ def plan_batches(
         yield Plan(order.take(first, first + part + (rank < larger)), end, end)
 
 
-def mean_size(order: ExampleOrder, size: int | TokenBudget) -> Fraction:
+def mean_size(order: ExampleOrder, size: int | TokenBudget) -> float:
     """Return the mean number of examples of a rank's batch; with a budget, over the first examples of the order."""
     if not isinstance(size, TokenBudget):
-        return Fraction(size)
+        return size
     first = min(order.epoch_size, WINDOW_SIZE)
-    return Fraction(first, sum(1 for _ in plan_batches(order, size, stop=first)))
+    return first / sum(1 for _ in plan_batches(order, size, stop=first))
 
 
 def _cut(order: ExampleOrder, budget: TokenBudget, start: int, stop: int | None) -> Iterator[np.ndarray]:

@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from xrep.data.batching import Batch, TokenBatch, Vocabulary
+from xrep.data.batch import Batch, TokenBatch, Vocabulary
 from xrep.data.build import chunks
 from xrep.data.table import ColumnType, Schema, Table, flatten, token_type
 from xrep.errors import UserError
 from xrep.text.annotated import Question, TaggedSentence
 from xrep.text.examples import Example
+from xrep.text.sides import SHARED
 from xrep.text.tokenizer import Tokenizer
 
 IGNORED = -100
@@ -176,24 +175,23 @@ def question_rows(questions: Iterable[Question], reading: Reading, *, stride: in
         UserError: There is no room for a window.
     """
     tokenizer, vocabulary, max_length = reading
-    contexts: dict[str, tuple[list[int], list[tuple[int, int]]]] = {}
-    for number, question in enumerate(questions):
-        if question.context not in contexts:
-            contexts = {question.context: tokenizer.encode_spans(question.context)}  # questions follow their context
-        ids, spans = contexts[question.context]
-        asked = tokenizer.encode([question.question])[0][:max_question]
-        front, first = sequence(asked, [], reading)
-        front = front[:first]
-        room = max_length - len(front) - 1
-        if room < 1:
-            problem = f"no room for a context beside a question of {len(asked)} subwords"
-            raise UserError(problem, cure="raise `max_length`, or lower `max_question`")
-        answer = _tokens_of(question, spans)
-        for begin in range(0, max(1, len(ids) - room + stride), stride):
-            window = slice(begin, begin + room)
-            inside = answer is not None and begin <= answer[0] and answer[1] < begin + room
-            places = [token - begin + len(front) for token in answer] if answer and inside else [0, 0]
-            yield Row([*front, *ids[window], vocabulary.eos_id], len(front), places, number, spans[window])
+    context, ids, spans = "", list[int](), list[tuple[int, int]]()
+    for chunk in chunks(enumerate(questions)):
+        encoded = tokenizer.encode([question.question for _, question in chunk])
+        for (number, question), asked in zip(chunk, encoded, strict=True):
+            if question.context != context:  # questions follow their context
+                context, (ids, spans) = question.context, tokenizer.encode_spans(question.context)
+            front, first = sequence(asked[:max_question], [], reading)
+            room = max_length - first - 1
+            if room < 1:
+                problem = f"no room for a context beside a question of {min(len(asked), max_question)} subwords"
+                raise UserError(problem, cure="raise `max_length`, or lower `max_question`")
+            answer = _tokens_of(question, spans)
+            for begin in range(0, max(1, len(ids) - room + stride), stride):
+                window = slice(begin, begin + room)
+                inside = answer is not None and begin <= answer[0] and answer[1] < begin + room
+                places = [token - begin + first for token in answer] if answer and inside else [0, 0]
+                yield Row([*front[:first], *ids[window], vocabulary.eos_id], first, places, number, spans[window])
 
 
 def _tokens_of(question: Question, spans: list[tuple[int, int]]) -> tuple[int, int] | None:
@@ -215,38 +213,8 @@ def table_of_rows(kind: Literal["label", "tags", "span"], rows: Iterable[Row], v
     return Table.in_memory("rows", schema, row_columns(rows, schema))
 
 
-@dataclass
-class AnnotatedBatch(Batch):
-    """A batch of N rows.
-
-    Attributes:
-        tokens: The sequences, with ``types`` where there are pairs.
-        labels: int64: the class of each text [N]; the tag of each token [N, T]; or the first and last token of the
-            answer [N, 2].
-        indices: int64 [N], the number of each row in its split.
-    """
-
-    tokens: TokenBatch
-    labels: Tensor
-    indices: Tensor
-
-    def rows(self, start: int, stop: int) -> AnnotatedBatch:
-        """Return the rows ``start`` to ``stop``, with no more padding than the longest of them needs."""
-        tokens, labels = self.tokens.rows(start, stop), self.labels[start:stop]
-        if labels.dim() == 2:
-            labels = labels[:, : max(2, tokens.tokens.size(1))]
-        return AnnotatedBatch(tokens, labels, self.indices[start:stop])
-
-    @property
-    def token_count(self) -> int:
-        return self.tokens.real_tokens
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-
-def batch_of_rows(table: Table, rows: np.ndarray, vocabulary: Vocabulary) -> AnnotatedBatch:
-    """Return some rows of a table, int64 [N], as a batch."""
+def batch_of_rows(table: Table, rows: np.ndarray, vocabulary: Vocabulary) -> Batch:
+    """Return some rows of a table, int64 [N], as a batch whose side is ``shared``."""
     ids, lengths = table["ids"].gather(rows)
     places = np.arange(int(lengths.max(initial=1)))
     real = places < lengths[:, None]
@@ -258,11 +226,7 @@ def batch_of_rows(table: Table, rows: np.ndarray, vocabulary: Vocabulary) -> Ann
     else:
         labels = np.full(real.shape, IGNORED, dtype=np.int64)
         labels[real] = column.gather(rows)[0]
-    types = real & (places >= table["first"].values[rows][:, None])
-    batch = TokenBatch(
-        torch.from_numpy(tokens),
-        torch.from_numpy(lengths),
-        lengths,
-        torch.from_numpy(types.astype(np.int64)) if types.any() else None,
-    )
-    return AnnotatedBatch(batch, torch.from_numpy(labels), torch.from_numpy(rows))
+    second = (real & (places >= table["first"].values[rows][:, None])).astype(np.int64)
+    types = torch.from_numpy(second) if second.any() else None
+    sequences = TokenBatch(torch.from_numpy(tokens), torch.from_numpy(lengths), lengths, types)
+    return Batch.of({SHARED: sequences}, labels=labels, indices=rows)

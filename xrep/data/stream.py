@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from xrep.errors import TrainingError
-from xrep.workers import ahead, in_workers
+from xrep.workers import in_workers
+
+TOGETHER = 4
+"""Number of batches that a worker makes and sends at once."""
 
 _DIED = TrainingError(
     "a data worker was killed; if memory ran out, lower `data_workers` (0: batches are made by the trainer itself); "
@@ -39,51 +42,29 @@ class Plan:
     examples: int
 
 
-class Task(Protocol):
-    """The methods of a task that ``stream`` calls."""
-
-    def plan(
-        self, cursor: Any = None, rank: int = 0, world_size: int = 1, stop: int | None = None
-    ) -> Iterator[Plan]: ...
-
-    def make(self, what: Any) -> Any:
-        """Build the batch of ``Plan.what``, which alone determines it (no global random numbers, no call counters)."""
-        ...
-
-
 def stream(
-    task: Task,
-    *,
-    cursor: Any = None,
-    rank: int = 0,
-    world_size: int = 1,
-    stop: int | None = None,
-    workers: int = 0,
-    pin_memory: bool = False,
+    plans: Iterable[Plan], make: Callable[[Plan], Any], *, workers: int = 0, pin_memory: bool = False
 ) -> Generator[tuple[Any, Plan], None, None]:
-    """Yield the training batches of one rank with their plans, without end or up to example ``stop`` of the run.
+    """Yield the batches of plans, each with its plan.
 
     Args:
-        cursor: ``Plan.cursor`` of the last batch that was used; None to start at the beginning.
-        workers: Number of processes that build batches, each a few batches ahead; 0 to use this process.
+        make: Function that builds a batch, which its plan alone determines (no global random numbers, no call
+            counters).
+        workers: Number of processes that build batches, each some batches ahead; 0 to use this process.
         pin_memory: Whether to call ``pin_memory()`` on each batch (page-locked memory), for copies to a GPU.
 
     Raises:
         UserError: This process or a worker found damaged data.
         TrainingError: A worker died.
     """
-    plans = task.plan(cursor, rank, world_size, stop)
-    if world_size > 1:  # a step of many ranks uses up much of the order, which takes time to compute
-        plans = ahead(plans)
-    items = ((plan.what, plan) for plan in plans)
-    begin = partial(torch.set_num_threads, 1)
-    for batch, plan in in_workers(task.make, items, workers, died=_DIED, begin=begin, pack=_pack):
+    items, begin = ((plan, plan) for plan in plans), partial(torch.set_num_threads, 1)
+    for batch, plan in in_workers(make, items, workers, died=_DIED, begin=begin, pack=_pack, together=TOGETHER):
         yield (batch.pin_memory() if pin_memory else batch), plan
 
 
-def _pack(batch: Any) -> bytes:
+def _pack(batches: list[Any]) -> bytes:
     packed = io.BytesIO()
-    _Pickler(packed, protocol=5).dump(batch)
+    _Pickler(packed, protocol=5).dump(batches)
     return packed.getvalue()
 
 

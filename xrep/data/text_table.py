@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xrep.data.batching import Vocabulary
+from xrep.data.batch import Vocabulary
 from xrep.data.build import Builder, build, chunks
 from xrep.data.table import HASH, ColumnType, DataDirectory, flatten, token_type
 from xrep.errors import UserError

@@ -35,7 +35,7 @@ class Encoder:
     """A sentence encoder as evaluations take it: a model, or the vectors of another system.
 
     Its ``languages`` are the canonical codes of those that it was trained on, none if they are not known, and
-    ``training_hashes`` is a file with the hashes of its training sentences (see ``seen``), or None.
+    ``training_hashes`` are files with the hashes of its training sentences (see ``seen``), none if these are not known.
     """
 
     path: str
@@ -95,7 +95,7 @@ class Precomputed:
     """Vectors that another system computed, or that were kept, looked up by language and sentence, in a folder with
     ``vectors.npy`` [N, D] and ``sentences.tsv``, N lines ``language<TAB>sentence``."""
 
-    training_hashes = None
+    training_hashes = ()
 
     def __init__(self, path: str | Path) -> None:
         self.path, self.languages = str(path), list[str]()
@@ -215,13 +215,14 @@ def total(overlaps: Iterable[Overlap]) -> Overlap:
     return Overlap(sum(known) if len(known) == len(parts) else None, sum(sizes), dropped)
 
 
-def seen(columns: Sequence[Sequence[str]], training_hashes: Path) -> np.ndarray:
+def seen(columns: Sequence[Sequence[str]], training_hashes: Sequence[Path]) -> np.ndarray:
     """Return which examples have a sentence in the training data, ignoring case, punctuation and Unicode form: bool
-    [N]. Of the sorted hashes, uint64 [K], only the pages that the binary searches touch are read."""
+    [N]. Of each file of sorted hashes, uint64 [K], only the pages that the binary searches touch are read."""
     cure = "restore the file, or delete it to measure without the overlap"
-    known = open_array(training_hashes, "training hashes", cure)
     hashes = np.stack([sentence_hashes(column) for column in columns])
-    if not len(known):
-        return np.zeros(hashes.shape[1], dtype=bool)
-    rows = np.searchsorted(known[:-1], hashes)
-    return ((known[rows] == hashes) & (hashes != NO_KEY)).any(axis=0)
+    found = np.zeros(hashes.shape, dtype=bool)
+    for file in training_hashes:
+        known = open_array(file, "training hashes", cure)
+        if len(known):
+            found |= known[np.searchsorted(known[:-1], hashes)] == hashes
+    return (found & (hashes != NO_KEY)).any(axis=0)

@@ -204,7 +204,7 @@ class Evaluation(ABC):
         """Count the examples with a sentence of the training text, and leave them out with ``drop_overlap``."""
         drop, count = getattr(self.config, "drop_overlap", False), len(examples)
         cure = "measure without `drop_overlap`"
-        if model.training_hashes is None:
+        if not model.training_hashes:
             if drop:
                 raise UserError("no training hashes beside the encoder", cure=cure)
             return examples, Overlap(None, count)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from xrep.data.batching import collate
+from xrep.data.batch import collate
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, finite
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, PlotOption

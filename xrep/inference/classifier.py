@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xrep.data.batching import TextSpec, batches_of
+from xrep.data.batch import TextSpec, batches_of
 from xrep.data.rows import (
     IGNORED,
     Reading,

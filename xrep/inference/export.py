@@ -112,7 +112,7 @@ def _write_checkpoint(
             path, model, text = checkpoint.path, load_model(checkpoint), checkpoint.text
             identity = partial(fingerprint, model, text)
             config = (path / CONFIG).read_text(encoding="utf-8")
-            save, kept = partial(shutil.copytree, path / TOKENIZER), [checkpoint.training_hashes, path / PROMPTS]
+            save, kept = partial(shutil.copytree, path / TOKENIZER), [*checkpoint.training_hashes, path / PROMPTS]
         if format == "int8":
             quantise_layers(model)
         loading = f"import xrep; xrep.{LOADERS[model.kind]}.load({json.dumps(str(directory))})"
@@ -127,7 +127,7 @@ def _write_checkpoint(
             save_tokenizers=save,
             architecture=model.architecture(),
             model=model.state_dict(),
-            files={file.name: file for file in (folder / README, *kept) if file is not None and file.is_file()},
+            files={file.name: file for file in (folder / README, *kept) if file.is_file()},
             precision="int8" if is_quantised(model) else "float32",
         )
         write_checkpoint(directory.absolute(), snapshot)

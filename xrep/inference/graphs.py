@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from xrep.data.batching import TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
 from xrep.registry import one_line

@@ -121,5 +121,5 @@ def _training_files(path: str | Path) -> Iterator[dict[str, str]]:
         files = [folder / MANIFEST_FILE] if (folder / MANIFEST_FILE).is_file() else sorted(folder.glob("train*"))
         for file in filter(Path.is_file, files):
             yield {"name": f"{folder.name}/{file.name}", "sha256": sha256_of(file)}
-    if (hashes := checkpoint.training_hashes) is not None:
+    for hashes in checkpoint.training_hashes:
         yield {"name": hashes.name, "sha256": sha256_of(hashes)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from xrep.data.batching import Annotation
+from xrep.data.batch import Annotation
 from xrep.inference.classifier import SentenceClassifier
 from xrep.metrics.answers import Normalisation, exact_match, f1
 from xrep.metrics.entities import entity_counts, is_entity_scheme, score_of, tag_accuracy

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from xrep.data.batching import TextSpec, Vocabulary, batches_of, collate
+from xrep.data.batch import TextSpec, Vocabulary, batches_of, collate
 from xrep.errors import UserError
 from xrep.inference.encoder_files import Format, write_encoder
 from xrep.interop.pretrained import find_pretrained, read_pretrained
@@ -43,7 +43,7 @@ class SentenceEncoder:
 
     Attributes:
         languages: Codes of the languages it was trained on, as far as they are known.
-        training_hashes: File with the hashes of its training sentences (sorted uint64 ``.npy``), if it is available.
+        training_hashes: Files with the hashes of its training sentences (sorted uint64 ``.npy``), if there are any.
         path: Where it was loaded from; empty if it was not.
         output_size: The dimension D of the vectors.
         prompts: Texts that can be put in front of sentences, by name; ``encode`` takes the name as ``prompt_name``.
@@ -55,7 +55,7 @@ class SentenceEncoder:
         model: DualEncoder,
         tokenizers: Tokenizers,
         text: TextSpec,
-        training_hashes: Path | None = None,
+        training_hashes: Sequence[Path] = (),
         *,
         path: str | Path = "",
         prompts: Prompts | None = None,
@@ -240,7 +240,7 @@ def unit_rows(vectors: Any) -> Tensor:
 
 def encoder_of(checkpoint: Checkpoint, random_weights: bool = False) -> SentenceEncoder:
     """Return the encoder of an open checkpoint on the CPU, in the precision in which it was saved."""
-    path, hashes = checkpoint.path, None if random_weights else checkpoint.training_hashes
+    path, hashes = checkpoint.path, () if random_weights else checkpoint.training_hashes
     model, tokenizers = load_model(checkpoint, random_weights), open_tokenizers(path / TOKENIZER)
     return SentenceEncoder(model, tokenizers, checkpoint.text, hashes, path=path, prompts=read_prompts(path))
 

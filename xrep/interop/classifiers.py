@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from xrep.data.batching import Annotation
+from xrep.data.batch import Annotation
 from xrep.errors import UserError
 from xrep.files import write_json
 from xrep.nn.bert import CONFIG

@@ -21,7 +21,7 @@ from xrep.nn.weights import Weights, read_json
 from xrep.registry import ENCODERS, one_line
 from xrep.text.languages import canonical
 from xrep.text.pretrained_tokenizer import maximum_length
-from xrep.text.wheels import SOURCE_FILE
+from xrep.text.resources import SOURCE_FILE
 
 AUTO = "auto"
 """The encoder type that chooses ``transformer`` if it computes the architecture, and otherwise ``transformers``."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from xrep.data.batching import TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.errors import UserError
 from xrep.nn.bert import ACTIVATIONS, CONFIG, FAMILIES, INERT, TOGETHER, check_inert
 from xrep.nn.containers import ModuleList

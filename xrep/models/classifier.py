@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
+from xrep.data.batch import TextSpec, TokenBatch, Vocabulary
 from xrep.errors import UserError
 from xrep.interop.classifiers import read_classifier
 from xrep.models.model import ClassifyingModel, Origin

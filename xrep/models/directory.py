@@ -30,8 +30,7 @@ from torch import Tensor, nn
 
 from xrep.config import still_known
 from xrep.config.fields import fields_of_class
-from xrep.data.batching import TextSpec
-from xrep.data.table import TRAINING_HASHES_FILE
+from xrep.data.batch import TextSpec
 from xrep.errors import UserError
 from xrep.files import directory_aside, flush_to_disk, naming, sha256_of
 from xrep.models.kinds import CHECKPOINTS, CONFIG, MANIFEST, expect, read_mapping
@@ -44,6 +43,8 @@ MODEL, TOKENIZER = "model.safetensors", "tokenizer"
 CRITERION, STATE = "criterion.safetensors", "training_state.pt"
 PREFIX = "checkpoint-"
 """Prefix of the names of checkpoints in the directory of a run; the step follows."""
+TRAINING_HASHES = "training_hashes*.npy"
+"""Names of the files of the training sentences' hashes in the directory of a run, or of a checkpoint without one."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,10 @@ class Checkpoint:
         return "decoder" in self.manifest["architecture"]
 
     @property
-    def training_hashes(self) -> Path | None:
-        """File of the training sentences' hashes (sorted uint64 ``.npy``), in the directory or beside it, or None."""
-        real = self.path.resolve() / TRAINING_HASHES_FILE
-        return next((file for file in (real, real.parent.parent / real.name) if file.exists()), None)
+    def training_hashes(self) -> list[Path]:
+        """Files of the training sentences' hashes (sorted uint64 ``.npy``), in the directory or beside it."""
+        real = self.path.resolve()
+        return sorted(real.glob(TRAINING_HASHES)) or sorted(real.parent.glob(TRAINING_HASHES))
 
     @property
     def is_quantised(self) -> bool:

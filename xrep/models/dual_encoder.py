@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.config.fields import Count, CountOrZero
-from xrep.data.batching import TextSpec, TokenBatch, Vocabulary
+from xrep.data.batch import TextSpec, TokenBatch, Vocabulary
 from xrep.errors import ConfigError, UserError
 from xrep.interop.pretrained import Pretrained, read_pooler
 from xrep.interop.sentence_modules import DenseActivation

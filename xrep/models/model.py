@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from xrep.data.batching import Annotation, TextSpec, TokenBatch, Vocabulary
+from xrep.data.batch import Annotation, TextSpec, TokenBatch, Vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from torch import Tensor
 
 from xrep.config.fields import Count
-from xrep.data.batching import Vocabulary
+from xrep.data.batch import Vocabulary
 from xrep.errors import UserError
 from xrep.interop.pretrained import AUTO, Pretrained, find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import DenseSpec

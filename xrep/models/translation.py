@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xrep.config.fields import Count
-from xrep.data.batching import TextSpec, TokenBatch
+from xrep.data.batch import TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.kernels.int8 import Int8Product, quantise
 from xrep.kernels.linear import PackedWeight, fused_linear, linear

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from xrep.data.batching import TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.errors import UserError
 from xrep.kernels.attention import packs_attention
 from xrep.nn import bert

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xrep.data.batching import TokenBatch, on_device
+from xrep.data.batch import TokenBatch, on_device
 from xrep.errors import UserError
 from xrep.kernels.attention import attention, attention_of_runs, packed_attention
 from xrep.kernels.dropout import dropout

@@ -8,7 +8,7 @@ import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import chain, compress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -16,11 +16,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from xrep.config.fields import Count
-from xrep.data.batching import Annotation, TextSpec, Vocabulary
+from xrep.data.batch import Annotation, Batch, Vocabulary
 from xrep.data.build import Builder, build, chunks
-from xrep.data.order import ExampleOrder
 from xrep.data.rows import (
-    AnnotatedBatch,
     Reading,
     Row,
     batch_of_rows,
@@ -30,12 +28,10 @@ from xrep.data.rows import (
     row_schema,
     tag_rows,
 )
-from xrep.data.stream import Plan
-from xrep.data.table import DataDirectory
+from xrep.data.table import DataDirectory, Table
 from xrep.errors import UserError
 from xrep.hashing import scramble
-from xrep.tasks.stored import StoredTask, VocabularyOptions, given_tokenizers, rows_by_length
-from xrep.tasks.task import Examples
+from xrep.tasks.task import ExampleKind, Task, VocabularyOptions, given_tokenizers, text_spec
 from xrep.text.annotated import Question, TaggedSentence, is_questions, is_tagged, read_questions, read_tagged
 from xrep.text.cleaning import NO_KEY, sentence_hashes
 from xrep.text.examples import Example, is_labelled, read_labelled
@@ -48,7 +44,7 @@ Numbering = Callable[[Any], Sequence[int]]
 """Function that returns the numbers of the labels of an example."""
 
 
-class AnnotatedTask(StoredTask):
+class AnnotatedTask(Task):
     """Base class of tasks whose examples are text with annotations.
 
     The text is read as it is published, tokenised once and kept on disk. The labels are those of the training text. The
@@ -91,7 +87,7 @@ class AnnotatedTask(StoredTask):
     config: Any
 
     def __init__(self, config: Any, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
-        self.config, self._seed = config, seed
+        self.config, self.seed = config, seed
         files = self.discover(config.data, config.language)
         chosen = None if ALL in config.languages else [canonical(language) for language in config.languages]
         self._files = {split: of_split(files, split, chosen) for split in ("train", "valid")}
@@ -100,18 +96,10 @@ class AnnotatedTask(StoredTask):
             cure = f"there is training text in {', '.join(there)}" if there else "name files with train in their names"
             raise UserError("no training text in these `languages`", path=config.data, cure=cure)
         data = self._build(given_tokenizers(config.tokenizer, tokenizers or {}, shared=True))
-        self.tokenizers = data.tokenizers
-        self.text = TextSpec(
-            vocabularies={SHARED: Vocabulary.of(self.tokenizers[SHARED])},
-            max_length=config.max_length,
-            target_languages=data.manifest["languages"],
-            annotation=Annotation(kind=self.kind, labels=data.manifest["labels"]),
-        )
-        self._tables = {split: tables[0] for split, tables in data.splits.items()}
-        self.has_validation = "valid" in self._tables
-        train = self._tables["train"]
-        order = ExampleOrder([len(train)], 1.0, seed, lambda _, rows: train["ids"].lengths(rows))
-        self._open(data, order, config.batch_size, "examples", config.data)
+        annotation = Annotation(kind=self.kind, labels=data.manifest["labels"])
+        languages = data.manifest["languages"]
+        text = text_spec(data.tokenizers, config.max_length, target_languages=languages, annotation=annotation)
+        super().__init__(config, seed, data, data.splits, text)
 
     # -- what the kinds of annotation do differently ------------------------------------------------------------------
 
@@ -160,7 +148,7 @@ class AnnotatedTask(StoredTask):
         start, limit = 0, np.uint64(int(self.config.dev_share * 2**32))
         for chunk in chunks(self._read("train", counts if split == "train" else None)):
             places = np.arange(start, start + len(chunk), dtype=np.uint64)
-            held_out = scramble(places, self._seed) >> np.uint64(32) < limit
+            held_out = scramble(places, self.seed) >> np.uint64(32) < limit
             yield from compress(chunk, held_out == (split == "valid"))
             start += len(chunk)
 
@@ -181,7 +169,7 @@ class AnnotatedTask(StoredTask):
         files = [file.path for own in self._files.values() for file in own]
         return build(
             "annotated",
-            [self.kind, options, self._seed if config.dev_share else None],
+            [self.kind, options, self.seed if config.dev_share else None],
             files,
             self._fill,
             tokenizers,
@@ -223,10 +211,10 @@ class AnnotatedTask(StoredTask):
     def _allowed(self, builder: Builder, split: str, counts: Counter[str]) -> Iterator[Any]:
         """Yield the examples of a split without the training examples that have an excluded sentence."""
         for chunk in chunks(self.examples_of(split, counts)):
-            texts = [self.texts(example) for example in chunk]
-            hashes = sentence_hashes(chain.from_iterable(texts))
-            owners = np.repeat(np.arange(len(chunk)), list(map(len, texts)))
             if split == "train":
+                texts = [self.texts(example) for example in chunk]
+                owners = np.repeat(np.arange(len(chunk)), list(map(len, texts)))
+                hashes = sentence_hashes(chain.from_iterable(texts))
                 excluded = np.bincount(owners, builder.excluded.contains(hashes), len(chunk)) > 0
                 builder.training.add(hashes[~excluded[owners] & (hashes != NO_KEY)])
                 counts["excluded"] += np.count_nonzero(excluded)
@@ -254,28 +242,14 @@ class AnnotatedTask(StoredTask):
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
-    def plan(
-        self, cursor: int | None = None, rank: int = 0, world_size: int = 1, stop: int | None = None
-    ) -> Iterator[Plan]:
-        return (replace(plan, what=plan.what[:, 1]) for plan in super().plan(cursor, rank, world_size, stop))
+    def batch_of(self, tables: Sequence[Table], examples: np.ndarray) -> Batch:
+        return batch_of_rows(tables[0], examples[:, 1], self.text.vocabulary(SHARED))
 
-    def make(self, what: np.ndarray) -> AnnotatedBatch:
-        return self._batch("train", what)
-
-    def _batch(self, split: str, rows: np.ndarray) -> AnnotatedBatch:
-        return batch_of_rows(self._tables[split], rows, self.text.vocabulary(SHARED))
-
-    def _describe(self, corpus: int, row: int) -> str:
-        return f"row {row}: {self.tokenizers[SHARED].decode(self._tables['train']['ids'][row])!r}"
+    def as_text(self, table: Table, number: int) -> str:
+        return f"row {number}: {self.tokenizers[SHARED].decode(table['ids'][number])!r}"
 
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{super().fingerprint()} {self.text.as_dict()}".encode()).hexdigest()
-
-    def validation_batches(self) -> Iterator[AnnotatedBatch]:
-        if self.has_validation:
-            dev = self._tables["valid"]
-            for rows in rows_by_length(dev["ids"].lengths(np.arange(len(dev)))):
-                yield self._batch("valid", rows)
 
 
 class ClassificationTask(AnnotatedTask):
@@ -284,7 +258,7 @@ class ClassificationTask(AnnotatedTask):
     The files are described in ``xrep.text.examples``.
     """
 
-    kind, gives = "label", Examples.LABELLED_TEXTS
+    kind, gives = "label", ExampleKind.LABELLED_TEXTS
     what, forms = "labelled text", ".tsv, .jsonl or .review"
     accepts, read = staticmethod(is_labelled), staticmethod(read_labelled)
 
@@ -306,7 +280,7 @@ class TaggingTask(AnnotatedTask):
     The files are described in ``xrep.text.annotated``.
     """
 
-    kind, gives = "tags", Examples.TAGGED_WORDS
+    kind, gives = "tags", ExampleKind.TAGGED_WORDS
     what, forms = "tagged words", ".conllu or .tsv"
     accepts = staticmethod(is_tagged)
 
@@ -333,7 +307,7 @@ class QuestionAnsweringTask(AnnotatedTask):
     where the file says are counted, and nothing is trained on them.
     """
 
-    kind, gives = "span", Examples.QUESTIONS
+    kind, gives = "span", ExampleKind.QUESTIONS
     what, forms = "questions", ".json"
     accepts, read = staticmethod(is_questions), staticmethod(read_questions)
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-import torch
 
 from xrep.config.fields import Count, Share
-from xrep.data.batching import PairBatch, TextSpec, TokenBatch, Vocabulary, pad
+from xrep.data.batch import Batch
 from xrep.data.negatives import NegativeStore, prepare_negatives
-from xrep.data.order import ExampleOrder, by_group
-from xrep.data.plan import TokenBudget
 from xrep.data.preprocess import PreprocessOptions, prepare
-from xrep.data.table import Column, DataDirectory, Table, gather_rows
+from xrep.data.table import DataDirectory, Table
 from xrep.errors import UserError
-from xrep.tasks.stored import StoredTask, ids_of, rows_by_length
-from xrep.tasks.task import ParallelTask, Pool
-from xrep.text.cleaning import HashSet
-from xrep.text.corpora import find_resource
-from xrep.text.sides import SIDES, Tokenizers, load_tokenizers, same_tokenizers, tokenizer_of
+from xrep.tasks.task import ExampleKind, Pool, Task, ids_of, text_spec
+from xrep.text.resources import find_resource
+from xrep.text.sides import SIDES, load_tokenizers, same_tokenizers, tokenizer_of
 
 T = TypeVar("T")
 SCANNED_TOKENS = 1 << 24
@@ -33,12 +27,15 @@ SCANNED_ROWS = 1 << 20
 """Number of pairs whose hashes are."""
 
 
-class BitextTask(StoredTask, ParallelTask):
+class BitextTask(Task):
     """Pairs of sentences in one or several language pairs, read from a data directory or from raw text.
 
     Raises:
         UserError: the data is missing or damaged, or has other tokenizers.
     """
+
+    gives = ExampleKind.TRANSLATIONS
+    unit = "pairs"
 
     @dataclass(kw_only=True)
     class Config:
@@ -67,68 +64,69 @@ class BitextTask(StoredTask, ParallelTask):
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config = config
         data = _read(config, self._by_side(tokenizers or {}))
-        self._splits, path = data.splits, data.path
-        self._train, self.has_validation = self._pairs("train"), bool(self._pairs("valid"))
-        if not self._train:
-            raise UserError("has no split 'train'", path=path, cure="preprocess the text with that split")
-        self.tokenizers: Tokenizers = self._by_side(data.tokenizers)
-        self.text = TextSpec(
-            vocabularies={side: Vocabulary.of(tokenizer) for side, tokenizer in self.tokenizers.items()},
-            max_length=config.max_length,
-            source_languages=sorted({pair.languages[0] for pair in self._train}),
-            target_languages=sorted({pair.languages[1] for pair in self._train}),
-        )
-        order = ExampleOrder(
-            [len(pair) for pair in self._train],
-            config.sampling_alpha,
-            seed,
-            lambda corpus, rows: self._train[corpus].lengths(rows),
-        )
-        self._open(data, order, self._size_of_batches(), "pairs", path)
+        tables = {split: self._pairs([pair for pair in own if len(pair)]) for split, own in data.splits.items()}
+        if not tables.get("train"):
+            raise UserError("has no split 'train'", path=data.path, cure="preprocess the text with that split")
+        of_sides = zip(*(pair.languages for pair in tables["train"]), strict=True)
+        source, target = (sorted({*languages}) for languages in of_sides)
+        own = self._by_side(data.tokenizers)
+        text = text_spec(own, config.max_length, source_languages=source, target_languages=target)
+        super().__init__(config, seed, data, tables, text, own)
         self._negatives = self._read_negatives() if config.negatives else None
         self.has_hard_negatives = self._negatives is not None
 
     def _read_negatives(self) -> NegativeStore:
         files = self.config.negatives
         store = prepare_negatives(files, tokenizer_of(self.tokenizers, "target"), self.config.exclude)
-        found = (np.count_nonzero(store.counts(block)) for pair in self._train for block in _blocks(pair.hashes))
+        found = (np.count_nonzero(store.counts(block)) for pair in self.train for block in _blocks(pair.hashes))
         self._with_negatives = sum(found)
         if not self._with_negatives:
             problem = "none of its pairs is in the training text"
             raise UserError(problem, path=files[0], cure="mine negatives of the text that you train on")
         return store
 
-    def _size_of_batches(self) -> int | TokenBudget:
-        return self.config.batch_size
-
     @property
-    def language_pairs(self) -> list[tuple[str, str]]:
-        return [(pair.languages[0], pair.languages[1]) for pair in self._train]
+    def place(self) -> Path:
+        return self.data.path
 
     def subwords(self, language: str) -> np.ndarray:
-        columns = [
-            pair[side].values
-            for pair in self._train
-            for name, side in zip(pair.languages, SIDES, strict=True)
-            if name == language
-        ]
+        """Return the sorted ids that occur in the training text of a language. This reads all of the text once."""
         seen = np.zeros(max(vocabulary.size for vocabulary in self.text.vocabularies.values()), dtype=bool)
-        for tokens in columns:
-            for start in range(0, len(tokens), SCANNED_TOKENS):
-                seen[tokens[start : start + SCANNED_TOKENS]] = True
+        for pair in self.train:
+            for own, side in zip(pair.languages, SIDES, strict=True):
+                tokens = pair[side].values if own == language else ()
+                for start in range(0, len(tokens), SCANNED_TOKENS):
+                    seen[tokens[start : start + SCANNED_TOKENS]] = True
         return np.flatnonzero(seen)
 
-    def hashes(self) -> Iterator[np.ndarray]:
-        return (pair.hashes for pair in self._train)
+    def batch_of(self, tables: Sequence[Table], examples: np.ndarray) -> Batch:
+        places, rows, _ = examples.T
+        sides = {name: self.side(name, [pair[name] for pair in tables], places, rows) for name in SIDES}
+        return Batch.of(
+            sides,
+            ids=ids_of(tables, places, rows),
+            indices=self.indices(tables, examples),
+            languages=self.language_places(tables)[places],
+        )
 
-    def make(self, what: np.ndarray) -> PairBatch:
-        batch = self._batch(self._train, what)
+    def make(self, what: np.ndarray) -> Batch:
+        batch = super().make(what)
         if self._negatives is None:
             return batch
         return replace(batch, negatives=self._negatives.of(batch.ids.numpy().view(np.uint64), self.text))
 
+    def as_text(self, table: Table, number: int) -> str:
+        source, target = (tokenizer_of(self.tokenizers, side).decode(table[side][number]) for side in SIDES)
+        return f"{table.name} pair {number}: {source!r} ||| {target!r}"
+
     def fingerprint(self) -> str:
         return super().fingerprint() + (f" {self._negatives.data.fingerprint}" if self._negatives is not None else "")
+
+    @property
+    def training_hashes(self) -> list[Path]:
+        """Files with the hashes of both sides of the pairs, and of the hard negatives."""
+        negatives = [] if self._negatives is None else [self._negatives.data.training_hashes]
+        return [*super().training_hashes, *negatives]
 
     def statistics(self) -> dict[str, Any]:
         if self._negatives is None:
@@ -136,44 +134,17 @@ class BitextTask(StoredTask, ParallelTask):
         negatives = {"sentences": len(self._negatives), "pairs": self._with_negatives}
         return {**super().statistics(), "negatives": negatives}
 
-    def write_training_hashes(self, path: Path) -> None:
-        """Write the hashes of both sides of the pairs and of the hard negatives.
-
-        With hard negatives they are in memory meanwhile: 8 bytes a sentence, or 16 during a merge.
-        """
-        super().write_training_hashes(path)
-        if self._negatives is not None:
-            hashes = HashSet()
-            hashes.add(np.load(path, allow_pickle=False))
-            hashes.add(np.load(self._negatives.data.training_hashes, allow_pickle=False))
-            with open(path, "wb") as file:  # np.save would add a suffix to the name
-                np.save(file, hashes.to_array())
-
-    def _describe(self, corpus: int, row: int) -> str:
-        pair = self._train[corpus]
-        source = tokenizer_of(self.tokenizers, "source").decode(pair["source"][row])
-        target = tokenizer_of(self.tokenizers, "target").decode(pair["target"][row])
-        return f"{pair.name} pair {row}: {source!r} ||| {target!r}"
-
     def validation_pools(self, max_pool_size: int) -> list[Pool]:
-        def batches(pair: Table) -> Iterator[PairBatch]:
-            for rows in rows_by_length(pair.lengths(np.arange(min(len(pair), max_pool_size)))):
-                yield self._batch([pair], np.stack([np.zeros_like(rows), rows], axis=1))
-
-        pools = [
-            Pool(pair.name, pair.languages[0], pair.languages[1], partial(batches, pair))
-            for pair in self._pairs("valid")
+        if not self.valid:
+            raise UserError("has no split 'valid'", path=self.place, cure="preprocess the text with that split")
+        return [
+            Pool(pair.name, pair.languages[0], pair.languages[1], partial(self.batches_by_length, pair, max_pool_size))
+            for pair in self.valid
         ]
-        if not pools:
-            cure = "preprocess the text with that split"
-            raise UserError("has no split 'valid'", path=self._place, cure=cure)
-        return pools
 
-    def validation_batches(self) -> Iterator[PairBatch]:
-        pools = self.validation_pools(sys.maxsize) if self.has_validation else []
-        return (batch for pool in pools for batch in pool.batches())
-
-    def references(self, batch: PairBatch) -> list[str]:
+    def references(self, batch: Batch) -> list[str]:
+        """Return the target side of a batch as text, decoded from its tokens: without what the vocabulary does not
+        know, and cut where the batch is cut."""
         tokenizer = tokenizer_of(self.tokenizers, "target")
         rows = zip(batch.target.tokens.tolist(), batch.target.host_lengths.tolist(), strict=True)
         leading = self.text.vocabulary("target").leading_count
@@ -183,28 +154,9 @@ class BitextTask(StoredTask, ParallelTask):
         """Map values by side of the data to values by side of a batch, or the other way round."""
         return given
 
-    def _pairs(self, split: str) -> list[Table]:
-        return [pair for pair in self._splits.get(split, []) if len(pair)]
-
-    def _batch(self, pairs: list[Table], examples: np.ndarray) -> PairBatch:
-        """Collate (corpus, row) examples, int64 [N, 2]."""
-        corpora, rows = examples.T
-        starts = np.cumsum([0, *(len(pair) for pair in pairs)])
-        ids = by_group(corpora, lambda corpus, places: ids_of(pairs[corpus], rows[places]))
-        known = {language: place for place, language in enumerate(self.text.languages)}
-        languages = np.array([[known[language] for language in pair.languages] for pair in pairs], dtype=np.int64)
-        return PairBatch(
-            self._side("source", [pair["source"] for pair in pairs], examples),
-            self._side("target", [pair["target"] for pair in pairs], examples),
-            torch.from_numpy(ids),
-            torch.from_numpy(starts[corpora] + rows),
-            torch.from_numpy(languages[corpora]),
-        )
-
-    def _side(self, name: str, columns: list[Column], examples: np.ndarray) -> TokenBatch:
-        vocabulary = self.text.vocabulary(name)
-        most = self.text.max_length - vocabulary.special_count
-        return pad(*gather_rows(columns, examples[:, 0], examples[:, 1], most), vocabulary)
+    def _pairs(self, tables: list[Table]) -> list[Table]:
+        """Return the tables whose source side is read as the source."""
+        return tables
 
 
 def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from xrep.config import Mixing, Part
-from xrep.data.batching import Batch
+from xrep.data.batch import Movable
+from xrep.data.plan import mean_size
 from xrep.data.stream import Plan
 from xrep.errors import UserError
-from xrep.files import write_aside
 from xrep.hashing import GOLDEN
-from xrep.tasks.task import Examples, Pool, Task
-from xrep.text.cleaning import HashSet
+from xrep.tasks.task import ExampleKind, Pool, Task
 from xrep.text.sides import same_tokenizers
 
 
 @dataclass
-class MixedBatch(Batch):
+class MixedBatch(Movable):
     """The batches of a step, by name of their part. Its length is that of all batches together.
 
     It stays in host memory: what is computed with are the plans of the batches.
@@ -62,7 +58,7 @@ class MixtureTask(Task):
         UserError: two parts have different vocabularies, or anything that the parts' own tasks raise.
     """
 
-    gives = Examples.MIXTURE
+    gives = ExampleKind.MIXTURE
 
     @dataclass(kw_only=True)
     class Config:
@@ -88,24 +84,19 @@ class MixtureTask(Task):
         for task in self._tasks.values():  # languages then have the places that models and criteria use
             task.text = replace(task.text, **languages)
         by_proportion = config.mixing == "proportion"
-        shares = {part.name: _fraction(part.proportion) if by_proportion else Fraction(1) for part in config.parts}
-        rates = {name: shares[name] * task.examples_per_batch for name, task in self._tasks.items()}
+        shares = {part.name: part.proportion if by_proportion else 1.0 for part in config.parts}
+        rates = {name: shares[name] * mean_size(task.order, task.size) for name, task in self._tasks.items()}
         # The longest part has the most steps per epoch; rates omit a factor that all parts share.
         self._longest = max(self._tasks, key=lambda name: self._tasks[name].examples / rates[name])
         steps = self._tasks[self._longest].examples / rates[self._longest]
         self.examples = sum(round(steps * rate) for rate in rates.values())
-        total = sum(shares.values())
-        self._examples_per_batch = sum(rates.values(), Fraction(0)) / (total if by_proportion else 1)
-        self._borders = [int(sum(list(shares.values())[: n + 1]) / total * 2**64) for n in range(len(shares))]
+        borders = np.cumsum(list(shares.values()))
+        self._borders = [int(border * 2**64) for border in (borders / borders[-1]).tolist()]
         self._start = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
 
     @property
     def parts(self) -> Mapping[str, Task]:
         return self._tasks
-
-    @property
-    def examples_per_batch(self) -> Fraction:
-        return self._examples_per_batch
 
     def check_size(self, world_size: int) -> None:
         for name, task in self._tasks.items():
@@ -133,7 +124,7 @@ class MixtureTask(Task):
         step, cursors, seen = cursor["step"], dict(cursor["parts"]), dict(cursor["examples"])
         longest = self._longest
         # The end of a whole number of epochs is exact, because stop is then a multiple of ``examples``.
-        end = None if stop is None else math.ceil(Fraction(stop) * self._tasks[longest].examples / self.examples)
+        end = None if stop is None else -(-stop * self._tasks[longest].examples // self.examples)
         plans = {
             name: task.plan(cursors.get(name), rank, world_size, end if name == longest else None)
             for name, task in self._tasks.items()
@@ -159,15 +150,9 @@ class MixtureTask(Task):
         prints = {name: task.fingerprint() for name, task in self._tasks.items()}
         return hashlib.sha256(json.dumps(prints, sort_keys=True).encode()).hexdigest()
 
-    def write_training_hashes(self, path: Path) -> None:
-        """Write the hashes of all parts, which are in memory meanwhile: 8 bytes a sentence, or 16 during a merge."""
-        union = HashSet()
-        with tempfile.TemporaryDirectory() as folder:
-            for task in self._tasks.values():
-                task.write_training_hashes(Path(folder) / "hashes.npy")
-                union.add(np.load(Path(folder) / "hashes.npy", allow_pickle=False))
-        with write_aside(path) as aside, open(aside, "wb") as file:
-            np.save(file, union.to_array())
+    @property
+    def training_hashes(self) -> list[Path]:
+        return list(dict.fromkeys(file for task in self._tasks.values() for file in task.training_hashes))
 
     def validation_pools(self, max_pool_size: int) -> list[Pool]:
         """Return the pools of all parts. Pools of one language pair are joined, and equal data counts once."""
@@ -183,10 +168,6 @@ class MixtureTask(Task):
             yield from (MixedBatch({name: batch}) for batch in task.validation_batches())
 
 
-def _fraction(proportion: float) -> Fraction:
-    return Fraction(proportion).limit_denominator(10**6) or Fraction(proportion)
-
-
 def _one_after_another(pools: list[Pool]) -> Callable[[], Iterator[Any]]:
     def batches() -> Iterator[Any]:
         first = 0
@@ -194,7 +175,7 @@ def _one_after_another(pools: list[Pool]) -> Callable[[], Iterator[Any]]:
             rows = 0
             for batch in pool.batches():
                 rows += len(batch)
-                yield replace(batch, indices=batch.indices + first)
+                yield replace(batch, facts={**batch.facts, "indices": batch.indices + first})
             first += rows
 
     return batches

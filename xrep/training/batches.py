@@ -8,7 +8,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
@@ -40,25 +39,14 @@ class Group:
     stop: bool = False
 
 
-class PlannedBatches:
-    """The batches of a task with the plans of a criterion, for ``xrep.data.stream.stream``.
+def planned_batch(task: Task, criterion: Criterion, seed: int, rank: int, plan: Plan) -> Planned:
+    """Return the batch of a task's plan, with the plan of a criterion.
 
-    The random numbers of a plan are drawn from (seed, rank, number of examples so far). So a batch is the same
+    The random numbers of the latter are drawn from (seed, rank, number of examples so far). So a batch is the same
     whichever process makes it, and after the run was resumed.
     """
-
-    def __init__(self, task: Task, criterion: Criterion, seed: int, rank: int) -> None:
-        self.task, self.criterion, self.seed, self.rank = task, criterion, seed, rank
-
-    def plan(self, cursor: Any = None, rank: int = 0, world_size: int = 1, stop: int | None = None) -> Iterator[Plan]:
-        """Return the plans of the task, in which ``Plan.what`` also has the number of examples so far."""
-        for plan in self.task.plan(cursor, rank, world_size, stop):
-            yield replace(plan, what=(plan.what, plan.examples))
-
-    def make(self, what: tuple[Any, int]) -> Planned:
-        examples, number = what
-        generator = torch.Generator().manual_seed(hash((self.seed, self.rank, number)) % 2**63)
-        return self.criterion.plan(self.task.make(examples), generator)
+    generator = torch.Generator().manual_seed(hash((seed, rank, plan.examples)) % 2**63)
+    return criterion.plan(task.make(plan.what), generator)
 
 
 def groups_of(batches: Generator[tuple[Planned, Plan], None, None], size: int) -> Generator[Group, None, None]:

@@ -9,7 +9,7 @@ import torch
 
 from xrep.config import RunConfig
 from xrep.config.sizes import is_small
-from xrep.data.batching import TextSpec
+from xrep.data.batch import TextSpec
 from xrep.models.model import Model, Origin
 from xrep.nn.decoder import TransformerDecoder
 from xrep.nn.encoder import Encoder

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from xrep.criteria.criterion import Loss
-from xrep.data.batching import event_on, on_device
+from xrep.data.batch import event_on, on_device
 from xrep.training.distributed import World
 
 SMALLEST_SCALE = 2.0**-10

@@ -14,9 +14,8 @@ from torch import nn
 
 from xrep import __version__
 from xrep.config import RunConfig, completed, say_ignored
-from xrep.data.table import TRAINING_HASHES_FILE
 from xrep.errors import UserError
-from xrep.files import digests_of, write_aside, write_json
+from xrep.files import digests_of, link_or_copy, write_aside, write_json
 from xrep.kernels.paths import describe, use_path
 from xrep.kernels.precision import float32_products
 from xrep.kernels.processor import SLOW_BFLOAT16
@@ -26,6 +25,7 @@ from xrep.models.directory import (
     MODEL,
     PREFIX,
     TOKENIZER,
+    TRAINING_HASHES,
     Checkpoint,
     load_matching,
     open_checkpoint,
@@ -225,9 +225,12 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Task, step: int) -
     with write_aside(config) as aside:
         aside.write_text(run.to_yaml(), encoding="utf-8")
     write_json(directory / DATA_STATISTICS, {name: part.statistics() for name, part in task.parts.items()})
-    if not step or not (directory / TRAINING_HASHES_FILE).exists():  # of billions of sentences, they take minutes
-        with write_aside(directory / TRAINING_HASHES_FILE) as aside:
-            task.write_training_hashes(aside)
+    known = [*directory.glob(TRAINING_HASHES)]
+    if not step or not known:
+        for file in known:
+            file.unlink()
+        for number, file in enumerate(task.training_hashes, start=1):
+            link_or_copy(file, directory / f"training_hashes.{number}.npy")
 
 
 def _warnings(task: Task, trainer: Trainer) -> list[str]:

@@ -20,7 +20,7 @@ from xrep.models.directory import Checkpoint
 from xrep.models.model import Model
 from xrep.nn.encoder import set_activation_checkpointing
 from xrep.tasks.task import Task
-from xrep.training.batches import Group, PlannedBatches, groups_of, steps_ahead
+from xrep.training.batches import Group, groups_of, planned_batch, steps_ahead
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, check_in_step
 from xrep.training.faults import explain_memory, not_finite
@@ -33,6 +33,7 @@ from xrep.training.state import TrainingState, collect, restore
 from xrep.training.step import Pair, Step
 from xrep.training.trained import what_trains
 from xrep.training.validator import Validator
+from xrep.workers import ahead
 
 
 class Trainer:
@@ -115,11 +116,14 @@ class Trainer:
 
     def read(self) -> Generator[Group, None, None]:
         """Yield this rank's batches of each step that is left."""
-        batches, world = PlannedBatches(self.task, self.pair.criterion, self.run.seed, self.world.rank), self.world
+        world, pinned = self.world, self.world.device.type == "cuda"
         stop = None if (epochs := self.budget.max_epochs) is None else math.ceil(epochs * self.task.examples)
-        place = {"cursor": self.state.cursor, "rank": world.rank, "world_size": world.size, "stop": stop}
-        options = {"workers": self.config.data_workers, "pin_memory": world.device.type == "cuda"}
-        return groups_of(stream(batches, **place, **options), self.config.update_freq)
+        plans = self.task.plan(self.state.cursor, world.rank, world.size, stop)
+        if world.size > 1:  # a step of many ranks uses up much of the order, which takes time to compute
+            plans = ahead(plans)
+        make = partial(planned_batch, self.task, self.pair.criterion, self.run.seed, world.rank)
+        batches = stream(plans, make, workers=self.config.data_workers, pin_memory=pinned)
+        return groups_of(batches, self.config.update_freq)
 
     def status(self) -> tuple[float, bool]:
         """Return the seconds of training, 0 on all but rank 0, and whether this rank was told to stop."""

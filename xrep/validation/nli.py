@@ -11,10 +11,10 @@ import torch.nn.functional as F
 
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.nli import Nli, sentence_vectors
+from xrep.data.batch import Batch
 from xrep.errors import UserError
 from xrep.models.model import SentenceModel
-from xrep.tasks.nli import NliBatch
-from xrep.tasks.task import Examples, Task
+from xrep.tasks.task import ExampleKind, Task
 from xrep.training.validator import OverRanks, Validator
 
 ROUNDING = 1e-6
@@ -36,12 +36,12 @@ class NliValidator(Validator):
     maximize = True
 
     def __init__(self, config: Any, task: Task) -> None:
-        kinds = (Examples.LABELLED_PAIRS, Examples.TRIPLETS)
+        kinds = (ExampleKind.LABELLED_PAIRS, ExampleKind.TRIPLETS)
         self.tasks = {part: own for part, own in task.parts.items() if own.gives in kinds and own.has_validation}
         if not self.tasks:
             cure = "give it a file such as snli_1.0_dev.jsonl, or choose another `validation`"
             raise UserError("there is no dev split of task nli to validate on", cure=cure)
-        has_pairs = any(own.gives is Examples.LABELLED_PAIRS for own in self.tasks.values())
+        has_pairs = any(own.gives is ExampleKind.LABELLED_PAIRS for own in self.tasks.values())
         self.metric = "accuracy" if has_pairs else "triplet_accuracy"
 
     def measure(self, model: SentenceModel, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
@@ -58,7 +58,7 @@ class NliValidator(Validator):
         languages: dict[str, list[np.ndarray]] = {}
         triplets: list[np.ndarray] = []
         for part, task in self.tasks.items():
-            if task.gives is Examples.TRIPLETS:
+            if task.gives is ExampleKind.TRIPLETS:
                 triplets += over_ranks(task.validation_batches(), partial(_nearer, model))
                 continue
             own = criterion.of_part(part)
@@ -77,7 +77,7 @@ class NliValidator(Validator):
         return measured
 
 
-def _classified(task: Task, model: SentenceModel, criterion: Nli, batch: NliBatch) -> list[tuple[str, np.ndarray]]:
+def _classified(task: Task, model: SentenceModel, criterion: Nli, batch: Batch) -> list[tuple[str, np.ndarray]]:
     """Return each language (or pair of languages) of a batch, and whether its pairs were classified right, bool [n]."""
     device = next(model.parameters()).device
     classes = criterion.predict(*sentence_vectors(model, batch.to(device))).cpu()
@@ -89,7 +89,7 @@ def _classified(task: Task, model: SentenceModel, criterion: Nli, batch: NliBatc
     return found
 
 
-def _nearer(model: SentenceModel, batch: NliBatch) -> np.ndarray:
+def _nearer(model: SentenceModel, batch: Batch) -> np.ndarray:
     """Return for each triplet whether its positive is nearer to its anchor than its hard negative is, bool [B]."""
     vectors = sentence_vectors(model, batch.to(next(model.parameters()).device))
     anchor, positive, negative = (vector.float().cpu() for vector in vectors)

@@ -18,8 +18,9 @@ from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.search import search
 from xrep.metrics.translation import bleu
 from xrep.models.model import TranslationModel
+from xrep.tasks.bitext import BitextTask
 from xrep.tasks.mixture import MixedBatch, MixtureTask
-from xrep.tasks.task import ParallelTask, Pool, Task
+from xrep.tasks.task import Pool, Task
 from xrep.text.sides import tokenizer_of
 from xrep.training.validator import OverRanks, Validator
 from xrep.validation.loss import mean_losses
@@ -71,7 +72,7 @@ class TranslationValidator(Validator):
         self.config, self.metric = config, config.metric
         self.maximize = config.metric == "bleu"
         self.several = isinstance(task, MixtureTask)
-        self.tasks = {part: own for part, own in task.parts.items() if isinstance(own, ParallelTask)}
+        self.tasks = {part: own for part, own in task.parts.items() if isinstance(own, BitextTask)}
         if not self.tasks:
             raise UserError("there are no translations to validate on", cure="choose another `validation`")
         self.pools = {
@@ -101,7 +102,7 @@ class TranslationValidator(Validator):
             for batch in task.validation_batches():
                 yield MixedBatch({part: batch}) if self.several else batch
 
-    def _bleu(self, model: TranslationModel, task: ParallelTask, pool: Pool, over_ranks: OverRanks) -> float:
+    def _bleu(self, model: TranslationModel, task: BitextTask, pool: Pool, over_ranks: OverRanks) -> float:
         device, options = next(model.parameters()).device, self.config.search_options()
         tokenizer, place = tokenizer_of(task.tokenizers, "target"), model.target_languages.index(pool.target_language)
 

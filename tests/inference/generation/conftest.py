@@ -11,7 +11,7 @@ import torch
 
 from tests.support.corpus import sentence_pairs
 from tests.support.translators import make_translator
-from xrep.data.batching import PairBatch, TextSpec
+from xrep.data.batch import Batch, TextSpec
 from xrep.inference.generation.translator import Translator
 from xrep.models.translation import Translation
 
@@ -22,7 +22,7 @@ def make_model(text: TextSpec) -> Callable[..., Translation]:
 
 
 @pytest.fixture(scope="session")
-def lines(make_batch: Callable[..., PairBatch]) -> PairBatch:
+def lines(make_batch: Callable[..., Batch]) -> Batch:
     """Return 24 sentences of 1 to 8 words."""
     words = [[side.split() for side in pair] for pair in sentence_pairs(24)]
     cut = zip(words, itertools.cycle(range(1, 9)))

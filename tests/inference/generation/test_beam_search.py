@@ -14,7 +14,7 @@ from tests.inference.generation.toys import (
     sources_of,
 )
 from tests.support.planning import token_batch
-from xrep.data.batching import TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.errors import UserError
 from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import SearchOptions

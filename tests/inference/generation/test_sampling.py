@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.inference.generation.toys import WORDS, ToyModel, assert_model_scores, source_key, sources_of
-from xrep.data.batching import TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.search import search, uniforms

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from xrep.data.batching import TokenBatch, Vocabulary, collate
+from xrep.data.batch import TokenBatch, Vocabulary, collate
 from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import SearchOptions
 

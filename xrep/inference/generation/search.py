@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xrep.data.batching import TokenBatch
+from xrep.data.batch import TokenBatch
 from xrep.hashing import scramble
 from xrep.inference.generation.hypotheses import Banned, Hypotheses, Hypothesis, Step
 from xrep.inference.generation.options import SAMPLING, SearchOptions

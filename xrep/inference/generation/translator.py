@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from xrep.data.batching import TextSpec, batches_of, collate
+from xrep.data.batch import TextSpec, batches_of, collate
 from xrep.errors import UserError
 from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import DEFAULTS, SearchOptions
@@ -52,12 +52,18 @@ class Translator:
 
     Attributes:
         path: Where it was loaded from.
-        training_hashes: File of the hashes of its training sentences, or None.
+        training_hashes: Files of the hashes of its training sentences, if there are any.
         longest_source: Largest number of subwords of a sentence that is not cut, without special tokens.
     """
 
     def __init__(
-        self, model: Translation, tokenizers: Tokenizers, text: TextSpec, *, path: str, training_hashes: Path | None
+        self,
+        model: Translation,
+        tokenizers: Tokenizers,
+        text: TextSpec,
+        *,
+        path: str,
+        training_hashes: Sequence[Path],
     ) -> None:
         self.model, self.tokenizers, self.text = model.eval(), tokenizers, text
         self.path, self.training_hashes = path, training_hashes

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from xrep.data.batching import Vocabulary, collate
+from xrep.data.batch import Vocabulary, collate
 
 VOCABULARY = Vocabulary(size=20, pad_id=9, unk_id=0, bos_id=1, eos_id=2, mask_id=None)
 

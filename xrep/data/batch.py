@@ -1,8 +1,7 @@
-"""Batch types and the functions that build batches."""
+"""Batches of examples, what models know of the text in them, and the functions that build them."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar, cast
@@ -105,7 +104,7 @@ class Movable:
     Fields may also be movable themselves, or lists, tuples and dictionaries of such values. Everything else is kept.
 
     Attributes:
-        kept: Names of tensor fields that stay in host memory, where Python reads them.
+        kept: Names of fields, and keys of dictionaries, that stay in host memory, where Python reads them.
     """
 
     kept: ClassVar[tuple[str, ...]] = ()
@@ -120,19 +119,17 @@ class Movable:
 
     def moved(self: M, move: Callable[[torch.Tensor], torch.Tensor]) -> M:
         values = {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
-        return replace(
-            cast(Any, self), **{name: _moved(value, move) for name, value in values.items() if name not in self.kept}
-        )
+        return replace(cast(Any, self), **_moved(values, move, self.kept))
 
 
-def _moved(value: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _moved(value: Any, move: Callable[[torch.Tensor], torch.Tensor], kept: Sequence[str]) -> Any:
     if isinstance(value, torch.Tensor):
         return move(value)
     if isinstance(value, Movable):
         return value.moved(move)
     if isinstance(value, dict):
-        return {key: _moved(item, move) for key, item in value.items()}
-    return type(value)(_moved(item, move) for item in value) if isinstance(value, list | tuple) else value
+        return {key: item if key in kept else _moved(item, move, kept) for key, item in value.items()}
+    return type(value)(_moved(item, move, kept) for item in value) if isinstance(value, list | tuple) else value
 
 
 def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -148,21 +145,6 @@ def event_on(device: torch.device) -> torch.cuda.Event | None:
     event = torch.cuda.Event()
     event.record()
     return event
-
-
-class Batch(Movable, ABC):
-    """A batch of examples: a dataclass of tensors. A batch whose examples can be taken apart has a method ``rows``."""
-
-    kept = ("indices", "languages")
-
-    @property
-    @abstractmethod
-    def token_count(self) -> int:
-        """Number of tokens without padding."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Return the number of examples."""
 
 
 @dataclass
@@ -248,38 +230,89 @@ class HardNegatives(Movable):
 
 
 @dataclass
-class PairBatch(Batch):
-    """A batch of sentences and their translations: row i of ``source`` translates row i of ``target``.
+class Batch(Movable):
+    """A batch of B examples: their sentences by side, and facts about each example.
 
     Attributes:
-        ids: int64 [B, 2]; equal numbers in a column mean equal sentences (source in column 0, target in column 1).
-        indices: int64 [B], the index of each example in its split (for messages and for restoring the order).
-        languages: int64 [B, 2], the languages of both sides, as indices into ``TextSpec.languages``. Like ``indices``,
-            they are not moved to the GPU, so that Python can read them.
+        sides: the sentences, by the tower that reads them: ``shared`` for single sentences and sequences, ``source``
+            and ``target`` for pairs and inference. Without ``places``, row i of each side belongs to example i.
+        facts: tensors with one row for each example, each of which is an attribute of the batch, too:
+
+            - ``indices``: int64 [B], the index of each example in its split (for messages and for restoring the order).
+            - ``languages``: int64 [B, S], or [B] of single sentences: the language of each sentence, as its place in
+              ``TextSpec.languages``.
+            - ``ids``: int64 [B, S]; equal numbers in a column mean equal sentences.
+            - ``labels``: int64, what is to be predicted: the class of each example [B], the tag of each token [B, T],
+              or the first and last token of an answer [B, 2].
+        places: int64 [B, S], for examples whose sentences are divided among the sides by language: the place of each
+            sentence in the rows of the first side followed by those of the second.
         negatives: hard negatives of the sources; None if the run has none.
+
+    ``indices`` and ``languages`` are not moved to a GPU, so that Python can read them.
     """
 
-    source: TokenBatch
-    target: TokenBatch
-    ids: torch.Tensor
-    indices: torch.Tensor
-    languages: torch.Tensor
+    kept = ("indices", "languages")
+    sides: dict[str, TokenBatch]
+    facts: dict[str, torch.Tensor]
+    places: torch.Tensor | None = None
     negatives: HardNegatives | None = None
 
-    def rows(self, start: int, stop: int) -> PairBatch:
-        """Return the pairs ``start`` to ``stop``."""
-        some = slice(start, stop)
-        sides = self.source.rows(start, stop), self.target.rows(start, stop)
-        negatives = None if self.negatives is None else self.negatives.of_rows(start, stop)
-        return PairBatch(*sides, self.ids[some], self.indices[some], self.languages[some], negatives)
+    @classmethod
+    def of(cls, sides: dict[str, TokenBatch], places: np.ndarray | None = None, **facts: np.ndarray) -> Batch:
+        """Return a batch whose places and facts are given as arrays."""
+        of_examples = {name: torch.from_numpy(fact) for name, fact in facts.items()}
+        return cls(sides, of_examples, None if places is None else torch.from_numpy(places))
+
+    @property
+    def source(self) -> TokenBatch:
+        return self.sides["source"]
+
+    @property
+    def target(self) -> TokenBatch:
+        return self.sides["target"]
+
+    @property
+    def tokens(self) -> TokenBatch:
+        """The only side of single sentences or sequences."""
+        return self.sides["shared"]
+
+    @property
+    def ids(self) -> torch.Tensor:
+        return self.facts["ids"]
+
+    @property
+    def indices(self) -> torch.Tensor:
+        return self.facts["indices"]
+
+    @property
+    def languages(self) -> torch.Tensor:
+        return self.facts["languages"]
+
+    @property
+    def labels(self) -> torch.Tensor:
+        return self.facts["labels"]
 
     @property
     def token_count(self) -> int:
+        """Number of tokens without padding."""
         negatives = 0 if self.negatives is None else self.negatives.tokens.real_tokens
-        return self.source.real_tokens + self.target.real_tokens + negatives
+        return sum(side.real_tokens for side in self.sides.values()) + negatives
+
+    def rows(self, start: int, stop: int) -> Batch:
+        """Return the examples ``start`` to ``stop``, with only their sentences; the batch is in host memory."""
+        facts = {name: fact[start:stop] for name, fact in self.facts.items()}
+        negatives = None if self.negatives is None else self.negatives.of_rows(start, stop)
+        if self.places is None:
+            return Batch({name: side.rows(start, stop) for name, side in self.sides.items()}, facts, None, negatives)
+        chosen, places = self.places[start:stop].unique(return_inverse=True)
+        sides, first = dict[str, TokenBatch](), 0
+        for name, side in self.sides.items():
+            own = chosen[(chosen >= first) & (chosen < first + len(side))] - first
+            sides[name], first = side.select(own.numpy()), first + len(side)
+        return Batch(sides, facts, places, negatives)
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self.indices)
 
 
 def collate(sentences: Sequence[np.ndarray], vocabulary: Vocabulary, max_length: int) -> TokenBatch:
