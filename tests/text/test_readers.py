@@ -89,7 +89,8 @@ def test_both_line_counts_are_named(tmp_path, german, english):
 
 def test_layouts_of_a_folder(tmp_path):
     files = "train.de-en.de train.de-en.en.gz dev.en-fra.fra dev.en-fra.eng val.tr-en.tsv.xz news.spa-eng.v2.tsv "
-    files += "wmt_test2016.de-en.tsv train.ja train.zh train.en README.md train.log notes.tsv"
+    files += "wmt_test2016.de-en.tsv train.ja train.zh train.en train.sh README.md train.log notes.tsv "
+    files += "train.mos-fr.mos train.mos-fr.fr"
     for name in files.split():
         write(tmp_path / name, "x\n")
     found = {
@@ -103,6 +104,7 @@ def test_layouts_of_a_folder(tmp_path):
             "de-en=train.de-en.de,train.de-en.en.gz",
             "es-en=news.spa-eng.v2.tsv",
             "ja-en=train.ja,train.en",
+            "mos-fr=train.mos-fr.mos,train.mos-fr.fr",
             "zh-en=train.zh,train.en",
         ],
         "valid": ["fr-en=dev.en-fra.fra,dev.en-fra.eng", "tr-en=val.tr-en.tsv.xz"],

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from xrep.errors import UserError, shortened
 from xrep.files import is_stream
@@ -219,15 +219,6 @@ def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
 # -- labels -----------------------------------------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
-    """A row as it is written: its line, texts and label, and its language if the row names it."""
-
-    line: int
-    texts: tuple[str, ...]
-    label: str
-    language: str | None = None
-
-
 def is_labelled(path: Path) -> bool:
     """Return whether a file of a folder may be labelled text; one such as README.txt is not."""
     name = plain_name(path)
@@ -245,28 +236,35 @@ def read_labelled(file: TextFile, counts: Counter[str] | None = None) -> Iterato
         UserError: The file is damaged, a row has another number of columns, or the texts are not one or two.
     """
     counts = Counter() if counts is None else counts
-    for line, texts, label, language in read_rows(file):
+    for example in read_rows(file):
         counts["read"] += 1
-        sentences, label = tuple(" ".join(text.split()) for text in texts), label.strip()
-        if label in ("", "-"):
+        if example.label in ("", "-"):
             counts["no label"] += 1
-        elif not all(sentences) or "NS" in sentences:
+        elif not all(example.sentences) or "NS" in example.sentences:
             counts["no text"] += 1
-        elif any(map(is_too_long, sentences)):
+        elif any(map(is_too_long, example.sentences)):
             counts["too long"] += 1
         else:
-            code = canonical(language) if language else file.language
-            yield Example(sentences, (code,) * len(sentences), label, file.path, line)
+            yield example
 
 
-def read_rows(file: TextFile) -> Iterator[Row]:
-    """Yield the rows of a file of any of these forms; raises as ``read_labelled``."""
+def read_rows(file: TextFile) -> Iterator[Example]:
+    """Yield every row of a file, with single spaces in its texts and its label as it is written; raises as
+    ``read_labelled``."""
+    for line, texts, label, language in _rows(file):
+        code = canonical(language) if language else file.language
+        sentences = tuple(" ".join(text.split()) for text in texts)
+        yield Example(sentences, (code,) * len(sentences), label.strip(), file.path, line)
+
+
+def _rows(file: TextFile) -> Iterator[tuple[int, Sequence[str], str, str | None]]:
+    """Yield the line, the texts and the label of each row, and its language if the row names it."""
     path = file.path
     if ending_of(path) == "review":
         yield from _reviews(path)
     elif len(file.paths) > 1:
         for number, (first, second, label) in read_parallel(file.paths):
-            yield Row(number, (first, second), label)
+            yield number, (first, second), label, None
     else:
         for number, record in read_records(path) if has_records(path) else _table(path):
             names = columns_of(record)
@@ -277,7 +275,7 @@ def read_rows(file: TextFile) -> Iterator[Row]:
             if not all(isinstance(text, str) for text in (*texts, language)) or not isinstance(label, str | int):
                 problem = "the texts, the label and the language must be strings"
                 raise UserError(problem, path=path, line=number, cure="fetch the file again")
-            yield Row(number, tuple(texts), str(label), language)
+            yield number, texts, str(label), language
 
 
 def columns_of(names: Iterable[str]) -> tuple[str, ...] | None:
@@ -305,7 +303,7 @@ def _table(path: Path) -> Iterator[tuple[int, Record]]:
         yield number, dict(zip(header, row, strict=False))
 
 
-def _reviews(path: Path) -> Iterator[Row]:
+def _reviews(path: Path) -> Iterator[tuple[int, Sequence[str], str, None]]:
     """Yield the reviews of a file, with their numbers."""
     items = (element for event, element in xml_events(path) if event == "end" and element.tag == "item")
     for number, item in enumerate(items, 1):
@@ -315,5 +313,5 @@ def _reviews(path: Path) -> Iterator[Row]:
         except ValueError:
             problem = f"the rating {rating!r} of review {number} is no number"
             raise UserError(problem, path=path, cure="fetch the file again") from None
-        yield Row(number, (text,), label)
+        yield number, (text,), label, None
         item.clear()

@@ -92,7 +92,7 @@ def _texts(path: Path) -> Iterator[str]:
     elif ending == "json":
         yield from _json_texts(parse_json(read_bytes(path), path))
     elif ending == "review":
-        yield from (text for row in read_rows(file) for text in row.texts)
+        yield from (text for example in read_rows(file) for text in example.sentences)
     elif ending in ("xml", "sgm", "sgml"):
         content = "\n".join(line for _, line in read_lines(path))
         yield from re.split(r"\s*\n\s*", html.unescape(re.sub(r"<[^>]*>", "\n", content)))

@@ -122,11 +122,6 @@ def describe(name: str) -> Description:
     return Description(split, canonical(codes[-1][0]), name[: codes[-1].start()] + name[codes[-1].end() :])
 
 
-def is_language(part: str) -> bool:
-    """Return whether a part of a name is the code of a language that xrep knows."""
-    return re.fullmatch(_CODE, part) is not None and is_known(part)
-
-
 # -- parallel text ----------------------------------------------------------------------------------------------------
 
 
@@ -201,7 +196,7 @@ def discover_bitext(directory: str | Path) -> dict[str, list[Bitext]]:
         if languages and ending in ("tsv", "zip", *READERS):
             bitext = Bitext(languages, (str(file),), columns_of_pairs([str(file)]))
             splits[describe(file.name).split or "train"].append(_english_last(bitext))
-        elif parts and parts[0] in SPLITS and len(parts) == (2 if languages else 1) and _is_side(ending):
+        elif parts and parts[0] in SPLITS and len(parts) == (2 if languages else 1) and _is_side(ending, languages):
             files = sides.setdefault((SPLITS[parts[0]], languages), {})
             if (language := canonical(ending)) in files:
                 problem = f"a second {language} side beside {files[language]}"
@@ -215,15 +210,19 @@ def discover_bitext(directory: str | Path) -> dict[str, list[Bitext]]:
 
 
 def _pair_of(part: str) -> tuple[str, str] | None:
-    """Return the language pair that a part of a name is (``dev-de`` is a split and a language)."""
+    """Return the language pair that a part of a name is, of which one must be known (``dev-de`` has a split in it)."""
     pair = _PAIR.fullmatch(part)
-    if pair and is_known(pair[1]) and is_known(pair[2]) and canonical(pair[1]) != canonical(pair[2]):
-        return canonical(pair[1]), canonical(pair[2])
+    if pair and pair[1] not in SPLITS and (is_known(pair[1]) or is_known(pair[2])):
+        first, second = canonical(pair[1]), canonical(pair[2])
+        return (first, second) if first != second else None
     return None
 
 
-def _is_side(ending: str) -> bool:
-    return is_language(ending) and ending.lower() not in _OTHER_ENDINGS
+def _is_side(ending: str, pair: Sequence[str] | None = None) -> bool:
+    """Return whether a name ends in a language: one of a pair, or one that xrep knows."""
+    if pair:
+        return canonical(ending) in pair
+    return re.fullmatch(_CODE, ending) is not None and is_known(ending) and ending.lower() not in _OTHER_ENDINGS
 
 
 def _pair_sides(directory: Path, split: str, languages: tuple[str, str] | None, files: dict[str, str]) -> list[Bitext]:

@@ -19,12 +19,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from xrep.errors import UserError
-from xrep.text.examples import Example, Row, read_rows
+from xrep.text.examples import Example, read_rows
 from xrep.text.find import TextFile
-from xrep.text.languages import canonical
 from xrep.text.lines import is_too_long
 from xrep.text.records import ending_of, read_records
 
@@ -123,21 +123,24 @@ def _has_triplets(file: TextFile) -> bool:
 
 def _read_file(file: TextFile) -> Iterator[Example]:
     """Yield every row of a file, including those without a label."""
-    for line, texts, label, language in _triplet_rows(file) if _has_triplets(file) else read_rows(file):
-        if len(texts) < 2:
+    if _has_triplets(file):
+        yield from _read_triplets(file)
+        return
+    for example in read_rows(file):
+        if len(example.sentences) < 2:
             problem = "a label and one text, where inference has a premise and a hypothesis"
-            raise UserError(problem, path=file.path, line=line, cure="give labelled pairs")
-        sentences = tuple(" ".join(text.split()) for text in texts)
-        code, spelled = canonical(language) if language else file.language, label.strip()
-        if spelled.lower() not in _SPELLINGS:
+            raise UserError(problem, path=file.path, line=example.line, cure="give labelled pairs")
+        if example.label.lower() not in _SPELLINGS:
+            problem = f"unknown label {example.label!r}"
             cure = f"labels are {', '.join(LABELS)}, and - for none"
-            raise UserError(f"unknown label {spelled!r}", path=file.paths[-1], line=line, cure=cure)
-        yield Example(sentences, (code,) * len(sentences), _SPELLINGS[spelled.lower()], file.path, line)
+            raise UserError(problem, path=file.paths[-1], line=example.line, cure=cure)
+        yield replace(example, label=_SPELLINGS[example.label.lower()])
 
 
-def _triplet_rows(file: TextFile) -> Iterator[Row]:
+def _read_triplets(file: TextFile) -> Iterator[Example]:
     for number, record in read_records(file.path):
         if tuple(record) != _TRIPLET:
             problem, cure = f"columns {', '.join(record)}, not {', '.join(_TRIPLET)}", "fetch the file again"
             raise UserError(problem, path=file.path, line=number, cure=cure)
-        yield Row(number, tuple(record.values()), "")
+        sentences = tuple(" ".join(text.split()) for text in record.values())
+        yield Example(sentences, (file.language,) * len(sentences), None, file.path, number)
