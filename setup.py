@@ -57,7 +57,7 @@ setup(
     },
     install_requires=[
         "torch>=2.8,<3",
-        "sentencepiece>=0.2",
+        "sentencepiece>=0.2.3",  # gives places in characters
         "numpy>=1.26",
         "faiss-cpu>=1.8",
         "sacrebleu>=2.4",
@@ -66,7 +66,6 @@ setup(
         "omegaconf>=2.3",
         "safetensors>=0.4.3",
         "tokenizers>=0.20.1",
-        "protobuf>=4.25",  # tensorboard brings it
         "tqdm>=4.65",
         "huggingface_hub>=0.24",  # tokenizers brings it
         "jinja2>=3.1",  # torch brings it

@@ -97,7 +97,7 @@ def annotated(trainer: Trainer) -> AnnotatedTask:
 
 
 def batches_of(task: AnnotatedTask) -> Iterator[Batch]:
-    return (task.make(plan.what) for plan in task.plan())
+    return (task.make(plan.rows) for plan in task.plan())
 
 
 def training(options: argparse.Namespace, folder: Path) -> dict[str, float]:

@@ -123,7 +123,7 @@ def text_of(options: argparse.Namespace) -> tuple[TextSpec, Iterator[Batch]]:
             BitextTask.Config(data=options.data, batch_size=options.batch_size, max_length=options.length), 1
         )
         options.vocabulary_size = task.text.vocabulary("shared").size
-        return task.text, (task.make(plan.what) for plan in task.plan())
+        return task.text, (task.make(plan.rows) for plan in task.plan())
     ids = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "mask_id": 4}
     vocabulary = Vocabulary(size=options.vocabulary_size, **ids)
     text = TextSpec(

@@ -52,7 +52,7 @@ def main() -> None:
     shape = EncoderShape(vocabulary_size=vocabulary.size, pad_id=vocabulary.pad_id, max_positions=64, **SIZES)
     encoder = TransformerEncoder(shape, dropout=0.0, attention_dropout=0.0)
     peer = peer_of(encoder)
-    batches = [task.make(plan.what).source for plan in itertools.islice(task.plan(), options.batches)]
+    batches = [task.make(plan.rows).source for plan in itertools.islice(task.plan(), options.batches)]
     with torch.no_grad():
         difference = max(((encoder(b) - peer(b)) * b.mask.unsqueeze(-1)).abs().max().item() for b in batches[:4])
 

@@ -44,7 +44,7 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, float]:
         criterion = FrozenSource(given, own, task.text)
         steps[name] = make_step(own, criterion, options.device, lr=1e-3, clip_norm=10.0)
     plain, cached = steps["plain"], steps["cached"]
-    batches = [task.make(plan.what) for plan in itertools.islice(task.plan(), WARM_UP + options.steps)]
+    batches = [task.make(plan.rows) for plan in itertools.islice(task.plan(), WARM_UP + options.steps)]
     for batch in batches:  # the first epoch stores the vectors
         run_step(cached, batch)
 

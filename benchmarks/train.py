@@ -154,7 +154,7 @@ def corpus_order(task: BitextTask, batch_size: int) -> Iterator[Any]:
 
 def sorted_order(task: BitextTask) -> Iterator[Any]:
     """Return the batches that xrep trains on, whose sentences have similar lengths."""
-    return (task.make(plan.what) for plan in task.plan())
+    return (task.make(plan.rows) for plan in task.plan())
 
 
 class padded:

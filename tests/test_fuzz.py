@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from xrep.text.annotated import read_questions, read_tagged
 from xrep.text.examples import read_labelled, read_pairs, read_text
 from xrep.text.exclusion import load_exclusion
 from xrep.text.find import TextFile, parse_bitext
-from xrep.text.tokenizer import Tokenizer
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 SECONDS = 4.0
@@ -76,23 +74,8 @@ def senteval(path: Path) -> None:
     read_set("TREC", find_sets(path.parent)["TREC"][0], path.parent, "en")
 
 
-def tokenizer(path: Path) -> None:
-    found = Tokenizer.load(path.parent)
-    for ids in found.encode(["a b", "", "The 0.\u2028\x00 [MASK] e\u0301", "x" * 300]):
-        assert all(0 <= number < found.vocabulary_size for number in ids)
-        found.decode(ids)
-
-
 def annotated(read: Callable[..., object]) -> Callable[[Path], object]:
     return lambda path: list(read(TextFile("de", path)))  # type: ignore[call-overload]
-
-
-def wordpiece() -> bytes:
-    import tokenizers
-
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "##b", "0", "."]
-    model = tokenizers.BertWordPieceTokenizer({word: number for number, word in enumerate(words)})
-    return json.dumps(json.loads(model.to_str()), ensure_ascii=False).encode()
 
 
 UNITS = "<tu><tuv xml:lang='de'><seg>Der <b>Zug</b>.</seg></tuv><tuv xml:lang='en'><seg>The train.</seg></tuv></tu>" * 2
@@ -130,7 +113,6 @@ READERS = {
     "XML": Reader("train.review", (REVIEWS,), annotated(read_labelled), {}),
     "SQuAD": Reader("train.json", (SQUAD,), annotated(read_questions), {}),
     "BUCC": Reader("de-en.dev.gold", (b"d1\te1\nd2\te2\n",), bucc.read_split, BUCC),
-    "tokenizer.json": Reader("tokenizer.json", (wordpiece(),), tokenizer, {}),
 }
 
 

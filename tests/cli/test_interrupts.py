@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from xrep.inference.generation.translator import Translator
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interrupts import NOTICE
 from xrep.models.directory import open_checkpoint
-from xrep.text import tokenizer
+from xrep.text import train as vocabulary
 
 
 @pytest.fixture(autouse=True)
@@ -187,17 +188,21 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
     """SentencePiece itself would go on for as long as it takes."""
     line = ["preprocess", *BITEXT, "--destdir"]
     assert cli(*line, "whole").code == 0
+
+    def wait(*_: Any) -> None:
+        time.sleep(0.5)  # It presses when its parent waits.
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(600)
+
     with monkeypatch.context() as patch:
-        # It presses when its parent waits: a signal just before that is only seen when the wait is over.
-        wait = "import os, signal, time; time.sleep(0.5); os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
-        patch.setattr(tokenizer, "_TRAIN", wait)
+        patch.setattr(vocabulary, "_write_model", wait)
         done = cli(*line, "bin")
     assert done.code == 130 and done.err.endswith(sides) and not (cli.folder / "bin").exists()
     monkeypatch.setattr(stages, "clean", None)  # now the text is clean
     with monkeypatch.context() as patch:
         press(patch, stages, "_tokenise", 1)
         assert cli(*line, "bin").err.endswith(sides)
-    monkeypatch.setattr(tokenizer, "_TRAIN", "import sys; sys.exit(1)")  # and the vocabulary is trained
+    monkeypatch.setattr(vocabulary, "_write_model", None)  # and the vocabulary is trained
     assert cli(*line, "bin").code == 0
     assert contents(cli.folder / "bin") == contents(cli.folder / "whole")
     assert sorted(os.listdir(cli.folder)) == ["bin", "de", "en", "whole"]

@@ -51,7 +51,7 @@ def expected(
 
 
 def rows(plan: Plan) -> list[tuple[int, int]]:
-    return list(map(tuple, plan.what.tolist()))
+    return list(map(tuple, plan.rows.tolist()))
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_a_batch_is_as_many_of_the_next_examples_as_fit(max_tokens: int, lengths
         found = [rows(plan) for step in steps for plan in step]
         assert found == batches + [[]] * (len(found) - len(batches))
         assert sorted(itertools.chain(*found)) == [(c, row) for c, size in enumerate(SIZES) for row in range(size)]
-        consumed = np.cumsum([sum(len(plan.what) for plan in step) for step in steps]).tolist()
+        consumed = np.cumsum([sum(len(plan.rows) for plan in step) for step in steps]).tolist()
         for step, total in zip(steps, consumed, strict=True):
             assert {(plan.cursor, plan.examples) for plan in step} == {(total, total)}
         assert consumed[-1] == EPOCH
@@ -92,7 +92,7 @@ def test_a_run_goes_on_at_any_example_with_another_budget(start: int, legs: list
             list(itertools.islice(plan_batches(order(), budget, cursor, r, world, None), steps)) for r in range(world)
         ]
         for step in zip(*ranks, strict=True):
-            assert all(len(plan.what) for plan in step)
+            assert all(len(plan.rows) for plan in step)
             seen += [row for plan in step for row in rows(plan)]
             assert {plan.cursor for plan in step} == {start + len(seen)}
         (fixed,) = itertools.islice(plan_batches(order(), 7, start + len(seen), 0, 1, None), 1)
@@ -108,4 +108,4 @@ def test_it_ends_where_it_is_told_to() -> None:
     for start in (EPOCH, EPOCH + 5):
         assert list(plan_batches(order(), budget, start, 0, 2, EPOCH)) == []
     (only,) = plan_batches(order(), budget, EPOCH - 3, 2, 3, EPOCH)
-    assert only.what.shape == (0, 2) and only.examples == EPOCH
+    assert only.rows.shape == (0, 2) and only.examples == EPOCH

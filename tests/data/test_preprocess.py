@@ -16,7 +16,8 @@ from xrep.data.table import DataDirectory
 from xrep.errors import UserError
 from xrep.text.cleaning import CleaningOptions, sentence_hashes, template_hash
 from xrep.text.find import Bitext, discover_bitext, parse_bitext
-from xrep.text.tokenizer import SentencePieceTokenizer, train_tokenizer
+from xrep.text.tokenizer import SentencePieceTokenizer
+from xrep.text.train import train_tokenizer
 
 ANIMALS = {"Hund": "dog", "Vogel": "bird", "Fisch": "fish", "Wolf": "wolf", "Bär": "bear", "Affe": "monkey"}
 PLACES = {"Wald": "forest", "Fluss": "river", "Garten": "garden", "Park": "park", "Berg": "mountain", "See": "lake"}

@@ -23,7 +23,8 @@ from xrep.data.rows import (
 from xrep.errors import UserError
 from xrep.text.annotated import Answer, Question, TaggedSentence
 from xrep.text.examples import Example
-from xrep.text.tokenizer import Tokenizer, train_tokenizer
+from xrep.text.tokenizer import Tokenizer
+from xrep.text.train import train_tokenizer
 
 
 @pytest.fixture(scope="module")

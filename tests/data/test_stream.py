@@ -80,7 +80,7 @@ def test_ranks_plan_a_little_ahead_in_a_thread(workers: int) -> None:
     assert [next(alone)[0].tolist() for _ in range(2)] == [[0], [1]] and task.planned == 2 * PREFETCH * TOGETHER
     alone.close()
     task.planned = 0
-    batches = stream(ahead(task.plan()), lambda plan: task.make(plan.what), workers=workers)
+    batches = stream(ahead(task.plan()), lambda plan: task.make(plan.rows), workers=workers)
     assert [next(batches)[0].tolist() for _ in range(20)] == [[number**2] for number in range(20)]
     deadline = time.monotonic() + 60
     taken = 20 if workers == 0 else 20 - TOGETHER + workers * PREFETCH * TOGETHER
@@ -140,7 +140,7 @@ def test_damaged_data_is_the_error_that_it_is(workers: int) -> None:
         yield Plan(1, 1, 1)
         raise UserError("damaged", path="train.de-en.de")
 
-    batches = stream(ahead(plans()), lambda plan: plan.what)
+    batches = stream(ahead(plans()), lambda plan: plan.rows)
     assert next(batches)[0] == 1
     with pytest.raises(UserError, match="train.de-en.de: damaged"):
         next(batches)

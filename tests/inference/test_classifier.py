@@ -19,7 +19,7 @@ from xrep.models.classifier import load_classifier
 from xrep.nn.weights import Weights
 from xrep.text.annotated import Question
 from xrep.text.examples import Example
-from xrep.text.pretrained_tokenizer import save_as_huggingface
+from xrep.text.huggingface import save_as_huggingface
 from xrep.text.sides import SHARED
 
 pytestmark = pytest.mark.slow  # transformers takes seconds to import

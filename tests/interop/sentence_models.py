@@ -18,7 +18,6 @@ from xrep.data.batch import TokenBatch
 from xrep.interop.pretrained import Pretrained
 from xrep.nn.encoder import TransformerEncoder
 from xrep.nn.pooling import pool
-from xrep.text.pretrained_tokenizer import read_pretrained_tokenizer
 from xrep.text.tokenizer import Tokenizer
 
 library = pytest.importorskip("sentence_transformers", reason="compares with the sentence-transformers library")
@@ -49,7 +48,7 @@ def small_tokenizer() -> Tokenizer:
     """Return what ``write_tokenizer`` writes."""
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder))
-        return read_pretrained_tokenizer(folder)
+        return Tokenizer.load(folder)
 
 
 def modules_of(library_model: Path, *, pooling: Any, dense: Any, normalize: bool) -> Any:

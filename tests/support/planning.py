@@ -35,7 +35,7 @@ def loss_of(criterion: Criterion, model: Any, batch: Any, seed: int = 0) -> Loss
 
 def streamed(task: Any, workers: int = 0, **place: Any) -> Generator[tuple[Any, Plan], None, None]:
     """Return the batches of a task with their plans; ``place`` is as for ``Task.plan``."""
-    return stream(task.plan(**place), lambda plan: task.make(plan.what), workers=workers)
+    return stream(task.plan(**place), lambda plan: task.make(plan.rows), workers=workers)
 
 
 def pair_batch(source: TokenBatch, target: TokenBatch, ids: Tensor, indices: Tensor, languages: Tensor) -> Batch:

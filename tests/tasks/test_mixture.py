@@ -58,7 +58,7 @@ def rows(task: MixtureTask, plans: Iterator[Plan] | list[Plan]) -> dict[str, lis
     """Return the examples of each part in the order of the plans."""
     found: dict[str, list[int]] = {name: [] for name in SIZES}
     for plan in plans:
-        for name, batch in task.make(plan.what).parts.items():
+        for name, batch in task.make(plan.rows).parts.items():
             found[name] += batch.indices.tolist()
     return found
 
@@ -69,7 +69,7 @@ def test_every_step_has_a_batch_of_each_part(mix) -> None:
     assert task.examples == 630 + round(157.5)
     plans = list(task.plan(stop=task.examples))
     assert [plan.examples for plan in plans] == [40 * n for n in range(1, 20)] + [790]
-    batches = [task.make(plan.what) for plan in plans]
+    batches = [task.make(plan.rows) for plan in plans]
     assert [[len(part) for part in batch.parts.values()] for batch in batches] == [[32, 8]] * 19 + [[22, 8]]
     assert [len(batch) for batch in batches] == [40] * 19 + [30]
     assert batches[0].token_count == sum(part.token_count for part in batches[0].parts.values())
@@ -109,11 +109,11 @@ def test_a_run_goes_on_with_other_batch_sizes_and_ranks(mix, mixing) -> None:
         for _ in range(steps):
             plans = [next(rank) for rank in ranks]
             assert all((plan.cursor, plan.examples) == (plans[0].cursor, plans[0].examples) for plan in plans)
-            assert all(list(plan.what) == list(plans[0].what) for plan in plans)
+            assert all(list(plan.rows) == list(plans[0].rows) for plan in plans)
             for name, some in rows(task, plans).items():
                 found[name] += some
             cursor = plans[-1].cursor
-            examples += sum(len(some) for plan in plans for some in plan.what.values())
+            examples += sum(len(some) for plan in plans for some in plan.rows.values())
             assert plans[0].examples == examples == sum(map(len, found.values()))
     assert len(found["large"]) > 630 and len(found["small"]) > 2 * 47
     for name, size in SIZES.items():
@@ -137,9 +137,9 @@ def test_a_run_that_is_resumed_is_the_run(mix, mixing) -> None:
 
 def test_proportions_are_kept_over_any_stretch(mix) -> None:
     task = mix(mixing="proportion", shares=(3.0, 1.0))
-    drawn = [next(iter(plan.what)) for plan in itertools.islice(task.plan(), 1500)]
+    drawn = [next(iter(plan.rows)) for plan in itertools.islice(task.plan(), 1500)]
     other = mix(mixing="proportion", shares=(3.0, 1.0), seed=2)
-    assert [next(iter(plan.what)) for plan in itertools.islice(other.plan(), 100)] != drawn[:100]
+    assert [next(iter(plan.rows)) for plan in itertools.islice(other.plan(), 100)] != drawn[:100]
     assert all(abs(drawn[17 : 17 + length].count("small") - length / 4) <= 3 for length in (20, 200, 1000))
     # The order is random: between two batches of the small part there are one to four others.
     assert set(np.diff(np.flatnonzero(np.array(drawn) == "small")).tolist()) == {2, 3, 5}
@@ -187,13 +187,13 @@ def test_each_kind_beside_bitext(name: str, smaller: bool, texts: Path, data_dir
     parts = [Part("pairs", BitextTask, bitext, 1.0, 1.0), Part("own", kind.task, config, 1.0, 1.0)]
     task = MixtureTask(MixtureTask.Config(parts=parts, mixing="weight"), 1)
     plans = list(task.plan(stop=task.examples))
-    counts = {part: sum(len(plan.what[part]) for plan in plans) for part in ("pairs", "own")}
+    counts = {part: sum(len(plan.rows[part]) for plan in plans) for part in ("pairs", "own")}
     assert counts == plans[-1].cursor["examples"] and (counts["pairs"] == 630 or counts["own"] == kind.size)
     assert sum(counts.values()) == pytest.approx(task.examples, rel=0.05)
-    own, found = task.parts["own"], task.make(plans[0].what).parts["own"]
+    own, found = task.parts["own"], task.make(plans[0].rows).parts["own"]
     assert task.text.languages == own.text.languages == ["de", "en", "es"]
     alone = kind.make(texts, data_directory)
-    assert rows_of(own, found) == rows_of(alone, alone.make(plans[0].what["own"]))
+    assert rows_of(own, found) == rows_of(alone, alone.make(plans[0].rows["own"]))
     assert {pool.name for pool in task.validation_pools(9)} >= {"es-en", "de-en"}
 
 

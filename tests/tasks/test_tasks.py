@@ -110,16 +110,16 @@ def test_a_run_goes_on_with_other_ranks_and_batches(kind: Kind, make) -> None:
 def test_a_batch_is_a_function_of_its_plan_alone(make) -> None:
     task, other = make(), make()
     plans = list(itertools.islice(task.plan(), 3))
-    batches = [contents(task.make(plan.what)) for plan in plans]
-    assert [contents(other.make(plan.what)) for plan in reversed(plans)] == batches[::-1]
-    nothing = task.make(plans[0].what[:0])
+    batches = [contents(task.make(plan.rows)) for plan in plans]
+    assert [contents(other.make(plan.rows)) for plan in reversed(plans)] == batches[::-1]
+    nothing = task.make(plans[0].rows[:0])
     assert rows_of(task, nothing) == [] and task.describe(nothing) == "no examples"
     assert {kind for kind in str(contents(nothing)).split("'") if kind.startswith("torch.")} == {"torch.int64"}
 
 
 def test_micro_batches_are_parts_of_a_batch(make) -> None:
     task = make()
-    batch = task.make(next(task.plan()).what)
+    batch = task.make(next(task.plan()).rows)
     whole = rows_of(task, batch)
     for start, stop in ((0, len(batch)), (0, 2), (2, 3), (3, 9), (4, 4)):
         some = batch.rows(start, stop)
@@ -173,7 +173,7 @@ def test_a_tokenizer_that_puts_no_token_first(
     if "max_tokens" in kind.options:
         options["max_tokens"] = 50
     task = kind.make(texts, data_directory.parent / "raw", brought={"shared": str(own)}, **options)
-    batch = task.make(next(task.plan()).what)
+    batch = task.make(next(task.plan()).rows)
     rows = [each for _, row in sequences(batch) for each in row]
     if name == "bitext":
         assert batch.negatives.tokens.lengths.tolist() == [5] * len(batch.negatives.rows) and len(batch.negatives.rows)

@@ -17,7 +17,8 @@ from xrep.errors import UserError
 from xrep.tasks.annotated import ClassificationTask
 from xrep.text.find import discover_bitext
 from xrep.text.sides import open_tokenizers, save_tokenizers
-from xrep.text.tokenizer import Tokenizer, train_tokenizer
+from xrep.text.tokenizer import Tokenizer
+from xrep.text.train import train_tokenizer
 
 
 def write_sides(folder: Path) -> None:
@@ -45,7 +46,7 @@ def test_sides_are_turned_with_the_direction(sides: Path, texts: Path, tmp_path:
     for given in (None, brought, {"source": brought["source"]}):
         task = kind.make(texts, sides / "bin", direction=direction, brought=given)
         assert [task.text.vocabulary(side).size for side in ("source", "target")] == [sizes[name] for name in names]
-    rows = [row for plan in task.plan(stop=task.examples) for row in rows_of(task, task.make(plan.what))]
+    rows = [row for plan in task.plan(stop=task.examples) for row in rows_of(task, task.make(plan.rows))]
     assert Counter(rows) == Counter(translated(direction, [], PAIRS[:200]))
     batch = next(task.validation_batches())
     assert task.references(batch) == [row[3] for row in rows_of(task, batch)]

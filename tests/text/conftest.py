@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.once import made_once
 from tests.text.small_tokenizers import published
-from xrep.text.pretrained_tokenizer import save_as_huggingface
+from xrep.text.huggingface import save_as_huggingface
 from xrep.text.tokenizer import Tokenizer
 
 

@@ -22,24 +22,25 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_trained(directory: Path, trainer: Any, text: list[str], config: dict[str, Any], **options: Any) -> Path:
-    """Write the files of a trained tokenizer, and ``tokenizer_config.json`` if there are options."""
+    """Write the files of a trained tokenizer, which ``config`` describes for transformers."""
     directory.mkdir(parents=True, exist_ok=True)
     trainer.train_from_iterator(text, **options)
     trainer.save_model(str(directory))
-    if config:
-        write_json(directory / "tokenizer_config.json", config)
+    write_json(directory / "tokenizer_config.json", config)
     return directory
 
 
 def write_wordpiece(directory: Path, **config: Any) -> Path:
     """Write ``vocab.txt`` of 1500 cased pieces."""
     trainer = tokenizers.BertWordPieceTokenizer(lowercase=False, strip_accents=False)
+    config.setdefault("tokenizer_class", "BertTokenizer")
     return write_trained(directory, trainer, [*TEXT, *map(str.lower, LANGUAGES * 2)], config, vocab_size=1500)
 
 
 def write_byte_level(directory: Path, **config: Any) -> Path:
     """Write ``vocab.json`` and ``merges.txt`` of 1200 pieces."""
     options = {"vocab_size": 1200, "special_tokens": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]}
+    config.setdefault("tokenizer_class", "RobertaTokenizer")
     return write_trained(directory, tokenizers.ByteLevelBPETokenizer(), TEXT, config, **options)
 
 
@@ -85,11 +86,11 @@ def write_converted(path: Path, *, family: str, file: str, name: str, **options:
 
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "bert": write_wordpiece,
-    "bert-cased": partial(write_wordpiece, do_lower_case=False, tokenizer_class="BertTokenizer"),
+    "bert-cased": partial(write_wordpiece, do_lower_case=False),
     "bert-accents": partial(write_wordpiece, do_lower_case=True, strip_accents=False),
     "bert-chinese": partial(write_wordpiece, do_lower_case=False, strip_accents=True, tokenize_chinese_chars=False),
     "roberta": write_byte_level,
-    "roberta-spaced": partial(write_byte_level, add_prefix_space=True, tokenizer_class="RobertaTokenizer"),
+    "roberta-spaced": partial(write_byte_level, add_prefix_space=True),
     "xlm-roberta": write_xlm_roberta,
     "ours": write_ours,
     "ours-bytes": partial(write_ours, byte_fallback=True, character_coverage=0.98),

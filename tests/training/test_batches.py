@@ -22,7 +22,7 @@ from xrep.training.batches import Group, planned_batch, steps_ahead
 def test_masks_depend_on_seed_rank_and_place(data_directory: Path) -> None:
     task = BitextTask(BitextTask.Config(data=str(data_directory), batch_size=20, max_length=32), 1)
     criterion = MLM(MLM.Config(), DualEncoder(DualEncoder.Config(**SMALL_MODEL), task.text), task.text)
-    what = next(task.plan()).what
+    what = next(task.plan()).rows
     places = [(5, 0, 20), (5, 0, 40), (6, 0, 20), (5, 1, 20), (5, 0, 20 + task.examples)]
     plans = [planned_batch(task, criterion, seed, rank, Plan(what, 0, number)) for seed, rank, number in places]
     assert all(torch.equal(plan.batch.source.tokens, plans[0].batch.source.tokens) for plan in plans)

@@ -39,7 +39,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_harms_nothing(
     with seventh.checkpoints:
         seventh.train()
     poisoned = two_terms.seen[6][11]
-    first = seventh.task.describe(seventh.task.make(next(seventh.task.plan(180)).what), limit=3)
+    first = seventh.task.describe(seventh.task.make(next(seventh.task.plan(180)).rows), limit=3)
     with pytest.raises(TrainingError) as error:
         train(compose_run(data_directory, tmp_path / "bad", max_steps=20, poisoned=poisoned, **steady))
     last = tmp_path / "bad" / "checkpoint-00000006"

@@ -53,7 +53,7 @@ def trained(task: TranslationTask) -> tuple[Translation, LabelSmoothedCrossEntro
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 70)
     for plan in islice(task.plan(), 70):
-        batch = task.make(plan.what)
+        batch = task.make(plan.rows)
         loss = loss_of(criterion, model, batch).terms["translation"].sum / sizes_of(criterion, batch)["translation"]
         optimizer.zero_grad()
         loss.backward()

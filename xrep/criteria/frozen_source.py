@@ -26,7 +26,7 @@ from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.queue_infonce import against_both
 from xrep.models.dual_encoder import DualEncoder
-from xrep.tasks.bitext import BitextTask
+from xrep.tasks.bitext import BitextTask, blocks
 from xrep.tasks.task import ExampleKind, Task
 from xrep.text.sides import SIDES
 
@@ -207,8 +207,9 @@ class FrozenSource(ContrastiveCriterion):
     def prepare(self, task: Task) -> None:
         if self._teacher is not None:
             assert isinstance(task, BitextTask)
-            for pairs in task.train:
-                self._teacher.rows(pairs.hashes[:, SIDES.index(self._source_side)])
+            side = SIDES.index(self._source_side)
+            for hashes in (block for pairs in task.train for block in blocks(pairs.hashes)):
+                self._teacher.rows(hashes[:, side])
 
     def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
         planned, tokens = super().plan_rows(batch, generator), batch.sides[self._source_side]

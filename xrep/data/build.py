@@ -31,7 +31,8 @@ from xrep.text.cleaning import HashSet
 from xrep.text.exclusion import load_exclusion
 from xrep.text.resources import xrep_home
 from xrep.text.sides import SHARED, Tokenizers, save_tokenizers
-from xrep.text.tokenizer import USUAL_VOCABULARY, Tokenizer, sample_for_tokenizer, train_tokenizer
+from xrep.text.tokenizer import Tokenizer
+from xrep.text.train import USUAL_VOCABULARY, sample_for_tokenizer, train_tokenizer
 
 # Maximum size of the text to train SentencePiece on, which needs about 20 bytes of memory per character and 90 per
 # sentence.

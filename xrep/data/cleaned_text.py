@@ -74,11 +74,11 @@ def clean(
     """
     dropped, sources, targets = Counter[str](), list[str](), list[str]()
     found = list[tuple[int, int]]()
-    for pair in pairs:
-        if any(map(is_too_long, pair)):
+    for source, target in pairs:
+        if is_too_long(source) or is_too_long(target):
             dropped["too long"] += 1
             continue
-        source, target = (" ".join(text.split()) for text in pair)
+        source, target = " ".join(source.split()), " ".join(target.split())
         own = sentence_hash(source), sentence_hash(target)
         if options is None:
             reason = None if source and target else "empty"
@@ -93,9 +93,10 @@ def clean(
     hashes = np.array(found, dtype=np.uint64).reshape(-1, 2)
     allowed = np.logical_not(excluded.contains(hashes).any(axis=1))
     dropped["excluded"] = int(np.count_nonzero(~allowed))
+    hashes = hashes[allowed]
     sources, targets = (list(compress(texts, allowed.tolist())) for texts in (sources, targets))
-    templates = np.fromiter(map(template_hash, targets), np.uint64, len(targets))
-    rows = {"source": _lines(sources), "target": _lines(targets), "hashes": hashes[allowed], "template": templates}
+    templates = np.fromiter(map(template_hash, targets, hashes[:, 1].tolist()), np.uint64, len(targets))
+    rows = {"source": _lines(sources), "target": _lines(targets), "hashes": hashes, "template": templates}
     return rows, dropped
 
 

@@ -67,7 +67,7 @@ def plan_batches(
 ) -> Iterator[Plan]:
     """Yield the plans of the training batches of one rank, after the first ``cursor`` examples of the run.
 
-    There is no end unless ``stop`` gives the number of the last example. ``Plan.what`` is (corpus, row) of each
+    There is no end unless ``stop`` gives the number of the last example. ``Plan.rows`` is (corpus, row) of each
     example, int64 [N, 2]. ``Plan.cursor`` counts the examples consumed so far.
 
     Each global batch is a part of the order. If ``size`` is a number, it has ``world_size`` * ``size`` examples and is

@@ -32,12 +32,12 @@ class Plan:
     """The next batch of one rank, before it is built.
 
     Attributes:
-        what: The examples of the batch, for ``task.make``; it is small and consists of plain data or numpy arrays.
+        rows: The examples of the batch, for ``task.make``; plain data or numpy arrays, which are small.
         cursor: Plain data from which ``task.plan`` continues after this batch; it is equal on all ranks.
         examples: Training examples consumed by all ranks since the start of training, including this batch.
     """
 
-    what: Any
+    rows: Any
     cursor: Any
     examples: int
 

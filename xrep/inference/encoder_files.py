@@ -13,7 +13,7 @@ from xrep.inference.model_card import check_card, write_card
 from xrep.interop.exported import write_huggingface, write_router, write_sentence_transformers
 from xrep.interop.sentence_modules import Prompts
 from xrep.models.projection import MeanOfSpaces
-from xrep.text.pretrained_tokenizer import save_as_huggingface
+from xrep.text.huggingface import save_as_huggingface
 from xrep.text.sides import tokenizer_of
 
 Format = Literal["sentence-transformers", "hf", Runtime]

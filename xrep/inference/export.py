@@ -34,7 +34,7 @@ from xrep.models.directory import (
     write_checkpoint,
 )
 from xrep.nn.layers import is_quantised, quantise_layers
-from xrep.text.pretrained_tokenizer import save_as_huggingface
+from xrep.text.huggingface import save_as_huggingface
 from xrep.text.sides import open_tokenizers, save_tokenizers, tokenizer_of
 
 LOADERS = {"sentence encoder": "SentenceEncoder", "translation model": "Translator", "classifier": "SentenceClassifier"}

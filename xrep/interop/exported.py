@@ -24,7 +24,7 @@ from xrep.nn.bert import CONFIG, FAMILIES
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling
 from xrep.nn.weights import SAFETENSORS, read_json, save_tensors
-from xrep.text.pretrained_tokenizer import save_as_huggingface
+from xrep.text.huggingface import save_as_huggingface
 from xrep.text.tokenizer import Tokenizer
 
 

@@ -19,8 +19,8 @@ from xrep.nn.pooling import Pooling
 from xrep.nn.shape import UNLIMITED, EncoderSizes
 from xrep.nn.weights import Weights, read_json
 from xrep.registry import ENCODERS, one_line
+from xrep.text.huggingface import maximum_length
 from xrep.text.languages import canonical
-from xrep.text.pretrained_tokenizer import maximum_length
 from xrep.text.resources import SOURCE_FILE
 
 AUTO = "auto"

@@ -166,7 +166,7 @@ class AnnotatedTask(Task):
     def _build(self, tokenizers: Tokenizers) -> DataDirectory:
         config = self.config
         options = {name: value for name, value in asdict(config).items() if name not in ("tokenizer", "batch_size")}
-        files = [file.path for own in self._files.values() for file in own]
+        files = [path for own in self._files.values() for file in own for path in file.paths]
         return build(
             "annotated",
             [self.kind, options, self.seed if config.dev_share else None],

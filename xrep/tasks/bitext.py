@@ -78,7 +78,7 @@ class BitextTask(Task):
     def _read_negatives(self) -> NegativeStore:
         files = self.config.negatives
         store = prepare_negatives(files, tokenizer_of(self.tokenizers, "target"), self.config.exclude)
-        found = (np.count_nonzero(store.counts(block)) for pair in self.train for block in _blocks(pair.hashes))
+        found = (np.count_nonzero(store.counts(block)) for pair in self.train for block in blocks(pair.hashes))
         self._with_negatives = sum(found)
         if not self._with_negatives:
             problem = "none of its pairs is in the training text"
@@ -109,8 +109,8 @@ class BitextTask(Task):
             languages=self.language_places(tables)[places],
         )
 
-    def make(self, what: np.ndarray) -> Batch:
-        batch = super().make(what)
+    def make(self, rows: np.ndarray) -> Batch:
+        batch = super().make(rows)
         if self._negatives is None:
             return batch
         return replace(batch, negatives=self._negatives.of(batch.ids.numpy().view(np.uint64), self.text))
@@ -159,7 +159,8 @@ class BitextTask(Task):
         return tables
 
 
-def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:
+def blocks(rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield rows, [N, ...], of which memory can hold ``SCANNED_ROWS`` at a time."""
     return (rows[start : start + SCANNED_ROWS] for start in range(0, len(rows), SCANNED_ROWS))
 
 

@@ -117,7 +117,7 @@ class MixtureTask(Task):
     ) -> Iterator[Plan]:
         """Return the plans of the training batches of one rank. ``stop`` counts the examples of all parts.
 
-        ``Plan.what`` has, by part, what its task makes a batch of. ``Plan.cursor`` has the cursors and the examples of
+        ``Plan.rows`` has those of each part, by its name. ``Plan.cursor`` has the cursors and the examples of
         the parts, and the number of batches so far.
         """
         cursor = cursor or {"step": 0, "parts": {}, "examples": {}}
@@ -130,18 +130,18 @@ class MixtureTask(Task):
             for name, task in self._tasks.items()
         }
         while end is None or seen.get(longest, 0) < end:
-            what = {}
+            rows = {}
             for name in self.drawn(step):
                 part = next(plans[name])
-                what[name], cursors[name], seen[name] = part.what, part.cursor, part.examples
+                rows[name], cursors[name], seen[name] = part.rows, part.cursor, part.examples
             step += 1
             examples = sum(seen.values())
             if end is not None and stop is not None:  # shares are rounded; the end of the longest part is exact
                 examples = max(examples, stop) if seen.get(longest, 0) >= end else min(examples, stop - 1)
-            yield Plan(what, {"step": step, "parts": dict(cursors), "examples": dict(seen)}, examples)
+            yield Plan(rows, {"step": step, "parts": dict(cursors), "examples": dict(seen)}, examples)
 
-    def make(self, what: Mapping[str, Any]) -> MixedBatch:
-        return MixedBatch({name: self._tasks[name].make(each) for name, each in what.items()})
+    def make(self, rows: Mapping[str, Any]) -> MixedBatch:
+        return MixedBatch({name: self._tasks[name].make(own) for name, own in rows.items()})
 
     def describe(self, batch: MixedBatch, limit: int = 3) -> str:
         return "; ".join(f"{name}: {self._tasks[name].describe(each, limit)}" for name, each in batch.parts.items())

@@ -122,22 +122,26 @@ class MonolingualTask(Task):
 
     def batch_of(self, tables: Sequence[Table], examples: np.ndarray) -> Batch:
         places, numbers, positions = examples.T
-        rows = by_group(places, lambda place, own: self._first(tables[place], numbers[own]))
-        columns = [table["text"] for table in tables]
-        sentences, ids = self.side(SHARED, columns, places, rows), ids_of(tables, places, rows)
-        indices, languages = self.indices(tables, examples), self.language_places(tables)[places]
+        first = by_group(places, lambda place, own: self._first(tables[place], numbers[own]))
+        columns, indices = [table["text"] for table in tables], self.indices(tables, examples)
+        languages = self.language_places(tables)[places]
         if self.config.units == "sentences":
-            return Batch.of({SHARED: sentences}, indices=indices, languages=languages[:, 0])
-        other, ids_of_other = self._reordered(sentences, positions), ids
-        if self._are_neighbours:
-            other, ids_of_other = self.side(SHARED, columns, places, rows + 1), ids_of(tables, places, rows + 1)
-        both = np.concatenate([ids, ids_of_other], axis=1)
+            sides = {SHARED: self.side(SHARED, columns, places, first)}
+            return Batch.of(sides, indices=indices, languages=languages[:, 0])
+        second = first + 1 if self._are_neighbours else first
         if self._are_neighbours and self.config.swap_order:
             swapped = (scramble(positions.astype(np.uint64), self.seed) & np.uint64(1)).astype(bool)
-            sentences, other = _swapped(sentences, other, swapped, self.text.vocabulary(SHARED).pad_id)
-            both[swapped] = both[swapped, ::-1]
-        sides = {"source": sentences, "target": other}
-        return Batch.of(sides, ids=both, indices=indices, languages=languages.repeat(2, axis=1))
+            first, second = np.where(swapped, second, first), np.where(swapped, first, second)
+        source = self.side(SHARED, columns, places, first)
+        target = (
+            self.side(SHARED, columns, places, second) if self._are_neighbours else self._reordered(source, positions)
+        )
+        return Batch.of(
+            {"source": source, "target": target},
+            ids=np.concatenate([ids_of(tables, places, rows) for rows in (first, second)], axis=1),
+            indices=indices,
+            languages=languages.repeat(2, axis=1),
+        )
 
     def _reordered(self, sentences: TokenBatch, positions: np.ndarray) -> TokenBatch:
         """Return the sentences with their tokens, but for special ones, in a random order, which depends on the
@@ -149,10 +153,3 @@ class MonolingualTask(Task):
         ids = sentences.tokens.numpy()[row, place + vocabulary.leading_count]
         keys = scramble(scramble(positions.astype(np.uint64), self.seed)[row] + place.astype(np.uint64), self.seed)
         return pad(ids[np.lexsort((keys, row))], lengths, vocabulary)
-
-
-def _swapped(first: TokenBatch, second: TokenBatch, swap: np.ndarray, pad_id: int) -> tuple[TokenBatch, TokenBatch]:
-    """Swap the rows of two batches where ``swap`` (bool [B]) is True."""
-    both, count = first.followed_by(second, pad_id), len(first)
-    rows = np.arange(count)
-    return both.select(rows + count * swap), both.select(rows + count * ~swap)

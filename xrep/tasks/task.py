@@ -175,9 +175,9 @@ class Task:
         """
         return plan_batches(self.order, self.size, cursor, rank, world_size, stop)
 
-    def make(self, what: Any) -> Any:
-        """Return the batch of ``Plan.what``, which alone determines it."""
-        return self.batch_of(self.train, what)
+    def make(self, rows: Any) -> Any:
+        """Return the batch of ``Plan.rows``, which alone determine it."""
+        return self.batch_of(self.train, rows)
 
     def describe(self, batch: Any, limit: int = 3) -> str:
         """Return the first examples of a training batch as text, for messages."""

@@ -46,7 +46,7 @@ def planned_batch(task: Task, criterion: Criterion, seed: int, rank: int, plan: 
     whichever process makes it, and after the run was resumed.
     """
     generator = torch.Generator().manual_seed(hash((seed, rank, plan.examples)) % 2**63)
-    return criterion.plan(task.make(plan.what), generator)
+    return criterion.plan(task.make(plan.rows), generator)
 
 
 def groups_of(batches: Generator[tuple[Planned, Plan], None, None], size: int) -> Generator[Group, None, None]:

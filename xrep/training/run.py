@@ -230,7 +230,8 @@ def _prepare_directory(directory: Path, run: RunConfig, task: Task, step: int) -
         for file in known:
             file.unlink()
         for number, file in enumerate(task.training_hashes, start=1):
-            link_or_copy(file, directory / f"training_hashes.{number}.npy")
+            name = "training_hashes.npy" if number == 1 else f"training_hashes.{number}.npy"
+            link_or_copy(file, directory / name)
 
 
 def _warnings(task: Task, trainer: Trainer) -> list[str]:
