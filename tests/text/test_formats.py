@@ -83,11 +83,13 @@ def opus(pairs: Pairs) -> bytes:
     return zipped({**books, "README": b"about", "LICENSE": b"free"})
 
 
-def parquet(pairs: Pairs) -> bytes:
+def parquet(pairs: Pairs, nested: bool = False) -> bytes:
     arrow = pytest.importorskip("pyarrow", reason="the extra parquet is not installed")
     from pyarrow import parquet as files
 
-    table = arrow.table({"de": [de for de, _ in pairs], "n": list(range(len(pairs))), "en": [en for _, en in pairs]})
+    columns = {"de": [de for de, _ in pairs], "n": list(range(len(pairs))), "en": [en for _, en in pairs]}
+    both = {"translation": [{"de": de, "en": en} for de, en in pairs]}
+    table = arrow.table(both if nested else columns)
     files.write_table(table, file := io.BytesIO(), row_group_size=5_000)
     return file.getvalue()
 
@@ -106,6 +108,8 @@ FORMATS: dict[str, Callable[[Pairs], bytes]] = {
     "a.jsonl": jsonl,
     "nested.jsonl": lambda pairs: jsonl(pairs, nested=True),
     "a.parquet": parquet,
+    "nested.parquet": lambda pairs: parquet(pairs, nested=True),
+    "parquet.zip": lambda pairs: zipped({"de-en.parquet": parquet(pairs)}),
     "a.tmx.gz": lambda pairs: gzip.compress(tmx(pairs)),
     "a.jsonl.bz2": lambda pairs: bz2.compress(jsonl(pairs)),
     "a.csv.xz": lambda pairs: lzma.compress(csv_of(pairs)),
@@ -188,6 +192,7 @@ def test_fields_are_named_or_found(tmp_path: Path) -> None:
     assert text("a.parquet:en", parquet(PAIRS)) == [en for _, en in PAIRS]
     (tmp_path / "p.jsonl").write_bytes(b'{"src": "x", "trg": "y"}\n')
     assert list(read_pairs(parse_bitext(f"en-de={tmp_path}/p.jsonl:src,trg"))) == [(1, "y", "x")]
+    assert text("half.jsonl", b'{"text": "a \\ud800 b \\ud83d\\ude00"}\n') == ["a ? b \U0001f600"]
     (tmp_path / "in.zip").write_bytes(zipped({"x.txt": b"a\n", "y.txt": b"b\n"}))
     assert [line for _, line in read_text(tmp_path / "in.zip" / "y.txt")] == ["b"]
     (tmp_path / "a:b.txt").write_bytes(b"x\n")

@@ -147,4 +147,4 @@ def _encode(texts: Sequence[tuple[str, str]], builder: Builder, options: NliOpti
 def _nothing(split: str, files: list[TextFile], options: NliOptions) -> UserError:
     triplets = "triplet (an entailment and a contradiction of one premise)"
     problem = f"no {triplets if options.triplets else 'labelled pair'} for {split}"
-    return UserError(problem, path=files[0].paths[0], cure="check the files")
+    return UserError(problem, path=files[0].path, cure="check the files")

@@ -68,7 +68,7 @@ class NliAccuracy(TableEvaluation):
         pairs = dict[str, list[Example]]()
         for example in read_nli(files, triplets=False):
             pairs.setdefault(example.languages[0], []).append(example)
-        folder, known, premise = files[0].paths[0].parent, sorted(pairs), config.premise_lang
+        folder, known, premise = files[0].path.parent, sorted(pairs), config.premise_lang
         if not known:
             raise UserError("no labelled pairs", path=folder, cure="measure on a split with labels")
         if premise is not None:

@@ -350,13 +350,16 @@ def _nli_files(candidates: list[Path], language: str, splits: tuple[Split, ...])
     objects = {file.parent / plain_name(file) for file in candidates if ending_of(file) == "jsonl"}
     files = []
     for path in candidates:
-        name, ending, said = plain_name(path), ending_of(path), describe(plain_name(path))
+        name, ending = plain_name(path), ending_of(path)
+        stem, split = name.removesuffix(f".{ending}"), describe(name).split
         # A .txt without a split in its name may be a README.txt.
-        is_table = ending == "tsv" or ending == "txt" and said.split is not None
-        is_twice = path.parent / f"{name.removesuffix(ending)}jsonl" in objects
+        is_table = ending == "tsv" or ending == "txt" and split is not None
+        is_twice = path.parent / f"{stem}.jsonl" in objects
         if PARALLEL.fullmatch(name) or ending in ("csv", "jsonl") or is_table and not is_twice:
-            code = said.language or ("zh" if name.startswith("cnsd") else language)
-            files.append(TextFile(code, path, said.split or "train", said.family))
+            _, code, family = describe(stem)
+            if family is None or not stem.startswith(family):  # my_train.tsv is not in Burmese
+                code, family = "zh" if name.startswith("cnsd") else language, None
+            files.append(TextFile(code or language, path, split or "train", family))
     return [file for file in files if file.split in splits]
 
 
