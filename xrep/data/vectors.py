@@ -71,7 +71,8 @@ class VectorCache:
         vectors = np.zeros((len(keys), self.width), np.float32)
         for number, stored in enumerate(self._vectors.values()):
             vectors[files == number] = stored[rows[files == number]]
-        return vectors, files >= 0
+        # Where a machine lost its power, rows that were not on disk yet read as zeros.
+        return vectors, (files >= 0) & vectors.any(axis=1)
 
     def add(self, keys: np.ndarray, vectors: np.ndarray) -> None:
         """Write the vectors, float32 [N, D], of ``keys``, int64 [N]."""
