@@ -129,7 +129,7 @@ def frozen_source(model: nn.Module, criterion: Criterion, planned: Planned) -> E
 def columns(model: nn.Module, planned: Planned) -> list[Vectors]:
     """Return the vectors of each column of examples of inference."""
     towers = ("source", "target") if len(model.encoders) > 1 else ("shared", "shared")
-    vectors = [vector for tower, side in zip(towers, planned.batch.sides, strict=True)
+    vectors = [vector for tower, side in zip(towers, planned.batch.sides.values(), strict=True)
                for vector in alone(model, tower, side)]  # fmt: skip
     return [[vectors[place] for place in column] for column in planned.batch.places.T.tolist()]
 
