@@ -37,7 +37,7 @@ from xrep.text.train import USUAL_VOCABULARY, sample_for_tokenizer, train_tokeni
 # Maximum size of the text to train SentencePiece on, which needs about 20 bytes of memory per character and 90 per
 # sentence.
 _TOKENIZER_CHARACTERS, _TOKENIZER_SENTENCES = 32_000_000, 2_000_000
-_CHUNK = 8192
+_CHUNK = 2048
 
 T = TypeVar("T")
 
