@@ -209,7 +209,7 @@ def of_index(index: str) -> Row:
 
 
 def of_mining(*options: str) -> Row:
-    return Row(MINE.replace("OPTIONS", repr(options)), 100_000, 300_000, 4_000, write_numbers, INVENTED)
+    return Row(MINE.replace("OPTIONS", repr(options)), 100_000, 300_000, 8_000, write_numbers, INVENTED)
 
 
 READING = "from xrep.text.examples import read_pairs; from xrep.text.find import parse_bitext"
