@@ -88,21 +88,13 @@ class HashSet:
     def __len__(self) -> int:
         return sum(map(len, self._levels))
 
-    def add(self, hashes: np.ndarray) -> np.ndarray:
-        """Add uint64 [N] and return bool [N], True where the hash was new.
-
-        Among equal hashes in one call, only the first counts as new. ``NO_KEY`` is not added but always counts as new.
-        """
-        distinct, first = np.unique(np.asarray(hashes, dtype=np.uint64), return_index=True)
-        new = ~self.contains(distinct)
-        keyed = distinct != NO_KEY
-        self._levels.append(distinct[new & keyed])
+    def add(self, hashes: np.ndarray) -> None:
+        """Add uint64 [N], of which ``NO_KEY`` is left out."""
+        distinct = np.unique(np.asarray(hashes, dtype=np.uint64))
+        self._levels.append(distinct[~self.contains(distinct) & (distinct != NO_KEY)])
         while len(self._levels) > 1 and len(self._levels[-2]) < 2 * len(self._levels[-1]):
             upper = self._levels.pop()
             self._levels[-1] = np.sort(np.concatenate([self._levels[-1], upper]), kind="stable")
-        was_new = np.asarray(hashes) == NO_KEY
-        was_new[first[new]] = True
-        return was_new
 
     def contains(self, hashes: np.ndarray) -> np.ndarray:
         """Return whether each hash is a member: uint64 [...] -> bool [...]."""
@@ -111,10 +103,6 @@ class HashSet:
         for level in self._levels:
             is_member |= find_sorted(level, hashes) >= 0
         return is_member
-
-    def to_array(self) -> np.ndarray:
-        """Return all members: uint64, sorted, distinct."""
-        return np.sort(np.concatenate([np.empty(0, np.uint64), *self._levels]), kind="stable")
 
 
 @dataclass(kw_only=True)
