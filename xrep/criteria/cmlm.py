@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xrep.criteria.criterion import Criterion, Loss, Planned, only_tower
@@ -70,7 +71,7 @@ class CMLM(Criterion):
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config)
         self._tower = only_tower("cmlm", model, text.languages)
-        self.language = MaskedLanguage(model, text, rate=config.mask_rate, head="auto")
+        self.masked_lm = MaskedLanguage(model, text, rate=config.mask_rate, head="auto")
         hidden_size = require_transformer(model.encoders[self._tower], "cmlm").shape.hidden_size
         _check(config, model, self._tower)
         own = not isinstance(_projection(model, self._tower), MeanOfSpaces)
@@ -78,14 +79,14 @@ class CMLM(Criterion):
         self.skip = Linear(config.projections * hidden_size, hidden_size, bias=False) if config.skip else None
 
     def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
-        masked = self.language.mask(self._tower, batch.target, generator)
+        masked = self.masked_lm.mask(self._tower, batch.target, generator)
         return Planned(batch, {"cmlm": len(masked.labels)}, masked)
 
     def forward(self, model: DualEncoder, planned: Planned) -> Loss:
         masked: Masked = planned.details
         vectors = self.vectors(model, planned.batch.source)
         result = self._predict(model, vectors, masked)
-        loss = self.language.loss("cmlm", [result])
+        loss = self.masked_lm.loss("cmlm", [result])
         if not self.training:
             shift = len(vectors) // 2  # the next rows may be of the same document
             gap = self._predict(model, vectors.roll(shift, dims=0), masked).nll - result.nll
@@ -95,16 +96,19 @@ class CMLM(Criterion):
     def _predict(self, model: DualEncoder, vectors: Tensor, masked: Masked) -> CrossEntropy:
         """Return the cross-entropy of the masked tokens of s2, given the vectors [B, N, H] of s1."""
         encoder = require_transformer(model.encoders[self._tower], "cmlm")
-        front = vectors if self.config.vector_embedding == "raw" else encoder.embed_vectors(vectors, None)
-        hidden = masked.at_positions(encoder(masked.batch, prefix=front))
+        front = vectors if self.config.vector_embedding == "raw" else encoder.embed(vectors, None)
+        tokens, count = masked.batch.tokens, self.config.projections
+        own = encoder.embed(encoder.token_embedding(tokens), torch.arange(tokens.size(1), device=tokens.device))
+        longer = TokenBatch(F.pad(tokens, (count, 0)), masked.batch.lengths + count, masked.batch.host_lengths + count)
+        hidden = masked.at_positions(encoder(longer, vectors=torch.cat([front, own], dim=1))[:, count:])
         if self.skip is not None:
             # A linear layer on the concatenation of both, whose part on ``hidden`` is the head's own first layer.
             rows = masked.positions // masked.batch.tokens.size(1)
             hidden = hidden + self.skip(vectors.flatten(1)).index_select(0, rows)
-        return self.language(self._tower, encoder, hidden, masked.labels)
+        return self.masked_lm(self._tower, encoder, hidden, masked.labels)
 
     def warnings(self, task: Task) -> list[str]:
-        return self.language.notes
+        return self.masked_lm.notes
 
     def vectors(self, model: DualEncoder, sentences: TokenBatch) -> Tensor:
         """Return P(v) of sentences, [B, N, H]."""

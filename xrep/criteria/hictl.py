@@ -34,7 +34,7 @@ BATCHES = 100
 """Number of recent steps averaged into p⁺ (equation 6)."""
 
 
-class Hardness(nn.Module):
+class PositiveProbability(nn.Module):
     """The exponent ζ · p⁺ of equation 6, where p⁺ is the mean of exp(-L_S) over the last 100 optimizer steps.
 
     L_S is the loss of a step over the pairs of all ranks and batches, with the negatives as hard as they were in that
@@ -159,11 +159,13 @@ class HiCTL(ContrastiveCriterion):
         shape = model.encoders[SHARED].shape
         self._limit = shape.max_positions
         self._objective = "mlm" if config.monolingual else "tlm"
-        self.language: MaskedLanguage | None = None
+        self.masked_lm: MaskedLanguage | None = None
         if config.language_model:
             rate = MASK_RATES[self._objective] if config.mask_rate is None else config.mask_rate
-            self.language = MaskedLanguage(model, text, rate=rate, head="auto")
-        self.hardness = Hardness(config.slack) if config.sentence_contrast and config.hard_negatives else None
+            self.masked_lm = MaskedLanguage(model, text, rate=rate, head="auto")
+        self.hardness = (
+            PositiveProbability(config.slack) if config.sentence_contrast and config.hard_negatives else None
+        )
         if config.word_contrast:
             # Embeddings beyond the vocabulary belong to no word.
             special = [*self._vocabulary.special_ids, *range(self._vocabulary.size, shape.vocabulary_size)]
@@ -178,10 +180,10 @@ class HiCTL(ContrastiveCriterion):
     def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
         sizes: dict[str, float] = {}
         masked = words = together = None
-        if self.config.word_contrast or (self.language is not None and not self.config.monolingual):
-            together = read_together(batch.source, batch.target, self._vocabulary, self._limit).batch
-        if self.language is not None:
-            masked = self.language.mask(
+        if self.config.word_contrast or (self.masked_lm is not None and not self.config.monolingual):
+            together = read_together(batch.source, batch.target, self._vocabulary, self._limit)
+        if self.masked_lm is not None:
+            masked = self.masked_lm.mask(
                 SHARED, batch.source if self.config.monolingual or together is None else together, generator
             )
             sizes[self._objective] = len(masked.labels)
@@ -205,10 +207,10 @@ class HiCTL(ContrastiveCriterion):
         words: Words | None
         masked, words = planned.details
         if masked is not None:
-            assert self.language is not None
+            assert self.masked_lm is not None
             states = encoder(masked.batch)
             first = states[:, 0]
-            result = self.language(SHARED, encoder, masked.at_positions(states), masked.labels)
+            result = self.masked_lm(SHARED, encoder, masked.at_positions(states), masked.labels)
             loss.terms[self._objective] = Term(result.loss)
             loss.metrics["masked_accuracy"] = percentage(result.correct)
             loss.rows["masked_accuracy"] = len(masked.labels)
@@ -248,7 +250,7 @@ class HiCTL(ContrastiveCriterion):
             self.hardness.update()
 
     def warnings(self, task: Task) -> list[str]:
-        notes, temperature = [] if self.language is None else self.language.notes, self.config.temperature
+        notes, temperature = [] if self.masked_lm is None else self.masked_lm.notes, self.config.temperature
         if self.hardness is None or temperature <= 0.5:
             return notes
         problem = f"hard negatives hardly differ from plain ones at a `temperature` of {temperature}, where p+ stays"

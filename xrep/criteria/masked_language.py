@@ -36,7 +36,7 @@ class MaskedLanguage(nn.Module):
     Args:
         rate: share of the tokens of each row that are chosen.
         head: new makes new heads. auto takes the head of the tower's pretrained encoder: the one in its directory or,
-            if the encoder is a tower of an earlier run, the one of that run's criterion, if there is exactly one.
+            if the encoder is a tower of an earlier run, that of the run's criterion (of several, the last by name).
 
     Attributes:
         heads: the head of each tower.
@@ -67,18 +67,11 @@ class MaskedLanguage(nn.Module):
         if own and path is not None and (path / CONFIG).is_file() and any(map(HEAD_TENSORS.search, Weights(path))):
             return masked_language_head(read_pretrained(path))
         head = MaskedLanguageHead(shape.hidden_size, shape.vocabulary_size, norm_epsilon=shape.norm_epsilon)
-        if path is None:
-            return head
-        # The start is a tower below its checkpoint, or a checkpoint whose model has no towers (and no such head).
-        of_tower = isinstance(start, TrainedTower) and not (path / MANIFEST).is_file()
-        states = heads_of_run(path.parent, path.name) if of_tower else []
-        if len(states) == 1 and shape.activation == head.activation:
-            head.load_state_dict(states[0])
-            return head
-        problem = "no masked language head" if not states else f"{len(states)} masked language heads"
-        if len(states) == 1:
-            problem = "a masked language head whose activation is not known"
-        self.notes.append(f"{path} has {problem}; tower {tower} gets a new one")
+        state = head_of_run(path) if path is not None and isinstance(start, TrainedTower) else {}
+        if state and shape.activation == head.activation:
+            head.load_state_dict(state)
+        elif path is not None:
+            self.notes.append(f"{path} has no masked language head; tower {tower} gets a new one")
         return head
 
     def share(self, other: MaskedLanguage) -> None:
@@ -109,10 +102,9 @@ class MaskedLanguage(nn.Module):
         return Loss({name: Term(sums)}, metrics, dict.fromkeys(metrics, count))
 
 
-def heads_of_run(path: Path, tower: str) -> list[dict[str, Tensor]]:
-    """Return the states of the heads that the criterion of a checkpoint, or its parts, trained for a tower."""
-    states: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in open_checkpoint(path).tensors(CRITERION).items():
-        if match := re.fullmatch(rf"((?:.*\.)?language\.heads\.{re.escape(tower)})\.(.*)", name):
-            states.setdefault(match[1], {})[match[2]] = tensor
-    return list(states.values())
+def head_of_run(tower: Path) -> dict[str, Tensor]:
+    """Return the state of the head that the criterion of a run trained for ``RUN/best/TOWER``; empty if it has none."""
+    if not (tower.parent / MANIFEST).is_file():
+        return {}  # the encoder of a translator or of a classifier, whose objective has no such head
+    own, tensors = f"masked_lm.heads.{tower.name}.", open_checkpoint(tower.parent).tensors(CRITERION)
+    return {name.partition(own)[2]: tensor for name, tensor in tensors.items() if own in name}

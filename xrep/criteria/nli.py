@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from xrep.config.fields import Count
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
 from xrep.data.batch import Batch, TextSpec
-from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.model import SentenceModel
 from xrep.nn.layers import Linear
 from xrep.tasks.task import ExampleKind
@@ -66,9 +65,9 @@ class Nli(Criterion):
 
     def forward(self, model: SentenceModel, planned: Planned) -> Loss:
         batch = planned.batch
-        hidden = self.hidden(self.features(*sentence_vectors(model, batch)))
-        result = linear_cross_entropy(hidden, self.output.weight, batch.labels, bias=self.output.bias)
-        return Loss({"nli": Term(result.loss)}, {"accuracy": percentage(result.correct)})
+        scores = self.output(self.hidden(self.features(*sentence_vectors(model, batch))))
+        loss = F.cross_entropy(scores, batch.labels, reduction="sum")
+        return Loss({"nli": Term(loss)}, {"accuracy": percentage(scores.argmax(dim=1) == batch.labels)})
 
     def predict(self, premise: Tensor, hypothesis: Tensor) -> Tensor:
         """Return the class of each pair of vectors [B, D], as the model gives them: int64 [B], places in ``LABELS``."""
