@@ -119,14 +119,14 @@ class DAP(TranslationRanking):
         super().__init__(config, model, text)
         self._tower = only_tower("dap", model, text.languages)
         self._vocabulary = text.vocabulary(self._tower)
-        if self._vocabulary.mask_id is None:
+        if (mask := self._vocabulary.mask_id) is None:
             raise UserError("dap: the tokenizer has no [MASK]", cure="use one that has, such as of xrep-preprocess")
         if config.pivot_language not in text.languages:
             known = ", ".join(text.languages)
             raise UserError(
                 f"pivot_language {config.pivot_language!r} is none of the text's", cure=f"choose one of: {known}"
             )
-        self._languages = text.languages
+        self._mask, self._languages = mask, text.languages
         direction: Direction = config.rtl_direction
         self._planner = Planner(
             pivot=text.languages.index(config.pivot_language),
@@ -184,7 +184,7 @@ class DAP(TranslationRanking):
     def _reconstruct(self, encoder: TransformerEncoder, plan: Reconstruction, states: Tensor) -> Loss:
         """Return L_RTL of the pairs, as sums over the predicted tokens, or over the sentences, of each direction."""
         x, y = (states.index_select(0, rows) for rows in plan.sides)
-        tokens = torch.full_like(plan.masked, self._vocabulary.mask_id, dtype=torch.int64)
+        tokens = torch.full_like(plan.masked, self._mask, dtype=torch.int64)
         positions = torch.arange(y.size(1), device=y.device) if self.config.mask_positions == "target" else None
         masks = encoder.embed(encoder.token_embedding(tokens), positions)
         hidden = self.head(x, torch.where(plan.masked.unsqueeze(-1), masks, y), plan)
