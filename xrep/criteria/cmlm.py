@@ -25,25 +25,28 @@ from xrep.tasks.task import ExampleKind, Task
 class CMLM(Criterion):
     """Predict masked tokens of a sentence, given the vector of a neighbouring sentence (CMLM, Yang et al. 2021).
 
-    The loss is L_CMLM of *Universal Sentence Representation Learning with Conditional Masked Language Model*.
-
-    The source s1 and the target s2 are two neighbouring sentences. s1 is pooled into a vector v. P (appendix C,
+    The loss is L_CMLM of *Universal Sentence Representation Learning with Conditional Masked Language Model*: the
+    source s1 and the target s2 are two neighbouring sentences. s1 is pooled into a vector v. P (appendix C,
     ``ProjectionSpaces``) makes N vectors of v, including v itself, which are put in front of the token embeddings of
     the masked s2; the same encoder reads both. The loss is the mean cross-entropy of the masked tokens of s2 (section
-    2), which depend on s1 only through the N vectors. The task swaps the order of sentences half of the time
-    (``monolingual``, with units adjacent). Tokens are masked anew whenever a pair is seen.
+    2), which depend on s1 only through the N vectors.
 
-    Choices that the paper does not specify: v is taken after its projection, but before it is normalised to length 1,
-    if the model does that. ``vector_embedding`` says how the N vectors enter the encoder. Logits come from BERT's head
-    (linear, GELU, normalisation, the embedding matrix and a bias); the head of a pretrained encoder is used if its
-    directory has one. The paper's sequences all have 256 tokens; here sentences keep their length, and a share of each
-    is masked.
+    Use:
+        Needs: running text (task monolingual, units adjacent), no pairs, and one tower. It takes two passes of the
+            encoder. Watch ``gap`` in validation by the loss: how much larger the loss is if each s2 gets the vector of
+            another sentence. While it is near 0 the vector carries nothing that predicts the words of a neighbour.
+        Choose it: to train sentence vectors of languages without translations or labels, before or beside another
+            objective.
+        Related: mlm has no sentence vector; simcse also needs only text; translation_ranking, as another part of the
+            run, is the paper's bitext retrieval.
+        Left open: v is taken after its projection, but before it is normalised to length 1. ``vector_embedding`` says
+            how the N vectors enter the encoder. Logits come from BERT's head. The paper's sequences all have 256
+            tokens; here sentences keep their length, and a share of each is masked. With the model's ``projection:
+            spaces``, P belongs to the model, which at inference returns the mean of the N vectors (``proj`` in table
+            7).
 
-    Validation by the loss has the metric ``gap``: how much larger the loss is if each s2 gets the vector of another
-    sentence of the batch. While it is near 0 the vector carries nothing that predicts the words of a neighbour.
-
-    With the model's ``projection: spaces``, P belongs to the model, which at inference returns the mean of the N
-    vectors (``proj`` in table 7). Otherwise P is discarded with the head, and v is kept.
+    Example:
+        xrep-train mono/ --task monolingual --units adjacent --criterion cmlm --towers shared
 
     Raises:
         UserError: the languages do not share one encoder; the vocabulary has no [MASK]; v is not as wide as the token

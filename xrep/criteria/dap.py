@@ -68,17 +68,24 @@ class RTLHead(Stack):
 class DAP(TranslationRanking):
     """Dual-alignment pre-training: translation ranking and representation translation learning (Li et al., 2023).
 
-    The loss is L_TR + L_RTL of *Dual-Alignment Pre-training for Cross-lingual Sentence Embedding*, equation 7.
-
-    L_TR (equation 5) is ``translation_ranking`` from source to target. L_RTL (equation 6) is the mean cross-entropy of
-    the tokens of y (see ``rtl_average``). A small head (equation 4) predicts them from the token vectors of x and one
+    The loss is L_TR + L_RTL of *Dual-Alignment Pre-training for Cross-lingual Sentence Embedding*, equation 7. L_TR
+    (equation 5) is ``translation_ranking`` from source to target. L_RTL (equation 6) is the mean cross-entropy of the
+    tokens of y (see ``rtl_average``). A small head (equation 4) predicts them from the token vectors of x and one
     [MASK] for each token of y.
 
-    Choices that the paper does not specify: "all but [CLS]" includes [SEP], in x and in y, which a released run of the
-    authors predicts too. Each [MASK] is embedded by the encoder's embedding layer at its position in y
-    (``mask_positions``), so that the head knows where in the sentence it is. Logits have their own bias in addition to
-    the encoder's embedding matrix. Token vectors come from the layer that the sentence vector is pooled from: with the
-    model's ``pooled_layer``, the head treats that layer as the last one, too.
+    Use:
+        Needs: pairs with one side in the pivot language (task bitext), and one tower, best a pretrained one (``encoder:
+            bert-base-multilingual-cased``).
+        Choose it: to align words as well as sentences. In the paper it is ahead of translation ranking, alone and with
+            tlm.
+        Related: translation_ranking is its first half; hictl contrasts words instead of predicting them.
+        Left open: "all but [CLS]" includes [SEP], in x and in y, which a released run of the authors predicts too. Each
+            [MASK] is embedded by the encoder at its position in y (``mask_positions``). Logits have their own bias in
+            addition to the encoder's embedding matrix. Token vectors come from the layer that the sentence vector is
+            pooled from, which the head treats as the last one.
+
+    Example:
+        xrep-train text/ --task bitext --criterion dap --towers shared --pooling cls --rtl-vocabulary target-language
 
     Raises:
         UserError: the languages have separate towers, there is no [MASK], the pivot language is unknown, or the head is

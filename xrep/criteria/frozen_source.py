@@ -59,20 +59,24 @@ class LearnableTemperature(nn.Module):
 class FrozenSource(ContrastiveCriterion):
     """Each target vector finds the source vector of its translation among those of the batch and of a queue.
 
-    As in the paper, the source is the language of the encoder that teaches, and the target that of the student,
-    whichever side of the pairs they are on (``source_side``).
+    This is InfoNCE with the target as query (frozen_source, section 3.2). The source is the language of the encoder
+    that teaches, and the target that of the student, whichever side of the pairs they are on (``source_side``). The
+    tower that teaches is kept unchanged, without gradient and dropout (``frozen``). Negatives are the other source
+    vectors of the batch, from all ranks, and those of earlier steps in the queue, which equal newly computed ones; the
+    positive counts once. Vectors join the queue after the optimizer step, and rows not yet filled never count.
 
-    The criterion itself keeps the source tower unchanged: it lists the tower in ``frozen``, so that the trainer gives
-    it neither gradient nor dropout. Only the target vectors are queries, as with the paper's queue. The negatives are
-    the other source vectors of the batch, from all ranks, and those of earlier steps in the queue. Since the encoder is
-    frozen, these equal newly computed ones; the positive counts once. Vectors join the queue after the optimizer step,
-    and rows not yet filled never count.
+    Use:
+        Needs: pairs (task bitext) and a good encoder of one language, as a tower of its own or by its vectors
+            (``teacher_vectors``), which save the teacher's part of each step.
+        Choose it: to teach a language to a new encoder, with the similarity that the teacher has learnt.
+        Related: with ``loss: mse`` it is the distillation of Reimers and Gurevych (2020). ``source: trained`` gives the
+            models that the paper compares with (table 5, queue 0): the dual encoder (``towers: separate``) and the
+            multilingual one (``shared``).
+        Left open: whether the temperature is bounded (here by [0.01, 1]). Hard negatives (option ``negatives`` of the
+            task) are of the target side of the pairs, so they need ``source_side: target``.
 
-    ``source: trained`` gives the models that the paper compares with (table 5, queue 0): with ``towers: separate`` the
-    dual encoder, with ``towers: shared`` the multilingual one.
-
-    Hard negatives (option ``negatives`` of the task) are sentences of the target side of the pairs, so they need
-    ``source_side: target``: a query is compared with the teacher's vectors of its own ones.
+    Example:
+        xrep-train text/ --task bitext --criterion frozen_source --source-side target --target-encoder minilm/
 
     Raises:
         UserError: the frozen tower is also the target's or starts from an encoder of other languages, files of

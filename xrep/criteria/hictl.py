@@ -92,17 +92,24 @@ class HiCTL(ContrastiveCriterion):
     sentences of the other pairs, of both sides. Similarity is the cosine of r = f(g(M(x))): g is the model's pooling
     ([CLS] in the paper) and f is its projection (``projection_size``), which export can leave out. Negatives are made
     harder as the model gets better (equations 5 and 6). Mined negatives (option ``negatives`` of the task) join those
-    of their own x where it is the query; they are hard already, so they are compared as they are.
+    of their own x where it is the query, as they are.
 
     L_W (equations 7 and 8): the encoder reads x and y as one sequence. Its first vector must find, by cosine, the
     embedding of each subword of the pair among those of sampled subwords.
 
-    L_LM: translation language modelling on x and y as one sequence, or masked language modelling on x alone. The latter
-    is for monolingual data, where y is x reordered (task ``monolingual``, units reordered).
+    L_LM: ``tlm`` on x and y as one sequence, or ``mlm`` on x alone, for monolingual data whose y is x reordered.
 
-    Choices that the paper does not specify: the subwords for L_W are sampled by softmax of the same logits as in the
-    loss; each pair has its own samples; special tokens are neither in the bag of words nor sampled. The distances of
-    equation 5 are between the model's vectors, which the paper does not normalise (``normalize: false``).
+    Use:
+        Needs: pairs (task bitext), or monolingual text (``units: reordered``, with ``monolingual``); one tower, best
+            XLM-R. Every token is encoded twice, alone and as part of a pair.
+        Choose it: to go on pretraining an encoder that will be fine-tuned as well as used for sentence vectors.
+        Related: translation_ranking is L_S without harder negatives; tlm and mlm are L_LM alone; dap aligns words, too.
+        Left open: the subwords for L_W are sampled by softmax of the same logits as in the loss; each pair has its own
+            samples; special tokens are neither in the bag of words nor sampled. The distances of equation 5 are between
+            the model's vectors, which the paper does not normalise (``normalize: false``).
+
+    Example:
+        xrep-train text/ --task bitext --criterion hictl --towers shared --normalize false --temperature 0.05
 
     Raises:
         UserError: the languages have separate towers, or there is no [MASK].

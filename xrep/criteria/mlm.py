@@ -20,8 +20,16 @@ from xrep.text.sides import SHARED
 class MLM(Criterion):
     """Predict masked tokens (BERT, Devlin et al. 2019): the mean cross-entropy of the original tokens.
 
-    Batches may have single sentences (task ``monolingual``) or pairs, each side of which is read separately. Tokens are
-    masked anew whenever a batch is seen; ``xrep.data.masking`` says which tokens are chosen.
+    Tokens are masked anew whenever a batch is seen; ``xrep.data.masking`` says which tokens are chosen.
+
+    Use:
+        Needs: sentences (task monolingual), or pairs, each side of which is read separately.
+        Choose it: to pretrain or adapt an encoder to languages or a domain, before an objective that trains sentence
+            vectors.
+        Related: tlm reads translations together; cmlm also trains a sentence vector.
+
+    Example:
+        xrep-train mono/ --task monolingual --criterion mlm --towers shared
     """
 
     reads = (ExampleKind.SENTENCES, ExampleKind.TRANSLATIONS, ExampleKind.NEIGHBOURS)

@@ -20,13 +20,20 @@ from xrep.text.sides import SHARED
 class TLM(MLM):
     """Predict masked tokens of a sentence and its translation, read together (XLM, Lample and Conneau 2019).
 
-    Both are read as ``[CLS] x [SEP] y [SEP]`` (HiCTL, 3.1). XLM restarts the positions at y and adds a language
-    embedding to each token; both are off by default, as in models without language embeddings (XLM-R). The language
-    embeddings of the criterion are used in this pass only: sentences are encoded without them.
+    Both are read as ``[CLS] x [SEP] y [SEP]`` (HiCTL, 3.1), with positions that go on from x to y and without language
+    embeddings, as in XLM-R; XLM restarts the positions and has language embeddings.
 
     With ``next_sentence`` and neighbouring sentences it is BERT's pre-training (Devlin et al. 2019; the baseline of
     CMLM's appendix E): the other sentence is replaced by that of another pair of the batch in half of the pairs, and
     the first vector, through a layer with tanh, tells which they are. BERT also marks the two sentences by types.
+
+    Use:
+        Needs: pairs (task bitext), or neighbouring sentences, and one tower.
+        Choose it: to align the words of languages in pretraining, best with mlm as another part of the run, as in XLM.
+        Related: mlm reads one sentence; hictl and dap join such an objective with contrast of sentences.
+
+    Example:
+        xrep-train text/ --task bitext --criterion tlm --towers shared --validation loss
 
     Raises:
         UserError: the languages have separate towers, or anything that ``MLM`` raises.
