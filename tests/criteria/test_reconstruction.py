@@ -51,7 +51,7 @@ def test_to_the_pivot(batch: Batch) -> None:
     plan = planner("to_pivot").plan(batch, Generator())
     (some,) = plan.predicted
     assert (some.from_pivot, some.labels.tolist()) == (False, [21, 22, 23, 3, 31, 3])
-    assert some.places.tolist() == [3, 4, 5, 6, 8, 9] and plan.languages.tolist() == [[DE, ES], [EN, EN]]
+    assert some.places.tolist() == [3, 4, 5, 6, 8, 9] and plan.side_languages.tolist() == [[DE, ES], [EN, EN]]
     assert some.shares.tolist() == [0.25] * 4 + [0.5] * 2, "shares add up to the sentences"
     assert plan.sizes() == {False: 6} and plan.sizes(sentences=True) == {False: 2}
     batch.languages[:] = EN

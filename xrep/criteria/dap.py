@@ -55,7 +55,7 @@ class RTLHead(Stack):
             x, y: [B, T, H] each, the vectors that the first layer reads: those of [MASK]s in place of predicted tokens.
         """
         if self.language_embedding is not None:
-            of_x, of_y = self.language_embedding(plan.languages).unsqueeze(2)
+            of_x, of_y = self.language_embedding(plan.side_languages).unsqueeze(2)
             x, y = x + of_x, y + of_y
         layout = Packing(plan.real, plan.mask)
         tokens = layout.pack(torch.cat([x, y], dim=1))

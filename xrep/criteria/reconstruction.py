@@ -44,7 +44,7 @@ class Reconstruction(Movable):
     Attributes:
         both: the 2 B sentences that the encoder reads, sources before targets.
         sides: int64 [2, B], the rows of x, the given sentences, and of y, the predicted ones, in ``both``.
-        languages: int64 [2, B], the languages of x and of y.
+        side_languages: int64 [2, B], the languages of x and of y.
         masked: bool [B, T], the tokens of y that become [MASK]s.
         mask: bool [B, 2 T], the real tokens that the head reads.
         real: int64 [N], their places in the flattened rows [B * 2 T].
@@ -53,7 +53,7 @@ class Reconstruction(Movable):
 
     both: TokenBatch
     sides: Tensor
-    languages: Tensor
+    side_languages: Tensor
     masked: Tensor
     mask: Tensor
     real: Tensor
