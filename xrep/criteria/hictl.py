@@ -225,7 +225,12 @@ class HiCTL(ContrastiveCriterion):
             if masked is None or self.config.monolingual or self.config.word_query == "unmasked":
                 first = encoder(words.together)[:, 0]
             assert first is not None
-            self._add_words(loss, first, encoder.token_embedding.weight, words)
+            tau, samples = self.config.word_temperature, self.config.word_samples
+            given = (first, encoder.token_embedding.weight, words.words, words.bag, tau)
+            result = word_infonce(*given, special=self.get_buffer("special"), samples=samples)
+            share = result.correct.sum(1) / words.bag.sum(1).clamp(min=1)
+            loss.terms["word"] = Term(result.loss.sum())
+            loss.metrics["word_accuracy"] = 100 * share.sum() / max(len(words.words), 1)
         return Encoded(vectors, loss)
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
@@ -262,21 +267,6 @@ class HiCTL(ContrastiveCriterion):
             return notes
         problem = f"hard negatives hardly differ from plain ones at a `temperature` of {temperature}, where p+ stays"
         return [*notes, f"{problem} near 1 / (2n - 1); lower it, or set `hard_negatives` to false"]
-
-    def _add_words(self, loss: Loss, query: Tensor, embedding: Tensor, words: Words) -> None:
-        """Add L_W to ``loss``."""
-        result = word_infonce(
-            query,
-            embedding,
-            words.words,
-            words.bag,
-            self.config.word_temperature,
-            special=self.get_buffer("special"),
-            samples=self.config.word_samples,
-        )
-        loss.terms["word"] = Term(result.loss.sum())
-        share = result.correct.sum(1) / words.bag.sum(1).clamp(min=1)
-        loss.metrics["word_accuracy"] = 100 * share.sum() / max(len(words.words), 1)
 
 
 @dataclass
