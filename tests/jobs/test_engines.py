@@ -106,9 +106,7 @@ def test_a_task_that_was_killed_goes_on_when_it_is_requeued(tmp_path: Path, numb
 
 
 @pytest.mark.slow
-def test_what_a_dead_task_had_begun_is_taken_over_after_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_dead_task_had_begun_is_taken_over_after_a_while(tmp_path, monkeypatch):
     dead = make_job(tmp_path)
     dead.begin()
     dead.notes(dead.stages[0]).begin(12)
@@ -120,9 +118,7 @@ def test_what_a_dead_task_had_begun_is_taken_over_after_a_while(
 
 
 @pytest.mark.slow
-def test_a_unit_that_always_fails_keeps_no_other_from_being_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_unit_that_always_fails_keeps_no_other_from_being_done(tmp_path, monkeypatch):
     monkeypatch.setattr("xrep.jobs.plan._PAUSE", 0.0)
     for name, value in task(0, 2).items():
         monkeypatch.setenv(name, value)

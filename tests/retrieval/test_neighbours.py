@@ -163,17 +163,3 @@ def test_types() -> None:
     read_only = vectors(5, 4, seed=1)
     read_only.flags.writeable = False
     assert neighbours(read_only, read_only, 1, 0)[0].index[:, 0].tolist() == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "k"),
-    [((0, 4), (3, 4), 1), ((3, 4), (0, 4), 1), ((3, 4), (3, 5), 1), ((3, 4), (2, 4), 3), ((3, 4), (3, 4), 0)],
-)
-def test_what_has_no_answer_is_refused(x: tuple[int, int], y: tuple[int, int], k: int) -> None:
-    with pytest.raises(ValueError):
-        neighbours(np.ones(x, np.float32), np.ones(y, np.float32), k, k)
-
-
-def test_normalized_rows_have_length_one_and_zeros_stay_zeros() -> None:
-    x = np.array([[3, 4], [0, 0], [0, -1e-9]], dtype=np.float32)
-    np.testing.assert_allclose(normalize_rows(x), [[0.6, 0.8], [0, 0], [0, -1]], rtol=1e-6)
