@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
-import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -131,19 +129,6 @@ def test_long_lines_make_chunks_of_fewer_lines(monkeypatch: pytest.MonkeyPatch, 
     for start, stop in itertools.pairwise(starts):
         assert lengths[start : stop - 1].sum() < 100
         assert stop - start == 5 or lengths[start:stop].sum() >= 100 or stop == len(LINES)
-
-
-def test_a_write_that_fails_names_the_file(encode: Encode, encoder: SentenceEncoder, tmp_path: Path) -> None:
-    output, limits = tmp_path / "vectors.npy", resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (900, limits[1]))  # which the lines exceed
-    try:
-        with pytest.raises(OSError) as error:
-            encode(output)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert error.value.errno == errno.EFBIG and str(error.value.filename).startswith(str(output))
-    assert encode(output).lines == 28 and not output.with_name("vectors.npy.job").exists()
-    np.testing.assert_allclose(np.load(output), encoder.encode(LINES), atol=1e-6)
 
 
 @pytest.mark.parametrize("count", [28, 2])

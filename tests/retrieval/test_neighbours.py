@@ -119,16 +119,6 @@ def test_the_order_of_tiles_and_merges_does_not_matter(data: st.DataObject) -> N
         assert (found.similarity[:, there:] == -torch.inf).all()
 
 
-def test_near_ties_at_the_last_place_are_told_apart() -> None:
-    """Similarities differ in the last digit of float32, and bfloat16 cannot tell them."""
-    rows = np.zeros((1200, 8), np.float32)
-    rows[:, 0] = np.float32(0.5) + np.arange(1200).astype(np.float32) % 7 * np.float32(2.0**-24)
-    query = np.zeros((1000, 8), np.float32)
-    query[:, 0] = 1
-    found = neighbours(query, rows, 3, 0)[0]
-    assert found.index.tolist() == [[6, 13, 20]] * 1000
-
-
 @pytest.mark.slow
 def test_other_instructions_give_the_same_bytes() -> None:
     """A processor with AVX2 alone multiplies tiles in float32, and this one perhaps in bfloat16."""
