@@ -24,9 +24,9 @@ class ProjectionShape:
     """Number of projection spaces to average, all as wide as the input; None for a linear layer."""
 
     @classmethod
-    def of(cls, dense: DenseSpec) -> ProjectionShape:
-        outputs, inputs = dense.weight.shape
-        return cls(input_size=inputs, output_size=outputs, bias=dense.bias is not None, activation=dense.activation)
+    def of(cls, dense: DenseSpec, input_size: int) -> ProjectionShape:
+        size, activation = dense.output_size, dense.activation
+        return cls(input_size=input_size, output_size=size, bias=dense.bias, activation=activation)
 
 
 class Projection(Linear):

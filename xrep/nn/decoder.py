@@ -13,7 +13,7 @@ from xrep.nn.containers import ModuleList
 from xrep.nn.encoder import initialise
 from xrep.nn.half import Stack, in_half
 from xrep.nn.layers import Layout, Linear, Masking, SelfAttention, TransformerLayer
-from xrep.nn.shape import DecoderShape, LayerShape
+from xrep.nn.shape import DecoderShape, EncoderShape
 
 ROOM = 8
 """Number of steps for which a cache makes room at a time."""
@@ -192,7 +192,7 @@ class DecoderLayer(TransformerLayer):
 
     attention: CausalAttention
 
-    def _add_attention(self, shape: LayerShape, dropout: float) -> None:
+    def _add_attention(self, shape: EncoderShape | DecoderShape, dropout: float) -> None:
         assert isinstance(shape, DecoderShape)
         self.attention = CausalAttention(shape.hidden_size, shape.heads, dropout, causal=True)
         self.attention_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)

@@ -82,7 +82,7 @@ class Encoder(nn.Module, ABC):
 
     @classmethod
     def read_state(cls, directory: Path, shape: EncoderSizes) -> tuple[dict[str, Tensor], list[str]]:
-        """Read the state as ``Pretrained.state`` does; the encoder in the directory may have more layers."""
+        """Read the state as ``Start.state`` does; the encoder in the directory may have more layers."""
         raise UserError("this type of encoder cannot be read from a directory", path=directory)
 
     def to_huggingface(self, layers: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -220,9 +220,7 @@ class TransformerEncoder(Encoder, Stack):
     @classmethod
     def read_state(cls, directory: Path, shape: EncoderSizes) -> tuple[dict[str, Tensor], list[str]]:
         assert isinstance(shape, EncoderShape)
-        with torch.device("meta"):
-            expected = cls(shape, dropout=0.0, attention_dropout=0.0).state_dict()
-        return bert.read_state(directory, shape, {name: tensor.shape for name, tensor in expected.items()})
+        return bert.read_state(directory, shape)
 
     def to_huggingface(self, layers: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         shape = replace(self.shape, layers=layers)
