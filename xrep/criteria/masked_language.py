@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from xrep.errors import UserError
 from xrep.interop.pretrained import Start
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder
-from xrep.nn.containers import ModuleDict
 from xrep.nn.encoder import Encoder
 from xrep.nn.heads import MaskedLanguageHead
 from xrep.nn.weights import fitting
@@ -29,8 +28,8 @@ class MaskedLanguage(nn.Module):
 
     Args:
         rate: share of the tokens of each row that are chosen.
-        head: new makes new heads. auto takes the head in the directory of the tower's pretrained encoder. (That of an
-            earlier run belongs to its criterion, which ``init`` carries over.)
+        head: new makes new heads. auto takes the head of the tower's pretrained encoder: the one in its directory or,
+            if the encoder is a tower of an earlier run, that of the run's criterion (of several, the last by name).
 
     Attributes:
         heads: the head of each tower.
@@ -49,7 +48,7 @@ class MaskedLanguage(nn.Module):
                 problem = f"the tokenizer of the tower {tower} has no [MASK]"
                 raise UserError(problem, cure="use one that has, such as of xrep-preprocess")
         starts = model.config.starts if head == "auto" else {}
-        self.heads = ModuleDict({t: self._head(t, model.encoders[t], starts.get(t)) for t in model.encoders})
+        self.heads: Any = nn.ModuleDict({t: self._head(t, model.encoders[t], starts.get(t)) for t in model.encoders})
 
     def _head(self, tower: str, encoder: Encoder, start: Start | None) -> MaskedLanguageHead:
         if encoder.token_embedding.weight.size(1) != encoder.shape.hidden_size:

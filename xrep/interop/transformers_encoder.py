@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 from xrep.data.batch import TokenBatch
 from xrep.errors import UserError
 from xrep.nn.bert import ACTIVATIONS, CONFIG, FAMILIES, INERT, check_inert
-from xrep.nn.containers import ModuleList
 from xrep.nn.encoder import Encoder
 from xrep.nn.shape import UNLIMITED, EncoderSizes
 from xrep.nn.weights import Weights, read_json, some
@@ -88,7 +87,7 @@ class TransformersEncoder(Encoder):
         """Names in the model of the modules that were moved."""
         self.token_embedding = self._moved("token_embedding", _embedding_name(model))
         stack = _stack_name(model, shape.layers)
-        self.layers = ModuleList([]) if stack is None else self._moved("layers", stack)
+        self.layers = cast(Any, nn.ModuleList()) if stack is None else self._moved("layers", stack)
 
     def _moved(self, ours: str, theirs: str) -> Any:
         """Take a module of the model, and all others with the same weight, out of the model's registered modules."""

@@ -324,7 +324,8 @@ def _fill(folder: Path, snapshot: Snapshot) -> None:
         save_tensors(snapshot.criterion, folder / CRITERION)
     if snapshot.training_state:
         try:
-            torch.save(snapshot.training_state, folder / STATE)
+            with open(folder / STATE, "wb") as file:
+                torch.save(snapshot.training_state, file)
         except RuntimeError as error:  # if a write fails, torch's error about its archive follows that of the disk
             raise error.__context__ or error from None
     snapshot.save_tokenizers(folder / TOKENIZER)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from xrep.config.fields import Count, CountOrZero
 from xrep.data.batch import TextSpec, TokenBatch, Vocabulary
@@ -14,9 +15,8 @@ from xrep.errors import ConfigError, UserError
 from xrep.interop.pretrained import Start, pooler_of
 from xrep.interop.sentence_modules import DenseActivation
 from xrep.models.model import Origin, SentenceModel
-from xrep.models.projection import ProjectionShape, make_projection
+from xrep.models.projection import MeanOfSpaces, Projection, ProjectionShape, make_projection
 from xrep.models.start import EncoderOptions, check_vocabulary, encoder_shape, load_start, shape_from
-from xrep.nn.containers import ModuleDict
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling, pool
 from xrep.nn.shape import EncoderSizes
@@ -98,6 +98,9 @@ class DualEncoder(SentenceModel):
             own = {"source": self.source_encoder, "target": self.target_encoder}
             return {name: path for name in names if (path := own.get(name) or self.encoder)}
 
+    encoders: MutableMapping[str, Encoder]
+    projections: MutableMapping[str, Projection | MeanOfSpaces]
+
     def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.config, self._text, self.origins = config, text, dict[str, Origin]()
@@ -117,8 +120,9 @@ class DualEncoder(SentenceModel):
         projections = {name: ProjectionShape(**values) for name, values in self._architecture["projections"].items()}
         for name, shape in shapes.items():
             _check(name, shape, text.vocabulary(name), text.max_length, config)
-        self.encoders = ModuleDict({name: Encoder.build(shape, **config.rates) for name, shape in shapes.items()})
-        self.projections = ModuleDict({name: make_projection(shape) for name, shape in projections.items()})
+        encoders = {name: Encoder.build(shape, **config.rates) for name, shape in shapes.items()}
+        self.encoders = cast(Any, nn.ModuleDict(encoders))
+        self.projections = cast(Any, nn.ModuleDict({name: make_projection(own) for name, own in projections.items()}))
         kept = {name: start.projection for name, start in starts.items() if config.projection_size is None}
         self.new_projections = [name for name in projections if architecture is None and kept.get(name) is None]
         self.output_size = self.width(next(iter(shapes)))

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from xrep.interop.sentence_modules import DenseActivation, DenseSpec
-from xrep.nn.containers import ModuleList
 from xrep.nn.layers import Linear
 
 
@@ -52,7 +51,7 @@ class ProjectionSpaces(nn.Module):
 
     def __init__(self, hidden_size: int, spaces: int) -> None:
         super().__init__()
-        self.perceptrons = ModuleList(_perceptron(hidden_size, 2 * hidden_size) for _ in range(spaces - 1))
+        self.perceptrons = nn.ModuleList(_perceptron(hidden_size, 2 * hidden_size) for _ in range(spaces - 1))
         for name, parameter in self.perceptrons.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)

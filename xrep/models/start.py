@@ -8,12 +8,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from torch import Tensor
+
 from xrep.config.fields import Count
 from xrep.data.batch import Vocabulary
 from xrep.errors import UserError
 from xrep.interop.pretrained import AUTO, Start, State, find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import DenseSpec
-from xrep.models.directory import MANIFEST, Checkpoint, open_checkpoint
+from xrep.models.directory import CRITERION, MANIFEST, Checkpoint, open_checkpoint
 from xrep.models.kinds import PRETRAINED, expect
 from xrep.models.model import Origin
 from xrep.nn.encoder import Encoder
@@ -189,6 +191,7 @@ def _of_tower(checkpoint: Checkpoint, tower: str | None) -> Start:
         tokenizer=_tokenizer(checkpoint, tower),
         shape=shape_from(architecture["towers"][tower]),
         read=partial(_state, checkpoint, f"encoders.{tower}."),
+        head=partial(_head, checkpoint, tower),
         pooling=architecture["pooling"][tower],
         projection=projection,
         languages=checkpoint.text.languages_of(tower),
@@ -206,3 +209,10 @@ def _state(checkpoint: Checkpoint, prefix: str, shape: EncoderSizes) -> State:
     numbers = {name: re.match(r"layers\.(\d+)\.", name) for name in tensors}
     above = [name for name, number in numbers.items() if number and int(number[1]) >= shape.layers]
     return {name: tensor for name, tensor in tensors.items() if name not in above}, above
+
+
+def _head(checkpoint: Checkpoint, tower: str) -> dict[str, Tensor] | None:
+    """Return the state of the head that the criterion of a run trained for a tower: of several, the last by name."""
+    own = f".heads.{tower}."
+    tensors = checkpoint.tensors(CRITERION)
+    return {name.partition(own)[2]: tensor for name, tensor in tensors.items() if own in name} or None

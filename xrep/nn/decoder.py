@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xrep.kernels.attention import attention, cached_attention
-from xrep.nn.containers import ModuleList
 from xrep.nn.encoder import initialise
 from xrep.nn.half import Stack, in_half
 from xrep.nn.layers import Layout, Linear, Masking, SelfAttention, TransformerLayer
@@ -131,7 +131,7 @@ class TransformerDecoder(Stack):
         self.position_embedding = nn.Embedding(shape.max_positions, shape.hidden_size)
         self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
         self.dropout = nn.Dropout(dropout)
-        self.layers = ModuleList(DecoderLayer(shape, dropout, attention_dropout) for _ in range(shape.layers))
+        self.layers: Any = nn.ModuleList(DecoderLayer(shape, dropout, attention_dropout) for _ in range(shape.layers))
         self.norm_first = shape.norm == "pre"
         self.apply(lambda module: initialise(module, initializer_range))
 
