@@ -136,8 +136,8 @@ def test_steps_equal_the_simulation(make: Maker, make_batch, name: str) -> None:
     if own.kind == "dual_moco":
         assert (expected[0] == losses[0] == 0) == bool(size)
     else:
-        slow = criterion.temperature
-        assert slow is None or float(slow().detach()) == pytest.approx(float(tau), rel=error)
+        learnt = criterion.theta
+        assert learnt is None or float(learnt.exp().detach()) == pytest.approx(float(tau), rel=error)
         assert criterion.queue is None or criterion.queue.filled == min(size, sum(map(len, sum(groups, []))))
     pairs = [(model, base), *([(criterion.momentum_encoder.model, slow)] if own.kind == "dual_moco" else [])]
     for mine, theirs in pairs:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +11,14 @@ from xrep.criteria.criterion import Loss, Term, percentage
 from xrep.data.batch import TextSpec, TokenBatch
 from xrep.data.masking import Masked, mask_tokens
 from xrep.errors import UserError
-from xrep.interop.pretrained import Pretrained, masked_language_head, read_pretrained
+from xrep.interop.pretrained import Start
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
-from xrep.models.directory import CRITERION, MANIFEST, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
-from xrep.models.start import TrainedTower, find_start
-from xrep.nn.bert import CONFIG
-from xrep.nn.containers import ModuleDict
 from xrep.nn.encoder import Encoder
 from xrep.nn.heads import MaskedLanguageHead
-from xrep.nn.weights import Weights
+from xrep.nn.weights import fitting
 
 HeadChoice = Literal["auto", "new"]
-HEAD_TENSORS = re.compile(r"(^|\.)(cls\.predictions|lm_head)\.")
 
 
 class MaskedLanguage(nn.Module):
@@ -54,24 +47,19 @@ class MaskedLanguage(nn.Module):
             if vocabulary.mask_id is None:
                 problem = f"the tokenizer of the tower {tower} has no [MASK]"
                 raise UserError(problem, cure="use one that has, such as of xrep-preprocess")
-        pretrained = model.config.pretrained() if head == "auto" else {}
-        starts = {tower: find_start(path, model.config.encoder_type) for tower, path in pretrained.items()}
-        self.heads = ModuleDict({t: self._head(t, model.encoders[t], starts.get(t)) for t in model.encoders})
+        starts = model.config.starts if head == "auto" else {}
+        self.heads: Any = nn.ModuleDict({t: self._head(t, model.encoders[t], starts.get(t)) for t in model.encoders})
 
-    def _head(self, tower: str, encoder: Encoder, start: Pretrained | None) -> MaskedLanguageHead:
-        path = None if start is None else start.path
-        shape, own = encoder.shape, encoder.shape.type == "transformer"
-        if encoder.token_embedding.weight.size(1) != shape.hidden_size:
+    def _head(self, tower: str, encoder: Encoder, start: Start | None) -> MaskedLanguageHead:
+        if encoder.token_embedding.weight.size(1) != encoder.shape.hidden_size:
             problem = f"tower {tower}: its input embeddings, which predict words, are narrower than its token vectors"
             raise UserError(problem, cure="choose another objective, or another encoder")
-        if own and path is not None and (path / CONFIG).is_file() and any(map(HEAD_TENSORS.search, Weights(path))):
-            return masked_language_head(read_pretrained(path))
-        head = MaskedLanguageHead(shape.hidden_size, shape.vocabulary_size, norm_epsilon=shape.norm_epsilon)
-        state = head_of_run(path) if path is not None and isinstance(start, TrainedTower) else {}
-        if state and shape.activation == head.activation:
-            head.load_state_dict(state)
-        elif path is not None:
-            self.notes.append(f"{path} has no masked language head; tower {tower} gets a new one")
+        head = MaskedLanguageHead(encoder.shape)
+        if start is not None and (state := start.head()) is not None:
+            with fitting(start.path):
+                head.load_state_dict(state)
+        elif start is not None:
+            self.notes.append(f"{start.path} has no masked language head; tower {tower} gets a new one")
         return head
 
     def share(self, other: MaskedLanguage) -> None:
@@ -100,11 +88,3 @@ class MaskedLanguage(nn.Module):
         perplexity = (nll.sum() / max(count, 1)).exp() * (count > 0)
         metrics = {"accuracy": percentage(correct), "perplexity": perplexity}
         return Loss({name: Term(sums)}, metrics, dict.fromkeys(metrics, count))
-
-
-def head_of_run(tower: Path) -> dict[str, Tensor]:
-    """Return the state of the head that the criterion of a run trained for ``RUN/best/TOWER``; empty if it has none."""
-    if not (tower.parent / MANIFEST).is_file():
-        return {}  # the encoder of a translator or of a classifier, whose objective has no such head
-    own, tensors = f"masked_lm.heads.{tower.name}.", open_checkpoint(tower.parent).tensors(CRITERION)
-    return {name.partition(own)[2]: tensor for name, tensor in tensors.items() if own in name}
