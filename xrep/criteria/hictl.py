@@ -28,8 +28,6 @@ from xrep.text.sides import SHARED
 
 MASK_RATES = {"tlm": 0.25, "mlm": 0.15}
 """Default mask rates of the two kinds of language model (table 9)."""
-
-
 BATCHES = 100
 """Number of recent steps averaged into p⁺ (equation 6)."""
 
@@ -170,9 +168,8 @@ class HiCTL(ContrastiveCriterion):
         if config.language_model:
             rate = MASK_RATES[self._objective] if config.mask_rate is None else config.mask_rate
             self.masked_lm = MaskedLanguage(model, text, rate=rate, head="auto")
-        self.hardness = (
-            PositiveProbability(config.slack) if config.sentence_contrast and config.hard_negatives else None
-        )
+        hardens = config.sentence_contrast and config.hard_negatives
+        self.hardness = PositiveProbability(config.slack) if hardens else None
         if config.word_contrast:
             # Embeddings beyond the vocabulary belong to no word.
             special = [*self._vocabulary.special_ids, *range(self._vocabulary.size, shape.vocabulary_size)]
@@ -186,18 +183,14 @@ class HiCTL(ContrastiveCriterion):
 
     def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
         sizes: dict[str, float] = {}
-        masked = words = together = None
-        if self.config.word_contrast or (self.masked_lm is not None and not self.config.monolingual):
-            together = read_together(batch.source, batch.target, self._vocabulary, self._limit)
+        masked = words = None
+        together = read_together(batch.source, batch.target, self._vocabulary, self._limit)
         if self.masked_lm is not None:
-            masked = self.masked_lm.mask(
-                SHARED, batch.source if self.config.monolingual or together is None else together, generator
-            )
+            masked = self.masked_lm.mask(SHARED, batch.source if self.config.monolingual else together, generator)
             sizes[self._objective] = len(masked.labels)
         if self.config.sentence_contrast:
             sizes["sentence"] = 2 * len(batch)
         if self.config.word_contrast:
-            assert together is not None
             words = bag_of_words(together, self._vocabulary)
             sizes["word"] = len(batch)
         return Planned(batch, sizes, (masked, words))
