@@ -108,7 +108,7 @@ class CMLM(Criterion):
 
     def vectors(self, model: DualEncoder, sentences: TokenBatch) -> Tensor:
         """Return P(v) of sentences, [B, N, H]."""
-        v, _ = model.pooled(self._tower, sentences)
+        v, _ = model.before_projection(self._tower, sentences)
         projection = _projection(model, self._tower)
         if isinstance(projection, MeanOfSpaces):
             return projection.spaces(v)

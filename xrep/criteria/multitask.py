@@ -14,7 +14,6 @@ from xrep.criteria.criterion import Criterion, Loss, Planned, Term, merged
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batch import TextSpec
 from xrep.errors import UserError
-from xrep.nn.containers import ModuleDict
 from xrep.tasks.mixture import MixedBatch
 from xrep.tasks.task import Task
 
@@ -43,7 +42,7 @@ class Multitask(Criterion):
     def __init__(self, config: Config, model: Any, text: TextSpec) -> None:
         super().__init__()
         criteria: dict[str, Criterion] = {part.name: part.kind(part.config, model, text) for part in config.parts}
-        self.parts = ModuleDict(criteria)
+        self.parts: Any = nn.ModuleDict(criteria)
         _share_heads(self.parts.values())
         self.idle_parameters = config.mixing == "proportion" or any(c.idle_parameters for c in self.parts.values())
         self._weights = {part.name: part.weight for part in config.parts}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -15,16 +15,7 @@ from xrep.errors import UserError
 from xrep.kernels.int8 import Int8Product, quantise
 from xrep.kernels.linear import PackedWeight, fused_linear, linear
 from xrep.models.model import Origin, TranslationModel
-from xrep.models.plain import from_plain
-from xrep.models.start import (
-    EncoderOptions,
-    check_sizes,
-    check_vocabulary,
-    encoder_shape,
-    find_start,
-    load_start,
-    shape_from,
-)
+from xrep.models.start import EncoderOptions, check_vocabulary, encoder_shape, load_start, shape_from
 from xrep.nn.decoder import SourceMemory, StepCache, TransformerDecoder
 from xrep.nn.encoder import Encoder, initialise
 from xrep.nn.layers import Packing, is_quantised, layout_of
@@ -98,17 +89,12 @@ class Translation(TranslationModel):
         super().__init__()
         self.config, self.text, self.origins = config, text, dict[str, Origin]()
         self.source_vocabulary, self.target_vocabulary = text.vocabulary("source"), text.vocabulary("target")
-        start = find_start(config.encoder, config.encoder_type) if config.encoder and architecture is None else None
+        start = next(iter(config.starts.values()), None) if architecture is None else None
         if architecture is None:
             shape = encoder_shape(config, self.source_vocabulary, start)
-            architecture = {"encoder": shape.as_dict(), "decoder": _decoder_shape(config, shape).as_dict()}
+            architecture = {"encoder": shape.as_dict(), "decoder": asdict(_decoder_shape(config, shape))}
         self._architecture = architecture
-        if architecture.keys() != {"encoder", "decoder"}:
-            raise UserError("the architecture is not that of a translation model", cure="use another directory")
-        shape = shape_from(architecture["encoder"])
-        decoder_shape: DecoderShape = from_plain(DecoderShape, architecture["decoder"], "the decoder")
-        tables = 2 * self.target_vocabulary.size + len(text.target_languages)
-        check_sizes({"encoder": shape, "decoder": decoder_shape}, tables * decoder_shape.hidden_size)
+        shape, decoder_shape = shape_from(architecture["encoder"]), DecoderShape(**architecture["decoder"])
         _check(config, text, shape, decoder_shape)
         self.encoder = Encoder.build(shape, **config.rates)
         self.decoder = TransformerDecoder(decoder_shape, **config.rates)
@@ -285,6 +271,9 @@ def _check(config: Translation.Config, text: TextSpec, encoder: EncoderSizes, de
         asked = config.semantic_bias if option == "semantic_bias" else config.tie_embeddings == "all"
         if asked and SHARED not in text.vocabularies:
             raise UserError(f"{option}: source and target have vocabularies of their own", cure="share one")
+    if decoder.hidden_size % decoder.heads:
+        problem = f"the width of the decoder, {decoder.hidden_size}, is not divisible by its {decoder.heads} heads"
+        raise UserError(problem, cure="set `decoder_heads` or `decoder_hidden_size`")
     if config.tie_embeddings == "all" and decoder.hidden_size != encoder.hidden_size:
         problem = f"tie_embeddings all: the encoder is {encoder.hidden_size} wide, the decoder {decoder.hidden_size}"
         raise UserError(problem, cure="leave out `decoder_hidden_size`, or set `tie_embeddings` to decoder")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xrep.kernels.attention import attention, cached_attention
-from xrep.nn.containers import ModuleList
 from xrep.nn.encoder import initialise
 from xrep.nn.half import Stack, in_half
 from xrep.nn.layers import Layout, Linear, Masking, SelfAttention, TransformerLayer
-from xrep.nn.shape import DecoderShape, LayerShape
+from xrep.nn.shape import DecoderShape, EncoderShape
 
 ROOM = 8
 """Number of steps for which a cache makes room at a time."""
@@ -131,7 +131,7 @@ class TransformerDecoder(Stack):
         self.position_embedding = nn.Embedding(shape.max_positions, shape.hidden_size)
         self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
         self.dropout = nn.Dropout(dropout)
-        self.layers = ModuleList(DecoderLayer(shape, dropout, attention_dropout) for _ in range(shape.layers))
+        self.layers: Any = nn.ModuleList(DecoderLayer(shape, dropout, attention_dropout) for _ in range(shape.layers))
         self.norm_first = shape.norm == "pre"
         self.apply(lambda module: initialise(module, initializer_range))
 
@@ -192,7 +192,7 @@ class DecoderLayer(TransformerLayer):
 
     attention: CausalAttention
 
-    def _add_attention(self, shape: LayerShape, dropout: float) -> None:
+    def _add_attention(self, shape: EncoderShape | DecoderShape, dropout: float) -> None:
         assert isinstance(shape, DecoderShape)
         self.attention = CausalAttention(shape.hidden_size, shape.heads, dropout, causal=True)
         self.attention_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)

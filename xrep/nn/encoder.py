@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,6 @@ from xrep.data.batch import TokenBatch
 from xrep.errors import UserError
 from xrep.kernels.attention import packs_attention
 from xrep.nn import bert
-from xrep.nn.containers import ModuleList
 from xrep.nn.half import Stack, half_type, in_half
 from xrep.nn.layers import Dropout, EncoderLayer, Layout, Masking, Packing, Runs, Sentences, layout_of
 from xrep.nn.shape import EncoderShape, EncoderSizes, Norm
@@ -40,7 +39,7 @@ class Encoder(nn.Module, ABC):
     Shape: ClassVar[type[EncoderSizes]]
     shape: EncoderSizes
     token_embedding: nn.Embedding
-    layers: ModuleList[Any]
+    layers: Sequence[Any]
     library_class: str = "AutoModel"
 
     @staticmethod
@@ -82,7 +81,7 @@ class Encoder(nn.Module, ABC):
 
     @classmethod
     def read_state(cls, directory: Path, shape: EncoderSizes) -> tuple[dict[str, Tensor], list[str]]:
-        """Read the state as ``Pretrained.state`` does; the encoder in the directory may have more layers."""
+        """Read the state as ``Start.state`` does; the encoder in the directory may have more layers."""
         raise UserError("this type of encoder cannot be read from a directory", path=directory)
 
     def to_huggingface(self, layers: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -109,7 +108,7 @@ class TransformerEncoder(Encoder, Stack):
 
     Shape = EncoderShape
     shape: EncoderShape
-    layers: ModuleList[EncoderLayer]
+    layers: Sequence[EncoderLayer]
 
     def __init__(
         self, shape: EncoderShape, *, dropout: float, attention_dropout: float, initializer_range: float = 0.02
@@ -123,7 +122,8 @@ class TransformerEncoder(Encoder, Stack):
         self.type_embedding = nn.Embedding(types, hidden_size) if types else None
         self.norm = nn.LayerNorm(hidden_size, eps=epsilon)
         self.dropout = Dropout(dropout)
-        self.layers = ModuleList(EncoderLayer(shape, dropout, attention_dropout) for _ in range(shape.layers))
+        layers = nn.ModuleList(EncoderLayer(shape, dropout, attention_dropout) for _ in range(shape.layers))
+        self.layers = cast(Any, layers)
         self.norm_first = shape.norm == "pre"
         self.activation_checkpointing = False
         self.compiled = False
@@ -220,9 +220,7 @@ class TransformerEncoder(Encoder, Stack):
     @classmethod
     def read_state(cls, directory: Path, shape: EncoderSizes) -> tuple[dict[str, Tensor], list[str]]:
         assert isinstance(shape, EncoderShape)
-        with torch.device("meta"):
-            expected = cls(shape, dropout=0.0, attention_dropout=0.0).state_dict()
-        return bert.read_state(directory, shape, {name: tensor.shape for name, tensor in expected.items()})
+        return bert.read_state(directory, shape)
 
     def to_huggingface(self, layers: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         shape = replace(self.shape, layers=layers)

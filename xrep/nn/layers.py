@@ -17,7 +17,7 @@ from xrep.kernels.dropout import dropout
 from xrep.kernels.int8 import Int8Product, quantise, rows_in_cache
 from xrep.kernels.linear import PackedWeight, fused_linear, linear, linear_and_input
 from xrep.kernels.residual_norm import fuses_residuals, residual_norm
-from xrep.nn.shape import Activation, LayerShape
+from xrep.nn.shape import Activation, DecoderShape, EncoderShape
 
 
 class Linear(nn.Linear):
@@ -314,7 +314,7 @@ class SelfAttention(nn.Module):
 class TransformerLayer(nn.Module):
     """Attention and a feed-forward network, each with a residual connection and layer normalisation."""
 
-    def __init__(self, shape: LayerShape, dropout: float, attention_dropout: float) -> None:
+    def __init__(self, shape: EncoderShape | DecoderShape, dropout: float, attention_dropout: float) -> None:
         super().__init__()
         size, epsilon = shape.hidden_size, shape.norm_epsilon
         self._add_attention(shape, attention_dropout)
@@ -325,7 +325,7 @@ class TransformerLayer(nn.Module):
         self.norm_first = shape.norm == "pre"
         self.activation: Activation = shape.activation
 
-    def _add_attention(self, shape: LayerShape, dropout: float) -> None:
+    def _add_attention(self, shape: EncoderShape | DecoderShape, dropout: float) -> None:
         self.attention = SelfAttention(shape.hidden_size, shape.heads, dropout)
         self.attention_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
 
