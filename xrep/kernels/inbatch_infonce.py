@@ -12,7 +12,8 @@ from torch import Tensor
 
 from xrep.kernels.arguments import check_number, check_tensors, scalar
 from xrep.kernels.gather import exchange_columns, gathered, rank_sizes
-from xrep.kernels.pairwise import beaten, loss_of, negatives
+from xrep.kernels.linear import linear
+from xrep.kernels.pairs import beaten, equal, in_blocks, leave_out, log_sum_exp, loss_of, merge
 from xrep.kernels.precision import accumulation_dtype
 
 
@@ -63,26 +64,26 @@ def inbatch_infonce(
     accumulate = accumulation_dtype(x, y)
     tau = scalar("temperature", temperature, accumulate, x.device)
     with torch.autocast(x.device.type, enabled=False):
-        positive = ((x.to(accumulate) * y.to(accumulate)).sum(1) - margin) / tau
-    shift = positive.detach()
-    if group is not None and sizes is None:
-        sizes = rank_sizes(len(x), x.device, group)
-    (all_y, all_shift, all_ids), start = gathered([y, shift, ids], group, sizes)
-    own = torch.arange(start, start + len(x), device=x.device)
-    result = negatives(
-        *(x, all_y, tau),
-        row_shift=shift,
-        column_shift=all_shift,
-        excluded=own.unsqueeze(1),
-        row_ids=ids,
-        column_ids=all_ids,
-    )
-    columns, column_best = result.columns, result.column_best
-    if group is not None and sizes is not None:
-        # For each column, a rank has only seen its own rows, so the rank that owns the column collects all results.
-        lowest = torch.finfo(accumulate).min  # the gradient of logsumexp is undefined if all values are -inf
-        found = torch.stack([columns.clamp(min=lowest), column_best.to(accumulate)], dim=1)
-        columns, column_best = exchange_columns(found, sizes, group).unbind(2)
-        columns, column_best = columns.logsumexp(0), column_best.amax(0)
-    forward, backward = (loss_of(side, shift, positive) for side in (result.rows, columns))
-    return InBatchInfoNCE(forward, backward, beaten(result.row_best, shift), beaten(column_best, shift))
+        query = x.to(accumulate) / tau
+        positive = (query * y).sum(1) - margin / tau
+        shift = positive.detach()
+        if group is not None and sizes is None:
+            sizes = rank_sizes(len(x), x.device, group)
+        (all_y, all_shift, all_ids), start = gathered([y, shift, ids], group, sizes)
+        key = all_y.to(accumulate)
+
+        def of_block(query: Tensor, shift: Tensor, own: Tensor, ids: Tensor | None = None) -> tuple[Tensor, ...]:
+            logits = leave_out(linear(query, key), own, equal(ids, all_ids))
+            return *log_sum_exp(logits, shift, 1), *log_sum_exp(logits, all_shift, 0)
+
+        own = torch.arange(start, start + len(x), device=x.device).unsqueeze(1)
+        found = in_blocks(of_block, len(key), query, shift, own, *([] if ids is None else [ids]))
+        rows, row_best, columns, column_best = zip(*found, strict=True)
+        row, best = torch.cat(rows), torch.cat(row_best)
+        if group is not None and sizes is not None:
+            # For each column, a rank has only seen its own rows, so the rank that owns the column collects all results.
+            of_columns = torch.stack([merge(columns), torch.stack(column_best).amax(0)], dim=1)
+            columns, column_best = exchange_columns(of_columns, sizes, group).unbind(2)
+        column, other_best = merge(columns), torch.stack(list(column_best)).amax(0)
+        losses = loss_of(row, shift, positive), loss_of(column, shift, positive)
+        return InBatchInfoNCE(*losses, beaten(best, shift), beaten(other_best, shift))
