@@ -13,16 +13,7 @@ from torch import Tensor
 from xrep.kernels.arguments import check_tensors, scalar
 from xrep.kernels.gather import gathered
 from xrep.kernels.linear import linear
-from xrep.kernels.pairs import (
-    SMALLEST_SQUARE,
-    beaten,
-    equal,
-    highest,
-    in_blocks,
-    leave_out,
-    log_sum_exp,
-    loss_of,
-)
+from xrep.kernels.pairs import SMALLEST_SQUARE, beaten, equal, highest, in_blocks, infonce, leave_out, sum_exp
 from xrep.kernels.precision import accumulation_dtype
 
 
@@ -91,33 +82,33 @@ def hard_infonce(
         unit = query / length
         near = (x.detach().to(accumulate) - y.detach()).square().sum(1, keepdim=True).repeat(2, 1)
         positive = ((unit[: len(x)] * unit[len(x) :]).sum(1) / tau).repeat(2)
-        shift = positive.detach()
 
         def of_block(
-            unit: Tensor, length: Tensor, near: Tensor, shift: Tensor, excluded: Tensor, ids: Tensor | None = None
+            unit: Tensor, length: Tensor, near: Tensor, excluded: Tensor, ids: Tensor | None = None
         ) -> tuple[Tensor, ...]:
-            """Return log Σ exp of the hardened negatives, the largest logit of a plain one, and the mean λ, [r] each."""
+            """Return what ``sum_exp`` finds of the hardened negatives, the best plain one, and the mean λ, [r] each."""
             same = equal(ids, key_ids)
             along = linear(unit, key)  # q·k / |q|
             with torch.no_grad():
                 far = length * length + key_square - 2 * length * along
                 mixing = torch.where(far > near, (near / far) ** (exponent / 2), 1.0)
                 plain = leave_out(along * key_square.rsqrt(), excluded, same)
-                best = highest(plain, 1) / tau - shift
+                best = highest(plain, 1) / tau
                 count = leave_out(torch.ones_like(mixing), excluded, same, 0).sum(1)
                 interpolation = torch.where(count > 0, leave_out(mixing.clone(), excluded, same, 0).sum(1) / count, 1.0)
                 rest, squared = 1 - mixing, mixing * mixing
             hardened = rest * length + mixing * along  # q·k̂ / |q|
             square = hardened.square() + squared * (key_square - along.square())  # |k̂|²
             cosine = hardened * square.clamp(min=SMALLEST_SQUARE).rsqrt()
-            logits = leave_out(cosine / tau, excluded, same)
-            return log_sum_exp(logits, shift, 1)[0], best, interpolation
+            return *sum_exp(leave_out(cosine / tau, excluded, same), 1), best, interpolation
 
         own = torch.arange(start, start + len(x), device=x.device).repeat(2)
         excluded = torch.stack([own, own + len(all_x)], 1)  # itself and its positive
-        rows = unit, length, near, shift, excluded, *([] if ids is None else [ids.repeat(2, 1)])
-        negatives, best, interpolation = map(torch.cat, zip(*in_blocks(of_block, len(key), *rows), strict=True))
-        fields = loss_of(negatives, shift, positive), beaten(best, shift), interpolation
+        rows = unit, length, near, excluded, *([] if ids is None else [ids.repeat(2, 1)])
+        found = in_blocks(of_block, len(key), *rows)
+        hardest, total, best, interpolation = map(torch.cat, zip(*found, strict=True))
+        shift = positive.detach()
+        fields = infonce(hardest, total, positive), beaten(best - shift, shift), interpolation
         return HardInfoNCE(*(half for field in fields for half in field.unflatten(0, (2, len(x)))))
 
 

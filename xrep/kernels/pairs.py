@@ -1,10 +1,9 @@
-"""What the losses between the vectors of a batch share: blocks of similarities, and InfoNCE from their log-sum-exp.
+"""What the losses between the vectors of a batch share: blocks of similarities, and InfoNCE from their exponentials.
 
 These losses are plain torch on every device. Up to ``BLOCK`` similarities are kept for the backward pass. If there are
 more, they are computed in blocks of rows, and each block once more in the backward pass, so that memory is bounded.
 
-A positive is never among the negatives of a log-sum-exp: beside its exponential, those of many small negatives would be
-rounded away.
+The exponential of a positive is never added to those of the negatives: many small ones would be rounded away.
 """
 
 from __future__ import annotations
@@ -75,36 +74,39 @@ def equal(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return result
 
 
-def log_sum_exp(logits: Tensor, shift: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return log Σ exp(logit - shift) of logits [R, C] along a dimension, and the largest logit minus the shift.
+def sum_exp(logits: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Return the largest logit of [R, C] along a dimension, without gradient, and Σ exp(logit - largest).
 
-    Both are -inf where all pairs are left out. The shift is subtracted from the largest logit, because the logarithm of
-    the sum, if it is small, would be rounded away beside it. Gradients flow through the first result alone.
+    Where all pairs are left out, these are the lowest finite number and 0.
     """
-    best = highest(logits.detach(), dim)
-    finite = best.masked_fill(best == NOTHING, 0).unsqueeze(dim)
-    total = (logits - finite).exp_().sum(dim)
-    best = best - shift
-    return best + total.clamp(min=torch.finfo(total.dtype).tiny).log(), best
+    best = highest(logits, dim)
+    return best, (logits - best.unsqueeze(dim)).exp_().sum(dim)
 
 
 def highest(logits: Tensor, dim: int) -> Tensor:
-    """Return the largest numbers along a dimension, -inf if there are none."""
-    return logits.amax(dim) if logits.size(dim) else logits.sum(dim).fill_(NOTHING)
+    """Return the largest logit along a dimension, without gradient; the lowest finite number if there is none."""
+    lowest = torch.finfo(logits.dtype).min
+    return logits.detach().amax(dim).clamp_(min=lowest) if logits.size(dim) else logits.detach().sum(dim).fill_(lowest)
 
 
-def merge(parts: Sequence[Tensor]) -> Tensor:
-    """Return the log-sum-exp over all parts, whose own log-sum-exps [C] are given."""
-    lowest = torch.finfo(parts[0].dtype).min  # the gradient of logsumexp is undefined if all values are -inf
-    return parts[0] if len(parts) == 1 else torch.stack(list(parts)).clamp(min=lowest).logsumexp(0)
+def merge(best: Sequence[Tensor], total: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return what ``sum_exp`` finds of parts together, from what it finds of each of them, [C] each."""
+    if len(best) == 1:
+        return best[0], total[0]
+    bests = torch.stack(list(best)).detach()
+    highest = bests.amax(0)
+    return highest, (torch.stack(list(total)) * (bests - highest).exp_()).sum(0)
 
 
-def loss_of(negatives: Tensor, shift: Tensor, positive: Tensor) -> Tensor:
-    """Return log(1 + Σ exp(negative - positive)), from log Σ exp(negative - shift) and the positive's logit, [B] each.
+def infonce(best: Tensor, total: Tensor, positive: Tensor) -> Tensor:
+    """Return log(1 + Σ exp(negative - positive)) [..., B] from what ``sum_exp`` finds of the negatives.
 
-    The shift must be the positive without its gradient. Their difference is 0, but carries the gradient of the
-    positive. Above the threshold softplus is the identity; 40 keeps float64 losses exact.
+    The positive's logit [B] is subtracted from the largest one of a negative first: if both are huge, the logarithm of
+    the sum would be rounded away beside them.
     """
+    shift = positive.detach()
+    negatives = (best - shift) + total.clamp(min=torch.finfo(total.dtype).tiny).log()
+    # The difference is 0, but carries the gradient of the positive. Above the threshold softplus is the identity.
     return F.softplus(negatives + (shift - positive), threshold=40)
 
 
