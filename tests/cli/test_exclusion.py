@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import write_lines
 from tests.support.commands import Commands
+from tests.support.corpus import write_lines
 from xrep.registry import EVALUATIONS
 
 ANIMALS = {"Hund": "dog", "Vogel": "bird", "Fisch": "fish", "Wolf": "wolf", "Bär": "bear", "Affe": "monkey"}

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import write_lines
 from tests.support.commands import Commands, Result
-from tests.support.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.runs import contents, options
 from xrep.criteria.dual_moco import DualMoco
 from xrep.data import build, stages

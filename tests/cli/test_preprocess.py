@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import write_lines
 from tests.support.commands import Commands
+from tests.support.corpus import write_lines
 from xrep.data.table import DataDirectory
 
 ANIMALS = {"Hund": "dog", "Vogel": "bird", "Fisch": "fish", "Wolf": "wolf", "Bär": "bear", "Affe": "monkey"}
