@@ -135,7 +135,7 @@ def choose_device(named: str | None, program: str, precision: str) -> str:
     device."""
     import torch
 
-    from xrep.kernels.processor import SLOW_BFLOAT16, multiplies_bfloat16
+    from xrep.kernels.precision import SLOW_BFLOAT16, multiplies_bfloat16
 
     several = number_from(os.environ, "WORLD_SIZE", 1) > 1
     gpu = f"cuda:{number_from(os.environ, 'LOCAL_RANK', 0)}" if several else "cuda"

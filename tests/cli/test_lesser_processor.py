@@ -17,7 +17,7 @@ from tests.support.runs import environment, options
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.translator import Translator
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.kernels.processor import SLOW_BFLOAT16
+from xrep.kernels.precision import SLOW_BFLOAT16
 
 GERMAN = [pair[0] for pair in sentence_pairs(100)]
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}

@@ -138,5 +138,5 @@ def test_the_float32_product_is_told(exact: bool, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(precision, "fast_float32_is_exact", lambda: exact)
     kind = "fast" if exact else "default"
     assert describe(CPU) == f"chunked, {kind} float32 products"
-    with precision.default_float32_products():
+    with precision.exact_products():
         assert describe(CPU) == "chunked, default float32 products"

@@ -8,7 +8,6 @@ These five have a plain reference (``xrep.kernels.reference``), a path in chunks
 Triton for CUDA (``xrep.kernels.paths``). ``word_infonce`` and ``add_own_negatives`` have a single path, in torch.
 """
 
-from xrep.kernels import first_use  # noqa: F401 - it sets the check of fused kernels on a GPU
 from xrep.kernels.hard_infonce import HardInfoNCE, hard_infonce
 from xrep.kernels.inbatch_infonce import InBatchInfoNCE, inbatch_infonce
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy

@@ -1,0 +1,95 @@
+"""The softmax over a block of logits, in plain torch. ``triton_kernels`` has the same functions as fused kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+VOCABULARY_LOGITS = 2**25
+"""Number of logits in one block of the vocabulary loss. A block consists of whole rows."""
+
+
+@dataclass
+class QueueSoftmax:
+    """The running softmax of each query over its positive and the blocks of the queue seen so far.
+
+    Attributes:
+        scale: 0-d, multiplies similarities (1 / temperature); None if the queries are already multiplied by it.
+        maximum: [B], the largest logit, including the positive.
+        total: [B], Σ exp(logit - maximum) over the negatives.
+        hardest: [B], the largest logit of a negative.
+        mixture: [B, D], Σ exp(logit - maximum) · key over the negatives; None if no gradient is wanted.
+        operand: type in which the weights multiply the block.
+    """
+
+    scale: Tensor | None
+    maximum: Tensor
+    total: Tensor
+    hardest: Tensor
+    mixture: Tensor | None
+    operand: torch.dtype
+
+
+def queue_rows(queries: int) -> int:
+    """Return the rows of the queue in one block for a number of queries, so that it stays in cache between products."""
+    return 4096
+
+
+def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Add a block of the queue to the running softmax of each query.
+
+    Args:
+        scores: [B, n] similarities; overwritten.
+        state: updated in place; its mixture is rescaled, so that the caller can add the block's rows by the weights.
+        ids: ids of the queries [B, C] and of the block [n, C]; rows that are equal in any column are not negatives.
+
+    Returns:
+        exp(logit - maximum) [B, n], the weights of the block's rows, in the type ``state.operand``.
+    """
+    if state.scale is not None:
+        scores *= state.scale
+    if ids is not None:
+        for mine, theirs in zip(ids[0].T, ids[1].T, strict=True):
+            scores.masked_fill_(mine.unsqueeze(1) == theirs, -torch.inf)
+    highest = scores.amax(1)
+    torch.maximum(state.hardest, highest, out=state.hardest)
+    raised = torch.maximum(state.maximum, highest)
+    shrink = (state.maximum - raised).exp_()
+    weights = scores.sub_(raised.unsqueeze(1)).exp_()
+    state.total.mul_(shrink).add_(weights.sum(1))
+    if state.mixture is not None:
+        state.mixture *= shrink.unsqueeze(1)
+    state.maximum.copy_(raised)
+    return weights.to(state.operand)
+
+
+def vocabulary_softmax(
+    logits: Tensor, target: Tensor, smoothing: float, ignored: Tensor, operand: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return loss, negative log-likelihood, correctness [n] and gradient [n, V] of rows of logits [n, V] (overwritten).
+
+    Args:
+        target: int64 [n].
+        smoothing: the target distribution is (1 - smoothing) · onehot + smoothing / V.
+        ignored: bool [n], rows whose loss and gradient are 0.
+        operand: type of the gradient; None if it is not wanted (the returned one is then meaningless).
+    """
+    index = target.masked_fill(ignored, 0).unsqueeze(1)
+    maximum = logits.amax(1)
+    at_target = logits.gather(1, index).squeeze(1)
+    mean = logits.mean(1) if smoothing else at_target
+    weights = logits.sub_(maximum.unsqueeze(1)).exp_()
+    total = weights.sum(1)
+    nll = (maximum - at_target) + total.log()
+    loss = nll + smoothing * (at_target - mean)
+    correct = (at_target == maximum) & ~ignored
+    if operand is not None:
+        weights *= total.reciprocal_().masked_fill_(ignored, 0).unsqueeze(1)
+        counted = (~ignored).to(weights.dtype).unsqueeze(1)
+        if smoothing:
+            weights -= counted * (smoothing / logits.size(1))
+        weights.scatter_add_(1, index, counted * (smoothing - 1))
+        weights = weights.to(operand)
+    return loss.masked_fill_(ignored, 0), nll.masked_fill_(ignored, 0), correct, weights
