@@ -7,17 +7,24 @@ loss and everything that its gradient needs, so no [B, K] array exists in either
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from xrep.kernels import softmax
 from xrep.kernels.arguments import check_number, check_tensors, scalar
 from xrep.kernels.fused import steps_for
 from xrep.kernels.pairwise import beaten
 from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, operand_dtype
-from xrep.kernels.softmax import QueueSoftmax
+from xrep.kernels.softmax import QueueSoftmax, mask_equal
+
+WHOLE = 1 << 22
+"""Most logits that are computed at once; more are computed in blocks. Up to here this is as fast (``benchmarks/kernels.py
+--cases queue-tiny,queue-even``)."""
 
 
 class InfoNCE(NamedTuple):
@@ -101,30 +108,28 @@ class _QueueInfoNCE(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, positive, tau, queue, ids, margin, operand, learns):
-        accumulate = tau.dtype
-        similarity = (query.to(accumulate) * positive.to(accumulate)).sum(1) - margin
+        wide, steps = query.to(tau.dtype), steps_for(query.device)
+        similarity = (wide * positive.to(tau.dtype)).sum(1) - margin
         scaled = similarity / tau
         # Scaled queries save a pass over the scores, but would be rounded once more in half precision.
-        folded = operand == accumulate
-        rows = (query.to(accumulate) / tau if folded else query).to(operand)
-        # The running softmax starts from the positive, so its maximum is finite even if every negative is masked.
-        state = QueueSoftmax(
-            scale=None if folded else 1 / tau,
-            maximum=scaled.clone(),
-            total=torch.zeros_like(scaled),
-            hardest=torch.full_like(scaled, -torch.inf),
-            mixture=torch.zeros(query.shape, dtype=accumulate, device=query.device) if learns else None,
-            operand=operand,
-        )
-        _sweep(rows, queue, ids, state)
-        # The positive's share is added last, so that it does not round many small negatives away one by one.
-        gap = state.maximum - scaled
-        total = state.total + torch.exp(-gap)
-        loss = torch.where(gap > 0, gap + total.log(), state.total.log1p())
-        correct = beaten(state.hardest - scaled, scaled)
-        if state.mixture is not None:
-            mixture = state.mixture.div_(total.unsqueeze(1))
-            ctx.save_for_backward(query, positive, tau, mixture, state.total / total, similarity)
+        rows, scale = (wide / tau, None) if operand == tau.dtype else (query.to(operand), 1 / tau)
+        if steps is softmax and scale is None and 0 < len(query) * len(queue) <= WHOLE:
+            loss, best, share, mixture = _at_once(rows, scaled, queue.to(operand), ids, learns)
+        else:
+            mixture = torch.zeros_like(wide, memory_format=torch.contiguous_format) if learns else None
+            # The running softmax starts from the positive, so its maximum is finite even if every negative is masked.
+            best, total = torch.full_like(scaled, -torch.inf), torch.zeros_like(scaled)
+            state = QueueSoftmax(scale, scaled.clone(), total, best, mixture, operand)
+            _sweep(rows, queue, ids, state, steps)
+            # The positive's share is added last, so that it does not round many small negatives away one by one.
+            gap = state.maximum - scaled
+            total = state.total + torch.exp(-gap)
+            loss = torch.where(gap > 0, gap + total.log(), state.total.log1p())
+            share = state.total / total
+            mixture = None if mixture is None else mixture.div_(total.unsqueeze(1))
+        correct = beaten(best - scaled, scaled)
+        if learns:
+            ctx.save_for_backward(query, positive, tau, mixture, share, similarity)
         ctx.mark_non_differentiable(correct)
         return loss, correct
 
@@ -136,20 +141,41 @@ class _QueueInfoNCE(torch.autograd.Function):
         Here o = Σ_j p_j k_j over the negatives, and s⁺ is the similarity of the positive.
         """
         query, positive, tau, mixture, share, similarity = ctx.saved_tensors
-        q, scale = query.to(tau.dtype), gradient / tau
-        by_share = (scale * share).unsqueeze(1)
-        of_query = (scale.unsqueeze(1) * mixture).addcmul_(by_share, positive.to(tau.dtype), value=-1)
+        q, k = query.to(tau.dtype), positive.to(tau.dtype)
+        scale, shares = (gradient / tau).unsqueeze(1), share.unsqueeze(1)
+        of_query = (scale * (mixture - shares * k)).to(query.dtype)
+        of_positive = (-scale * shares * q).to(positive.dtype)
         of_tau = None
         if ctx.needs_input_grad[2]:
-            of_tau = (scale * (share * similarity - (q * mixture).sum(1))).sum() / tau
-        return of_query.to(query.dtype), (-by_share * q).to(positive.dtype), of_tau, None, None, None, None, None
+            of_tau = (gradient * (share * similarity - (q * mixture).sum(1))).sum() / tau**2
+        return of_query, of_positive, of_tau, None, None, None, None, None
 
 
-def _sweep(rows: Tensor, queue: Tensor, ids: tuple[Tensor, Tensor] | None, state: QueueSoftmax) -> None:
+def _at_once(
+    rows: Tensor, scaled: Tensor, queue: Tensor, ids: tuple[Tensor, Tensor] | None, learns: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return loss, best negative logit and 1 - p⁺ of queries [B, D], and Σ_j p_j k_j, from one softmax.
+
+    Args:
+        rows, scaled: queries over the temperature, and the logits of their positives [B].
+    """
+    logits = multiply(rows, queue.t())
+    if ids is not None:
+        mask_equal(logits, *ids, torch.finfo(logits.dtype).min)
+    best, weights = logits.amax(1), torch.softmax(logits, 1)
+    # The largest weight is 1 / Σ_j exp(logit_j - best).
+    excess = (best - scaled) - weights.amax(1).log()
+    share = excess.sigmoid()
+    mixture = multiply(weights, queue).mul_(share.unsqueeze(1)) if learns else None
+    return F.softplus(excess, threshold=40), best, share, mixture
+
+
+def _sweep(
+    rows: Tensor, queue: Tensor, ids: tuple[Tensor, Tensor] | None, state: QueueSoftmax, steps: ModuleType
+) -> None:
     """Add all rows of the queue [K, D] to the running softmax of queries [B, D], block by block."""
     if not len(rows) or not len(queue):
         return
-    steps = steps_for(rows.device)
     size = steps.queue_rows(len(rows))
     scores = state.maximum.new_empty(len(rows) * min(size, len(queue)))
     for start in range(0, len(queue), size):

@@ -37,6 +37,12 @@ def queue_rows(queries: int) -> int:
     return 4096
 
 
+def mask_equal(scores: Tensor, mine: Tensor, theirs: Tensor, value: float) -> None:
+    """Write ``value`` to scores [B, n] where ids [B, C] and [n, C] are equal in any column."""
+    for own, other in zip(mine.T, theirs.T, strict=True):
+        scores.masked_fill_(own.unsqueeze(1) == other, value)
+
+
 def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | None) -> Tensor:
     """Add a block of the queue to the running softmax of each query.
 
@@ -51,8 +57,7 @@ def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | Non
     if state.scale is not None:
         scores *= state.scale
     if ids is not None:
-        for mine, theirs in zip(ids[0].T, ids[1].T, strict=True):
-            scores.masked_fill_(mine.unsqueeze(1) == theirs, -torch.inf)
+        mask_equal(scores, *ids, -torch.inf)
     highest = scores.amax(1)
     torch.maximum(state.hardest, highest, out=state.hardest)
     raised = torch.maximum(state.maximum, highest)
