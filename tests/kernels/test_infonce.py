@@ -14,7 +14,7 @@ from tests.kernels.table import HALF, KERNELS, Draw, blocks, check, error, infon
 from xrep.kernels import chunked_steps
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.inbatch_infonce import inbatch_infonce
-from xrep.kernels.own_negatives import add_own_negatives
+from xrep.kernels.pairs import add_own_negatives
 from xrep.kernels.paths import use_path
 from xrep.kernels.queue_infonce import InfoNCE, against_both, queue_infonce
 

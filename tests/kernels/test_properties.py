@@ -18,7 +18,7 @@ from xrep.kernels import chunked_steps, precision
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
-from xrep.kernels.own_negatives import add_own_negatives
+from xrep.kernels.pairs import add_own_negatives
 from xrep.kernels.paths import use_path
 from xrep.kernels.queue_infonce import queue_infonce
 from xrep.kernels.triplet_infonce import triplet_infonce

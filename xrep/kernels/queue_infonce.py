@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from xrep.kernels import softmax
 from xrep.kernels.arguments import check_number, check_tensors, scalar
 from xrep.kernels.fused import steps_for
-from xrep.kernels.pairwise import beaten
+from xrep.kernels.pairs import beaten
 from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, operand_dtype
 from xrep.kernels.softmax import QueueSoftmax, mask_equal
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xrep.kernels.arguments import check_number, check_tensors
 from xrep.kernels.linear import linear
-from xrep.kernels.pairwise import beaten
+from xrep.kernels.pairs import beaten
 from xrep.kernels.precision import accumulation_dtype
 
 BLOCK_KEYS = 1 << 22
