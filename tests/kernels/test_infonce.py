@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 
 import pytest
@@ -10,18 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from tests.kernels.table import HALF, KERNELS, Draw, blocks, check, error, infonce, queue
-from xrep.kernels import chunked_steps
+from tests.kernels.table import HALF, KERNELS, QUEUE, Draw, blocks, check, error, infonce, queue
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.pairs import add_own_negatives
-from xrep.kernels.paths import use_path
 from xrep.kernels.queue_infonce import InfoNCE, against_both, queue_infonce
-
-QUEUE, PAIRS, SWEEP = [
-    importlib.import_module(f"xrep.kernels.{n}") for n in ("queue_infonce", "pairwise", "pair_sweep")
-]
-both_paths = pytest.mark.parametrize("path", ["chunked", "reference"])
 
 
 def vectors(seed: int, *shapes: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -31,22 +23,27 @@ def vectors(seed: int, *shapes: int, dtype: torch.dtype = torch.float32) -> list
 
 
 @pytest.mark.parametrize("rows", [1, 4096, 4098, 9001])
-def test_queues_in_blocks_of_the_usual_size(rows: int) -> None:
+@pytest.mark.parametrize("whole", [(0, 0), QUEUE.WHOLE], ids=["blocks", "whole"])
+def test_queues_in_blocks_of_the_usual_size(rows: int, whole: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QUEUE, "WHOLE", whole)
     draw = Draw(many=rows, size=24, columns=2, sentences=300, dtype=torch.float32)
     check(queue(draw), draw)
 
 
-def test_a_query_whose_negatives_are_all_masked_is_alone_in_that() -> None:
+@pytest.mark.parametrize("block", ["small", "whole"])
+def test_a_query_whose_negatives_are_all_masked_is_alone_in_that(block: str) -> None:
     query, positive, keys = vectors(0, 3, 3, 20)
     ids = {"query_ids": torch.tensor([[1], [0], [2]]), "queue_ids": torch.zeros(20, 1, dtype=torch.int64)}
-    loss, whole = (queue_infonce(query, positive, keys, 0.1, **given).loss for given in (ids, {}))
+    with blocks(block):
+        loss, whole = (queue_infonce(query, positive, keys, 0.1, **given).loss for given in (ids, {}))
     assert loss[1] == 0 and torch.equal(loss[[0, 2]], whole[[0, 2]])
 
 
-def test_many_small_negatives_are_not_rounded_away_beside_the_positive() -> None:
+@pytest.mark.parametrize("block", ["small", "whole"])
+def test_many_small_negatives_are_not_rounded_away_beside_the_positive(block: str) -> None:
     # 500 negatives, each exp(-25) beside 1: below the spacing of float32 there.
     query, share = torch.ones(1, 1, requires_grad=True), 500 * math.exp(-25)
-    with blocks("small"):
+    with blocks(block):
         loss = queue_infonce(query, torch.full((1, 1), 25.0), torch.zeros(500, 1), 1.0).loss
     loss.sum().backward()
     assert loss.item() == pytest.approx(share, rel=1e-5)
@@ -62,17 +59,16 @@ def test_the_loss_is_nearer_to_float64_than_that_of_the_whole_array() -> None:
     assert (queue_infonce(query, positive, keys, 0.07).loss - exact).abs().mean() < (single - exact).abs().mean() / 3
 
 
-@both_paths
-def test_the_queue_gets_no_gradient_and_may_be_overwritten_before_the_backward_pass(path: str) -> None:
+@pytest.mark.parametrize("block", ["small", "whole"])
+def test_the_queue_gets_no_gradient_and_may_be_overwritten_before_the_backward_pass(block: str) -> None:
     query, positive, keys = vectors(0, 4, 4, 50)
     query.requires_grad_()
-    if path == "chunked":
+    with blocks(block):
         (expected,) = torch.autograd.grad(queue_infonce(query, positive, keys, 0.05).loss.sum(), query)
         loss = queue_infonce(query, positive, keys, 0.05).loss
         keys.copy_(keys.flip(0))
         assert torch.equal(torch.autograd.grad(loss.sum(), query)[0], expected)
-    keys.requires_grad_()
-    with use_path(path):
+        keys.requires_grad_()
         queue_infonce(query, positive, keys, 0.05).loss.sum().backward()
     assert keys.grad is None
 
@@ -84,12 +80,11 @@ def test_losses_against_two_queues_that_are_large_and_tiny() -> None:
     torch.testing.assert_close(against_both(one, other).loss, expected, rtol=1e-6, atol=0)
 
 
-@both_paths
-@pytest.mark.parametrize("block", ["small", "kept"])
-def test_a_tie_is_not_correct(block: str, path: str) -> None:
+@pytest.mark.parametrize("block", ["small", "large"])
+def test_a_tie_is_not_correct(block: str) -> None:
     # Whole numbers and a temperature of 1/4 make equal logits exactly equal: x·y is [[5, 5], [0, 5]].
     x, y = torch.tensor([[1.0, 2.0], [2.0, -1.0]]), torch.tensor([[1.0, 2.0], [3.0, 1.0]])
-    with blocks(block), use_path(path):
+    with blocks(block):
         result = inbatch_infonce(x, y, 0.25)
     assert result.forward_correct.tolist() == [False, True] and result.backward_correct.tolist() == [True, False]
 
@@ -161,19 +156,14 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     return found if out is None else out.copy_(found)
 
 
-@pytest.mark.parametrize("kept", [0, chunked_steps.KEPT_PAIRS])
-@pytest.mark.parametrize("name", ["queue", "in-batch", "hard", "triplets"])
 @pytest.mark.parametrize("columns", [0, 1])
-def test_half_operands(name: str, columns: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_operands(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products that read half precision, as those of GPUs do under autocast, give the losses of float32."""
-    problem = KERNELS[name](Draw(batch=24, size=32, near=0.8, share=0.25, columns=columns, dtype=torch.float32))
+    problem = queue(Draw(batch=24, size=32, near=0.8, share=0.25, columns=columns, dtype=torch.float32))
     expected = problem.found()
-    monkeypatch.setattr(chunked_steps, "KEPT_PAIRS", kept)
-    for module in (QUEUE, PAIRS):
-        monkeypatch.setattr(module, "operand_dtype", lambda tensor: torch.bfloat16)
-    for module in (QUEUE, SWEEP):
-        monkeypatch.setattr(module, "multiply", product)
-        monkeypatch.setattr(module, "multiply_add", lambda total, a, b: total.add_(product(a, b)))
+    monkeypatch.setattr(QUEUE, "operand_dtype", lambda tensor: torch.bfloat16)
+    monkeypatch.setattr(QUEUE, "multiply", product)
+    monkeypatch.setattr(QUEUE, "multiply_add", lambda total, a, b: total.add_(product(a, b)))
     found = problem.found()
     for key in ("loss", *problem.inputs):
         assert (found[key] - expected[key]).norm() < 0.02 * expected[key].norm(), key

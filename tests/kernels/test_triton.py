@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.table import KERNELS, Draw, check
-from xrep.kernels import chunked_steps
-from xrep.kernels.blocks import Pairs, PairStatistics, QueueSoftmax
+from tests.kernels.table import KERNELS, Draw, check, triton
+from xrep.kernels import softmax
+from xrep.kernels.softmax import QueueSoftmax
 
 pytest.importorskip("triton", reason="Triton is not installed: it comes with the extra 'test' on x86-64 Linux")
-triton_steps = pytest.importorskip("xrep.kernels.triton_steps")
+triton_kernels = pytest.importorskip("xrep.kernels.triton_kernels")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -32,9 +32,8 @@ def integers(high: int, *shape: int) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_steps, "QUEUE_ROWS", 48)
-    monkeypatch.setattr(triton_steps, "TILE", (20, 16))
-    monkeypatch.setattr(triton_steps, "VOCABULARY_LOGITS", 1)
+    monkeypatch.setattr(triton_kernels, "queue_rows", lambda queries: 48)
+    monkeypatch.setattr(triton_kernels, "VOCABULARY_LOGITS", 1)
 
 
 CASES: dict[str, tuple[str, Draw]] = {
@@ -42,39 +41,32 @@ CASES: dict[str, tuple[str, Draw]] = {
     "queue, masked": ("queue", Draw(batch=7, size=9, many=101, columns=2, flag=True)),
     "queue, nothing filled": ("queue", Draw(batch=3, many=0)),
     "queue, everything masked": ("queue", Draw(batch=3, many=50, columns=1, sentences=1)),
-    "in-batch": ("in-batch", Draw(batch=21)),
-    "in-batch, ids": ("in-batch", Draw(batch=7, columns=2)),
-    "in-batch, everything masked": ("in-batch", Draw(batch=6, columns=1, sentences=1)),
-    "hard": ("hard", Draw(batch=11)),
-    "hard, ids": ("hard", Draw(batch=7, columns=2, flag=True)),
-    "hard, exponent 0": ("hard", Draw(batch=5, share=0.0)),
-    "triplets": ("triplets", Draw(batch=7, columns=2, flag=True)),
     "vocabulary": ("vocabulary", Draw(batch=2, many=13, share=0.0)),
     "vocabulary, smoothed": ("vocabulary", Draw(batch=7, many=13, flag=True)),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, kept", [*((name, True) for name in CASES), ("in-batch", False), ("hard, ids", False)])
-def test_equals_the_formula(name: str, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_formula(name: str) -> None:
     kernel, draw = CASES[name]
-    monkeypatch.setattr(triton_steps, "KEPT_PAIRS", 2**20 if kept else 0)
     draw = replace(draw, dtype=torch.float32, device=DEVICE)
-    check(KERNELS[kernel](draw), draw, "triton")
+    with triton():
+        check(KERNELS[kernel](draw), draw)
 
 
 @pytest.mark.parametrize("operand", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_weights_of_a_queue_lie_in_the_memory_of_the_scores(operand: torch.dtype) -> None:
     scores, ids = 5 * normal(6, 45), (integers(9, 6, 1), integers(9, 45, 1))
     states = []
-    for module in (triton_steps, chunked_steps):
+    for module in (triton_kernels, softmax):
         maximum = torch.linspace(-3, 12, 6, device=DEVICE)
         total, mixture = torch.ones(6, device=DEVICE), torch.ones(6, 1500, device=DEVICE)
         state = QueueSoftmax(None, maximum, total, torch.full_like(maximum, -9.0), mixture, operand)
         block = scores.clone()
         weights = module.absorb(block, state, ids)
         states.append((weights.float(), state.maximum, state.total, state.hardest, state.mixture))
-        if module is triton_steps:
+        if module is triton_kernels:
             assert weights.dtype == operand and weights.data_ptr() == block.data_ptr()
     tolerance = max(torch.finfo(operand).eps, 1e-6)
     for mine, expected in zip(*states, strict=True):
@@ -85,24 +77,11 @@ def test_half_precision_weights_of_a_queue_lie_in_the_memory_of_the_scores(opera
 def test_half_precision_gradients(operand: torch.dtype) -> None:
     logits, target = 3 * normal(9, 5000), integers(5000, 9)
     ignored = target % 3 == 0
-    ours = triton_steps.vocabulary_softmax(logits.clone(), target, 0.1, ignored, operand)
-    plain = chunked_steps.vocabulary_softmax(logits.clone(), target, 0.1, ignored, operand)
+    ours = triton_kernels.vocabulary_softmax(logits.clone(), target, 0.1, ignored, operand)
+    plain = softmax.vocabulary_softmax(logits.clone(), target, 0.1, ignored, operand)
     assert ours[3].dtype == operand and ignored.any() and not ignored.all()
     for mine, expected in zip(ours, plain, strict=True):
         torch.testing.assert_close(mine.float(), expected.float(), rtol=1e-2, atol=1e-5)
-
-    rows, columns = slice(0, 5), slice(40, 77)
-    listed = torch.tensor([[3], [41], [76], [50], [90]], device=DEVICE)
-    scale = torch.tensor(20.0, device=DEVICE)
-    pairs = Pairs(scale, listed, None, None, operand)
-    wanted = PairStatistics([normal(5), normal(5)], [normal(90), normal(90)])
-    similarities = normal(5, 37) / 10
-    mine, expected = torch.empty(5, 37, dtype=operand, device=DEVICE), torch.empty(5, 37, device=DEVICE)
-    tiles = pairs.tile(rows, columns), wanted.tile(rows, columns)
-    triton_steps.differentiate(similarities, *tiles, mine)
-    chunked_steps.differentiate(similarities, *tiles, expected)
-    assert int((mine == 0).sum()) == 3
-    torch.testing.assert_close(mine.float(), expected, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.slow
@@ -113,4 +92,4 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path: Path, option: str)
     command = [sys.executable, str(Path(__file__).with_name("compile_triton.py")), option]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr[-3000:]
-    assert int(result.stdout.split()[-3]) >= 8 and result.stdout.split()[-2:] == ["kernels", "compiled"]
+    assert int(result.stdout.split()[-3]) >= 5 and result.stdout.split()[-2:] == ["kernels", "compiled"]

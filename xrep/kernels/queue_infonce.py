@@ -22,9 +22,10 @@ from xrep.kernels.pairs import beaten
 from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, operand_dtype
 from xrep.kernels.softmax import QueueSoftmax, mask_equal
 
-WHOLE = 1 << 22
-"""Most logits that are computed at once; more are computed in blocks. Up to here this is as fast (``benchmarks/kernels.py
---cases queue-tiny,queue-even``)."""
+WHOLE = 512, 8192
+"""Most queries, and most rows of a queue, whose logits are computed at once. Up to here this is faster than blocks, and
+from 64 x 4,096 on as fast as plain torch (``benchmarks/kernels.py --cases queue-tiny,queue-whole``). A softmax over more
+rows would round its sum too often."""
 
 
 class InfoNCE(NamedTuple):
@@ -113,7 +114,7 @@ class _QueueInfoNCE(torch.autograd.Function):
         scaled = similarity / tau
         # Scaled queries save a pass over the scores, but would be rounded once more in half precision.
         rows, scale = (wide / tau, None) if operand == tau.dtype else (query.to(operand), 1 / tau)
-        if steps is softmax and scale is None and 0 < len(query) * len(queue) <= WHOLE:
+        if steps is softmax and scale is None and len(query) <= WHOLE[0] and 0 < len(queue) <= WHOLE[1]:
             loss, best, share, mixture = _at_once(rows, scaled, queue.to(operand), ids, learns)
         else:
             mixture = torch.zeros_like(wide, memory_format=torch.contiguous_format) if learns else None
