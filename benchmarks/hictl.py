@@ -26,11 +26,11 @@ import torch.nn.functional as F
 from dap_cost import WARM_UP, text_of
 from harness import add_training_options, make_parser, make_step, run_step, take_turns, write_json
 from torch import Tensor
+from xrep.kernels.pairwise import negatives
 
 from xrep.criteria.criterion import Loss, Planned, Term
 from xrep.criteria.hictl import HiCTL
 from xrep.kernels.arguments import scalar
-from xrep.kernels.pairwise import negatives
 from xrep.models.dual_encoder import DualEncoder
 from xrep.training.distributed import pick_device
 

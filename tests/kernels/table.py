@@ -237,7 +237,7 @@ def inbatch(draw: Draw) -> Problem:
 
 
 def hard(draw: Draw) -> Problem:
-    """HiCTL's equations 2, 3, 5 and 6, with every harder negative built. ``flag``: vectors are normalised first."""
+    """HiCTL's equations 2, 3, 5 and 6, with every harder negative built."""
     generator = torch.Generator().manual_seed(draw.seed)
     x, y = draw.sides()
     lengths = 10 ** (torch.rand(2, draw.batch, 1, generator=generator).to(x) - 0.5)
@@ -246,16 +246,10 @@ def hard(draw: Draw) -> Problem:
 
     def kernel(x: Tensor, y: Tensor, tau: Tensor, rows: Any = slice(None), **group: Any) -> Found:
         own = None if ids is None else ids[rows]
-        found = hard_infonce(x, y, tau, exponent=exponent, normalize=draw.flag, ids=own, **group)
+        found = hard_infonce(x, y, tau, exponent=exponent, ids=own, **group)
         return torch.stack(found[:2]), torch.stack(found[2:4]), torch.stack(found[4:])
 
-    def unit(side: Tensor, dtype: torch.dtype) -> Tensor:
-        normal = F.normalize(side, dim=1)  # vectors in half precision stay so
-        return normal + (F.normalize(side.float(), dim=1).to(dtype) - normal).detach() if dtype in HALF else normal
-
     def formula(x: Tensor, y: Tensor, tau: Tensor) -> Found:
-        if draw.flag:
-            x, y = unit(x, draw.dtype), unit(y, draw.other or draw.dtype)
         keys, partners = torch.cat([x, y]), torch.cat([y, x])
         near, far = (partners - keys).norm(dim=1).detach()[:, None], (keys[:, None] - keys).detach().norm(dim=2)
         mixing = torch.where(far > near, (near / far) ** exponent, 1.0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.profiler import profile
 
-from tests.kernels.table import HALF, KERNELS, Draw, blocks, check
+from tests.kernels.table import HALF, KERNELS, Draw, blocks, check, differentiate
 from tests.kernels.table import QUEUE as OF_QUEUE
 from tests.support.closeness import error
 from xrep.kernels import pairs, precision, softmax
@@ -96,8 +96,7 @@ def test_neither_autocast_nor_the_fast_product_changes_it(name: str, block: str,
     with blocks(block):
         usual = problem.found()
         if name != "vocabulary":  # its products read autocast's type, as those of other linear layers
-            with torch.autocast("cpu", torch.bfloat16):
-                automatic = problem.found()
+            automatic = differentiate(torch.autocast("cpu", torch.bfloat16)(problem.kernel), problem.inputs)
             assert all(torch.equal(automatic[key], usual[key]) for key in usual)
         with precision.exact_products():
             slow = problem.found()
@@ -152,14 +151,14 @@ WHOLE = {"queue": 30 * 3000, "in-batch": 120 * 120, "hard": 160 * 160, "triplets
 def test_the_whole_array_is_never_stored(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"queue": (30, 3000), "vocabulary": (30, 600), "hard": (80, 0)}.get(name, (120, 0))
     problem = KERNELS[name](Draw(batch=sizes[0], many=sizes[1], size=4, dtype=torch.float32))
-    monkeypatch.setattr(pairs, "BLOCK", 2048)
+    monkeypatch.setattr(pairs, "BLOCK", 1000)
     monkeypatch.setattr(softmax, "queue_rows", lambda queries: 100)
     monkeypatch.setattr(softmax, "VOCABULARY_LOGITS", 1)
     monkeypatch.setattr(OF_QUEUE, "WHOLE", (0, 0))
     assert largest_allocation(problem.found) < 4 * WHOLE[name] / 4
 
 
-@pytest.mark.parametrize("name", ["queue", "vocabulary"])
+@pytest.mark.parametrize("name", ["queue", "two queues", "vocabulary"])
 def test_the_gradient_can_be_asked_for_twice_but_has_no_derivative(name: str) -> None:
     # What the gradient needs is saved without its graph. A second derivative would be wrong, so there is none.
     problem = KERNELS[name](Draw())
@@ -170,7 +169,7 @@ def test_the_gradient_can_be_asked_for_twice_but_has_no_derivative(name: str) ->
     with blocks("small"):
         second = torch.autograd.grad(loss, one, create_graph=True)[0]
     assert error(second, first.detach()) < 1e-12 and first.any()
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="once_differentiable|does not require grad"):
         second.sum().backward()
 
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.kernels.arguments import check_tensors, scalar
@@ -41,7 +40,6 @@ def hard_infonce(
     temperature: float | Tensor,
     *,
     exponent: float | Tensor,
-    normalize: bool = False,
     ids: Tensor | None = None,
     group: dist.ProcessGroup | None = None,
     sizes: Sequence[int] | None = None,
@@ -59,7 +57,6 @@ def hard_infonce(
         temperature: divides all cosines; a float or a tensor of one element, which may be learnable. The paper uses 1.
         exponent: ζ · p⁺ in eq. 6: 0.9 times the mean of exp(-loss) over the last 100 batches. 0 leaves the negatives
             unchanged.
-        normalize: scale the vectors to length 1 first. The paper does not.
         ids: int64 [B, I]; two pairs that are equal in any column are not negatives of each other.
         group, sizes: processes whose pairs are also used as negatives, as in ``inbatch_infonce``.
 
@@ -71,8 +68,6 @@ def hard_infonce(
     tau = scalar("temperature", temperature, accumulate, x.device)
     exponent = scalar("exponent", exponent, accumulate, x.device, least=0).detach()
     with torch.autocast(x.device.type, enabled=False):
-        if normalize:
-            x, y = (F.normalize(side.to(accumulate), dim=1).to(side.dtype) for side in (x, y))
         (all_x, all_y, all_ids), start = gathered([x, y, ids], group, sizes)
         query = torch.cat([x.to(accumulate), y.to(accumulate)])
         key = query if group is None else torch.cat([all_x.to(accumulate), all_y.to(accumulate)])
@@ -90,12 +85,12 @@ def hard_infonce(
             same = equal(ids, key_ids)
             along = linear(unit, key)  # q·k / |q|
             with torch.no_grad():
+                best = highest(leave_out(along * key_square.rsqrt(), excluded, same), 1) / tau
                 far = length * length + key_square - 2 * length * along
-                mixing = torch.where(far > near, (near / far) ** (exponent / 2), 1.0)
-                plain = leave_out(along * key_square.rsqrt(), excluded, same)
-                best = highest(plain, 1) / tau
-                count = leave_out(torch.ones_like(mixing), excluded, same, 0).sum(1)
-                interpolation = torch.where(count > 0, leave_out(mixing.clone(), excluded, same, 0).sum(1) / count, 1.0)
+                mixing = torch.where(far > near, (near / far) ** (exponent / 2), 1.0)  # λ
+                compared = leave_out(torch.ones_like(mixing, dtype=torch.bool), excluded, same, False)
+                count, total = compared.sum(1), leave_out(mixing, excluded, same, 0).sum(1)
+                interpolation = torch.where(count > 0, total / count, 1.0)
                 rest, squared = 1 - mixing, mixing * mixing
             hardened = rest * length + mixing * along  # q·k̂ / |q|
             square = hardened.square() + squared * (key_square - along.square())  # |k̂|²
@@ -104,9 +99,8 @@ def hard_infonce(
 
         own = torch.arange(start, start + len(x), device=x.device).repeat(2)
         excluded = torch.stack([own, own + len(all_x)], 1)  # itself and its positive
-        rows = unit, length, near, excluded, *([] if ids is None else [ids.repeat(2, 1)])
-        found = in_blocks(of_block, len(key), *rows)
-        hardest, total, best, interpolation = map(torch.cat, zip(*found, strict=True))
+        rows = (unit, length, near, excluded) if ids is None else (unit, length, near, excluded, ids.repeat(2, 1))
+        hardest, total, best, interpolation = map(torch.cat, in_blocks(of_block, len(key), *rows))
         shift = positive.detach()
         fields = infonce(hardest, total, positive), beaten(best - shift, shift), interpolation
         return HardInfoNCE(*(half for field in fields for half in field.unflatten(0, (2, len(x)))))

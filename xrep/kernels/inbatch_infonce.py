@@ -13,7 +13,7 @@ from torch import Tensor
 from xrep.kernels.arguments import check_number, check_tensors, scalar
 from xrep.kernels.gather import exchange_columns, gathered, rank_sizes
 from xrep.kernels.linear import linear
-from xrep.kernels.pairs import beaten, equal, in_blocks, infonce, leave_out, merge, sum_exp
+from xrep.kernels.pairs import at_columns, beaten, equal, in_blocks, infonce, leave_out, merge, sum_exp
 from xrep.kernels.precision import accumulation_dtype
 
 
@@ -65,26 +65,27 @@ def inbatch_infonce(
     tau = scalar("temperature", temperature, accumulate, x.device)
     with torch.autocast(x.device.type, enabled=False):
         query = x.to(accumulate) / tau
-        positive = (query * y).sum(1)
-        if margin:
-            positive = positive - margin / tau
         if group is not None and sizes is None:
             sizes = rank_sizes(len(x), x.device, group)
         (all_y, all_ids), start = gathered([y, ids], group, sizes)
         key = all_y.to(accumulate)
 
         def of_block(query: Tensor, own: Tensor, ids: Tensor | None = None) -> tuple[Tensor, ...]:
-            logits = leave_out(linear(query, key), own, equal(ids, all_ids))
-            return *sum_exp(logits, 1), *sum_exp(logits, 0)
+            logits = linear(query, key)
+            positive = at_columns(logits, own).squeeze(1)
+            leave_out(logits, own, equal(ids, all_ids))
+            return positive, *sum_exp(logits, 1), *sum_exp(logits, 0)
 
         own = torch.arange(start, start + len(x), device=x.device).unsqueeze(1)
-        found = in_blocks(of_block, len(key), query, own, *([] if ids is None else [ids]))
-        row_best, row_total, *columns = zip(*found, strict=True)
+        given = (query, own) if ids is None else (query, own, ids)
+        positives, row_best, row_total, *columns = in_blocks(of_block, len(key), *given)
         of_columns = merge(*columns)
         if group is not None and sizes is not None:
             # For each column, a rank has only seen its own rows, so the rank that owns the column collects all results.
             of_columns = merge(*exchange_columns(torch.stack(of_columns, 1), sizes, group).unbind(2))
-        best = torch.stack([torch.cat(row_best), of_columns[0]])
+        positive, best = torch.cat(positives), torch.stack([torch.cat(row_best), of_columns[0]])
+        if margin:
+            positive = positive - margin / tau
         losses = infonce(best, torch.stack([torch.cat(row_total), of_columns[1]]), positive)
         correct = beaten(best - positive.detach(), positive.detach())
         return InBatchInfoNCE(losses[0], losses[1], correct[0], correct[1])

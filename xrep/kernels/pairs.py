@@ -34,7 +34,7 @@ NOTHING = float("-inf")
 
 
 def in_blocks(of_block: Callable[..., tuple[Tensor, ...]], columns: int, *rows: Tensor) -> list[tuple[Tensor, ...]]:
-    """Return what ``of_block`` finds in each block of rows.
+    """Return what ``of_block`` finds, a tuple of tensors: of each of them the one of every block of rows.
 
     Args:
         of_block: called with the parts of ``rows`` that belong to a block; it must not draw random numbers.
@@ -43,9 +43,16 @@ def in_blocks(of_block: Callable[..., tuple[Tensor, ...]], columns: int, *rows: 
     """
     size = max(1, BLOCK // max(1, columns))
     if len(rows[0]) <= size:
-        return [of_block(*rows)]
+        return [(found,) for found in of_block(*rows)]
     again = partial(checkpoint, of_block, use_reentrant=False, preserve_rng_state=False)
-    return [again(*parts) for parts in zip(*(each.split(size) for each in rows), strict=True)]
+    found = [again(*parts) for parts in zip(*(each.split(size) for each in rows), strict=True)]
+    return list(zip(*found, strict=True))
+
+
+def at_columns(logits: Tensor, columns: Tensor) -> Tensor:
+    """Return the logits of [R, C] at columns int64 [R, M]. Autograd keeps no logits for it, as it does for a gather."""
+    places = columns + torch.arange(len(logits), device=logits.device).unsqueeze(1) * logits.size(1)
+    return logits.flatten().index_select(0, places.flatten()).view_as(columns)
 
 
 def leave_out(values: Tensor, excluded: Tensor, same: Tensor | None, value: float = NOTHING) -> Tensor:
@@ -65,7 +72,7 @@ def leave_out(values: Tensor, excluded: Tensor, same: Tensor | None, value: floa
 
 
 def equal(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """Return whether rows of ``a`` [R, I] and ``b`` [C, I] are equal in any column: bool [R, C], or None without ids."""
+    """Return whether rows of ``a`` [R, I] and ``b`` [C, I] are equal in any column, bool [R, C]; None without ids."""
     if a is None or b is None:
         return None
     result = a[:, :1] == b[:, 0]

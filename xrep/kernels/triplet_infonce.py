@@ -12,7 +12,7 @@ from torch import Tensor
 from xrep.kernels.arguments import check_number, check_tensors, scalar
 from xrep.kernels.gather import gathered
 from xrep.kernels.linear import linear
-from xrep.kernels.pairs import beaten, equal, in_blocks, infonce, leave_out, merge, sum_exp
+from xrep.kernels.pairs import at_columns, beaten, equal, in_blocks, infonce, leave_out, merge, sum_exp
 from xrep.kernels.precision import accumulation_dtype
 
 
@@ -57,18 +57,20 @@ def triplet_infonce(
     tau = scalar("temperature", temperature, accumulate, anchor.device)
     with torch.autocast(anchor.device.type, enabled=False):
         query = anchor.to(accumulate) / tau
-        own_positive, own_negative = ((query * side).sum(1) for side in (positive, negative))
         (all_positive, all_negative, all_ids), start = gathered([positive, negative, ids], group, sizes)
         key = torch.cat([all_positive.to(accumulate), all_negative.to(accumulate)])
         key_ids = None if all_ids is None else torch.cat([all_ids[:, :2], all_ids[:, [2, 2]]])
 
         def of_block(query: Tensor, own: Tensor, ids: Tensor | None = None) -> tuple[Tensor, ...]:
-            return sum_exp(leave_out(linear(query, key), own, equal(ids, key_ids)), 1)
+            logits = linear(query, key)
+            pair = at_columns(logits, own)
+            return pair, *sum_exp(leave_out(logits, own, equal(ids, key_ids)), 1)
 
         own = torch.arange(start, start + len(anchor), device=anchor.device)
-        excluded = torch.stack([own, own + len(all_positive)], 1)  # the own hard negative is added below
-        found = in_blocks(of_block, len(key), query, excluded, *([] if ids is None else [ids[:, :2]]))
-        best, total = map(torch.cat, zip(*found, strict=True))
+        own = torch.stack([own, own + len(all_positive)], 1)  # the own hard negative is added below
+        given = (query, own) if ids is None else (query, own, ids[:, :2])
+        pairs, best, total = map(torch.cat, in_blocks(of_block, len(key), *given))
+        own_positive, own_negative = pairs.unbind(1)
         hardest, shift = own_negative.detach(), own_positive.detach()
         own_total = weight * (own_negative - hardest).exp()  # the weight, with the gradient of the own hard negative
         loss = infonce(*merge([best, hardest], [total, own_total]), own_positive)
