@@ -344,7 +344,7 @@ def main(argv: Sequence[str]) -> None:
     keep_freed_memory()
     import torch
 
-    from xrep.kernels.paths import describe
+    from xrep.kernels.fused import describe
 
     device = torch.device(options.device)
     machine = {

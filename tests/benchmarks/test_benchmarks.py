@@ -20,7 +20,6 @@ from tests.support.planning import plan
 from xrep.criteria.dap import DAP
 from xrep.errors import UserError
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.kernels.paths import use_path
 from xrep.kernels.precision import exact_products
 from xrep.models.dual_encoder import DualEncoder
 
@@ -78,7 +77,7 @@ def test_operations_are_those_that_torch_counts(layers: int, ratio: float) -> No
     dap = DAP(DAP.Config(rtl_layers=layers, reconstruction_ratio=ratio, rtl_vocabulary="all"), model, text)
     planned = plan(dap, next(batches))
     counter = FlopCounterMode(display=False)
-    with use_path("reference"), exact_products(), sdpa_kernel(SDPBackend.MATH):
+    with exact_products(), sdpa_kernel(SDPBackend.MATH):
         with counter:
             dap.vectors(model, planned)
         encoder = counter.get_total_flops()
