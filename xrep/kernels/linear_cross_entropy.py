@@ -87,11 +87,13 @@ def linear_cross_entropy(
 def _check_values(target: Tensor, words: int, ignore_index: int, bias: Tensor | None, groups: Tensor | None) -> None:
     if target.device.type != "cpu":
         return
-    wrong = target[((target < 0) | (target >= words)) & (target != ignore_index)]
+    values = target.numpy()
+    wrong = values[((values < 0) | (values >= words)) & (values != ignore_index)]
     if len(wrong):
-        raise ValueError(f"target {int(wrong[0])} is neither in [0, {words}) nor the ignore_index {ignore_index}")
-    if groups is not None and bias is not None and ((groups < 0) | (groups >= len(bias))).any():
-        raise ValueError(f"groups must lie in [0, {len(bias)})")
+        raise ValueError(f"target {wrong[0]} is neither in [0, {words}) nor the ignore_index {ignore_index}")
+    if groups is not None and bias is not None and len(groups):
+        if not 0 <= groups.numpy().min() <= groups.numpy().max() < len(bias):
+            raise ValueError(f"groups must lie in [0, {len(bias)})")
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
