@@ -82,7 +82,8 @@ def inbatch_infonce(
         of_columns = merge(*columns)
         if group is not None and sizes is not None:
             # For each column, a rank has only seen its own rows, so the rank that owns the column collects all results.
-            of_columns = merge(*exchange_columns(torch.stack(of_columns, 1), sizes, group).unbind(2))
+            everyone = exchange_columns(torch.stack(of_columns, 1), sizes, group)
+            of_columns = merge(*(each.unbind() for each in everyone.unbind(2)))
         positive, best = torch.cat(positives), torch.stack([torch.cat(row_best), of_columns[0]])
         if margin:
             positive = positive - margin / tau
