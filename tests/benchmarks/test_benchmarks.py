@@ -11,6 +11,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -77,7 +78,7 @@ def test_operations_are_those_that_torch_counts(layers: int, ratio: float) -> No
     dap = DAP(DAP.Config(rtl_layers=layers, reconstruction_ratio=ratio, rtl_vocabulary="all"), model, text)
     planned = plan(dap, next(batches))
     counter = FlopCounterMode(display=False)
-    with exact_products(), sdpa_kernel(SDPBackend.MATH):
+    with exact_products(), sdpa_kernel(SDPBackend.MATH), torch.no_grad():  # a loss computes its gradient with it
         with counter:
             dap.vectors(model, planned)
         encoder = counter.get_total_flops()
