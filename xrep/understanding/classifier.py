@@ -13,39 +13,23 @@ import torch
 from torch import Tensor
 
 from xrep.data.batch import TextSpec, batches_of
-from xrep.data.rows import (
-    IGNORED,
-    Reading,
-    Row,
-    batch_of_rows,
-    label_rows,
-    question_rows,
-    table_of_rows,
-    tag_rows,
-)
 from xrep.data.table import Table
 from xrep.errors import UserError
-from xrep.models.classifier import load_classifier
 from xrep.models.device import to_device
 from xrep.models.directory import TOKENIZER, fingerprint, load_model, open_checkpoint
-from xrep.models.kinds import expect
-from xrep.models.model import ClassifyingModel
+from xrep.models.kinds import PRETRAINED, expect
 from xrep.precision import Precision
-from xrep.text.annotated import Question, TaggedSentence
 from xrep.text.examples import Example
 from xrep.text.sides import SHARED, Tokenizers, open_tokenizers
+from xrep.understanding.labels import label_rows
+from xrep.understanding.model import KINDS, Classifier, load_classifier
+from xrep.understanding.questions import Question, question_rows
+from xrep.understanding.rows import IGNORED, Reading, Row, batch_of_rows, table_of_rows
+from xrep.understanding.tags import TaggedSentence, tag_rows
 
 BATCH_TOKENS = 4096
 CANDIDATES, MAX_ANSWER = 20, 30
 """As in BERT's evaluation: the best beginnings and ends of a window that are combined, subwords of an answer."""
-WINDOWS = {"stride": 128, "max_question": 64}
-"""The windows of a context, unless the run says otherwise."""
-KINDS = {
-    "label": ("labels of texts", "xnli, pawsx or amazon"),
-    "tags": ("tags of words", "pos or ner"),
-    "span": ("answers to questions", "qa"),
-}
-"""What each kind of classifier predicts, and the evaluations that measure it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +56,7 @@ class SentenceClassifier:
         training_hashes: File of the hashes of its training sentences, or None.
     """
 
-    model: ClassifyingModel
+    model: Classifier
     text: TextSpec
     tokenizers: Tokenizers
     _: KW_ONLY
@@ -83,7 +67,7 @@ class SentenceClassifier:
 
     def __post_init__(self) -> None:
         self.annotation = self.model.annotation
-        self._reading = Reading(self.tokenizers[SHARED], self.text.vocabulary(SHARED), self.text.max_length)
+        self._reading = Reading.of(self.tokenizers[SHARED], self.text.max_length, self.options)
 
     @classmethod
     def load(
@@ -102,7 +86,7 @@ class SentenceClassifier:
             UserError: It is neither, or its model is not a classifier, or the device does not compute in ``dtype``.
         """
         run: dict[str, Any] = {}
-        if expect(path, "classifier", "pretrained classifier") == "pretrained classifier":
+        if expect(path, Classifier, PRETRAINED[1]) == PRETRAINED[1]:
             model, text, tokenizers = load_classifier(Path(path))
         else:
             checkpoint = open_checkpoint(path)
@@ -118,9 +102,9 @@ class SentenceClassifier:
     def check_kind(self, kind: str) -> None:
         """Raise UserError if the classifier predicts something else than annotations of this kind."""
         if self.annotation.kind != kind:
-            (predicted, tests), (wanted, _) = KINDS[self.annotation.kind], KINDS[kind]
-            problem, cure = f"this classifier predicts {predicted}, not {wanted}", f"measure it by xrep-eval {tests}"
-            raise UserError(problem, path=self.path or None, cure=cure)
+            own, problem = KINDS[self.annotation.kind], f"not {KINDS[kind].predicts}"
+            problem, cure = f"this classifier predicts {own.predicts}, {problem}", f"xrep-eval {own.evaluations}"
+            raise UserError(problem, path=self.path or None, cure=f"measure it by {cure}")
 
     def predict(self, texts: Sequence[str | tuple[str, ...]]) -> tuple[list[str], np.ndarray]:
         """Return the most probable label of each of N texts or pairs, and the probabilities of all L labels, float32
@@ -138,7 +122,7 @@ class SentenceClassifier:
     def tag(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
         """Return the tag of each word of each sentence."""
         self.check_kind("tags")
-        examples = [TaggedSentence(tuple(words), (), "", Path(), 0) for words in sentences]
+        examples = [TaggedSentence(tuple(words)) for words in sentences]
         rows = self._table(tag_rows(examples, self._reading, lambda e: (0,) * len(e.words)))
         best_of_row = {row: logits.argmax(dim=1)[labels != IGNORED] for row, labels, logits in self._logits(rows)}
         tags = [list[str]() for _ in examples]
@@ -150,8 +134,7 @@ class SentenceClassifier:
         """Return the best answer to each question in its context; a UserError says if there is no room for a context
         beside a question."""
         self.check_kind("span")
-        sizes = {name: int(self.options.get(name, usual)) for name, usual in WINDOWS.items()}
-        windows = list(question_rows(questions, self._reading, **sizes))
+        windows = list(question_rows(questions, self._reading))
         best = [FoundAnswer("", 0, -float("inf"))] * len(questions)
         for number, _, logits in self._logits(self._table(windows)):
             row = windows[number]
@@ -163,7 +146,7 @@ class SentenceClassifier:
         return best
 
     def _table(self, rows: Iterable[Row]) -> Table:
-        return table_of_rows(self.annotation.kind, rows, self._reading.vocabulary)
+        return table_of_rows(rows, self._reading.vocabulary)
 
     @torch.inference_mode()
     def _logits(self, rows: Table) -> Iterator[tuple[int, Tensor, Tensor]]:

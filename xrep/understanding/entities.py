@@ -1,26 +1,19 @@
-"""F1 of named entities in IOB2 tags as seqeval counts them, in its strict mode and by default, and accuracy of tags."""
+"""Named entities in IOB2 tags as seqeval counts them, in its strict mode and by default."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import numpy as np
 
 Entity = tuple[int, int, str]
 """First word, word behind the last one, and type."""
 
 
-class EntityScore(NamedTuple):
-    """Precision, recall and their harmonic mean, in percent, over all entities of all sentences."""
-
-    precision: float
-    recall: float
-    f1: float
-
-
-def entities_of(tags: Sequence[str]) -> list[Entity]:
+def entities_of(tags: Sequence[str]) -> set[Entity]:
     """Return the entities of a sentence: B-X, followed by any number of I-X. Other I-X belong to no entity.
 
-    >>> entities_of(["B-PER", "I-PER", "O", "I-LOC", "B-LOC", "I-PER"])
+    >>> sorted(entities_of(["B-PER", "I-PER", "O", "I-LOC", "B-LOC", "I-PER"]))
     [(0, 2, 'PER'), (4, 5, 'LOC')]
     """
     entities = list[Entity]()
@@ -30,7 +23,7 @@ def entities_of(tags: Sequence[str]) -> list[Entity]:
             entities.append((word, word + 1, kind))
         elif prefix == "I" and entities and entities[-1][1:] == (word, kind):
             entities[-1] = (entities[-1][0], word + 1, kind)
-    return entities
+    return set(entities)
 
 
 def lenient_entities(sentences: Sequence[Sequence[str]]) -> list[set[Entity]]:
@@ -61,38 +54,19 @@ def lenient_entities(sentences: Sequence[Sequence[str]]) -> list[set[Entity]]:
     return entities
 
 
-def entity_score(
-    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], *, lenient: bool = False
-) -> EntityScore:
-    """Compare the entities of sentences, which are those of ``lenient_entities`` or those of ``entities_of``; one is
-    right if both ends and the type agree (micro-average).
-    """
-    return score_of(entity_counts(gold, predicted, lenient=lenient))
-
-
-def score_of(counts: Sequence[tuple[int, int, int]]) -> EntityScore:
-    """Return the score of the ``entity_counts`` of sentences."""
-    right, expected, given = map(sum, zip((0, 0, 0), *counts, strict=True))
-    precision, recall = right / max(given, 1), right / max(expected, 1)
-    f1 = 2 * precision * recall / (precision + recall) if right else 0.0
-    return EntityScore(100 * precision, 100 * recall, 100 * f1)
-
-
 def entity_counts(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], *, lenient: bool = False
-) -> list[tuple[int, int, int]]:
-    """Return the numbers of right, of expected and of given entities of each sentence; see ``entity_score``."""
-    find = lenient_entities if lenient else lambda side: [set(entities_of(tags)) for tags in side]
+) -> np.ndarray:
+    """Return the numbers of right, of expected and of given entities of each sentence, int64 [N, 3].
+
+    Entities are those of ``lenient_entities`` or those of ``entities_of``; one is right if ends and type agree.
+    """
+    find = lenient_entities if lenient else lambda sentences: list(map(entities_of, sentences))
     pairs = zip(find(gold), find(predicted), strict=True)
-    return [(len(expected & given), len(expected), len(given)) for expected, given in pairs]
+    counts = [(len(expected & given), len(expected), len(given)) for expected, given in pairs]
+    return np.array(counts, np.int64).reshape(-1, 3)
 
 
 def is_entity_scheme(labels: Sequence[str]) -> bool:
     """Return whether tags are those of entities: all are O, B-X or I-X, and there is a B-X."""
     return any(tag.startswith("B-") for tag in labels) and all(tag == "O" or tag[:2] in ("B-", "I-") for tag in labels)
-
-
-def tag_accuracy(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> float:
-    """Return the percentage of words whose tag is right."""
-    pairs = [wanted == tag for tags in zip(gold, predicted, strict=True) for wanted, tag in zip(*tags, strict=True)]
-    return 100 * sum(pairs) / max(len(pairs), 1)
