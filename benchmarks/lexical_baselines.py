@@ -25,7 +25,7 @@ from harness import make_parser, write_json
 
 from xrep.text.examples import Example
 from xrep.text.find import discover
-from xrep.understanding import answers
+from xrep.understanding import figures as answers
 from xrep.understanding.labels import is_labelled, read_labelled
 from xrep.understanding.questions import Question, is_questions, read_questions
 

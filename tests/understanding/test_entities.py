@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xrep.understanding.entities import entities_of, entity_counts, is_entity_scheme
+from xrep.understanding.figures import entities_of, entity_counts, is_entity_scheme
 
 IOB2 = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 UPOS = ["NOUN", "VERB", "X", "CCONJ", "SCONJ", "SYM", "INTJ", "_"]

@@ -24,7 +24,7 @@ from xrep.text.sides import SHARED, Tokenizers, open_tokenizers
 from xrep.understanding.labels import label_rows
 from xrep.understanding.model import KINDS, Classifier, load_classifier
 from xrep.understanding.questions import Question, question_rows
-from xrep.understanding.rows import IGNORED, Reading, Row, batch_of_rows, table_of_rows
+from xrep.understanding.rows import IGNORED, Reading, Row, batch_of_rows, row_columns, row_schema
 from xrep.understanding.tags import TaggedSentence, tag_rows
 
 BATCH_TOKENS = 4096
@@ -36,9 +36,9 @@ CANDIDATES, MAX_ANSWER = 20, 30
 class FoundAnswer:
     """The best answer in a context: characters ``start`` to ``start + len(text)``, and the sum of its two logits."""
 
-    text: str
-    start: int
-    score: float
+    text: str = ""
+    start: int = 0
+    score: float = -float("inf")
 
 
 @dataclass(eq=False, repr=False)
@@ -102,9 +102,9 @@ class SentenceClassifier:
     def check_kind(self, kind: str) -> None:
         """Raise UserError if the classifier predicts something else than annotations of this kind."""
         if self.annotation.kind != kind:
-            own, problem = KINDS[self.annotation.kind], f"not {KINDS[kind].predicts}"
-            problem, cure = f"this classifier predicts {own.predicts}, {problem}", f"xrep-eval {own.evaluations}"
-            raise UserError(problem, path=self.path or None, cure=f"measure it by {cure}")
+            own, cure = KINDS[self.annotation.kind], "measure it by xrep-eval"
+            problem = f"this classifier predicts {own.predicts}, not {KINDS[kind].predicts}"
+            raise UserError(problem, path=self.path or None, cure=f"{cure} {own.evaluations}")
 
     def predict(self, texts: Sequence[str | tuple[str, ...]]) -> tuple[list[str], np.ndarray]:
         """Return the most probable label of each of N texts or pairs, and the probabilities of all L labels, float32
@@ -112,10 +112,9 @@ class SentenceClassifier:
         self.check_kind("label")
         pairs = [(text,) if isinstance(text, str) else text for text in texts]
         examples = [Example(tuple(" ".join(one.split()) for one in pair), ()) for pair in pairs]
-        rows = self._table(label_rows(examples, self._reading, lambda _: (0,)))
         logits = torch.empty(len(examples), len(self.annotation.labels))
-        for row, _, row_logits in self._logits(rows):
-            logits[row] = row_logits
+        for _, row, own in self._logits(label_rows(examples, self._reading, lambda _: (0,))):
+            logits[row.example] = own
         probabilities = logits.softmax(dim=1).numpy()
         return [self.annotation.labels[best] for best in probabilities.argmax(axis=1)], probabilities
 
@@ -123,21 +122,19 @@ class SentenceClassifier:
         """Return the tag of each word of each sentence."""
         self.check_kind("tags")
         examples = [TaggedSentence(tuple(words)) for words in sentences]
-        rows = self._table(tag_rows(examples, self._reading, lambda e: (0,) * len(e.words)))
-        best_of_row = {row: logits.argmax(dim=1)[labels != IGNORED] for row, labels, logits in self._logits(rows)}
         tags = [list[str]() for _ in examples]
-        for row, example in enumerate(rows["example"].values.tolist()):
-            tags[example] += [self.annotation.labels[best] for best in best_of_row[row].tolist()]
+        rows = tag_rows(examples, self._reading, lambda example: (0,) * len(example.words))
+        for _, row, logits in sorted(self._logits(rows), key=lambda found: found[0]):
+            best = logits.argmax(dim=1)[: len(row.ids)][torch.tensor(row.labels) != IGNORED]
+            tags[row.example] += [self.annotation.labels[number] for number in best.tolist()]
         return tags
 
     def answer(self, questions: Sequence[Question]) -> list[FoundAnswer]:
         """Return the best answer to each question in its context; a UserError says if there is no room for a context
         beside a question."""
         self.check_kind("span")
-        windows = list(question_rows(questions, self._reading))
-        best = [FoundAnswer("", 0, -float("inf"))] * len(questions)
-        for number, _, logits in self._logits(self._table(windows)):
-            row = windows[number]
+        best = [FoundAnswer()] * len(questions)
+        for _, row, logits in self._logits(question_rows(questions, self._reading)):
             span = best_span(logits.numpy(), row)
             if span is not None and span[2] > best[row.example].score:
                 start, end, score = span
@@ -145,17 +142,15 @@ class SentenceClassifier:
                 best[row.example] = FoundAnswer(text.strip(), end - len(text.lstrip()), score)
         return best
 
-    def _table(self, rows: Iterable[Row]) -> Table:
-        return table_of_rows(rows, self._reading.vocabulary)
-
     @torch.inference_mode()
-    def _logits(self, rows: Table) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield the number of each row, its labels, and its logits in float32 on the CPU, similar lengths together."""
-        self.model.eval()
-        device = next(self.model.parameters()).device
-        for numbers in batches_of(rows["ids"].lengths(np.arange(len(rows))), self.batch_tokens):
-            batch = batch_of_rows(rows, np.array(numbers), self._reading.vocabulary)
-            yield from zip(numbers, batch.labels, self.model(batch.tokens.to(device)).float().cpu(), strict=True)
+    def _logits(self, rows: Iterable[Row]) -> Iterator[tuple[int, Row, Tensor]]:
+        """Yield the number of each row, the row, and its logits in float32 on the CPU, similar lengths together."""
+        rows, vocabulary = list(rows), self._reading.vocabulary
+        table = Table.in_memory("rows", row_schema(vocabulary.size), row_columns(rows))
+        device = next(self.model.eval().parameters()).device
+        for numbers in batches_of([len(row.ids) for row in rows], self.batch_tokens):
+            tokens = batch_of_rows(table, np.array(numbers), vocabulary).tokens.to(device)
+            yield from zip(numbers, (rows[n] for n in numbers), self.model(tokens).float().cpu(), strict=True)
 
 
 def best_span(logits: np.ndarray, row: Row) -> tuple[int, int, float] | None:

@@ -17,8 +17,8 @@ from xrep.evaluation.reading import choose_languages
 from xrep.text.find import of_split
 from xrep.text.languages import name
 from xrep.understanding import scoring
-from xrep.understanding.answers import Normalisation
 from xrep.understanding.classifier import SentenceClassifier
+from xrep.understanding.figures import Normalisation
 from xrep.understanding.labels import ClassificationTask
 from xrep.understanding.questions import QuestionAnsweringTask
 from xrep.understanding.rows import numbering

@@ -7,22 +7,18 @@ The files are described in ``xrep.text.examples``. Rows without a label (``-`` o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from pathlib import Path
 
-import torch
-
-from xrep.criteria.criterion import Loss, Planned
-from xrep.data.batch import Batch
 from xrep.data.build import chunks
 from xrep.tasks.task import ExampleKind
 from xrep.text.examples import Example, read_rows
 from xrep.text.find import PARALLEL, TextFile
 from xrep.text.lines import is_too_long
 from xrep.text.records import ending_of, plain_name
-from xrep.understanding.model import Classifier
 from xrep.understanding.rows import Numbering, Reading, Row, sequence
-from xrep.understanding.task import AnnotatedTask, AnnotationCriterion, cross_entropy
+from xrep.understanding.task import AnnotatedTask, AnnotationCriterion
 
 LABELLED_TEXTS = ExampleKind("labelled texts", "`task` to classification")
 
@@ -76,14 +72,7 @@ class ClassificationTask(AnnotatedTask):
     kind, gives = "label", LABELLED_TEXTS
     what, forms = "labelled text", ".tsv, .jsonl or .review"
     accepts, read, rows = staticmethod(is_labelled), staticmethod(read_labelled), staticmethod(label_rows)
-
-    @staticmethod
-    def labels(example: Example) -> Sequence[str]:
-        return (example.label,)
-
-    @staticmethod
-    def texts(example: Example) -> Sequence[str]:
-        return example.sentences
+    labels, texts = staticmethod(lambda example: (example.label,)), attrgetter("sentences")
 
 
 class Classification(AnnotationCriterion):
@@ -92,11 +81,4 @@ class Classification(AnnotationCriterion):
     The metric ``accuracy`` is the percentage of texts whose label has the largest logit.
     """
 
-    reads = (LABELLED_TEXTS,)
-
-    def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
-        return Planned(batch, {"classification": len(batch)})
-
-    def forward(self, model: Classifier, planned: Planned) -> Loss:
-        batch = planned.batch
-        return cross_entropy("classification", model(batch.tokens).float(), batch.labels[:, 0])
+    reads, term = (LABELLED_TEXTS,), "classification"

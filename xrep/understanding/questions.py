@@ -6,9 +6,10 @@ The files are the JSON of SQuAD (Rajpurkar et al., 2016): XQuAD, MLQA, TyDiQA-Go
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -170,6 +171,7 @@ class QuestionAnsweringTask(AnnotatedTask):
     kind, gives = "span", QUESTIONS
     what, forms = "questions", ".json"
     accepts, read, rows = staticmethod(is_questions), staticmethod(read_questions), staticmethod(question_rows)
+    labels, texts = staticmethod(lambda example: ()), attrgetter("texts")
 
     @dataclass(kw_only=True)
     class Config(AnnotatedTask.Config):
@@ -179,14 +181,6 @@ class QuestionAnsweringTask(AnnotatedTask):
         """Number of subwords by which a window begins after the one before it."""
         max_question: Count = 64
         """Number of subwords of a question that are read."""
-
-    @staticmethod
-    def labels(example: Question) -> Sequence[str]:
-        return ()
-
-    @staticmethod
-    def texts(example: Question) -> Sequence[str]:
-        return example.texts
 
 
 class Span(AnnotationCriterion):

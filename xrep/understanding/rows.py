@@ -3,9 +3,6 @@
 A row is a text or a pair ([CLS] x [SEP] y [SEP]), the words of a sentence, or a question and a window of its context.
 An example has several rows where it is longer than a sequence may be: a long sentence of words is divided between
 words, and the context of a question into overlapping windows.
-
-The table of a split has the columns ``ids`` (tokens, special tokens included), ``labels``, ``first`` and ``example``,
-as ``Row`` has them.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ Numbering = Callable[[Any], Sequence[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Annotation:
-    """What a classifier predicts. A task tells it to the model as ``TextSpec.facts``."""
+    """What a classifier predicts. A task tells it to the model in ``TextSpec.facts``."""
 
     kind: Literal["label", "tags", "span"]
     """A label of each text (label), a tag of each word (tags), or the part of a text that answers a question (span)."""
@@ -94,25 +91,14 @@ def sequence(first: Sequence[int], second: Sequence[int] | None, reading: Readin
 
     If it is too long, tokens at the end of the longer sentence are left out one by one, as transformers does.
     """
-    vocabulary, max_length = reading.vocabulary, reading.max_length
-    begin = [] if vocabulary.bos_id is None else [vocabulary.bos_id]
+    vocabulary, x, y = reading.vocabulary, list(first), list(second or ())
     separators = [vocabulary.eos_id] * (1 if second is None else vocabulary.pair_separators)
-    room = max_length - len(begin) - len(separators) - (second is not None)
-    sizes = cut_lengths(len(first), 0 if second is None else len(second), room)
-    ids = [*begin, *first[: sizes[0]], *separators]
-    return (ids, len(ids)) if second is None else ([*ids, *second[: sizes[1]], vocabulary.eos_id], len(ids))
-
-
-def cut_lengths(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return the lengths of two sentences that together have at most ``room`` tokens.
-
-    Tokens are taken from the longer one until both are equally long, and then in turns, beginning with the second.
-    """
-    excess = max(0, first + second - max(room, 0))
-    difference = min(excess, abs(first - second))
-    first, second = (first - difference, second) if first > second else (first, second - difference)
-    rest = excess - difference
-    return first - rest // 2, second - (rest + 1) // 2
+    room = reading.max_length - vocabulary.leading_count - len(separators) - (second is not None)
+    while len(x) + len(y) > max(room, 0):
+        (x if len(x) > len(y) else y).pop()
+    begin = [] if vocabulary.bos_id is None else [vocabulary.bos_id]
+    front, behind = [*begin, *x, *separators], [] if second is None else [*y, vocabulary.eos_id]
+    return front + behind, len(front)
 
 
 def numbering(known: Sequence[str], labels: Callable[[Any], Sequence[str]]) -> Numbering:
@@ -131,9 +117,8 @@ def numbering(known: Sequence[str], labels: Callable[[Any], Sequence[str]]) -> N
 
 
 def row_schema(vocabulary_size: int) -> Schema:
-    """Return the columns of a table of rows."""
-    fixed = ColumnType("<u4")
-    labels = ColumnType("<i4", ragged=True)
+    """Return the columns of a table of rows, which are named as in ``Row``."""
+    fixed, labels = ColumnType("<u4"), ColumnType("<i4", ragged=True)
     return {"ids": token_type(vocabulary_size), "labels": labels, "first": fixed, "example": fixed}
 
 
@@ -144,11 +129,6 @@ def row_columns(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
         lengths = np.array([len(row.labels) for row in chunk])
         fixed = {name: np.array([getattr(row, name) for row in chunk]) for name in ("first", "example")}
         yield {"ids": flatten([row.ids for row in chunk]), "labels": (labels, lengths), **fixed}
-
-
-def table_of_rows(rows: Iterable[Row], vocabulary: Vocabulary) -> Table:
-    """Return a table of rows in memory."""
-    return Table.in_memory("rows", row_schema(vocabulary.size), row_columns(rows))
 
 
 def batch_of_rows(table: Table, rows: np.ndarray, vocabulary: Vocabulary) -> Batch:

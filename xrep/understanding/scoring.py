@@ -11,9 +11,8 @@ from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
 from xrep.tasks.task import Task
 from xrep.training.validator import OverRanks, Validator
-from xrep.understanding.answers import Normalisation, exact_match, f1
 from xrep.understanding.classifier import SentenceClassifier
-from xrep.understanding.entities import entity_counts, is_entity_scheme
+from xrep.understanding.figures import Normalisation, entity_counts, exact_match, f1, is_entity_scheme
 from xrep.understanding.model import Classifier
 from xrep.understanding.rows import Annotation
 from xrep.understanding.task import AnnotatedTask

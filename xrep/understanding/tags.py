@@ -16,12 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 
-import torch
-
-from xrep.criteria.criterion import Loss, Planned
-from xrep.data.batch import Batch
 from xrep.data.build import chunks
 from xrep.errors import UserError
 from xrep.tasks.task import ExampleKind
@@ -29,9 +26,8 @@ from xrep.text.exclusion import TextFormat
 from xrep.text.find import TextFile
 from xrep.text.lines import read_lines
 from xrep.text.records import ending_of, plain_name
-from xrep.understanding.model import Classifier
 from xrep.understanding.rows import IGNORED, Numbering, Reading, Row, sequence
-from xrep.understanding.task import AnnotatedTask, AnnotationCriterion, cross_entropy
+from xrep.understanding.task import AnnotatedTask, AnnotationCriterion
 
 TAGGED_WORDS = ExampleKind("tagged words", "`task` to tagging")
 _COLUMNS, _FIRST_LINES = 10, 1000
@@ -181,14 +177,7 @@ class TaggingTask(AnnotatedTask):
     kind, gives = "tags", TAGGED_WORDS
     what, forms = "tagged words", ".conllu or .tsv"
     accepts, read, rows = staticmethod(is_tagged), staticmethod(read_tagged), staticmethod(tag_rows)
-
-    @staticmethod
-    def labels(example: TaggedSentence) -> Sequence[str]:
-        return example.tags
-
-    @staticmethod
-    def texts(example: TaggedSentence) -> Sequence[str]:
-        return (example.text,)
+    labels, texts = attrgetter("tags"), staticmethod(lambda example: (example.text,))
 
 
 class Tagging(AnnotationCriterion):
@@ -197,12 +186,4 @@ class Tagging(AnnotationCriterion):
     The metric ``accuracy`` is the percentage of words whose tag has the largest logit.
     """
 
-    reads = (TAGGED_WORDS,)
-
-    def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
-        return Planned(batch, {"tagging": int((batch.labels != IGNORED).sum())})
-
-    def forward(self, model: Classifier, planned: Planned) -> Loss:
-        batch = planned.batch
-        # Tokens without a tag stay in the sums, because their number is not known without waiting for a GPU.
-        return cross_entropy("tagging", model(batch.tokens).float().flatten(0, 1), batch.labels.flatten())
+    reads, term = (TAGGED_WORDS,), "tagging"

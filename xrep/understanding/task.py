@@ -5,20 +5,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain, compress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from xrep.config.fields import Count
-from xrep.criteria.criterion import Criterion, Loss, Term
+from xrep.criteria.criterion import Criterion, Loss, Planned, Term
 from xrep.data.batch import Batch
 from xrep.data.build import Builder, build, chunks
 from xrep.data.table import DataDirectory, Table
@@ -56,11 +55,13 @@ class AnnotatedTask(Task):
         accepts: Function that says whether a file of a folder is one that the task reads.
         read: Function that yields the examples of a file. It takes a counter, to which it adds the examples that are
             ``read`` and, by reason, those that are left out.
+        labels: Function that returns the labels of an example.
+        texts: Function that returns the texts of an example, from which the vocabulary is trained and the overlap with
+            tests is found.
         rows: Function that yields the rows of examples.
 
     Raises:
-        UserError: The data is missing or damaged, a label of the dev split does not occur in the training text, or two
-            labels differ only in upper and lower case.
+        UserError: The data is missing or damaged, or a label of the dev split does not occur in the training text.
     """
 
     default_model = "classifier"
@@ -70,6 +71,8 @@ class AnnotatedTask(Task):
     forms: ClassVar[str]
     accepts: ClassVar[Callable[[Path], bool]]
     read: ClassVar[Callable[[TextFile, Counter[str]], Iterator[Any]]]
+    labels: ClassVar[Callable[[Any], Sequence[str]]]
+    texts: ClassVar[Callable[[Any], Sequence[str]]]
     rows: ClassVar[Callable[..., Iterator[Row]]]
 
     @dataclass(kw_only=True)
@@ -109,16 +112,6 @@ class AnnotatedTask(Task):
         text = text_spec(data.tokenizers, config.max_length, target_languages=languages, facts=annotation.facts())
         super().__init__(config, seed, data, data.splits, text)
 
-    @staticmethod
-    @abstractmethod
-    def labels(example: Any) -> Sequence[str]:
-        """Return the labels of an example."""
-
-    @staticmethod
-    @abstractmethod
-    def texts(example: Any) -> Sequence[str]:
-        """Return the texts of an example, from which the vocabulary is trained and the overlap with tests is found."""
-
     @classmethod
     def discover(cls, path: str, language: str) -> list[TextFile]:
         """Return the files of a folder, or the single file."""
@@ -149,12 +142,12 @@ class AnnotatedTask(Task):
         return self.config.dev_share > 0 and next(self._read("valid"), None) is None
 
     def _build(self, tokenizers: Tokenizers) -> DataDirectory:
-        config = self.config
+        config, files = self.config, [path for own in self._files.values() for file in own for path in file.paths]
         options = {name: value for name, value in asdict(config).items() if name not in ("tokenizer", "batch_size")}
         return build(
             "annotated text",
             [self.kind, options, self.seed if config.dev_share else None],
-            [path for own in self._files.values() for file in own for path in file.paths],
+            files,
             self._fill,
             tokenizers,
             self._sentences,
@@ -168,15 +161,15 @@ class AnnotatedTask(Task):
         if (first := next(examples, None)) is None:
             raise self._nothing()
         for example in chain([first], examples):
-            yield from ((example.language, text) for text in self.texts(example))
+            yield from ((example.language, text) for text in type(self).texts(example))
 
     def _fill(self, builder: Builder) -> None:
         labels, languages = set[str](), set[str]()
         for example in self.examples_of("train"):
-            labels.update(self.labels(example))
+            labels.update(type(self).labels(example))
             languages.add(example.language)
-        builder.facts |= {"languages": sorted(languages), "labels": labels_of(labels)}
-        tokenizer, numbers_of = builder.tokenizers[SHARED], numbering(builder.facts["labels"], self.labels)
+        builder.facts |= {"languages": sorted(languages), "labels": sorted(labels, key=_order)}
+        tokenizer, numbers_of = builder.tokenizers[SHARED], numbering(builder.facts["labels"], type(self).labels)
         reading = Reading.of(tokenizer, self.config.max_length, vars(self.config))
         for split in self._files:
             counts = Counter[str]()
@@ -184,10 +177,10 @@ class AnnotatedTask(Task):
             with builder.table(split, "rows", row_schema(tokenizer.vocabulary_size)) as table:
                 for columns in row_columns(type(self).rows(examples, reading, numbers_of)):
                     table.append(columns)
-            left_out = [f"{n:,} ({why})" for why, n in counts.items() if n and why not in ("read", "kept")]
             if counts:
-                said = f"{split}: {counts['kept']:,} examples, {table.rows:,} sequences"
-                print(said + (f"; left out: {', '.join(left_out)}" if left_out else ""))
+                left_out = [f"{n:,} ({why})" for why, n in counts.items() if n and why not in ("read", "kept")]
+                said = f"; left out: {', '.join(left_out)}" if left_out else ""
+                print(f"{split}: {counts['kept']:,} examples, {table.rows:,} sequences{said}")
         if "train" not in builder.splits:
             raise self._nothing()
 
@@ -195,7 +188,7 @@ class AnnotatedTask(Task):
         """Yield the examples of a split without the training examples that have an excluded sentence."""
         for chunk in chunks(self.examples_of(split, counts)):
             if split == "train":
-                texts = [self.texts(example) for example in chunk]
+                texts = list(map(type(self).texts, chunk))
                 owners = np.repeat(np.arange(len(chunk)), list(map(len, texts)))
                 hashes = sentence_hashes(chain.from_iterable(texts))
                 excluded = np.bincount(owners, builder.excluded.contains(hashes), len(chunk)) > 0
@@ -219,33 +212,31 @@ class AnnotatedTask(Task):
         return hashlib.sha256(f"{super().fingerprint()} {self.text.as_dict()}".encode()).hexdigest()
 
 
-def labels_of(labels: Iterable[str]) -> list[str]:
-    """Return the different labels, sorted; numbers by their value. Raises UserError if two labels differ only in upper
-    and lower case."""
-    unique = sorted(set(labels), key=lambda label: (int(label) if re.fullmatch(r"\d{1,9}", label) else 0, label))
-    by_lower: dict[str, str] = {}
-    for label in unique:
-        other = by_lower.setdefault(label.lower(), label)
-        if other != label:
-            raise UserError(f"the labels {other!r} and {label!r} differ only in case", cure="write them alike")
-    return unique
+def _order(label: str) -> tuple[int, str]:
+    """Return a key that sorts labels; numbers by their value."""
+    return int(label) if re.fullmatch(r"\d{1,9}", label) else 0, label
 
 
 class AnnotationCriterion(Criterion):
-    """Base class of the cross-entropy of a classifier's outputs."""
+    """Mean cross-entropy of the labels of texts or words: the base class of the objectives of these tasks.
+
+    Attributes:
+        term: Name of the loss.
+    """
 
     needs = Classifier
+    term: ClassVar[str]
 
     @dataclass(kw_only=True)
     class Config:
         pass
 
+    def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
+        return Planned(batch, {self.term: int((batch.labels != IGNORED).sum())})
 
-def cross_entropy(name: str, logits: Tensor, labels: Tensor) -> Loss:
-    """Return the cross-entropy of logits [N, L], summed over the labels [N] that are not IGNORED, as the term ``name``,
-    and the accuracy in percent."""
-    loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
-    counted = labels != IGNORED
-    right = (logits.detach().argmax(dim=1) == labels) & counted
-    accuracy = 100 * right.sum() / counted.sum().clamp(min=1)
-    return Loss({name: Term(loss)}, {"accuracy": accuracy})
+    def forward(self, model: Classifier, planned: Planned) -> Loss:
+        logits, labels = model(planned.batch.tokens).float().flatten(0, -2), planned.batch.labels.flatten()
+        # Tokens without a tag stay in the sums, because their number is not known without waiting for a GPU.
+        loss, counted = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum"), labels != IGNORED
+        right = (logits.detach().argmax(dim=1) == labels) & counted
+        return Loss({self.term: Term(loss)}, {"accuracy": 100 * right.sum() / counted.sum().clamp(min=1)})
