@@ -23,7 +23,7 @@ from xrep.data.build import Builder, build, chunks
 from xrep.data.table import DataDirectory, Table
 from xrep.errors import UserError
 from xrep.hashing import scramble
-from xrep.tasks.task import Task, VocabularyOptions, given_tokenizers, text_spec
+from xrep.tasks.task import TableTask, VocabularyOptions, given_tokenizers, text_spec
 from xrep.text.cleaning import NO_KEY, sentence_hashes
 from xrep.text.find import TextFile, discover, of_split
 from xrep.text.languages import canonical
@@ -43,7 +43,7 @@ from xrep.understanding.rows import (
 ALL = "all"
 
 
-class AnnotatedTask(Task):
+class AnnotatedTask(TableTask):
     """Base class of tasks whose examples are text with annotations.
 
     The text is read as it is published, tokenised once and kept on disk. The labels are those of the training text. The
