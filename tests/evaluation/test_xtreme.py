@@ -20,7 +20,7 @@ from tests.understanding.test_entities import plain_lenient
 from xrep.errors import UserError
 from xrep.evaluation.xtreme import parse_runs
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.understanding.classifier import SentenceClassifier
+from xrep.understanding.sentence_classifier import SentenceClassifier
 from xrep_cli import train
 
 

@@ -16,8 +16,7 @@ from xrep.inference.encoding import encode_file
 from xrep.inference.export import export_path
 from xrep.inference.search_index import SearchIndex
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.understanding.model import Classifier
-from xrep.understanding.rows import Annotation
+from xrep.understanding.classifier import Annotation, Classifier
 
 CLASSIFIERS = {
     "classifier": ("classification", Annotation(kind="label", labels=["asleep", "awake"])),

@@ -11,16 +11,15 @@ import torch
 import transformers
 
 from tests.text.small_tokenizers import write_wordpiece, write_xlm_roberta
-from xrep.data.table import Table
 from xrep.errors import UserError
 from xrep.nn.weights import Weights
 from xrep.text.examples import Example
 from xrep.text.sides import SHARED
-from xrep.understanding.classifier import SentenceClassifier, best_span
+from xrep.understanding.annotated import Reading, Row, batch_of_rows
+from xrep.understanding.classifier import load_classifier
 from xrep.understanding.labels import label_rows
-from xrep.understanding.model import load_classifier
 from xrep.understanding.questions import Question
-from xrep.understanding.rows import Reading, Row, batch_of_rows, row_columns, row_schema
+from xrep.understanding.sentence_classifier import SentenceClassifier, best_span
 
 pytestmark = pytest.mark.slow  # transformers takes seconds to import
 SIZES: dict[str, Any] = {
@@ -61,9 +60,8 @@ def expected_logits(model: Any, batch: Any) -> list[torch.Tensor]:
 def _batch(classifier: SentenceClassifier) -> Any:
     examples = [Example(pair, ()) for pair in PAIRS]
     reading = Reading(classifier.tokenizers[SHARED], classifier.text.vocabulary(SHARED), 64)
-    rows = label_rows(examples, reading, lambda _: [0])
-    table = Table.in_memory("rows", row_schema(reading.vocabulary.size), row_columns(rows))
-    return batch_of_rows(table, np.arange(2), reading.vocabulary).tokens
+    rows = list(label_rows(examples, reading, lambda _: [0]))
+    return batch_of_rows(rows, reading.vocabulary).tokens
 
 
 KINDS = ["SequenceClassification", "TokenClassification", "QuestionAnswering"]

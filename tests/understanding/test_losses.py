@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from tests.support.planning import token_batch
 from xrep.data.batch import Batch, TextSpec, TokenBatch
+from xrep.understanding.annotated import IGNORED
 from xrep.understanding.labels import Classification
 from xrep.understanding.questions import Span
-from xrep.understanding.rows import IGNORED
 from xrep.understanding.tags import Tagging
 
 TEXT = TextSpec(vocabularies={}, max_length=9)

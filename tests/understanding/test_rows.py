@@ -4,31 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from xrep.data.batch import Vocabulary
-from xrep.data.table import Table
 from xrep.errors import UserError
 from xrep.text.examples import Example
 from xrep.text.tokenizer import Tokenizer
 from xrep.text.train import train_tokenizer
-from xrep.understanding.labels import label_rows
-from xrep.understanding.questions import Answer, Question, question_rows
-from xrep.understanding.rows import (
+from xrep.understanding.annotated import (
     IGNORED,
     Reading,
-    Row,
     batch_of_rows,
-    row_columns,
-    row_schema,
     sequence,
 )
+from xrep.understanding.labels import label_rows
+from xrep.understanding.questions import Answer, Question, question_rows
 from xrep.understanding.tags import TaggedSentence, tag_rows
-
-
-def table_of_rows(rows: list[Row], vocabulary: Vocabulary) -> Table:
-    return Table.in_memory("rows", row_schema(vocabulary.size), row_columns(rows))
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +38,12 @@ def test_a_pair_is_one_sequence(tokenizer: Tokenizer, vocabulary: Vocabulary) ->
     assert single.ids == [vocabulary.bos_id, *one, vocabulary.eos_id] and single.first == len(single.ids)
     assert pair.ids == [*single.ids, vocabulary.eos_id, *two, vocabulary.eos_id] and pair.first == len(single.ids) + 1
     assert single.labels == pair.labels == [7] and (single.example, pair.example) == (0, 1)
-    batch = batch_of_rows(table_of_rows([single, pair], vocabulary), np.array([1, 0]), vocabulary)
+    batch = batch_of_rows([pair, single], vocabulary)
     assert batch.labels.tolist() == [[7], [7]] and batch.indices.tolist() == [1, 0]
     types = batch.tokens.types
     assert types is not None and types[0].sum() == len(two) + 1 and types[1].sum() == 0
     assert batch.rows(1, 2).tokens.tokens.shape == (1, len(single.ids))
-    alone = table_of_rows([single], vocabulary)
-    assert batch_of_rows(alone, np.array([0]), vocabulary).tokens.types is None
+    assert batch_of_rows([single], vocabulary).tokens.types is None
 
 
 def test_the_longer_sentence_is_cut_first(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
@@ -74,7 +64,7 @@ def test_words_carry_their_tags(tokenizer: Tokenizer, vocabulary: Vocabulary) ->
     for row in rows:
         assert row.ids[0] == vocabulary.bos_id and row.ids[-1] == vocabulary.eos_id
         assert row.labels[0] == row.labels[-1] == IGNORED
-    batch = batch_of_rows(table_of_rows(rows, vocabulary), np.arange(len(rows)), vocabulary)
+    batch = batch_of_rows(rows, vocabulary)
     assert batch.labels.shape == batch.tokens.tokens.shape
 
 

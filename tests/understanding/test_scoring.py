@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from xrep.understanding.rows import Annotation
+from xrep.understanding.classifier import Annotation
 from xrep.understanding.scoring import main_metric, percentages, score
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from xrep.understanding.classifier import Annotation
 from xrep.understanding.labels import ClassificationTask
-from xrep.understanding.rows import Annotation
 
 
 def test_labels_in_a_file_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

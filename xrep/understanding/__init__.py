@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from xrep.understanding.classifier import SentenceClassifier
+    from xrep.understanding.sentence_classifier import SentenceClassifier
 
 __all__ = ["SentenceClassifier"]
 
@@ -17,6 +17,6 @@ def __getattr__(name: str) -> Any:
     """Import the classifier when it is used, so that --help does not wait for torch."""
     if name != "SentenceClassifier":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from xrep.understanding.classifier import SentenceClassifier
+    from xrep.understanding.sentence_classifier import SentenceClassifier
 
     return SentenceClassifier

@@ -1,165 +1,221 @@
-"""Use of trained classifiers: the label of a text or a pair, the tags of words, the answers to questions."""
+"""Classifier: an encoder and a head that predicts a label of a text, a tag of each word, or an answer in a context."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from itertools import product
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from xrep.data.batch import TextSpec, batches_of
-from xrep.data.table import Table
+from xrep.data.batch import TextSpec, TokenBatch
 from xrep.errors import UserError
-from xrep.models.device import to_device
-from xrep.models.directory import TOKENIZER, fingerprint, load_model, open_checkpoint
-from xrep.models.kinds import PRETRAINED, expect
-from xrep.precision import Precision
-from xrep.text.examples import Example
-from xrep.text.sides import SHARED, Tokenizers, open_tokenizers
-from xrep.understanding.labels import label_rows
-from xrep.understanding.model import KINDS, Classifier, load_classifier
-from xrep.understanding.questions import Question, question_rows
-from xrep.understanding.rows import IGNORED, Reading, Row, batch_of_rows, row_columns, row_schema
-from xrep.understanding.tags import TaggedSentence, tag_rows
+from xrep.files import write_json
+from xrep.models.model import ForTransformers, Model, Origin
+from xrep.models.start import (
+    EncoderOptions,
+    check_sizes,
+    check_vocabulary,
+    encoder_shape,
+    find_start,
+    load_start,
+    shape_from,
+)
+from xrep.nn.bert import CONFIG
+from xrep.nn.encoder import Encoder, TransformerEncoder, initialise
+from xrep.nn.layers import Linear
+from xrep.nn.pooling import Pooling, pool
+from xrep.nn.weights import SAFETENSORS, Weights, read_json, save_tensors
+from xrep.tasks.task import text_spec
+from xrep.text.huggingface import save_as_huggingface
+from xrep.text.sides import SHARED, Tokenizers
+from xrep.text.tokenizer import Tokenizer
 
-BATCH_TOKENS = 4096
-CANDIDATES, MAX_ANSWER = 20, 30
-"""As in BERT's evaluation: the best beginnings and ends of a window that are combined, subwords of an answer."""
+SPAN_OUTPUTS = 2
+"""Outputs of each token in question answering: how well an answer begins there, and how well it ends there."""
+FAMILIES = {"bert": ("Bert", "bert."), "xlm-roberta": ("XLMRoberta", "roberta."), "roberta": ("Roberta", "roberta.")}
+"""The beginning of the names of each family's classes in transformers, and that of the names of its encoder's
+tensors."""
 
 
-@dataclass(frozen=True)
-class FoundAnswer:
-    """The best answer in a context: characters ``start`` to ``start + len(text)``, and the sum of its two logits."""
+@dataclass(frozen=True, kw_only=True)
+class Annotation:
+    """What a classifier predicts. A task tells it to the model in ``TextSpec.facts``."""
 
-    text: str = ""
-    start: int = 0
-    score: float = -float("inf")
-
-
-@dataclass(eq=False, repr=False)
-class SentenceClassifier:
-    """A trained classifier with its tokenizer. It predicts annotations of one kind; other predictions are a UserError.
-
-    >>> classifier = SentenceClassifier.load("xnli-run/best")                               # doctest: +SKIP
-    >>> classifier.predict([("A man sleeps.", "Nobody is awake.")])                         # doctest: +SKIP
-    (['neutral'], array([[0.2, 0.7, 0.1]]))
-
-    Attributes:
-        path: Where it was loaded from.
-        annotation: What it predicts: its kind and its labels.
-        options: Those of the task that it was trained for, of which the windows of a context are made.
-        training_hashes: File of the hashes of its training sentences, or None.
-    """
-
-    model: Classifier
-    text: TextSpec
-    tokenizers: Tokenizers
-    _: KW_ONLY
-    path: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    training_hashes: Path | None = None
-    batch_tokens: int = BATCH_TOKENS
-
-    def __post_init__(self) -> None:
-        self.annotation = self.model.annotation
-        self._reading = Reading.of(self.tokenizers[SHARED], self.text.max_length, self.options)
+    kind: Literal["label", "tags", "span"]
+    """A label of each text (label), a tag of each word (tags), or the part of a text that answers a question (span)."""
+    labels: list[str] = field(default_factory=list)
+    """The labels or tags, in the order of their numbers."""
 
     @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        *,
-        device: str | None = None,
-        dtype: Precision = "float32",
-        batch_tokens: int = BATCH_TOKENS,
-    ) -> SentenceClassifier:
-        """Load a classifier from a checkpoint of a run, such as ``run1/best``, or from a directory of transformers.
+    def of(cls, text: TextSpec) -> Annotation:
+        """Return what is predicted of a text. Raises UserError if it is not annotated."""
+        if "annotation" not in text.facts:
+            cure = "choose the `task` classification, tagging or question_answering"
+            raise UserError("a classifier needs annotated text", cure=cure)
+        return cls(**text.facts["annotation"])
 
-        ``device`` and ``dtype`` are as for ``SentenceEncoder.load``: the default device is a GPU if there is one.
+    def facts(self) -> dict[str, Any]:
+        return {"annotation": asdict(self)}
 
-        Raises:
-            UserError: It is neither, or its model is not a classifier, or the device does not compute in ``dtype``.
-        """
-        run: dict[str, Any] = {}
-        if expect(path, Classifier, PRETRAINED[1]) == PRETRAINED[1]:
-            model, text, tokenizers = load_classifier(Path(path))
+
+class Kind(NamedTuple):
+    """What is said of classifiers of a kind of annotation."""
+
+    predicts: str
+    evaluations: str
+    """The evaluations that measure it."""
+    pipeline: str
+    """The Hub's name of what it does."""
+    library_class: str
+    """What the names of its classes in transformers end with."""
+    layers: Mapping[str, str]
+    """Layers of our head, and their names in transformers' BERT. The dense layer below the classes is the pooler."""
+
+
+KINDS = {
+    "label": Kind("labels of texts", "xnli, pawsx or amazon", "text-classification", "ForSequenceClassification",
+                  {"dense": "bert.pooler.dense", "output": "classifier"}),
+    "tags": Kind("tags of words", "pos or ner", "token-classification", "ForTokenClassification",
+                 {"output": "classifier"}),
+    "span": Kind("answers to questions", "qa", "question-answering", "ForQuestionAnswering", {"output": "qa_outputs"}),
+}  # fmt: skip
+_LABEL_LAYERS = {"dense": "classifier.dense", "output": "classifier.out_proj"}
+"""The same layers of XLM-R's and RoBERTa's classifiers of texts, whose dense layer belongs to the head."""
+
+
+class Classifier(Model):
+    """An encoder with a linear head, as in BERT (Devlin et al., 2019) and XLM-R.
+
+    - ``label``: the [CLS] vector (``pooling``) of a text, or of a pair that is read as one sequence (HiCTL 3.2, DAP
+      4.6), passes a dense layer with tanh and dropout before the linear layer.
+    - ``tags``: the linear layer reads every token vector; the first subword of a word stands for it.
+    - ``span``: two outputs of each token, the beginning and the end of the answer.
+
+    Args:
+        architecture: The result of ``architecture`` of a saved model, to build it again without its pretrained
+            directory.
+
+    Attributes:
+        annotation: What it predicts.
+
+    Raises:
+        UserError: The text has no annotation, sequences may be longer than the position table, or a pretrained
+            directory cannot be read or does not fit the text.
+    """
+
+    kind = "classifier"
+    example = "classifier"
+    use = "predict by xrep-predict --path {path}"
+    start = "train one from its encoder: xrep-train DATA --task classification --encoder {path}"
+    opening = "from xrep.understanding import SentenceClassifier; SentenceClassifier.load({path})"
+
+    @dataclass(kw_only=True)
+    class Config(EncoderOptions):
+        pooling: Pooling = "cls"
+        """What the label of a text is predicted from: the vector of [CLS], which HiCTL and DAP read, or the mean or the
+        maximum of the token vectors, which suits an encoder that was trained with it and is frozen (CMLM)."""
+
+    def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.config, self.text, self.origins = config, text, dict[str, Origin]()
+        self.annotation = Annotation.of(text)
+        self.pipeline = KINDS[self.annotation.kind].pipeline
+        vocabulary = text.vocabulary(SHARED)
+        start = find_start(config.encoder, config.encoder_type) if config.encoder and architecture is None else None
+        if architecture is None:
+            architecture = {"encoder": encoder_shape(config, vocabulary, start).as_dict()}
+        self._architecture = architecture
+        shape = shape_from(architecture["encoder"])
+        if text.max_length > shape.max_positions:
+            problem = f"sequences may have {text.max_length} subwords, the model has {shape.max_positions} positions"
+            raise UserError(problem, cure="lower `max_length`")
+        check_sizes({"encoder": shape})
+        check_vocabulary(shape, vocabulary, SHARED)
+        self.encoder = Encoder.build(shape, **config.rates)
+        outputs = SPAN_OUTPUTS if self.annotation.kind == "span" else len(self.annotation.labels)
+        self.dense = Linear(shape.hidden_size, shape.hidden_size) if self.annotation.kind == "label" else None
+        self.output = Linear(shape.hidden_size, outputs)
+        self.dropout = nn.Dropout(config.dropout)
+        for layer in filter(None, (self.dense, self.output)):
+            initialise(layer, 0.02)
+        if start is not None:
+            self.origins["encoder"] = load_start(self.encoder, start, config.pretrained_layers)
+
+    def architecture(self) -> dict[str, Any]:
+        return self._architecture
+
+    def forward(self, tokens: TokenBatch) -> Tensor:
+        """Return the logits: [N, labels] of texts, [N, T, tags] of words, or [N, T, 2] of the answers' ends."""
+        if self.dense is None:
+            return self.output(self.dropout(self.encoder(tokens)))
+        if self.config.pooling == "cls" and isinstance(self.encoder, TransformerEncoder):
+            vectors = self.encoder(tokens, first_only=True).squeeze(1)
         else:
-            checkpoint = open_checkpoint(path)
-            model, text = load_model(checkpoint), checkpoint.text
-            tokenizers = open_tokenizers(checkpoint.path / TOKENIZER)
-            run = {"options": checkpoint.config.get("task") or {}, "training_hashes": checkpoint.training_hashes}
-        return cls(to_device(model, device, dtype), text, tokenizers, path=str(path), batch_tokens=batch_tokens, **run)
+            vectors = pool(self.encoder(tokens), tokens.mask, self.config.pooling)
+        return self.output(self.dropout(torch.tanh(self.dense(self.dropout(vectors)))))
 
-    def fingerprint(self) -> str:
-        """Return a digest that changes when the predictions change."""
-        return fingerprint(self.model, self.text)
-
-    def check_kind(self, kind: str) -> None:
-        """Raise UserError if the classifier predicts something else than annotations of this kind."""
-        if self.annotation.kind != kind:
-            own, cure = KINDS[self.annotation.kind], "measure it by xrep-eval"
-            problem = f"this classifier predicts {own.predicts}, not {KINDS[kind].predicts}"
-            raise UserError(problem, path=self.path or None, cure=f"{cure} {own.evaluations}")
-
-    def predict(self, texts: Sequence[str | tuple[str, ...]]) -> tuple[list[str], np.ndarray]:
-        """Return the most probable label of each of N texts or pairs, and the probabilities of all L labels, float32
-        [N, L], whose columns are ``annotation.labels``."""
-        self.check_kind("label")
-        pairs = [(text,) if isinstance(text, str) else text for text in texts]
-        examples = [Example(tuple(" ".join(one.split()) for one in pair), ()) for pair in pairs]
-        logits = torch.empty(len(examples), len(self.annotation.labels))
-        for _, row, own in self._logits(label_rows(examples, self._reading, lambda _: (0,))):
-            logits[row.example] = own
-        probabilities = logits.softmax(dim=1).numpy()
-        return [self.annotation.labels[best] for best in probabilities.argmax(axis=1)], probabilities
-
-    def tag(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-        """Return the tag of each word of each sentence."""
-        self.check_kind("tags")
-        examples = [TaggedSentence(tuple(words)) for words in sentences]
-        tags = [list[str]() for _ in examples]
-        rows = tag_rows(examples, self._reading, lambda example: (0,) * len(example.words))
-        for _, row, logits in sorted(self._logits(rows), key=lambda found: found[0]):
-            best = logits.argmax(dim=1)[: len(row.ids)][torch.tensor(row.labels) != IGNORED]
-            tags[row.example] += [self.annotation.labels[number] for number in best.tolist()]
-        return tags
-
-    def answer(self, questions: Sequence[Question]) -> list[FoundAnswer]:
-        """Return the best answer to each question in its context; a UserError says if there is no room for a context
-        beside a question."""
-        self.check_kind("span")
-        best = [FoundAnswer()] * len(questions)
-        for _, row, logits in self._logits(question_rows(questions, self._reading)):
-            span = best_span(logits.numpy(), row)
-            if span is not None and span[2] > best[row.example].score:
-                start, end, score = span
-                text = questions[row.example].context[start:end]
-                best[row.example] = FoundAnswer(text.strip(), end - len(text.lstrip()), score)
-        return best
-
-    @torch.inference_mode()
-    def _logits(self, rows: Iterable[Row]) -> Iterator[tuple[int, Row, Tensor]]:
-        """Yield the number of each row, the row, and its logits in float32 on the CPU, similar lengths together."""
-        rows, vocabulary = list(rows), self._reading.vocabulary
-        table = Table.in_memory("rows", row_schema(vocabulary.size), row_columns(rows))
-        device = next(self.model.eval().parameters()).device
-        for numbers in batches_of([len(row.ids) for row in rows], self.batch_tokens):
-            tokens = batch_of_rows(table, np.array(numbers), vocabulary).tokens.to(device)
-            yield from zip(numbers, (rows[n] for n in numbers), self.model(tokens).float().cpu(), strict=True)
+    def write_for_transformers(self, directory: Path, tokenizer: Tokenizer, max_length: int) -> ForTransformers:
+        annotation, kind = self.annotation, KINDS[self.annotation.kind]
+        if annotation.kind == "label" and self.config.pooling != "cls":
+            read = f"predicted from the {self.config.pooling} of token vectors, transformers reads [CLS]"
+            raise UserError(f"its labels are {read}", cure="set `format` to xrep")
+        config, tensors = self.encoder.to_huggingface(self.encoder.shape.layers)
+        family = config["model_type"]
+        if family not in FAMILIES:
+            problem = f"classifiers above encoders of the family {family} cannot be exported"
+            raise UserError(problem, cure="train one above BERT, RoBERTa or XLM-R, or use it with xrep")
+        name, prefix = FAMILIES[family]
+        config["architectures"] = [name + kind.library_class]
+        if annotation.labels:
+            config["id2label"] = {str(number): label for number, label in enumerate(annotation.labels)}
+            config["label2id"] = {label: number for number, label in enumerate(annotation.labels)}
+            config["problem_type"] = "single_label_classification"
+        named, head = {prefix + key: tensor for key, tensor in tensors.items()}, self.state_dict()
+        for ours, theirs in _layers(family, annotation).items():
+            named |= {f"{theirs}.{part}": head[f"{ours}.{part}"].float() for part in ("weight", "bias")}
+        write_json(directory / CONFIG, config)
+        save_tensors(named, directory / SAFETENSORS)
+        save_as_huggingface(tokenizer, directory, max_length)
+        about = f"A classifier, trained with xrep; it predicts {', '.join(annotation.labels) or kind.predicts}."
+        opening = f"AutoModel{kind.library_class}"
+        return ForTransformers(opening=opening, pipeline=self.pipeline, about=about, encoder=self.encoder)
 
 
-def best_span(logits: np.ndarray, row: Row) -> tuple[int, int, float] | None:
-    """Return the best answer in a window: its characters (start, end) in the context, and the sum of its logits [T, 2]
-    of beginning and end; None if the window has no tokens of the context."""
-    begins, ends = logits[row.first : row.first + len(row.spans)].T
-    candidates = [np.argsort(-column, kind="stable")[:CANDIDATES].tolist() for column in (begins, ends)]
-    pairs = [(begin, end) for begin, end in product(*candidates) if begin <= end < begin + MAX_ANSWER]
-    if not pairs:
-        return None
-    begin, end = max(pairs, key=lambda pair: begins[pair[0]] + ends[pair[1]])
-    return row.spans[begin][0], row.spans[end][1], float(begins[begin] + ends[end])
+def load_classifier(directory: Path) -> tuple[Classifier, TextSpec, Tokenizers]:
+    """Load a classifier that transformers or ``Classifier.write_for_transformers`` saved. Raises UserError if there is
+    none of BERT, RoBERTa or XLM-R in the directory, or a file is damaged."""
+    path = directory / CONFIG
+    config = read_json(path)
+    architectures, family = config.get("architectures"), str(config.get("model_type"))
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    kind: Any = next((own for own in KINDS if str(name).endswith(KINDS[own].library_class)), None)
+    if kind is None or family not in FAMILIES:
+        problem = f"no classifier of BERT, RoBERTa or XLM-R (architectures: {name})"
+        raise UserError(problem, path=path, cure="give one with a head for sequences, tokens or questions")
+    annotation = Annotation(kind=kind, labels=[] if kind == "span" else _labels(config, path))
+    tokenizers, start = {SHARED: Tokenizer.load(directory)}, find_start(str(directory))
+    text = text_spec(tokenizers, start.max_length, facts=annotation.facts())
+    model, weights = Classifier(Classifier.Config(encoder=str(directory)), text), Weights(directory)
+    for ours, theirs in _layers(family, annotation).items():
+        own = {part: weights.get(f"{theirs}.{part}") for part in ("weight", "bias")}
+        try:
+            model.get_submodule(ours).load_state_dict({part: own for part, own in own.items() if own is not None})
+        except RuntimeError:
+            problem, cure = f"{theirs} is missing, or of another size", "fetch the directory again"
+            raise UserError(problem, path=weights.path, cure=cure) from None
+    return model.eval(), text, tokenizers
+
+
+def _layers(family: str, annotation: Annotation) -> Mapping[str, str]:
+    return _LABEL_LAYERS if family != "bert" and annotation.kind == "label" else KINDS[annotation.kind].layers
+
+
+def _labels(config: dict[str, Any], path: Path) -> list[str]:
+    named = config.get("id2label")
+    labels = [named.get(str(number)) for number in range(len(named))] if isinstance(named, dict) else []
+    if not labels or not all(isinstance(label, str) for label in labels):
+        raise UserError("id2label does not name its labels by 0, 1 and so on", path=path, cure="write them so")
+    return [str(label) for label in labels]

@@ -17,8 +17,7 @@ from xrep.text.examples import Example, read_rows
 from xrep.text.find import PARALLEL, TextFile
 from xrep.text.lines import is_too_long
 from xrep.text.records import ending_of, plain_name
-from xrep.understanding.rows import Numbering, Reading, Row, sequence
-from xrep.understanding.task import AnnotatedTask, AnnotationCriterion
+from xrep.understanding.annotated import AnnotatedTask, AnnotationCriterion, Numbering, Reading, Row, sequence
 
 LABELLED_TEXTS = ExampleKind("labelled texts", "`task` to classification")
 

@@ -13,7 +13,7 @@ from xrep_cli import kinds
 from xrep_cli.command import Command
 
 if TYPE_CHECKING:
-    from xrep.understanding.classifier import SentenceClassifier
+    from xrep.understanding.sentence_classifier import SentenceClassifier
 
 
 @dataclass(kw_only=True)
@@ -44,7 +44,7 @@ class Options(kinds.Computing, kinds.Batches):
 def run(options: Options) -> None:
     """Write a line for each line of the input; those of a pipe are answered as they arrive."""
     from xrep.text.chunks import read_chunks
-    from xrep.understanding.classifier import SentenceClassifier
+    from xrep.understanding.sentence_classifier import SentenceClassifier
 
     classifier = SentenceClassifier.load(
         options.path, device=options.device, dtype=options.precision, batch_tokens=options.batch_tokens

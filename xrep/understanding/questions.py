@@ -26,9 +26,8 @@ from xrep.text.exclusion import TextFormat
 from xrep.text.find import TextFile
 from xrep.text.lines import read_bytes, unpacked
 from xrep.text.records import ending_of, parse_json
-from xrep.understanding.model import Classifier
-from xrep.understanding.rows import Reading, Row, sequence
-from xrep.understanding.task import AnnotatedTask, AnnotationCriterion
+from xrep.understanding.annotated import AnnotatedTask, AnnotationCriterion, Reading, Row, sequence
+from xrep.understanding.classifier import Classifier
 
 QUESTIONS = ExampleKind("questions", "`task` to question_answering")
 _CURE = "give a file in SQuAD's form: data, paragraphs, context, qas, question, id, answers, text, answer_start"

@@ -11,11 +11,10 @@ from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
 from xrep.tasks.task import Task
 from xrep.training.validator import OverRanks, Validator
-from xrep.understanding.classifier import SentenceClassifier
+from xrep.understanding.annotated import AnnotatedTask
+from xrep.understanding.classifier import Annotation, Classifier
 from xrep.understanding.figures import Normalisation, entity_counts, exact_match, f1, is_entity_scheme
-from xrep.understanding.model import Classifier
-from xrep.understanding.rows import Annotation
-from xrep.understanding.task import AnnotatedTask
+from xrep.understanding.sentence_classifier import SentenceClassifier
 
 DETAILS = ("precision", "recall")
 """Figures by which no test is quoted."""

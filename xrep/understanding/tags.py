@@ -26,8 +26,7 @@ from xrep.text.exclusion import TextFormat
 from xrep.text.find import TextFile
 from xrep.text.lines import read_lines
 from xrep.text.records import ending_of, plain_name
-from xrep.understanding.rows import IGNORED, Numbering, Reading, Row, sequence
-from xrep.understanding.task import AnnotatedTask, AnnotationCriterion
+from xrep.understanding.annotated import IGNORED, AnnotatedTask, AnnotationCriterion, Numbering, Reading, Row, sequence
 
 TAGGED_WORDS = ExampleKind("tagged words", "`task` to tagging")
 _COLUMNS, _FIRST_LINES = 10, 1000

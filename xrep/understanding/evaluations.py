@@ -17,13 +17,12 @@ from xrep.evaluation.reading import choose_languages
 from xrep.text.find import of_split
 from xrep.text.languages import name
 from xrep.understanding import scoring
-from xrep.understanding.classifier import SentenceClassifier
+from xrep.understanding.annotated import AnnotatedTask, numbering
 from xrep.understanding.figures import Normalisation
 from xrep.understanding.labels import ClassificationTask
 from xrep.understanding.questions import QuestionAnsweringTask
-from xrep.understanding.rows import numbering
+from xrep.understanding.sentence_classifier import SentenceClassifier
 from xrep.understanding.tags import TaggingTask
-from xrep.understanding.task import AnnotatedTask
 
 
 class AnnotatedEvaluation(TableEvaluation):

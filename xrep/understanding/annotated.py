@@ -1,16 +1,20 @@
-"""What tasks of annotated text, and their objectives, have in common: classification, tagging, question answering."""
+"""Tasks of annotated text and their objectives: what classification, tagging and question answering have in common.
+
+A row is the sequence of tokens that a classifier reads: a text or a pair ([CLS] x [SEP] y [SEP]), the words of a
+sentence, or a question and a window of its context. An example has several rows where it is longer than a sequence may
+be: a long sentence of words is divided between words, and the context of a question into overlapping windows.
+"""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain, compress
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +22,9 @@ import torch.nn.functional as F
 
 from xrep.config.fields import Count
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term
-from xrep.data.batch import Batch
+from xrep.data.batch import Batch, TokenBatch, Vocabulary
 from xrep.data.build import Builder, build, chunks
-from xrep.data.table import DataDirectory, Table
+from xrep.data.table import ColumnType, DataDirectory, Table, flatten, token_type
 from xrep.errors import UserError
 from xrep.hashing import scramble
 from xrep.tasks.task import TableTask, VocabularyOptions, given_tokenizers, text_spec
@@ -28,19 +32,95 @@ from xrep.text.cleaning import NO_KEY, sentence_hashes
 from xrep.text.find import TextFile, discover, of_split
 from xrep.text.languages import canonical
 from xrep.text.sides import SHARED, Tokenizers
-from xrep.understanding.model import Classifier
-from xrep.understanding.rows import (
-    IGNORED,
-    Annotation,
-    Reading,
-    Row,
-    batch_of_rows,
-    numbering,
-    row_columns,
-    row_schema,
-)
+from xrep.text.tokenizer import Tokenizer
+from xrep.understanding.classifier import Annotation, Classifier
 
-ALL = "all"
+IGNORED = -100
+"""Label of tokens whose label is not predicted."""
+Numbering = Callable[[Any], Sequence[int]]
+"""Function that returns the numbers of the labels of an example."""
+
+
+class Row(NamedTuple):
+    """A sequence of tokens.
+
+    Attributes:
+        ids: Token ids, special tokens included.
+        first: Number of tokens of the first of two sentences, with the special tokens around it.
+        labels: The class of the text; or for each token the number of its tag (IGNORED where a word does not begin);
+            or the first and the last token of the answer (the first token of the row twice, if it has none).
+        example: Number of the example that the row belongs to; of a row in a table, its own number.
+        spans: Of the tokens of a context, the characters (start, end) that they stand for; the first of these tokens
+            has the place ``first``.
+    """
+
+    ids: Sequence[int] | np.ndarray
+    first: int
+    labels: Sequence[int] | np.ndarray
+    example: int
+    spans: Sequence[tuple[int, int]] = ()
+
+
+class Reading(NamedTuple):
+    """How text is read: the tokenizer, its special ids, how long a row may be, by how many subwords a window of a
+    context begins after the one before it, and how many subwords of a question are read."""
+
+    tokenizer: Tokenizer
+    vocabulary: Vocabulary
+    max_length: int
+    stride: int = 128
+    max_question: int = 64
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, max_length: int, options: Mapping[str, Any]) -> Reading:
+        """Return how a task with these options reads text."""
+        windows = {name: int(options[name]) for name in ("stride", "max_question") if name in options}
+        return cls(tokenizer, Vocabulary.of(tokenizer), max_length, **windows)
+
+
+def sequence(first: Sequence[int], second: Sequence[int] | None, reading: Reading) -> tuple[list[int], int]:
+    """Return [CLS] x [SEP], or [CLS] x [SEP] y [SEP], and the number of tokens up to y (all, if there is none).
+
+    If it is too long, tokens at the end of the longer sentence are left out one by one, as transformers does.
+    """
+    vocabulary, x, y = reading.vocabulary, list(first), list(second or ())
+    separators = [vocabulary.eos_id] * (1 if second is None else vocabulary.pair_separators)
+    room = reading.max_length - vocabulary.leading_count - len(separators) - (second is not None)
+    while len(x) + len(y) > max(room, 0):
+        (x if len(x) > len(y) else y).pop()
+    begin = [] if vocabulary.bos_id is None else [vocabulary.bos_id]
+    front, behind = [*begin, *x, *separators], [] if second is None else [*y, vocabulary.eos_id]
+    return front + behind, len(front)
+
+
+def numbering(known: Sequence[str], labels: Callable[[Any], Sequence[str]]) -> Numbering:
+    """Return a function that gives the numbers of the labels of an example, and raises UserError if one of them is not
+    known. ``labels`` returns the labels of an example."""
+    numbers = {label: number for number, label in enumerate(known)}
+
+    def numbers_of(example: Any) -> list[int]:
+        own = labels(example)
+        if unknown := [label for label in own if label not in numbers]:
+            problem, cure = f"the label {unknown[0]!r} does not occur in the training text", ", ".join(known[:20])
+            raise UserError(problem, path=example.path, line=example.line, cure=f"known: {cure}")
+        return [numbers[label] for label in own]
+
+    return numbers_of
+
+
+def batch_of_rows(rows: Sequence[Row], vocabulary: Vocabulary) -> Batch:
+    """Return rows as a batch whose side is ``shared`` and whose labels are [N, 1] of texts, [N, T] of words, and [N, 2]
+    of questions."""
+    lengths = np.array([len(row.ids) for row in rows], np.int64)
+    tokens = np.full((len(rows), lengths.max(initial=1)), vocabulary.pad_id, np.int64)
+    labels = np.full((len(rows), max((len(row.labels) for row in rows), default=1)), IGNORED, np.int64)
+    second = np.zeros_like(tokens)
+    for place, row in enumerate(rows):
+        tokens[place, : len(row.ids)], labels[place, : len(row.labels)] = row.ids, row.labels
+        second[place, row.first : len(row.ids)] = 1
+    types = torch.from_numpy(second) if second.any() else None
+    sequences = TokenBatch(torch.from_numpy(tokens), torch.from_numpy(lengths), lengths, types)
+    return Batch.of({SHARED: sequences}, labels=labels, indices=np.array([row.example for row in rows], np.int64))
 
 
 class AnnotatedTask(TableTask):
@@ -101,7 +181,7 @@ class AnnotatedTask(TableTask):
     def __init__(self, config: Any, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config, self.seed = config, seed
         files = self.discover(config.data, config.language)
-        chosen = None if ALL in config.languages else [canonical(language) for language in config.languages]
+        chosen = None if "all" in config.languages else [canonical(language) for language in config.languages]
         self._files = {split: of_split(files, split, chosen) for split in ("train", "valid")}
         if not self._files["train"]:
             there = sorted({file.language for file in of_split(files, "train")})
@@ -171,12 +251,17 @@ class AnnotatedTask(TableTask):
         builder.facts |= {"languages": sorted(languages), "labels": sorted(labels, key=_order)}
         tokenizer, numbers_of = builder.tokenizers[SHARED], numbering(builder.facts["labels"], type(self).labels)
         reading = Reading.of(tokenizer, self.config.max_length, vars(self.config))
+        ids, labels = token_type(tokenizer.vocabulary_size), ColumnType("<i4", ragged=True)
+        schema = {"ids": ids, "labels": labels, "first": ColumnType("<u4")}
         for split in self._files:
             counts = Counter[str]()
             examples = self._allowed(builder, split, counts)
-            with builder.table(split, "rows", row_schema(tokenizer.vocabulary_size)) as table:
-                for columns in row_columns(type(self).rows(examples, reading, numbers_of)):
-                    table.append(columns)
+            with builder.table(split, "rows", schema) as table:
+                for chunk in chunks(type(self).rows(examples, reading, numbers_of)):
+                    lengths = np.array([len(row.labels) for row in chunk])
+                    labels = np.fromiter(chain.from_iterable(row.labels for row in chunk), np.int32)
+                    ids, first = flatten([row.ids for row in chunk]), np.array([row.first for row in chunk])
+                    table.append({"ids": ids, "labels": (labels, lengths), "first": first})
             if counts:
                 left_out = [f"{n:,} ({why})" for why, n in counts.items() if n and why not in ("read", "kept")]
                 said = f"; left out: {', '.join(left_out)}" if left_out else ""
@@ -203,13 +288,12 @@ class AnnotatedTask(TableTask):
         return UserError("no example in the training text", path=path, cure=cure)
 
     def batch_of(self, tables: Sequence[Table], examples: np.ndarray) -> Batch:
-        return batch_of_rows(tables[0], examples[:, 1], self.text.vocabulary(SHARED))
+        ids, labels, first = (tables[0][name] for name in ("ids", "labels", "first"))
+        rows = [Row(ids[n], int(first.values[n]), labels[n], n) for n in examples[:, 1].tolist()]
+        return batch_of_rows(rows, self.text.vocabulary(SHARED))
 
     def as_text(self, table: Table, number: int) -> str:
         return f"row {number}: {self.tokenizers[SHARED].decode(table['ids'][number])!r}"
-
-    def fingerprint(self) -> str:
-        return hashlib.sha256(f"{super().fingerprint()} {self.text.as_dict()}".encode()).hexdigest()
 
 
 def _order(label: str) -> tuple[int, str]:

@@ -1,0 +1,163 @@
+"""Use of trained classifiers: the label of a text or a pair, the tags of words, the answers to questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xrep.data.batch import TextSpec, batches_of
+from xrep.errors import UserError
+from xrep.models.device import to_device
+from xrep.models.directory import TOKENIZER, fingerprint, load_model, open_checkpoint
+from xrep.models.kinds import PRETRAINED, expect
+from xrep.precision import Precision
+from xrep.text.examples import Example
+from xrep.text.sides import SHARED, Tokenizers, open_tokenizers
+from xrep.understanding.annotated import IGNORED, Reading, Row, batch_of_rows
+from xrep.understanding.classifier import KINDS, Classifier, load_classifier
+from xrep.understanding.labels import label_rows
+from xrep.understanding.questions import Question, question_rows
+from xrep.understanding.tags import TaggedSentence, tag_rows
+
+BATCH_TOKENS = 4096
+CANDIDATES, MAX_ANSWER = 20, 30
+"""As in BERT's evaluation: the best beginnings and ends of a window that are combined, subwords of an answer."""
+
+
+@dataclass(frozen=True)
+class FoundAnswer:
+    """The best answer in a context: characters ``start`` to ``start + len(text)``, and the sum of its two logits."""
+
+    text: str = ""
+    start: int = 0
+    score: float = -float("inf")
+
+
+@dataclass(eq=False, repr=False)
+class SentenceClassifier:
+    """A trained classifier with its tokenizer. It predicts annotations of one kind; other predictions are a UserError.
+
+    >>> classifier = SentenceClassifier.load("xnli-run/best")                               # doctest: +SKIP
+    >>> classifier.predict([("A man sleeps.", "Nobody is awake.")])                         # doctest: +SKIP
+    (['neutral'], array([[0.2, 0.7, 0.1]]))
+
+    Attributes:
+        path: Where it was loaded from.
+        annotation: What it predicts: its kind and its labels.
+        options: Those of the task that it was trained for, of which the windows of a context are made.
+        training_hashes: File of the hashes of its training sentences, or None.
+    """
+
+    model: Classifier
+    text: TextSpec
+    tokenizers: Tokenizers
+    _: KW_ONLY
+    path: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    training_hashes: Path | None = None
+    batch_tokens: int = BATCH_TOKENS
+
+    def __post_init__(self) -> None:
+        self.annotation = self.model.annotation
+        self._reading = Reading.of(self.tokenizers[SHARED], self.text.max_length, self.options)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        device: str | None = None,
+        dtype: Precision = "float32",
+        batch_tokens: int = BATCH_TOKENS,
+    ) -> SentenceClassifier:
+        """Load a classifier from a checkpoint of a run, such as ``run1/best``, or from a directory of transformers.
+
+        ``device`` and ``dtype`` are as for ``SentenceEncoder.load``: the default device is a GPU if there is one.
+
+        Raises:
+            UserError: It is neither, or its model is not a classifier, or the device does not compute in ``dtype``.
+        """
+        run: dict[str, Any] = {}
+        if expect(path, Classifier, PRETRAINED[1]) == PRETRAINED[1]:
+            model, text, tokenizers = load_classifier(Path(path))
+        else:
+            checkpoint = open_checkpoint(path)
+            model, text = load_model(checkpoint), checkpoint.text
+            tokenizers = open_tokenizers(checkpoint.path / TOKENIZER)
+            run = {"options": checkpoint.config.get("task") or {}, "training_hashes": checkpoint.training_hashes}
+        return cls(to_device(model, device, dtype), text, tokenizers, path=str(path), batch_tokens=batch_tokens, **run)
+
+    def fingerprint(self) -> str:
+        """Return a digest that changes when the predictions change."""
+        return fingerprint(self.model, self.text)
+
+    def check_kind(self, kind: str) -> None:
+        """Raise UserError if the classifier predicts something else than annotations of this kind."""
+        if self.annotation.kind != kind:
+            own, cure = KINDS[self.annotation.kind], "measure it by xrep-eval"
+            problem = f"this classifier predicts {own.predicts}, not {KINDS[kind].predicts}"
+            raise UserError(problem, path=self.path or None, cure=f"{cure} {own.evaluations}")
+
+    def predict(self, texts: Sequence[str | tuple[str, ...]]) -> tuple[list[str], np.ndarray]:
+        """Return the most probable label of each of N texts or pairs, and the probabilities of all L labels, float32
+        [N, L], whose columns are ``annotation.labels``."""
+        self.check_kind("label")
+        pairs = [(text,) if isinstance(text, str) else text for text in texts]
+        examples = [Example(tuple(" ".join(one.split()) for one in pair), ()) for pair in pairs]
+        logits = torch.empty(len(examples), len(self.annotation.labels))
+        for _, row, own in self._logits(label_rows(examples, self._reading, lambda _: (0,))):
+            logits[row.example] = own
+        probabilities = logits.softmax(dim=1).numpy()
+        return [self.annotation.labels[best] for best in probabilities.argmax(axis=1)], probabilities
+
+    def tag(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+        """Return the tag of each word of each sentence."""
+        self.check_kind("tags")
+        examples = [TaggedSentence(tuple(words)) for words in sentences]
+        tags = [list[str]() for _ in examples]
+        rows = tag_rows(examples, self._reading, lambda example: (0,) * len(example.words))
+        for _, row, logits in sorted(self._logits(rows), key=lambda found: found[0]):
+            best = logits.argmax(dim=1)[: len(row.ids)][torch.tensor(row.labels) != IGNORED]
+            tags[row.example] += [self.annotation.labels[number] for number in best.tolist()]
+        return tags
+
+    def answer(self, questions: Sequence[Question]) -> list[FoundAnswer]:
+        """Return the best answer to each question in its context; a UserError says if there is no room for a context
+        beside a question."""
+        self.check_kind("span")
+        best = [FoundAnswer()] * len(questions)
+        for _, row, logits in self._logits(question_rows(questions, self._reading)):
+            span = best_span(logits.numpy(), row)
+            if span is not None and span[2] > best[row.example].score:
+                start, end, score = span
+                text = questions[row.example].context[start:end]
+                best[row.example] = FoundAnswer(text.strip(), end - len(text.lstrip()), score)
+        return best
+
+    @torch.inference_mode()
+    def _logits(self, rows: Iterable[Row]) -> Iterator[tuple[int, Row, Tensor]]:
+        """Yield the number of each row, the row, and its logits in float32 on the CPU, similar lengths together."""
+        rows, device = list(rows), next(self.model.eval().parameters()).device
+        for numbers in batches_of([len(row.ids) for row in rows], self.batch_tokens):
+            some = [rows[number] for number in numbers]
+            tokens = batch_of_rows(some, self._reading.vocabulary).tokens.to(device)
+            yield from zip(numbers, some, self.model(tokens).float().cpu(), strict=True)
+
+
+def best_span(logits: np.ndarray, row: Row) -> tuple[int, int, float] | None:
+    """Return the best answer in a window: its characters (start, end) in the context, and the sum of its logits [T, 2]
+    of beginning and end; None if the window has no tokens of the context."""
+    begins, ends = logits[row.first : row.first + len(row.spans)].T
+    candidates = [np.argsort(-column, kind="stable")[:CANDIDATES].tolist() for column in (begins, ends)]
+    pairs = [(begin, end) for begin, end in product(*candidates) if begin <= end < begin + MAX_ANSWER]
+    if not pairs:
+        return None
+    begin, end = max(pairs, key=lambda pair: begins[pair[0]] + ends[pair[1]])
+    return row.spans[begin][0], row.spans[end][1], float(begins[begin] + ends[end])
