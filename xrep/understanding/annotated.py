@@ -54,9 +54,9 @@ class Row(NamedTuple):
             has the place ``first``.
     """
 
-    ids: Sequence[int] | np.ndarray
+    ids: Sequence[int]
     first: int
-    labels: Sequence[int] | np.ndarray
+    labels: Sequence[int]
     example: int
     spans: Sequence[tuple[int, int]] = ()
 
@@ -289,7 +289,7 @@ class AnnotatedTask(TableTask):
 
     def batch_of(self, tables: Sequence[Table], examples: np.ndarray) -> Batch:
         ids, labels, first = (tables[0][name] for name in ("ids", "labels", "first"))
-        rows = [Row(ids[n], int(first.values[n]), labels[n], n) for n in examples[:, 1].tolist()]
+        rows = [Row(ids[n].tolist(), int(first.values[n]), labels[n].tolist(), n) for n in examples[:, 1].tolist()]
         return batch_of_rows(rows, self.text.vocabulary(SHARED))
 
     def as_text(self, table: Table, number: int) -> str:
