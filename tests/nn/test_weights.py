@@ -11,7 +11,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from tests.nn.small_models import assert_same, hidden_states, load, make_batch, make_model, refusal, save
 from xrep.errors import UserError
@@ -45,18 +45,13 @@ def test_shards_that_do_not_fit(sharded: Path, tmp_path: Path) -> None:
     index = copy / "model.safetensors.index.json"
     shards = sorted(copy.glob("model-*.safetensors"))
     good = index.read_text()
-    for content in ("[]", "", '{"weight_map": {}}', '{"weight_map": {"a": 3}}'):
+    for content in ("[]", "", "{}"):
         index.write_text(content)
         refuse(copy, index)
     for name in ("../copy/x.safetensors", "/etc/passwd"):
         index.write_text(json.dumps({"weight_map": {"a": name}}))
         refuse(copy, index, f"it names {name!r}, outside of its directory")
     index.write_text(good)
-    tensors = load_file(shards[1])
-    name = sorted(tensors)[0]
-    for changed in ({n: t for n, t in tensors.items() if n != name}, {**tensors, "extra": torch.ones(1)}):
-        save_file(changed, shards[1])
-        refuse(copy, shards[1], "its tensors are not those that", name if len(changed) < len(tensors) else "extra")
     shards[1].unlink()
     refuse(copy, shards[1], "this part of the weights is missing")
 

@@ -79,8 +79,8 @@ def test_a_mean_over_masked_tokens(make) -> None:
     )
     assert [len(batch) for batch in task.validation_batches()] == [128, 128, 14]
     assert assert_sums(task, model, criterion, {"mlm": 1.0}) == found
-    nn.init.constant_(criterion.language.heads["shared"].bias, 0.0)
-    criterion.language.heads["shared"].bias.data[7] = 5.0
+    nn.init.constant_(criterion.masked_lm.heads["shared"].bias, 0.0)
+    criterion.masked_lm.heads["shared"].bias.data[7] = 5.0
     assert validate(model, criterion)["loss"] > found["loss"] + 0.3
 
 

@@ -22,12 +22,10 @@ from xrep.models.averaging import average_last
 from xrep.models.directory import (
     CONFIG,
     MANIFEST,
-    TOKENIZER,
     Checkpoint,
     Snapshot,
     fingerprint,
     load_model,
-    located,
     open_checkpoint,
     write_checkpoint,
 )
@@ -78,7 +76,7 @@ def export_path(path: str | Path, directory: str | Path, format: Any, **changes:
             raise UserError("has no projection to leave out", path=path, cure="export it without `no_projection`")
         encoder.model.projections.clear()
     if layer is not None:
-        encoder.model.pool_layer(layer)
+        encoder.model.use_layer(layer)
     return encoder.save(directory, format, **facts)
 
 
@@ -99,8 +97,8 @@ def _write_checkpoint(
         else:
             path, model, text = checkpoint.path, load_model(checkpoint), checkpoint.text
             identity = partial(fingerprint, model, text)
-            config = (path / CONFIG).read_text(encoding="utf-8")
-            save, kept = partial(shutil.copytree, path / TOKENIZER), [*checkpoint.training_hashes, path / PROMPTS]
+            config = checkpoint.file(CONFIG).read_text(encoding="utf-8")
+            save, kept = partial(shutil.copytree, checkpoint.tokenizer), [*checkpoint.training_hashes, path / PROMPTS]
         if format == "int8":
             quantise_layers(model)
         loading = model.opening.format(path=json.dumps(str(directory)))
@@ -127,11 +125,13 @@ def _write_for_transformers(checkpoint: Checkpoint, directory: Path, format: For
     model: Model = load_model(checkpoint)
     if format != "hf":
         raise UserError(f"a {model.kind}, which {format} does not have", path=path, cure="set `format` to hf or xrep")
-    tokenizer = tokenizer_of(open_tokenizers(path / TOKENIZER), "source")
+    tokenizer = tokenizer_of(open_tokenizers(checkpoint.tokenizer), "source")
     facts |= {"name": directory.name, "path": path, "fingerprint": partial(fingerprint, model, text)}
     with naming(directory), directory_aside(directory) as aside:
-        with located(path):
+        try:
             written = model.write_for_transformers(aside, tokenizer, text.max_length)
+        except UserError as error:
+            raise UserError(error.problem, path=error.path or path, cure=error.cure) from None
         loading = opening_line(written.opening, str(directory), written.languages)
         kind, languages = ("transformers", written.pipeline), written.languages or text.languages
         write_card(aside, kind, languages, [written.encoder], **facts, about=written.about, lines=[loading])

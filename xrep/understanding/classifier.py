@@ -14,15 +14,7 @@ from xrep.data.batch import TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.files import write_json
 from xrep.models.model import ForTransformers, Model, Origin
-from xrep.models.start import (
-    EncoderOptions,
-    check_sizes,
-    check_vocabulary,
-    encoder_shape,
-    find_start,
-    load_start,
-    shape_from,
-)
+from xrep.models.start import EncoderOptions, check_vocabulary, encoder_shape, load_start, shape_from
 from xrep.nn.bert import CONFIG
 from xrep.nn.encoder import Encoder, TransformerEncoder, initialise
 from xrep.nn.layers import Linear
@@ -124,7 +116,7 @@ class Classifier(Model):
         self.annotation = Annotation.of(text)
         self.pipeline = KINDS[self.annotation.kind].pipeline
         vocabulary = text.vocabulary(SHARED)
-        start = find_start(config.encoder, config.encoder_type) if config.encoder and architecture is None else None
+        start = config.starts.get(SHARED) if architecture is None else None
         if architecture is None:
             architecture = {"encoder": encoder_shape(config, vocabulary, start).as_dict()}
         self._architecture = architecture
@@ -132,7 +124,6 @@ class Classifier(Model):
         if text.max_length > shape.max_positions:
             problem = f"sequences may have {text.max_length} subwords, the model has {shape.max_positions} positions"
             raise UserError(problem, cure="lower `max_length`")
-        check_sizes({"encoder": shape})
         check_vocabulary(shape, vocabulary, SHARED)
         self.encoder = Encoder.build(shape, **config.rates)
         outputs = SPAN_OUTPUTS if self.annotation.kind == "span" else len(self.annotation.labels)
@@ -196,9 +187,9 @@ def load_classifier(directory: Path) -> tuple[Classifier, TextSpec, Tokenizers]:
         problem = f"no classifier of BERT, RoBERTa or XLM-R (architectures: {name})"
         raise UserError(problem, path=path, cure="give one with a head for sequences, tokens or questions")
     annotation = Annotation(kind=kind, labels=[] if kind == "span" else _labels(config, path))
-    tokenizers, start = {SHARED: Tokenizer.load(directory)}, find_start(str(directory))
-    text = text_spec(tokenizers, start.max_length, facts=annotation.facts())
-    model, weights = Classifier(Classifier.Config(encoder=str(directory)), text), Weights(directory)
+    tokenizers, own = {SHARED: Tokenizer.load(directory)}, Classifier.Config(encoder=str(directory))
+    text = text_spec(tokenizers, own.starts[SHARED].max_length, facts=annotation.facts())
+    model, weights = Classifier(own, text), Weights(directory)
     for ours, theirs in _layers(family, annotation).items():
         own = {part: weights.get(f"{theirs}.{part}") for part in ("weight", "bias")}
         try:

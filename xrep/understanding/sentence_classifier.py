@@ -15,7 +15,7 @@ from torch import Tensor
 from xrep.data.batch import TextSpec, batches_of
 from xrep.errors import UserError
 from xrep.models.device import to_device
-from xrep.models.directory import TOKENIZER, fingerprint, load_model, open_checkpoint
+from xrep.models.directory import fingerprint, load_model, open_checkpoint
 from xrep.models.kinds import PRETRAINED, expect
 from xrep.precision import Precision
 from xrep.text.examples import Example
@@ -90,7 +90,7 @@ class SentenceClassifier:
         else:
             checkpoint = open_checkpoint(path)
             model, text = load_model(checkpoint), checkpoint.text
-            tokenizers = open_tokenizers(checkpoint.path / TOKENIZER)
+            tokenizers = open_tokenizers(checkpoint.tokenizer)
             run = {"options": checkpoint.config.get("task") or {}, "training_hashes": checkpoint.training_hashes}
         return cls(to_device(model, device, dtype), text, tokenizers, path=str(path), batch_tokens=batch_tokens, **run)
 
