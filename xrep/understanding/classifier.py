@@ -27,7 +27,7 @@ from xrep.text.tokenizer import Tokenizer
 
 SPAN_OUTPUTS = 2
 """Outputs of each token in question answering: how well an answer begins there, and how well it ends there."""
-FAMILIES = {"bert": ("Bert", "bert."), "xlm-roberta": ("XLMRoberta", "roberta."), "roberta": ("Roberta", "roberta.")}
+_FAMILIES = {"bert": ("Bert", "bert."), "xlm-roberta": ("XLMRoberta", "roberta."), "roberta": ("Roberta", "roberta.")}
 """The beginning of the names of each family's classes in transformers, and that of the names of its encoder's
 tensors."""
 
@@ -53,26 +53,24 @@ class Annotation:
         return {"annotation": asdict(self)}
 
 
-class Kind(NamedTuple):
-    """What is said of classifiers of a kind of annotation."""
+class AnnotationKind(NamedTuple):
+    """What is said of classifiers of a kind of annotation: what they predict, the evaluations that measure them, and
+    the Hub's name of what they do. The names of their classes in transformers end with ``library_class``, and
+    ``layers`` are the names of our layers in transformers' BERT, where the dense one is the pooler."""
 
     predicts: str
     evaluations: str
-    """The evaluations that measure it."""
     pipeline: str
-    """The Hub's name of what it does."""
     library_class: str
-    """What the names of its classes in transformers end with."""
     layers: Mapping[str, str]
-    """Layers of our head, and their names in transformers' BERT. The dense layer below the classes is the pooler."""
 
 
-KINDS = {
-    "label": Kind("labels of texts", "xnli, pawsx or amazon", "text-classification", "ForSequenceClassification",
+ANNOTATIONS = {
+    "label": AnnotationKind("labels of texts", "xnli, pawsx or amazon", "text-classification", "ForSequenceClassification",
                   {"dense": "bert.pooler.dense", "output": "classifier"}),
-    "tags": Kind("tags of words", "pos or ner", "token-classification", "ForTokenClassification",
+    "tags": AnnotationKind("tags of words", "pos or ner", "token-classification", "ForTokenClassification",
                  {"output": "classifier"}),
-    "span": Kind("answers to questions", "qa", "question-answering", "ForQuestionAnswering", {"output": "qa_outputs"}),
+    "span": AnnotationKind("answers to questions", "qa", "question-answering", "ForQuestionAnswering", {"output": "qa_outputs"}),
 }  # fmt: skip
 _LABEL_LAYERS = {"dense": "classifier.dense", "output": "classifier.out_proj"}
 """The same layers of XLM-R's and RoBERTa's classifiers of texts, whose dense layer belongs to the head."""
@@ -114,7 +112,7 @@ class Classifier(Model):
         super().__init__()
         self.config, self.text, self.origins = config, text, dict[str, Origin]()
         self.annotation = Annotation.of(text)
-        self.pipeline = KINDS[self.annotation.kind].pipeline
+        self.pipeline = ANNOTATIONS[self.annotation.kind].pipeline
         vocabulary = text.vocabulary(SHARED)
         start = config.starts.get(SHARED) if architecture is None else None
         if architecture is None:
@@ -149,16 +147,16 @@ class Classifier(Model):
         return self.output(self.dropout(torch.tanh(self.dense(self.dropout(vectors)))))
 
     def write_for_transformers(self, directory: Path, tokenizer: Tokenizer, max_length: int) -> ForTransformers:
-        annotation, kind = self.annotation, KINDS[self.annotation.kind]
+        annotation, kind = self.annotation, ANNOTATIONS[self.annotation.kind]
         if annotation.kind == "label" and self.config.pooling != "cls":
             read = f"predicted from the {self.config.pooling} of token vectors, transformers reads [CLS]"
             raise UserError(f"its labels are {read}", cure="set `format` to xrep")
         config, tensors = self.encoder.to_huggingface(self.encoder.shape.layers)
         family = config["model_type"]
-        if family not in FAMILIES:
+        if family not in _FAMILIES:
             problem = f"classifiers above encoders of the family {family} cannot be exported"
             raise UserError(problem, cure="train one above BERT, RoBERTa or XLM-R, or use it with xrep")
-        name, prefix = FAMILIES[family]
+        name, prefix = _FAMILIES[family]
         config["architectures"] = [name + kind.library_class]
         if annotation.labels:
             config["id2label"] = {str(number): label for number, label in enumerate(annotation.labels)}
@@ -182,11 +180,17 @@ def load_classifier(directory: Path) -> tuple[Classifier, TextSpec, Tokenizers]:
     config = read_json(path)
     architectures, family = config.get("architectures"), str(config.get("model_type"))
     name = architectures[0] if isinstance(architectures, list) and architectures else None
-    kind: Any = next((own for own in KINDS if str(name).endswith(KINDS[own].library_class)), None)
-    if kind is None or family not in FAMILIES:
+    kind: Any = next((own for own in ANNOTATIONS if str(name).endswith(ANNOTATIONS[own].library_class)), None)
+    if kind is None or family not in _FAMILIES:
         problem = f"no classifier of BERT, RoBERTa or XLM-R (architectures: {name})"
         raise UserError(problem, path=path, cure="give one with a head for sequences, tokens or questions")
-    annotation = Annotation(kind=kind, labels=[] if kind == "span" else _labels(config, path))
+    try:
+        named: Any = {} if kind == "span" else config["id2label"]
+        annotation = Annotation(kind=kind, labels=[str(named[str(number)]) for number in range(len(named))])
+    except (KeyError, TypeError):
+        raise UserError(
+            "id2label does not name its labels by 0, 1 and so on", path=path, cure="write them so"
+        ) from None
     tokenizers, own = {SHARED: Tokenizer.load(directory)}, Classifier.Config(encoder=str(directory))
     text = text_spec(tokenizers, own.starts[SHARED].max_length, facts=annotation.facts())
     model, weights = Classifier(own, text), Weights(directory)
@@ -201,12 +205,4 @@ def load_classifier(directory: Path) -> tuple[Classifier, TextSpec, Tokenizers]:
 
 
 def _layers(family: str, annotation: Annotation) -> Mapping[str, str]:
-    return _LABEL_LAYERS if family != "bert" and annotation.kind == "label" else KINDS[annotation.kind].layers
-
-
-def _labels(config: dict[str, Any], path: Path) -> list[str]:
-    named = config.get("id2label")
-    labels = [named.get(str(number)) for number in range(len(named))] if isinstance(named, dict) else []
-    if not labels or not all(isinstance(label, str) for label in labels):
-        raise UserError("id2label does not name its labels by 0, 1 and so on", path=path, cure="write them so")
-    return [str(label) for label in labels]
+    return _LABEL_LAYERS if family != "bert" and annotation.kind == "label" else ANNOTATIONS[annotation.kind].layers

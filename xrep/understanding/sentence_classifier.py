@@ -21,7 +21,7 @@ from xrep.precision import Precision
 from xrep.text.examples import Example
 from xrep.text.sides import SHARED, Tokenizers, open_tokenizers
 from xrep.understanding.annotated import IGNORED, Reading, Row, batch_of_rows
-from xrep.understanding.classifier import KINDS, Classifier, load_classifier
+from xrep.understanding.classifier import ANNOTATIONS, Classifier, load_classifier
 from xrep.understanding.labels import label_rows
 from xrep.understanding.questions import Question, question_rows
 from xrep.understanding.tags import TaggedSentence, tag_rows
@@ -101,8 +101,8 @@ class SentenceClassifier:
     def check_kind(self, kind: str) -> None:
         """Raise UserError if the classifier predicts something else than annotations of this kind."""
         if self.annotation.kind != kind:
-            own, cure = KINDS[self.annotation.kind], "measure it by xrep-eval"
-            problem = f"this classifier predicts {own.predicts}, not {KINDS[kind].predicts}"
+            own, cure = ANNOTATIONS[self.annotation.kind], "measure it by xrep-eval"
+            problem = f"this classifier predicts {own.predicts}, not {ANNOTATIONS[kind].predicts}"
             raise UserError(problem, path=self.path or None, cure=f"{cure} {own.evaluations}")
 
     def predict(self, texts: Sequence[str | tuple[str, ...]]) -> tuple[list[str], np.ndarray]:
