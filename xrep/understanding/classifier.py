@@ -53,7 +53,7 @@ class Annotation:
         return {"annotation": asdict(self)}
 
 
-class AnnotationKind(NamedTuple):
+class _Kind(NamedTuple):
     """What is said of classifiers of a kind of annotation: what they predict, the evaluations that measure them, and
     the Hub's name of what they do. The names of their classes in transformers end with ``library_class``, and
     ``layers`` are the names of our layers in transformers' BERT, where the dense one is the pooler."""
@@ -66,11 +66,11 @@ class AnnotationKind(NamedTuple):
 
 
 ANNOTATIONS = {
-    "label": AnnotationKind("labels of texts", "xnli, pawsx or amazon", "text-classification", "ForSequenceClassification",
-                  {"dense": "bert.pooler.dense", "output": "classifier"}),
-    "tags": AnnotationKind("tags of words", "pos or ner", "token-classification", "ForTokenClassification",
-                 {"output": "classifier"}),
-    "span": AnnotationKind("answers to questions", "qa", "question-answering", "ForQuestionAnswering", {"output": "qa_outputs"}),
+    "label": _Kind("labels of texts", "xnli, pawsx or amazon", "text-classification", "ForSequenceClassification",
+                   {"dense": "bert.pooler.dense", "output": "classifier"}),
+    "tags": _Kind("tags of words", "pos or ner", "token-classification", "ForTokenClassification",
+                  {"output": "classifier"}),
+    "span": _Kind("answers to questions", "qa", "question-answering", "ForQuestionAnswering", {"output": "qa_outputs"}),
 }  # fmt: skip
 _LABEL_LAYERS = {"dense": "classifier.dense", "output": "classifier.out_proj"}
 """The same layers of XLM-R's and RoBERTa's classifiers of texts, whose dense layer belongs to the head."""
