@@ -27,12 +27,12 @@ import numpy as np
 import torch
 from harness import make_parser, progress, take_turns, write_json
 from train import Ours, trainer_of
-from xrep.tasks.annotated import AnnotatedTask
 
 from xrep.config import RunConfig, runs_of
 from xrep.data.batch import Batch
 from xrep.training.trainer import Trainer
 from xrep.understanding import SentenceClassifier
+from xrep.understanding.annotated import AnnotatedTask
 from xrep_cli.options import parse
 
 
