@@ -40,8 +40,7 @@ def classifier() -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("start", "criterion"),
-    [*(("translator", name) for name in ("mlm", "tlm", "hictl", "cmlm")), ("classifier", "mlm")],
+    ("start", "criterion"), [*(("translator", name) for name in ("mlm", "tlm", "hictl", "cmlm")), ("classifier", "mlm")]
 )
 def test_language_models_start_from_any_encoder(start, criterion, translator, classifier, cli):
     """The encoder's tensors are those of the start, and the new run says that its head is new."""
