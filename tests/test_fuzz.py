@@ -3,8 +3,6 @@
 ``scripts/test --nightly tests/test_fuzz.py --fuzz-minutes 5`` reads other files for five minutes a reader.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The benchmarks can be imported, take turns, compute ratios of rounds, and write what their page is made of."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

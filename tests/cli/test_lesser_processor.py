@@ -1,7 +1,5 @@
 """The commands as on a processor with AVX2 and without AVX-512, to which libraries are restricted."""
 
-from __future__ import annotations
-
 import json
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """Runs of xrep-train that train language models from the encoder of a translator or of a classifier."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The cache of vectors finds all that was added, by any process and however that process ended."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small real encoder in numpy, and text in the layout of the Tatoeba test."""
 
-from __future__ import annotations
-
 import os
 import zlib
 from collections.abc import Sequence

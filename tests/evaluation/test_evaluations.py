@@ -1,8 +1,6 @@
 """What holds for every evaluation: what was trained on is counted and left out, and the command prints and writes what
 was measured, also on vectors that another system computed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields

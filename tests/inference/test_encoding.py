@@ -1,7 +1,5 @@
 """Encoding of the lines of a file into the rows of a .npy file, also after interruptions."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """``SearchIndex``: what it finds, what it keeps on disk, adding, and interruption."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

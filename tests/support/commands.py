@@ -1,7 +1,5 @@
 """Commands in this process."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import sys

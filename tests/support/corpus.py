@@ -1,7 +1,5 @@
 """A small German-English corpus for tests: combinations of a few words, so that translations can be learnt from it."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Small training runs for tests: in this process, or as a user starts them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
