@@ -1,7 +1,5 @@
 """The commands as on a processor with AVX2 and without AVX-512, to which libraries are restricted."""
 
-from __future__ import annotations
-
 import json
 import platform
 import subprocess
@@ -56,10 +54,7 @@ def test_commands_in_float32_and_bfloat16(data_directory, shared_encoder, transl
         lines.append(("train", [data_directory, *steps, *half, "--save-dir", tmp_path / f"trained_{precision}"]))
     script = json.dumps([(name, [str(part) for part in line]) for name, line in lines])
     finished = subprocess.run(
-        [sys.executable, "-c", COMMANDS, script],
-        env={**environment(threads=1), **AVX2},
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", COMMANDS, script], env={**environment(threads=1), **AVX2}, capture_output=True, text=True
     )
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.splitlines()[-1] == "AVX2"

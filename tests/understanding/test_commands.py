@@ -1,7 +1,5 @@
 """Classification, tagging and question answering as a user runs them: train, evaluate, predict, export."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Entities beside a reading of seqeval's rules by hand, and beside seqeval where it is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest
