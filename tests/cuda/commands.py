@@ -23,15 +23,19 @@ import json
 from pathlib import Path
 
 
-def without_triton():
-    return mock.patch("xrep.kernels.fused.uses_triton", lambda device: False)
+def choose_triton(used: bool):
+    """Return a context in which Triton's kernels compute all tensors on GPUs, unchecked, or none."""
+    return mock.patch("xrep.kernels.fused.uses_triton", lambda device: used and device.type == "cuda")
 
 
 def main() -> None:
     for port, module, *arguments in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
         os.environ["MASTER_PORT"] = str(port)
         plain, module = module.startswith("plain:"), module.removeprefix("plain:")
-        with nullcontext() if module.startswith("tests.") else device(), without_triton() if plain else nullcontext():
+        with (
+            nullcontext() if module.startswith("tests.") else device(),
+            choose_triton(False) if plain else nullcontext(),
+        ):
             code = importlib.import_module(module).main(arguments)
         if code:
             sys.exit(code)
