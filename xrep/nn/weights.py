@@ -141,7 +141,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     path.chmod(mode)
 
 
-def read_json(path: Path, needed: Iterable[str] = ()) -> dict[str, Any]:
+def read_json(path: Path, needed: Iterable[str] = ()) -> Any:
     """Read a JSON file that holds an object. Raises UserError if the file does not exist or holds something else, or
     the object lacks one of the ``needed`` entries."""
     content = _json_of(path, dict)
@@ -151,7 +151,7 @@ def read_json(path: Path, needed: Iterable[str] = ()) -> dict[str, Any]:
     return content
 
 
-def read_list(path: Path) -> list[Any]:
+def read_list(path: Path) -> Any:
     """Read a JSON file that holds a list. Raises UserError if it does not exist or holds something else."""
     return _json_of(path, list)
 
