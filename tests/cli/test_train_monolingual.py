@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import write_lines
 from tests.support.commands import Commands
-from tests.support.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.once import made_once
 from tests.support.programs import run_on_ranks
 from tests.support.runs import SMALL_MODEL, environment, figures, going_on_is_never_stopping, options

@@ -184,10 +184,10 @@ def test_the_head_of_the_run_that_is_started_from(trained: Path, text: TextSpec,
 
 
 @pytest.mark.slow
-def test_heads_that_are_not_taken(text: TextSpec, run, tmp_path: Path) -> None:
+def test_heads_of_other_runs(text: TextSpec, run, tmp_path: Path) -> None:
     two, none = run(tmp_path / "two", 1, bi=NEW) / "best", run(tmp_path / "none", 1, ranking=True) / "best"
     head = start(two, text)[1].masked_lm.heads["shared"]
-    assert torch.equal(head.bias, saved_heads(two)["parts.mono.masked_lm.heads.shared.bias"]), "by name"
+    assert torch.equal(head.bias, saved_heads(two)["parts.mono.masked_lm.heads.shared.bias"]), "the last by name"
     model, criterion = start(none, text)
     assert criterion.warnings(None) == [f"{none}/shared has no masked language head; tower shared gets a new one"]
     criterion = make(model.double(), text, BOTH)

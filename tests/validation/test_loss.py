@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs, write_lines
 from xrep.config import Part
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.dap import DAP
@@ -31,9 +31,8 @@ def make(tmp_path: Path, data_directory: Path):
     german, english = zip(*sentence_pairs(400), strict=True)
     files = {"train.de": german[:100], "train.en": english[:100], "valid.de": german[100:370]}
     for folder, own in (("divided", files), ("undivided", {"train.de": german})):
-        (tmp_path / folder).mkdir()
         for name, lines in own.items():
-            (tmp_path / folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            write_lines(tmp_path / folder / name, lines)
 
     def made(folder: str = "divided", **options: Any) -> MonolingualTask:
         given = {"data": str(tmp_path / folder), "tokenizer": str(data_directory), "max_length": 64, **options}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from xrep.config import Mixing, Part
+from xrep.config import Parts
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, merged
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batch import TextSpec
@@ -28,12 +28,7 @@ class Multitask(Criterion):
     """
 
     @dataclass(kw_only=True)
-    class Config:
-        parts: list[Part]
-        """Name, class, ``Config`` and weight of the criterion of each part."""
-        mixing: Mixing
-        """weight: each batch has all parts. proportion: each batch has one part."""
-
+    class Config(Parts):
         def problems(self) -> list[str]:
             # Parts are submodules, whose names must differ from the attributes of their container.
             taken = [part.name for part in self.parts if hasattr(nn.ModuleDict(), part.name)]

@@ -213,6 +213,6 @@ def _state(checkpoint: Checkpoint, prefix: str, shape: EncoderSizes) -> State:
 
 def _head(checkpoint: Checkpoint, tower: str) -> dict[str, Tensor] | None:
     """Return the state of the head that the criterion of a run trained for a tower: of several, the last by name."""
-    own = f".heads.{tower}."
+    own = f"masked_lm.heads.{tower}."
     tensors = checkpoint.tensors(CRITERION)
     return {name.partition(own)[2]: tensor for name, tensor in tensors.items() if own in name} or None
