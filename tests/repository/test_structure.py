@@ -15,6 +15,7 @@ import pytest
 
 FLOORS = {
     "xrep.__main__": 9,
+    "xrep.understanding": 9,  # a plugin: it may use everything, and nothing uses it
     "xrep_cli": 8,
     "xrep.evaluation": 7,
     "xrep.report": 7,
@@ -30,7 +31,7 @@ FLOORS = {
     "xrep.config": 3,
     "xrep.text": 2,
     "xrep.jobs": 2,
-    "xrep.registry": 2,
+    "xrep.registry": 1,
     "xrep.kernels": 1,
     "xrep.retrieval": 1,
     "xrep.store": 1,
@@ -127,12 +128,18 @@ def test_logits_are_made_in_the_kernels_alone(repository: Path) -> None:
     """Each of these functions would need a whole similarity matrix of a batch, or all logits of a vocabulary."""
     functions = ("cross_entropy(", "softmax(", "logsumexp(", "nll_loss(")
     # The classes of sentences and pairs, and the places of an annotation, are few.
-    few = ("xrep.criteria.annotated", "xrep.inference.classifier", "xrep.criteria.nli", "xrep.criteria.tlm")
-    files = {name: path for name, path in modules(repository).items() if not name.startswith(("xrep.kernels", *few))}
+    others = ("xrep.kernels", "xrep.understanding", "xrep.criteria.nli", "xrep.criteria.tlm")
+    files = {name: path for name, path in modules(repository).items() if not name.startswith(others)}
     texts = {
         name: path.read_text(encoding="utf-8").replace("linear_cross_entropy(", "") for name, path in files.items()
     }
     assert [(name, function) for name, text in texts.items() for function in functions if function in text] == []
+
+
+def test_nothing_names_the_plugin(repository: Path) -> None:
+    """Not even in a string, so that it is found as the plugins of others are."""
+    others = {name: path for name, path in modules(repository).items() if room_of(name) != "xrep.understanding"}
+    assert [name for name, path in others.items() if "xrep.understanding" in path.read_text(encoding="utf-8")] == []
 
 
 def test_files_are_small(repository: Path) -> None:
