@@ -101,8 +101,8 @@ def find_pretrained(name_or_path: str | Path, *, download: bool = False) -> Path
         return Path(snapshot_download(name, local_files_only=True))
     except (OSError, ValueError) as error:
         # Newer versions refuse a folder with only the files that transformers fetched, but those are enough here.
-        if partial := getattr(error, "snapshot_path", None):
-            return Path(partial)
+        if fetched := getattr(error, "snapshot_path", None):
+            return Path(fetched)
         if download and "/" in name and not path.parent.exists() and not constants.HF_HUB_OFFLINE:
             return _fetch(name)
         problem = f"no such directory, and no such model in the Hugging Face cache {constants.HF_HUB_CACHE}"

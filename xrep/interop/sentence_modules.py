@@ -12,7 +12,7 @@ from torch import Tensor
 
 from xrep.errors import UserError
 from xrep.nn.pooling import Pooling
-from xrep.nn.weights import Weights, inside, read_json, read_list
+from xrep.nn.weights import Weights, inside, read_json
 
 MODULES = "modules.json"
 OPTIONS = "sentence_bert_config.json"
@@ -77,7 +77,7 @@ def read_prompts(root: Path) -> Prompts:
 def read_router(root: Path) -> dict[str, Path] | None:
     """Return the folder of each language's tower if the only module is a Router; None if it is not. Raises UserError if
     a tower is no directory of sentence-transformers in ``root``, or a file is damaged."""
-    if not (root / MODULES).is_file() or [_kind(module) for module in read_list(root / MODULES)] != ["Router"]:
+    if not (root / MODULES).is_file() or [_kind(module) for module in read_json(root / MODULES, list)] != ["Router"]:
         return None
     path = root / ROUTER
     structure = read_json(path).get("structure")
@@ -102,7 +102,7 @@ def _kind(module: Any) -> str:
 
 def _entries(path: Path) -> list[dict[str, str]]:
     """Return the modules that a file lists, each with a type and a path."""
-    modules = read_list(path)
+    modules = read_json(path, list)
     for module in modules:
         if not isinstance(module, dict) or not all(isinstance(module.get(key), str) for key in ("type", "path")):
             raise UserError("not a list of modules with type and path", path=path, cure="fetch the file again")
@@ -186,7 +186,7 @@ def read_pooling(directory: Path, prompts: Prompts) -> Pooling:
 def read_dense(directory: Path) -> DenseSpec:
     """Read the module Dense, without its tensors; a UserError says what xrep cannot express."""
     path, embedding = directory / "config.json", "sentence_embedding"
-    config = read_json(path, ("out_features",))
+    config = read_json(path, needed=["out_features"])
     _check_options("Dense", config, path, use_residual=False, module_input_name=embedding, module_output_name=embedding)
     function = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     activation = DENSE_ACTIVATIONS.get(function.rpartition(".")[2]) if function.startswith("torch.nn.") else None

@@ -93,10 +93,7 @@ class Checkpoint:
     @property
     def tokenizer(self) -> Path:
         """The folder of the tokenizers."""
-        for name in self.manifest["files"]:
-            if name.startswith(f"{TOKENIZER}/"):
-                self.file(name)
-        return self.path / TOKENIZER
+        return self.check(f"{TOKENIZER}/").path / TOKENIZER
 
     def file(self, name: str) -> Path:
         """Return the path of a file. Raises UserError if it differs from its checksum."""
@@ -106,9 +103,10 @@ class Checkpoint:
         self.intact.add(name)
         return path
 
-    def check(self) -> Checkpoint:
-        """Compare all files with their checksums, and return the checkpoint. Raises UserError if one is damaged."""
-        for name in self.manifest["files"]:
+    def check(self, prefix: str = "") -> Checkpoint:
+        """Compare all files whose names begin with ``prefix``, and return the checkpoint. Raises UserError if one is
+        damaged."""
+        for name in filter(lambda name: name.startswith(prefix), self.manifest["files"]):
             self.file(name)
         return self
 
@@ -226,17 +224,13 @@ def checkpoints_in(run: Path) -> list[Path]:
     """Return the checkpoints in the directory of a run, in the order of their steps; some may be damaged. A folder that
     has only files of others, because the checkpoint in it was removed, is none."""
     steps = {path: path.name.removeprefix(PREFIX) for path in run.glob(f"{PREFIX}*") if path.is_dir()}
-    numbered = (path for path, step in steps.items() if re.fullmatch("[0-9]{8,19}", step) and _has_own_file(path))
-    return sorted(numbered, key=lambda path: int(steps[path]))
+    ours = (path for path in steps if any((path / name).exists() for name in (MANIFEST, CONFIG, MODEL)))
+    return sorted((path for path in ours if re.fullmatch("[0-9]{8,19}", steps[path])), key=lambda p: int(steps[p]))
 
 
 def file_names(path: Path) -> list[str]:
     """Return the names of all files of an intact checkpoint, which are those of the other checkpoints of its run."""
     return [*json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"], MANIFEST]
-
-
-def _has_own_file(path: Path) -> bool:
-    return any((path / name).exists() for name in (MANIFEST, CONFIG, MODEL))
 
 
 def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -62,7 +62,7 @@ class Weights(Mapping[str, Tensor]):
 
 def _shards(index: Path) -> list[Path]:
     """Return the files that an index of weights names."""
-    where = read_json(index, ("weight_map",))["weight_map"]
+    where = read_json(index, needed=["weight_map"])["weight_map"]
     files = [inside(index.parent, name, index) for name in sorted(set(where.values()))]
     for file in files:
         if not file.is_file():
@@ -91,11 +91,8 @@ def _open(path: Path) -> dict[str, Callable[[], Tensor]]:
 
 
 def read_torch(path: Path, problem: str, cure: str, *, mmap: bool = False) -> Any:
-    """Read what torch saved, with all tensors on the CPU; ``mmap`` maps them from the file.
-
-    Raises:
-        UserError: The file is damaged, or it holds something other than plain data and tensors, which might be code.
-    """
+    """Read what torch saved, with all tensors on the CPU; ``mmap`` maps them from the file. Raises UserError if the
+    file is damaged, or holds something other than plain data and tensors, which might be code."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about unusual files, which are refused or read all the same
@@ -123,11 +120,8 @@ def fitting(path: Path) -> Iterator[None]:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file, with the permissions that new files have by default.
-
-    Raises:
-        OSError: the disk is full, or the file cannot be written.
-    """
+    """Write a safetensors file, with the permissions that new files have by default. Raises OSError if the disk is
+    full, or the file cannot be written."""
     path.touch()  # save_file makes a file that only its owner may read
     mode = path.stat().st_mode
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -141,22 +135,9 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     path.chmod(mode)
 
 
-def read_json(path: Path, needed: Iterable[str] = ()) -> dict[str, Any]:
-    """Read a JSON file that holds an object. Raises UserError if the file does not exist or holds something else, or
-    the object lacks one of the ``needed`` entries."""
-    content = _json_of(path, dict)
-    for key in needed:
-        if content.get(key) is None:
-            raise UserError(f"no {key}", path=path, cure=AGAIN)
-    return content
-
-
-def read_list(path: Path) -> list[Any]:
-    """Read a JSON file that holds a list. Raises UserError if it does not exist or holds something else."""
-    return _json_of(path, list)
-
-
-def _json_of(path: Path, kind: type) -> Any:
+def read_json(path: Path, kind: type[dict] | type[list] = dict, needed: Iterable[str] = ()) -> Any:
+    """Read a JSON file that holds an object, or a list if ``kind`` is list. Raises UserError if the file does not exist
+    or holds something else, or the object lacks one of the ``needed`` entries."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -166,15 +147,15 @@ def _json_of(path: Path, kind: type) -> Any:
     if not isinstance(content, kind):
         wanted = "an object" if kind is dict else "a list"
         raise UserError(f"damaged: not {wanted} in JSON", path=path, cure=AGAIN)
+    for key in needed:
+        if cast(Any, content).get(key) is None:
+            raise UserError(f"no {key}", path=path, cure=AGAIN)
     return content
 
 
 def inside(directory: Path, name: str, source: Path) -> Path:
-    """Return ``directory / name``, where ``name`` was read from the file ``source``.
-
-    Raises:
-        UserError: the name points outside the directory.
-    """
+    """Return ``directory / name``, where ``name`` was read from the file ``source``. Raises UserError if it lies
+    outside of the directory."""
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise UserError(f"it names {name!r}, outside of its directory", path=source, cure=AGAIN)
     return directory / name
