@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from xrep.config import FIXED_SECTIONS
 from xrep.config.layers import CHOICES
 from xrep.files import write_aside
-from xrep.registry import REGISTRIES
+from xrep.registry import FIXED_SECTIONS, REGISTRIES
 from xrep_cli.xrep import COMMANDS, help_text
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 import pytest
 
 from xrep.config import (
-    FIXED_SECTIONS,
     SECTIONS,
     TOP_LEVEL,
     convert,
@@ -20,7 +19,7 @@ from xrep.config import (
 )  # fmt: skip
 from xrep.config.fields import Count, Positive, Share, describe, fields_of_class, problems_of
 from xrep.errors import ConfigError, UserError
-from xrep.registry import REGISTRIES
+from xrep.registry import FIXED_SECTIONS, REGISTRIES
 
 CHOSEN = ("file", {"task": {"name": "bitext"}, "criterion": {"name": "dual_moco"}})
 PARTS = [registry for kind, registry in REGISTRIES.items() if kind != "encoder"]  # encoders have shapes, not options

@@ -191,5 +191,14 @@ EVALUATIONS = Registry("evaluation", {
     "xnli": "xrep.evaluation.annotated:Xnli",
     "xtreme": "xrep.evaluation.xtreme:Xtreme",
 })  # fmt: skip
+FIXED_SECTIONS = {
+    "trainer": "xrep.training.trainer:Trainer",
+    "checkpoint": "xrep.training.checkpoint:Checkpoints",
+    "distributed": "xrep.training.distributed:World",
+    "logging": "xrep.training.log:Log",
+}
+"""Sections of every configuration whose class is fixed instead of chosen by name."""
+MIXTURE = {"task": "xrep.tasks.mixture:MixtureTask", "criterion": "xrep.criteria.multitask:Multitask"}
+"""The task and the criterion of a run with several parts, which combine those of the parts."""
 _ALL = TASKS, MODELS, ENCODERS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS, EVALUATIONS
 REGISTRIES = {registry.kind: registry for registry in _ALL}

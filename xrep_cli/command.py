@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from inspect import cleandoc
 from typing import Any, NoReturn
 
-from xrep import __version__
 from xrep.config.fields import FieldSpec, choices, convert, fields_of_class, members
 from xrep.errors import TrainingError, UserError
 from xrep.registry import import_plugin, nearest
+from xrep.version import __version__
 from xrep_cli import kinds
 from xrep_cli.kinds import Option, Part
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Sequence
 
 import shtab
 
+from xrep import lazy
 from xrep.config.fields import choices, read_fields
 from xrep.errors import UserError
 from xrep.registry import REGISTRIES
@@ -41,5 +41,5 @@ def _parser(name: str) -> argparse.ArgumentParser:
         for action in parser._actions:
             action.choices = allowed.get(action.dest) or None
         return parser
-    module = importlib.import_module(f"xrep_cli.{name}")
+    module = lazy.load(f"xrep_cli.{name}")
     return module.build_parser() if name == "sweep" else module.main.parser()

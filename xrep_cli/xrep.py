@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 
+from xrep import lazy
 from xrep.errors import UserError
 from xrep.registry import suggestion
 from xrep_cli.command import VERSION, console_script
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
 
         print(script(others[0] if len(others) == 1 else "", COMMANDS), end="")
     elif first in COMMANDS:
-        if code := importlib.import_module(f"xrep_cli.{first}").main(others):
+        if code := lazy.load(f"xrep_cli.{first}").main(others):
             sys.exit(code)
     else:
         raise UserError(f"there is no command {first!r}", cure=suggestion(first, list(COMMANDS)))
@@ -49,7 +49,7 @@ def help_text() -> str:
 
 def summary(name: str) -> str:
     """Return what a command does, from the first line of its module."""
-    text = str(importlib.import_module(f"xrep_cli.{name}").__doc__)
+    text = str(lazy.load(f"xrep_cli.{name}").__doc__)
     return text.partition("\n")[0].partition(": ")[2]
 
 

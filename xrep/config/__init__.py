@@ -9,10 +9,10 @@ from xrep.config.fields import Count, CountOrZero, NotNegative, Positive, Share,
 from xrep.config.layers import Layer, flat, nested, over, read_yaml, to_yaml
 from xrep.config.run import Part, RunConfig, runs_of, to_configuration
 from xrep.config.saved import completed, say_ignored, still_known
-from xrep.config.sections import FIXED_SECTIONS, SECTIONS, TOP_LEVEL, Mixing
+from xrep.config.sections import SECTIONS, TOP_LEVEL, Mixing
 
 __all__ = [
-    "FIXED_SECTIONS", "SECTIONS", "TOP_LEVEL", "Count", "CountOrZero", "Layer", "Mixing", "NotNegative", "Part",
+    "SECTIONS", "TOP_LEVEL", "Count", "CountOrZero", "Layer", "Mixing", "NotNegative", "Part",
     "Positive", "RunConfig", "Share", "completed", "convert", "flat", "nested", "over", "problems_of",
     "read_fields", "read_yaml", "runs_of", "say_ignored", "still_known", "to_configuration", "to_yaml",
 ]  # fmt: skip

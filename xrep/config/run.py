@@ -15,10 +15,8 @@ from xrep.config.layers import CHOICES, LISTS, Layer, flat, over, strip, to_yaml
 from xrep.config.sections import OF_A_PART, SECTIONS, Section, fields_of, sections_of
 from xrep.config.sizes import with_size
 from xrep.errors import ConfigError, shown
-from xrep.registry import REGISTRIES, import_plugin, load_target, nearest, suggestion
+from xrep.registry import MIXTURE, REGISTRIES, import_plugin, load_target, nearest, suggestion
 
-MIXTURE = {"task": "xrep.tasks.mixture:MixtureTask", "criterion": "xrep.criteria.multitask:Multitask"}
-"""The task and the criterion of a run with several parts, which combine those of the parts."""
 COMMAND_LINE = "command line"
 """Name of the layer that overrides the stages; stages override all other layers."""
 PREVIOUS = "previous"

@@ -8,15 +8,8 @@ from typing import Any, Literal
 
 from xrep.config.fields import CountOrZero, FieldSpec, Positive, fields_of_class
 from xrep.config.layers import CHOICES, Layer
-from xrep.registry import REGISTRIES, load_target
+from xrep.registry import FIXED_SECTIONS, REGISTRIES, load_target
 
-FIXED_SECTIONS = {
-    "trainer": "xrep.training.trainer:Trainer",
-    "checkpoint": "xrep.training.checkpoint:Checkpoints",
-    "distributed": "xrep.training.distributed:World",
-    "logging": "xrep.training.log:Log",
-}
-"""Sections whose class is fixed instead of chosen by name."""
 _DEFAULT_NAMES = {"model": "dual_encoder", "optimizer": "adamw", "lr_scheduler": "cosine", "validation": "retrieval"}
 SECTIONS = [*CHOICES, *FIXED_SECTIONS]
 OF_A_PART = ("task", "criterion")

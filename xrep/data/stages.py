@@ -25,7 +25,7 @@ from xrep.jobs.plan import Advance, Stage
 from xrep.text.cleaning import STEPS, CleaningOptions, HashSet
 from xrep.text.examples import read_pairs
 from xrep.text.exclusion import load_exclusion
-from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, tokenizer_of
+from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, open_tokenizer, tokenizer_of
 from xrep.text.tokenizer import Tokenizer
 from xrep.workers import in_workers
 
@@ -185,7 +185,7 @@ class Vocabulary(_Step):
             with tempfile.TemporaryDirectory() as folder:
                 for name, file in files.items():
                     shutil.copyfile(file, Path(folder) / name)
-                tokenizers[facts["side"]] = Tokenizer.load(folder)
+                tokenizers[facts["side"]] = open_tokenizer(folder)
         return tokenizers
 
 

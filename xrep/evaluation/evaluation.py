@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 from tqdm import tqdm
 
-import xrep
 from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Overlap, open_encoder, seen, total
@@ -22,6 +21,7 @@ from xrep.files import sha256_of
 from xrep.metrics.bootstrap import interval, resampled_share
 from xrep.precision import Precision
 from xrep.text.languages import name
+from xrep.version import __version__
 
 
 @dataclass(kw_only=True)
@@ -337,7 +337,7 @@ class Figures:
             "model": {"path": str(model.path), "fingerprint": model.fingerprint()},
             "data": {str(path): sha256_of(path) for path in dict.fromkeys(self.files)},
             "settings": dict(self.settings),
-            "version": xrep.__version__,
+            "version": __version__,
             "overlap": asdict(self.overlap) if self.overlap else None,
         }
 

@@ -15,7 +15,6 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-import xrep
 from xrep.errors import UserError
 from xrep.files import naming
 from xrep.hashing import find_sorted
@@ -34,6 +33,7 @@ from xrep.store.lines import FILES, Texts, write_lines
 from xrep.text.cleaning import NO_KEY, sentence_hash
 from xrep.text.examples import read_pairs, read_text
 from xrep.text.find import Bitext
+from xrep.version import __version__
 
 _KEYS, _PAIRS, _NEGATIVES = "keys.npy", "pairs.npy", "negatives.tsv"
 _BLOCK = 1 << 13
@@ -102,7 +102,7 @@ def mine_negatives(
     def finish() -> dict[str, Any]:
         (chosen,), (pairs,) = choose.results, read.results
         addresses.publish(chosen.files[_NEGATIVES], output)
-        made = {"path": str(output), "settings": asdict(options), "version": xrep.__version__}
+        made = {"path": str(output), "settings": asdict(options), "version": __version__}
         return {**made, **pairs.facts["counts"], **chosen.facts, "seconds": time.monotonic() - began}
 
     mined = run(job, engine, finish, str(output), show_progress=show_progress)

@@ -28,7 +28,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import xrep
 from xrep.errors import UserError
 from xrep.files import (
     check_new_directory,
@@ -51,6 +50,7 @@ from xrep.retrieval.ivf import add, make_index, train
 from xrep.store import addresses
 from xrep.store.lines import FILES, LINES, NUMBERS
 from xrep.store.vectors import Origin, Vectors
+from xrep.version import __version__
 
 SCHEMA = 3
 FLAT_ROWS = 100_000
@@ -174,7 +174,7 @@ def write_part(
     origin = origin_of(encoder, lang, dtype="float16", normalize=True, prompt=base["prompt"], **how)
     if new is not None:
         made = {"fingerprint": origin.encoder, "size": origin.size, "parts": []}
-        new = {"schema": SCHEMA, "xrep": xrep.__version__, **new, **made}
+        new = {"schema": SCHEMA, "xrep": __version__, **new, **made}
         _current(path, new)
     if base["index"] not in ("auto", "flat"):
         make_index(base["index"], origin.size)  # to report a mistake in it before the text is encoded

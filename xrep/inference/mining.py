@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-import xrep
 from xrep.data.disk_sort import DiskSort
 from xrep.errors import UserError
 from xrep.files import naming
@@ -31,6 +30,7 @@ from xrep.store.arrays import READ_BYTES, ArrayFile, blocks
 from xrep.store.lines import Texts
 from xrep.store.vectors import Origin, Vectors, text_digest
 from xrep.text.languages import canonical
+from xrep.version import __version__
 
 _PAIRS, _ROWS = "pairs.tsv", "rows.npy"
 _CHECKED_ROWS = 1 << 18
@@ -121,7 +121,7 @@ def mine(
             "duplicates": tuple(count["duplicates"] for count in counts),
             "inputs": inputs,
             "settings": asdict(options),
-            "version": xrep.__version__,
+            "version": __version__,
             "seconds": time.monotonic() - began,
         }
 

@@ -27,8 +27,7 @@ from xrep.nn.layers import is_quantised
 from xrep.precision import Precision
 from xrep.registry import one_line
 from xrep.text.languages import canonical, refuse_pair
-from xrep.text.sides import SHARED, SIDES, Tokenizers, open_tokenizers, tokenizer_of
-from xrep.text.tokenizer import Tokenizer
+from xrep.text.sides import SHARED, SIDES, Tokenizers, open_tokenizer, open_tokenizers, tokenizer_of
 
 QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 """Usual names of the prompts of queries and of what they find, which sentence-transformers knows, too."""
@@ -251,7 +250,7 @@ def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:
     folders = list(dict.fromkeys(routes.values())) or [root]
     separate = len(folders) > 1
     sources = dict(zip(SIDES if separate else [SHARED], map(read_pretrained, folders), strict=True))
-    tokenizers = {tower: Tokenizer.load(source.tokenizer) for tower, source in sources.items()}
+    tokenizers = {tower: open_tokenizer(source.tokenizer) for tower, source in sources.items()}
     languages = [[canonical(code) for code, folder in routes.items() if folder == tower] for tower in folders]
     text = TextSpec(
         vocabularies={tower: Vocabulary.of(tokenizer) for tower, tokenizer in tokenizers.items()},

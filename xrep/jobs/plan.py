@@ -29,13 +29,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import xrep
 from xrep.errors import UserError
 from xrep.files import sha256_of
 from xrep.jobs.notes import DONE, FAILED, FINISHED, KINDS, PLAN, STARTED, TRIES, Notes, json_bytes, read_json
 from xrep.store import addresses
 from xrep.store.addresses import is_local, join
 from xrep.store.arrays import ArrayFile
+from xrep.version import __version__
 
 LOCK = "lock"
 COPY = "input-"
@@ -145,7 +145,7 @@ class Job:
         self.address, self.stages = address, stages
         for stage in stages:
             stage.job = self
-        self.plan = {"xrep": xrep.__version__, "command": command, **facts, "stages": [stage.name for stage in stages]}
+        self.plan = {"xrep": __version__, "command": command, **facts, "stages": [stage.name for stage in stages]}
         self.plan = json.loads(json.dumps(self.plan))
         self.before = dict[str, set[int]]()
         """The units of each stage that were done before this process came to it."""

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-import xrep
 from xrep.errors import UserError
 from xrep.jobs.notes import PLAN, TRIES
 from xrep.jobs.plan import Job, MachineError
@@ -20,6 +19,7 @@ from xrep.jobs.work import Engine, Share, work
 from xrep.progress import ProgressLine
 from xrep.store import addresses
 from xrep.store.addresses import join
+from xrep.version import __version__
 
 _PATIENCE = 10.0
 """Seconds that a machine of the cluster has to answer."""
@@ -43,8 +43,8 @@ class Worker:
     def work(self, job: Job, share: Share) -> bool:
         """Do the units of a worker and return whether all are done. A MachineError tells what differs here."""
         here = socket.gethostname()
-        if job.plan["xrep"] != xrep.__version__:
-            problem = f"the machine {here} has xrep {xrep.__version__}, and the driver {job.plan['xrep']}"
+        if job.plan["xrep"] != __version__:
+            problem = f"the machine {here} has xrep {__version__}, and the driver {job.plan['xrep']}"
             raise MachineError(problem, cure="install one version on all")
         if not addresses.exists(join(job.address, PLAN)):
             cure = "write to a folder that all machines share, or to an object store"

@@ -25,8 +25,7 @@ from xrep.models.start import (
 from xrep.nn.encoder import Encoder, TransformerEncoder, initialise
 from xrep.nn.layers import Linear
 from xrep.nn.pooling import Pooling, pool
-from xrep.text.sides import SHARED, Tokenizers
-from xrep.text.tokenizer import Tokenizer
+from xrep.text.sides import SHARED, Tokenizers, open_tokenizer
 
 SPAN_OUTPUTS = 2
 """Outputs of each token in question answering: how well an answer begins there, and how well it ends there."""
@@ -100,7 +99,7 @@ def load_classifier(directory: Path) -> tuple[Classifier, TextSpec, Tokenizers]:
     """Load a classifier from a directory of transformers; a UserError if there is none of BERT, RoBERTa or XLM-R in it,
     or a file is damaged."""
     head = read_classifier(directory)
-    start, tokenizer = find_start(str(directory)), Tokenizer.load(directory)
+    start, tokenizer = find_start(str(directory)), open_tokenizer(directory)
     vocabularies = {SHARED: Vocabulary.of(tokenizer)}
     text = TextSpec(vocabularies=vocabularies, max_length=start.max_length, annotation=head.annotation)
     model = Classifier(Classifier.Config(encoder=str(directory)), text)

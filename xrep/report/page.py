@@ -16,12 +16,12 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
-from xrep import __version__
 from xrep.evaluation.runner import comparison
 from xrep.progress import duration
 from xrep.report.pictures import Point, alignment_chart, chart, number, scatter_chart, style
 from xrep.report.runs import Run
 from xrep.text.languages import name as language_name
+from xrep.version import __version__
 
 Records = Mapping[str, Mapping[str, Any]]
 Block = dict[str, Any]

@@ -9,7 +9,6 @@ The unigram model of SentencePiece is described in Kudo, 2018 (arXiv:1804.10959)
 
 from __future__ import annotations
 
-import importlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,28 +45,6 @@ class Tokenizer(ABC):
     mask_id: int | None
     pair_separators: int = 1
     """Number of eos tokens between two sentences that the model reads as one sequence."""
-
-    @staticmethod
-    def load(path: str | Path) -> Tokenizer:
-        """Open a tokenizer folder, a Hugging Face model directory, a bare ``sentencepiece.model`` or its folder. Raises
-        UserError if there is no tokenizer, its kind is unknown to this version, or the model is damaged."""
-        path = Path(path)
-        if not path.is_dir():
-            return SentencePieceTokenizer(read_file(path), path)
-        kind = read_json(path / CONFIG_FILE).get("kind")
-        if kind is None and not (path / CONFIG_FILE).exists() and (path / SENTENCEPIECE_FILE).exists():
-            kind = SentencePieceTokenizer.kind
-        if kind in SENTENCEPIECE_KINDS:
-            own = SENTENCEPIECE_KINDS[kind]
-            return own(read_file(path / own.model_file), path / own.model_file)
-        # It imports this module, and it imports ``tokenizers``, which SentencePiece does without.
-        huggingface = importlib.import_module("xrep.text.huggingface")
-        if kind is None:
-            return huggingface.read_huggingface(path)
-        if kind == huggingface.HuggingFaceTokenizer.kind:
-            return huggingface.HuggingFaceTokenizer.open(path)
-        problem = f"tokenizer of the unknown kind {kind!r}"
-        raise UserError(problem, path=path / CONFIG_FILE, cure="use a newer xrep or another tokenizer")
 
     @abstractmethod
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
