@@ -179,7 +179,7 @@ def written_rows(folder: Path, size: int) -> ArrayFile:
 def searched(sides: Sequence[Side], k: int, index: str, probes: int, folder: str) -> list[np.ndarray]:
     """Return the neighbours of both sides, int64 [N, k] each, which are the result of a job in a folder."""
     from xrep.inference.nearest import SideSource, search_stages
-    from xrep.inference.options import PART_GIGABYTES
+    from xrep.inference.settings import PART_GIGABYTES
     from xrep.jobs.engines import Share, work
     from xrep.jobs.plan import Job
 

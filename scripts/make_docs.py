@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from xrep.config.layers import CHOICES
+from xrep.config.values import CHOICES
 from xrep.files import write_aside
 from xrep.registry import FIXED_SECTIONS, REGISTRIES
-from xrep_cli.xrep import COMMANDS, help_text
+from xrep_cli.xrep import PROGRAMS, help_text
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 NOTE = "<!-- Made by scripts/make_docs.py. Change the options in the code, not this page. -->\n"
@@ -51,7 +51,7 @@ REFERENCE: dict[str, tuple[str, str, list[str]]] = {
          "xrep.criteria.contrastive:ContrastiveCriterion", "xrep.tasks.task:Task", "xrep.models.model:Model",
          "xrep.nn.encoder:Encoder", "xrep.training.validator:Validator", "xrep.evaluation.evaluation:Evaluation",
          "xrep.evaluation.evaluation:TableEvaluation", "xrep.evaluation.evaluation:Figures",
-         "xrep.evaluation.encoders:Encoder", "xrep.errors:UserError"],
+         "xrep.evaluation.encoders:TestedEncoder", "xrep.errors:UserError"],
     ),
 }  # fmt: skip
 """Pages of the reference: title, summary and the names on the page; ``*`` is all that a module defines or lists."""
@@ -78,7 +78,7 @@ def pages() -> dict[str, str]:
     """Return the text of each page by its path in docs/."""
     usage, _, text = help_text().partition("\n\n")
     texts = {"xrep.md": f"{NOTE}\n# xrep\n\n```text\n{text}\n{usage}\n```\n"}
-    texts |= {f"xrep-{name}.md": NOTE + "\n" + (train_page() if name == "train" else page(name)) for name in COMMANDS}
+    texts |= {f"xrep-{name}.md": NOTE + "\n" + (train_page() if name == "train" else page(name)) for name in PROGRAMS}
     commands = "".join(f"- [{name.removesuffix('.md')}]({name}): {summary_of(text)}\n" for name, text in texts.items())
     reference = {f"reference/{name}.md": f"{NOTE}\n{reference_page(*given)}" for name, given in REFERENCE.items()}
     listed = "".join(f"- [{given[0]}](reference/{name}.md): {given[1]}\n" for name, given in REFERENCE.items())

@@ -178,7 +178,7 @@ EVALUATIONS = Registry("evaluation", {
     "bucc": "xrep.evaluation.bucc:Bucc",
     "language-bias": "xrep.evaluation.language_bias:LanguageBias",
     "ner": "xrep.evaluation.annotated:NamedEntities",
-    "neighbours": "xrep.evaluation.nearest:Neighbours",
+    "neighbours": "xrep.evaluation.neighbours:Neighbours",
     "nli": "xrep.evaluation.nli:NliAccuracy",
     "pawsx": "xrep.evaluation.annotated:PawsX",
     "pos": "xrep.evaluation.annotated:PartsOfSpeech",

@@ -19,8 +19,8 @@ from xrep.config.fields import FieldSpec, choices, convert, fields_of_class, mem
 from xrep.errors import TrainingError, UserError
 from xrep.registry import import_plugin, nearest
 from xrep.version import __version__
-from xrep_cli import kinds
-from xrep_cli.kinds import Option, Part
+from xrep_cli import common
+from xrep_cli.common import Option, OptionGroup
 
 VERSION = f"xrep {__version__}"
 """What ``--version`` of every command prints."""
@@ -144,11 +144,11 @@ def _convert(text: str, annotation: Any) -> Any:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _how(hint: Any) -> Option | Part:
+def _how(hint: Any) -> Option | OptionGroup:
     """Return what a type says of how its field is written."""
     said = (found for member in (hint, *typing.get_args(hint)) for found in getattr(member, "__metadata__", ()))
-    default = Part() if dataclasses.is_dataclass(hint) else Option()
-    return next((found for found in said if isinstance(found, Option | Part)), default)
+    default = OptionGroup() if dataclasses.is_dataclass(hint) else Option()
+    return next((found for found in said if isinstance(found, Option | OptionGroup)), default)
 
 
 def _own_first(cls: type) -> list[FieldSpec]:
@@ -198,7 +198,7 @@ class Command:
             command.run(command.read(values))
 
     @functools.cached_property
-    def fields(self) -> list[tuple[FieldSpec, Option | Part]]:
+    def fields(self) -> list[tuple[FieldSpec, Option | OptionGroup]]:
         """The fields of the options, and how they are written."""
         return [(spec, _how(spec.annotation)) for spec in _own_first(self.options)]
 
@@ -247,11 +247,11 @@ class Command:
         """Return the options of these values, and check what can be checked before the work."""
         own = {spec.name: values[spec.name] for spec, how in self.fields if isinstance(how, Option)}
         if "device" in values or "precision" in values:
-            device = kinds.choose_device(values.get("device"), self.name, values.get("precision", "float32"))
+            device = common.choose_device(values.get("device"), self.name, values.get("precision", "float32"))
             own |= {"device": device} if "device" in own else {}
         inputs, outputs = dict[str, list[str]](), dict[str, str]()
         for spec, how in self.fields:
-            if isinstance(how, Part):
+            if isinstance(how, OptionGroup):
                 cls = members(spec.annotation)[0]
                 names = {each.name for each in dataclasses.fields(cls)} - {*how.without}
                 own[spec.name] = cls(**{name: value for name, value in (values | own).items() if name in names})
@@ -262,5 +262,5 @@ class Command:
                 outputs[f"`{spec.name}`"] = value
                 if value != "-":
                     how.writes(value)
-        kinds.check_outputs(outputs, inputs)
+        common.check_outputs(outputs, inputs)
         return self.options(**own)

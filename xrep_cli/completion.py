@@ -11,7 +11,7 @@ from xrep import lazy
 from xrep.config.fields import choices, read_fields
 from xrep.errors import UserError
 from xrep.registry import REGISTRIES
-from xrep_cli.options import CHOICES, parse, train_parser
+from xrep_cli.train_options import CHOICES, parse, train_parser
 
 
 def script(shell: str, commands: Sequence[str]) -> str:

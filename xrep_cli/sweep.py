@@ -66,7 +66,7 @@ def _sweep(options: argparse.Namespace, others: list[str]) -> None:
     from xrep.config import runs_of
     from xrep.evaluation.evaluation import table
     from xrep.training.sweep import ranking, run_trials, trials_of
-    from xrep_cli.options import parse
+    from xrep_cli.train_options import parse
 
     grid, directory = _grid(options.grid), Path(options.save_dir)
     seeds = options.seeds.split(",") if options.seeds else []

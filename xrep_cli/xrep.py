@@ -10,7 +10,7 @@ from xrep.errors import UserError
 from xrep.registry import suggestion
 from xrep_cli.command import VERSION, console_script
 
-COMMANDS = tuple("train eval report sweep preprocess encode mine search jobs generate predict export data".split())
+PROGRAMS = tuple("train eval report sweep preprocess encode mine search jobs generate predict export data".split())
 """The commands, in the order of the help; ``xrep-train`` is ``xrep train``."""
 HELP = """\
 usage: xrep COMMAND [options]
@@ -35,16 +35,16 @@ def main(argv: Sequence[str]) -> None:
     elif first == "completion":
         from xrep_cli.completion import script
 
-        print(script(others[0] if len(others) == 1 else "", COMMANDS), end="")
-    elif first in COMMANDS:
+        print(script(others[0] if len(others) == 1 else "", PROGRAMS), end="")
+    elif first in PROGRAMS:
         if code := lazy.load(f"xrep_cli.{first}").main(others):
             sys.exit(code)
     else:
-        raise UserError(f"there is no command {first!r}", cure=suggestion(first, list(COMMANDS)))
+        raise UserError(f"there is no command {first!r}", cure=suggestion(first, list(PROGRAMS)))
 
 
 def help_text() -> str:
-    return HELP.format(commands="\n".join(f"  {name:<12}{summary(name)}" for name in COMMANDS))
+    return HELP.format(commands="\n".join(f"  {name:<12}{summary(name)}" for name in PROGRAMS))
 
 
 def summary(name: str) -> str:

@@ -19,7 +19,7 @@ from tests.support.commands import Commands, Result
 from tests.support.corpus import sentence_pairs
 from tests.support.runs import contents, options
 from xrep.criteria.dual_moco import DualMoco
-from xrep.data import build, stages
+from xrep.data import build, preprocess_stages
 from xrep.data.table import TableWriter
 from xrep.inference import encoding, nearest
 from xrep.inference.generation.translator import Translator
@@ -110,8 +110,8 @@ PRESSED = {
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """30 lines, of which 8 are encoded and searched at a time."""
     for name, value in (
-        ("store.lines.CHUNK_LINES", 8),
-        ("inference.nearest.TILE", 8),
+        ("store.texts.CHUNK_LINES", 8),
+        ("inference.nearest.TILE_ROWS", 8),
         ("inference.nearest._STRIP_BYTES", 1),
     ):
         monkeypatch.setattr(f"xrep.{name}", value)
@@ -198,9 +198,9 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
         patch.setattr(vocabulary, "_write_model", wait)
         done = cli(*line, "bin")
     assert done.code == 130 and done.err.endswith(sides) and not (cli.folder / "bin").exists()
-    monkeypatch.setattr(stages, "clean", None)  # now the text is clean
+    monkeypatch.setattr(preprocess_stages, "clean", None)  # now the text is clean
     with monkeypatch.context() as patch:
-        press(patch, stages, "_tokenise", 1)
+        press(patch, preprocess_stages, "_tokenise", 1)
         assert cli(*line, "bin").err.endswith(sides)
     monkeypatch.setattr(vocabulary, "_write_model", None)  # and the vocabulary is trained
     assert cli(*line, "bin").code == 0
@@ -216,11 +216,11 @@ def test_training_goes_on_with_the_preprocessing_of_raw_text(
     write_lines(tmp_path / "raw" / "train.de-en.tsv", ["\t".join(pair) for pair in sentence_pairs(170)])
     line = [tmp_path / "raw", *options(save_dir="run", max_steps=1), "--vocab-size", "60"]
     with monkeypatch.context() as patch:
-        press(patch, stages, "_tokenise", 1)
+        press(patch, preprocess_stages, "_tokenise", 1)
         done = cli("train", *line)
     said = rf"xrep-train: error: interrupted; what is done is in {tmp_path}/home/preprocessed/\w+\.job, and the same "
     assert done.code == 130 and re.search(f"{said}command goes on from there\n$", done.err)
-    monkeypatch.setattr(stages, "clean", None)  # now the text is clean
+    monkeypatch.setattr(preprocess_stages, "clean", None)  # now the text is clean
     assert cli("train", *line).code == 0 and len(os.listdir(tmp_path / "home" / "preprocessed")) == 1
 
 
@@ -229,13 +229,13 @@ def test_training_goes_on_with_the_preprocessing_of_raw_text(
 def test_preprocessing_does_not_go_on_with_other_options(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     line, more = ["preprocess", *BITEXT, "--destdir"], "--vocab-size 62 --valid-size 0".split()
     with monkeypatch.context() as patch:
-        press(patch, stages, "_tokenise", 1)
+        press(patch, preprocess_stages, "_tokenise", 1)
         assert cli(*line, "bin").code == 130
     refused = cli(*line, "bin", *more)
     said = "bin.job: an unfinished command is there, which differs in options; remove it to begin anew"
     assert refused.code == 2 and said in refused.err
     assert cli(*line, "bin").code == 0
-    press(monkeypatch, stages, "read_pairs", 1)
+    press(monkeypatch, preprocess_stages, "read_pairs", 1)
     assert cli(*line, "other", *more).err.endswith("interrupted; nothing is saved yet\n")
     assert sorted(os.listdir(cli.folder)) == ["bin", "de", "en"]
 

@@ -24,7 +24,7 @@ from xrep.errors import UserError
 from xrep.text.annotated import Answer, Question, TaggedSentence
 from xrep.text.examples import Example
 from xrep.text.tokenizer import Tokenizer
-from xrep.text.train import train_tokenizer
+from xrep.text.train_tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.runs import environment
-from xrep.data.vectors import VectorCache
+from xrep.data.teacher_vectors import VectorCache
 
 WIDTH = 5
 
@@ -68,7 +68,7 @@ def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> N
     """Even if they are killed at their end."""
     script = (
         "import os, signal, sys, numpy as np\n"
-        "from xrep.data.vectors import VectorCache\n"
+        "from xrep.data.teacher_vectors import VectorCache\n"
         "cache, first = VectorCache(sys.argv[1], 5, 'x'), int(sys.argv[2])\n"
         "for start in range(first, first + 1000, 50):\n"
         "    keys = np.arange(start, start + 50)\n"

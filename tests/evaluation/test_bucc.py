@@ -39,7 +39,7 @@ def write_split(tmp_path: Path) -> Callable[..., Path]:
 
 
 def plain_result(
-    split: bucc.Split, options: Bucc.Config, encoder: NgramEncoder = TRIGRAMS
+    split: bucc.BuccSplit, options: Bucc.Config, encoder: NgramEncoder = TRIGRAMS
 ) -> tuple[dict[tuple[int, int], float], set]:
     x, y = (encoder.encode(side.columns[0], side.languages[0]) for side in (split.source, split.target))
     found = plain_margins.pairs(x, y, options.neighbours, options.margin, options.retrieval)
@@ -100,7 +100,7 @@ def test_equal_sentences_count_once(tmp_path: Path) -> None:
 def test_the_sample_of_the_shared_task() -> None:
     """Random vectors near to each other for gold pairs, with some of the other sentences: the plain version takes
     minutes with all 13,000."""
-    split = bucc.read_split(bucc.select("all", published("mining/bucc2018_zh-en_sample"))["zh-en"]["dev"])
+    split = bucc.read_split(bucc.find_gold("all", published("mining/bucc2018_zh-en_sample"))["zh-en"]["dev"])
     assert (split.source.gold.sum(), split.target.gold.sum(), len(split.pairs)) == (8624, 13589, 257)
     sides, columns, draw, vectors = [], [], np.random.default_rng(0), {}
     for side, rows in zip((split.source, split.target), split.pairs.gold.T, strict=True):
@@ -108,7 +108,7 @@ def test_the_sample_of_the_shared_task() -> None:
         sides.append(side.only(np.isin(np.arange(len(side)), kept)))
         columns.append(np.searchsorted(kept, rows))
         vectors[side.languages[0]] = draw.standard_normal((len(kept), 64)).astype(np.float32)
-    split = bucc.Split(*sides, replace(split.pairs, gold=np.stack(columns, axis=1)))
+    split = bucc.BuccSplit(*sides, replace(split.pairs, gold=np.stack(columns, axis=1)))
     np.add.at(vectors["zh"], columns[0], 0.65 * vectors["en"][columns[1]])
     encoder, options = NgramEncoder(), Bucc.Config(data="", margin="ratio", oracle=True)
     encoder.encode = lambda sentences, lang, **options: normalize_rows(vectors[lang])

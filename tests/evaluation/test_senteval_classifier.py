@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.evaluation.senteval_sets import alone
-from xrep.evaluation.senteval.classifier import Fold, fit, squared_error_gradient
-from xrep.evaluation.senteval.protocols import Data, distributions, expected_score, relatedness
+from xrep.evaluation.senteval.linear_probe import Fold, fit, squared_error_gradient
+from xrep.evaluation.senteval.protocols import SetData, distributions, expected_score, relatedness
 
 
 def points(count: int, classes: int, width: int = 12, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +71,7 @@ def test_relatedness_finds_scores_that_depend_on_the_features() -> None:
     generator = np.random.default_rng(1)
     x = generator.normal(size=(360, 8)).astype(np.float32)
     y = np.clip(3 + x[:, 0] + 0.3 * generator.normal(size=360), 1, 5)
-    data = Data(x, y, distributions(y), np.split(np.arange(360), [200, 260]))
+    data = SetData(x, y, distributions(y), np.split(np.arange(360), [200, 260]))
     found, drawn = relatedness(data, seed=1)
     assert drawn.mean() == pytest.approx(found["pearson"], abs=1)
     assert found["pearson"] > 90 and found["spearman"] > 90 and found["mse"] < 0.3

@@ -7,15 +7,19 @@ import functools
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
+from xrep.registry import REGISTRIES
+from xrep_cli.xrep import PROGRAMS
+
 # From the ground up. A room may import those of its own floor, but no two rooms import each other, however indirectly.
 FLOORS = (
-    "errors files hashing interrupts lazy memory precision progress registry version workers",
+    "errors files hashing interrupts lazy memory number_types progress registry version workers",
     "kernels metrics retrieval store",
     "config data jobs tasks text",
     "interop models nn",
@@ -26,6 +30,13 @@ FLOORS = (
 ROOMS = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split()}
 LOADERS = ("xrep.lazy", "xrep.registry")
 """The modules that import others by name. The registry names what it loads for others, which are not its imports."""
+OF_COMMANDS = ("main", "run", "Options")
+"""What each module of a command has."""
+UNDECIDED = {
+    *"BLOCK CONFIG ENCODERS Hardness KINDS Linear Origin PREFIXES Run TASKS collect describe shortened".split(),
+    *("annotated", "device"),
+}
+"""Names, and those of files, that still have several meanings."""
 MAXIMUM_LINES = 400
 
 
@@ -124,6 +135,35 @@ def test_modules_are_imported_by_name_in_two_files(repository: Path) -> None:
             if function in ("import_module", "__import__") and not (written and "xrep" not in written[0]):
                 found.add(name)
     assert found == {*LOADERS}
+
+
+def public_names(module: ast.Module) -> Iterator[str]:
+    """Yield the names of classes, functions and constants that a module defines, but for type variables."""
+    for node in module.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node.name
+        for target in [*getattr(node, "targets", []), getattr(node, "target", None)]:
+            names = target.elts if isinstance(target, ast.Tuple) else [target]
+            yield from (name.id for name in names if isinstance(name, ast.Name) and len(name.id) > 1)
+
+
+def test_a_public_name_has_one_meaning(repository: Path) -> None:
+    rooms = defaultdict[str, set[str]](set)
+    for module, path in modules(repository).items():
+        for name in public_names(parsed(path)):
+            if not name.startswith("_") and name not in OF_COMMANDS:
+                rooms[name].add(room_of(module))
+    assert {name: places for name, places in rooms.items() if len(places) > 1 and name not in UNDECIDED} == {}
+
+
+def test_files_of_one_name_are_about_one_subject(repository: Path) -> None:
+    """The subject is what users type: a part (``nli``: its task, criterion, evaluation and so on), or a command."""
+    subjects = {name for registry in REGISTRIES.values() for name in registry.names()} | {*PROGRAMS}
+    rooms = defaultdict[str, list[str]](list)
+    for module, path in modules(repository).items():
+        rooms[path.stem].append(module)
+    several = {name: files for name, files in rooms.items() if len({*map(room_of, files)}) > 1 and name != "__init__"}
+    assert {name: files for name, files in several.items() if name not in subjects | UNDECIDED} == {}
 
 
 def test_logits_are_made_in_the_kernels_alone(repository: Path) -> None:

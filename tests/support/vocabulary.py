@@ -9,7 +9,7 @@ from tests.support.corpus import sentence_pairs
 from tests.support.once import made_once
 from xrep.text.sides import open_tokenizer
 from xrep.text.tokenizer import Tokenizer
-from xrep.text.train import train_tokenizer
+from xrep.text.train_tokenizer import train_tokenizer
 
 
 def small_tokenizer(size: int = 120, sentences: list[str] | None = None) -> Tokenizer:

@@ -17,7 +17,7 @@ from xrep.errors import UserError
 from xrep.tasks.annotated import ClassificationTask
 from xrep.text.find import discover_bitext
 from xrep.text.sides import open_tokenizer, open_tokenizers, save_tokenizers
-from xrep.text.train import train_tokenizer
+from xrep.text.train_tokenizer import train_tokenizer
 
 
 def write_sides(folder: Path) -> None:

@@ -9,7 +9,7 @@ import sentencepiece
 
 from xrep.errors import UserError
 from xrep.text.sides import open_tokenizer
-from xrep.text.train import sample_for_tokenizer, train_tokenizer
+from xrep.text.train_tokenizer import sample_for_tokenizer, train_tokenizer
 
 WORDS = ("the old young red small", "dog cat house river teacher", "sees likes finds remembers", "green tall")
 SENTENCES = [f"{a} {b} {c} a {d} tree." for a, b, c, d in itertools.product(*(w.split() for w in WORDS))]

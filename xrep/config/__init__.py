@@ -6,10 +6,10 @@ YAML files. ``sections``: the parts of a run. ``sizes``: what ``size`` stands fo
 """
 
 from xrep.config.fields import Count, CountOrZero, NotNegative, Positive, Share, convert, problems_of, read_fields
-from xrep.config.layers import Layer, flat, nested, over, read_yaml, to_yaml
-from xrep.config.run import Part, RunConfig, runs_of, to_configuration
+from xrep.config.resolve import Part, RunConfig, runs_of, to_configuration
 from xrep.config.saved import completed, say_ignored, still_known
 from xrep.config.sections import SECTIONS, TOP_LEVEL, Mixing
+from xrep.config.values import Layer, flat, nested, over, read_yaml, to_yaml
 
 __all__ = [
     "SECTIONS", "TOP_LEVEL", "Count", "CountOrZero", "Layer", "Mixing", "NotNegative", "Part",

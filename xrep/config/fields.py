@@ -119,7 +119,7 @@ def convert(value: Any, annotation: Any) -> Any:
         if not interval or all(_lies_in(number, interval) for number in numbers):
             return converted
         refused = f"{_rule(interval)}, not {converted}"
-    raise ValueError(f"must {refused or f'be {describe(annotation)}, not {shown(value)}'}")
+    raise ValueError(f"must {refused or f'be {type_in_words(annotation)}, not {shown(value)}'}")
 
 
 def choices(annotation: Any) -> list[Any]:
@@ -128,7 +128,7 @@ def choices(annotation: Any) -> list[Any]:
     return list(dict.fromkeys(choice for literal in literals for choice in typing.get_args(literal)))
 
 
-def describe(annotation: Any) -> str:
+def type_in_words(annotation: Any) -> str:
     """Return a type in words: "an integer or none", "weight or proportion"."""
     allowed = [str(choice) for choice in choices(annotation)]
     for member in members(annotation):

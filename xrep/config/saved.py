@@ -8,9 +8,9 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from xrep.config.layers import CHOICES, Layer, flat
 from xrep.config.sections import sections_of
 from xrep.config.sizes import with_size, without_numbers
+from xrep.config.values import CHOICES, Layer, flat
 from xrep.errors import shown
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from xrep.config.fields import CountOrZero, FieldSpec, Positive, fields_of_class
-from xrep.config.layers import CHOICES, Layer
+from xrep.config.values import CHOICES, Layer
 from xrep.registry import FIXED_SECTIONS, REGISTRIES, load_target
 
 _DEFAULT_NAMES = {"model": "dual_encoder", "optimizer": "adamw", "lr_scheduler": "cosine", "validation": "retrieval"}

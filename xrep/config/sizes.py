@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from xrep.config.layers import Layer
 from xrep.config.sections import sections_of
+from xrep.config.values import Layer
 
 _SIZES = {
     "tiny": {"layers": 1, "hidden_size": 96, "heads": 2, "feedforward_size": 192},

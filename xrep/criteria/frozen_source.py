@@ -20,7 +20,7 @@ from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.in_batch import Temperature, with_own_negatives
 from xrep.criteria.keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
 from xrep.data.batch import Batch, Movable, TextSpec, TokenBatch, event_on, on_device
-from xrep.data.vectors import TeacherVectors, VectorCache, check_cache, token_keys
+from xrep.data.teacher_vectors import TeacherVectors, VectorCache, check_cache, token_keys
 from xrep.errors import UserError
 from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce

@@ -17,7 +17,7 @@ from xrep.text.find import Bitext
 from xrep.text.lines import is_too_long
 
 SPLIT_ORDER = ("valid", "test", "train")
-SCHEMA = {
+CLEANED_COLUMNS = {
     "source": ColumnType("u1", ragged=True),
     "target": ColumnType("u1", ragged=True),
     "hashes": ColumnType("<u8", 2),
@@ -113,7 +113,7 @@ class CleanedText:
 
     Attributes:
         corpus: The corpus.
-        table: See ``SCHEMA``.
+        table: See ``CLEANED_COLUMNS``.
         counts: The number of pairs that were read, and that each step has dropped.
         ends: Where each chunk of the text that was cleaned at a time ends, in rows.
         first: The number of the first pair, counted over all corpora.

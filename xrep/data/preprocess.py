@@ -13,10 +13,10 @@ from typing import Any
 from xrep.data import table
 from xrep.data.build import cached_at, files_in
 from xrep.data.cleaned_text import SPLIT_ORDER, Corpus, list_corpora
-from xrep.data.stages import Choose, Clean, Log, Tokenise, Vocabulary
+from xrep.data.preprocess_stages import Clean, DecideFates, Tell, Tokenise, TrainVocabulary
 from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside, locked
-from xrep.jobs.engines import LOCAL, Engine, Share, run, share_of
+from xrep.jobs.engines import LOCAL, Engine, WorkerShare, run_job, share_of
 from xrep.jobs.notes import DONE
 from xrep.jobs.outputs import job_address, publish_parts, repeatable, states_of
 from xrep.jobs.plan import Job
@@ -85,7 +85,7 @@ def preprocess(
     splits: dict[str, list[Bitext]],
     destination: str | Path,
     options: PreprocessOptions | None = None,
-    log: Log = print,
+    log: Tell = print,
     progress: bool = True,
     *,
     workers: int = 1,
@@ -95,8 +95,8 @@ def preprocess(
 
     Training text is cleaned. From validation and test text only empty lines are removed, and training pairs that share
     a sentence with them on either side are dropped. Without validation text, some training pairs are held out (see
-    ``xrep.data.selection.choose``). Memory does not grow with the training text. The folder appears only when it is
-    complete. What is done is kept in ``{destination}.job`` until then, so a second call goes on.
+    ``xrep.data.selection.decide_fates``). Memory does not grow with the training text. The folder appears only when it
+    is complete. What is done is kept in ``{destination}.job`` until then, so a second call goes on.
 
     Args:
         splits: ``{"train": [...], "valid": [...], "test": [...]}``; only train is required.
@@ -112,7 +112,7 @@ def preprocess(
         Interrupted: Ctrl-C was pressed.
     """
     options, destination = options or PreprocessOptions(), Path(destination)
-    place, share = job_address(destination), share_of(engine) if engine else Share()
+    place, share = job_address(destination), share_of(engine) if engine else WorkerShare()
     if share.count == 1:
         check_new_directory(destination)
     _check(splits)
@@ -138,23 +138,23 @@ def preprocess(
         with directory_aside(destination, marker, Path(place) / "data") as output:  # it goes with the job if we do
             return _write(choose, vocabulary, tokenise, facts, output)
 
-    manifest = run(job, engine or LOCAL, finish, str(destination), show_progress=progress, share=share)
+    manifest = run_job(job, engine or LOCAL, finish, str(destination), show_progress=progress, share=share)
     if manifest is None:
         return None
     return PreprocessReport(destination, CleaningReport(manifest["cleaning"]), manifest, notes)
 
 
 def _stages(
-    corpora: list[Corpus], options: PreprocessOptions, workers: int, log: Log
-) -> tuple[Clean, Choose, Vocabulary, Tokenise]:
+    corpora: list[Corpus], options: PreprocessOptions, workers: int, log: Tell
+) -> tuple[Clean, DecideFates, TrainVocabulary, Tokenise]:
     clean = Clean(corpora, options.cleaning, options.exclude, workers, log)
-    choose = Choose(clean, options.cleaning, options.valid_size, options.seed)
-    vocabulary = Vocabulary(choose, options.tokenizers, options.vocabulary_size, options.sampling_exponent, log)
+    choose = DecideFates(clean, options.cleaning, options.valid_size, options.seed)
+    vocabulary = TrainVocabulary(choose, options.tokenizers, options.vocabulary_size, options.sampling_exponent, log)
     return clean, choose, vocabulary, Tokenise(choose, vocabulary, workers)
 
 
 def _write(
-    choose: Choose, vocabulary: Vocabulary, tokenise: Tokenise, facts: dict[str, Any], output: Path
+    choose: DecideFates, vocabulary: TrainVocabulary, tokenise: Tokenise, facts: dict[str, Any], output: Path
 ) -> dict[str, Any]:
     """Fill a folder with the data of stages that are done, and return its manifest."""
     tokenizers, chosen, splits = vocabulary.tokenizers, choose.results[0], dict[str, list[Any]]()
@@ -181,7 +181,7 @@ def _check(splits: dict[str, list[Bitext]]) -> None:
             raise UserError("only training text is sampled", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
 
 
-def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Log = print) -> Path:
+def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Tell = print) -> Path:
     """Return the data directory for a path, which may be a data directory itself or a folder of raw text.
 
     Raw text (layouts: ``discover_bitext``) is preprocessed once into ``$XREP_HOME/preprocessed/``, on all processors;

@@ -24,7 +24,7 @@ from xrep.text.cleaning import NO_KEY, CleaningOptions, HashSet, pair_hashes
 _HELD_OUT_SHARE = 0.05  # maximum share of a language pair, so that a small corpus keeps most pairs for training
 
 
-def choose(
+def decide_fates(
     texts: Sequence[CleanedText], fates: np.ndarray, options: CleaningOptions, valid_size: int, seed: int, folder: Path
 ) -> None:
     """Decide on the fate of each pair; all are KEPT at first.

@@ -16,11 +16,11 @@ import numpy as np
 
 from xrep.config.fields import Count
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
+from xrep.evaluation.encoders import TestedEncoder
+from xrep.evaluation.evaluation import EncodingOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
 from xrep.evaluation.plots import plot_alignment
 from xrep.evaluation.reading import check_seed, folders_with
-from xrep.evaluation.sts import read_file
+from xrep.evaluation.sts import read_set
 from xrep.metrics.geometry import alignment_loss, uniformity_loss
 from xrep.models.directory import PREFIX, checkpoints_in
 from xrep.text.examples import orient, read_pairs
@@ -49,7 +49,7 @@ class Alignment(Evaluation):
     resampled = False
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions, OverlapOption, PlotOption):
+    class Config(EncodingOptions, OverlapOption, PlotOption):
         data: str
         """A file such as sts-dev.csv, or parallel text: LANG-LANG=FILE.tsv or LANG-LANG=FILE,FILE."""
         every_checkpoint: bool = False
@@ -76,7 +76,7 @@ class Alignment(Evaluation):
         """Return one table, whose ``gold`` marks the pairs with the same meaning: bool [N]."""
         check_seed(self.config.seed)
         is_parallel = re.fullmatch(r"[A-Za-z_-]+=.+", self.config.data)
-        return [read_parallel(self.config) if is_parallel else read_scored(self.config)]
+        return [sample_pairs(self.config) if is_parallel else read_scored(self.config)]
 
     def open(self, path: str) -> Any:
         """Open an encoder or, of a run, its last checkpoint; ``measure`` opens those before it."""
@@ -87,7 +87,7 @@ class Alignment(Evaluation):
                 raise UserError("no checkpoints in it", path=path, cure=cure)
         return super().open(str(self.checkpoints[-1]) if self.checkpoints else path)
 
-    def measure(self, model: Encoder) -> Figures:
+    def measure(self, model: TestedEncoder) -> Figures:
         """Measure one encoder, or each checkpoint of a run. The values for JSON are those of the last encoder. A run
         also has ``checkpoints``, of each its step, losses and fingerprint."""
         (pairs,), run, found = self.tables, self.checkpoints, list[dict[str, Any]]()
@@ -116,7 +116,7 @@ class Alignment(Evaluation):
         )
 
 
-def losses(encoder: Encoder, examples: Examples) -> dict[str, float]:
+def losses(encoder: TestedEncoder, examples: Examples) -> dict[str, float]:
     """Return ``alignment`` of the positive pairs and ``uniformity`` of all sentences."""
     if not examples.gold.any():
         raise UserError(f"no positive pair of {examples.name} is left", cure="measure without `drop_overlap`")
@@ -128,7 +128,7 @@ def losses(encoder: Encoder, examples: Examples) -> dict[str, float]:
 def read_scored(config: Alignment.Config) -> Examples:
     """Read a file of STS-B, its translations or SICK."""
     path = Path(config.data)
-    test = read_file(path)
+    test = read_set(path)
     if test is None:
         cure = "name an STS file such as sts-dev.csv, or parallel text such as de-en=FILE.tsv or de-en=FILE.de,FILE.en"
         raise UserError("neither a set of scored pairs nor parallel text", path=path, cure=cure)
@@ -139,7 +139,7 @@ def read_scored(config: Alignment.Config) -> Examples:
     return replace(test, name=f"{test.name} {test.split}", gold=positive)
 
 
-def read_parallel(config: Alignment.Config) -> Examples:
+def sample_pairs(config: Alignment.Config) -> Examples:
     """Read parallel text; see ``Alignment.Config`` for the sizes."""
     pairs, true_pairs, generator = config.pairs, config.true_pairs, random.Random(config.seed)
     if not 1 <= true_pairs <= pairs:

@@ -10,12 +10,12 @@ from typing import Any
 
 from xrep.errors import UserError
 from xrep.evaluation.alignment import Alignment
-from xrep.evaluation.encoders import Encoder, open_encoder
+from xrep.evaluation.encoders import TestedEncoder, open_encoder
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, VectorTestOptions, table
-from xrep.evaluation.reading import available, existing_folder, named_languages, read_pairs
-from xrep.evaluation.runner import Results, Test, differences, run_tests, shared_options
+from xrep.evaluation.reading import available, existing_folder, named_languages, read_tatoeba
+from xrep.evaluation.runner import Test, TestResults, differences, run_tests, shared_options
 from xrep.evaluation.scatter import Scatter
-from xrep.evaluation.tatoeba import GROUPS
+from xrep.evaluation.tatoeba import LANGUAGE_GROUPS
 from xrep.registry import EVALUATIONS
 
 _CHECKPOINTS = "alignment of checkpoints"
@@ -55,7 +55,7 @@ class All(Evaluation):
         # Only to list the sentences: the languages to measure are those of the encoder.
         return [examples for test in listed for examples in test.read()] if self.config.list_sentences else []
 
-    def measure(self, model: Encoder) -> Figures:
+    def measure(self, model: TestedEncoder) -> Figures:
         languages = self._languages(model.languages)
         langs = "all" if languages is None else ",".join(languages)
         results = run_tests(self._tests(languages), lambda test: model)
@@ -80,7 +80,7 @@ class All(Evaluation):
     def _languages(self, trained: Sequence[str]) -> list[str] | None:
         """Return the languages to measure; None: all."""
         if self.config.langs is not None:
-            named = named_languages(self.config.langs, GROUPS)
+            named = named_languages(self.config.langs, LANGUAGE_GROUPS)
             return None if "all" in named else named
         if len(trained) < 2:  # a single language says little about an encoder that reads several
             return None
@@ -133,7 +133,7 @@ def measure_runs(runs: Mapping[str, Path], data: str, batch_tokens: int) -> tupl
     return records, failed
 
 
-def _measure_run(path: Path, tests: Sequence[Test], batch_tokens: int) -> Results:
+def _measure_run(path: Path, tests: Sequence[Test], batch_tokens: int) -> TestResults:
     """Measure a run, whose encoder is in memory only meanwhile."""
     encoder = open_encoder(path / "best", batch_tokens=batch_tokens)
     return run_tests(tests, lambda test: test.evaluation.open(str(path)) if test.label == _CHECKPOINTS else encoder)
@@ -144,7 +144,7 @@ def _pictures(folder: str, trained: Sequence[str]) -> dict[str, tuple[str, Any]]
     codes = available(folder)
     languages = [language for language in trained if language in codes][:_LANGUAGES] or list(codes)[:1]
     scatter = Scatter.Config(data=folder, langs=",".join(languages), sentences=_SENTENCES, plot="-")
-    first = read_pairs(folder, codes[languages[0]])
+    first = read_tatoeba(folder, codes[languages[0]])
     # A seventh stay translations, and three sevenths are replaced by sentences of the last three.
     pairs, replaced = len(first) * 4 // 7, len(first) * 3 // 7
     data = f"{languages[0]}-en={','.join(map(str, first.files))}"

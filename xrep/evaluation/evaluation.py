@@ -19,7 +19,7 @@ from xrep.evaluation.encoders import Overlap, open_encoder, seen, total
 from xrep.evaluation.plots import Picture
 from xrep.files import sha256_of
 from xrep.metrics.bootstrap import interval, resampled_share
-from xrep.precision import Precision
+from xrep.number_types import Precision
 from xrep.text.languages import name
 from xrep.version import __version__
 
@@ -31,7 +31,7 @@ class PrecisionOption:
 
 
 @dataclass(kw_only=True)
-class EncoderOptions(PrecisionOption):
+class EncodingOptions(PrecisionOption):
     batch_tokens: Count = 4096
     """Number of subwords that go through the encoder at once."""
     layer: int | None = None
@@ -51,7 +51,7 @@ class OverlapOption:
 
 
 @dataclass(kw_only=True)
-class VectorTestOptions(EncoderOptions, OverlapOption):
+class VectorTestOptions(EncodingOptions, OverlapOption):
     dimensions: str | None = None
     """Measure vectors that are cut to their first numbers, too: 256,128,64 for these three widths, as an encoder is
     trained for with --matryoshka."""

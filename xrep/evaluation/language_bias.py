@@ -13,10 +13,10 @@ import numpy as np
 
 from xrep.config.fields import Count
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, total, without_components
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
+from xrep.evaluation.encoders import TestedEncoder, total, without_components
+from xrep.evaluation.evaluation import EncodingOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
 from xrep.evaluation.plots import plot_language_bias
-from xrep.evaluation.reading import TextOptions, check_least, folders_with, languages_of, read_texts
+from xrep.evaluation.reading import ParallelOptions, check_least, folders_with, languages_of, read_texts
 from xrep.metrics.geometry import language_shares
 from xrep.text.languages import name
 
@@ -38,7 +38,7 @@ class LanguageBias(Evaluation):
     resampled = False
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions, OverlapOption, PlotOption, TextOptions):
+    class Config(EncodingOptions, OverlapOption, PlotOption, ParallelOptions):
         neighbours: Count = 10
         """Number of nearest neighbours of each sentence that are counted."""
         remove_components: int = 1
@@ -59,7 +59,7 @@ class LanguageBias(Evaluation):
         _even(_pool(tables), self.config.sentences)
         return tables
 
-    def measure(self, model: Encoder) -> Figures:
+    def measure(self, model: TestedEncoder) -> Figures:
         """The values for JSON are the means of the shares of the own language, ``own``, before and after the components
         are removed; these shares without a bias, ``unbiased``; ``before`` and ``after``, language of the query ->
         language of the neighbours -> share in percent; and the number of ``sentences`` of each language."""

@@ -31,7 +31,7 @@ _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#
 """Colours that colour-blind readers can distinguish (Okabe and Ito), and grey."""
 _MARKERS, _HATCHES = "osD^vPX<>ph", ("", "////", "....")
 """11 markers: 11 and the number of colours (8) have no common factor, so 88 languages get different combinations."""
-KINDS: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+PICTURE_KINDS: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """The kinds of pictures by their suffix, and the metadata that would depend on the clock."""
 _STYLE = {
     "axes.axisbelow": True, "axes.spines.right": False, "axes.spines.top": False, "axes.titlesize": 11,
@@ -61,9 +61,9 @@ class Picture:
 
     def __post_init__(self) -> None:
         check_matplotlib()
-        if Path(self.path).suffix.lower() not in KINDS:
+        if Path(self.path).suffix.lower() not in PICTURE_KINDS:
             cure = "give a name that ends with one of them"
-            raise UserError(f"a plot is one of {', '.join(KINDS)}", path=self.path, cure=cure)
+            raise UserError(f"a plot is one of {', '.join(PICTURE_KINDS)}", path=self.path, cure=cure)
 
     @contextmanager
     def drawn(self, width: float, height: float, note: str = "") -> Iterator[Figure]:
@@ -79,7 +79,7 @@ class Picture:
             yield figure
             below = "\n".join(filter(None, (note, self.model)))
             figure.supxlabel(below, fontsize=7.5, color="#444444", parse_math=False)
-            figure.savefig(temporary, format=kind[1:], metadata=KINDS[kind])
+            figure.savefig(temporary, format=kind[1:], metadata=PICTURE_KINDS[kind])
 
 
 def _named(languages: Iterable[str]) -> list[str]:

@@ -38,7 +38,7 @@ class Test:
 
 
 @dataclass
-class Results:
+class TestResults:
     """What came of several tests, by their labels: figures and records, and the reasons why others were not measured
     (``failed``) or had nothing in the languages to measure (``left_out``)."""
 
@@ -59,9 +59,9 @@ def shared_options(config: Any, options: Any) -> Any:
     return replace(config, **{name: getattr(options, name) for name in names})
 
 
-def run_tests(tests: Sequence[Test], open_model: Callable[[Test], Any]) -> Results:
+def run_tests(tests: Sequence[Test], open_model: Callable[[Test], Any]) -> TestResults:
     """Read and measure tests one after the other. One that cannot be measured costs only that test."""
-    results = Results()
+    results = TestResults()
     for number, test in enumerate(tests, start=1):
         print(f"{number} of {len(tests)}: {test.label}", file=sys.stderr, flush=True)
         try:
@@ -96,15 +96,15 @@ def models(evaluation: Evaluation, paths: Sequence[str], dimensions: str | None 
     """Open models one after the other, so that one is in memory at a time, and yield each of them, and with
     ``dimensions`` those of its shorter vectors. That all can be opened is found before the first one."""
     for path in paths[1:]:
-        shortened(evaluation.open(path), dimensions)
+        with_dimensions(evaluation.open(path), dimensions)
     with tempfile.TemporaryDirectory() as folder:
         if dimensions is not None and evaluation.config.cache is None:  # the vectors of all widths are computed once
             evaluation.config.cache = folder
         for path in paths:
-            yield from shortened(evaluation.open(path), dimensions)
+            yield from with_dimensions(evaluation.open(path), dimensions)
 
 
-def shortened(encoder: Any, dimensions: str | None) -> list[Any]:
+def with_dimensions(encoder: Any, dimensions: str | None) -> list[Any]:
     """Return an encoder, and those of its vectors cut to the widths in ``dimensions``, such as ``256,128,64``."""
     encoders = [encoder]
     for width in [] if dimensions is None else named(dimensions, "dimensions"):

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, encode_columns
+from xrep.evaluation.encoders import TestedEncoder, encode_columns
 from xrep.evaluation.evaluation import Examples, Result, Score, TableEvaluation, VectorTestOptions, table
 from xrep.evaluation.reading import cells, check_least, choose_languages, existing_folder, folders_with
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -101,7 +101,7 @@ class Sts(TableEvaluation):
         check_least(self.config, whiten=0)
         return select(find_sets(self.config.data, self.config.split), self.config.langs)
 
-    def score(self, model: Encoder, examples: Examples) -> Score:
+    def score(self, model: TestedEncoder, examples: Examples) -> Score:
         scores = similarities(model, examples, self.config.whiten)
         found, cosine, gold = correlations(examples, scores), scores["cosine"], examples.gold["score"]
         figures = {f"{name} {average}": found["cosine"][name][average] for name in CORRELATIONS for average in AVERAGES}
@@ -143,7 +143,7 @@ def select(tests: Sequence[Examples], languages: str) -> list[Examples]:
     return [test for test in tests if test.languages[0] in wanted]
 
 
-def similarities(encoder: Encoder | SentenceEncoder, test: Examples, whiten: int = 0) -> dict[str, np.ndarray]:
+def similarities(encoder: TestedEncoder | SentenceEncoder, test: Examples, whiten: int = 0) -> dict[str, np.ndarray]:
     """Return the scores of the N pairs of a test by similarity, float64 [N] each."""
     # Vectors are not normalised: with length 1, dot product, Euclidean distance and cosine would give the same ranking.
     columns = [column for subset in subsets_of(test) for column in subset.columns]
@@ -192,7 +192,7 @@ def find_sets(folder: str | Path, split: str = "test") -> list[Examples]:
     folder = existing_folder(folder, f"name {_LAYOUTS}")
     sets = dict[str, Examples]()
     for inside, names in folders_with(folder).items():
-        tests = [read_file(inside / name, split) for name in names]
+        tests = [read_set(inside / name, split) for name in names]
         if split == "test" and any(inside.glob("STS.input.*.txt")):
             tests.append(read_semeval(inside))
         for test in filter(None, tests):
@@ -205,7 +205,7 @@ def find_sets(folder: str | Path, split: str = "test") -> list[Examples]:
     return [sets[name] for name in sorted(sets)]
 
 
-def read_file(file: Path, split: str | None = None) -> Examples | None:
+def read_set(file: Path, split: str | None = None) -> Examples | None:
     """Read a file of STS-B, its translations or SICK; None if its name is of none of them, or of another split."""
     for template, (pattern, columns) in _SETS.items():
         if match := pattern.fullmatch(file.name):

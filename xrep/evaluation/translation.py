@@ -11,11 +11,11 @@ from typing import Literal
 from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples, OverlapOption, PrecisionOption, Result, Score, TableEvaluation
-from xrep.evaluation.reading import choose_languages, files_of_pattern, read_parallel
+from xrep.evaluation.reading import choose_languages, files_of_pattern, read_columns
 from xrep.files import check_output, write_aside
-from xrep.inference.generation.options import SearchOptions
+from xrep.inference.generation.decoding import DecodingOptions
 from xrep.inference.generation.translator import Translator
-from xrep.inference.options import check_options
+from xrep.inference.settings import check_options
 from xrep.metrics.translation import bleu, chrf, multi_bleu, resampled_bleu
 from xrep.text.languages import name
 
@@ -72,7 +72,7 @@ class TranslationQuality(TableEvaluation):
         config = self.config
         penalty = {"length_penalty": config.lenpen, "length_penalty_form": config.lenpen_form}
         lengths = {"max_length_a": config.max_length_a, "max_length_b": config.max_length_b}
-        self.search = SearchOptions(beam=config.beam, **penalty, **lengths)
+        self.search = DecodingOptions(beam=config.beam, **penalty, **lengths)
         check_options(self.search)
         if config.save_translations is not None:
             check_output(config.save_translations, folder=True)
@@ -91,7 +91,7 @@ class TranslationQuality(TableEvaluation):
             problem = f"no text in {target}, the target language, and in another language"
             raise UserError(problem, path=self.config.data, cure=f"the data has {','.join(sorted(self.files))}")
         pairs = [{language: self.files[language], target: self.files[target]} for language in sources]
-        self.tables = [read_parallel("-".join(files), files) for files in pairs]
+        self.tables = [read_columns("-".join(files), files) for files in pairs]
         self.seen = model.text.source_languages
 
     def score(self, model: Translator, examples: Examples) -> Score:

@@ -30,7 +30,7 @@ from xrep.models.device import to_device
 from xrep.models.directory import TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.kinds import expect
 from xrep.models.model import ClassifyingModel
-from xrep.precision import Precision
+from xrep.number_types import Precision
 from xrep.text.annotated import Question, TaggedSentence
 from xrep.text.examples import Example
 from xrep.text.sides import SHARED, Tokenizers, open_tokenizers

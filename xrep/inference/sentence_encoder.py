@@ -24,7 +24,7 @@ from xrep.models.directory import TOKENIZER, Checkpoint, fingerprint, load_model
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.kinds import PRETRAINED, expect
 from xrep.nn.layers import is_quantised
-from xrep.precision import Precision
+from xrep.number_types import Precision
 from xrep.registry import one_line
 from xrep.text.languages import canonical, refuse_pair
 from xrep.text.sides import SHARED, SIDES, Tokenizers, open_tokenizer, open_tokenizers, tokenizer_of

@@ -16,7 +16,7 @@ from xrep.store import addresses
 from xrep.store.addresses import join
 
 PLAN, FINISHED = "plan.json", "finished.json"
-KINDS = DONE, STARTED, FAILED = "done", "started", "failed"
+NOTE_KINDS = DONE, STARTED, FAILED = "done", "started", "failed"
 _NOTE = re.compile(r"\d{7,}\.json")
 TRIES = 3
 """How often a unit is tried, whether it ends in an error or its worker ends."""
@@ -62,7 +62,7 @@ class Notes:
         if addresses.create(place, json_bytes({**own, "tries": 1})):
             return True
         try:
-            claim = read_json(place)
+            claim = read_job_file(place)
         except FileNotFoundError:
             return False
         since = self._seen.setdefault((number, *claim.values()), time.monotonic())
@@ -94,7 +94,7 @@ class Notes:
         def tell() -> None:
             while not ended.wait(_PATIENCE / 3):
                 with suppress(OSError, UserError):
-                    claim = read_json(place)
+                    claim = read_job_file(place)
                     addresses.write(place, json_bytes({**claim, "beat": claim["beat"] + 1}))
 
         threading.Thread(target=tell, daemon=True).start()
@@ -118,7 +118,7 @@ class Notes:
         None before it has begun); the list of those that ``failed``; the ``seconds`` that one took on average; and the
         ``rate``, in units a second, and the seconds that are ``left`` at this rate, or None if these are unknown."""
         try:
-            count = read_json(self._count)["count"]
+            count = read_job_file(self._count)["count"]
         except FileNotFoundError:
             count = None
         done = self.numbers(DONE)
@@ -135,7 +135,7 @@ class Notes:
 def notes_of(job: str) -> list[Notes]:
     """Return the notes of each stage of a job; a UserError says that there is no job at this address."""
     try:
-        return [Notes(job, stage) for stage in read_json(join(job, PLAN))["stages"]]
+        return [Notes(job, stage) for stage in read_job_file(join(job, PLAN))["stages"]]
     except FileNotFoundError:
         cure = "name an output or its folder .job; without this folder, the command is finished or was not started"
         raise UserError("there is no such job", path=job, cure=cure) from None
@@ -154,7 +154,7 @@ def json_bytes(content: Any) -> bytes:
     return json.dumps(content, indent=1, ensure_ascii=False).encode()
 
 
-def read_json(address: str) -> Any:
+def read_job_file(address: str) -> Any:
     """Read a file of a job; a UserError says that it is damaged."""
     try:
         return json.loads(addresses.read(address))

@@ -22,7 +22,7 @@ _PAUSE = 0.2, 5.0
 
 
 @dataclass(frozen=True)
-class Share:
+class WorkerShare:
     """The number of a worker, from 0, and the number of workers."""
 
     number: int = 0
@@ -56,14 +56,14 @@ class Engine:
                 raise UserError(f"`{name}` is an option of Ray", cure="add `engine` ray, or leave it out")
 
 
-def share_of(engine: Engine, environment: Mapping[str, str] | None = None) -> Share:
+def share_of(engine: Engine, environment: Mapping[str, str] | None = None) -> WorkerShare:
     """Return this process's share, which Slurm or torchrun tell in the environment. A UserError says if they do not, or
     that there is no Ray."""
     environment = os.environ if environment is None else environment
     if engine.engine == "ray":
         if importlib.util.find_spec("ray") is None:
             raise UserError("Ray is not installed", cure="pip install 'xrep[ray]'")
-        return Share()
+        return WorkerShare()
     number, count, first = "RANK", "WORLD_SIZE", 0
     if engine.engine == "slurm":
         number, count = "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"
@@ -71,7 +71,7 @@ def share_of(engine: Engine, environment: Mapping[str, str] | None = None) -> Sh
             cure = 'start it as a Slurm array: sbatch --array=0-63 --wrap "xrep-... --engine slurm"'
             raise UserError(f"the environment has no {number} and {count}", cure=cure)
         first = number_from(environment, "SLURM_ARRAY_TASK_MIN", 0)
-    share = Share(number_from(environment, number, 0) - first, number_from(environment, count, 1))
+    share = WorkerShare(number_from(environment, number, 0) - first, number_from(environment, count, 1))
     if not 0 <= share.number < share.count:
         cure = f"the environment variable {number} must count from {first}, without gaps, to {count} - 1"
         raise UserError(f"this is process {share.number} of {share.count}", cure=cure)
@@ -86,7 +86,7 @@ def number_from(environment: Mapping[str, str], variable: str, default: int) -> 
     return int(text)
 
 
-def work(job: Job, share: Share, show_progress: bool) -> bool:
+def work(job: Job, share: WorkerShare, show_progress: bool) -> bool:
     """Do the units of one worker, stage by stage, and return whether all units are done then; they are not if another
     process has finished the job. A worker begins with its own part of each stage, because neighbouring units read the
     same data, and helps the others when it has nothing to do."""
@@ -109,7 +109,7 @@ def work(job: Job, share: Share, show_progress: bool) -> bool:
     return True
 
 
-def _units(job: Job, notes: Notes, count: int, share: Share) -> Iterator[int]:
+def _units(job: Job, notes: Notes, count: int, share: WorkerShare) -> Iterator[int]:
     """Yield the units of a stage that this worker shall do, until all are done or have failed."""
     first, stop = (count * number // share.count for number in (share.number, share.number + 1))
     others, pause = [*range(first), *range(stop, count)], _PAUSE[0]

@@ -7,7 +7,7 @@ import typing
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
-from xrep.config.fields import describe, members
+from xrep.config.fields import members, type_in_words
 from xrep.errors import UserError
 
 
@@ -36,7 +36,7 @@ def from_plain(kind: Any, value: Any, name: str) -> Any:
 
 
 def _named(kind: Any) -> str:
-    return "a table of names and values" if get_origin(kind) is dict or is_dataclass(kind) else describe(kind)
+    return "a table of names and values" if get_origin(kind) is dict or is_dataclass(kind) else type_in_words(kind)
 
 
 def _instance(kind: Any, value: dict[Any, Any], name: str) -> Any:

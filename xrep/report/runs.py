@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xrep.config.layers import flat
 from xrep.config.saved import completed
+from xrep.config.values import flat
 from xrep.errors import UserError
 from xrep.models.directory import CONFIG, read_saved_config
 from xrep.training.log import LAUNCHES, METRICS

@@ -20,7 +20,7 @@ from xrep.kernels.precision import accumulation_dtype, multiply
 from xrep.kernels.processor import multiplies_bfloat16
 from xrep.retrieval.topk import TopK, pair_similarities
 
-TILE, CUDA_TILE = 2000, 16000
+TILE_ROWS, CUDA_TILE = 2000, 16000
 """Rows and columns of a tile on a CPU, where 16 MB of float32 stay in cache, and on a GPU, where 1 GB keeps thousands
 of units busy. With powers of two, the maxima of columns would read addresses that share a cache set."""
 FEWEST = 1000
@@ -92,7 +92,7 @@ def neighbours(x: np.ndarray, y: np.ndarray, k_x: int, k_y: int) -> tuple[TopK, 
 def search_tile(x: Operand, y: Operand, best_x: TopK, best_y: TopK, first_x: int, first_y: int) -> None:
     """Compare rows of x from ``first_x`` on with rows of y from ``first_y`` on, and merge what is found into the best
     of these rows. With k = 0 a side is not searched for. The vectors have one type and are on one device."""
-    height = width = CUDA_TILE if x.vectors.is_cuda else TILE
+    height = width = CUDA_TILE if x.vectors.is_cuda else TILE_ROWS
     if not best_y.k:  # the more columns are compared at a time, the fewer seem to be among the k best at first
         height, width = height // 4, width * 4
     if x.rounded.dtype != y.rounded.dtype:
@@ -199,9 +199,9 @@ def _compare_all(x: Operand, y: Operand, best_x: TopK, best_y: TopK, first_x: in
     A product in float64 is near enough to the similarity that both are rounded to the same float32, with a few
     exceptions that are known by the bound of its error.
     """
-    for row in range(0, len(x.vectors), TILE):
-        for column in range(0, len(y.vectors), TILE):
-            rows, columns = x.vectors[row : row + TILE], y.vectors[column : column + TILE]
+    for row in range(0, len(x.vectors), TILE_ROWS):
+        for column in range(0, len(y.vectors), TILE_ROWS):
+            rows, columns = x.vectors[row : row + TILE_ROWS], y.vectors[column : column + TILE_ROWS]
             products = rows.double() @ columns.double().t()
             error = (rows.size(1) + 8) * 2.0**-51 * float(x.length.max()) * float(y.length.max())
             similarity, high = (near.to(accumulation_dtype(rows)) for near in (products - error, products + error))
@@ -215,4 +215,4 @@ def _compare_all(x: Operand, y: Operand, best_x: TopK, best_y: TopK, first_x: in
                 if best.k:
                     top = tile.sort(dim=1, descending=True, stable=True)
                     found = TopK(top.values[:, : best.k], top.indices[:, : best.k] + first)
-                    best.slice(start, start + TILE).merge(found)
+                    best.slice(start, start + TILE_ROWS).merge(found)

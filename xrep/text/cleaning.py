@@ -132,7 +132,7 @@ class CleaningOptions:
             raise UserError(f"a sample of {self.sample} pairs", cure="give at least 1, or leave it out to keep all")
 
 
-STEPS = (
+CLEANING_STEPS = (
     "read", "empty", "identical", "too short", "too long", "length ratio", "excluded", "in valid/test", "duplicate",
     "held out", "near held out", "sampled away", "kept",
 )  # fmt: skip
@@ -148,14 +148,14 @@ class CleaningReport:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def add(self, corpus: str, step: str, count: int = 1) -> None:
-        self.counts.setdefault(corpus, dict.fromkeys(STEPS, 0))[step] += int(count)
+        self.counts.setdefault(corpus, dict.fromkeys(CLEANING_STEPS, 0))[step] += int(count)
 
     def total(self, step: str) -> int:
         return sum(row[step] for row in self.counts.values())
 
     def table(self) -> str:
         """Return a text table with one line per corpus and one column per step that dropped something."""
-        steps = [step for step in STEPS if step in ("read", "kept") or self.total(step)]
+        steps = [step for step in CLEANING_STEPS if step in ("read", "kept") or self.total(step)]
         rows = [["corpus", *steps]]
         rows += [[corpus, *(f"{row[step]:,}" for step in steps)] for corpus, row in self.counts.items()]
         if len(self.counts) > 1:
@@ -166,7 +166,7 @@ class CleaningReport:
 
 
 def drop_reason(source: str, target: str, hashes: Sequence[int], options: CleaningOptions) -> str | None:
-    """Return the first rule that drops the pair (one of ``STEPS``) by itself, or None.
+    """Return the first rule that drops the pair (one of ``CLEANING_STEPS``) by itself, or None.
 
     Args:
         hashes: ``sentence_hash`` of source and target.

@@ -12,8 +12,8 @@ from xrep.text.tokenizer import (
     SENTENCEPIECE_KINDS,
     SentencePieceTokenizer,
     Tokenizer,
-    read_file,
-    read_json,
+    read_config,
+    read_model_file,
 )
 
 SHARED, SIDES = "shared", ("source", "target")
@@ -27,13 +27,13 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
     UserError if there is no tokenizer, its kind is unknown to this version, or the model is damaged."""
     path = Path(path)
     if not path.is_dir():
-        return SentencePieceTokenizer(read_file(path), path)
-    kind = read_json(path / CONFIG_FILE).get("kind")
+        return SentencePieceTokenizer(read_model_file(path), path)
+    kind = read_config(path / CONFIG_FILE).get("kind")
     if kind is None and not (path / CONFIG_FILE).exists() and (path / SENTENCEPIECE_FILE).exists():
         kind = SentencePieceTokenizer.kind
     if kind in SENTENCEPIECE_KINDS:
         cls = SENTENCEPIECE_KINDS[kind]
-        return cls(read_file(path / cls.model_file), path / cls.model_file)
+        return cls(read_model_file(path / cls.model_file), path / cls.model_file)
     from xrep.text.huggingface import HuggingFaceTokenizer, read_huggingface  # imports ``tokenizers``, which is slow
 
     if kind is None:

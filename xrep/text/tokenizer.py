@@ -24,7 +24,7 @@ CONFIG_FILE = "tokenizer_config.json"
 SENTENCEPIECE_FILE = "sentencepiece.model"
 XLM_ROBERTA_FILE = "sentencepiece.bpe.model"
 MASK_PIECE = "<mask>"
-AGAIN = "fetch the model again"
+FETCH_AGAIN = "fetch the model again"
 
 
 class Tokenizer(ABC):
@@ -181,14 +181,14 @@ def write_files(files: Mapping[str, bytes], directory: str | Path) -> None:
             temporary.write_bytes(content)
 
 
-def read_file(path: Path) -> bytes:
+def read_model_file(path: Path) -> bytes:
     """Return the content of a tokenizer's file; raise UserError if there is none."""
     if not path.is_file():
         raise UserError("no such tokenizer", path=path, cure="give a tokenizer folder or a .model file")
     return path.read_bytes()
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file, or an empty dict if there is no such file; raise UserError if it has none."""
     if not path.exists():
         return {}
@@ -197,5 +197,5 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise UserError("not a JSON object, or a damaged one", path=path, cure=AGAIN)
+        raise UserError("not a JSON object, or a damaged one", path=path, cure=FETCH_AGAIN)
     return content

@@ -14,8 +14,8 @@ import torch
 from xrep.config.fields import CountOrZero, problems_of
 from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
-from xrep.inference.generation.options import SearchOptions
-from xrep.inference.generation.search import search
+from xrep.inference.generation.beam_search import search
+from xrep.inference.generation.decoding import DecodingOptions
 from xrep.metrics.translation import bleu
 from xrep.models.model import TranslationModel
 from xrep.tasks.bitext import BitextTask
@@ -63,10 +63,10 @@ class TranslationValidator(Validator):
                 problems.append(f"max_sentences must be at least 1 with metric bleu, not {self.max_sentences}")
             return problems
 
-        def search_options(self) -> SearchOptions:
+        def search_options(self) -> DecodingOptions:
             """Return the options of the search."""
             lengths = {"max_length_a": self.max_length_a, "max_length_b": self.max_length_b}
-            return SearchOptions(beam=self.beam, length_penalty=self.lenpen, **lengths)
+            return DecodingOptions(beam=self.beam, length_penalty=self.lenpen, **lengths)
 
     def __init__(self, config: Config, task: Task) -> None:
         self.config, self.metric = config, config.metric

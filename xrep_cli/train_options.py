@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from xrep.config.fields import FieldSpec, choices, members
-from xrep.config.layers import CHOICES, LISTS, Layer, flat, read_yaml
-from xrep.config.run import COMMAND_LINE, merged, plugins_of, stages_of
+from xrep.config.resolve import COMMAND_LINE, merged_layers, plugins_of, stages_of
 from xrep.config.sections import SECTIONS, TOP_LEVEL, fields_of, sections_of
+from xrep.config.values import CHOICES, LISTS, Layer, flat, read_yaml
 from xrep.registry import REGISTRIES, import_plugin, nearest
 from xrep_cli.command import Parser, command_parser
 
@@ -71,7 +71,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
     first.add_argument("--plugin", "--plugins", action="append", default=[], dest="plugins")
     files, words = first.parse_known_args([_as_option(word) for word in argv])
     layers = [(path, read_yaml(path)) for path in files.config]
-    values, _ = merged(layers)
+    values, _ = merged_layers(layers)
     plugins = plugins_of(values, {"plugins": ",".join(files.plugins)})
     for plugin in plugins:
         import_plugin(plugin)

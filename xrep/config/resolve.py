@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from xrep.config.fields import convert
-from xrep.config.layers import CHOICES, LISTS, Layer, flat, over, strip, to_yaml
 from xrep.config.sections import OF_A_PART, SECTIONS, Section, fields_of, sections_of
 from xrep.config.sizes import with_size
+from xrep.config.values import CHOICES, LISTS, Layer, flat, over, strip, to_yaml
 from xrep.errors import ConfigError, shown
 from xrep.registry import MIXTURE, REGISTRIES, import_plugin, load_target, nearest, suggestion
 
@@ -126,7 +126,7 @@ def runs_of(layers: Layers, problems: Sequence[str] = ()) -> list[RunConfig]:
         ConfigError: lists every problem of every stage: unknown sections, parts and keys, values of the wrong type,
             values that the parts themselves refuse.
     """
-    values, command = merged(layers)
+    values, command = merged_layers(layers)
     for plugin in plugins_of(values, command):
         import_plugin(plugin)
     found, stages = [*problems], stages_of(values, command)
@@ -159,7 +159,7 @@ def _with_origin(problem: str, layers: Layers, stage: str) -> str:
     return problem
 
 
-def merged(layers: Layers) -> tuple[Layer, Layer]:
+def merged_layers(layers: Layers) -> tuple[Layer, Layer]:
     """Return the values of all layers but the command line, and those of the command line. Raises ConfigError if parts
     or stages have names that they cannot have."""
     below = functools.reduce(over, (flat(layer) for origin, layer in layers if origin != COMMAND_LINE), {})
