@@ -93,7 +93,7 @@ def differing(x: np.ndarray, y: np.ndarray, ours: Both, theirs: Both) -> int:
 def exact(options: argparse.Namespace, size: int, precision: str) -> dict[str, Any]:
     """Time ours and faiss by turns, after a round on a tenth of the rows, which warms both up."""
     from xrep.kernels.precision import default_float32_products
-    from xrep.retrieval.tiles import neighbours
+    from xrep.retrieval.in_memory import neighbours
 
     k = options.neighbours
     if options.vectors:

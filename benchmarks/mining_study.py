@@ -83,8 +83,8 @@ def laser(x: np.ndarray, y: np.ndarray, k: int, margin: str, retrieval: str) -> 
 
 def ours(x: np.ndarray, y: np.ndarray, k: int, margin: Margin, retrieval: str) -> Candidates:
     """Return the pairs that xrep finds with one of the ``RETRIEVALS``, best first."""
+    from xrep.retrieval.in_memory import neighbours
     from xrep.retrieval.margins import choose
-    from xrep.retrieval.tiles import neighbours
 
     name, _, once = retrieval.partition(", ")
     return choose(*neighbours(x, y, k, k), margin, cast("Retrieval", name), one_to_one=bool(once))

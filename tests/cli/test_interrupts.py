@@ -26,7 +26,7 @@ from xrep.inference.generation.translator import Translator
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interrupts import NOTICE
 from xrep.models.directory import open_checkpoint
-from xrep.text import train as vocabulary
+from xrep.text import train_tokenizer as vocabulary
 
 
 @pytest.fixture(autouse=True)

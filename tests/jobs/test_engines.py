@@ -16,7 +16,7 @@ from tests.support.commands import Commands
 from tests.support.programs import Program, rank_environment
 from tests.support.runs import environment
 from xrep.errors import UserError
-from xrep.jobs.engines import Engine, Share, share_of
+from xrep.jobs.engines import Engine, WorkerShare, share_of
 from xrep.jobs.notes import retry
 
 SLURM = Engine(engine="slurm")
@@ -40,9 +40,10 @@ def ended(program: Program) -> tuple[int | None, str]:
 
 
 def test_the_share_of_a_process() -> None:
-    assert share_of(SLURM, task(2, 5)) == Share(2, 5) and share_of(SLURM, task(2, 5, first=1)) == Share(2, 5)
-    assert share_of(Engine(), rank_environment(1, 3, 29500)) == Share(1, 3)
-    assert share_of(Engine(), {}) == Share(0, 1)
+    assert share_of(SLURM, task(2, 5)) == WorkerShare(2, 5)
+    assert share_of(SLURM, task(2, 5, first=1)) == WorkerShare(2, 5)
+    assert share_of(Engine(), rank_environment(1, 3, 29500)) == WorkerShare(1, 3)
+    assert share_of(Engine(), {}) == WorkerShare(0, 1)
 
 
 REFUSED = {

@@ -22,7 +22,6 @@ from xrep.evaluation.plots import plot_alignment
 from xrep.evaluation.reading import check_seed, folders_with
 from xrep.evaluation.sts import read_set
 from xrep.metrics.geometry import alignment_loss, uniformity_loss
-from xrep.models.directory import PREFIX, checkpoints_in
 from xrep.text.examples import orient, read_pairs
 from xrep.text.find import parse_bitext
 from xrep.text.languages import canonical
@@ -65,7 +64,8 @@ class Alignment(Evaluation):
 
     config: Config
     checkpoints: Sequence[Path] = ()
-    """Checkpoints of the run to measure, in the order of their steps."""
+    steps: Sequence[int | None] = (None,)
+    """Checkpoints of the run to measure, in the order of their steps, and these steps."""
 
     @classmethod
     def find(cls, folder: Path) -> dict[Path, Any]:
@@ -80,18 +80,20 @@ class Alignment(Evaluation):
 
     def open(self, path: str) -> Any:
         """Open an encoder or, of a run, its last checkpoint; ``measure`` opens those before it."""
+        from xrep.models.directory import PREFIX, checkpoints_in  # imports torch, for which --help does not wait
+
         if self.config.every_checkpoint:
             self.checkpoints = checkpoints_in(Path(path))
             if not self.checkpoints:
                 cure = f"name the directory of a run, which holds {PREFIX}00001000 and its like"
                 raise UserError("no checkpoints in it", path=path, cure=cure)
+            self.steps = [int(checkpoint.name.removeprefix(PREFIX)) for checkpoint in self.checkpoints]
         return super().open(str(self.checkpoints[-1]) if self.checkpoints else path)
 
     def measure(self, model: TestedEncoder) -> Figures:
         """Measure one encoder, or each checkpoint of a run. The values for JSON are those of the last encoder. A run
         also has ``checkpoints``, of each its step, losses and fingerprint."""
-        (pairs,), run, found = self.tables, self.checkpoints, list[dict[str, Any]]()
-        steps = [int(path.name.removeprefix(PREFIX)) for path in run] or [None]
+        (pairs,), run, steps, found = self.tables, self.checkpoints, self.steps, list[dict[str, Any]]()
         encoders = chain((Evaluation.open(self, str(path)) for path in run[:-1]), [model])
         kept, overlap = pairs, None
         for step, encoder in zip(steps, encoders, strict=True):

@@ -9,22 +9,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.files import build_once, sha256_of, write_aside
-from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import remove_components
-from xrep.models.kinds import kind_of
 from xrep.number_types import Precision
 from xrep.store.arrays import open_array
 from xrep.store.vectors import normalize_rows
 from xrep.text.cleaning import NO_KEY, sentence_hashes
 from xrep.text.languages import canonical
 from xrep.text.lines import read_lines
+
+if TYPE_CHECKING:  # what imports torch is imported when a model is opened, for which --help does not wait
+    from xrep.inference.sentence_encoder import SentenceEncoder
 
 VECTORS_FILE, SENTENCES_FILE = "vectors.npy", "sentences.tsv"
 _LAYOUT = (
@@ -143,6 +144,9 @@ def open_encoder(
 ) -> TestedEncoder:
     """Open a run of xrep, a directory of Hugging Face or sentence-transformers, or a folder that ``Precomputed`` reads.
     The options are those of ``TestedEncoder`` and, as ``dtype`` for the precision, of ``SentenceEncoder.load``."""
+    from xrep.inference.sentence_encoder import SentenceEncoder
+    from xrep.models.kinds import kind_of
+
     if kind_of(path) != "folder of vectors":
         encoder = SentenceEncoder.load(path, layer=layer, dtype=precision)
         return TestedEncoder(str(path), encoder, batch_tokens, Path(cache) if cache else None)
@@ -170,6 +174,8 @@ def without_components(unit: np.ndarray, count: int) -> np.ndarray:
 
 def with_random_weights(encoder: TestedEncoder, seed: int) -> TestedEncoder:
     """Return an encoder of the same architecture whose weights are drawn by ``seed``."""
+    from xrep.inference.sentence_encoder import SentenceEncoder
+
     whole = encoder.encoder
     if isinstance(whole, Precomputed):
         problem, cure = "vectors without weights that can be drawn at random", "measure without `random_baseline`"

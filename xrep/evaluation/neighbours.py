@@ -15,7 +15,7 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import TestedEncoder
 from xrep.evaluation.evaluation import EncodingOptions, Evaluation, Examples, Figures
 from xrep.evaluation.reading import check_least
-from xrep.retrieval.tiles import neighbours
+from xrep.retrieval.in_memory import neighbours
 from xrep.text.chunks import CHUNK_LINES, read_chunks
 from xrep.text.languages import check_language
 from xrep.text.lines import read_lines

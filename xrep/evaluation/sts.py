@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import TestedEncoder, encode_columns
 from xrep.evaluation.evaluation import Examples, Result, Score, TableEvaluation, VectorTestOptions, table
 from xrep.evaluation.reading import cells, check_least, choose_languages, existing_folder, folders_with
-from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics import components
 from xrep.metrics.bootstrap import resampled
 from xrep.metrics.correlation import pearson, spearman
@@ -28,6 +27,9 @@ from xrep.text.examples import read_parallel
 from xrep.text.languages import canonical
 from xrep.text.lines import read_lines
 from xrep.text.records import read_csv
+
+if TYPE_CHECKING:
+    from xrep.inference.sentence_encoder import SentenceEncoder
 
 SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "cosine": lambda x, y: (normalize_rows(x) * normalize_rows(y)).sum(axis=1),

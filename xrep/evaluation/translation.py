@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from xrep.config.fields import Count
 from xrep.errors import UserError
@@ -14,10 +14,12 @@ from xrep.evaluation.evaluation import Examples, OverlapOption, PrecisionOption,
 from xrep.evaluation.reading import choose_languages, files_of_pattern, read_columns
 from xrep.files import check_output, write_aside
 from xrep.inference.generation.decoding import DecodingOptions
-from xrep.inference.generation.translator import Translator
 from xrep.inference.settings import check_options
 from xrep.metrics.translation import bleu, chrf, multi_bleu, resampled_bleu
 from xrep.text.languages import name
+
+if TYPE_CHECKING:
+    from xrep.inference.generation.translator import Translator
 
 
 class TranslationQuality(TableEvaluation):
@@ -81,6 +83,8 @@ class TranslationQuality(TableEvaluation):
         return []
 
     def open(self, path: str) -> Translator:
+        from xrep.inference.generation.translator import Translator
+
         return Translator.load(path, dtype=self.config.precision)
 
     def check(self, model: Translator) -> None:

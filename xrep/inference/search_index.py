@@ -17,8 +17,8 @@ from xrep.inference.index_files import VECTORS, SentenceSource, read_manifest, w
 from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder
 from xrep.inference.settings import PROBES
 from xrep.number_types import Precision
+from xrep.retrieval.in_memory import neighbours
 from xrep.retrieval.ivf import compare_proposed
-from xrep.retrieval.tiles import neighbours
 from xrep.retrieval.topk import TopK
 from xrep.store.arrays import by_part
 from xrep.store.texts import TEXT_FILES, Texts
