@@ -104,7 +104,9 @@ def refuse(*arguments: Any) -> None:
 def test_stages_go_to_other_processes(tmp_path, splits, monkeypatch):
     """Ray sends them with their job."""
     sent = []
-    monkeypatch.setattr(module, "run", lambda job, *arguments, **named: sent.append(pickle.loads(pickle.dumps(job))))
+    monkeypatch.setattr(
+        module, "run_job", lambda job, *arguments, **named: sent.append(pickle.loads(pickle.dumps(job)))
+    )
     with open(os.devnull, "w") as stream:
         preprocess(splits, tmp_path / "out", OPTIONS, partial(print, file=stream), False)
     assert [stage.name for stage in sent[0].stages][-2:] == ["vocabulary", "tokenise"]

@@ -53,7 +53,7 @@ def test_the_averages_are_over_the_published_languages() -> None:
 def test_accuracy_is_that_of_the_protocol_by_hand(
     tatoeba_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tatoeba, "GROUPS", {"2": ("de", "zh"), "3": ("de", "zh", "fr")})
+    monkeypatch.setattr(tatoeba, "LANGUAGE_GROUPS", {"2": ("de", "zh"), "3": ("de", "zh", "fr")})
     figures = measured(Tatoeba, NgramEncoder(), data=str(tatoeba_folder))
     found, averages = figures.values["tables"], figures.values["averages"]
     assert {language: own["examples"] for language, own in found.items()} == {"zh": 4, "de": 6, "sw": 3}

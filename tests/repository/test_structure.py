@@ -33,8 +33,8 @@ LOADERS = ("xrep.lazy", "xrep.registry")
 OF_COMMANDS = ("main", "run", "Options")
 """What each module of a command has."""
 UNDECIDED = {
-    *"BLOCK CONFIG ENCODERS Hardness KINDS Linear Origin PREFIXES Run TASKS collect describe shortened".split(),
-    *("annotated", "device"),
+    *"BLOCK CONFIG ENCODERS EncoderOptions Hardness KINDS Linear Origin PREFIXES Run TASKS collect describe".split(),
+    *"shortened annotated device".split(),
 }
 """Names, and those of files, that still have several meanings."""
 MAXIMUM_LINES = 400

@@ -73,7 +73,7 @@ def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Make tiles small, and all processors screen pairs in bfloat16, or none."""
     monkeypatch.setattr(tiles, "multiplies_bfloat16", lambda: request.param == "screened")
     monkeypatch.setattr(tiles, "FEWEST", 100)
-    monkeypatch.setattr(tiles, "TILE", 160)
+    monkeypatch.setattr(tiles, "TILE_ROWS", 160)
     yield
 
 

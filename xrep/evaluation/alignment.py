@@ -17,7 +17,7 @@ import numpy as np
 from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.encoders import TestedEncoder
-from xrep.evaluation.evaluation import EncodingOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
 from xrep.evaluation.plots import plot_alignment
 from xrep.evaluation.reading import check_seed, folders_with
 from xrep.evaluation.sts import read_set
@@ -48,7 +48,7 @@ class Alignment(Evaluation):
     resampled = False
 
     @dataclass(kw_only=True)
-    class Config(EncodingOptions, OverlapOption, PlotOption):
+    class Config(EncoderOptions, OverlapOption, PlotOption):
         data: str
         """A file such as sts-dev.csv, or parallel text: LANG-LANG=FILE.tsv or LANG-LANG=FILE,FILE."""
         every_checkpoint: bool = False

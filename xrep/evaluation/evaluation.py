@@ -31,7 +31,7 @@ class PrecisionOption:
 
 
 @dataclass(kw_only=True)
-class EncodingOptions(PrecisionOption):
+class EncoderOptions(PrecisionOption):
     batch_tokens: Count = 4096
     """Number of subwords that go through the encoder at once."""
     layer: int | None = None
@@ -51,7 +51,7 @@ class OverlapOption:
 
 
 @dataclass(kw_only=True)
-class VectorTestOptions(EncodingOptions, OverlapOption):
+class VectorTestOptions(EncoderOptions, OverlapOption):
     dimensions: str | None = None
     """Measure vectors that are cut to their first numbers, too: 256,128,64 for these three widths, as an encoder is
     trained for with --matryoshka."""

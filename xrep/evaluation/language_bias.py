@@ -14,7 +14,7 @@ import numpy as np
 from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.encoders import TestedEncoder, total, without_components
-from xrep.evaluation.evaluation import EncodingOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
 from xrep.evaluation.plots import plot_language_bias
 from xrep.evaluation.reading import ParallelOptions, check_least, folders_with, languages_of, read_texts
 from xrep.metrics.geometry import language_shares
@@ -38,7 +38,7 @@ class LanguageBias(Evaluation):
     resampled = False
 
     @dataclass(kw_only=True)
-    class Config(EncodingOptions, OverlapOption, PlotOption, ParallelOptions):
+    class Config(EncoderOptions, OverlapOption, PlotOption, ParallelOptions):
         neighbours: Count = 10
         """Number of nearest neighbours of each sentence that are counted."""
         remove_components: int = 1

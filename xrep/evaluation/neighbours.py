@@ -13,7 +13,7 @@ from tqdm import tqdm
 from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.encoders import TestedEncoder
-from xrep.evaluation.evaluation import EncodingOptions, Evaluation, Examples, Figures
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures
 from xrep.evaluation.reading import check_least
 from xrep.retrieval.in_memory import neighbours
 from xrep.text.chunks import CHUNK_LINES, read_chunks
@@ -34,7 +34,7 @@ class Neighbours(Evaluation):
     unrecorded = Evaluation.unrecorded | {"query", "query_file"}
 
     @dataclass(kw_only=True)
-    class Config(EncodingOptions):
+    class Config(EncoderOptions):
         data: list[str]
         """Files of text, with one sentence per line."""
         query: list[str] = field(default_factory=list)

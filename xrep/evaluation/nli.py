@@ -12,7 +12,7 @@ from xrep.config import still_known
 from xrep.criteria.nli import Nli
 from xrep.errors import UserError
 from xrep.evaluation.encoders import TestedEncoder, encode_columns
-from xrep.evaluation.evaluation import EncodingOptions, Examples, OverlapOption, Score, TableEvaluation, shares
+from xrep.evaluation.evaluation import EncoderOptions, Examples, OverlapOption, Score, TableEvaluation, shares
 from xrep.evaluation.reading import choose_languages
 from xrep.models.directory import CONFIG, CRITERION, open_checkpoint
 from xrep.registry import CRITERIA
@@ -41,7 +41,7 @@ class NliAccuracy(TableEvaluation):
     """
 
     @dataclass(kw_only=True)
-    class Config(EncodingOptions, OverlapOption):
+    class Config(EncoderOptions, OverlapOption):
         data: str
         """File or folder of the data set."""
         langs: str = "all"

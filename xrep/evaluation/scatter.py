@@ -16,7 +16,7 @@ import torch
 from xrep.data.batch import collate
 from xrep.errors import UserError
 from xrep.evaluation.encoders import TestedEncoder, finite_vectors
-from xrep.evaluation.evaluation import EncodingOptions, Evaluation, Examples, Figures, PlotOption
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, PlotOption
 from xrep.evaluation.plots import plot_points
 from xrep.evaluation.reading import ParallelOptions, check_seed, read_texts
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -41,7 +41,7 @@ class Scatter(Evaluation):
     resampled = False
 
     @dataclass(kw_only=True)
-    class Config(EncodingOptions, PlotOption, ParallelOptions):
+    class Config(EncoderOptions, PlotOption, ParallelOptions):
         method: Literal["pca", "tsne"] = "pca"
         """Projection: principal components, or t-SNE of scikit-learn."""
         tokens: bool = False
