@@ -123,13 +123,13 @@ preprocess --bitext de-en=pairs.tsv:0,1 --destdir out | needs two different colu
 preprocess --bitext de-en=pairs.tsv@0 --destdir out | a sample of 0 pairs
 preprocess ... --valid de-en=pairs.tsv@3     | only training text is sampled
 preprocess ... --valid-size 1.5              | --valid-size: must be an integer, not '1.5'
-preprocess ... --valid-size -1               | -1 validation pairs; give 0 for none
+preprocess ... --valid-size -1               | --valid-size: must be at least 0, not -1
 preprocess ... --vocab-size 16000            | too large for this text; ask for at most
-preprocess ... --vocab-size -3               | a vocabulary of -3 pieces; give a few thousand
-preprocess ... --sampling-exponent 2         | --sampling-exponent must lie in [0, 1], not 2
-preprocess ... --max-length 0                | length bounds 0.5 to 0; give 0 <= minimum <= maximum
+preprocess ... --vocab-size -3               | --vocab-size: must be at least 8, not -3
+preprocess ... --sampling-exponent 2         | --sampling-exponent: must lie in [0, 1], not 2
+preprocess ... --max-length 0                | --min-length 0.5 is more than --max-length 0
 preprocess ... --max-length-ratio nan        | --max-length-ratio: must be a finite number
-preprocess ... --sample 0                    | a sample of 0 pairs; give at least 1
+preprocess ... --sample 0                    | --sample: must be at least 1, not 0
 preprocess ... --tokenizer pairs.tsv         | pairs.tsv: not a SentencePiece model
 preprocess ... --tokenizer dir               | dir: no such tokenizer
 preprocess ... --exclude absent              | absent: no such file; check the name

@@ -125,9 +125,9 @@ def _check(options: Any, config: Any, seeds: int) -> dict[str, str | None]:
 
 
 def _measure(name: str, evaluation: Evaluation, options: Any, seeds: int) -> None:
-    from xrep.evaluation.evaluation import table
     from xrep.evaluation.plots import Picture
     from xrep.evaluation.runner import comparison, differences, measure, models
+    from xrep.tables import table
 
     paths, dimensions = options.path or [""], getattr(evaluation.config, "dimensions", None)
     several, plot = len(paths) > 1 or dimensions is not None, getattr(evaluation.config, "plot", None)

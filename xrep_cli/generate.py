@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
-from xrep.config.fields import Count
+from xrep.config.fields import Count, check_options
 from xrep.errors import UserError
 from xrep.inference.generation.decoding import DecodingOptions
-from xrep.inference.settings import check_options
 from xrep.progress import ProgressLine
 from xrep_cli import common
 from xrep_cli.command import Command

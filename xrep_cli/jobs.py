@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from xrep.errors import shortened
+from xrep.tables import table
 from xrep_cli import common
 from xrep_cli.command import Command
 
@@ -57,10 +58,7 @@ def status(options: Status) -> None:
     if finished:
         print(f"all is done, and the output is written; {address} may be removed")
         return
-    rows = [("stage", "done", "running", "failed", "all", "a second", "left"), *map(_row, states)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, *cells in rows:
-        print(f"{name:<{widths[0]}}", *map(str.rjust, cells, widths[1:]), sep="  ")
+    print(table(["stage", "done", "running", "failed", "all", "a second", "left"], [*map(_row, states)]))
     for failure in failed if options.log else failed[:_SHOWN]:
         unit, log = f"{failure['stage']}, unit {failure['unit']}", failure["log"].rstrip()
         print(f"\n{unit}:\n{log}" if options.log else f"{unit}: {shortened(log.rpartition(chr(10))[2])}")

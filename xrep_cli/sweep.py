@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _sweep(options: argparse.Namespace, others: list[str]) -> None:
     from xrep.config import runs_of
-    from xrep.evaluation.evaluation import table
+    from xrep.tables import table
     from xrep.training.sweep import ranking, run_trials, trials_of
     from xrep_cli.train_options import parse
 

@@ -25,6 +25,7 @@ def failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 TABLE = """\
 stage    done  running  failed  all  a second  left
+-------  ----  -------  ------  ---  --------  ----
 squares     4        0       2    6         -     -
 total       -        -       -    -         -     -
 squares, unit 2: RuntimeError: unit 2 is broken

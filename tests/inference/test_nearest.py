@@ -35,8 +35,8 @@ class Stopped(BaseException):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
-        (tiles, "TILE", 20), (nearest, "TILE", 20), (nearest, "_STRIP_BYTES", 40 * 4 * 16), (nearest, "MOST_ROWS", 50),
-        (nearest, "_LEAST_STRIP", 40),
+        (tiles, "TILE_ROWS", 20), (nearest, "TILE_ROWS", 20), (nearest, "_STRIP_BYTES", 40 * 4 * 16),
+        (nearest, "MOST_ROWS", 50), (nearest, "_LEAST_STRIP", 40),
         (nearest, "_PANEL_BYTES", 60 * 4 * 16), (ivf, "_BLOCK", 32),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)

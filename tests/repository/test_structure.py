@@ -19,7 +19,7 @@ from xrep_cli.xrep import PROGRAMS
 
 # From the ground up. A room may import those of its own floor, but no two rooms import each other, however indirectly.
 FLOORS = (
-    "errors files hashing interrupts lazy memory number_types progress registry version workers",
+    "errors files hashing interrupts lazy memory number_types progress registry tables version workers",
     "kernels metrics retrieval store",
     "config data jobs tasks text",
     "interop models nn",

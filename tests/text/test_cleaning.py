@@ -87,7 +87,7 @@ def test_length_ratio_adds_two_words():
     options = CleaningOptions(maximum_length_ratio=2)
     assert drop_reason("geh", "one two three four", (1, 2), options) is None
     assert drop_reason("geh", "one two three four five", (1, 2), options) == "length ratio"
-    with pytest.raises(UserError, match="give"):
+    with pytest.raises(UserError, match="must be at least 1"):
         CleaningOptions(maximum_length_ratio=0.5)
 
 
@@ -97,7 +97,7 @@ def test_report_adds_up_in_its_table():
         report.add(corpus, "read", kept + 1)
         report.add(corpus, "duplicate")
         report.add(corpus, "kept", kept)
-    lines = [line.split() for line in report.table().splitlines()]
+    lines = [line.split() for line in report.table().splitlines() if "--" not in line]
     assert lines == [
         ["corpus", "read", "duplicate", "kept"],
         ["a", "1,201", "1", "1,200"],

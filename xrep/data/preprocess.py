@@ -8,8 +8,9 @@ from __future__ import annotations
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from xrep.config.fields import CountOrZero, Share, check_options
 from xrep.data import table
 from xrep.data.build import cached_at, files_in
 from xrep.data.cleaned_text import SPLIT_ORDER, Corpus, list_corpora
@@ -30,11 +31,14 @@ _RULES_VERSION = 3  # version of the preprocessing rules; cached data of another
 _MOST_WORKERS = 16  # one process reads and writes for all of them
 
 
+VocabularySize = Annotated[int, "[8, inf)"]
+
+
 @dataclass(kw_only=True)
 class PreprocessOptions:
     """Options for turning raw text into a data directory."""
 
-    vocabulary_size: int | None = None
+    vocabulary_size: VocabularySize | None = None
     """Number of pieces of the SentencePiece vocabulary to train, including the special ones.
     None: 16,000, or fewer if the text is too small."""
     tokenizers: dict[str, str] = field(default_factory=dict)
@@ -45,20 +49,15 @@ class PreprocessOptions:
     """Files or folders of evaluation sets. Training pairs with a sentence that occurs there are dropped."""
     cleaning: CleaningOptions = field(default_factory=CleaningOptions)
     """Rules that decide which training pairs are kept."""
-    valid_size: int = 1000
+    valid_size: CountOrZero = 1000
     """Pairs to hold out of each language pair for validation if no validation text is given (at most 5%; 0: none)."""
-    sampling_exponent: float = 0.5
+    sampling_exponent: Share = 0.5
     """A language with n sentences has the weight n ** sampling_exponent in the tokenizer's training text."""
     seed: int = 1
     """Random seed for sampling and for holding out pairs."""
 
     def __post_init__(self) -> None:
-        if self.vocabulary_size is not None and not 8 <= self.vocabulary_size < 1 << 31:
-            raise UserError(f"a vocabulary of {self.vocabulary_size} pieces", cure="give a few thousand")
-        if self.valid_size < 0:
-            raise UserError(f"{self.valid_size} validation pairs", cure="give 0 for none")
-        if not 0 <= self.sampling_exponent <= 1:
-            raise UserError(f"`sampling_exponent` must lie in [0, 1], not {self.sampling_exponent:g}")
+        check_options(self)
 
 
 @dataclass(frozen=True)

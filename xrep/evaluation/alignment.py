@@ -17,11 +17,12 @@ import numpy as np
 from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.encoders import TestedEncoder
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption
 from xrep.evaluation.plots import plot_alignment
 from xrep.evaluation.reading import check_seed, folders_with
 from xrep.evaluation.sts import read_set
 from xrep.metrics.geometry import alignment_loss, uniformity_loss
+from xrep.tables import table
 from xrep.text.examples import orient, read_pairs
 from xrep.text.find import parse_bitext
 from xrep.text.languages import canonical

@@ -11,12 +11,13 @@ from typing import Any
 from xrep.errors import UserError
 from xrep.evaluation.alignment import Alignment
 from xrep.evaluation.encoders import TestedEncoder, open_encoder
-from xrep.evaluation.evaluation import Evaluation, Examples, Figures, VectorTestOptions, table
+from xrep.evaluation.evaluation import Evaluation, Examples, Figures, VectorTestOptions
 from xrep.evaluation.reading import available, existing_folder, named_languages, read_tatoeba
 from xrep.evaluation.runner import Test, TestResults, differences, run_tests, shared_options
 from xrep.evaluation.scatter import Scatter
 from xrep.evaluation.tatoeba import LANGUAGE_GROUPS
 from xrep.registry import EVALUATIONS
+from xrep.tables import table
 
 _CHECKPOINTS = "alignment of checkpoints"
 _LANGUAGES, _SENTENCES = 6, 12  # in a picture of sentences: languages, and sentences of each

@@ -14,11 +14,12 @@ import numpy as np
 from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.encoders import TestedEncoder
-from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions, shares, table
+from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions, shares
 from xrep.evaluation.reading import check_least, choose_names, existing_folder, folders_with, named
 from xrep.metrics.extraction import best_threshold, mining_scores
 from xrep.retrieval.in_memory import neighbours
 from xrep.retrieval.margins import Candidates, check_neighbours, choose
+from xrep.tables import table
 from xrep.text.languages import canonical
 from xrep.text.lines import read_lines
 

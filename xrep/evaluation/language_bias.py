@@ -14,10 +14,11 @@ import numpy as np
 from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.encoders import TestedEncoder, total, without_components
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption
 from xrep.evaluation.plots import plot_language_bias
 from xrep.evaluation.reading import ParallelOptions, check_least, folders_with, languages_of, read_texts
 from xrep.metrics.geometry import language_shares
+from xrep.tables import table
 from xrep.text.languages import name
 
 

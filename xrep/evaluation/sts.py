@@ -17,12 +17,13 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import TestedEncoder, encode_columns
-from xrep.evaluation.evaluation import Examples, Result, Score, TableEvaluation, VectorTestOptions, table
+from xrep.evaluation.evaluation import Examples, Result, Score, TableEvaluation, VectorTestOptions
 from xrep.evaluation.reading import cells, check_least, choose_languages, existing_folder, folders_with
 from xrep.metrics import components
 from xrep.metrics.bootstrap import resampled
 from xrep.metrics.correlation import pearson, spearman
 from xrep.store.vectors import normalize_rows
+from xrep.tables import table
 from xrep.text.examples import read_parallel
 from xrep.text.languages import canonical
 from xrep.text.lines import read_lines

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from xrep.config.fields import Count
+from xrep.config.fields import Count, check_options
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples, OverlapOption, PrecisionOption, Result, Score, TableEvaluation
 from xrep.evaluation.reading import choose_languages, files_of_pattern, read_columns
 from xrep.files import check_output, write_aside
 from xrep.inference.generation.decoding import DecodingOptions
-from xrep.inference.settings import check_options
 from xrep.metrics.translation import bleu, chrf, multi_bleu, resampled_bleu
 from xrep.text.languages import name
 

@@ -13,10 +13,11 @@ from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation import bucc, tatoeba
 from xrep.evaluation.encoders import total
-from xrep.evaluation.evaluation import Evaluation, Examples, Figures, OverlapOption, PrecisionOption, table
+from xrep.evaluation.evaluation import Evaluation, Examples, Figures, OverlapOption, PrecisionOption
 from xrep.evaluation.reading import existing_folder, named
 from xrep.evaluation.runner import Test, run_tests, shared_options
 from xrep.registry import EVALUATIONS
+from xrep.tables import table
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from xrep.config.fields import Count, CountOrZero, Positive, problems_of
-from xrep.errors import ConfigError, UserError
+from xrep.config.fields import Count, CountOrZero, Positive, check_options
+from xrep.errors import UserError
 from xrep.nn.pooling import Pooling
 from xrep.retrieval.margins import Margin, Retrieval
 
@@ -17,12 +16,6 @@ PART_GIGABYTES = 2.0
 """Gigabytes of an index and of the vectors in it that are held at a time, unless the user wants another number."""
 Number = Annotated[int, "[1, 2147483647]"]
 ScoreBound = Annotated[float, "[-1e9, 1e9]"]
-
-
-def check_options(options: Any) -> None:
-    """Raise a ConfigError that names the options which have values that they cannot have."""
-    if problems := problems_of(options):
-        raise ConfigError([re.sub(r"^\w+", r"`\g<0>`", problem) for problem in problems])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
+from xrep.config.fields import Count, NotNegative, check_options
 from xrep.errors import UserError
 from xrep.interrupts import StopRequest
 from xrep.jobs.notes import DONE, FAILED, Notes
@@ -39,21 +40,20 @@ class Engine:
     engine: Literal["local", "slurm", "ray"] = "local"
     """local: this process, or those that torchrun starts. slurm: the tasks of an array, each of which runs this
     command. ray: the cluster that RAY_ADDRESS names or, without it, the processors and GPUs of this machine."""
-    workers: int | None = None
+    workers: Count | None = None
     """Number of processes that Ray starts; none: one for each GPU, or else for each cpus_per_worker processors."""
-    cpus_per_worker: int = 1
+    cpus_per_worker: Count = 1
     """Number of processors for each process of Ray."""
-    gpus_per_worker: float = 0
+    gpus_per_worker: NotNegative = 0
     """Number of GPUs for each process of Ray, such as 0.5 for two processes on each."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError if options do not go together."""
-        for name, least in {"workers": 1, "cpus_per_worker": 1, "gpus_per_worker": 0}.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"`{name}` {value}", cure=f"give at least {least}")
-            if value != getattr(Engine, name) and self.engine != "ray":
-                raise UserError(f"`{name}` is an option of Ray", cure="add `engine` ray, or leave it out")
+        check_options(self)
+
+    def problems(self) -> list[str]:
+        of_ray = ("workers", "cpus_per_worker", "gpus_per_worker") if self.engine != "ray" else ()
+        changed = [name for name in of_ray if getattr(self, name) != getattr(Engine, name)]
+        return [f"{name} is an option of Ray; add `engine` ray, or leave it out" for name in changed]
 
 
 def share_of(engine: Engine, environment: Mapping[str, str] | None = None) -> WorkerShare:

@@ -13,9 +13,10 @@ from tqdm import tqdm
 
 from xrep.errors import UserError
 from xrep.evaluation.encoders import TestedEncoder, encode_columns
-from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions, table
+from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions
 from xrep.evaluation.reading import check_least, choose_names, existing_folder, folders_with, named
 from xrep.evaluation.senteval.protocols import Outcome, data_of, protocol
+from xrep.tables import table
 from xrep.text.languages import canonical, check_language
 from xrep.text.lines import read_latin1, read_lines
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from xrep.config.fields import check_options
 from xrep.data.batch import TextSpec, batches_of, collate
 from xrep.errors import UserError
 from xrep.inference.generation.beam_search import search
 from xrep.inference.generation.decoding import DEFAULTS, DecodingOptions
 from xrep.inference.generation.hypotheses import Hypothesis
-from xrep.inference.settings import check_options
 from xrep.models.device import to_device
 from xrep.models.directory import TOKENIZER, fingerprint, load_model, open_checkpoint
 from xrep.models.kinds import expect
