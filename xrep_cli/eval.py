@@ -95,7 +95,7 @@ def run(name: str, options: Any) -> None:
     if listed is not None:
         from xrep.evaluation.encoders import write_sentences
 
-        columns = (pair for own in made.tables for pair in zip(own.languages, own.columns, strict=True))
+        columns = (pair for each in made.tables for pair in zip(each.languages, each.columns, strict=True))
         print(f"{write_sentences(listed, columns)} sentences: {listed}")
     elif not options.path and made.takes_path:
         raise UserError("no encoder named", cure="give `path`, or `list_sentences` to measure another system")
@@ -146,8 +146,8 @@ def _measure(name: str, evaluation: Evaluation, options: Any, seeds: int) -> Non
         if plot is not None and figures.plot:
             figures.plot(Picture(plot, path))
         if options.resamples is not None:
-            drawn = {key: own.tolist() for key, own in figures.resamples.items()}
-            finite = {key: [None if math.isnan(x) else x for x in own] for key, own in drawn.items()}
+            drawn = {key: samples.tolist() for key, samples in figures.resamples.items()}
+            finite = {key: [None if math.isnan(x) else x for x in samples] for key, samples in drawn.items()}
             write_json(options.resamples, finite)
     header, *rows = comparison(records, differing)
     if (several or seeds) and options.json != "-":

@@ -97,7 +97,7 @@ def test_languages_are_chosen_by_either_code(tatoeba_folder: Path, tmp_path: Pat
     for languages, codes in chosen.items():
         assert [pairs.name for pairs in tables_of(tatoeba_folder, languages)] == codes.split()
     other = write_tatoeba(tmp_path / "other", "swa", PAIRS["swh"])  # another code of the language
-    assert tables_of(other, "sw") == tables_of(other, "swh") == [tatoeba.read_pairs(other, "swa")]
+    assert tables_of(other, "sw") == tables_of(other, "swh") == [tatoeba.read_tatoeba(other, "swa")]
 
 
 def test_one_direction_is_quoted(tmp_path: Path) -> None:

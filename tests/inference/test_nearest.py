@@ -17,7 +17,7 @@ from xrep.errors import UserError
 from xrep.inference import nearest
 from xrep.inference.nearest import FoundNeighbours, Side, SideSource, search_stages
 from xrep.jobs.engines import LOCAL
-from xrep.jobs.engines import run_job as run_job
+from xrep.jobs.engines import run_job
 from xrep.jobs.plan import Job, UnitResult
 from xrep.retrieval import ivf, tiles
 from xrep.retrieval.ivf import make_index
@@ -95,7 +95,7 @@ def test_neighbours_in_files_are_those_in_memory(make_side, tmp_path, way, dtype
     """Search every cell of the inverted files. Only some of the rows are compared."""
     chosen = np.flatnonzero(np.random.default_rng(0).random(230) < 0.7)
     x, y = make_side(230, 1, chosen, dtype), make_side(310, 2, dtype=dtype)
-    assert_same(run_job(x, y, tmp_path / "found", way), plain(every(x), every(y), 4))
+    assert_same(run(x, y, tmp_path / "found", way), plain(every(x), every(y), 4))
 
 
 def test_larger_parts_of_an_index_read_the_queries_fewer_times(make_side, tmp_path, monkeypatch):
@@ -113,7 +113,7 @@ def test_larger_parts_of_an_index_read_the_queries_fewer_times(make_side, tmp_pa
     found, rows = list[Both](), list[int]()
     for part in (50, 100, 1000):  # rows of float32, in the index and beside it
         read.clear()
-        found.append(run_job(x, y, tmp_path / str(part), "IVF4,Flat", gigabytes=part * (2 * 4 * 16 + 8) / 1e9))
+        found.append(run(x, y, tmp_path / str(part), "IVF4,Flat", gigabytes=part * (2 * 4 * 16 + 8) / 1e9))
         rows.append(sum(read))
     assert_same(found[0], found[2])
     assert_same(found[1], found[2])
@@ -136,7 +136,7 @@ def test_rows_are_read_whatever_lies_between_them(make_side: Callable[..., Side]
 def test_strings_of_the_factory_of_faiss(make_side, tmp_path, name):
     """What the index finds has exact similarities, and is most of what there is."""
     x, y = make_side(300, 1), make_side(900, 2)
-    found, expected = run_job(x, y, tmp_path / "found", name, gigabytes=0.001)[0], plain(every(x), every(y), 4)[0]
+    found, expected = run(x, y, tmp_path / "found", name, gigabytes=0.001)[0], plain(every(x), every(y), 4)[0]
     exact = every(x).astype(np.float64) @ every(y).astype(np.float64).T
     np.testing.assert_allclose(found.similarity, np.take_along_axis(exact, found.index.numpy(), 1), atol=1e-7)
     assert (
@@ -151,14 +151,14 @@ def test_strings_that_faiss_cannot_use_are_refused(make_side, tmp_path):
             make_index(name, 16)
     for name, reason in (("IVF4096,Flat", "Number of training points"), ("IDMap2,IVF4,Flat", "add does not make")):
         with pytest.raises(UserError, match=f"`index` {name} is not possible: {reason}"):
-            run_job(make_side(20, 1), make_side(20, 2), tmp_path / name, name)
+            run(make_side(20, 1), make_side(20, 2), tmp_path / name, name)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_search_goes_on_where_it_stopped(make_side, tmp_path, monkeypatch, way):
     """A search is ended each time it reads a side for the n-th time; units that are done are not done again."""
     x, y = make_side(230, 1), make_side(310, 2)
-    expected = run_job(x, y, tmp_path / "whole", way)
+    expected = run(x, y, tmp_path / "whole", way)
     original, seen, begun, do = Side.read, list[Side](), list[tuple[str, int]](), Job.do
 
     def read(side: Side, rows: slice | np.ndarray) -> np.ndarray:
@@ -178,7 +178,7 @@ def test_a_search_goes_on_where_it_stopped(make_side, tmp_path, monkeypatch, way
         most += 3
         seen.clear()
         try:
-            assert_same(run_job(x, y, tmp_path / "found", way), expected)
+            assert_same(run(x, y, tmp_path / "found", way), expected)
             break
         except Stopped:
             stops += 1
@@ -191,7 +191,7 @@ def test_equal_neighbours_are_those_with_the_lowest_index(make_side, tmp_path, m
     """Each row of x is there twice, in different strips, also where each direction is searched alone."""
     monkeypatch.setattr(nearest, "_BOTH_ROWS", 1 << 20 if both else 100)
     x, y = make_side(vectors(100, 16, 1)[np.arange(200) % 100], 1), make_side(120, 2)
-    assert_same(run_job(x, y, tmp_path / "found", "flat"), plain(every(x), every(y), 4))
+    assert_same(run(x, y, tmp_path / "found", "flat"), plain(every(x), every(y), 4))
 
 
 def test_few_of_many_files_are_open_at_a_time(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_few_of_many_files_are_open_at_a_time(tmp_path: Path) -> None:
 def test_progress_moves_with_the_queries(make_side, tmp_path, way, monkeypatch, capsys):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)  # every line is printed
     x, y = make_side(110, 1), make_side(90, 2)
-    run_job(x, y, tmp_path / "found", way, show_progress=True)
+    run(x, y, tmp_path / "found", way, show_progress=True)
     # x is indexed in two parts, which y searches in two blocks; of exact searches x has three strips.
     total = {"flat": 110, "ivf": 90 * 2 + 110}[way]
     numbers = [float(n) for n in re.findall(rf"search: .*\| ([\d.]+)/{total} .* queries/s", capsys.readouterr().err)]

@@ -60,8 +60,8 @@ class RunConfig:
         for kind in self._mixture:
             parts = []
             for name in self.values["parts"]:
-                own, key = configs[f"parts.{name}"], f"parts.{name}.{kind}"
-                part = Part(name, self._sections[key].cls, configs[key], own.weight, own.proportion or 1.0)
+                options, key = configs[f"parts.{name}"], f"parts.{name}.{kind}"
+                part = Part(name, self._sections[key].cls, configs[key], options.weight, options.proportion or 1.0)
                 parts.append(part)
             chosen[kind] = self.classes[kind].Config(parts=parts, mixing=self.values["mixing"])
         return chosen
@@ -138,12 +138,12 @@ def runs_of(layers: Layers, problems: Sequence[str] = ()) -> list[RunConfig]:
             found.append(f"{key} is given, but {cure}")
     resolved = []
     for name, stage in stages:
-        run, own = resolve(stage)
-        resolved.append((name, run, [_with_origin(problem, layers, name) for problem in own]))
-    for name, _, own in resolved:  # what is wrong in all stages is told once
-        everywhere = [problem for problem in own if all(problem in others for *_, others in resolved)]
+        run, wrong = resolve(stage)
+        resolved.append((name, run, [_with_origin(problem, layers, name) for problem in wrong]))
+    for name, _, wrong in resolved:  # what is wrong in all stages is told once
+        everywhere = [problem for problem in wrong if all(problem in others for *_, others in resolved)]
         found += [problem for problem in everywhere if problem not in found]
-        found += [f"stage {name}: {problem}" for problem in own if problem not in everywhere]
+        found += [f"stage {name}: {problem}" for problem in wrong if problem not in everywhere]
     if found:
         raise ConfigError(found)
     runs = [RunConfig(run, name) for name, run, _ in resolved]
@@ -233,8 +233,8 @@ def _placed(runs: list[RunConfig]) -> list[RunConfig]:
         init = run.init
         if number and init is not None and init.split("/")[0] == PREVIOUS:
             init = str(root / runs[number - 1].stage / (init.removeprefix(PREVIOUS).strip("/") or "best"))
-        own = {"checkpoint.save_dir": str(root / run.stage), "init": init}
-        placed.append(RunConfig({**run.values, **own}, run.stage))
+        changed = {"checkpoint.save_dir": str(root / run.stage), "init": init}
+        placed.append(RunConfig({**run.values, **changed}, run.stage))
     return placed
 
 
@@ -244,8 +244,8 @@ def to_configuration(runs: list[RunConfig]) -> str:
         return runs[0].to_yaml()
     course = {"checkpoint.save_dir": str(runs[0].directory.parent), "stages": [run.stage for run in runs]}
     for run in runs:
-        own = {**run.values, "init": run.init or "none"}
-        course |= {f"stages.{run.stage}.{key}": value for key, value in own.items() if key != "checkpoint.save_dir"}
+        stage = {**run.values, "init": run.init or "none"}
+        course |= {f"stages.{run.stage}.{key}": value for key, value in stage.items() if key != "checkpoint.save_dir"}
     return to_yaml(course)
 
 
@@ -262,13 +262,13 @@ def resolve(given: Layer) -> tuple[Layer, list[str]]:
     sized = with_size(given)
     sections = sections_of(sized)
     for section in sections:
-        own, wrong = _resolve(section, sized)
-        values, problems = values | own, problems + wrong
+        of_section, wrong = _resolve(section, sized)
+        values, problems = values | of_section, problems + wrong
     unchosen = tuple(section.above for section in sections if section.options is None)
     for key in given:
         if key not in values and not key.startswith(unchosen):
             section, _, name = key.rpartition(".")
-            known = [own[len(section) + 1 :] for own in values if section and own.startswith(f"{section}.")]
+            known = [key[len(section) + 1 :] for key in values if section and key.startswith(f"{section}.")]
             cure = suggestion(name, known) if known else nearest(key, [*values]) or suggestion(key, SECTIONS)
             text = f"{key} must be a mapping of options, not {shown(given[key])}"
             problems.append(text if key in SECTIONS else f"unknown key {key}; {cure}")

@@ -27,8 +27,8 @@ def completed(saved: Mapping[str, Any]) -> tuple[Layer, Layer]:
             known[f"{section.key}.name"] = section.name
         if section.options is None:
             known |= {key: value for key, value in values.items() if key.startswith(section.above)}
-        own = {spec.key: values.get(spec.key, spec.default) for spec in section.fields()}
-        known |= {key: value for key, value in own.items() if value is not MISSING}
+        options_now = {spec.key: values.get(spec.key, spec.default) for spec in section.fields()}
+        known |= {key: value for key, value in options_now.items() if value is not MISSING}
     return known, {key: value for key, value in values.items() if key not in known}
 
 

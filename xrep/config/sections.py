@@ -91,8 +91,8 @@ def sections_of(values: Layer) -> list[Section]:
     sections += [_chosen(kind, values) for kind in CHOICES if not parts or kind not in OF_A_PART]
     for key, target in FIXED_SECTIONS.items():
         sections.append(Section(key, None, load_target(target), load_target(f"{target}.Config")))
-    own = [*((part, PartOptions) for part in parts), ("", MixtureOptions if parts else RunOptions)]
-    return sections + [Section(key, None, options, options) for key, options in own]
+    others = [*((part, PartOptions) for part in parts), ("", MixtureOptions if parts else RunOptions)]
+    return sections + [Section(key, None, options, options) for key, options in others]
 
 
 def _chosen(key: str, values: Layer) -> Section:

@@ -118,8 +118,8 @@ def build(
         print(f"tokenising {title} (once; kept in {directory})")
         saved = folder / TOKENIZER_DIRECTORY
         save_tokenizers(tokenizers, saved)
-        own = tokenizers or {SHARED: train_vocabulary(sentences, vocabulary_size, saved, print, exponent=exponent)}
-        builder = Builder(folder, own, load_exclusion(exclude), DiskSort(folder))
+        used = tokenizers or {SHARED: train_vocabulary(sentences, vocabulary_size, saved, print, exponent=exponent)}
+        builder = Builder(folder, used, load_exclusion(exclude), DiskSort(folder))
         fill(builder)
         write_manifest(folder, kind, builder.splits, builder.training, builder.facts)
 

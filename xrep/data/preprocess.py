@@ -163,7 +163,7 @@ def _write(
         splits.setdefault(result.facts["split"], []).append(result.facts["table"])
     save_tokenizers(tokenizers, output / table.TOKENIZER_DIRECTORY)
     described = {
-        "languages": sorted({code for tables in splits.values() for own in tables for code in own["languages"]}),
+        "languages": sorted({code for tables in splits.values() for each in tables for code in each["languages"]}),
         "vocabularies": {side: tokenizer.vocabulary_size for side, tokenizer in tokenizers.items()},
         **facts,
         "cleaning": chosen.facts["counts"],
@@ -196,7 +196,7 @@ def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Tel
     splits = discover_bitext(path)
     read = [Path(file) for bitexts in splits.values() for bitext in bitexts for file in bitext.paths]
     read += files_in([*options.tokenizers.values(), *options.exclude])
-    bitexts = {split: list(map(asdict, own)) for split, own in splits.items()}
+    bitexts = {split: list(map(asdict, files)) for split, files in splits.items()}
     directory = cached_at("preprocessed", [_RULES_VERSION, bitexts, asdict(options)], read)
     if not table.is_data_directory(directory):
         with locked(directory.with_suffix(".lock")):

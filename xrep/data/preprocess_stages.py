@@ -107,8 +107,8 @@ class Clean(_Step):
         for corpus, (files, facts) in zip(self.corpora, self.results, strict=True):
             places = {name.removeprefix("text."): file for name, file in files.items()}
             table = open_table(corpus.name, facts["table"], places.__getitem__)
-            own = fates[first : first + len(table)]
-            texts.append(CleanedText(corpus, table, facts["counts"], facts["ends"], first, own))
+            its_fates = fates[first : first + len(table)]
+            texts.append(CleanedText(corpus, table, facts["counts"], facts["ends"], first, its_fates))
             first += len(table)
         return texts
 
@@ -236,11 +236,11 @@ class Tokenise(_Step):
         if not by_split["valid"]:
             sources["valid"] = by_split["train"], HELD_OUT
         groups = (
-            _Group(split, languages, own, fate, sum(text.counts[FATES[fate]] for text in own))
+            _Group(split, languages, group, fate, sum(text.counts[FATES[fate]] for text in group))
             for split, (some, fate) in sources.items()
-            for languages, own in by_languages(some).items()
+            for languages, group in by_languages(some).items()
         )
-        return [group for group in groups if group.rows]
+        return [unit for unit in groups if unit.rows]
 
 
 class _Group(NamedTuple):

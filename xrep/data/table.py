@@ -141,7 +141,7 @@ class Table:
     def in_memory(cls, name: str, schema: Schema, chunks: Iterable[Mapping[str, Any]], **facts: Any) -> Table:
         """Return a table of the rows that ``TableWriter.append`` would write."""
         rows = list(chunks)
-        return cls(name, {own: _joined(kind, [row[own] for row in rows]) for own, kind in schema.items()}, facts)
+        return cls(name, {each: _joined(kind, [row[each] for row in rows]) for each, kind in schema.items()}, facts)
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ class TableWriter(ExitStack):
         self.rows, self._schema = 0, dict(schema)
         self._totals = {column: 0 for column, kind in schema.items() if kind.ragged}
         names = [*schema, *(f"{column}.offsets" for column in self._totals)]
-        self._files = {own: self.enter_context((folder / f"{name}.{own}").open("xb")) for own in names}
+        self._files = {file: self.enter_context((folder / f"{name}.{file}").open("xb")) for file in names}
         for column in self._totals:
             self._files[f"{column}.offsets"].write(bytes(8))
 

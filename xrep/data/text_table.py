@@ -69,15 +69,15 @@ def prepare_text(data: str | Path, options: TextOptions, tokenizers: Tokenizers)
             builder.excluded.add(sentence_hashes(chunk))
         for split, some in files.items():
             for language in sorted({file.language for file in some}):
-                own = [file for file in some if file.language == language]
-                _write(builder, split, language, own, options.passage_length)
+                of_language = [file for file in some if file.language == language]
+                _write(builder, split, language, of_language, options.passage_length)
         if "train" not in builder.splits:
             cure = "check the text and `exclude`"
             raise UserError("no training sentence is left", path=files["train"][0].path, cure=cure)
 
     def sentences() -> Iterator[tuple[str, str]]:
         text = ((file.language, text) for file in files["train"] for text, _ in read_sentences(file))
-        return (own for own in text if not is_too_long(own[1]))
+        return (pair for pair in text if not is_too_long(pair[1]))
 
     return build(
         "text",
@@ -105,10 +105,10 @@ def _write(builder: Builder, split: str, language: str, files: list[TextFile], p
     if passage_length is not None:
         rows = join_sentences(rows, passage_length - Vocabulary.of(tokenizer).special_count)
     with builder.table(split, language, schema, languages=[language]) as table:
-        for own in rows:
-            followed = table.rows + np.flatnonzero(own.follows) - 1
+        for chunk in rows:
+            followed = table.rows + np.flatnonzero(chunk.follows) - 1
             pairs += len(followed)
-            table.append({"text": flatten(own.ids), "hashes": own.hashes, "followed": followed})
+            table.append({"text": flatten(chunk.ids), "hashes": chunk.hashes, "followed": followed})
     left_out = f" of {counts['read']:,}" if counts["read"] > counts["kept"] else ""
     left_out += f" ({counts['too long']:,} are too long)" if counts["too long"] else ""
     joined = f" in {table.rows:,} passages" if passage_length is not None else ""
@@ -139,8 +139,8 @@ def join_sentences(sentences: Iterable[SentenceRows], max_tokens: int) -> Iterat
     def passages(count: int) -> SentenceRows:
         borders = [*starts, len(ids)][: count + 1]
         joined = [list(itertools.chain.from_iterable(ids[start:end])) for start, end in itertools.pairwise(borders)]
-        own = passage_hashes(hashes[: borders[-1]], np.array(starts[:count], dtype=np.int64))
-        return SentenceRows(joined, own, np.array(follows[:count], dtype=bool))
+        its_hashes = passage_hashes(hashes[: borders[-1]], np.array(starts[:count], dtype=np.int64))
+        return SentenceRows(joined, its_hashes, np.array(follows[:count], dtype=bool))
 
     for chunk in sentences:
         for sentence, goes_on in zip(chunk.ids, chunk.follows.tolist(), strict=True):

@@ -102,11 +102,11 @@ class Alignment(Evaluation):
             kept, overlap = self.without_overlap(encoder, pairs)
             found.append({"step": step, **losses(encoder, kept), "fingerprint": encoder.fingerprint()})
         last, names = {loss: found[-1][loss] for loss in LOSSES}, steps if run else [pairs.name]
-        rows = [[shown, *(f"{own[loss]:.4f}" for loss in LOSSES)] for shown, own in zip(names, found, strict=True)]
+        rows = [[shown, *(f"{each[loss]:.4f}" for loss in LOSSES)] for shown, each in zip(names, found, strict=True)]
         counts = {"positives": int(kept.gold.sum()), "sentences": 2 * len(kept), "examples": len(kept)}
         whole = {**last, **counts, "overlap": overlap and asdict(overlap)}
         about = "alignment of {positives} positive pairs, uniformity of {sentences} sentences; lower is better"
-        first, second = ([own[loss] for own in found] for loss in LOSSES)
+        first, second = ([record[loss] for record in found] for loss in LOSSES)
         return Figures(
             text=f"{about.format(**counts)}\n{table(['step' if run else 'pairs', *LOSSES], rows)}",
             values={"tables": {pairs.name: whole}, "pairs": pairs.name, **last}

@@ -64,15 +64,15 @@ class All(Evaluation):
             cure = "name others by `langs`, or all"
             raise UserError(f"no test has data in {langs}", path=self.config.data, cure=cure)
         measured, rows = results.figures.items(), []
-        for label, own in measured:
-            rows += [[label, figure, value] for figure, value in own.headline.items()] + [[]]
+        for label, result in measured:
+            rows += [[label, figure, value] for figure, value in result.headline.items()] + [[]]
         lines = [table(["test", "figure", "value"], rows[:-1])]
-        lines += [f"{label}: {own.overlap.line}" for label, own in measured if own.overlap]
+        lines += [f"{label}: {result.overlap.line}" for label, result in measured if result.overlap]
         return Figures(
             text="\n".join([*lines, *results.notes()]),
             values={"results": results.records, "failed": results.failed, "left_out": results.left_out},
-            headline={f"{label}: {figure}": own.headline[figure] for label, own in measured for figure in own.headline},
-            resamples={f"{label}: {name}": drawn for label, own in measured for name, drawn in own.resamples.items()},
+            headline={f"{label}: {name}": value for label, each in measured for name, value in each.headline.items()},
+            resamples={f"{label}: {name}": drawn for label, each in measured for name, drawn in each.resamples.items()},
             parts=results.figures,
             settings={**self.settings(), "data": self.config.data, "languages": langs},  # each result names its files
             failed=results.failed,

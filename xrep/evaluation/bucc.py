@@ -130,7 +130,7 @@ class Bucc(Evaluation):
         details = {"split": test.pairs.split, **scores, "threshold": threshold, "threshold_from": origin}
         sources = np.asarray(pairs.source)
         rows = sources[taken & correct], sources[taken], gold[:, 0]
-        right, extracted, wanted = (np.bincount(own, minlength=len(test.source)) for own in rows)  # of each source
+        right, extracted, wanted = (np.bincount(side, minlength=len(test.source)) for side in rows)  # of each source
         return Score(figures, shares({"f1": np.stack((2 * right, extracted + wanted), axis=1)}), details)
 
     def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
@@ -139,8 +139,9 @@ class Bucc(Evaluation):
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
         keys = ("split", "precision", "recall", "f1", "extracted", "gold", "threshold", "threshold_from")
         header = ["languages", "split", "precision", "recall", "F1", "extracted", "gold", "threshold", "found on"]
-        shown = {pair: {**own.values, "threshold": f"{own.values['threshold']:.4f}"} for pair, own in results.items()}
-        rows = [[pair, *(own[key] for key in keys)] for pair, own in shown.items()]
+        values = {pair: result.values for pair, result in results.items()}
+        shown = {pair: {**each, "threshold": f"{each['threshold']:.4f}"} for pair, each in values.items()}
+        rows = [[pair, *(each[key] for key in keys)] for pair, each in shown.items()]
         (label,), (mean,) = self.quoted(results), averages.values()
         return f"{table(header, rows)}\n{label}: {mean['f1']:.2f}"
 
@@ -189,7 +190,7 @@ def read_split(gold: Path, merge: bool = True) -> BuccSplit:
         raise UserError("only empty lines", path=gold, cure="give a file with lines id<TAB>id")
     pairs = np.array(list(rows.values()))
     pairs = np.unique(pairs, axis=0) if merge else pairs
-    columns = tuple([side.columns[0][row] for row in own] for side, own in zip((source, target), pairs.T, strict=True))
+    columns = tuple([side.columns[0][row] for row in its] for side, its in zip((source, target), pairs.T, strict=True))
     languages = source.languages + target.languages
     return BuccSplit(source, target, Examples(pair, languages, columns, pairs, (*files, gold), name))
 

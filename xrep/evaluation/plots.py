@@ -154,19 +154,20 @@ def plot_language_bias(
     with picture.drawn(10.5, 1.7 + max(0.3 * len(languages), 1.2)) as figure:
         panels = figure.subplots(1, len(shares), sharey=True)
         for axes, (panel, matrix) in zip(panels, shares.items(), strict=True):
-            own, labels, columns = matrix.diagonal(), _named(languages), matrix.T
-            begin = np.cumsum(matrix, axis=1).diagonal() - own
+            of_own, labels, columns = matrix.diagonal(), _named(languages), matrix.T
+            begin = np.cumsum(matrix, axis=1).diagonal() - of_own
             if len(languages) > 16:  # more cannot be distinguished in one bar
-                labels, columns, begin = ["its own language", "other languages"], np.stack([own, 100 - own]), 0 * own
+                labels, columns = ["its own language", "other languages"], np.stack([of_own, 100 - of_own])
+                begin = 0 * of_own
             _name_bars(axes, languages, len(languages))
             for i, (label, share, end) in enumerate(zip(labels, columns, np.cumsum(columns, axis=0), strict=True)):
                 style: dict[str, Any] = {"hatch": _HATCHES[i // len(_COLOURS)], "edgecolor": "white", "linewidth": 0.5}
                 axes.barh(rows, share, left=end - share, height=0.8, label=label, **style)
-            outlined = axes.barh(rows, own, left=begin, height=0.8, fill=False, edgecolor="black", linewidth=1.4)
+            outlined = axes.barh(rows, of_own, left=begin, height=0.8, fill=False, edgecolor="black", linewidth=1.4)
             box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
             axes.bar_label(outlined, fmt="%.0f", label_type="center", fontsize=7, bbox=box)
             axes.set_xlabel("share of neighbours (%)", fontsize=9)
-            axes.set_title(f"{panel}: own language {own.mean():.1f}% on average", fontsize=9.5)
+            axes.set_title(f"{panel}: own language {of_own.mean():.1f}% on average", fontsize=9.5)
         figure.suptitle(title)
         figure.supylabel("language of the query", fontsize=9)
         legend = panels[0].get_legend_handles_labels()

@@ -94,8 +94,8 @@ def folders_with(folder: Path, pattern: str = ".*") -> dict[Path, list[str]]:
         folders.sort()
         if len(Path(path).relative_to(folder).parts) >= 4:
             folders.clear()
-        if own := sorted(name for name in names if re.fullmatch(pattern, name) and Path(path, name).is_file()):
-            matching[Path(path)] = own
+        if found := sorted(name for name in names if re.fullmatch(pattern, name) and Path(path, name).is_file()):
+            matching[Path(path)] = found
     return matching
 
 
@@ -145,8 +145,8 @@ def available(folder: str | Path) -> dict[str, str]:
 
 def read_tatoeba(folder: str | Path, code: str) -> Examples:
     """Read the Tatoeba test of one language: its own sentences and their English translations."""
-    own, english = (Path(folder) / f"tatoeba.{code}-eng.{side}" for side in (code, "eng"))
-    return read_columns(canonical(code), {canonical(code): own, "en": english})
+    foreign, english = (Path(folder) / f"tatoeba.{code}-eng.{side}" for side in (code, "eng"))
+    return read_columns(canonical(code), {canonical(code): foreign, "en": english})
 
 
 def read_columns(name: str, files: Mapping[str, Path], column: int = 1) -> Examples:

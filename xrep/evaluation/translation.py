@@ -136,8 +136,10 @@ class TranslationQuality(TableEvaluation):
         lines = [f"into {name(target)} ({target})", super().text(results, averages)]
         lines += [f"{score}|{signature}" for score, signature in signatures.items()]
         if self.config.tokenize == "none":
-            lines += [f"multi-bleu {own.examples.name}: {own.score.details['multi_bleu']['text']}" for own in measured]
-        cuts = {own.examples.languages[0]: own.score.details["cut"] for own in measured}
+            lines += [
+                f"multi-bleu {name}: {each.score.details['multi_bleu']['text']}" for name, each in results.items()
+            ]
+        cuts = {result.examples.languages[0]: result.score.details["cut"] for result in measured}
         if cut := ", ".join(f"{count} of {language}" for language, count in cuts.items() if count):
             lines.append(f"longer than the model reads, and cut: {cut}")
         return "\n".join(lines)

@@ -103,7 +103,7 @@ class Xtreme(Evaluation):
             runs |= dict.fromkeys(("bucc", "tatoeba"), self.config.retrieval)
         self.runs, self.tests = dict[str, str](), list[Test]()
         for name, task in XTREME_TASKS.items():
-            folder = next((root / own for own in task.folders.split() if (root / own).is_dir()), None)
+            folder = next((root / folder for folder in task.folders.split() if (root / folder).is_dir()), None)
             if folder is None or name not in runs:
                 continue
             test, languages, options = name, task.languages.split(), {"data": str(folder), **task.options}
@@ -132,13 +132,13 @@ class Xtreme(Evaluation):
     def measure(self, model: Any) -> Figures:
         results = run_tests(self.tests, lambda test: test.evaluation.open(self.runs[test.label]))
         scores, resamples, overlaps, rows = dict[str, float](), dict[str, np.ndarray](), [], []
-        for name, own in results.figures.items():
-            task, scored = XTREME_TASKS[name], XTREME_TASKS[name].scored(own.headline)
-            scores[name] = float(np.mean([own.headline[figure] for figure in scored]))
-            resamples[name] = np.mean([own.resamples[figure] for figure in scored], axis=0)
-            overlap = own.overlap or total([])
+        for name, figures in results.figures.items():
+            task, scored = XTREME_TASKS[name], XTREME_TASKS[name].scored(figures.headline)
+            scores[name] = float(np.mean([figures.headline[figure] for figure in scored]))
+            resamples[name] = np.mean([figures.resamples[figure] for figure in scored], axis=0)
+            overlap = figures.overlap or total([])
             overlaps.append(overlap)
-            measured = f"{len(own.values['tables'])} of {len(task.languages.split())}"
+            measured = f"{len(figures.values['tables'])} of {len(task.languages.split())}"
             seen = f"{'unknown' if overlap.found is None else overlap.found} of {overlap.total}"
             rows.append([name, task.kind, f"{scores[name]:.1f}", measured, seen])
         headline, missing = dict(scores), [name for name in XTREME_TASKS if name not in self.runs]
@@ -154,7 +154,7 @@ class Xtreme(Evaluation):
             headline=headline,
             resamples=resamples,
             settings={**self.settings(), "runs": self.runs},
-            files=[file for own in results.figures.values() for file in own.files],
+            files=[file for figures in results.figures.values() for file in figures.files],
             overlap=total(overlaps),
             failed=results.failed,
         )

@@ -82,10 +82,10 @@ def _encoding_line(address: str, tasks: list[str]) -> str:
 def _write_tower(encoder: Any, tower: str, path: Path, format: Format, prompts: Prompts) -> bool:
     """Write a tower, and return whether sentence-transformers can open it."""
     model, tokenizer = encoder.model, tokenizer_of(encoder.tokenizers, tower)
-    own, max_length = model.encoders[tower], encoder.text.max_length
+    tower_encoder, max_length = model.encoders[tower], encoder.text.max_length
     settings: dict[str, Any] = {"max_length": max_length, "layers": model.config.pooled_layer}
     if format == "hf":
-        write_huggingface(path, own, tokenizer, **settings)
+        write_huggingface(path, tower_encoder, tokenizer, **settings)
         return False
     projection = model.projections[tower] if tower in model.projections else None
     settings |= {"pooling": model.pooling[tower], "normalize": model.config.normalize, "projection": projection}
@@ -95,7 +95,7 @@ def _write_tower(encoder: Any, tower: str, path: Path, format: Format, prompts: 
             raise UserError(problem, cure="set `no_projection` to leave them out, or set `format` to xrep")
         settings["activation"] = "none" if projection is None else projection.shape.activation
         settings |= {"prompts": prompts, "weights": format not in GRAPH_FILES}
-        write_sentence_transformers(path, own, tokenizer, **settings)
+        write_sentence_transformers(path, tower_encoder, tokenizer, **settings)
     except UserError:  # pre-norm and projection spaces do not matter to a graph
         if format == "sentence-transformers":
             raise

@@ -58,8 +58,9 @@ class Notes:
     def claim(self, number: int, worker: str) -> bool:
         """Return whether a worker shall do a unit: nobody has started it, or a worker that has ended or was not heard
         of for too long, or this one before it was started again. After three workers that ended the unit has failed."""
-        place, own = self.place(STARTED, number), {"worker": worker, "machine": gethostname(), "beat": 0, "ended": ""}
-        if addresses.create(place, json_bytes({**own, "tries": 1})):
+        place = self.place(STARTED, number)
+        content = {"worker": worker, "machine": gethostname(), "beat": 0, "ended": ""}
+        if addresses.create(place, json_bytes({**content, "tries": 1})):
             return True
         try:
             claim = read_job_file(place)
@@ -71,7 +72,7 @@ class Notes:
         if number in self.numbers(DONE, FAILED):
             return False  # since this worker has looked which units are left
         if claim["tries"] < TRIES:
-            addresses.write(place, json_bytes({**own, "tries": claim["tries"] + 1}))
+            addresses.write(place, json_bytes({**content, "tries": claim["tries"] + 1}))
             return True
         last = f"The last one was worker {claim['worker']} on {claim['machine']}: {claim['ended'] or 'see its log'}"
         self.fail(number, f"the end of its worker, {TRIES} times", last)
@@ -81,10 +82,10 @@ class Notes:
         """Let others start at once what a worker had begun that has ended, and return the number of these units."""
         begun = sorted(self.numbers(STARTED) - self.numbers(DONE, FAILED))
         claims = dict(zip(begun, self.read(STARTED, begun), strict=True))
-        own = [number for number, claim in claims.items() if claim["worker"] == worker]
-        for number in own:
+        claimed = [number for number, claim in claims.items() if claim["worker"] == worker]
+        for number in claimed:
             addresses.write(self.place(STARTED, number), json_bytes({**claims[number], "ended": reason}))
-        return len(own)
+        return len(claimed)
 
     @contextmanager
     def kept(self, number: int) -> Iterator[None]:

@@ -49,14 +49,14 @@ def sentence_hashes(texts: Iterable[str]) -> np.ndarray:
     return np.fromiter((sentence_hash(text) for text in texts), dtype=np.uint64)
 
 
-def template_hash(text: str, own: int | None = None) -> int:
+def template_hash(text: str, text_hash: int | None = None) -> int:
     """Return the ``sentence_hash`` of the text without numbers and ``{placeholders}``: the same for near-duplicates.
 
     Args:
         own: The ``sentence_hash`` of the text itself, if it is known.
     """
     template = _PLACEHOLDERS.sub(" ", text)
-    return own if own is not None and template == text else sentence_hash(template)
+    return text_hash if text_hash is not None and template == text else sentence_hash(template)
 
 
 def pair_hashes(hashes: np.ndarray) -> np.ndarray:

@@ -165,7 +165,7 @@ class XLMRobertaTokenizer(SentencePieceTokenizer):
         return super().decode(0 if i == self.unk_id else i - 1 for i in kept)
 
 
-SENTENCEPIECE_KINDS = {own.kind: own for own in (SentencePieceTokenizer, XLMRobertaTokenizer)}
+SENTENCEPIECE_KINDS = {cls.kind: cls for cls in (SentencePieceTokenizer, XLMRobertaTokenizer)}
 
 
 def as_json(content: Mapping[str, Any]) -> bytes:

@@ -72,13 +72,13 @@ class TranslationValidator(Validator):
         self.config, self.metric = config, config.metric
         self.maximize = config.metric == "bleu"
         self.several = isinstance(task, MixtureTask)
-        self.tasks = {part: own for part, own in task.parts.items() if isinstance(own, BitextTask)}
+        self.tasks = {part: each for part, each in task.parts.items() if isinstance(each, BitextTask)}
         if not self.tasks:
             raise UserError("there are no translations to validate on", cure="choose another `validation`")
         self.pools = {
-            (f"{part}/" if self.several else "") + f"bleu_{pool.source_language}-{pool.target_language}": (own, pool)
-            for part, own in self.tasks.items()
-            for pool in own.validation_pools(config.max_sentences)
+            (f"{part}/" if self.several else "") + f"bleu_{pool.source_language}-{pool.target_language}": (each, pool)
+            for part, each in self.tasks.items()
+            for pool in each.validation_pools(config.max_sentences)
         }
 
     def measure(self, model: TranslationModel, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
@@ -94,7 +94,7 @@ class TranslationValidator(Validator):
         for name in [name for name in values if name.rpartition("/")[2] == "nll"]:
             values[f"{name.removesuffix('nll')}perplexity"] = math.exp(min(values[name], 700))
         pools = self.pools if self.config.max_sentences else {}
-        scores = {name: self._bleu(model, *own, over_ranks) for name, own in pools.items()}
+        scores = {name: self._bleu(model, *each, over_ranks) for name, each in pools.items()}
         return values | ({"bleu": float(np.mean(list(scores.values())))} if scores else {}) | scores
 
     def _batches(self) -> Iterator[Any]:

@@ -174,12 +174,14 @@ class SentEval(Evaluation):
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
         rows = list[list[object]]()
         for name, result in results.items():
-            own = result.values
-            quoted, spread = own["measure"], own["spread"][own["measure"]]
-            further = " ".join(f"{key} {value:.2f}" for key, value in own["mean"].items() if key not in (quoted, "dev"))
+            values = result.values
+            quoted, spread = values["measure"], values["spread"][values["measure"]]
+            means = {key: value for key, value in values["mean"].items() if key not in (quoted, "dev")}
+            further = " ".join(f"{key} {value:.2f}" for key, value in means.items())
             shown = "" if spread is None else spread
-            rows.append([name, own["protocol"], own["examples"], quoted, own["test"], shown, own["dev"], further])
-        rows += [[], *([label, "", "", "", own["test"]] for label, own in averages.items())] if averages else []
+            facts = values["protocol"], values["examples"], quoted, values["test"], shown, values["dev"]
+            rows.append([name, *facts, further])
+        rows += [[], *([label, "", "", "", mean["test"]] for label, mean in averages.items())] if averages else []
         return table(["set", "protocol", "tested", "measure", "test", "spread", "dev", "further"], rows)
 
 

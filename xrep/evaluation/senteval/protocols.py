@@ -145,7 +145,7 @@ def _stratified(data: SetData, rows: np.ndarray, folds: int, seed: int) -> list[
     from sklearn.model_selection import StratifiedKFold
 
     drawn = StratifiedKFold(folds, shuffle=True, random_state=seed).split(rows[:, None], data.y[rows])
-    return [(rows[others], rows[own]) for others, own in drawn]
+    return [(rows[others], rows[fold]) for others, fold in drawn]
 
 
 def _choose(data: SetData, folds: Sequence[Fold], seed: int) -> tuple[float, float]:
