@@ -16,8 +16,7 @@ from xrep import progress
 from xrep.errors import UserError
 from xrep.inference import nearest
 from xrep.inference.nearest import FoundNeighbours, Side, SideSource, search_stages
-from xrep.jobs.engines import LOCAL
-from xrep.jobs.engines import run_job
+from xrep.jobs.engines import LOCAL, run_job
 from xrep.jobs.plan import Job, UnitResult
 from xrep.retrieval import ivf, tiles
 from xrep.retrieval.ivf import make_index
