@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from xrep.evaluation.bucc import BuccSplit
-    from xrep.evaluation.encoders import TestedEncoder
+    from xrep.evaluation.encoders import MeasuredEncoder
     from xrep.retrieval.margins import Candidates, Margin, Retrieval
 
 Pair = tuple[int, int]
@@ -112,7 +112,7 @@ def measure(
     return taken, vars(mining_scores(right, len(taken), len(gold)))
 
 
-def study(encoder: TestedEncoder, splits: dict[str, BuccSplit], k: int) -> list[dict[str, Any]]:
+def study(encoder: MeasuredEncoder, splits: dict[str, BuccSplit], k: int) -> list[dict[str, Any]]:
     """Return the scores of each margin and retrieval, and in how many pairs ours and LASER's differ."""
     from xrep.retrieval.margins import MARGINS, check_neighbours
 

@@ -51,7 +51,7 @@ REFERENCE: dict[str, tuple[str, str, list[str]]] = {
          "xrep.criteria.contrastive:ContrastiveCriterion", "xrep.tasks.task:Task", "xrep.models.model:Model",
          "xrep.nn.encoder:Encoder", "xrep.training.validator:Validator", "xrep.evaluation.evaluation:Evaluation",
          "xrep.evaluation.evaluation:TableEvaluation", "xrep.evaluation.evaluation:Figures",
-         "xrep.evaluation.encoders:TestedEncoder", "xrep.errors:UserError"],
+         "xrep.evaluation.encoders:MeasuredEncoder", "xrep.errors:UserError"],
     ),
 }  # fmt: skip
 """Pages of the reference: title, summary and the names on the page; ``*`` is all that a module defines or lists."""

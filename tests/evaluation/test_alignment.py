@@ -13,7 +13,7 @@ from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.evaluation.alignment import Alignment
-from xrep.evaluation.encoders import Overlap, TestedEncoder
+from xrep.evaluation.encoders import MeasuredEncoder, Overlap
 from xrep.evaluation.evaluation import Examples
 from xrep.inference.sentence_encoder import SentenceEncoder
 
@@ -37,7 +37,7 @@ def read(data: str, **options: object) -> Examples:
 
 
 def assert_losses(
-    found: dict[str, float], encoder: TestedEncoder, pairs: Examples, positive: list[int], rel: float
+    found: dict[str, float], encoder: MeasuredEncoder, pairs: Examples, positive: list[int], rel: float
 ) -> None:
     """Compare both losses with their definitions in float64."""
     sides = zip(pairs.columns, pairs.languages, strict=True)

@@ -10,7 +10,7 @@ import torch
 from tests.support.commands import Commands
 from tests.support.encoders import write_encoder
 from xrep.errors import UserError
-from xrep.evaluation.encoders import TestedEncoder, open_encoder, with_random_weights, write_sentences
+from xrep.evaluation.encoders import MeasuredEncoder, open_encoder, with_random_weights, write_sentences
 from xrep.inference.sentence_encoder import SentenceEncoder
 
 SENTENCES = ["unser Nachbar malt", "her teacher sees a red house", "das Buch"]
@@ -71,7 +71,7 @@ def test_kept_vectors_are_taken_for_the_same_question_only(
     broken, kept = SentenceEncoder.load(shared_encoder), set(cache.iterdir())
     next(broken.model.parameters()).data.fill_(float("nan"))
     with pytest.raises(UserError, match="2 of 2 vectors are not finite; take an earlier checkpoint, or"):
-        TestedEncoder("run1/best", broken, cache=cache).encode(["a", "b"], "de")
+        MeasuredEncoder("run1/best", broken, cache=cache).encode(["a", "b"], "de")
     assert set(cache.iterdir()) == kept
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from xrep.config.fields import Count
 from xrep.errors import UserError
-from xrep.evaluation.encoders import TestedEncoder
+from xrep.evaluation.encoders import MeasuredEncoder
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption
 from xrep.evaluation.plots import plot_alignment
 from xrep.evaluation.reading import check_seed, folders_with
@@ -91,7 +91,7 @@ class Alignment(Evaluation):
             self.steps = [int(checkpoint.name.removeprefix(PREFIX)) for checkpoint in self.checkpoints]
         return super().open(str(self.checkpoints[-1]) if self.checkpoints else path)
 
-    def measure(self, model: TestedEncoder) -> Figures:
+    def measure(self, model: MeasuredEncoder) -> Figures:
         """Measure one encoder, or each checkpoint of a run. The values for JSON are those of the last encoder. A run
         also has ``checkpoints``, of each its step, losses and fingerprint."""
         (pairs,), run, steps, found = self.tables, self.checkpoints, self.steps, list[dict[str, Any]]()
@@ -119,7 +119,7 @@ class Alignment(Evaluation):
         )
 
 
-def losses(encoder: TestedEncoder, examples: Examples) -> dict[str, float]:
+def losses(encoder: MeasuredEncoder, examples: Examples) -> dict[str, float]:
     """Return ``alignment`` of the positive pairs and ``uniformity`` of all sentences."""
     if not examples.gold.any():
         raise UserError(f"no positive pair of {examples.name} is left", cure="measure without `drop_overlap`")

@@ -10,7 +10,7 @@ from typing import Any
 
 from xrep.errors import UserError
 from xrep.evaluation.alignment import Alignment
-from xrep.evaluation.encoders import TestedEncoder, open_encoder
+from xrep.evaluation.encoders import MeasuredEncoder, open_encoder
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, VectorTestOptions
 from xrep.evaluation.reading import available, existing_folder, named_languages, read_tatoeba
 from xrep.evaluation.runner import Test, TestResults, differences, run_tests, shared_options
@@ -56,7 +56,7 @@ class All(Evaluation):
         # Only to list the sentences: the languages to measure are those of the encoder.
         return [examples for test in listed for examples in test.read()] if self.config.list_sentences else []
 
-    def measure(self, model: TestedEncoder) -> Figures:
+    def measure(self, model: MeasuredEncoder) -> Figures:
         languages = self._languages(model.languages)
         langs = "all" if languages is None else ",".join(languages)
         results = run_tests(self._tests(languages), lambda test: model)

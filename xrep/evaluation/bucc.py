@@ -13,7 +13,7 @@ import numpy as np
 
 from xrep.config.fields import Count
 from xrep.errors import UserError
-from xrep.evaluation.encoders import TestedEncoder
+from xrep.evaluation.encoders import MeasuredEncoder
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions, shares
 from xrep.evaluation.reading import check_least, choose_names, existing_folder, folders_with, named
 from xrep.metrics.extraction import best_threshold, mining_scores
@@ -101,7 +101,7 @@ class Bucc(Evaluation):
         codes = {side.name: side.name.split(".")[0].split("-") for side in self.tables}
         self.tables = [side for side in self.tables if set(map(canonical, codes[side.name])) <= set(languages)]
 
-    def measure(self, model: TestedEncoder) -> Figures:
+    def measure(self, model: MeasuredEncoder) -> Figures:
         self.check(model)
         results, read = [], {examples.name for examples in self.tables}
         for split, tuning in self.tests:
@@ -112,7 +112,7 @@ class Bucc(Evaluation):
                 results.append(Result(replace(pairs, files=files), overlap, score))
         return self.figures(results)
 
-    def score(self, model: TestedEncoder, test: BuccSplit, tuning: BuccSplit | None) -> Score:
+    def score(self, model: MeasuredEncoder, test: BuccSplit, tuning: BuccSplit | None) -> Score:
         """Measure precision, recall and F1 of a split with the threshold that is given, or the best one of ``tuning``
         or, without it, of the split itself. ``threshold_from`` is the name of a split, ``given``, or ``oracle``."""
         pairs, correct = mine_split(model, test, self.config)
@@ -224,7 +224,7 @@ def leave_out(split: BuccSplit, pairs: Examples) -> BuccSplit:
     return BuccSplit(sides[0], sides[1], replace(pairs, gold=np.stack(gold, axis=1)))
 
 
-def mine_split(encoder: TestedEncoder, split: BuccSplit, config: Bucc.Config) -> tuple[Candidates, np.ndarray]:
+def mine_split(encoder: MeasuredEncoder, split: BuccSplit, config: Bucc.Config) -> tuple[Candidates, np.ndarray]:
     """Mine the candidate pairs of a split, best first, and return them with a mask of those that are gold, bool [P]."""
     check_neighbours(config.neighbours, len(split.source), len(split.target))
     sides, show = (split.source, split.target), sys.stderr.isatty()

@@ -34,7 +34,7 @@ _LAYOUT = (
 
 
 @dataclass
-class TestedEncoder:
+class MeasuredEncoder:
     """A sentence encoder as evaluations take it: a model, or the vectors of another system.
 
     Its ``languages`` are the canonical codes of those that it was trained on, none if they are not known, and
@@ -141,22 +141,22 @@ def open_encoder(
     cache: str | Path | None = None,
     layer: int | None = None,
     precision: Precision = "float32",
-) -> TestedEncoder:
+) -> MeasuredEncoder:
     """Open a run of xrep, a directory of Hugging Face or sentence-transformers, or a folder that ``Precomputed`` reads.
-    The options are those of ``TestedEncoder`` and, as ``dtype`` for the precision, of ``SentenceEncoder.load``."""
+    The options are those of ``MeasuredEncoder`` and, as ``dtype`` for the precision, of ``SentenceEncoder.load``."""
     from xrep.inference.sentence_encoder import SentenceEncoder
     from xrep.models.kinds import kind_of
 
     if kind_of(path) != "folder of vectors":
         encoder = SentenceEncoder.load(path, layer=layer, dtype=precision)
-        return TestedEncoder(str(path), encoder, batch_tokens, Path(cache) if cache else None)
+        return MeasuredEncoder(str(path), encoder, batch_tokens, Path(cache) if cache else None)
     if layer is not None:
         raise UserError("`layer` of vectors that another system computed", path=path, cure="leave it out")
-    return TestedEncoder(str(path), Precomputed(path))
+    return MeasuredEncoder(str(path), Precomputed(path))
 
 
 def encode_columns(
-    encoder: TestedEncoder | SentenceEncoder, columns: Sequence[Sequence[str]], lang: str
+    encoder: MeasuredEncoder | SentenceEncoder, columns: Sequence[Sequence[str]], lang: str
 ) -> list[np.ndarray]:
     """Encode each different sentence of several columns once; return unnormalised vectors, float32 [N, D] each."""
     places = {sentence: place for place, sentence in enumerate(dict.fromkeys(chain.from_iterable(columns)))}
@@ -172,7 +172,7 @@ def without_components(unit: np.ndarray, count: int) -> np.ndarray:
     return normalize_rows(remove_components(unit, count)) if count else unit
 
 
-def with_random_weights(encoder: TestedEncoder, seed: int) -> TestedEncoder:
+def with_random_weights(encoder: MeasuredEncoder, seed: int) -> MeasuredEncoder:
     """Return an encoder of the same architecture whose weights are drawn by ``seed``."""
     from xrep.inference.sentence_encoder import SentenceEncoder
 

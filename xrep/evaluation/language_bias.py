@@ -13,7 +13,7 @@ import numpy as np
 
 from xrep.config.fields import Count
 from xrep.errors import UserError
-from xrep.evaluation.encoders import TestedEncoder, total, without_components
+from xrep.evaluation.encoders import MeasuredEncoder, total, without_components
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption
 from xrep.evaluation.plots import plot_language_bias
 from xrep.evaluation.reading import ParallelOptions, check_least, folders_with, languages_of, read_texts
@@ -60,7 +60,7 @@ class LanguageBias(Evaluation):
         _even(_pool(tables), self.config.sentences)
         return tables
 
-    def measure(self, model: TestedEncoder) -> Figures:
+    def measure(self, model: MeasuredEncoder) -> Figures:
         """The values for JSON are the means of the shares of the own language, ``own``, before and after the components
         are removed; these shares without a bias, ``unbiased``; ``before`` and ``after``, language of the query ->
         language of the neighbours -> share in percent; and the number of ``sentences`` of each language."""

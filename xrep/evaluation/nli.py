@@ -11,7 +11,7 @@ import torch
 from xrep.config import still_known
 from xrep.criteria.nli import Nli
 from xrep.errors import UserError
-from xrep.evaluation.encoders import TestedEncoder, encode_columns
+from xrep.evaluation.encoders import MeasuredEncoder, encode_columns
 from xrep.evaluation.evaluation import EncoderOptions, Examples, OverlapOption, Score, TableEvaluation, shares
 from xrep.evaluation.reading import choose_languages
 from xrep.models.directory import CONFIG, CRITERION, open_checkpoint
@@ -85,12 +85,12 @@ class NliAccuracy(TableEvaluation):
             tables.append(Examples("-".join(dict.fromkeys(languages)), languages, columns, gold, used))
         return tables
 
-    def check(self, model: TestedEncoder) -> None:
+    def check(self, model: MeasuredEncoder) -> None:
         self.head = nli_head(model, self.config.part)
         super().check(model)
 
     @torch.inference_mode()
-    def score(self, model: TestedEncoder, examples: Examples) -> Score:
+    def score(self, model: MeasuredEncoder, examples: Examples) -> Score:
         sides = zip(examples.columns, examples.languages, strict=True)
         vectors = (torch.from_numpy(encode_columns(model, [side], language)[0]) for side, language in sides)
         right = self.head.predict(*vectors).numpy() == examples.gold

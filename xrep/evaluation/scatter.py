@@ -15,7 +15,7 @@ import torch
 
 from xrep.data.batch import collate
 from xrep.errors import UserError
-from xrep.evaluation.encoders import TestedEncoder, finite_vectors
+from xrep.evaluation.encoders import MeasuredEncoder, finite_vectors
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, PlotOption
 from xrep.evaluation.plots import plot_points
 from xrep.evaluation.reading import ParallelOptions, check_seed, read_texts
@@ -62,7 +62,7 @@ class Scatter(Evaluation):
         check_seed(config.seed)
         return draw_rows(read_texts(config), config.sentences, config.seed)
 
-    def measure(self, model: TestedEncoder) -> Figures:
+    def measure(self, model: MeasuredEncoder) -> Figures:
         if self.config.tokens and not isinstance(model.encoder, SentenceEncoder):
             cure = "name an encoder, or omit `tokens`"
             raise UserError("precomputed vectors have no tokens", path=model.path, cure=cure)
@@ -76,7 +76,7 @@ class Scatter(Evaluation):
             plot=lambda picture: plot_points(values, links, picture),
         )
 
-    def points(self, model: TestedEncoder) -> tuple[dict[str, Any], list[tuple[int, int]]]:
+    def points(self, model: MeasuredEncoder) -> tuple[dict[str, Any], list[tuple[int, int]]]:
         """Project the vectors of sentences, or of their tokens in the layer from which sentence vectors are pooled.
         Return what is written as JSON: the share of the variance that both axes of PCA hold, ``explained``; the
         ``points``, whose label is the number of the sentence or the token; and the ``sentences`` by language, numbered

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import TestedEncoder, encode_columns
+from xrep.evaluation.encoders import MeasuredEncoder, encode_columns
 from xrep.evaluation.evaluation import Examples, Result, Score, TableEvaluation, VectorTestOptions
 from xrep.evaluation.reading import cells, check_least, choose_languages, existing_folder, folders_with
 from xrep.metrics import components
@@ -104,7 +104,7 @@ class Sts(TableEvaluation):
         check_least(self.config, whiten=0)
         return select(find_sets(self.config.data, self.config.split), self.config.langs)
 
-    def score(self, model: TestedEncoder, examples: Examples) -> Score:
+    def score(self, model: MeasuredEncoder, examples: Examples) -> Score:
         scores = similarities(model, examples, self.config.whiten)
         found, cosine, gold = correlations(examples, scores), scores["cosine"], examples.gold["score"]
         figures = {f"{name} {average}": found["cosine"][name][average] for name in CORRELATIONS for average in AVERAGES}
@@ -147,7 +147,7 @@ def select(tests: Sequence[Examples], languages: str) -> list[Examples]:
     return [test for test in tests if test.languages[0] in wanted]
 
 
-def similarities(encoder: TestedEncoder | SentenceEncoder, test: Examples, whiten: int = 0) -> dict[str, np.ndarray]:
+def similarities(encoder: MeasuredEncoder | SentenceEncoder, test: Examples, whiten: int = 0) -> dict[str, np.ndarray]:
     """Return the scores of the N pairs of a test by similarity, float64 [N] each."""
     # Vectors are not normalised: with length 1, dot product, Euclidean distance and cosine would give the same ranking.
     columns = [column for subset in subsets_of(test) for column in subset.columns]

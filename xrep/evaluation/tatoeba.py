@@ -11,7 +11,7 @@ import numpy as np
 
 from xrep.config.fields import Count
 from xrep.errors import UserError
-from xrep.evaluation.encoders import TestedEncoder, without_components
+from xrep.evaluation.encoders import MeasuredEncoder, without_components
 from xrep.evaluation.evaluation import Examples, Figures, PlotOption, Result, Score, TableEvaluation, VectorTestOptions
 from xrep.evaluation.plots import plot_tatoeba
 from xrep.evaluation.reading import available, check_least, choose_languages, folders_with, read_tatoeba
@@ -88,7 +88,7 @@ class Tatoeba(TableEvaluation):
             raise UserError(f"{len(smallest)} pairs of {smallest.name}, but {self.least} are needed", cure=cure)
         return tables
 
-    def score(self, model: TestedEncoder, examples: Examples) -> Score:
+    def score(self, model: MeasuredEncoder, examples: Examples) -> Score:
         sides = (model.encode(*side) for side in zip(examples.columns, examples.languages, strict=True))
         x, y = (without_components(side, self.config.remove_components) for side in sides)
         if self.config.margin == "absolute":

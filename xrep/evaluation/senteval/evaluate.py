@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import TestedEncoder, encode_columns
+from xrep.evaluation.encoders import MeasuredEncoder, encode_columns
 from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions
 from xrep.evaluation.reading import check_least, choose_names, existing_folder, folders_with, named
 from xrep.evaluation.senteval.protocols import Outcome, data_of, protocol
@@ -136,7 +136,7 @@ class SentEval(Evaluation):
         self.sets = [read_set(name, *found[name], lang) for name in chosen]
         return [examples for splits in self.sets for examples in splits.values()]
 
-    def measure(self, model: TestedEncoder) -> Figures:
+    def measure(self, model: MeasuredEncoder) -> Figures:
         sets = []
         for splits in self.sets:
             *_, (tested, whole) = splits.items()
