@@ -8,11 +8,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.jobs.stages import expected, make_job, run_here, runs
-from tests.support.commands import Commands
+from tests.jobs.stages import expected, make_job, run_job, runs
 from tests.support.programs import Program, rank_environment
 from tests.support.runs import environment
 from xrep.errors import UserError
@@ -20,7 +18,6 @@ from xrep.jobs.engines import Engine, WorkerShare, share_of
 from xrep.jobs.notes import retry
 
 SLURM = Engine(engine="slurm")
-LINES = 9_000
 
 
 def task(number: int, count: int, first: int = 0) -> dict[str, str]:
@@ -80,10 +77,10 @@ def test_one_process_does_not_begin_what_several_are_at(tmp_path: Path, monkeypa
     with open(Path(job.address, "lock"), "a", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         with pytest.raises(UserError, match="out: another process is writing it"):
-            run_here(make_job(tmp_path))
+            run_job(make_job(tmp_path))
         for name, value in task(0, 2).items():
             monkeypatch.setenv(name, value)
-        assert run_here(make_job(tmp_path), SLURM) == {"total": expected(12)}, "one of the several may"
+        assert run_job(make_job(tmp_path), SLURM) == {"total": expected(12)}, "one of the several may"
 
 
 @pytest.mark.slow
@@ -107,9 +104,7 @@ def test_a_task_that_was_killed_goes_on_when_it_is_requeued(tmp_path: Path, numb
 
 
 @pytest.mark.slow
-def test_what_a_dead_task_had_begun_is_taken_over_after_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_dead_task_had_begun_is_taken_over_after_a_while(tmp_path, monkeypatch):
     dead = make_job(tmp_path)
     dead.begin()
     dead.notes(dead.stages[0]).begin(12)
@@ -117,35 +112,19 @@ def test_what_a_dead_task_had_begun_is_taken_over_after_a_while(
     monkeypatch.setattr("xrep.jobs.notes._PATIENCE", 0.5)
     for name, value in task(1, 2).items():
         monkeypatch.setenv(name, value)
-    assert run_here(make_job(tmp_path), SLURM) == {"total": expected(12)}
+    assert run_job(make_job(tmp_path), SLURM) == {"total": expected(12)}
 
 
 @pytest.mark.slow
-def test_a_unit_that_always_fails_keeps_no_other_from_being_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_unit_that_always_fails_keeps_no_other_from_being_done(tmp_path, monkeypatch):
     monkeypatch.setattr("xrep.jobs.plan._PAUSE", 0.0)
     for name, value in task(0, 2).items():
         monkeypatch.setenv(name, value)
     job = make_job(tmp_path, faults={5: "fail"})
     with pytest.raises(UserError, match="1 units of squares failed"):
-        run_here(job, SLURM)
+        run_job(job, SLURM)
     assert len(job.notes(job.stages[0]).numbers("done")) == 11 and runs(job.address).count(5) == 3
     with pytest.raises(UserError, match="1 units of squares failed"):
-        run_here(make_job(tmp_path), SLURM)
+        run_job(make_job(tmp_path), SLURM)
     assert job.notes(job.stages[0]).numbers("failed") == {5} and retry(job.address) == 1
-    assert run_here(make_job(tmp_path), SLURM) == {"total": expected(12)}
-
-
-@pytest.mark.slow
-def test_three_tasks_encode_to_the_bytes_of_one(cli: Commands, shared_encoder: Path, tmp_path: Path) -> None:
-    text = tmp_path / "lines.txt"
-    text.write_text("".join(f"Satz {number % 97} von {number}\n" for number in range(LINES)))
-    words = ["--path", shared_encoder, "--lang", "de", "--input", text]
-    assert cli("encode", *words, "--output", "one.npy").code == 0
-    given = [*words, "--output", tmp_path / "three.npy", "--engine", "slurm"]
-    tasks = [Program("xrep_cli.encode", given, {**environment(), **task(number, 3)}) for number in range(3)]
-    said = [program.communicate() for program in tasks]
-    assert [program.returncode for program in tasks] == [0, 0, 0], said
-    assert (tmp_path / "one.npy").read_bytes() == (tmp_path / "three.npy").read_bytes()
-    assert np.load(tmp_path / "three.npy", mmap_mode="r").shape == (LINES, 16)
+    assert run_job(make_job(tmp_path), SLURM) == {"total": expected(12)}
