@@ -29,8 +29,6 @@ from torch import Tensor
 
 from xrep.criteria.criterion import Loss, Planned, Term
 from xrep.criteria.hictl import HiCTL
-from xrep.kernels.arguments import scalar
-from xrep.kernels.pairwise import negatives
 from xrep.models.dual_encoder import DualEncoder
 from xrep.training.distributed import pick_device
 
@@ -50,16 +48,9 @@ class Plain(HiCTL):
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         x, y = (F.normalize(side.float(), dim=1) for side in vectors)
-        tau = scalar("temperature", self.config.temperature, torch.float32, x.device)
-        positive = ((x * y).sum(1) / tau).repeat(2)
-        pair = torch.arange(len(x), device=x.device).repeat(2)
-        found = negatives(
-            *(torch.cat([x, y]), torch.cat([x, y]), tau),
-            row_shift=positive.detach(),
-            column_shift=None,
-            excluded=torch.stack([pair, pair + len(x)], 1),
-        )
-        return Loss({"sentence": Term(F.softplus(found.rows + positive.detach() - positive).sum())})
+        both, own = torch.cat([x, y]), torch.arange(2 * len(x), device=x.device)
+        logits = (both @ both.T / self.config.temperature).masked_fill(own == own.unsqueeze(1), float("-inf"))
+        return Loss({"sentence": Term(F.cross_entropy(logits, own.roll(len(x)), reduction="sum"))})
 
 
 CRITERIA = {"passes": Passes, "plain": Plain, "hictl": HiCTL}

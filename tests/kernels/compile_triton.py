@@ -28,8 +28,6 @@ def variants() -> Iterator[Variant]:
         types = {"scores": FLOAT, "weights": half, "scale": FLOAT if scaled else None, **per_query, **block, **sizes}
         constants = {"IDS": ids, "SCALED": scaled, "MIXED": mixed, "BLOCK": 16384, "BLOCK_D": 1024}
         yield triton_kernels.absorb_row, types, constants, 16
-    for hard, ids, half in ((False, 0, FLOAT), (False, 2, "*bf16"), (True, 0, FLOAT), (True, 1, "*fp16")):
-        yield from pair_variants(hard, ids, half)
     for half in (FLOAT, "*bf16", "*fp16"):
         types = {"logits": FLOAT, "gradient": half, "target": IDS, "ignored": "*i1", "correct": "*i1"}
         types |= {"loss": FLOAT, "nll": FLOAT, "columns": INTEGER, "smoothing": "fp32"}
@@ -59,26 +57,6 @@ def norm_variants(kinds: tuple[str, str, str], width: int, dropped: bool, summed
     yield triton_norm.differentiate_rows, types, constants, options["num_warps"]
     types = {"parts": FLOAT, "result": weight, "count": INTEGER, "columns": INTEGER}
     yield triton_norm.add_parts, types, {"BLOCK_P": 128, "BLOCK_C": 32}, 4
-
-
-def pair_variants(hard: bool, ids: int, half: str) -> Iterator[Variant]:
-    scaled = hard or half != FLOAT
-    only_hard, only_plain = FLOAT if hard else None, None if hard else FLOAT
-    shared = {"similarities": FLOAT, "scale": FLOAT if scaled else None, "excluded": IDS}
-    shared |= dict.fromkeys(("row_ids", "column_ids"), IDS if ids else None)
-    shared |= dict.fromkeys(("stride", "rows", "columns"), INTEGER)
-    hardness = dict.fromkeys(("row_squares", "column_squares", "row_distance", "exponent"), only_hard)
-    flags = {"LISTED": 2 if hard else 1, "IDS": ids, "SCALED": scaled}
-    found = {"maximum": FLOAT, "total": FLOAT}
-    types = {**shared, **hardness, **found, **dict.fromkeys(("best", "interpolated", "compared"), only_hard)}
-    yield triton_kernels.collect_rows, types, {**flags, "HARD": hard, "BLOCK_R": 1, "BLOCK_C": 2048}, 8
-    if not hard:
-        yield triton_kernels.collect_columns, {**shared, **found}, {**flags, "BLOCK_R": 128, "BLOCK_C": 32}, 4
-    types = {**shared, **hardness, "weights": half, "row_offset": FLOAT, "row_weight": FLOAT}
-    types |= dict.fromkeys(("column_offset", "column_weight"), only_plain)
-    types |= dict.fromkeys(("of_row", "of_column"), only_hard)
-    constants = {**flags, "HARD": hard, "BOTH": not hard, "BLOCK_R": 16, "BLOCK_C": 128}
-    yield triton_kernels.differentiate_tile, types, constants, 4
 
 
 def compiled(kernel: Any, types: dict[str, str | None], constants: dict[str, int | bool], warps: int) -> bytes:

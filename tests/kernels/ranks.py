@@ -79,7 +79,7 @@ SIZES = {2: {"equal": (5, 5), "unequal": (7, 3), "one empty": (0, 6)},
 VARIANTS: dict[str, dict[str, Any]] = {
     "variant": {"draw": {"flag": True}},
     "whole": {"block": "whole"},
-    "kept": {"block": "kept"},
+    "large": {"block": "large"},
     "float32": {"draw": {"dtype": torch.float32}},
     "bfloat16": {"draw": {"dtype": torch.bfloat16}},
     "forward alone": {"directions": (1.0, 0.0)},

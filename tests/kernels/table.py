@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.support.closeness import error
-from xrep.kernels import chunked_steps
+from xrep.kernels import chunked_steps, pairs
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
-from xrep.kernels.own_negatives import add_own_negatives
+from xrep.kernels.pairs import add_own_negatives
 from xrep.kernels.paths import use_path
 from xrep.kernels.queue_infonce import against_both, queue_infonce
 from xrep.kernels.triplet_infonce import triplet_infonce
@@ -32,10 +32,10 @@ Results = dict[str, Tensor]
 Found = tuple[
     Tensor, ...
 ]  # losses, correctness (in a formula: the lead over the best negative), and what else there is
-NAMES = "TILE", "KEPT_PAIRS", "QUEUE_ROWS", "VOCABULARY_LOGITS", "CHUNK_LOGITS", "CACHED_KEYS"
+NAMES = "BLOCK", "QUEUE_ROWS", "VOCABULARY_LOGITS", "CHUNK_LOGITS", "CACHED_KEYS"
 BLOCKS: dict[str, tuple[Any, ...]] = {
-    "small": ((7, 5), 0, 7, 1, 1, 130),
-    "kept": ((16, 3), 2**26, 33, 9000, 90, 130),
+    "small": (25, 7, 1, 1, 130),
+    "large": (300, 33, 9000, 90, 130),
     "whole": (),
 }
 """Sizes of blocks, which divide few batches. Those of "whole" are larger than any batch here."""
@@ -46,7 +46,8 @@ def blocks(name: str) -> Iterator[None]:
     """A context in which the kernels work on blocks of these sizes."""
     with pytest.MonkeyPatch.context() as patch:
         for key, value in zip(NAMES, BLOCKS[name], strict=False):
-            patch.setattr(WORDS if hasattr(WORDS, key) else chunked_steps, key, value)
+            (module,) = (module for module in (pairs, chunked_steps, WORDS) if hasattr(module, key))
+            patch.setattr(module, key, value)
         yield
 
 
@@ -231,7 +232,7 @@ def inbatch(draw: Draw) -> Problem:
 
 
 def hard(draw: Draw) -> Problem:
-    """HiCTL's equations 2, 3, 5 and 6, with every harder negative built. ``flag``: vectors are normalised first."""
+    """HiCTL's equations 2, 3, 5 and 6, with every harder negative built."""
     generator = torch.Generator().manual_seed(draw.seed)
     x, y = draw.sides()
     lengths = 10 ** (torch.rand(2, draw.batch, 1, generator=generator).to(x) - 0.5)
@@ -240,16 +241,10 @@ def hard(draw: Draw) -> Problem:
 
     def kernel(x: Tensor, y: Tensor, tau: Tensor, rows: Any = slice(None), **group: Any) -> Found:
         own = None if ids is None else ids[rows]
-        found = hard_infonce(x, y, tau, exponent=exponent, normalize=draw.flag, ids=own, **group)
+        found = hard_infonce(x, y, tau, exponent=exponent, ids=own, **group)
         return torch.stack(found[:2]), torch.stack(found[2:4]), torch.stack(found[4:])
 
-    def unit(side: Tensor, dtype: torch.dtype) -> Tensor:
-        normal = F.normalize(side, dim=1)  # vectors in half precision stay so
-        return normal + (F.normalize(side.float(), dim=1).to(dtype) - normal).detach() if dtype in HALF else normal
-
     def formula(x: Tensor, y: Tensor, tau: Tensor) -> Found:
-        if draw.flag:
-            x, y = unit(x, draw.dtype), unit(y, draw.other or draw.dtype)
         keys, partners = torch.cat([x, y]), torch.cat([y, x])
         near, far = (partners - keys).norm(dim=1).detach()[:, None], (keys[:, None] - keys).detach().norm(dim=2)
         mixing = torch.where(far > near, (near / far) ** exponent, 1.0)

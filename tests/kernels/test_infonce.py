@@ -11,16 +11,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from tests.kernels.table import HALF, KERNELS, Draw, blocks, check, error, infonce, queue
-from xrep.kernels import chunked_steps
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.inbatch_infonce import inbatch_infonce
-from xrep.kernels.own_negatives import add_own_negatives
+from xrep.kernels.pairs import add_own_negatives
 from xrep.kernels.paths import use_path
 from xrep.kernels.queue_infonce import InfoNCE, against_both, queue_infonce
 
-QUEUE, PAIRS, SWEEP = [
-    importlib.import_module(f"xrep.kernels.{n}") for n in ("queue_infonce", "pairwise", "pair_sweep")
-]
+QUEUE = importlib.import_module("xrep.kernels.queue_infonce")
 both_paths = pytest.mark.parametrize("path", ["chunked", "reference"])
 
 
@@ -84,12 +81,11 @@ def test_losses_against_two_queues_that_are_large_and_tiny() -> None:
     torch.testing.assert_close(against_both(one, other).loss, expected, rtol=1e-6, atol=0)
 
 
-@both_paths
-@pytest.mark.parametrize("block", ["small", "kept"])
-def test_a_tie_is_not_correct(block: str, path: str) -> None:
+@pytest.mark.parametrize("block", ["small", "whole"])
+def test_a_tie_is_not_correct(block: str) -> None:
     # Whole numbers and a temperature of 1/4 make equal logits exactly equal: x·y is [[5, 5], [0, 5]].
     x, y = torch.tensor([[1.0, 2.0], [2.0, -1.0]]), torch.tensor([[1.0, 2.0], [3.0, 1.0]])
-    with blocks(block), use_path(path):
+    with blocks(block):
         result = inbatch_infonce(x, y, 0.25)
     assert result.forward_correct.tolist() == [False, True] and result.backward_correct.tolist() == [True, False]
 
@@ -161,19 +157,14 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     return found if out is None else out.copy_(found)
 
 
-@pytest.mark.parametrize("kept", [0, chunked_steps.KEPT_PAIRS])
-@pytest.mark.parametrize("name", ["queue", "in-batch", "hard", "triplets"])
 @pytest.mark.parametrize("columns", [0, 1])
-def test_half_operands(name: str, columns: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_operands(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products that read half precision, as those of GPUs do under autocast, give the losses of float32."""
-    problem = KERNELS[name](Draw(batch=24, size=32, near=0.8, share=0.25, columns=columns, dtype=torch.float32))
+    problem = queue(Draw(batch=24, size=32, near=0.8, share=0.25, columns=columns, dtype=torch.float32))
     expected = problem.found()
-    monkeypatch.setattr(chunked_steps, "KEPT_PAIRS", kept)
-    for module in (QUEUE, PAIRS):
-        monkeypatch.setattr(module, "operand_dtype", lambda tensor: torch.bfloat16)
-    for module in (QUEUE, SWEEP):
-        monkeypatch.setattr(module, "multiply", product)
-        monkeypatch.setattr(module, "multiply_add", lambda total, a, b: total.add_(product(a, b)))
+    monkeypatch.setattr(QUEUE, "operand_dtype", lambda tensor: torch.bfloat16)
+    monkeypatch.setattr(QUEUE, "multiply", product)
+    monkeypatch.setattr(QUEUE, "multiply_add", lambda total, a, b: total.add_(product(a, b)))
     found = problem.found()
     for key in ("loss", *problem.inputs):
         assert (found[key] - expected[key]).norm() < 0.02 * expected[key].norm(), key

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.kernels.table import KERNELS, Draw, check
 from xrep.kernels import chunked_steps
-from xrep.kernels.blocks import Pairs, PairStatistics, QueueSoftmax
+from xrep.kernels.blocks import QueueSoftmax
 
 pytest.importorskip("triton", reason="Triton is not installed: it comes with the extra 'test' on x86-64 Linux")
 triton_steps = pytest.importorskip("xrep.kernels.triton_steps")
@@ -33,7 +33,6 @@ def integers(high: int, *shape: int) -> Tensor:
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_steps, "QUEUE_ROWS", 48)
-    monkeypatch.setattr(triton_steps, "TILE", (20, 16))
     monkeypatch.setattr(triton_steps, "VOCABULARY_LOGITS", 1)
 
 
@@ -42,23 +41,15 @@ CASES: dict[str, tuple[str, Draw]] = {
     "queue, masked": ("queue", Draw(batch=7, size=9, many=101, columns=2, flag=True)),
     "queue, nothing filled": ("queue", Draw(batch=3, many=0)),
     "queue, everything masked": ("queue", Draw(batch=3, many=50, columns=1, sentences=1)),
-    "in-batch": ("in-batch", Draw(batch=21)),
-    "in-batch, ids": ("in-batch", Draw(batch=7, columns=2)),
-    "in-batch, everything masked": ("in-batch", Draw(batch=6, columns=1, sentences=1)),
-    "hard": ("hard", Draw(batch=11)),
-    "hard, ids": ("hard", Draw(batch=7, columns=2, flag=True)),
-    "hard, exponent 0": ("hard", Draw(batch=5, share=0.0)),
-    "triplets": ("triplets", Draw(batch=7, columns=2, flag=True)),
     "vocabulary": ("vocabulary", Draw(batch=2, many=13, share=0.0)),
     "vocabulary, smoothed": ("vocabulary", Draw(batch=7, many=13, flag=True)),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, kept", [*((name, True) for name in CASES), ("in-batch", False), ("hard, ids", False)])
-def test_equals_the_formula(name: str, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_formula(name: str) -> None:
     kernel, draw = CASES[name]
-    monkeypatch.setattr(triton_steps, "KEPT_PAIRS", 2**20 if kept else 0)
     draw = replace(draw, dtype=torch.float32, device=DEVICE)
     check(KERNELS[kernel](draw), draw, "triton")
 
@@ -91,19 +82,6 @@ def test_half_precision_gradients(operand: torch.dtype) -> None:
     for mine, expected in zip(ours, plain, strict=True):
         torch.testing.assert_close(mine.float(), expected.float(), rtol=1e-2, atol=1e-5)
 
-    rows, columns = slice(0, 5), slice(40, 77)
-    listed = torch.tensor([[3], [41], [76], [50], [90]], device=DEVICE)
-    scale = torch.tensor(20.0, device=DEVICE)
-    pairs = Pairs(scale, listed, None, None, operand)
-    wanted = PairStatistics([normal(5), normal(5)], [normal(90), normal(90)])
-    similarities = normal(5, 37) / 10
-    mine, expected = torch.empty(5, 37, dtype=operand, device=DEVICE), torch.empty(5, 37, device=DEVICE)
-    tiles = pairs.tile(rows, columns), wanted.tile(rows, columns)
-    triton_steps.differentiate(similarities, *tiles, mine)
-    chunked_steps.differentiate(similarities, *tiles, expected)
-    assert int((mine == 0).sum()) == 3
-    torch.testing.assert_close(mine.float(), expected, rtol=1e-2, atol=1e-2)
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["--each", pytest.param("--all", marks=pytest.mark.nightly)])
@@ -113,4 +91,4 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path: Path, option: str)
     command = [sys.executable, str(Path(__file__).with_name("compile_triton.py")), option]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr[-3000:]
-    assert int(result.stdout.split()[-3]) >= 8 and result.stdout.split()[-2:] == ["kernels", "compiled"]
+    assert int(result.stdout.split()[-3]) >= 5 and result.stdout.split()[-2:] == ["kernels", "compiled"]

@@ -6,13 +6,13 @@ YAML files. ``sections``: the parts of a run. ``sizes``: what ``size`` stands fo
 """
 
 from xrep.config.fields import Count, CountOrZero, NotNegative, Positive, Share, convert, problems_of, read_fields
-from xrep.config.resolve import Part, RunConfig, runs_of, to_configuration
+from xrep.config.resolve import Part, Parts, RunConfig, runs_of, to_configuration
 from xrep.config.saved import completed, say_ignored, still_known
-from xrep.config.sections import SECTIONS, TOP_LEVEL, Mixing
+from xrep.config.sections import SECTIONS, TOP_LEVEL
 from xrep.config.values import Layer, flat, nested, over, read_yaml, to_yaml
 
 __all__ = [
-    "SECTIONS", "TOP_LEVEL", "Count", "CountOrZero", "Layer", "Mixing", "NotNegative", "Part",
+    "SECTIONS", "TOP_LEVEL", "Count", "CountOrZero", "Layer", "NotNegative", "Part", "Parts",
     "Positive", "RunConfig", "Share", "completed", "convert", "flat", "nested", "over", "problems_of",
     "read_fields", "read_yaml", "runs_of", "say_ignored", "still_known", "to_configuration", "to_yaml",
 ]  # fmt: skip

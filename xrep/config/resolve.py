@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from xrep.config.fields import convert
-from xrep.config.sections import OF_A_PART, SECTIONS, Section, fields_of, sections_of
+from xrep.config.sections import OF_A_PART, SECTIONS, Mixing, Section, fields_of, sections_of
 from xrep.config.sizes import with_size
 from xrep.config.values import CHOICES, LISTS, Layer, flat, over, strip, to_yaml
 from xrep.errors import ConfigError, shown
@@ -33,6 +33,15 @@ class Part:
     """Instance of the class's ``Config``."""
     weight: float
     proportion: float
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """The parts of a mixture: the options of its task, and those of its criterion."""
+
+    parts: list[Part]
+    mixing: Mixing
+    """weight: each batch has all parts. proportion: each batch has one part."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from xrep.criteria.criterion import Planned
 from xrep.criteria.matryoshka import Nested
 from xrep.data.batch import Batch, TextSpec
 from xrep.kernels.gather import current_group
-from xrep.kernels.own_negatives import add_own_negatives
+from xrep.kernels.pairs import add_own_negatives
 from xrep.models.model import SentenceModel
 
 Temperature = Annotated[float, "[0.0001, 10000]"]

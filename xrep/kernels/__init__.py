@@ -12,7 +12,7 @@ from xrep.kernels import first_use  # noqa: F401 - it sets the check of fused ke
 from xrep.kernels.hard_infonce import HardInfoNCE, hard_infonce
 from xrep.kernels.inbatch_infonce import InBatchInfoNCE, inbatch_infonce
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
-from xrep.kernels.own_negatives import add_own_negatives
+from xrep.kernels.pairs import add_own_negatives
 from xrep.kernels.queue_infonce import InfoNCE, queue_infonce
 from xrep.kernels.triplet_infonce import TripletInfoNCE, triplet_infonce
 from xrep.kernels.word_infonce import WordInfoNCE, word_infonce

@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.random import fork_rng
 
 from xrep.kernels import paths, reference
-from xrep.kernels.hard_infonce import hard_infonce
-from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.kernels.paths import use_path
 from xrep.kernels.queue_infonce import queue_infonce
@@ -59,8 +57,6 @@ def _losses(path: str, inputs: list[Tensor], numbers: Tensor) -> dict[str, list[
     with use_path(path):
         losses = {
             "queue_infonce": queue_infonce(x, y, queue, 0.3, valid=41, query_ids=ids, queue_ids=queue_ids).loss,
-            "inbatch_infonce": sum(inbatch_infonce(x, y, 0.3, ids=ids)[:2], torch.zeros((), device=x.device)),
-            "hard_infonce": sum(hard_infonce(x, y, 0.3, exponent=0.7)[:2], torch.zeros((), device=x.device)),
             "linear_cross_entropy": linear_cross_entropy(x, words, target, label_smoothing=0.1).loss,
             "residual_norm": _normalised(path, x, y, words),
         }

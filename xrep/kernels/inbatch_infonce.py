@@ -12,7 +12,8 @@ from torch import Tensor
 
 from xrep.kernels.arguments import check_number, check_tensors, scalar
 from xrep.kernels.gather import exchange_columns, gathered, rank_sizes
-from xrep.kernels.pairwise import beaten, loss_of, negatives
+from xrep.kernels.linear import linear
+from xrep.kernels.pairs import at_columns, beaten, equal, in_blocks, infonce, leave_out, merge, sum_exp
 from xrep.kernels.precision import accumulation_dtype
 
 
@@ -40,8 +41,8 @@ def inbatch_infonce(
 ) -> InBatchInfoNCE:
     """Compute -log softmax of each pair's similarity within its row and within its column of the batch's similarities.
 
-    Both directions come from one sweep over the similarities, which are stored as a whole only if there are few. Sums
-    are kept in float32 (float64 for float64 inputs) whatever the type of the inputs, under autocast too.
+    Both directions read the same similarities, which are computed and added up in float32 (float64 for float64 inputs)
+    whatever the type of the inputs, under autocast too.
 
     Args:
         x, y: [B, D]; row i of ``y`` is the positive of row i of ``x``.
@@ -63,26 +64,29 @@ def inbatch_infonce(
     accumulate = accumulation_dtype(x, y)
     tau = scalar("temperature", temperature, accumulate, x.device)
     with torch.autocast(x.device.type, enabled=False):
-        positive = ((x.to(accumulate) * y.to(accumulate)).sum(1) - margin) / tau
-    shift = positive.detach()
-    if group is not None and sizes is None:
-        sizes = rank_sizes(len(x), x.device, group)
-    (all_y, all_shift, all_ids), start = gathered([y, shift, ids], group, sizes)
-    own = torch.arange(start, start + len(x), device=x.device)
-    result = negatives(
-        *(x, all_y, tau),
-        row_shift=shift,
-        column_shift=all_shift,
-        excluded=own.unsqueeze(1),
-        row_ids=ids,
-        column_ids=all_ids,
-    )
-    columns, column_best = result.columns, result.column_best
-    if group is not None and sizes is not None:
-        # For each column, a rank has only seen its own rows, so the rank that owns the column collects all results.
-        lowest = torch.finfo(accumulate).min  # the gradient of logsumexp is undefined if all values are -inf
-        found = torch.stack([columns.clamp(min=lowest), column_best.to(accumulate)], dim=1)
-        columns, column_best = exchange_columns(found, sizes, group).unbind(2)
-        columns, column_best = columns.logsumexp(0), column_best.amax(0)
-    forward, backward = (loss_of(side, shift, positive) for side in (result.rows, columns))
-    return InBatchInfoNCE(forward, backward, beaten(result.row_best, shift), beaten(column_best, shift))
+        query = x.to(accumulate) / tau
+        if group is not None and sizes is None:
+            sizes = rank_sizes(len(x), x.device, group)
+        (all_y, all_ids), start = gathered([y, ids], group, sizes)
+        key = all_y.to(accumulate)
+
+        def of_block(query: Tensor, own: Tensor, ids: Tensor | None = None) -> tuple[Tensor, ...]:
+            logits = linear(query, key)
+            positive = at_columns(logits, own).squeeze(1)
+            leave_out(logits, own, equal(ids, all_ids))
+            return positive, *sum_exp(logits, 1), *sum_exp(logits, 0)
+
+        own = torch.arange(start, start + len(x), device=x.device).unsqueeze(1)
+        given = (query, own) if ids is None else (query, own, ids)
+        positives, row_best, row_total, *columns = in_blocks(of_block, len(key), *given)
+        of_columns = merge(*columns)
+        if group is not None and sizes is not None:
+            # For each column, a rank has only seen its own rows, so the rank that owns the column collects all results.
+            everyone = exchange_columns(torch.stack(of_columns, 1), sizes, group)
+            of_columns = merge(*(each.unbind() for each in everyone.unbind(2)))
+        positive, best = torch.cat(positives), torch.stack([torch.cat(row_best), of_columns[0]])
+        if margin:
+            positive = positive - margin / tau
+        losses = infonce(best, torch.stack([torch.cat(row_total), of_columns[1]]), positive)
+        correct = beaten(best - positive.detach(), positive.detach())
+        return InBatchInfoNCE(losses[0], losses[1], correct[0], correct[1])

@@ -122,7 +122,7 @@ class _FastLinear(torch.autograd.Function):
     def backward(ctx, *gradients):
         (gradient,) = gradients
         x, weight = ctx.saved_tensors
-        rows = gradient.reshape(-1, gradient.size(-1))
+        rows = gradient.reshape(x.shape[:-1].numel(), gradient.size(-1))  # neither size is known if both may be 0
         with fast_products(x):
             of_x = (rows @ weight).view_as(x) if ctx.needs_input_grad[0] else None
             of_weight = rows.t() @ x.reshape(-1, x.size(-1)) if ctx.needs_input_grad[1] else None

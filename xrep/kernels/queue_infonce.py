@@ -15,7 +15,7 @@ from torch import Tensor
 from xrep.kernels import reference
 from xrep.kernels.arguments import check_number, check_tensors, scalar
 from xrep.kernels.blocks import QueueSoftmax
-from xrep.kernels.pairwise import beaten
+from xrep.kernels.pairs import beaten
 from xrep.kernels.paths import path_for, steps_for
 from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, operand_dtype
 

@@ -33,30 +33,6 @@ def queue_infonce(query: Tensor, positive: Tensor, queue: Tensor, tau: Tensor, s
     return infonce(positives, negatives), positives.detach(), F.pad(negatives.detach(), (0, 1), value=NOTHING).amax(1)
 
 
-def negatives(rows: Tensor, columns: Tensor, tau: Tensor, excluded: Tensor) -> Tensor:
-    """Return the logits [R, C] of the compared pairs, and -inf for the excluded ones."""
-    rows, columns, tau = rows.double(), columns.double(), tau.double()
-    return (rows @ columns.t() / tau).masked_fill(excluded, NOTHING)
-
-
-def hard_negatives(
-    rows: Tensor, columns: Tensor, tau: Tensor, excluded: Tensor, distance: Tensor, exponent: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return cos(q, k̂) / τ and λ [R, C] for queries [R, D] (HiCTL, eq. 5 and 6).
-
-    Args:
-        distance: [R], squared distances of the queries from their positives, without gradient.
-    """
-    q, k, tau = (tensor.double() for tensor in (rows, columns, tau))
-    to_positive = distance.double().sqrt().unsqueeze(1)
-    to_negative = torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist").detach()
-    interpolation = torch.where(to_negative > to_positive, (to_positive / to_negative) ** exponent.double(), 1.0)
-    q, k = q.unsqueeze(1), k.unsqueeze(0)
-    harder = q + interpolation.unsqueeze(2) * (k - q)
-    cosine = F.cosine_similarity(q, harder, dim=2)
-    return (cosine / tau).masked_fill(excluded, NOTHING), interpolation
-
-
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,

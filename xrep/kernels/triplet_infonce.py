@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,7 +11,8 @@ from torch import Tensor
 
 from xrep.kernels.arguments import check_number, check_tensors, scalar
 from xrep.kernels.gather import gathered
-from xrep.kernels.pairwise import beaten, loss_of, negatives
+from xrep.kernels.linear import linear
+from xrep.kernels.pairs import at_columns, beaten, equal, in_blocks, infonce, leave_out, merge, sum_exp
 from xrep.kernels.precision import accumulation_dtype
 
 
@@ -56,20 +56,22 @@ def triplet_infonce(
     accumulate = accumulation_dtype(anchor, positive, negative)
     tau = scalar("temperature", temperature, accumulate, anchor.device)
     with torch.autocast(anchor.device.type, enabled=False):
-        wide = anchor.to(accumulate)
-        own_positive, own_negative = ((wide * side.to(accumulate)).sum(1) / tau for side in (positive, negative))
-    (all_positive, all_negative, all_ids), start = gathered([positive, negative, ids], group, sizes)
-    own = torch.arange(start, start + len(anchor), device=anchor.device)
-    shift = own_positive.detach()
-    result = negatives(
-        anchor,
-        torch.cat([all_positive, all_negative]),
-        tau,
-        row_shift=shift,
-        excluded=torch.stack([own, own + len(all_positive)], 1),  # the own hard negative is added below
-        row_ids=None if ids is None else ids[:, :2],
-        column_ids=None if all_ids is None else torch.cat([all_ids[:, :2], all_ids[:, [2, 2]]]),
-    )
-    hard = own_negative - shift
-    loss = loss_of(torch.logaddexp(result.rows, hard + math.log(weight)), shift, own_positive)
-    return TripletInfoNCE(loss, beaten(torch.maximum(result.row_best, hard.detach()), shift))
+        query = anchor.to(accumulate) / tau
+        (all_positive, all_negative, all_ids), start = gathered([positive, negative, ids], group, sizes)
+        key = torch.cat([all_positive.to(accumulate), all_negative.to(accumulate)])
+        key_ids = None if all_ids is None else torch.cat([all_ids[:, :2], all_ids[:, [2, 2]]])
+
+        def of_block(query: Tensor, own: Tensor, ids: Tensor | None = None) -> tuple[Tensor, ...]:
+            logits = linear(query, key)
+            pair = at_columns(logits, own)
+            return pair, *sum_exp(leave_out(logits, own, equal(ids, key_ids)), 1)
+
+        own = torch.arange(start, start + len(anchor), device=anchor.device)
+        own = torch.stack([own, own + len(all_positive)], 1)  # the own hard negative is added below
+        given = (query, own) if ids is None else (query, own, ids[:, :2])
+        pairs, best, total = map(torch.cat, in_blocks(of_block, len(key), *given))
+        own_positive, own_negative = pairs.unbind(1)
+        hardest, shift = own_negative.detach(), own_positive.detach()
+        own_total = weight * (own_negative - hardest).exp()  # the weight, with the gradient of the own hard negative
+        loss = infonce(*merge([best, hardest], [total, own_total]), own_positive)
+        return TripletInfoNCE(loss, beaten(torch.maximum(best, hardest) - shift, shift))

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from xrep.kernels.arguments import check_number, check_tensors
-from xrep.kernels.pairwise import beaten
+from xrep.kernels.pairs import beaten
 from xrep.kernels.precision import accumulation_dtype, multiply, operand_dtype
 
 CHUNK_LOGITS = 1 << 22

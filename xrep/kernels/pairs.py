@@ -1,0 +1,178 @@
+"""What the losses between the vectors of a batch share: blocks of similarities, and InfoNCE from their exponentials.
+
+These losses are plain torch on every device. Up to ``BLOCK`` similarities are kept for the backward pass. If there are
+more, they are computed in blocks of rows, and each block once more in the backward pass, so that memory is bounded.
+
+The exponential of a positive is never added to those of the negatives: many small ones would be rounded away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from xrep.kernels.arguments import check_number, check_tensors, scalar
+from xrep.kernels.precision import accumulation_dtype
+
+BLOCK = 1 << 24
+"""Most similarities in a block: 64 MB in float32."""
+
+ROUNDINGS = 64
+"""Logits that differ by fewer units in the last place may be equal, since they come from different products."""
+
+SMALLEST_SQUARE = 1e-16
+"""Lower bound of squared norms in a cosine, as in ``torch.nn.functional.cosine_similarity``."""
+
+NOTHING = float("-inf")
+"""The logit of a pair that is not compared."""
+
+
+def in_blocks(of_block: Callable[..., tuple[Tensor, ...]], columns: int, *rows: Tensor) -> list[tuple[Tensor, ...]]:
+    """Return what ``of_block`` finds, a tuple of tensors: of each of them the one of every block of rows.
+
+    Args:
+        of_block: called with the parts of ``rows`` that belong to a block; it must not draw random numbers.
+        columns: number of similarities of a row.
+        rows: [R, ...] each.
+    """
+    size = max(1, BLOCK // max(1, columns))
+    if len(rows[0]) <= size:
+        return [(found,) for found in of_block(*rows)]
+    again = partial(checkpoint, of_block, use_reentrant=False, preserve_rng_state=False)
+    found = [again(*parts) for parts in zip(*(each.split(size) for each in rows), strict=True)]
+    return list(zip(*found, strict=True))
+
+
+def at_columns(logits: Tensor, columns: Tensor) -> Tensor:
+    """Return the logits of [R, C] at columns int64 [R, M]. Autograd keeps no logits for it, as it does for a gather."""
+    places = columns + torch.arange(len(logits), device=logits.device).unsqueeze(1) * logits.size(1)
+    return logits.flatten().index_select(0, places.flatten()).view_as(columns)
+
+
+def leave_out(values: Tensor, excluded: Tensor, same: Tensor | None, value: float = NOTHING) -> Tensor:
+    """Write ``value`` over the pairs that are not compared, in place, and return ``values`` [R, C].
+
+    Autograd does not see it, and need not: an excluded logit has an exponential of 0, and so has its gradient.
+
+    Args:
+        excluded: int64 [R, M], columns with which a row is not compared.
+        same: bool [R, C], further pairs that are not compared.
+    """
+    hidden = values.detach()
+    hidden.scatter_(1, excluded, value)
+    if same is not None:
+        hidden.masked_fill_(same, value)
+    return values
+
+
+def equal(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Return whether rows of ``a`` [R, I] and ``b`` [C, I] are equal in any column, bool [R, C]; None without ids."""
+    if a is None or b is None:
+        return None
+    result = a[:, :1] == b[:, 0]
+    for column in range(1, a.size(1)):
+        result |= a[:, column, None] == b[:, column]
+    return result
+
+
+def sum_exp(logits: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Return the largest logit of [R, C] along a dimension, without gradient, and Σ exp(logit - largest).
+
+    Where all pairs are left out, these are the lowest finite number and 0.
+    """
+    best = highest(logits, dim)
+    return best, (logits - best.unsqueeze(dim)).exp_().sum(dim)
+
+
+def highest(logits: Tensor, dim: int) -> Tensor:
+    """Return the largest logit along a dimension, without gradient; the lowest finite number if there is none."""
+    lowest = torch.finfo(logits.dtype).min
+    return logits.detach().amax(dim).clamp_(min=lowest) if logits.size(dim) else logits.detach().sum(dim).fill_(lowest)
+
+
+def merge(best: Sequence[Tensor], total: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return what ``sum_exp`` finds of parts together, from what it finds of each of them, [C] each."""
+    if len(best) == 1:
+        return best[0], total[0]
+    bests = torch.stack(list(best)).detach()
+    highest = bests.amax(0)
+    return highest, (torch.stack(list(total)) * (bests - highest).exp_()).sum(0)
+
+
+def infonce(best: Tensor, total: Tensor, positive: Tensor) -> Tensor:
+    """Return log(1 + Σ exp(negative - positive)) [..., B] from what ``sum_exp`` finds of the negatives.
+
+    The positive's logit [B] is subtracted from the largest one of a negative first: if both are huge, the logarithm of
+    the sum would be rounded away beside them.
+    """
+    shift = positive.detach()
+    negatives = (best - shift) + total.clamp(min=torch.finfo(total.dtype).tiny).log()
+    # The difference is 0, but carries the gradient of the positive. Above the threshold softplus is the identity.
+    return F.softplus(negatives + (shift - positive), threshold=40)
+
+
+def beaten(best: Tensor, positive: Tensor) -> Tensor:
+    """Return whether positives beat the largest logit of a negative, given minus the positive's logit (bool).
+
+    They must win by more than rounding errors: a tie is not a success, above all if an encoder maps all sentences to
+    one vector.
+    """
+    return best < -ROUNDINGS * torch.finfo(positive.dtype).eps * positive.abs()
+
+
+def add_own_negatives(
+    loss: Tensor,
+    correct: Tensor,
+    query: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    rows: Tensor,
+    temperature: float | Tensor,
+    *,
+    margin: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Compute InfoNCE with further negatives from InfoNCE without them; each counts for one query only.
+
+    A loss is log(1 + Σ e^(s_j - s⁺)), where s⁺ is the logit of the positive and s_j those of the negatives. With the
+    logits h of a query's own negatives it becomes log(e^loss + Σ e^(h - s⁺)).
+
+    Args:
+        loss, correct: float and bool [B], the results of any InfoNCE of ``query`` and ``positive``.
+        query, positive: float [B, D].
+        negative: float [N, D]. A query may have any number of them, also none.
+        rows: int64 [N], the row of the query that each negative belongs to.
+        temperature, margin: those of ``loss``.
+
+    Returns:
+        The losses and whether the positives beat all negatives, [B] each.
+
+    Raises:
+        ValueError: the shapes do not fit, or the margin is not finite.
+    """
+    check_tensors(
+        loss=(loss, "float B"),
+        correct=(correct, "bool B"),
+        query=(query, "float B D"),
+        positive=(positive, "float B D"),
+        negative=(negative, "float N D"),
+        rows=(rows, "int64 N"),
+    )
+    check_number("margin", margin, -math.inf)
+    accumulate = accumulation_dtype(query, positive)
+    tau = scalar("temperature", temperature, accumulate, query.device)
+    with torch.autocast(query.device.type, enabled=False):
+        wide, loss = query.to(accumulate), loss.to(accumulate)
+        own = ((wide * positive.to(accumulate)).sum(1) - margin) / tau
+        excess = (wide.index_select(0, rows) * negative.to(accumulate)).sum(1) / tau - own.index_select(0, rows)
+        # A query without negatives gets this one, whose share of the loss and of the gradient is 0.
+        nothing = torch.full_like(own, torch.finfo(accumulate).min / 4)
+        best = nothing.scatter_reduce(0, rows, excess.detach(), "amax")
+        shares = (excess - best.index_select(0, rows)).exp()
+        logsumexp = best + (nothing - best).exp().index_add(0, rows, shares).log()
+        return loss + F.softplus(logsumexp - loss, threshold=40), correct & beaten(best, own.detach())
