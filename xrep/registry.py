@@ -159,7 +159,7 @@ LR_SCHEDULERS = Registry("lr_scheduler", {
     "constant": "xrep.training.schedule:Constant",
     "cosine": "xrep.training.schedule:Cosine",
     "inverse_sqrt": "xrep.training.schedule:InverseSqrt",
-    "linear": "xrep.training.schedule:Linear",
+    "linear": "xrep.training.schedule:LinearDecay",
     "polynomial": "xrep.training.schedule:Polynomial",
 })  # fmt: skip
 VALIDATORS = Registry("validation", {

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from xrep.errors import shortened
+from xrep.errors import abbreviated
 from xrep.tables import table
 from xrep_cli import common
 from xrep_cli.command import Command
@@ -61,7 +61,7 @@ def status(options: Status) -> None:
     print(table(["stage", "done", "running", "failed", "all", "a second", "left"], [*map(_row, states)]))
     for failure in failed if options.log else failed[:_SHOWN]:
         unit, log = f"{failure['stage']}, unit {failure['unit']}", failure["log"].rstrip()
-        print(f"\n{unit}:\n{log}" if options.log else f"{unit}: {shortened(log.rpartition(chr(10))[2])}")
+        print(f"\n{unit}:\n{log}" if options.log else f"{unit}: {abbreviated(log.rpartition(chr(10))[2])}")
     if len(failed) > _SHOWN and not options.log:
         print(f"and {len(failed) - _SHOWN:,} more, which --log or --json shows")
 

@@ -32,10 +32,7 @@ LOADERS = ("xrep.lazy", "xrep.registry")
 """The modules that import others by name. The registry names what it loads for others, which are not its imports."""
 OF_COMMANDS = ("main", "run", "Options")
 """What each module of a command has."""
-UNDECIDED = {
-    *"BLOCK CONFIG ENCODERS EncoderOptions Hardness KINDS Linear Origin PREFIXES Run TASKS collect describe".split(),
-    *"shortened annotated device".split(),
-}
+UNDECIDED = {*"CONFIG EncoderOptions KINDS Origin PREFIXES describe annotated device".split()}
 """Names, and those of files, that still have several meanings."""
 MAXIMUM_LINES = 400
 

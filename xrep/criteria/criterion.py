@@ -16,7 +16,7 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.models.model import Model, SentenceModel
 from xrep.tasks.task import ExampleKind, Task
 
-TASKS = {
+_TASKS = {
     ExampleKind.SENTENCES: "`task` to monolingual",
     ExampleKind.TRANSLATIONS: "`task` to bitext",
     ExampleKind.NEIGHBOURS: "`task` to monolingual and `units` to adjacent",
@@ -156,7 +156,7 @@ class Criterion(nn.Module, ABC):
     def check_task(self, task: Task) -> None:
         """Raise UserError if this criterion cannot read the examples that the task gives."""
         if self.reads and task.gives not in self.reads:
-            kinds, tasks = [kind.value for kind in self.reads], [TASKS[kind] for kind in self.reads]
+            kinds, tasks = [kind.value for kind in self.reads], [_TASKS[kind] for kind in self.reads]
             problem = f"the criterion reads {' or '.join(kinds)}, and the task gives {task.gives.value}"
             raise UserError(problem, cure=f"set {', or '.join(tasks)}")
         if task.has_hard_negatives and not self.uses_hard_negatives:

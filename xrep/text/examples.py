@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from xrep.errors import UserError, shortened
+from xrep.errors import UserError, abbreviated
 from xrep.files import is_stream
 from xrep.text.find import PARALLEL, Bitext, TextFile, columns_of_pairs
 from xrep.text.languages import canonical, count_english_words
@@ -121,7 +121,7 @@ def members_of(path: str | Path, languages: Sequence[str | None]) -> tuple[str, 
     if len(others) == 1 and not any(by_language):
         return (f"{path}/{others[0]}",)
     wanted = " and ".join(language for language in languages if language) or "text"
-    problem = f"has not one file of {wanted}, but {shortened(', '.join(names)) or 'none'}"
+    problem = f"has not one file of {wanted}, but {abbreviated(', '.join(names)) or 'none'}"
     raise UserError(problem, path=path, cure=f"name the file in it: {path}/NAME")
 
 
