@@ -26,7 +26,7 @@ from xrep.store.arrays import READ_BYTES, ArrayFile, block_bounds
 from xrep.store.vectors import Vectors, as_directions
 
 _STRIP_BYTES = 1 << 28
-"""Bytes of the float32 rows of x that are held while all of y is read, at most."""
+"""Most memory of a strip of x, against which all of y is compared: bytes of float32 rows."""
 _STRIPS, _LEAST_STRIP = 4, 75_000
 """Number of strips that x is cut into at least, unless they would have fewer rows: the neighbours of y are unknown at
 the beginning of each strip, which costs time."""

@@ -73,7 +73,7 @@ class NegativeOptions(SearchOptions):
     num_negatives: Number = 3
     """Maximum number of negatives of each pair."""
     range_min: Annotated[int, "[0, 2147483647]"] = 0
-    """Skip this number of candidates, the nearest to the source that do not translate it."""
+    """Skip this number of the nearest candidates that are no known translations."""
     range_max: Number = 50
     """Take none beyond this rank."""
     absolute_margin: ScoreBound | None = None

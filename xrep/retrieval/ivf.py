@@ -83,9 +83,9 @@ def train_index(index: Any, name: str, vectors: Rows, start: int, stop: int, lea
     cells, rows = lists.nlist if lists is not None else 1, stop - start
     wanted = max(least, _TRAINING_ROWS_A_CELL * cells)
     few = min(rows, wanted, max(cells, _TRAINING_BYTES // (4 * vectors.size)))
-    drawn = start + np.sort(np.random.default_rng(0).choice(rows, few, replace=False, shuffle=False))
+    training_rows = start + np.sort(np.random.default_rng(0).choice(rows, few, replace=False, shuffle=False))
     with _possible(name):
-        index.train(vectors.read(drawn))
+        index.train(vectors.read(training_rows))
 
 
 def add_rows(index: Any, name: str, vectors: Rows, start: int, stop: int, advance: Advance = lambda _: None) -> None:
