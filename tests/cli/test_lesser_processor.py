@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.runs import environment, options
-from xrep.inference.generation.options import SearchOptions
+from xrep.inference.generation.decoding import DecodingOptions
 from xrep.inference.generation.translator import Translator
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.kernels.processor import SLOW_BFLOAT16
@@ -73,7 +73,7 @@ def test_commands_in_float32_and_bfloat16(data_directory, shared_encoder, transl
                     half_here.encode(GERMAN)))  # fmt: skip
     assert 1e-6 < error < 2 * usual
 
-    found = Translator.load(translator, "cpu").translate(GERMAN, options=SearchOptions(beam=1, max_length_b=1))
+    found = Translator.load(translator, "cpu").translate(GERMAN, options=DecodingOptions(beam=1, max_length_b=1))
     differences = np.abs(scores(tmp_path / "float32.jsonl") - [best[0].score for best in found])
     assert np.median(differences) < 1e-4
     assert 0 < np.median(np.abs(scores(tmp_path / "bfloat16.jsonl") - scores(tmp_path / "float32.jsonl"))) < 0.1

@@ -38,7 +38,7 @@ def write_split(tmp_path: Path) -> Callable[..., Path]:
 
 
 def plain_result(
-    split: bucc.Split, options: Bucc.Config, encoder: NgramEncoder = TRIGRAMS
+    split: bucc.BuccSplit, options: Bucc.Config, encoder: NgramEncoder = TRIGRAMS
 ) -> tuple[dict[tuple[int, int], float], set]:
     x, y = (encoder.encode(side.columns[0], side.languages[0]) for side in (split.source, split.target))
     found = plain_margins.pairs(x, y, options.neighbours, options.margin, options.retrieval)
@@ -94,5 +94,5 @@ def test_equal_sentences_count_once(tmp_path: Path) -> None:
 
 
 def test_the_sample_of_the_shared_task_is_read() -> None:
-    split = bucc.read_split(bucc.select("all", published("mining/bucc2018_zh-en_sample"))["zh-en"]["dev"])
+    split = bucc.read_split(bucc.find_gold("all", published("mining/bucc2018_zh-en_sample"))["zh-en"]["dev"])
     assert (split.source.gold.sum(), split.target.gold.sum(), len(split.pairs)) == (8624, 13589, 257)

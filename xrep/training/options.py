@@ -9,7 +9,7 @@ import torch
 
 from xrep.config.fields import Count, CountOrZero, NotNegative, Positive
 from xrep.kernels.paths import triton_problem
-from xrep.precision import TrainingPrecision
+from xrep.number_types import TrainingPrecision
 from xrep.training.distributed import pick_device
 from xrep.training.freezing import pattern_problems
 
