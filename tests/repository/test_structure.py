@@ -179,7 +179,7 @@ def test_logits_are_made_in_the_kernels_alone(repository: Path) -> None:
 
 def test_nothing_names_the_plugin(repository: Path) -> None:
     """Not even in a string, so that it is found as the plugins of others are."""
-    others = {name: path for name, path in modules(repository).items() if room_of(name) != "xrep.understanding"}
+    others = {name: path for name, path in modules(repository).items() if room_of(name) != "understanding"}
     assert [name for name, path in others.items() if "xrep.understanding" in path.read_text(encoding="utf-8")] == []
 
 
