@@ -1,8 +1,6 @@
-"""Entities beside a reading of seqeval's rules by hand, and beside seqeval where it is installed."""
+"""Entities beside a reading of seqeval's rules by hand, and figures that seqeval computed."""
 
 from __future__ import annotations
-
-import importlib.util
 
 import pytest
 from hypothesis import given, settings
@@ -92,18 +90,3 @@ def test_the_default_of_seqeval_as_two_tables(sentences: Sentences) -> None:
 def test_the_scheme_is_recognised() -> None:
     assert is_entity_scheme(["B-LOC", "I-LOC", "O"]) and not is_entity_scheme(["NOUN", "O"])
     assert not is_entity_scheme([]) and not is_entity_scheme(["O"])
-
-
-@pytest.mark.skipif(importlib.util.find_spec("seqeval") is None, reason="seqeval is not installed")
-@settings(max_examples=100)
-@given(sentences_of(*IOB2), sentences_of(*UPOS))
-def test_scores_are_those_of_seqeval(entities: Sentences, words: Sentences) -> None:
-    from seqeval.metrics import f1_score, precision_score, recall_score  # pyright: ignore[reportMissingImports]
-    from seqeval.scheme import IOB2  # pyright: ignore[reportMissingImports]
-
-    strict = {"mode": "strict", "scheme": IOB2}
-    for sentences, options in ((entities, strict), (entities, {}), (words, {})):
-        gold, found = columns_of(sentences)
-        measures = (precision_score, recall_score, f1_score)
-        expected = [100 * measure(gold, found, zero_division=0, **options) for measure in measures]
-        assert scores(gold, found, lenient=not options) == pytest.approx(expected)

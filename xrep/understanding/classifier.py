@@ -188,17 +188,16 @@ def load_classifier(directory: Path) -> tuple[Classifier, TextSpec, Tokenizers]:
         named: Any = {} if kind == "span" else config["id2label"]
         annotation = Annotation(kind=kind, labels=[str(named[str(number)]) for number in range(len(named))])
     except (KeyError, TypeError):
-        raise UserError(
-            "id2label does not name its labels by 0, 1 and so on", path=path, cure="write them so"
-        ) from None
-    tokenizers, own = {SHARED: open_tokenizer(directory)}, Classifier.Config(encoder=str(directory))
-    text = text_spec(tokenizers, own.starts[SHARED].max_length, facts=annotation.facts())
-    model, weights = Classifier(own, text), Weights(directory)
+        problem = "id2label does not name its labels by 0, 1 and so on"
+        raise UserError(problem, path=path, cure="write them so") from None
+    tokenizers, options = {SHARED: open_tokenizer(directory)}, Classifier.Config(encoder=str(directory))
+    text = text_spec(tokenizers, options.starts[SHARED].max_length, facts=annotation.facts())
+    model, weights = Classifier(options, text), Weights(directory)
     for ours, theirs in _layers(family, annotation).items():
-        own = {part: weights.get(f"{theirs}.{part}") for part in ("weight", "bias")}
         try:
-            model.get_submodule(ours).load_state_dict({part: own for part, own in own.items() if own is not None})
-        except RuntimeError:
+            layer = {part: weights[f"{theirs}.{part}"] for part in ("weight", "bias")}
+            model.get_submodule(ours).load_state_dict(layer)
+        except (KeyError, RuntimeError):
             problem, cure = f"{theirs} is missing, or of another size", "fetch the directory again"
             raise UserError(problem, path=weights.path, cure=cure) from None
     return model.eval(), text, tokenizers
