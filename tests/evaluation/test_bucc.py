@@ -81,7 +81,7 @@ def test_equal_sentences_count_once(tmp_path: Path) -> None:
     split = bucc.read_split(write(tmp_path / "de-en.dev.gold", ["d3\te3", "d1\te2", "", "d2\te1", "d1\te4"]))
     assert (*split.source.columns, *split.target.columns) == (["Haus", "Hof"], ["yard", "house", "home"])
     assert split.pairs.gold.tolist() == [[0, 1], [0, 2], [1, 0]]
-    kept = bucc.leave_out(split, split.pairs.only(np.array([False, True, True])))
+    kept = bucc.leave_out_pairs(split, split.pairs.only(np.array([False, True, True])))
     assert (*kept.source.columns, *kept.target.columns) == (["Haus", "Hof"], ["yard", "home"])
     assert kept.pairs.gold.tolist() == [[0, 1], [1, 0]]
     write(tmp_path / "de-en.dev.de", ["d1\tHaus", "d2\tHaus", "d3\tHaus"])

@@ -107,7 +107,7 @@ class Bucc(Evaluation):
         for split, tuning in self.tests:
             if split.source.name in read:
                 pairs, overlap = self.without_overlap(model, split.pairs)
-                score = self.score(model, leave_out(split, pairs), tuning)
+                score = self.score(model, leave_out_pairs(split, pairs), tuning)
                 files = pairs.files + (tuning.pairs.files if tuning else ())
                 results.append(Result(replace(pairs, files=files), overlap, score))
         return self.figures(results)
@@ -214,7 +214,7 @@ def _rows(file: Path, form: str) -> Iterator[tuple[int, str, str]]:
             raise UserError(f"not of the form {form}", path=file, line=number, cure="correct or remove the line")
 
 
-def leave_out(split: BuccSplit, pairs: Examples) -> BuccSplit:
+def leave_out_pairs(split: BuccSplit, pairs: Examples) -> BuccSplit:
     """Return a split with only some of its gold pairs, without the sentences that were in the others alone."""
     sides, gold = [], []
     for side, rows, kept in zip((split.source, split.target), split.pairs.gold.T, pairs.gold.T, strict=True):
