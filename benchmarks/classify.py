@@ -30,9 +30,9 @@ from train import Ours, trainer_of
 
 from xrep.config import RunConfig, runs_of
 from xrep.data.batch import Batch
-from xrep.inference.classifier import SentenceClassifier
-from xrep.tasks.annotated import AnnotatedTask
 from xrep.training.trainer import Trainer
+from xrep.understanding import SentenceClassifier
+from xrep.understanding.annotated import AnnotatedTask
 from xrep_cli.train_options import parse
 
 

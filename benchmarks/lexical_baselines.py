@@ -23,10 +23,11 @@ from itertools import pairwise
 import numpy as np
 from harness import make_parser, write_json
 
-from xrep.metrics import answers
-from xrep.text.annotated import Question, is_questions, read_questions
-from xrep.text.examples import Example, is_labelled, read_labelled
+from xrep.text.examples import Example
 from xrep.text.find import discover
+from xrep.understanding import figures as answers
+from xrep.understanding.labels import is_labelled, read_labelled
+from xrep.understanding.questions import Question, is_questions, read_questions
 
 WORD = re.compile(r"[\u3400-\u9fff]|[^\W_\u3400-\u9fff]+")
 MARK = re.compile(r"[.,;:!?()\[\]\"«»„“”，。；：！？、（）《》\n]")

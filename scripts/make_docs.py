@@ -24,7 +24,7 @@ from unittest import mock
 from xrep.config.values import CHOICES
 from xrep.files import write_aside
 from xrep.registry import CRITERIA, FIXED_SECTIONS, REGISTRIES
-from xrep_cli.xrep import PROGRAMS, help_text
+from xrep_cli.xrep import commands, help_text
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 NOTE = "<!-- Made by scripts/make_docs.py. Change the options in the code, not this page. -->\n"
@@ -35,7 +35,7 @@ REFERENCE: dict[str, tuple[str, str, list[str]]] = {
     "models": (
         "Models",
         "encode, search, translate and classify with what was trained.",
-        ["xrep:SentenceEncoder", "xrep:Translator", "xrep:SentenceClassifier",
+        ["xrep:SentenceEncoder", "xrep:Translator", "xrep.understanding:SentenceClassifier",
          "xrep.inference.search_index:SearchIndex", "xrep.inference.search_index:Hit", "xrep.inference.adapters:*",
          "xrep.inference.mining:mine", "xrep.inference.mining:Text", "xrep.inference.mining:MiningOptions",
          "xrep.inference.hard_negatives:mine_negatives", "xrep.inference.hard_negatives:NegativeOptions",
@@ -48,10 +48,11 @@ REFERENCE: dict[str, tuple[str, str, list[str]]] = {
         "what a plugin derives from.",
         ["xrep.registry:Registry", "xrep.criteria.criterion:Criterion", "xrep.criteria.criterion:Planned",
          "xrep.criteria.criterion:Loss", "xrep.criteria.criterion:Term",
-         "xrep.criteria.contrastive:ContrastiveCriterion", "xrep.tasks.task:Task", "xrep.models.model:Model",
+         "xrep.criteria.contrastive:ContrastiveCriterion", "xrep.tasks.task:Task", "xrep.tasks.task:ExampleKind",
+         "xrep.models.model:Model", "xrep.models.model:ForTransformers",
          "xrep.nn.encoder:Encoder", "xrep.training.validator:Validator", "xrep.evaluation.evaluation:Evaluation",
          "xrep.evaluation.evaluation:TableEvaluation", "xrep.evaluation.evaluation:Figures",
-         "xrep.evaluation.encoders:MeasuredEncoder", "xrep.errors:UserError"],
+         "xrep.evaluation.encoders:MeasuredEncoder", "xrep.text.exclusion:TextFormat", "xrep.errors:UserError"],
     ),
 }  # fmt: skip
 """Pages of the reference: title, summary and the names on the page; ``*`` is all that a module defines or lists."""
@@ -78,16 +79,14 @@ def pages() -> dict[str, str]:
     """Return the text of each page by its path in docs/."""
     usage, _, text = help_text().partition("\n\n")
     texts = {"xrep.md": f"{NOTE}\n# xrep\n\n```text\n{text}\n{usage}\n```\n"}
-    texts |= {f"xrep-{name}.md": NOTE + "\n" + (train_page() if name == "train" else page(name)) for name in PROGRAMS}
-    commands = "".join(f"- [{name.removesuffix('.md')}]({name}): {summary_of(text)}\n" for name, text in texts.items())
+    texts |= {f"xrep-{name}.md": NOTE + "\n" + (train_page() if name == "train" else page(name)) for name in commands()}
+    each = "".join(f"- [{name.removesuffix('.md')}]({name}): {summary_of(text)}\n" for name, text in texts.items())
     reference = {f"reference/{name}.md": f"{NOTE}\n{reference_page(*given)}" for name, given in REFERENCE.items()}
     reference["reference/objectives.md"] = f"{NOTE}\n{objectives_page()}"
     listed = "- [Objectives](reference/objectives.md): what each needs, when to choose it, and an example.\n"
     listed += "".join(f"- [{given[0]}](reference/{name}.md): {given[1]}\n" for name, given in REFERENCE.items())
     guides = "".join(f"\n## {title}\n\n{links(folder)}" for folder, title in WRITTEN.items())
-    index = (
-        f"{NOTE}\n# Documentation\n{guides}\n## Commands\n\nEach page lists every option of a command.\n\n{commands}"
-    )
+    index = f"{NOTE}\n# Documentation\n{guides}\n## Commands\n\nEach page lists every option of a command.\n\n{each}"
     python = f"## Python\n\n{listed}"
     speed = "## Speed\n\n- [Benchmarks](benchmarks.md): xrep beside other programs, by `benchmarks/run.py`.\n"
     return {"README.md": f"{index}\n{python}\n{speed}", **texts, **reference}
@@ -126,7 +125,7 @@ def parser_of(name: str, *arguments: str) -> argparse.ArgumentParser:
     recorded: list[argparse.ArgumentParser] = []
     record = mock.patch.object(argparse.ArgumentParser, "print_help", lambda self, file=None: recorded.append(self))
     with record, contextlib.suppress(SystemExit):
-        importlib.import_module(f"xrep_cli.{name}").main([*arguments, "--help"])
+        importlib.import_module(commands()[name]).main([*arguments, "--help"])
     return recorded[0]
 
 

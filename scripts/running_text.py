@@ -19,9 +19,9 @@ from pathlib import Path
 
 from xrep.errors import UserError
 from xrep.files import write_aside
-from xrep.text.annotated import read_questions
 from xrep.text.find import TextFile
 from xrep.text.lines import read_lines
+from xrep.understanding.questions import read_questions
 
 _END = re.compile(r"(?<=[.!?])[\"”)]*\s+(?=[\"“(]?[A-Z0-9])")
 _REFERENCE = re.compile(r"\[\d+\]")  # to a footnote of Wikipedia

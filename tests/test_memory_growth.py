@@ -157,7 +157,7 @@ threading.Thread(target=watch, daemon=True).start()
 """
 LABELS = """
 from xrep.data import build, disk_sort
-from xrep.tasks.annotated import ClassificationTask
+from xrep.understanding.labels import ClassificationTask
 disk_sort._RUN, build._CHUNK = 4096, 512
 """
 BUILD = """

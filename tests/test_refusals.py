@@ -219,7 +219,7 @@ eval nli ... --data sts                      | sts/sts-test.csv: holds triplets 
 eval senteval ... --data dir                 | dir: none of SentEval's sets is in it; name the folder of
 eval xnli ... --data dir                     | dir: no labelled text; name a file, or a folder of files that
 eval ner --path cls/best --data labels       | predicts labels of texts, not tags of words
-eval amazon --path cls/best --data strange   | strange/test-de.tsv:2: unknown label 'hungry'
+eval amazon --path cls/best --data strange   | strange/test-de.tsv:2: the label 'hungry' does not occur in
 eval all ... --data dir                      | dir: no data of any test in it
 eval all ... --langs ,                       | --langs ',' names nothing; give names, separated by commas
 eval xtreme ... --retrieval enc              | --path enc, and other options name the models; leave --path out

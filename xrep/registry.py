@@ -51,13 +51,16 @@ class Registry:
             problem = f"the {self.kind} {name!r} is registered twice: by {known} and by {target}"
             raise UserError(problem, cure="rename one of them")
 
+    def __contains__(self, name: Any) -> bool:
+        return name in self._targets or name in self.names()
+
     def names(self) -> list[str]:
         _register_entry_points()
         return sorted(self._targets)
 
     def target(self, name: str) -> str:
         """Return the ``module:Class`` of a part. Raises UserError, which suggests a name, if there is none."""
-        if name not in self._targets and name not in self.names():
+        if name not in self:
             raise UserError(f"unknown {self.kind} {shown(name)}", cure=suggestion(name, self.names()))
         return self._targets[name]
 
@@ -117,15 +120,11 @@ def _register_entry_points() -> None:
 
 TASKS = Registry("task", {
     "bitext": "xrep.tasks.bitext:BitextTask",
-    "classification": "xrep.tasks.annotated:ClassificationTask",
     "monolingual": "xrep.tasks.monolingual:MonolingualTask",
     "nli": "xrep.tasks.nli:NliTask",
-    "question_answering": "xrep.tasks.annotated:QuestionAnsweringTask",
-    "tagging": "xrep.tasks.annotated:TaggingTask",
     "translation": "xrep.tasks.translation:TranslationTask",
 })  # fmt: skip
 MODELS = Registry("model", {
-    "classifier": "xrep.models.classifier:Classifier",
     "dual_encoder": "xrep.models.dual_encoder:DualEncoder",
     "translation": "xrep.models.translation:Translation",
 })  # fmt: skip
@@ -134,7 +133,6 @@ ENCODERS = Registry("encoder", {
     "transformers": "xrep.interop.transformers_encoder:TransformersEncoder",
 })  # fmt: skip
 CRITERIA = Registry("criterion", {
-    "classification": "xrep.criteria.annotated:Classification",
     "cmlm": "xrep.criteria.cmlm:CMLM",
     "dap": "xrep.criteria.dap:DAP",
     "dual_moco": "xrep.criteria.dual_moco:DualMoco",
@@ -145,8 +143,6 @@ CRITERIA = Registry("criterion", {
     "nli": "xrep.criteria.nli:Nli",
     "nli_triplet": "xrep.criteria.nli_triplet:NliTriplet",
     "simcse": "xrep.criteria.simcse:SimCSE",
-    "span": "xrep.criteria.annotated:Span",
-    "tagging": "xrep.criteria.annotated:Tagging",
     "tlm": "xrep.criteria.tlm:TLM",
     "translation_ranking": "xrep.criteria.translation_ranking:TranslationRanking",
 })  # fmt: skip
@@ -163,7 +159,6 @@ LR_SCHEDULERS = Registry("lr_scheduler", {
     "polynomial": "xrep.training.schedule:Polynomial",
 })  # fmt: skip
 VALIDATORS = Registry("validation", {
-    "annotation": "xrep.validation.annotation:AnnotationValidator",
     "loss": "xrep.validation.loss:LossValidator",
     "nli": "xrep.validation.nli:NliValidator",
     "retrieval": "xrep.validation.retrieval:RetrievalValidator",
@@ -174,23 +169,18 @@ VALIDATORS = Registry("validation", {
 EVALUATIONS = Registry("evaluation", {
     "alignment": "xrep.evaluation.alignment:Alignment",
     "all": "xrep.evaluation.all:All",
-    "amazon": "xrep.evaluation.annotated:Amazon",
     "bucc": "xrep.evaluation.bucc:Bucc",
     "language-bias": "xrep.evaluation.language_bias:LanguageBias",
-    "ner": "xrep.evaluation.annotated:NamedEntities",
     "neighbours": "xrep.evaluation.neighbours:Neighbours",
     "nli": "xrep.evaluation.nli:NliAccuracy",
-    "pawsx": "xrep.evaluation.annotated:PawsX",
-    "pos": "xrep.evaluation.annotated:PartsOfSpeech",
-    "qa": "xrep.evaluation.annotated:Questions",
     "scatter": "xrep.evaluation.scatter:Scatter",
     "senteval": "xrep.evaluation.senteval.evaluate:SentEval",
     "sts": "xrep.evaluation.sts:Sts",
     "tatoeba": "xrep.evaluation.tatoeba:Tatoeba",
     "translation": "xrep.evaluation.translation:TranslationQuality",
-    "xnli": "xrep.evaluation.annotated:Xnli",
     "xtreme": "xrep.evaluation.xtreme:Xtreme",
 })  # fmt: skip
+FORMATS = Registry("format", {})  # of text that --exclude reads; the usual ones need no class of their own
 FIXED_SECTIONS = {
     "trainer": "xrep.training.trainer:Trainer",
     "checkpoint": "xrep.training.checkpoint:Checkpoints",
@@ -200,5 +190,5 @@ FIXED_SECTIONS = {
 """Sections of every configuration whose class is fixed instead of chosen by name."""
 MIXTURE = {"task": "xrep.tasks.mixture:MixtureTask", "criterion": "xrep.criteria.multitask:Multitask"}
 """The task and the criterion of a run with several parts, which combine those of the parts."""
-_ALL = TASKS, MODELS, ENCODERS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS, EVALUATIONS
+_ALL = TASKS, MODELS, ENCODERS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS, EVALUATIONS, FORMATS
 REGISTRIES = {registry.kind: registry for registry in _ALL}

@@ -27,7 +27,7 @@ KINDS = {
     "tagger": "predict by xrep-predict --path {m}",
     "answerer": "predict by xrep-predict --path {m}",
     "huggingface": "encode sentences by xrep-encode --path {m}",
-    "huggingface_classifier": "predict by xrep-predict --path {m}",
+    "huggingface_classifier": "encode sentences by xrep-encode --path {m}",
     "huggingface_towers": "name one of them: {m}/source or {m}/target",
     "sentence_transformers": "encode sentences by xrep-encode --path {m}",
     "router": "encode sentences by xrep-encode --path {m}",
@@ -42,7 +42,6 @@ KINDS = {
 ENCODERS = "encoder towers int8 huggingface huggingface_classifier sentence_transformers router"
 CLASSIFIERS = "classifier tagger answerer"
 CHECKPOINTS = f"encoder towers translator {CLASSIFIERS}"
-NO_DECODER = "set --format to xrep, or to hf for its encoder alone"
 INT8 = "export the original, or to xrep"
 OTHER_TASK = {"label": "measure it by xrep-eval xnli, pawsx or amazon", "tags": "measure it by xrep-eval pos or ner"}
 TRAIN = "xrep-train DATA --task {task} --encoder {m}"
@@ -79,8 +78,8 @@ TABLE: dict[str, tuple[str, str, dict[str, str]]] = {
     "predict": ("predict --path {m} --input pairs.tsv", f"{CLASSIFIERS} huggingface_classifier",
                 {"encoder": TRAIN.format(task="classification", m="{m}")}),
     "export": ("export --path {m} --output made", ENCODERS.replace(" int8", ""), {
-        "translator": NO_DECODER, "int8": INT8, "int8_translator": INT8,
-        **dict.fromkeys(CLASSIFIERS.split(), "set --format to hf or xrep")}),
+        "int8": INT8, "int8_translator": INT8,
+        **dict.fromkeys(f"translator {CLASSIFIERS}".split(), "set --format to hf or xrep")}),
     "export hf": ("export --path {m} --output made --format hf", f"{ENCODERS} {CHECKPOINTS}".replace(" int8", ""),
                   {"int8": INT8, "int8_translator": INT8}),
     "export xrep": ("export --path {m} --output made --format xrep", f"{CHECKPOINTS} int8 int8_translator",
@@ -154,7 +153,7 @@ def test_it_works_or_names_the_right_command(command: str, kind: str, models: di
 
 @pytest.mark.slow
 def test_predictions_of_a_pipe_come_as_its_lines_do(models: dict[str, Path]) -> None:
-    command = [sys.executable, "-m", "xrep_cli.predict", "--device", "cpu", "--path", str(models["tagger"])]
+    command = [sys.executable, "-m", "xrep.understanding.predict", "--device", "cpu", "--path", str(models["tagger"])]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
     with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
         assert process.stdin is not None and process.stdout is not None

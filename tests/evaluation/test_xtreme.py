@@ -11,17 +11,17 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 
 from tests.evaluation.conftest import write, write_tatoeba
-from tests.metrics.test_entities import plain_lenient
 from tests.retrieval import plain_margins
 from tests.support.annotated import CITIES, sentences, write_pairs, write_questions
 from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
+from tests.understanding.test_entities import plain_lenient
+from tests.understanding.test_entities import scores as entity_scores
 from xrep.errors import UserError
 from xrep.evaluation.xtreme import parse_runs
-from xrep.inference.classifier import SentenceClassifier
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.metrics.entities import entity_score
+from xrep.understanding.sentence_classifier import SentenceClassifier
 from xrep_cli import train
 
 
@@ -213,7 +213,7 @@ def test_all_nine_tasks(tmp_path: Path, shared_encoder: Path, cli: Commands) -> 
         table = cli("eval", task, "--path", runs[task], "--data", data, "--json", "one.json").out
         headline = json.loads((tmp_path / "one.json").read_text("utf-8"))["headline"]
         same = [one == other for row in zip(gold, tags, strict=True) for one, other in zip(*row, strict=True)]
-        own = 100 * np.mean(same) if task == "pos" else entity_score(gold, tags).f1
+        own = 100 * np.mean(same) if task == "pos" else entity_scores(gold, tags)[2]
         name = "accuracy" if task == "pos" else "f1"
         assert headline == pytest.approx({f"{name}, mean of 1": own, "xtreme f1, mean of 1": lenient})
         assert own != pytest.approx(lenient)

@@ -12,12 +12,12 @@ import torch
 from tests.support.corpus import write_lines
 from tests.support.encoders import write_model
 from tests.support.vocabulary import small_tokenizer
-from xrep.data.batch import Annotation, TextSpec, Vocabulary
+from xrep.data.batch import TextSpec, Vocabulary
 from xrep.inference.encoding import encode_file
 from xrep.inference.export import export_path
 from xrep.inference.search_index import SearchIndex
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.models.classifier import Classifier
+from xrep.understanding.classifier import Annotation, Classifier
 
 CLASSIFIERS = {
     "classifier": ("classification", Annotation(kind="label", labels=["asleep", "awake"])),
@@ -29,7 +29,7 @@ CLASSIFIERS = {
 def write_classifier(path: Path, task: str, annotation: Annotation) -> None:
     """Write a checkpoint of an untrained classifier."""
     tokenizer = small_tokenizer()
-    text = TextSpec(vocabularies={"shared": Vocabulary.of(tokenizer)}, max_length=48, annotation=annotation)
+    text = TextSpec(vocabularies={"shared": Vocabulary.of(tokenizer)}, max_length=48, facts=annotation.facts())
     sizes: dict[str, Any] = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 16, "max_positions": 64}
     with torch.random.fork_rng():
         torch.manual_seed(7)

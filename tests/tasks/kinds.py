@@ -15,7 +15,6 @@ import torch
 from tests.support.corpus import sentence_pairs, spanish_pairs
 from tests.support.nli_data import Row, nli_rows, write, write_columns, write_jsonl
 from xrep.data.batch import TokenBatch
-from xrep.tasks.annotated import ClassificationTask
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.monolingual import MonolingualTask
 from xrep.tasks.nli import NliTask
@@ -24,6 +23,7 @@ from xrep.tasks.translation import TranslationTask
 from xrep.text.cleaning import sentence_hash
 from xrep.text.nli import LABELS
 from xrep.text.sides import tokenizer_of
+from xrep.understanding.labels import ClassificationTask
 
 PAIRS, VALID_PAIRS = sentence_pairs(600), sentence_pairs(660)[600:]
 SPANISH = spanish_pairs()
@@ -192,8 +192,8 @@ def rows_of(task: Any, batch: Any) -> list[tuple[str, ...]]:
     if task.gives is ExampleKind.REORDERED:
         assert torch.equal(batch.source.tokens.sort()[0], batch.target.tokens.sort()[0])
         texts, named = [row[:1] for row in texts], [row[:1] for row in named]
-    names = task.text.annotation.labels if task.text.annotation else LABELS
-    numbers = batch.labels.tolist() if "labels" in batch.facts else [-1] * len(batch)
+    names = task.text.facts.get("annotation", {"labels": LABELS})["labels"]
+    numbers = batch.labels.flatten().tolist() if "labels" in batch.facts else [-1] * len(batch)
     labels = [(names[label],) if label >= 0 else () for label in numbers]
     for row, own in zip(batch.facts["ids"].tolist(), texts, strict=True) if "ids" in batch.facts else ():
         hashes = [sentence_hash(text) for text in own]

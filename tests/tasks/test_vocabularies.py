@@ -14,10 +14,10 @@ from tests.support.once import made_once
 from tests.tasks.kinds import GERMAN_NLI, KINDS, NLI, PAIRS, first, rows_of, sequences, translated
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
-from xrep.tasks.annotated import ClassificationTask
 from xrep.text.find import discover_bitext
 from xrep.text.sides import open_tokenizer, open_tokenizers, save_tokenizers
 from xrep.text.train_tokenizer import train_tokenizer
+from xrep.understanding.labels import ClassificationTask
 
 
 def write_sides(folder: Path) -> None:

@@ -16,19 +16,6 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.models.model import Model, SentenceModel
 from xrep.tasks.task import ExampleKind, Task
 
-_TASKS = {
-    ExampleKind.SENTENCES: "`task` to monolingual",
-    ExampleKind.TRANSLATIONS: "`task` to bitext",
-    ExampleKind.NEIGHBOURS: "`task` to monolingual and `units` to adjacent",
-    ExampleKind.REORDERED: "`task` to monolingual and `units` to reordered",
-    ExampleKind.LABELLED_PAIRS: "`task` to nli",
-    ExampleKind.TRIPLETS: "`task` to nli and `form` to triplets",
-    ExampleKind.LABELLED_TEXTS: "`task` to classification",
-    ExampleKind.TAGGED_WORDS: "`task` to tagging",
-    ExampleKind.QUESTIONS: "`task` to question_answering",
-}
-"""The task that gives each kind of examples."""
-
 
 @dataclass
 class Term:
@@ -156,9 +143,9 @@ class Criterion(nn.Module, ABC):
     def check_task(self, task: Task) -> None:
         """Raise UserError if this criterion cannot read the examples that the task gives."""
         if self.reads and task.gives not in self.reads:
-            kinds, tasks = [kind.value for kind in self.reads], [_TASKS[kind] for kind in self.reads]
-            problem = f"the criterion reads {' or '.join(kinds)}, and the task gives {task.gives.value}"
-            raise UserError(problem, cure=f"set {', or '.join(tasks)}")
+            kinds = " or ".join(kind.name for kind in self.reads)
+            problem = f"the criterion reads {kinds}, and the task gives {task.gives.name}"
+            raise UserError(problem, cure=f"set {', or '.join(kind.cure for kind in self.reads)}")
         if task.has_hard_negatives and not self.uses_hard_negatives:
             cure = "leave it out, or choose a `criterion` that contrasts translations: translation_ranking, dap, "
             cure += "dual_moco, hictl with sentence_contrast, frozen_source with source_side target"

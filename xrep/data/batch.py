@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import torch
@@ -50,16 +50,6 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Annotation:
-    """What a classifier predicts."""
-
-    kind: Literal["label", "tags", "span"]
-    """A label of each text (label), a tag of each word (tags), or the part of a text that answers a question (span)."""
-    labels: list[str] = field(default_factory=list)
-    """The labels or tags, in the order of their numbers."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TextSpec:
     """What a model needs to know about the text it reads. It is saved with every checkpoint."""
 
@@ -69,8 +59,8 @@ class TextSpec:
     """Maximum length of a sentence in subwords, including special tokens; longer sentences are cut."""
     source_languages: list[str] = field(default_factory=list)
     target_languages: list[str] = field(default_factory=list)
-    annotation: Annotation | None = None
-    """What is predicted of the text; None for sentences without annotation."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What a task tells its model besides, such as the names of labels: plain data, as JSON has it."""
 
     @property
     def languages(self) -> list[str]:
@@ -91,8 +81,7 @@ class TextSpec:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TextSpec:
         sides = {side: Vocabulary(**vocabulary) for side, vocabulary in values["vocabularies"].items()}
-        annotation = Annotation(**values["annotation"]) if values.get("annotation") else None
-        return cls(**{**values, "vocabularies": sides, "annotation": annotation})
+        return cls(**{**values, "vocabularies": sides})
 
 
 M = TypeVar("M", bound="Movable")

@@ -17,11 +17,8 @@ from xrep.inference.encoder_files import Format, opening_line
 from xrep.inference.model_card import README, write_card
 from xrep.inference.sentence_encoder import SentenceEncoder, encoder_of
 from xrep.inference.settings import ExportOptions
-from xrep.interop.classifiers import CLASSES, write_classifier
-from xrep.interop.exported import write_huggingface
 from xrep.interop.sentence_modules import PROMPTS
 from xrep.models.averaging import average_last
-from xrep.models.classifier import Classifier
 from xrep.models.directory import (
     CONFIG,
     MANIFEST,
@@ -32,20 +29,10 @@ from xrep.models.directory import (
     open_checkpoint,
     write_checkpoint,
 )
+from xrep.models.kinds import model_class
+from xrep.models.model import Model, SentenceModel
 from xrep.nn.layers import is_quantised, quantise_layers
-from xrep.text.huggingface import save_as_huggingface
 from xrep.text.sides import open_tokenizers, save_tokenizers, tokenizer_of
-
-LOADERS = {"sentence encoder": "SentenceEncoder", "translation model": "Translator", "classifier": "SentenceClassifier"}
-"""The class of xrep that loads each kind of model."""
-PIPELINES = {
-    "sentence encoder": "sentence-similarity",
-    "translation model": "translation",
-    "label": "text-classification",
-    "tags": "token-classification",
-    "span": "question-answering",
-}
-"""The Hub's name of what each kind of model does, or a classifier of each kind of annotation."""
 
 
 def export_path(path: str | Path, directory: str | Path, format: Any, **changes: Any) -> dict[Path, str]:
@@ -78,7 +65,7 @@ def export_path(path: str | Path, directory: str | Path, format: Any, **changes:
         return _write_checkpoint(path, checkpoint, directory, format, **facts)
     if checkpoint is None:
         encoder = SentenceEncoder.load(path, device="cpu")
-    elif checkpoint.translates or checkpoint.text.annotation is not None:
+    elif not issubclass(model_class(checkpoint.path) or SentenceModel, SentenceModel):
         return _write_for_transformers(checkpoint, directory, format, **facts)
     else:
         encoder = encoder_of(checkpoint)
@@ -114,11 +101,10 @@ def _write_checkpoint(
             save, kept = partial(shutil.copytree, checkpoint.tokenizer), [*checkpoint.training_hashes, path / PROMPTS]
         if format == "int8":
             quantise_layers(model)
-        loading = f"import xrep; xrep.{LOADERS[model.kind]}.load({json.dumps(str(directory))})"
+        loading = model.opening.format(path=json.dumps(str(directory)))
         quantised = " The weights of its transformer layers are in int8." if is_quantised(model) else ""
-        kind = "xrep", PIPELINES[model.kind if text.annotation is None else text.annotation.kind]
         facts |= {"name": directory.name, "path": path, "fingerprint": identity, "lines": [loading]}
-        write_card(folder, kind, text.languages, **facts, about=f"A model of xrep.{quantised}")
+        write_card(folder, ("xrep", model.pipeline), text.languages, **facts, about=f"A model of xrep.{quantised}")
         snapshot = Snapshot(
             step=0 if checkpoint is None else checkpoint.step,
             config_yaml=config,
@@ -134,36 +120,19 @@ def _write_checkpoint(
 
 
 def _write_for_transformers(checkpoint: Checkpoint, directory: Path, format: Format, **facts: Any) -> dict[Path, str]:
-    """Write a classifier, which xrep reads back bit by bit, or the encoder of a translation model for transformers."""
-    path, text, annotation = checkpoint.path, checkpoint.text, checkpoint.text.annotation
+    """Write a model that is no sentence encoder as it writes itself for transformers."""
+    path, text = checkpoint.path, checkpoint.text
+    model: Model = load_model(checkpoint)
     if format != "hf":
-        what, cure = "a classifier", "set `format` to hf or xrep"
-        if annotation is None:
-            what, cure = "a translation model", "set `format` to xrep, or to hf for its encoder alone"
-        raise UserError(f"{what}, which {format} does not have", path=path, cure=cure)
-    model = load_model(checkpoint)
+        raise UserError(f"a {model.kind}, which {format} does not have", path=path, cure="set `format` to hf or xrep")
     tokenizer = tokenizer_of(open_tokenizers(checkpoint.tokenizer), "source")
-    if annotation is None:
-        languages, pipeline, opening = text.source_languages, "feature-extraction", model.encoder.library_class
-        about = f"The encoder of a model trained with xrep to translate from {', '.join(languages)}; the decoder is"
-        about += " left out. It gives a vector for each token."
-    else:
-        if not isinstance(model, Classifier):
-            raise UserError("its model comes from a plugin", path=path, cure="set `format` to xrep")
-        if annotation.kind == "label" and model.config.pooling != "cls":
-            read = f"predicted from the {model.config.pooling} of token vectors, transformers reads [CLS]"
-            raise UserError(f"its labels are {read}", path=path, cure="set `format` to xrep")
-        languages, pipeline, opening = [], PIPELINES[annotation.kind], f"AutoModel{CLASSES[annotation.kind]}"
-        predicted = ", ".join(annotation.labels) or "answers to questions"
-        about = f"A classifier, trained with xrep; it predicts {predicted}."
-    loading = opening_line(opening, str(directory), languages)
     facts |= {"name": directory.name, "path": path, "fingerprint": partial(fingerprint, model, text)}
     with naming(directory), directory_aside(directory) as aside:
-        encoders, kind = [model.encoder], ("transformers", pipeline)
-        write_card(aside, kind, languages or text.languages, encoders, **facts, about=about, lines=[loading])
-        if annotation is None:
-            write_huggingface(aside, model.encoder, tokenizer, max_length=text.max_length)
-        else:
-            write_classifier(aside, model.encoder, annotation, model.state_dict())
-            save_as_huggingface(tokenizer, aside, text.max_length)
+        try:
+            written = model.write_for_transformers(aside, tokenizer, text.max_length)
+        except UserError as error:
+            raise UserError(error.problem, path=error.path or path, cure=error.cure) from None
+        loading = opening_line(written.opening, str(directory), written.languages)
+        kind, languages = ("transformers", written.pipeline), written.languages or text.languages
+        write_card(aside, kind, languages, [written.encoder], **facts, about=written.about, lines=[loading])
     return {directory: loading}

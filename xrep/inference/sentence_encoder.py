@@ -23,6 +23,7 @@ from xrep.models.device import to_device
 from xrep.models.directory import Checkpoint, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.kinds import PRETRAINED, expect
+from xrep.models.model import SentenceModel
 from xrep.nn.layers import is_quantised
 from xrep.number_types import Precision
 from xrep.registry import one_line
@@ -93,7 +94,7 @@ class SentenceEncoder:
             UserError: If there is no encoder that xrep can read, it is damaged, or it has no such layer.
         """
         is_name = not Path(path).exists() and not Path(path).is_absolute()
-        is_pretrained = expect(path, "sentence encoder", *PRETRAINED) in PRETRAINED or is_name
+        is_pretrained = expect(path, SentenceModel, *PRETRAINED) in PRETRAINED or is_name
         is_random = random_weights is not None
         with torch.random.fork_rng(devices=[], enabled=is_random):
             if random_weights is not None:

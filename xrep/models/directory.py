@@ -32,12 +32,13 @@ from xrep.config.fields import fields_of_class
 from xrep.data.batch import TextSpec
 from xrep.errors import UserError
 from xrep.files import directory_aside, flush_to_disk, naming, sha256_of
-from xrep.models.kinds import CHECKPOINTS, CONFIG, MANIFEST, expect, read_mapping
+from xrep.models.kinds import CONFIG, MANIFEST, expect, read_mapping
+from xrep.models.model import Model
 from xrep.nn.layers import quantise_layers
 from xrep.nn.weights import fitting, read_tensors, read_torch, save_tensors
 from xrep.registry import MODELS
 
-SCHEMA = 4
+SCHEMA = 5
 MODEL, TOKENIZER = "model.safetensors", "tokenizer"
 CRITERION, STATE = "criterion.safetensors", "training_state.pt"
 PREFIX = "checkpoint-"
@@ -77,11 +78,6 @@ class Checkpoint:
     def model_options(self) -> dict[str, Any]:
         """The name and the options of the model."""
         return dict(self.config["model"])
-
-    @property
-    def translates(self) -> bool:
-        """Whether the model has a decoder."""
-        return "decoder" in self.manifest["architecture"]
 
     @property
     def training_hashes(self) -> list[Path]:
@@ -206,7 +202,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     if not path.exists():
         raise UserError("no such checkpoint", path=path, cure="name a directory such as RUN/best or RUN/last")
-    expect(path, "checkpoint", *CHECKPOINTS)
+    expect(path, Model)
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         schema, digest = manifest["schema"], manifest.pop("sha256")
@@ -254,14 +250,14 @@ def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> Any:
     """
     values = checkpoint.model_options
     name = values.pop("name")
-    if name not in MODELS.names():
+    if name not in MODELS:
         plugins = checkpoint.config.get("plugins")
         named = ", ".join(map(str, plugins)) if plugins and isinstance(plugins, list) else "of the package that has it"
         cure = f"import the plugin {named} first"
         raise UserError(f"its model {name!r} is not known here", path=checkpoint.path, cure=cure)
-    model_class = MODELS.load(name)
-    config = model_class.Config(**still_known(model_class.Config, values, checkpoint.path / CONFIG, "model"))
-    model = model_class(config, checkpoint.text, checkpoint.manifest["architecture"])
+    kind: Any = MODELS.load(name)
+    config = kind.Config(**still_known(kind.Config, values, checkpoint.path / CONFIG, "model"))
+    model = kind(config, checkpoint.text, checkpoint.manifest["architecture"])
     if checkpoint.is_quantised:
         quantise_layers(model)
     if not random_weights:

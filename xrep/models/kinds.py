@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,23 +11,20 @@ from typing import Any
 import yaml
 
 from xrep.errors import UserError
-from xrep.interop.classifiers import CLASSES
 from xrep.interop.sentence_modules import MODULES
+from xrep.models.model import Model
 from xrep.nn import bert
 from xrep.nn.weights import LAYOUTS
 from xrep.registry import MODELS
 
 MANIFEST, CONFIG = "manifest.json", "config.yaml"
-CHECKPOINTS = ("sentence encoder", "translation model", "classifier")
-"""Kinds of checkpoints: ``kind`` of the interfaces in ``xrep.models.model``."""
-PRETRAINED = ("pretrained encoder", "pretrained classifier")
-"""Kinds of directories of Hugging Face and sentence-transformers."""
+PRETRAINED = ("pretrained encoder", "pretrained model with a head")
+"""Kinds of directories of Hugging Face and sentence-transformers. The head is for something else than words."""
+_HEAD = re.compile(r"For\w*(?:Classification|QuestionAnswering|MultipleChoice)")
+"""What the names of transformers' classes with such a head have in them."""
 COMMANDS = {
-    "sentence encoder": "encode sentences by xrep-encode --path {path}",
-    "translation model": "translate by xrep-generate --path {path}",
-    "classifier": "predict by xrep-predict --path {path}",
     "pretrained encoder": "encode sentences by xrep-encode --path {path}",
-    "pretrained classifier": "predict by xrep-predict --path {path}",
+    "pretrained model with a head": "encode sentences by xrep-encode --path {path}",
     "graph for ONNX Runtime or OpenVINO": "name the model that it was exported from",
     "folder of two encoders": "name one of them: {path}/source or {path}/target",
     "folder of vectors": "measure them by xrep-eval TEST --path {path}",
@@ -35,14 +33,7 @@ COMMANDS = {
     "data directory": "train on it by xrep-train {path}",
     "directory of a run": "did you mean {path}/{best}?",
 }
-"""What can be done with each kind of directory."""
-STARTS = {
-    "checkpoint": "start from it: xrep-train DATA --encoder {path}",
-    "sentence encoder": "train sentence vectors from its encoder: xrep-train DATA --task bitext --encoder {path}",
-    "translation model": "train a translator from its encoder: xrep-train DATA --task translation --encoder {path}",
-    "classifier": "train one from its encoder: xrep-train DATA --task classification --encoder {path}",
-}
-"""How a checkpoint of each kind is made from another kind of model."""
+"""What can be done with each kind of directory that is no checkpoint; of a checkpoint, its model's class says it."""
 FILES = {
     "folder of two encoders": [f"source/{bert.CONFIG}"],
     "folder of vectors": ["vectors.npy"],
@@ -51,13 +42,22 @@ FILES = {
 """Files by which kinds of directories are known that describe themselves nowhere."""
 
 
+def model_class(path: str | Path) -> type[Model] | None:
+    """Return the class of the model of a checkpoint; None if this is no checkpoint, or nothing here has the class."""
+    path = Path(path)
+    name: Any = _mapping(_mapping(path / CONFIG).get("model")).get("name")
+    known: Any = MODELS.load(name) if "architecture" in _mapping(path / MANIFEST) and name in MODELS else None
+    return known
+
+
 def kind_of(path: str | Path) -> str | None:
-    """Return what a directory holds, a key of ``COMMANDS``; None if that is not known. Files are not checked."""
+    """Return what a directory holds, the ``kind`` of a model or a key of ``COMMANDS``; None if that is not known. Files
+    are not checked."""
     path = Path(path)
     manifest = _mapping(path / MANIFEST)
     if "architecture" in manifest:
-        name = _mapping(_mapping(path / CONFIG).get("model")).get("name")
-        return MODELS.load(name).kind if name in MODELS.names() else None
+        model = model_class(path)
+        return model and model.kind
     if "parts" in manifest:
         return "folder of encoded lines" if "origin" in manifest else "search index"
     if str(manifest.get("format")).startswith("xrep-"):
@@ -68,22 +68,23 @@ def kind_of(path: str | Path) -> str | None:
         return "pretrained encoder"
     if (path / bert.CONFIG).is_file():
         architectures = str(_mapping(path / bert.CONFIG).get("architectures"))
-        return PRETRAINED[any(name in architectures for name in CLASSES.values())]
+        return PRETRAINED[_HEAD.search(architectures) is not None]
     return next((kind for kind, files in FILES.items() if any((path / file).is_file() for file in files)), None)
 
 
-def expect(path: str | Path, wanted: str, *others: str) -> str | None:
-    """Return what a directory holds, as ``kind_of`` does, if this is ``wanted`` or one of the ``others``, or not known.
-    Otherwise raises a UserError that names the right command."""
-    kind = kind_of(path)
-    if kind in (None, wanted, *others):
+def expect(path: str | Path, wanted: type[Model] | None, *others: str) -> str | None:
+    """Return what a directory holds, as ``kind_of`` does, if this is a checkpoint of a ``wanted`` model, one of the
+    ``others``, or not known. Otherwise raises a UserError that names the right command."""
+    kind, model = kind_of(path), model_class(path)
+    fits = model is not None and wanted is not None and (issubclass(model, wanted) or kind == wanted.kind)
+    if fits or kind in (None, *others):
         return kind
     best = next((name for name in ("best", "last") if (Path(path) / name / MANIFEST).is_file()), "")
-    cures = [COMMANDS[kind].format(path=path, best=best)]
-    if kind in (*CHECKPOINTS, *PRETRAINED) and wanted in STARTS:
+    cures = [(COMMANDS[kind] if model is None else model.use).format(path=path, best=best)]
+    if wanted is not None and (model is not None or kind in PRETRAINED):
         if _mapping(Path(path) / MANIFEST).get("precision") != "int8":  # from such weights, nothing is trained
-            cures.append(STARTS[wanted].format(path=path))
-    raise UserError(f"a {kind}, not a {wanted}", path=path, cure=", or ".join(cures))
+            cures.append(wanted.start.format(path=path))
+    raise UserError(f"a {kind}, not a {wanted.kind if wanted else others[0]}", path=path, cure=", or ".join(cures))
 
 
 def read_mapping(path: Path) -> dict[str, Any] | None:

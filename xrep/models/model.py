@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from xrep.data.batch import Annotation, TextSpec, TokenBatch, Vocabulary
+from xrep.data.batch import TextSpec, TokenBatch, Vocabulary
+from xrep.errors import UserError
+from xrep.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,22 @@ class Origin:
     """Its languages; empty if they are not known."""
     details: str
     """What a user should know about it, in a few words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForTransformers:
+    """What a model has written for the library transformers."""
+
+    opening: str
+    """Name of the class of transformers that opens it."""
+    pipeline: str
+    """The Hub's name of what it does."""
+    about: str
+    """What a reader of its card should know."""
+    encoder: Any
+    """The encoder that was written (``xrep.nn.encoder.Encoder``)."""
+    languages: list[str] = field(default_factory=list)
+    """The languages that it reads, if they are to be named beside the line that opens it."""
 
 
 class Model(nn.Module, ABC):
@@ -35,13 +53,23 @@ class Model(nn.Module, ABC):
     Attributes:
         kind: What messages call such a model.
         example: Registered name of a model of this kind, for messages.
+        use: What can be done with a checkpoint of such a model at ``{path}``, for messages.
+        start: How such a model is trained from the encoder of another one at ``{path}``, for messages.
+        opening: Line of Python that loads a checkpoint at ``{path}``, a string in quotation marks.
+        pipeline: The Hub's name of what the model does.
         default_validation: Name of the validation of a run that names none; None: that of the task.
         idle_parameters: Whether some parameters get no gradient from what the model computes.
         origins: Maps the name of each encoder that starts from a trained one, such as ``encoders.source``, to that one.
     """
 
-    kind: ClassVar[str]
+    kind: ClassVar[str] = "checkpoint"
     example: ClassVar[str]
+    use: ClassVar[str] = "start from it: xrep-train DATA --encoder {path}"
+    start: ClassVar[str] = "start from it: xrep-train DATA --encoder {path}"
+    opening: ClassVar[str] = (
+        "from xrep.models import directory; directory.load_model(directory.open_checkpoint({path}))"
+    )
+    pipeline: str = "feature-extraction"
     default_validation: ClassVar[str | None] = None
     idle_parameters: bool = False
     origins: dict[str, Origin]
@@ -49,6 +77,17 @@ class Model(nn.Module, ABC):
     @abstractmethod
     def architecture(self) -> dict[str, Any]:
         """Return as plain data what is needed to build the model again; it is saved beside the weights."""
+
+    def write_for_transformers(self, directory: Path, tokenizer: Tokenizer, max_length: int) -> ForTransformers:
+        """Write configuration, weights and tokenizer into an empty directory, for the library transformers.
+
+        Args:
+            max_length: Longest sentence in tokens.
+
+        Raises:
+            UserError: Transformers has no counterpart of the model.
+        """
+        raise UserError(f"a {self.kind}, which transformers does not have", cure="set `format` to xrep")
 
     def carried_over(self, tensors: dict[str, Tensor], text: TextSpec) -> dict[str, Tensor]:
         """Return the tensors of an earlier model of this class, trained on ``text``, as they start this one."""
@@ -64,6 +103,10 @@ class SentenceModel(Model):
 
     kind = "sentence encoder"
     example = "dual_encoder"
+    use = "encode sentences by xrep-encode --path {path}"
+    start = "train sentence vectors from its encoder: xrep-train DATA --task bitext --encoder {path}"
+    opening = "import xrep; xrep.SentenceEncoder.load({path})"
+    pipeline = "sentence-similarity"
     output_size: int
 
     @property
@@ -96,6 +139,10 @@ class TranslationModel(Model):
 
     kind = "translation model"
     example = "translation"
+    use = "translate by xrep-generate --path {path}"
+    start = "train a translator from its encoder: xrep-train DATA --task translation --encoder {path}"
+    opening = "import xrep; xrep.Translator.load({path})"
+    pipeline = "translation"
     default_validation = "translation"
     source_vocabulary: Vocabulary
     target_vocabulary: Vocabulary
@@ -122,19 +169,3 @@ class TranslationModel(Model):
     @abstractmethod
     def begin(self, source: TokenBatch, languages: Tensor) -> Any:
         """Encode sentences, and return the state with which a search for their translations begins."""
-
-
-class ClassifyingModel(Model):
-    """A model that predicts annotations of text: a label of each text, a tag of each word, or the answer to a question.
-
-    Attributes:
-        annotation: What it predicts.
-    """
-
-    kind = "classifier"
-    example = "classifier"
-    annotation: Annotation
-
-    @abstractmethod
-    def forward(self, tokens: TokenBatch) -> Tensor:
-        """Return the logits: [N, labels] of texts, [N, T, tags] of words, or [N, T, 2] of the answers' ends."""

@@ -148,7 +148,7 @@ def find_start(name_or_path: str, encoder_type: str = AUTO) -> Start:
     for checkpoint, tower in ((path, None), (path.parent, path.name)):
         if (checkpoint / MANIFEST).is_file() and not path.is_file():
             return _of_checkpoint(open_checkpoint(checkpoint), tower)
-    expect(path, *PRETRAINED)
+    expect(path, None, *PRETRAINED)
     return read_pretrained(find_pretrained(name_or_path), encoder_type)
 
 

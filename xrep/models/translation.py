@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -12,15 +13,17 @@ from torch import Tensor, nn
 from xrep.config.fields import Count
 from xrep.data.batch import TextSpec, TokenBatch
 from xrep.errors import UserError
+from xrep.interop.exported import write_huggingface
 from xrep.kernels.int8 import Int8Product, quantise
 from xrep.kernels.linear import PackedWeight, fused_linear, linear
-from xrep.models.model import Origin, TranslationModel
+from xrep.models.model import ForTransformers, Origin, TranslationModel
 from xrep.models.start import EncoderOptions, check_vocabulary, encoder_shape, load_start, shape_from
 from xrep.nn.decoder import SourceKeys, StepCache, TransformerDecoder
 from xrep.nn.encoder import Encoder, initialise
 from xrep.nn.layers import Packing, is_quantised, layout_of
 from xrep.nn.shape import DecoderShape, EncoderSizes
 from xrep.text.sides import SHARED
+from xrep.text.tokenizer import Tokenizer
 
 
 @dataclass
@@ -114,6 +117,18 @@ class Translation(TranslationModel):
 
     def architecture(self) -> dict[str, Any]:
         return self._architecture
+
+    def write_for_transformers(self, directory: Path, tokenizer: Tokenizer, max_length: int) -> ForTransformers:
+        write_huggingface(directory, self.encoder, tokenizer, max_length=max_length)
+        languages = self.text.source_languages
+        about = (
+            f"The encoder of a model trained with xrep to translate from {', '.join(languages)}; the decoder is left "
+        )
+        about += "out. It gives a vector for each token."
+        opening, encoder = self.encoder.library_class, self.encoder
+        return ForTransformers(
+            opening=opening, pipeline="feature-extraction", about=about, encoder=encoder, languages=languages
+        )
 
     def carried_over(self, tensors: dict[str, Tensor], text: TextSpec) -> dict[str, Tensor]:
         # Language vectors are matched by the names of the languages.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -25,21 +24,30 @@ from xrep.text.tokenizer import Tokenizer
 DEFAULT_BATCH_SIZE, VALIDATION_BATCH_SIZE = 128, 128
 
 
-class ExampleKind(str, Enum):
-    """Kinds of examples. A task gives one kind, and a criterion reads one or several."""
+@dataclass(frozen=True)
+class ExampleKind:
+    """A kind of examples. A task gives one kind, and a criterion reads one or several; a plugin can make its own."""
 
-    SENTENCES = "single sentences"
-    TRANSLATIONS = "translations"
-    NEIGHBOURS = "neighbouring sentences"
-    REORDERED = "reordered sentences"
-    LABELLED_PAIRS = "labelled pairs"
-    TRIPLETS = "triplets"
-    LABELLED_TEXTS = "labelled texts"
-    TAGGED_WORDS = "tagged words"
-    QUESTIONS = "questions"
-    MIXTURE = "examples of several kinds"
+    name: str
+    """What messages call such examples."""
+    cure: str = ""
+    """The options by which a run gets them, as in "set `task` to bitext"."""
+    SENTENCES: ClassVar[ExampleKind]
+    TRANSLATIONS: ClassVar[ExampleKind]
+    NEIGHBOURS: ClassVar[ExampleKind]
+    REORDERED: ClassVar[ExampleKind]
+    LABELLED_PAIRS: ClassVar[ExampleKind]
+    TRIPLETS: ClassVar[ExampleKind]
+    MIXTURE: ClassVar[ExampleKind]
 
 
+ExampleKind.SENTENCES = ExampleKind("single sentences", "`task` to monolingual")
+ExampleKind.TRANSLATIONS = ExampleKind("translations", "`task` to bitext")
+ExampleKind.NEIGHBOURS = ExampleKind("neighbouring sentences", "`task` to monolingual and `units` to adjacent")
+ExampleKind.REORDERED = ExampleKind("reordered sentences", "`task` to monolingual and `units` to reordered")
+ExampleKind.LABELLED_PAIRS = ExampleKind("labelled pairs", "`task` to nli")
+ExampleKind.TRIPLETS = ExampleKind("triplets", "`task` to nli and `form` to triplets")
+ExampleKind.MIXTURE = ExampleKind("examples of several kinds")
 PAIRS = (ExampleKind.TRANSLATIONS, ExampleKind.NEIGHBOURS, ExampleKind.REORDERED)
 """The kinds whose examples are pairs with the sides source and target."""
 

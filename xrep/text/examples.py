@@ -9,15 +9,11 @@ Sentences with a label are read from these files, each also compressed:
 - three files ``s1.dev``, ``s2.dev`` and ``labels.dev``, which belong together line by line;
 - ``.review``: the Amazon reviews of Prettenhofer and Stein (2010), where more than three stars are ``positive`` and
   fewer ``negative``.
-
-Rows without a label (``-`` or empty) and rows whose text is ``NS`` (PAWS-X: a sentence without a translation) are left
-out and counted.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +21,7 @@ from typing import Any
 
 from xrep.errors import UserError, abbreviated
 from xrep.files import is_stream
-from xrep.text.find import PARALLEL, Bitext, TextFile, columns_of_pairs
+from xrep.text.find import Bitext, TextFile, columns_of_pairs
 from xrep.text.languages import canonical, count_english_words
 from xrep.text.lines import is_too_long, names_in_zip, read_lines
 from xrep.text.records import (
@@ -219,38 +215,12 @@ def orient(bitext: Bitext) -> tuple[Bitext, str | None]:
 # -- labels -----------------------------------------------------------------------------------------------------------
 
 
-def is_labelled(path: Path) -> bool:
-    """Return whether a file of a folder may be labelled text; one such as README.txt is not."""
-    name = plain_name(path)
-    beside = name.lower().startswith(("readme", "license", "labels.", "s2."))
-    return PARALLEL.fullmatch(name) is not None or ending_of(path) in ("tsv", "txt", "jsonl", "review") and not beside
-
-
-def read_labelled(file: TextFile, counts: Counter[str] | None = None) -> Iterator[Example]:
-    """Yield the labelled sentences of a file.
-
-    Args:
-        counts: Counter to which rows are added: ``read``, and those left out (``no label``, ``no text``, ``too long``).
+def read_rows(file: TextFile) -> Iterator[Example]:
+    """Yield every row of a file of labelled text, with single spaces in its texts and its label as it is written.
 
     Raises:
         UserError: The file is damaged, a row has another number of columns, or the texts are not one or two.
     """
-    counts = Counter() if counts is None else counts
-    for example in read_rows(file):
-        counts["read"] += 1
-        if example.label in ("", "-"):
-            counts["no label"] += 1
-        elif not all(example.sentences) or "NS" in example.sentences:
-            counts["no text"] += 1
-        elif any(map(is_too_long, example.sentences)):
-            counts["too long"] += 1
-        else:
-            yield example
-
-
-def read_rows(file: TextFile) -> Iterator[Example]:
-    """Yield every row of a file, with single spaces in its texts and its label as it is written; raises as
-    ``read_labelled``."""
     for line, texts, label, language in _rows(file):
         code = canonical(language) if language else file.language
         sentences = tuple(" ".join(text.split()) for text in texts)

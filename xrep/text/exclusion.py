@@ -9,12 +9,13 @@ from __future__ import annotations
 import html
 import itertools
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from xrep.errors import UserError
-from xrep.text.annotated import is_questions, read_questions, read_tagged
+from xrep.registry import FORMATS
 from xrep.text.cleaning import NO_KEY, HashSet, sentence_hashes
 from xrep.text.examples import columns_of, read_rows
 from xrep.text.find import TextFile
@@ -28,13 +29,25 @@ _UNREAD = re.compile(
 """Names of files and folders beside the text of an evaluation set: what describes it, its labels and its answers."""
 _LATIN = re.compile(r"(?:rt-polarity|subj|custrev|mpqa|sentiment-|stsa|train_5500|TREC).*")
 """Names of files of SentEval that are published in latin-1."""
-_UPOS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X".split()
-_TAG = re.compile(rf"O|[BIESLU]-\S+|{'|'.join(_UPOS)}")
 _LABELLED_LINE = re.compile(r"(?:[A-Z]{2,5}:\w+|[0-4]) +(\S.*)")
 """A line of TREC, such as ``NUM:dist How far is it``, or of SST, such as ``3 A good film``."""
 _HEADER = frozenset("label gold_label sentence sentence1 text premise sent0 pair_ID Quality score".split())
 _ENTAILMENT = frozenset(("entailment", "neutral", "contradiction", "contradictory"))
 _FIRST_LINES, _WIDE = 1000, 3
+
+
+class TextFormat(ABC):
+    """A form in which text is published. Plugins register more of them, as the kind ``format``."""
+
+    @staticmethod
+    @abstractmethod
+    def accepts(path: Path) -> bool:
+        """Return whether a file has this form: one of lines, a table or JSON. It may be any file that a user has."""
+
+    @staticmethod
+    @abstractmethod
+    def texts(file: TextFile) -> Iterator[str]:
+        """Yield the sentences of a file. Raises UserError if it is damaged."""
 
 
 def load_exclusion(paths: Iterable[str | Path]) -> HashSet:
@@ -44,8 +57,8 @@ def load_exclusion(paths: Iterable[str | Path]) -> HashSet:
       identifiers and labels. If the header names the texts, only these columns are read.
     - Of records (JSON lines, Parquet, TMX, XLIFF) all texts are sentences, such as the translations in
       ``{"translation": {"de": ..., "en": ...}}``, or those that the keys of labelled data name.
-    - Of SQuAD's JSON questions and contexts are read, of other JSON all strings.
-    - The words of a tagged sentence (CoNLL-U, or lines of a word and its tag) are joined by spaces.
+    - Of JSON all strings are read.
+    - Files of a ``TextFormat`` are read by it, such as tagged words, and questions in SQuAD's JSON.
     - Of XML and SGML the text between two tags is a sentence; of the Amazon reviews, each review.
     - Hidden files, ``__MACOSX``, and what describes a set (README, LICENSE, ...) are left out.
 
@@ -86,12 +99,7 @@ def _is_unread(path: Path) -> bool:
 def _texts(path: Path) -> Iterator[str]:
     """Yield the sentences of a file."""
     ending, file = ending_of(path), TextFile("und", path)
-    if ending == "json" and is_questions(path):
-        for question in read_questions(file):
-            yield from question.texts
-    elif ending == "json":
-        yield from _json_texts(parse_json(read_bytes(path), path))
-    elif ending == "review":
+    if ending == "review":
         yield from (text for example in read_rows(file) for text in example.sentences)
     elif ending in ("xml", "sgm", "sgml"):
         content = "\n".join(line for _, line in read_lines(path))
@@ -99,17 +107,22 @@ def _texts(path: Path) -> Iterator[str]:
     elif has_records(path) and ending != "csv":
         for _, record in read_records(path):
             yield from _json_texts(record)
+    elif own := _format_of(path):
+        yield from own.texts(file)
+    elif ending == "json":
+        yield from _json_texts(parse_json(read_bytes(path), path))
     else:
-        yield from _texts_of_lines(file)
+        yield from _texts_of_lines(path)
 
 
-def _texts_of_lines(file: TextFile) -> Iterator[str]:
-    """Yield the sentences of a file of lines, tagged words or a table; its first lines show which it is."""
-    path = file.path
+def _format_of(path: Path) -> Any:
+    return next((own for own in map(FORMATS.load, FORMATS.names()) if own.accepts(path)), None)
+
+
+def _texts_of_lines(path: Path) -> Iterator[str]:
+    """Yield the sentences of a file of lines or a table; its first lines show which it is."""
     first = list(itertools.islice(_lines(path), _FIRST_LINES))
-    if ending_of(path) == "conllu" or _is_tagged(first):
-        yield from (sentence.text for sentence in read_tagged(file))
-    elif ending_of(path) == "csv" and first and "\t" not in first[0]:  # the .csv of STS-B are separated by tabs
+    if ending_of(path) == "csv" and first and "\t" not in first[0]:  # the .csv of STS-B are separated by tabs
         yield from _table_texts(row for _, row in read_csv(path))
     elif all("\t" in line for line in first if line.strip()):
         yield from _table_texts(line.split("\t") for line in _lines(path) if line.strip())
@@ -125,16 +138,6 @@ def _lines(path: Path) -> Iterator[str]:
     """Yield the lines of a file, of which those of SentEval may be in latin-1."""
     is_latin = _LATIN.fullmatch(plain_name(path))
     return (line for _, line in (read_latin1(path) if is_latin else read_lines(path, allow_empty=True)))
-
-
-def _is_tagged(lines: list[str]) -> bool:
-    """Return whether lines are words with their tags: the tags are known, or no word and no tag has a space and there
-    are blank lines between sentences."""
-    rows = [line.split("\t") if "\t" in line else line.rsplit(" ", 1) for line in lines if line.strip()]
-    if not rows or min(map(len, rows)) < 2:
-        return False
-    are_words = not any(" " in line or "\t" not in line for line in lines if line.strip())
-    return all(_TAG.fullmatch(row[-1].strip()) for row in rows) or are_words and not all(map(str.strip, lines[:-1]))
 
 
 def _table_texts(rows: Iterator[list[str]]) -> Iterator[str]:

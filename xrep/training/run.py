@@ -192,7 +192,7 @@ def _own(directory: Path, run: RunConfig) -> Iterator[None]:
 def _init_model(initial: Checkpoint, model: Model, task: Task) -> list[str]:
     new, note = _load(initial, MODEL, "model", model)
     if len(new) == len(model.state_dict()):
-        expect(initial.path, model.kind)
+        expect(initial.path, type(model))
         cure = "give the model the same sizes"
         raise UserError("no tensor of the model fits this configuration", path=initial.path, cure=cure)
     say_origin(model, initial.text, initial.path, "init", new)

@@ -18,6 +18,7 @@ from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.models.device import to_device
 from xrep.models.directory import fingerprint, load_model, open_checkpoint
 from xrep.models.kinds import expect
+from xrep.models.model import TranslationModel
 from xrep.models.translation import Translation
 from xrep.number_types import Precision
 from xrep.text.languages import canonical
@@ -73,7 +74,7 @@ class Translator:
     def load(cls, path: str | Path, device: str | None = None, dtype: Precision = "float32") -> Translator:
         """Load a checkpoint directory such as ``nmt/best``; ``device`` and ``dtype`` are as for ``SentenceEncoder``. A
         UserError says if there is no checkpoint, it is damaged, or it belongs to another kind of model."""
-        expect(path, "translation model")
+        expect(path, TranslationModel)
         checkpoint = open_checkpoint(path)
         model = to_device(load_model(checkpoint), device, dtype)
         model.pack_scores()

@@ -13,48 +13,31 @@ import torch
 from torch import Tensor
 
 from xrep.data.batch import TextSpec, batches_of
-from xrep.data.rows import (
-    IGNORED,
-    Reading,
-    Row,
-    batch_of_rows,
-    label_rows,
-    question_rows,
-    table_of_rows,
-    tag_rows,
-)
-from xrep.data.table import Table
 from xrep.errors import UserError
-from xrep.models.classifier import load_classifier
 from xrep.models.device import to_device
 from xrep.models.directory import fingerprint, load_model, open_checkpoint
-from xrep.models.kinds import expect
-from xrep.models.model import ClassifyingModel
+from xrep.models.kinds import PRETRAINED, expect
 from xrep.number_types import Precision
-from xrep.text.annotated import Question, TaggedSentence
 from xrep.text.examples import Example
 from xrep.text.sides import SHARED, Tokenizers, open_tokenizers
+from xrep.understanding.annotated import IGNORED, Reading, Row, batch_of_rows
+from xrep.understanding.classifier import ANNOTATIONS, Classifier, load_classifier
+from xrep.understanding.labels import label_rows
+from xrep.understanding.questions import Question, question_rows
+from xrep.understanding.tags import TaggedSentence, tag_rows
 
 BATCH_TOKENS = 4096
 CANDIDATES, MAX_ANSWER = 20, 30
 """As in BERT's evaluation: the best beginnings and ends of a window that are combined, subwords of an answer."""
-WINDOWS = {"stride": 128, "max_question": 64}
-"""The windows of a context, unless the run says otherwise."""
-KINDS = {
-    "label": ("labels of texts", "xnli, pawsx or amazon"),
-    "tags": ("tags of words", "pos or ner"),
-    "span": ("answers to questions", "qa"),
-}
-"""What each kind of classifier predicts, and the evaluations that measure it."""
 
 
 @dataclass(frozen=True)
 class FoundAnswer:
     """The best answer in a context: characters ``start`` to ``start + len(text)``, and the sum of its two logits."""
 
-    text: str
-    start: int
-    score: float
+    text: str = ""
+    start: int = 0
+    score: float = -float("inf")
 
 
 @dataclass(eq=False, repr=False)
@@ -72,7 +55,7 @@ class SentenceClassifier:
         training_hashes: File of the hashes of its training sentences, or None.
     """
 
-    model: ClassifyingModel
+    model: Classifier
     text: TextSpec
     tokenizers: Tokenizers
     _: KW_ONLY
@@ -83,7 +66,7 @@ class SentenceClassifier:
 
     def __post_init__(self) -> None:
         self.annotation = self.model.annotation
-        self._reading = Reading(self.tokenizers[SHARED], self.text.vocabulary(SHARED), self.text.max_length)
+        self._reading = Reading.of(self.tokenizers[SHARED], self.text.max_length, self.options)
 
     @classmethod
     def load(
@@ -102,7 +85,7 @@ class SentenceClassifier:
             UserError: It is neither, or its model is not a classifier, or the device does not compute in ``dtype``.
         """
         run: dict[str, Any] = {}
-        if expect(path, "classifier", "pretrained classifier") == "pretrained classifier":
+        if expect(path, Classifier, PRETRAINED[1]) == PRETRAINED[1]:
             model, text, tokenizers = load_classifier(Path(path))
         else:
             checkpoint = open_checkpoint(path)
@@ -118,9 +101,9 @@ class SentenceClassifier:
     def check_kind(self, kind: str) -> None:
         """Raise UserError if the classifier predicts something else than annotations of this kind."""
         if self.annotation.kind != kind:
-            (predicted, tests), (wanted, _) = KINDS[self.annotation.kind], KINDS[kind]
-            problem, cure = f"this classifier predicts {predicted}, not {wanted}", f"measure it by xrep-eval {tests}"
-            raise UserError(problem, path=self.path or None, cure=cure)
+            own, cure = ANNOTATIONS[self.annotation.kind], "measure it by xrep-eval"
+            problem = f"this classifier predicts {own.predicts}, not {ANNOTATIONS[kind].predicts}"
+            raise UserError(problem, path=self.path or None, cure=f"{cure} {own.evaluations}")
 
     def predict(self, texts: Sequence[str | tuple[str, ...]]) -> tuple[list[str], np.ndarray]:
         """Return the most probable label of each of N texts or pairs, and the probabilities of all L labels, float32
@@ -128,33 +111,29 @@ class SentenceClassifier:
         self.check_kind("label")
         pairs = [(text,) if isinstance(text, str) else text for text in texts]
         examples = [Example(tuple(" ".join(one.split()) for one in pair), ()) for pair in pairs]
-        rows = self._table(label_rows(examples, self._reading, lambda _: (0,)))
         logits = torch.empty(len(examples), len(self.annotation.labels))
-        for row, _, row_logits in self._logits(rows):
-            logits[row] = row_logits
+        for _, row, own in self._logits(label_rows(examples, self._reading, lambda _: (0,))):
+            logits[row.example] = own
         probabilities = logits.softmax(dim=1).numpy()
         return [self.annotation.labels[best] for best in probabilities.argmax(axis=1)], probabilities
 
     def tag(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
         """Return the tag of each word of each sentence."""
         self.check_kind("tags")
-        examples = [TaggedSentence(tuple(words), (), "", Path(), 0) for words in sentences]
-        rows = self._table(tag_rows(examples, self._reading, lambda e: (0,) * len(e.words)))
-        best_of_row = {row: logits.argmax(dim=1)[labels != IGNORED] for row, labels, logits in self._logits(rows)}
+        examples = [TaggedSentence(tuple(words)) for words in sentences]
         tags = [list[str]() for _ in examples]
-        for row, example in enumerate(rows["example"].values.tolist()):
-            tags[example] += [self.annotation.labels[best] for best in best_of_row[row].tolist()]
+        rows = tag_rows(examples, self._reading, lambda example: (0,) * len(example.words))
+        for _, row, logits in sorted(self._logits(rows), key=lambda found: found[0]):
+            best = logits.argmax(dim=1)[: len(row.ids)][torch.tensor(row.labels) != IGNORED]
+            tags[row.example] += [self.annotation.labels[number] for number in best.tolist()]
         return tags
 
     def answer(self, questions: Sequence[Question]) -> list[FoundAnswer]:
         """Return the best answer to each question in its context; a UserError says if there is no room for a context
         beside a question."""
         self.check_kind("span")
-        sizes = {name: int(self.options.get(name, usual)) for name, usual in WINDOWS.items()}
-        windows = list(question_rows(questions, self._reading, **sizes))
-        best = [FoundAnswer("", 0, -float("inf"))] * len(questions)
-        for number, _, logits in self._logits(self._table(windows)):
-            row = windows[number]
+        best = [FoundAnswer()] * len(questions)
+        for _, row, logits in self._logits(question_rows(questions, self._reading)):
             span = best_span(logits.numpy(), row)
             if span is not None and span[2] > best[row.example].score:
                 start, end, score = span
@@ -162,17 +141,14 @@ class SentenceClassifier:
                 best[row.example] = FoundAnswer(text.strip(), end - len(text.lstrip()), score)
         return best
 
-    def _table(self, rows: Iterable[Row]) -> Table:
-        return table_of_rows(self.annotation.kind, rows, self._reading.vocabulary)
-
     @torch.inference_mode()
-    def _logits(self, rows: Table) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield the number of each row, its labels, and its logits in float32 on the CPU, similar lengths together."""
-        self.model.eval()
-        device = next(self.model.parameters()).device
-        for numbers in batches_of(rows["ids"].lengths(np.arange(len(rows))), self.batch_tokens):
-            batch = batch_of_rows(rows, np.array(numbers), self._reading.vocabulary)
-            yield from zip(numbers, batch.labels, self.model(batch.tokens.to(device)).float().cpu(), strict=True)
+    def _logits(self, rows: Iterable[Row]) -> Iterator[tuple[int, Row, Tensor]]:
+        """Yield the number of each row, the row, and its logits in float32 on the CPU, similar lengths together."""
+        rows, device = list(rows), next(self.model.eval().parameters()).device
+        for numbers in batches_of([len(row.ids) for row in rows], self.batch_tokens):
+            some = [rows[number] for number in numbers]
+            tokens = batch_of_rows(some, self._reading.vocabulary).tokens.to(device)
+            yield from zip(numbers, some, self.model(tokens).float().cpu(), strict=True)
 
 
 def best_span(logits: np.ndarray, row: Row) -> tuple[int, int, float] | None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from xrep.errors import UserError
-from xrep.text.annotated import is_questions, is_tagged, read_questions, read_tagged
-from xrep.text.examples import is_labelled, read_labelled
 from xrep.text.find import TextFile, discover, of_split
+from xrep.understanding.labels import is_labelled, read_labelled
+from xrep.understanding.questions import is_questions, read_questions
+from xrep.understanding.tags import is_tagged, read_tagged
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:

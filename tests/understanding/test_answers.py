@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xrep.metrics.answers import exact_match, f1, normalise
+from xrep.understanding.figures import exact_match, f1, normalise
 
 
 @pytest.mark.parametrize(("answer", "language", "form", "words"), [

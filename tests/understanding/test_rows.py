@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from xrep.data.batch import Vocabulary
-from xrep.data.rows import (
-    IGNORED,
-    Reading,
-    batch_of_rows,
-    cut_lengths,
-    label_rows,
-    question_rows,
-    table_of_rows,
-    tag_rows,
-)
 from xrep.errors import UserError
-from xrep.text.annotated import Answer, Question, TaggedSentence
 from xrep.text.examples import Example
 from xrep.text.tokenizer import Tokenizer
 from xrep.text.train_tokenizer import train_tokenizer
+from xrep.understanding.annotated import (
+    IGNORED,
+    Reading,
+    batch_of_rows,
+    sequence,
+)
+from xrep.understanding.labels import label_rows
+from xrep.understanding.questions import Answer, Question, question_rows
+from xrep.understanding.tags import TaggedSentence, tag_rows
 
 
 @pytest.fixture(scope="module")
@@ -43,35 +38,33 @@ def test_a_pair_is_one_sequence(tokenizer: Tokenizer, vocabulary: Vocabulary) ->
     assert single.ids == [vocabulary.bos_id, *one, vocabulary.eos_id] and single.first == len(single.ids)
     assert pair.ids == [*single.ids, vocabulary.eos_id, *two, vocabulary.eos_id] and pair.first == len(single.ids) + 1
     assert single.labels == pair.labels == [7] and (single.example, pair.example) == (0, 1)
-    batch = batch_of_rows(table_of_rows("label", [single, pair], vocabulary), np.array([1, 0]), vocabulary)
-    assert batch.labels.tolist() == [7, 7] and batch.indices.tolist() == [1, 0]
+    batch = batch_of_rows([pair, single], vocabulary)
+    assert batch.labels.tolist() == [[7], [7]] and batch.indices.tolist() == [1, 0]
     types = batch.tokens.types
     assert types is not None and types[0].sum() == len(two) + 1 and types[1].sum() == 0
     assert batch.rows(1, 2).tokens.tokens.shape == (1, len(single.ids))
-    alone = table_of_rows("label", [single], vocabulary)
-    assert batch_of_rows(alone, np.array([0]), vocabulary).tokens.types is None
+    assert batch_of_rows([single], vocabulary).tokens.types is None
 
 
-@pytest.mark.slow
-@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 50))
-def test_the_longer_sentence_is_cut_first(first: int, second: int, room: int) -> None:
+def test_the_longer_sentence_is_cut_first(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     """Tokens are taken one at a time from the longer sentence, and from the second if both are equally long."""
-    expected = [first, second]
-    while sum(expected) > room:
-        expected[0 if expected[0] > expected[1] else 1] -= 1
-    assert list(cut_lengths(first, second, room)) == expected
+    extra = vocabulary.leading_count + vocabulary.pair_separators + 1
+    for lengths, room, kept in (((9, 4), 10, (6, 4)), ((4, 9), 6, (3, 3)), ((5, 5), 7, (4, 3)), ((2, 2), 0, (0, 0))):
+        first, second = (range(100, 100 + length) for length in lengths)
+        ids, begin = sequence(first, second, Reading(tokenizer, vocabulary, room + extra))
+        assert (begin - extra + 1, len(ids) - begin - 1) == kept
 
 
 def test_words_carry_their_tags(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     words = ("der", "Bäckermeister", "singt", "\u200b") * 9
-    sentence = TaggedSentence(words, words, "de", Path(), 1)
+    sentence = TaggedSentence(words)
     rows = list(tag_rows([sentence], Reading(tokenizer, vocabulary, 20), lambda s: range(len(s.words))))
     assert len(rows) > 1 and all(len(row.ids) == len(row.labels) <= 20 for row in rows)
     assert [tag for row in rows for tag in row.labels if tag != IGNORED] == list(range(len(words)))
     for row in rows:
         assert row.ids[0] == vocabulary.bos_id and row.ids[-1] == vocabulary.eos_id
         assert row.labels[0] == row.labels[-1] == IGNORED
-    batch = batch_of_rows(table_of_rows("tags", rows, vocabulary), np.arange(len(rows)), vocabulary)
+    batch = batch_of_rows(rows, vocabulary)
     assert batch.labels.shape == batch.tokens.tokens.shape
 
 
@@ -83,7 +76,7 @@ def test_a_space_does_not_stand_for_a_word(tmp_path: Path) -> None:
     pieces = tokenizer.encode([f" {word}" for word in words])
     spaces = [not tokenizer.decode(ids[:1]).strip() for ids in pieces]
     assert spaces[0]
-    sentence = TaggedSentence(words, words, "zh", Path(), 1)
+    sentence = TaggedSentence(words)
     reading = Reading(tokenizer, Vocabulary.of(tokenizer), 64)
     (row,) = tag_rows([sentence], reading, lambda s: range(len(s.words)))
     assert row.ids[1:-1] == [token for ids, space in zip(pieces, spaces, strict=True) for token in ids[space:]]
@@ -93,8 +86,8 @@ def test_a_space_does_not_stand_for_a_word(tmp_path: Path) -> None:
 
 def test_every_window_knows_its_answer(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     context = "der Koch singt im Haus. " * 8 + "die Ärztin wohnt in Köln. " + "der Maler lacht laut. " * 8
-    question = Question("1", "wo?", context, (Answer("Köln", context.index("Köln")),), "de")
-    rows = list(question_rows([question], Reading(tokenizer, vocabulary, 40), stride=9, max_question=5))
+    question = Question("wo?", context, (Answer("Köln", context.index("Köln")),))
+    rows = list(question_rows([question], Reading(tokenizer, vocabulary, 40, stride=9, max_question=5)))
     with_answer = [row for row in rows if row.labels != [0, 0]]
     assert len(rows) > 5 and with_answer and len(with_answer) < len(rows)
     covered = set[int]()
@@ -109,12 +102,12 @@ def test_every_window_knows_its_answer(tokenizer: Tokenizer, vocabulary: Vocabul
 
 
 def test_a_question_without_room_is_refused(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
-    question = Question("1", "wo ist der Bäcker und der Koch und die Katze?", "hier", (), "de")
+    question = Question("wo ist der Bäcker und der Koch und die Katze?", "hier")
     with pytest.raises(UserError, match="no room for a context beside a question of"):
-        list(question_rows([question], Reading(tokenizer, vocabulary, 12), stride=3, max_question=64))
+        list(question_rows([question], Reading(tokenizer, vocabulary, 12)))
 
 
 def test_a_context_of_spaces_has_no_answer(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
-    question = Question("1", "wo?", "   ", (), "de")
-    (row,) = question_rows([question], Reading(tokenizer, vocabulary, 20), stride=5, max_question=9)
+    question = Question("wo?", "   ")
+    (row,) = question_rows([question], Reading(tokenizer, vocabulary, 20, stride=5, max_question=9))
     assert row.labels == [0, 0] and not row.spans

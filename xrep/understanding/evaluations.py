@@ -14,11 +14,15 @@ from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples, OverlapOption, PrecisionOption, Result, Score, TableEvaluation, shares
 from xrep.evaluation.reading import choose_languages
-from xrep.inference import scoring
-from xrep.inference.classifier import SentenceClassifier
-from xrep.tasks.annotated import AnnotatedTask, ClassificationTask, QuestionAnsweringTask, TaggingTask
 from xrep.text.find import of_split
 from xrep.text.languages import name
+from xrep.understanding import scoring
+from xrep.understanding.annotated import AnnotatedTask, numbering
+from xrep.understanding.figures import Normalisation
+from xrep.understanding.labels import ClassificationTask
+from xrep.understanding.questions import QuestionAnsweringTask
+from xrep.understanding.sentence_classifier import SentenceClassifier
+from xrep.understanding.tags import TaggingTask
 
 
 class AnnotatedEvaluation(TableEvaluation):
@@ -66,17 +70,15 @@ class AnnotatedEvaluation(TableEvaluation):
 
     def check(self, model: SentenceClassifier) -> None:
         model.check_kind(self.task.kind)
-        known = model.annotation.labels
-        for example in (example for table in self.tables for example in table.gold):
-            if unknown := [label for label in self.task.labels(example) if label not in known]:
-                cure = f"the classifier predicts {', '.join(known[:20])}"
-                raise UserError(f"unknown label {unknown[0]!r}", path=example.path, line=example.line, cure=cure)
+        numbers_of = numbering(model.annotation.labels, self.task.labels)
+        for table in self.tables:
+            for example in table.gold:
+                numbers_of(example)  # or an error, of an unknown label
 
     def score(self, model: SentenceClassifier, examples: Examples) -> Score:
-        normalisation: Any = getattr(self.config, "normalisation", "mlqa")
-        figures, outcomes = scoring.score(model, list(examples.gold), normalisation)
-        details = {name: value for name, value in figures.items() if name not in outcomes}
-        return Score({name: figures[name] for name in outcomes}, shares(outcomes), details)
+        numbers = scoring.score(model, list(examples.gold), getattr(self.config, "normalisation", "mlqa"))
+        details = {name: numbers.pop(name) for name in scoring.DETAILS if name in numbers}
+        return Score(scoring.percentages(numbers), shares(numbers), scoring.percentages(details))
 
     def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
         figures = next(iter(results.values())).score.figures
@@ -172,7 +174,7 @@ class Questions(AnnotatedEvaluation):
 
     @dataclass(kw_only=True)
     class Config(AnnotatedEvaluation.Config):
-        normalisation: Literal["squad", "mlqa"] = "mlqa"
+        normalisation: Normalisation = "mlqa"
         """How answers are compared. mlqa: without the articles and the punctuation of each language, Chinese by
         characters. squad: as English in every language, which XTREME does for XQuAD and TyDiQA."""
 

@@ -11,16 +11,15 @@ import torch
 import transformers
 
 from tests.text.small_tokenizers import write_wordpiece, write_xlm_roberta
-from xrep.data.rows import Reading, Row, batch_of_rows, label_rows, table_of_rows
 from xrep.errors import UserError
-from xrep.inference.classifier import SentenceClassifier, best_span
-from xrep.interop.classifiers import write_classifier
-from xrep.models.classifier import load_classifier
 from xrep.nn.weights import Weights
-from xrep.text.annotated import Question
 from xrep.text.examples import Example
-from xrep.text.huggingface import save_as_huggingface
 from xrep.text.sides import SHARED
+from xrep.understanding.annotated import Reading, Row, batch_of_rows
+from xrep.understanding.classifier import load_classifier
+from xrep.understanding.labels import label_rows
+from xrep.understanding.questions import Question
+from xrep.understanding.sentence_classifier import SentenceClassifier, best_span
 
 pytestmark = pytest.mark.slow  # transformers takes seconds to import
 SIZES: dict[str, Any] = {
@@ -61,8 +60,8 @@ def expected_logits(model: Any, batch: Any) -> list[torch.Tensor]:
 def _batch(classifier: SentenceClassifier) -> Any:
     examples = [Example(pair, ()) for pair in PAIRS]
     reading = Reading(classifier.tokenizers[SHARED], classifier.text.vocabulary(SHARED), 64)
-    table = table_of_rows("label", label_rows(examples, reading, lambda _: [0]), reading.vocabulary)
-    return batch_of_rows(table, np.arange(2), reading.vocabulary).tokens
+    rows = list(label_rows(examples, reading, lambda _: [0]))
+    return batch_of_rows(rows, reading.vocabulary).tokens
 
 
 KINDS = ["SequenceClassification", "TokenClassification", "QuestionAnswering"]
@@ -89,9 +88,8 @@ def test_logits_are_those_of_transformers_and_an_export_is_bit_equal(family: str
             assert family != "bert" or batch.types[place, :length].tolist() == read["token_type_ids"]
 
     model, text, tokenizers = load_classifier(tmp_path / "model")
-    head = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(("dense.", "output."))}
-    write_classifier(tmp_path / "again", model.encoder, model.annotation, head)
-    save_as_huggingface(tokenizers[SHARED], tmp_path / "again", text.max_length)
+    (tmp_path / "again").mkdir()
+    model.write_for_transformers(tmp_path / "again", tokenizers[SHARED], text.max_length)
     first, second = Weights(tmp_path / "model"), Weights(tmp_path / "again")
     assert set(second) <= set(first) and all(torch.equal(first[name], second[name]) for name in second)
     loaded = type(theirs).from_pretrained(tmp_path / "again").eval()
@@ -123,7 +121,7 @@ def test_answers_are_parts_of_the_context(tmp_path: Path) -> None:
     write_model(tmp_path / "model", "xlm-roberta", "QuestionAnswering")
     classifier = SentenceClassifier.load(tmp_path / "model")
     context = "  Die Katze schläft im Haus. 猫在家里睡觉。 แมวนอนหลับ e\u0301te\u0301 " * 9
-    questions = [Question("1", "where?", context, (), "de"), Question("2", "who", "the cats", (), "en")]
+    questions = [Question("where?", context), Question("who", "the cats")]
     for question, answer in zip(questions, classifier.answer(questions), strict=True):
         assert answer.text and question.context[answer.start : answer.start + len(answer.text)] == answer.text
 

@@ -1,4 +1,4 @@
-"""``score``: its numbers of each example add up to the figures by which a test is quoted."""
+"""``score``: its numbers of each example add up to the figures."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from xrep.data.batch import Annotation
-from xrep.inference.scoring import main_metric, score
+from xrep.understanding.classifier import Annotation
+from xrep.understanding.scoring import main_metric, percentages, score
 
 
 def example(**values: Any) -> SimpleNamespace:
@@ -38,9 +38,7 @@ def test_numbers_of_examples_add_up(name: str) -> None:
     annotation = Annotation(kind=kind, labels=labels)
     classifier: Any = SimpleNamespace(annotation=annotation, predict=lambda texts: (answers, None))
     classifier.tag = classifier.answer = lambda examples: answers
-    figures, counts = score(classifier, examples)
-    assert next(iter(counts)) == main_metric(annotation)
-    for metric, own in counts.items():
-        assert own.shape == (len(examples), 2)
-        assert figures[metric] == pytest.approx(100 * own[:, 0].sum() / own[:, 1].sum())
-    assert figures[main_metric(annotation)] == pytest.approx(expected)
+    numbers = score(classifier, examples)
+    assert next(iter(numbers)) == main_metric(annotation)
+    assert {own.shape for own in numbers.values()} == {(len(examples), 2)}
+    assert percentages(numbers)[main_metric(annotation)] == pytest.approx(expected)

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.planning import token_batch
-from xrep.criteria.annotated import Classification, Span, Tagging
 from xrep.data.batch import Batch, TextSpec, TokenBatch
-from xrep.data.rows import IGNORED
+from xrep.understanding.annotated import IGNORED
+from xrep.understanding.labels import Classification
+from xrep.understanding.questions import Span
+from xrep.understanding.tags import Tagging
 
 TEXT = TextSpec(vocabularies={}, max_length=9)
 SHAPES = {Classification: (4, 3), Tagging: (2, 4, 3), Span: (2, 4, 2)}
 """The shapes of the logits."""
-LABELS = {Classification: [2, 0, 1, 1], Tagging: [[IGNORED, 0, IGNORED, 2], [IGNORED, 1, IGNORED, IGNORED]],
+LABELS = {Classification: [[2], [0], [1], [1]], Tagging: [[IGNORED, 0, IGNORED, 2], [IGNORED, 1, IGNORED, IGNORED]],
           Span: [[1, 2], [0, 0]]}  # fmt: skip
 LENGTHS = {Classification: [3, 2, 3, 1], Tagging: [4, 3], Span: [4, 2]}
 
@@ -42,7 +44,7 @@ def predictions(kind: Any, logits: Tensor) -> list[tuple[Tensor, int]]:
     """Return each softmax of the objective, over logits [L], and the label that it predicts."""
     labels = LABELS[kind]
     if kind is Classification:
-        return list(zip(logits, labels, strict=True))
+        return [(row, label) for row, (label,) in zip(logits, labels, strict=True)]
     if kind is Tagging:  # first subwords alone
         return [(logits[0, 1], 0), (logits[0, 3], 2), (logits[1, 1], 1)]
     rows = [(logits[row, : LENGTHS[Span][row]], labels[row]) for row in range(2)]  # padding is left out

@@ -13,7 +13,7 @@ from xrep_cli import common
 from xrep_cli.command import Command
 
 if TYPE_CHECKING:
-    from xrep.inference.classifier import SentenceClassifier
+    from xrep.understanding.sentence_classifier import SentenceClassifier
 
 
 @dataclass(kw_only=True)
@@ -43,8 +43,8 @@ class Options(common.Computing, common.Batches):
 
 def run(options: Options) -> None:
     """Write a line for each line of the input; those of a pipe are answered as they arrive."""
-    from xrep.inference.classifier import SentenceClassifier
     from xrep.text.chunks import read_chunks
+    from xrep.understanding.sentence_classifier import SentenceClassifier
 
     classifier = SentenceClassifier.load(
         options.path, device=options.device, dtype=options.precision, batch_tokens=options.batch_tokens
@@ -79,9 +79,9 @@ def _tags(classifier: SentenceClassifier, rows: list[list[str]]) -> Iterator[tup
 
 
 def _answers(classifier: SentenceClassifier, rows: list[list[str]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    from xrep.text.annotated import Question
+    from xrep.understanding.questions import Question
 
-    for answer in classifier.answer([Question("", question, context, (), "") for question, context in rows]):
+    for answer in classifier.answer([Question(question, context) for question, context in rows]):
         yield f"{answer.text}\t{answer.start}", {"answer": answer.text, "start": answer.start, "score": answer.score}
 
 

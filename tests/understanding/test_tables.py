@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from xrep.tasks.annotated import ClassificationTask
+from xrep.understanding.classifier import Annotation
+from xrep.understanding.labels import ClassificationTask
 
 
 def test_labels_in_a_file_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -14,9 +15,8 @@ def test_labels_in_a_file_of_their_own(tmp_path: Path, capsys: pytest.CaptureFix
 
     def built() -> tuple[list[str], int, bool]:
         task = ClassificationTask(ClassificationTask.Config(data=str(tmp_path), vocab_size=30), seed=1)
-        assert task.text.annotation
         said = "train: 40 examples, 40 sequences\n" in capsys.readouterr().out
-        return task.text.annotation.labels, task.examples, said
+        return Annotation.of(task.text).labels, task.examples, said
 
     for name in ("s1.train", "s2.train"):
         (tmp_path / name).write_text("".join(f"ein Satz mit der Zahl {n}\n" for n in range(40)), encoding="utf-8")

@@ -1,0 +1,326 @@
+"""Tasks of annotated text and their objectives: what classification, tagging and question answering have in common.
+
+A row is the sequence of tokens that a classifier reads: a text or a pair ([CLS] x [SEP] y [SEP]), the words of a
+sentence, or a question and a window of its context. An example has several rows where it is longer than a sequence may
+be: a long sentence of words is divided between words, and the context of a question into overlapping windows.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain, compress
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from xrep.config.fields import Count
+from xrep.criteria.criterion import Criterion, Loss, Planned, Term
+from xrep.data.batch import Batch, TokenBatch, Vocabulary
+from xrep.data.build import Builder, build, chunks
+from xrep.data.table import ColumnType, DataDirectory, Table, flatten, token_type
+from xrep.errors import UserError
+from xrep.hashing import scramble
+from xrep.tasks.task import TableTask, VocabularyOptions, given_tokenizers, text_spec
+from xrep.text.cleaning import NO_KEY, sentence_hashes
+from xrep.text.find import TextFile, discover, of_split
+from xrep.text.languages import canonical
+from xrep.text.sides import SHARED, Tokenizers
+from xrep.text.tokenizer import Tokenizer
+from xrep.understanding.classifier import Annotation, Classifier
+
+IGNORED = -100
+"""Label of tokens whose label is not predicted."""
+Numbering = Callable[[Any], Sequence[int]]
+"""Function that returns the numbers of the labels of an example."""
+
+
+class Row(NamedTuple):
+    """A sequence of tokens.
+
+    Attributes:
+        ids: Token ids, special tokens included.
+        first: Number of tokens of the first of two sentences, with the special tokens around it.
+        labels: The class of the text; or for each token the number of its tag (IGNORED where a word does not begin);
+            or the first and the last token of the answer (the first token of the row twice, if it has none).
+        example: Number of the example that the row belongs to; of a row in a table, its own number.
+        spans: Of the tokens of a context, the characters (start, end) that they stand for; the first of these tokens
+            has the place ``first``.
+    """
+
+    ids: Sequence[int]
+    first: int
+    labels: Sequence[int]
+    example: int
+    spans: Sequence[tuple[int, int]] = ()
+
+
+class Reading(NamedTuple):
+    """How text is read: the tokenizer, its special ids, how long a row may be, by how many subwords a window of a
+    context begins after the one before it, and how many subwords of a question are read."""
+
+    tokenizer: Tokenizer
+    vocabulary: Vocabulary
+    max_length: int
+    stride: int = 128
+    max_question: int = 64
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, max_length: int, options: Mapping[str, Any]) -> Reading:
+        """Return how a task with these options reads text."""
+        windows = {name: int(options[name]) for name in ("stride", "max_question") if name in options}
+        return cls(tokenizer, Vocabulary.of(tokenizer), max_length, **windows)
+
+
+def sequence(first: Sequence[int], second: Sequence[int] | None, reading: Reading) -> tuple[list[int], int]:
+    """Return [CLS] x [SEP], or [CLS] x [SEP] y [SEP], and the number of tokens up to y (all, if there is none).
+
+    If it is too long, tokens at the end of the longer sentence are left out one by one, as transformers does.
+    """
+    vocabulary, x, y = reading.vocabulary, list(first), list(second or ())
+    separators = [vocabulary.eos_id] * (1 if second is None else vocabulary.pair_separators)
+    room = reading.max_length - vocabulary.leading_count - len(separators) - (second is not None)
+    while len(x) + len(y) > max(room, 0):
+        (x if len(x) > len(y) else y).pop()
+    begin = [] if vocabulary.bos_id is None else [vocabulary.bos_id]
+    front, behind = [*begin, *x, *separators], [] if second is None else [*y, vocabulary.eos_id]
+    return front + behind, len(front)
+
+
+def numbering(known: Sequence[str], labels: Callable[[Any], Sequence[str]]) -> Numbering:
+    """Return a function that gives the numbers of the labels of an example, and raises UserError if one of them is not
+    known. ``labels`` returns the labels of an example."""
+    numbers = {label: number for number, label in enumerate(known)}
+
+    def numbers_of(example: Any) -> list[int]:
+        own = labels(example)
+        if unknown := [label for label in own if label not in numbers]:
+            problem, cure = f"the label {unknown[0]!r} does not occur in the training text", ", ".join(known[:20])
+            raise UserError(problem, path=example.path, line=example.line, cure=f"known: {cure}")
+        return [numbers[label] for label in own]
+
+    return numbers_of
+
+
+def batch_of_rows(rows: Sequence[Row], vocabulary: Vocabulary) -> Batch:
+    """Return rows as a batch whose side is ``shared`` and whose labels are [N, 1] of texts, [N, T] of words, and [N, 2]
+    of questions."""
+    lengths = np.array([len(row.ids) for row in rows], np.int64)
+    tokens = np.full((len(rows), lengths.max(initial=1)), vocabulary.pad_id, np.int64)
+    labels = np.full((len(rows), max((len(row.labels) for row in rows), default=1)), IGNORED, np.int64)
+    second = np.zeros_like(tokens)
+    for place, row in enumerate(rows):
+        tokens[place, : len(row.ids)], labels[place, : len(row.labels)] = row.ids, row.labels
+        second[place, row.first : len(row.ids)] = 1
+    types = torch.from_numpy(second) if second.any() else None
+    sequences = TokenBatch(torch.from_numpy(tokens), torch.from_numpy(lengths), lengths, types)
+    return Batch.of({SHARED: sequences}, labels=labels, indices=np.array([row.example for row in rows], np.int64))
+
+
+class AnnotatedTask(TableTask):
+    """Base class of tasks whose examples are text with annotations.
+
+    The text is read as it is published, tokenised once and kept on disk. The labels are those of the training text. The
+    tokenizer is that of the pretrained encoder, or ``tokenizer``, or one trained on the text.
+
+    Attributes:
+        what: What its files are, for messages.
+        forms: Endings of the names of its files, for messages.
+        accepts: Function that says whether a file of a folder is one that the task reads.
+        read: Function that yields the examples of a file. It takes a counter, to which it adds the examples that are
+            ``read`` and, by reason, those that are left out.
+        labels: Function that returns the labels of an example.
+        texts: Function that returns the texts of an example, from which the vocabulary is trained and the overlap with
+            tests is found.
+        rows: Function that yields the rows of examples.
+
+    Raises:
+        UserError: The data is missing or damaged, or a label of the dev split does not occur in the training text.
+    """
+
+    default_model = "classifier"
+    default_validation = "annotation"
+    kind: ClassVar[Literal["label", "tags", "span"]]
+    what: ClassVar[str]
+    forms: ClassVar[str]
+    accepts: ClassVar[Callable[[Path], bool]]
+    read: ClassVar[Callable[[TextFile, Counter[str]], Iterator[Any]]]
+    labels: ClassVar[Callable[[Any], Sequence[str]]]
+    texts: ClassVar[Callable[[Any], Sequence[str]]]
+    rows: ClassVar[Callable[..., Iterator[Row]]]
+
+    @dataclass(kw_only=True)
+    class Config(VocabularyOptions):
+        data: str
+        """File or folder of annotated text, as it is published. The names of files tell their split (train, dev) and
+        language (dev-de.tsv); a file without a split in its name is training text."""
+        languages: list[str] = field(default_factory=lambda: ["en"])
+        """Languages of the text that is read for training and validation; all: every language that is there."""
+        language: str = "en"
+        """Language of files that do not name it."""
+        dev_share: Annotated[float, "[0, 1)"] = 0.0
+        """Share of the training examples that are held out for validation, if there is no dev split (CMLM: 0.1)."""
+        exclude: list[str] = field(default_factory=list)
+        """Files or directories of evaluation sets. Training examples with a sentence that occurs there are dropped."""
+        batch_size: Count = 32
+        """Number of rows in a batch."""
+        max_length: Annotated[int, "[8, inf)"] = 128
+        """Maximum length of a row in subwords, special tokens included."""
+
+        def problems(self) -> list[str]:
+            return [] if self.languages else ["languages must name at least one language, or all"]
+
+    config: Any
+
+    def __init__(self, config: Any, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
+        self.config, self.seed = config, seed
+        files = self.discover(config.data, config.language)
+        chosen = None if "all" in config.languages else [canonical(language) for language in config.languages]
+        self._files = {split: of_split(files, split, chosen) for split in ("train", "valid")}
+        if not self._files["train"]:
+            there = sorted({file.language for file in of_split(files, "train")})
+            cure = f"there is training text in {', '.join(there)}" if there else "name files with train in their names"
+            raise UserError("no training text in these `languages`", path=config.data, cure=cure)
+        data = self._build(given_tokenizers(config.tokenizer, tokenizers or {}, shared=True))
+        annotation, languages = Annotation(kind=self.kind, labels=data.manifest["labels"]), data.manifest["languages"]
+        text = text_spec(data.tokenizers, config.max_length, target_languages=languages, facts=annotation.facts())
+        super().__init__(config, seed, data, data.splits, text)
+
+    @classmethod
+    def discover(cls, path: str, language: str) -> list[TextFile]:
+        """Return the files of a folder, or the single file."""
+        return discover(path, language, cls.what, cls.forms, cls.accepts)
+
+    def examples_of(self, split: str, counts: Counter[str] | None = None) -> Iterator[Any]:
+        """Read the examples of a split (``train`` or ``valid``) from its files. ``counts`` is as for ``read``.
+
+        Without a dev split, some training examples are held out; which ones depends on the seed and their places alone.
+        """
+        if not self._holds_out:
+            yield from self._read(split, counts)
+            return
+        start, limit = 0, np.uint64(int(self.config.dev_share * 2**32))
+        for chunk in chunks(self._read("train", counts if split == "train" else None)):
+            places = np.arange(start, start + len(chunk), dtype=np.uint64)
+            held_out = scramble(places, self.seed) >> np.uint64(32) < limit
+            yield from compress(chunk, held_out == (split == "valid"))
+            start += len(chunk)
+
+    def _read(self, split: str, counts: Counter[str] | None = None) -> Iterator[Any]:
+        counts = Counter() if counts is None else counts
+        return chain.from_iterable(type(self).read(file, counts) for file in self._files[split])
+
+    @functools.cached_property
+    def _holds_out(self) -> bool:
+        """Whether the dev split is a part of the training text."""
+        return self.config.dev_share > 0 and next(self._read("valid"), None) is None
+
+    def _build(self, tokenizers: Tokenizers) -> DataDirectory:
+        config, files = self.config, [path for own in self._files.values() for file in own for path in file.paths]
+        options = {name: value for name, value in asdict(config).items() if name not in ("tokenizer", "batch_size")}
+        return build(
+            "annotated text",
+            [self.kind, options, self.seed if config.dev_share else None],
+            files,
+            self._fill,
+            tokenizers,
+            self._sentences,
+            title=config.data,
+            vocabulary_size=config.vocab_size,
+            exclude=config.exclude,
+        )
+
+    def _sentences(self) -> Iterator[tuple[str, str]]:
+        examples = self.examples_of("train")
+        if (first := next(examples, None)) is None:
+            raise self._nothing()
+        for example in chain([first], examples):
+            yield from ((example.language, text) for text in type(self).texts(example))
+
+    def _fill(self, builder: Builder) -> None:
+        labels, languages = set[str](), set[str]()
+        for example in self.examples_of("train"):
+            labels.update(type(self).labels(example))
+            languages.add(example.language)
+        builder.facts |= {"languages": sorted(languages), "labels": sorted(labels, key=_order)}
+        tokenizer, numbers_of = builder.tokenizers[SHARED], numbering(builder.facts["labels"], type(self).labels)
+        reading = Reading.of(tokenizer, self.config.max_length, vars(self.config))
+        ids, labels = token_type(tokenizer.vocabulary_size), ColumnType("<i4", ragged=True)
+        schema = {"ids": ids, "labels": labels, "first": ColumnType("<u4")}
+        for split in self._files:
+            counts = Counter[str]()
+            examples = self._allowed(builder, split, counts)
+            with builder.table(split, "rows", schema) as table:
+                for chunk in chunks(type(self).rows(examples, reading, numbers_of)):
+                    lengths = np.array([len(row.labels) for row in chunk])
+                    labels = np.fromiter(chain.from_iterable(row.labels for row in chunk), np.int32)
+                    ids, first = flatten([row.ids for row in chunk]), np.array([row.first for row in chunk])
+                    table.append({"ids": ids, "labels": (labels, lengths), "first": first})
+            if counts:
+                left_out = [f"{n:,} ({why})" for why, n in counts.items() if n and why not in ("read", "kept")]
+                said = f"; left out: {', '.join(left_out)}" if left_out else ""
+                print(f"{split}: {counts['kept']:,} examples, {table.rows:,} sequences{said}")
+        if "train" not in builder.splits:
+            raise self._nothing()
+
+    def _allowed(self, builder: Builder, split: str, counts: Counter[str]) -> Iterator[Any]:
+        """Yield the examples of a split without the training examples that have an excluded sentence."""
+        for chunk in chunks(self.examples_of(split, counts)):
+            if split == "train":
+                texts = list(map(type(self).texts, chunk))
+                owners = np.repeat(np.arange(len(chunk)), list(map(len, texts)))
+                hashes = sentence_hashes(chain.from_iterable(texts))
+                excluded = np.bincount(owners, builder.excluded.contains(hashes), len(chunk)) > 0
+                builder.training.add(hashes[~excluded[owners] & (hashes != NO_KEY)])
+                counts["excluded"] += np.count_nonzero(excluded)
+                chunk = list(compress(chunk, ~excluded))
+            counts["kept"] += len(chunk)
+            yield from chunk
+
+    def _nothing(self) -> UserError:
+        path, cure = self._files["train"][0].path, "check the files and `exclude`"
+        return UserError("no example in the training text", path=path, cure=cure)
+
+    def batch_of(self, tables: Sequence[Table], examples: np.ndarray) -> Batch:
+        ids, labels, first = (tables[0][name] for name in ("ids", "labels", "first"))
+        rows = [Row(ids[n].tolist(), int(first.values[n]), labels[n].tolist(), n) for n in examples[:, 1].tolist()]
+        return batch_of_rows(rows, self.text.vocabulary(SHARED))
+
+    def as_text(self, table: Table, number: int) -> str:
+        return f"row {number}: {self.tokenizers[SHARED].decode(table['ids'][number])!r}"
+
+
+def _order(label: str) -> tuple[int, str]:
+    """Return a key that sorts labels; numbers by their value."""
+    return int(label) if re.fullmatch(r"\d{1,9}", label) else 0, label
+
+
+class AnnotationCriterion(Criterion):
+    """Mean cross-entropy of the labels of texts or words: the base class of the objectives of these tasks.
+
+    Attributes:
+        term: Name of the loss.
+    """
+
+    needs = Classifier
+    term: ClassVar[str]
+
+    @dataclass(kw_only=True)
+    class Config:
+        pass
+
+    def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
+        return Planned(batch, {self.term: int((batch.labels != IGNORED).sum())})
+
+    def forward(self, model: Classifier, planned: Planned) -> Loss:
+        logits, labels = model(planned.batch.tokens).float().flatten(0, -2), planned.batch.labels.flatten()
+        # Tokens without a tag stay in the sums, because their number is not known without waiting for a GPU.
+        loss, counted = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum"), labels != IGNORED
+        right = (logits.detach().argmax(dim=1) == labels) & counted
+        return Loss({self.term: Term(loss)}, {"accuracy": 100 * right.sum() / counted.sum().clamp(min=1)})

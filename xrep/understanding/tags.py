@@ -1,0 +1,188 @@
+"""Tags of words: the files in which they are published, the sequences that are read, the task and the objective.
+
+Tags are parts of speech in CoNLL-U (Universal Dependencies), or entities as in PAN-X (WikiAnn). A ``.conllu`` file has
+ten columns, of which the second is the word and the fourth the part of speech (UPOS). Lines of multi-word tokens
+(``3-4``) and of empty nodes (``5.1``) are skipped, as in XTREME. A ``.tsv`` or ``.txt`` file has a word and a tag on
+each line, separated by a tab or, if there is none, by the last space; the word may have the prefix of its language
+(``en:Paris``), as in the files of WikiAnn. Empty lines separate sentences in both.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
+from pathlib import Path
+
+from xrep.data.build import chunks
+from xrep.errors import UserError
+from xrep.tasks.task import ExampleKind
+from xrep.text.exclusion import TextFormat
+from xrep.text.find import TextFile
+from xrep.text.lines import read_lines
+from xrep.text.records import ending_of, plain_name
+from xrep.understanding.annotated import IGNORED, AnnotatedTask, AnnotationCriterion, Numbering, Reading, Row, sequence
+
+TAGGED_WORDS = ExampleKind("tagged words", "`task` to tagging")
+_COLUMNS, _FIRST_LINES = 10, 1000
+_PREFIX = re.compile(r"[a-z]{2,3}(?:-[a-z]+)?:(?=.)")
+_UPOS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X".split()
+_TAG = re.compile(rf"O|[BIESLU]-\S+|{'|'.join(_UPOS)}")
+
+
+@dataclass(frozen=True)
+class TaggedSentence:
+    """The words of a sentence and the tag of each word; and where the first word is written."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...] = ()
+    language: str = ""
+    path: Path = Path()
+    line: int = 0
+
+    @property
+    def text(self) -> str:
+        """The sentence, with one space between two words."""
+        return " ".join(self.words)
+
+
+def is_tagged(path: Path) -> bool:
+    """Return whether a file of a folder may be tagged words; one such as README.txt is not."""
+    name = plain_name(path).lower()
+    return ending_of(path) in ("conllu", "tsv", "txt", "bio", "iob2") and not name.startswith(("readme", "license"))
+
+
+def read_tagged(file: TextFile, counts: Counter[str] | None = None) -> Iterator[TaggedSentence]:
+    """Yield the tagged sentences of a file. ``counts`` stays as it is, because none is left out. Raises UserError if a
+    line has another number of columns, or a word has no tag."""
+    word_of = _conllu_word if ending_of(file.path) == "conllu" else _tagged_word
+    rows, is_prefixed = list[tuple[int, str, str]](), None
+
+    def sentence() -> Iterator[TaggedSentence]:
+        if rows:
+            lines, words, tags = zip(*rows, strict=True)
+            rows.clear()
+            yield TaggedSentence(words, tags, file.language, file.path, lines[0])
+
+    for number, line in read_lines(file.path):
+        if not line.strip():
+            yield from sentence()
+        elif pair := word_of(line, file.path, number):
+            word, tag = pair
+            if word_of is _tagged_word:
+                is_prefixed = bool(_PREFIX.match(word)) if is_prefixed is None else is_prefixed
+                word = _PREFIX.sub("", word, count=1) if is_prefixed else word
+            rows.append((number, word, tag))
+    yield from sentence()
+
+
+def _conllu_word(line: str, path: Path, number: int) -> tuple[str, str] | None:
+    """Return the word and the tag of a line; None if it has none."""
+    if line.startswith("#"):
+        return None
+    columns = line.split("\t")
+    if len(columns) != _COLUMNS:
+        problem = f"{len(columns)} columns where CoNLL-U has {_COLUMNS}"
+        raise UserError(problem, path=path, line=number, cure="separate them by tabs")
+    identity, word, _, tag = columns[:4]
+    if re.fullmatch(r"\d+[-.]\d+", identity):
+        return None
+    if tag in ("", "_"):
+        raise UserError(f"the word {word!r} has no UPOS", path=path, line=number, cure="tag it, or leave it out")
+    return word, tag
+
+
+def _tagged_word(line: str, path: Path, number: int) -> tuple[str, str]:
+    columns = _split(line)
+    if len(columns) < 2 or not columns[0] or not columns[-1].strip():
+        cure = "write word<TAB>tag, and an empty line after each sentence"
+        raise UserError("not a word and its tag", path=path, line=number, cure=cure)
+    return columns[0], columns[-1].strip()
+
+
+def _split(line: str) -> list[str]:
+    return line.split("\t") if "\t" in line else line.rsplit(" ", 1)
+
+
+class TaggedText(TextFormat):
+    """Tagged words, which ``--exclude`` joins to sentences by spaces."""
+
+    @staticmethod
+    def accepts(path: Path) -> bool:
+        """Return whether this is CoNLL-U, or its first lines are words with their tags: the tags are known, or no word
+        and no tag has a space and there are blank lines between sentences."""
+        if ending_of(path) in ("conllu", "json"):
+            return ending_of(path) == "conllu"
+        lines = list[str]()
+        with suppress(UserError):  # some published sets are in another encoding, but none of tagged words
+            lines = [line for _, line in islice(read_lines(path, allow_empty=True), _FIRST_LINES)]
+        rows = [_split(line) for line in lines if line.strip()]
+        if not rows or min(map(len, rows)) < 2:
+            return False
+        are_words = not any(" " in line or "\t" not in line for line in lines if line.strip())
+        return all(_TAG.fullmatch(row[-1].strip()) for row in rows) or are_words and not all(map(str.strip, lines[:-1]))
+
+    @staticmethod
+    def texts(file: TextFile) -> Iterator[str]:
+        return (sentence.text for sentence in read_tagged(file))
+
+
+def tag_rows(sentences: Iterable[TaggedSentence], reading: Reading, numbers_of: Numbering) -> Iterator[Row]:
+    """Yield the rows of each sentence. The first subword of a word has its tag.
+
+    Every word is encoded alone, as the beginning of a word. A subword that is nothing but the space before a word is
+    left out: SentencePiece has it before nearly all words of Chinese, which are written without spaces, and it is the
+    same for all of them. A sentence that is too long is divided between words, and a word without subwords is an
+    unknown one, so that every word has a tag.
+    """
+    tokenizer, vocabulary = reading.tokenizer, reading.vocabulary
+    is_space = functools.cache(lambda token: not tokenizer.decode([token]).strip())
+    room = reading.max_length - vocabulary.special_count
+    for chunk in chunks(enumerate(sentences)):
+        unique = dict.fromkeys(word for _, sentence in chunk for word in sentence.words)
+        encoded = tokenizer.encode([f" {word}" for word in unique])
+        visible = [ids[1:] if len(ids) > 1 and is_space(ids[0]) else ids for ids in encoded]
+        subwords = {word: (ids or [vocabulary.unk_id])[:room] for word, ids in zip(unique, visible, strict=True)}
+        for number, sentence in chunk:
+            words = [subwords[word] for word in sentence.words]
+            for ids, tags in _divided(words, numbers_of(sentence), room):
+                whole, first = sequence(ids, None, reading)
+                yield Row(whole, first, [*[IGNORED] * vocabulary.leading_count, *tags, IGNORED], number)
+
+
+def _divided(words: list[list[int]], tags: Sequence[int], room: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield the subwords of as many words as there is room for, and the tag of each first subword."""
+    ids, labels = list[int](), list[int]()
+    for word, tag in zip(words, tags, strict=True):
+        if len(ids) + len(word) > room:
+            yield ids, labels
+            ids, labels = [], []
+        ids += word
+        labels += [tag, *[IGNORED] * (len(word) - 1)]
+    yield ids, labels
+
+
+class TaggingTask(AnnotatedTask):
+    """Sentences whose words have tags: parts of speech (CoNLL-U), named entities (PAN-X, IOB2), own files.
+
+    The files are described in ``xrep.understanding.tags``.
+    """
+
+    kind, gives = "tags", TAGGED_WORDS
+    what, forms = "tagged words", ".conllu or .tsv"
+    accepts, read, rows = staticmethod(is_tagged), staticmethod(read_tagged), staticmethod(tag_rows)
+    labels, texts = attrgetter("tags"), staticmethod(lambda example: (example.text,))
+
+
+class Tagging(AnnotationCriterion):
+    """Mean cross-entropy of the tags of words, each predicted from the first subword of its word.
+
+    The metric ``accuracy`` is the percentage of words whose tag has the largest logit.
+    """
+
+    reads, term = (TAGGED_WORDS,), "tagging"
