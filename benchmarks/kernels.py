@@ -72,10 +72,10 @@ def products_as(precision: str, name: str, device: str) -> AbstractContextManage
     """Return the context of a contestant's float32 products. Only ours choose the fast ones themselves."""
     import torch
 
-    from xrep.kernels.precision import default_float32_products, fast_products
+    from xrep.kernels.precision import exact_products, fast_products
 
     if precision == "default":
-        return default_float32_products()
+        return exact_products()
     return nullcontext() if name == "ours" else fast_products(torch.empty(0, device=device))
 
 
@@ -344,7 +344,7 @@ def main(argv: Sequence[str]) -> None:
     keep_freed_memory()
     import torch
 
-    from xrep.kernels.paths import describe
+    from xrep.kernels.fused import describe
 
     device = torch.device(options.device)
     machine = {

@@ -1,7 +1,5 @@
 """Each stage is a run in its own folder, which starts from the stage before; the command line overrides all stages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Files, folders and links appear whole or not at all, whoever else writes them."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -3,8 +3,6 @@
 ``scripts/test --nightly tests/test_fuzz.py --fuzz-minutes 5`` reads other files for five minutes a reader.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,14 +49,7 @@ def files_like(draw: st.DrawFn, valid: Sequence[bytes]) -> bytes:
 
 @dataclass(frozen=True)
 class Reader:
-    """What reads a downloaded file.
-
-    Attributes:
-        file: Name of the file.
-        valid: What such files hold, before they are damaged.
-        read: Reads a file completely.
-        beside: Further files in its folder.
-    """
+    """A function that reads a downloaded file completely, what such files hold, and the files beside it."""
 
     file: str
     valid: tuple[bytes, ...]

@@ -1,7 +1,5 @@
 """Memory does not grow with the text: peaks after a small and after a large one, in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Progress lines, on a terminal and in a log file."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

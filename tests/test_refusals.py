@@ -4,8 +4,6 @@ A refused command ends with exit code 2, prints a single line of error, and writ
 options that make a working command line (``USUAL``); options behind it come later and so replace them.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

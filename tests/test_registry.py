@@ -13,8 +13,6 @@ from xrep.registry import CRITERIA, REGISTRIES, Registry, import_plugin
 CRITERION = '''
 """A criterion of somebody else."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term

@@ -10,7 +10,9 @@ from argparse import SUPPRESS
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass
+from inspect import cleandoc
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 from xrep.config.fields import FieldSpec, choices, members
@@ -128,13 +130,20 @@ def train_parser(fields: Sequence[FieldSpec], stages: Sequence[tuple[str, Layer]
     groups = {}
     for key in dict.fromkeys(section.key for _, section in sections if section.cls):
         classes = {section.name: section.cls for _, section in sections if section.key == key and section.cls}
-        summaries = [str(cls.__doc__).split("\n")[0] for cls in classes.values()]
+        summaries = [_summary(cls) for cls in classes.values()]
         title = f"{key or 'run'} {', '.join(filter(None, classes))}".strip()
         groups[key] = parser.add_argument_group(title, "\n".join(summaries))
     unique, names = unique_names(fields), [name for name, _ in stages if name]
     for spec in fields:
         _add(groups[spec.section], spec, spec.name in unique, names)
     return parser
+
+
+def _summary(cls: type) -> str:
+    """Return the first line of the docstring of a part, and when to use it."""
+    doc = cleandoc(cls.__doc__ or "")
+    use = re.search(r"^Use:\n((?: .*\n?)+)", doc, re.MULTILINE)
+    return "\n\n".join([doc.partition("\n")[0], *([dedent(use[1]).strip()] if use else [])])
 
 
 def _add(group: Any, spec: FieldSpec, is_unique: bool, stages: Iterable[str]) -> None:

@@ -1,7 +1,5 @@
 """What several tests of commands share: the text of Tatoeba's test, an encoder that knows some of it, and records."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

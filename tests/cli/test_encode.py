@@ -1,7 +1,5 @@
 """``xrep-encode``: its file, its types of numbers, and several ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``xrep-eval`` on a real checkpoint that is small and untrained."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

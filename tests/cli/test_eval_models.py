@@ -1,7 +1,5 @@
 """``xrep-eval`` of several models, of random weights and of shorter vectors, and what its records say of options."""
 
-from __future__ import annotations
-
 import gc
 import json
 import weakref

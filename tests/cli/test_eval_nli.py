@@ -1,7 +1,5 @@
 """``xrep-eval nli`` on runs that were trained here."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

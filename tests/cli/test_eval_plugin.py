@@ -1,7 +1,5 @@
 """An evaluation of somebody else: one file, and ``--plugin``."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """``xrep-eval translation`` on runs that were trained here."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

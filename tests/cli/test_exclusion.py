@@ -1,8 +1,6 @@
 """``--exclude`` finds the sentences of every layout that ``xrep-eval`` reads, and drops nothing else. Lines that are
 too long and files in archives are no obstacles to training."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

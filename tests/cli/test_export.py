@@ -1,7 +1,5 @@
 """``xrep-export``: the line that it prints opens what it has written, with both towers of an encoder that has two."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands on text in other formats than lines, and on standard input and output."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

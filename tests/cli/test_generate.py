@@ -1,7 +1,5 @@
 """``xrep-generate`` with files and in pipes."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Ctrl-C in commands that may have worked for hours: what is done is saved, and the same command goes on from there."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile

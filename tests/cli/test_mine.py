@@ -1,7 +1,5 @@
 """``xrep-mine`` against the definition of its scores, by several processes, and after interruptions."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

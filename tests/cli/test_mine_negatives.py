@@ -1,7 +1,5 @@
 """``xrep-mine negatives`` against a plain search."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every command with every kind of model: each cell of the table works, or is one line that names the right command."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -163,7 +163,7 @@ def test_options_of_parts(tmp_path):
         "write parts.dual_moco.criterion.temperature=... or parts.rank.criterion.temperature=..."
     ]
     assert problems(*file, "d3/") == [
-        "'d3/': several tasks read data; write parts.dual_moco.task.data=d3/ or parts.rank.task.data=d3/",
+        "'d3/': several tasks read data; write parts.dual_moco.task.data=d3/ or parts.rank.task.data=d3/"
     ]
 
 

@@ -1,7 +1,5 @@
 """``xrep-sweep``: the runs of a grid, their ranking, and what happens when some stop or fail."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Runs of ``xrep-train`` with a gradient that is no number, and on a CPU without a size."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

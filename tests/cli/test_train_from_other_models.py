@@ -1,7 +1,5 @@
 """Runs of xrep-train that train language models from the encoder of a translator or of a classifier."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -40,8 +38,7 @@ def classifier() -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("start", "criterion"),
-    [*(("translator", name) for name in ("mlm", "tlm", "hictl", "cmlm")), ("classifier", "mlm")],
+    ("start", "criterion"), [*(("translator", name) for name in ("mlm", "tlm", "hictl", "cmlm")), ("classifier", "mlm")]
 )
 def test_language_models_start_from_any_encoder(start, criterion, translator, classifier, cli):
     """The encoder's tensors are those of the start, and the new run says that its head is new."""

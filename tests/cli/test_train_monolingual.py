@@ -1,7 +1,5 @@
 """Runs of ``xrep-train`` on monolingual text: mlm on one and two ranks, and together with tlm."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

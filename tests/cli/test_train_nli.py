@@ -1,7 +1,5 @@
 """Runs of ``xrep-train`` on inference data: alone, beside bitext as in the recipe, and on two ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

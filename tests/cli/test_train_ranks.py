@@ -1,7 +1,5 @@
 """``xrep-train`` as several processes: ranks that start, stop, die and disagree."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

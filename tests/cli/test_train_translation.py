@@ -1,7 +1,5 @@
 """Runs of xrep-train that learn to translate: digits, a frozen encoder in two steps, several ranks."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The command ``xrep``: it lists the others, runs them, and completes what is typed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -121,7 +121,7 @@ def frozen_source(model: nn.Module, criterion: Criterion, planned: Planned) -> E
         for query, key in zip(queries, keys, strict=True):
             expected.add("frozen_source", ((query - key) ** 2).sum())
         return expected
-    tau = config.temperature if criterion.temperature is None else criterion.temperature.theta.exp()
+    tau = config.temperature if criterion.theta is None else criterion.theta.exp()
     infonce(expected, "frozen_source", config, batch.ids.tolist(), queries, keys, own_negatives(model, batch), tau)
     return percentages(expected, "frozen_source")
 

@@ -193,8 +193,8 @@ class Maker:
         if getattr(criterion, "hardness", None) is not None:
             criterion.hardness.history[:3] = torch.tensor([0.5, 0.9, 0.7])
             criterion.hardness.steps.fill_(3)
-        if getattr(criterion, "temperature", None) is not None:
-            criterion.temperature.theta.data.fill_(-1.2)
+        if getattr(criterion, "theta", None) is not None:
+            criterion.theta.data.fill_(-1.2)
         if "rtl_vocabulary" in own.options:
             criterion.prepare(self.task([("de", "en")]))
         for parameter_name, parameter in model.named_parameters():

@@ -20,7 +20,7 @@ RUNS: dict[str, tuple[dict[str, Any], set[str], str]] = {
     "dap": ({"rtl_layers": 1, "rtl_direction": "both", "rtl_vocabulary": "target-language",
              "reconstruction_ratio": 0.5},
             {"head.bias", "head.language_embedding.weight"}, "translation_ranking rtl_to_pivot rtl_from_pivot"),
-    "frozen_source": ({"towers": "separate", "queue_size": 50}, QUEUE | {"temperature.theta"}, "frozen_source"),
+    "frozen_source": ({"towers": "separate", "queue_size": 50}, QUEUE | {"theta"}, "frozen_source"),
     "hictl": ({"temperature": 0.1, "word_samples": 20, "max_positions": 64, "word_query": "unmasked"},
               HEAD | {"hardness.history", "hardness.steps"}, "tlm sentence word"),
     "tlm": ({"max_positions": 64}, HEAD, "tlm"),

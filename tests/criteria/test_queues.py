@@ -20,7 +20,6 @@ from tests.support.planning import loss_of, sizes_of, with_negatives
 from tests.support.runs import compose_run, make_trainer
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.dual_moco import DualMoco
-from xrep.criteria.frozen_source import LearnableTemperature
 from xrep.data.batch import Batch
 from xrep.models.directory import load_matching
 
@@ -57,7 +56,7 @@ def simulate(base: Any, criterion: Any, groups: Groups) -> tuple[list[float], An
     config, moves = criterion.config, criterion.term == "infonce"
     size, widths, masked = config.queue_size, (None, *config.matryoshka), config.mask_equal_sentences
     slow = criterion.momentum_encoder.model if moves else base
-    theta = None if moves or criterion.temperature is None else criterion.temperature.theta
+    theta = None if moves else criterion.theta
     queues: dict[str, list[tuple[Tensor, set]]] = {"source": [], "target": []}
     directions = [("source", "target"), ("target", "source")] if moves else [("target", "source")]
     losses = []
@@ -137,8 +136,8 @@ def test_steps_equal_the_simulation(make: Maker, make_batch, name: str) -> None:
     if own.kind == "dual_moco":
         assert (expected[0] == losses[0] == 0) == bool(size)
     else:
-        slow = criterion.temperature
-        assert slow is None or float(slow().detach()) == pytest.approx(float(tau), rel=error)
+        learnt = criterion.theta
+        assert learnt is None or float(learnt.exp().detach()) == pytest.approx(float(tau), rel=error)
         assert criterion.queue is None or criterion.queue.filled == min(size, sum(map(len, sum(groups, []))))
     pairs = [(model, base), *([(criterion.momentum_encoder.model, slow)] if own.kind == "dual_moco" else [])]
     for mine, theirs in pairs:
@@ -258,17 +257,14 @@ def test_the_source_is_bit_equal_after_training_and_has_no_dropout(data_director
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
     assert {name.split(".")[1] for name in changed} == {"target"}
     groups = trainer.step.update.optimizer.param_groups
-    theta = criterion.temperature.theta
+    theta = criterion.theta
     assert theta != 0 and [g["weight_decay"] for g in groups if any(p is theta for p in g["params"])] == [0.0]
     assert sum(len(g["params"]) for g in groups) == sum("target" in n for n, _ in model.named_parameters()) + 1
 
 
-def test_the_temperature_stays_within_its_bounds_and_comes_back() -> None:
-    temperature = LearnableTemperature(1.0)
-    assert float(temperature().detach()) == 1.0 and temperature.theta.ndim == 0
+def test_the_temperature_stays_within_its_bounds_and_comes_back(make: Maker) -> None:
+    model, criterion, _ = make("frozen_source")
     for step, bound in ((5.0, 1.0), (-50.0, 0.01)):
-        temperature.theta.data += step
-        temperature.clamp()
-        assert float(temperature().detach()) == pytest.approx(bound)
-        (gradient,) = torch.autograd.grad(temperature(), [temperature.theta])
-        assert float(gradient) == pytest.approx(bound)
+        criterion.theta.data += step
+        criterion.after_step(model)
+        assert float(criterion.theta.exp().detach()) == pytest.approx(bound)

@@ -1,7 +1,5 @@
 """Collation by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

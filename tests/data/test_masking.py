@@ -1,7 +1,5 @@
 """Masking: the tokens that are chosen (never special ones) and their replacements."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Files of hard negatives are read, tokenised once, and found by their pairs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The order of data: a permutation that depends only on seed and epoch, in blocks of similar length."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 

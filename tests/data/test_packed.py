@@ -1,7 +1,5 @@
 """Passages of documents: consecutive sentences that are joined up to a number of tokens."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

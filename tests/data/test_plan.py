@@ -1,7 +1,5 @@
 """Batches by number of tokens: full, within their budget, and consecutive in the order on every rank."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A small real encoder in numpy, and text in the layout of the Tatoeba test."""
 
-from __future__ import annotations
-
 import os
 import zlib
 from collections.abc import Sequence
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.cli.conftest import SENTENCES
 from xrep.criteria.nli import Nli
 from xrep.errors import UserError
 from xrep.evaluation import nli
@@ -95,14 +94,7 @@ SCORED = [
 ]
 """Pairs with a score of people from 0 to 5."""
 PAIRS = {
-    "deu": [
-        ("Maria wohnt seit 1998 in Berlin.", "Maria has lived in Berlin since 1998."),
-        ("Das Hotel hat 45 Zimmer und eine Bar.", "The hotel has 45 rooms and a bar."),
-        ("Wir trinken Wasser.", "We drink water."),
-        ("Der Präsident besuchte Japan im Oktober.", "The president visited Japan in October."),
-        ("Hast du das Buch gelesen?", "Did you read the book?"),
-        ("Tom liebt Musik.", "Tom loves music."),
-    ],
+    "deu": list(zip(SENTENCES["de"], SENTENCES["en"], strict=True)),
     "cmn": [
         ("汤姆住在Boston。", "Tom lives in Boston."),
         ("他有3个孩子。", "He has 3 children."),

@@ -1,7 +1,5 @@
 """Small sets in the published layouts of SentEval, and its classifier with torch's own layer, loss and Adam."""
 
-from __future__ import annotations
-
 import copy
 import random
 from pathlib import Path

@@ -1,8 +1,6 @@
 """What holds for every evaluation: what was trained on is counted and left out, and the command prints and writes what
 was measured, also on vectors that another system computed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -73,22 +71,14 @@ class Case:
 
 CASES = [
     Case(
-        "tatoeba",
-        lambda folder, rows: write_tatoeba(folder, "deu", rows),
-        PAIRS["deu"],
-        ["ＭＡＲＩＡ wohnt - seit 1998 - in Berlin", "did you READ the book", "Tom lebt."],
-        [0, 4],
+        "tatoeba", lambda folder, rows: write_tatoeba(folder, "deu", rows), PAIRS["deu"],
+        ["ＭＡＲＩＡ wohnt - seit 1998 - in Berlin", "did you READ the book", "Tom lebt."], [0, 4],
     ),
     Case("sts", lambda folder, rows: write_sts(folder, rows).parent, SCORED, ["a dog RUNS in the snow!"], [1]),
     Case("alignment", write_sts, SCORED, ["THE plane takes off", "A man rides a horse"], [4, 5]),
-    Case(
-        "bucc", write_bucc, NUMBERED, [NUMBERED[2][0], NUMBERED[5][1].upper()], [2, 5], {"oracle": True}, total=16
-    ),
+    Case("bucc", write_bucc, NUMBERED, [NUMBERED[2][0], NUMBERED[5][1].upper()], [2, 5], {"oracle": True}, total=16),
     Case("language-bias", write_texts, NUMBERED, [NUMBERED[3][0], NUMBERED[9][1]], [3, 9], {"neighbours": 4}),
-    Case(
-        "senteval", write_reviews, REVIEWS, [REVIEWS[5][0], REVIEWS[8][0]], [5, 8],
-        {"sets": "CR", "folds": 2},
-    ),
+    Case("senteval", write_reviews, REVIEWS, [REVIEWS[5][0], REVIEWS[8][0]], [5, 8], {"sets": "CR", "folds": 2}),
     Case(
         "nli", lambda folder, rows: write(folder / "test-en.tsv", ["\t".join(row) for row in rows]).parent,
         nli_rows(10), [nli_rows(10)[4][1]], [4],

@@ -1,7 +1,5 @@
 """Accuracy of a classifier on inference data of several languages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

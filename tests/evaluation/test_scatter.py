@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -22,7 +20,7 @@ def table(**columns: list[str]) -> Examples:
     return Examples("text", tuple(columns), tuple(columns.values()))
 
 
-def points_of(encoder: object, *tables: Examples, tokens: bool = False) -> tuple[dict, list[scatter.Link]]:
+def points_of(encoder: object, *tables: Examples, tokens: bool = False) -> tuple[dict, list[tuple[int, int]]]:
     made = scatter.Scatter(scatter.Scatter.Config(data="", tokens=tokens))
     made.tables = list(tables)
     return made.points(encoder)

@@ -1,7 +1,5 @@
 """SentEval: its protocols against plain loops, its figures and overlap."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

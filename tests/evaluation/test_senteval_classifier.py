@@ -1,7 +1,5 @@
 """SentEval's classifier and its regression, against torch with one model at a time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

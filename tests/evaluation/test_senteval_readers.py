@@ -1,7 +1,5 @@
 """SentEval's files: the published layouts as small files, and the real files if they are there."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

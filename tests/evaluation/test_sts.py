@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -97,11 +95,7 @@ def test_each_similarity_is_by_hand_on_vectors_as_the_model_gives_them(folder: P
     """Whitened vectors are those of all sentences of a test."""
     encoder, test = NgramEncoder(), find_sets(folder / "STSBenchmark")[0]
     x, y = (encoder.encode(side, "en", normalize=False).astype(float) for side in test.columns)
-    by_hand = {
-        "dot": (x * y).sum(1),
-        "euclidean": -np.sqrt(((x - y) ** 2).sum(1)),
-        "manhattan": -np.abs(x - y).sum(1),
-    }
+    by_hand = {"dot": (x * y).sum(1), "euclidean": -np.sqrt(((x - y) ** 2).sum(1)), "manhattan": -np.abs(x - y).sum(1)}
     found = correlations(test, similarities(encoder, test))
     for name, scores in by_hand.items():
         expected = 100 * stats.pearsonr(scores, test.gold["score"]).statistic

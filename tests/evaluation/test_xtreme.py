@@ -1,7 +1,5 @@
 """The table of XTREME: which task is measured by which run, and how its score is made."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Encoders that the tests of this folder read, loaded once; a test that changes one loads its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The encoder as a model of mteb and as a transformer of scikit-learn, with the real libraries."""
 
-from __future__ import annotations
-
 import enum
 import pickle
 import sys

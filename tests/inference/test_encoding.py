@@ -1,13 +1,12 @@
 """Encoding of the lines of a file into the rows of a .npy file, also after interruptions."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,11 +20,10 @@ from xrep.inference import encoding
 from xrep.inference.encoding import EncodedText, encode_file
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interrupts import Interrupted
-from xrep.jobs.plan import Advance, Job, Stage
 from xrep.store import texts as stored
 from xrep.store.vectors import Vectors, text_digest
 
-Encode, Stop = Callable[..., EncodedText], Callable[[], Path]
+Encode = Callable[..., EncodedText]
 LINES = [german for german, _ in sentence_pairs(23)]
 LINES += ["", "Haus", "ein rotes Haus " * 100, "  ", "日本語 \N{GRINNING FACE}"]
 
@@ -48,27 +46,11 @@ def encode(encoder: SentenceEncoder, source: Path) -> Encode:
     return run
 
 
-@pytest.fixture
-def interrupted(encode: Encode, source: Path, tmp_path: Path) -> Stop:
-    def run(units: int = 4) -> Path:
-        """Encode until the file was read and three chunks are done, and return the output, which is not there yet."""
-        output, do, done = tmp_path / "vectors.npy", Job.do, list[int]()
-
-        def limited(job: Job, stage: Stage, number: int, advance: Advance) -> bool:
-            if len(done) == units:
-                raise KeyboardInterrupt
-            done.append(number)
-            return do(job, stage, number, advance)
-
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            pytest.raises(Interrupted, match="what is done is in .*npy.job"),
-        ):
-            patch.setattr(Job, "do", limited)
-            encode(output)
-        return output
-
-    return run
+def interrupt(encode: Encode, output: Path) -> None:
+    """Encode until all chunks are done, and stop before they become the output."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted, match="what is done is in .*npy.job"):
+        patch.setattr(encoding.Join, "run", Mock(side_effect=KeyboardInterrupt))
+        encode(output)
 
 
 def left_in(folder: Path) -> list[str]:
@@ -92,8 +74,9 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_what_is_unfinished_is_not_mixed_with_something_else(encode, interrupted, source, tmp_path, what):
-    output, options, job = interrupted(), OTHERS[what], tmp_path / "vectors.npy.job"
+def test_what_is_unfinished_is_not_mixed_with_something_else(encode, source, tmp_path, what):
+    output, options, job = tmp_path / "vectors.npy", OTHERS[what], tmp_path / "vectors.npy.job"
+    interrupt(encode, output)
     if what == "encoder":
         options = {"encoder": SentenceEncoder.load(write_encoder(tmp_path / "other", seed=8), device="cpu")}
     elif what == "input":
@@ -104,16 +87,15 @@ def test_what_is_unfinished_is_not_mixed_with_something_else(encode, interrupted
     assert {**contents(job), "lock": b""} == {**before, "lock": b""} and not output.exists()
 
 
-def test_who_cannot_read_the_output_cannot_read_what_is_kept_for_it(encode, interrupted, tmp_path):
+def test_who_cannot_read_the_output_cannot_read_what_is_kept_for_it(encode: Encode, tmp_path: Path) -> None:
     output = tmp_path / "vectors.npy"
     for mode in (0o640, 0o600):
         output.touch()
         output.chmod(mode)
         shutil.rmtree(tmp_path / "vectors.npy.job", ignore_errors=True)
-        interrupted()
+        interrupt(encode, output)
         assert not (tmp_path / "vectors.npy.job").stat().st_mode & (0o007 if mode == 0o640 else 0o077)
-    encode(output)
-    assert output.stat().st_mode & 0o777 == 0o600
+    assert encode(output).resumed == 28 and output.stat().st_mode & 0o777 == 0o600
 
 
 def test_long_lines_make_chunks_of_fewer_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

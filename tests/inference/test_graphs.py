@@ -1,7 +1,5 @@
 """Graphs for ONNX Runtime and OpenVINO compute the vectors of the encoder, for batches of any size with padding."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

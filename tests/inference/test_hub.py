@@ -1,7 +1,5 @@
 """Models on the Hugging Face Hub, with the real library and a server that keeps what is uploaded."""
 
-from __future__ import annotations
-
 import base64
 import json
 import threading

@@ -1,7 +1,5 @@
 """The real all-MiniLM-L6-v2 against sentence-transformers and its published quality; skipped without the data."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Model cards: their metadata is that of the Hugging Face Hub, with the data and the results of the model."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Neighbours between files of vectors: those of a plain product, whatever the blocks, parts and interruptions."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

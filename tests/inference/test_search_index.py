@@ -1,12 +1,9 @@
 """``SearchIndex``: what it finds, what it keeps on disk, adding, and interruption."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -222,11 +219,15 @@ def test_the_encoder_of_an_index(shared_encoder: Path, encoder: SentenceEncoder,
         unnamed.search(np.ones((1, 3)))
 
 
-class Steps:
-    """Counts the steps of this process that change files, and ends it before one of them and before all later ones."""
+class Killed(BaseException):
+    pass
 
-    def __init__(self, end: Callable[[], object]) -> None:
-        self.left, self._end = sys.maxsize, end
+
+class Steps:
+    """Counts the steps of this process that change files, and stops it before one of them and before all later ones."""
+
+    def __init__(self) -> None:
+        self.left = sys.maxsize
         sys.addaudithook(self._count)
 
     def _count(self, event: str, given: tuple[Any, ...]) -> None:
@@ -234,15 +235,7 @@ class Steps:
         if opened or event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link"):
             self.left -= 1
             if self.left < 0:
-                self._end()
-
-
-class Killed(BaseException):
-    pass
-
-
-def stop() -> None:
-    raise Killed
+                raise Killed
 
 
 @pytest.mark.slow
@@ -250,7 +243,7 @@ def test_a_stopped_command_goes_on(encoder: SentenceEncoder, tmp_path: Path) -> 
     """It stops before each step that changes a file; a reader finds the old or the new index, and the bytes are the
     same at last."""
     write_lines(tmp_path / "a.txt", SENTENCES[:50])
-    path, job, steps, number = tmp_path / "index", tmp_path / "index.job", Steps(stop), 0
+    path, job, steps, number = tmp_path / "index", tmp_path / "index.job", Steps(), 0
 
     def build(name: str) -> None:
         SearchIndex.build(encoder, tmp_path / "a.txt", tmp_path / name, index="IVF2,SQ8")

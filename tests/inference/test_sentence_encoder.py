@@ -102,15 +102,6 @@ def test_random_weights_are_another_encoder_and_always_the_same(trained_run, enc
     assert not random.training_hashes and encoder.training_hashes == [trained_run / "training_hashes.npy"]
 
 
-def test_separate_towers_need_the_language(tmp_path):
-    path = write_encoder(tmp_path / "best", towers="separate", languages=(["de", "es"], ["en"]))
-    encoder = SentenceEncoder.load(path, device="cpu")
-    assert np.abs(encoder.encode(["Haus"], lang="deu") - encoder.encode(["Haus"], lang="en")).max() > 0.1
-    np.testing.assert_array_equal(encoder.encode(["Haus"], lang="de"), encoder.encode(["Haus"], lang="es"))
-    with pytest.raises(UserError, match="no language was named; known: de, en, es"):
-        encoder.encode(["Haus"])
-
-
 @pytest.mark.slow
 def test_the_fingerprint_is_of_the_vectors_and_not_of_the_place(tmp_path):
     one, other = (write_encoder(tmp_path / name / "best", seed=seed) for name, seed in (("a", 1), ("b", 2)))

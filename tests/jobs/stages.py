@@ -1,7 +1,5 @@
 """Stages of numbers: a stage squares them, and a second one adds them up. Units say where and how often they ran."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Several processes do one job: the tasks of a Slurm array and the ranks of torchrun, by their environments alone."""
 
-from __future__ import annotations
-
 import fcntl
 import signal
 import time

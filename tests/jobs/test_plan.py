@@ -1,7 +1,5 @@
 """The folder of a job: what its files decide, and what happens when processes stop, fail or meet."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Jobs on a real Ray cluster of two nodes, both on this machine. Needs Ray, which is not among the tests' packages."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

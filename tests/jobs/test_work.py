@@ -1,7 +1,5 @@
 """Workers know of each other by the files of their job alone."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

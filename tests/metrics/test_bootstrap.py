@@ -1,7 +1,5 @@
 """Bootstrap intervals, compared with the known distribution of a mean and with plain draws."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

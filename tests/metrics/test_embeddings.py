@@ -1,7 +1,5 @@
 """Figures of vectors: components, whitening, geometry and retrieval against their formulas in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies

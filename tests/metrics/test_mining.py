@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,9 +17,7 @@ def test_precision_recall_and_f1() -> None:
 
 @settings(max_examples=60)
 @given(
-    st.lists(st.tuples(st.integers(-5, 9), st.booleans()), min_size=1, max_size=30),
-    st.integers(0, 5),
-    st.booleans(),
+    st.lists(st.tuples(st.integers(-5, 9), st.booleans()), min_size=1, max_size=30), st.integers(0, 5), st.booleans()
 )
 def test_no_threshold_is_better(rows: list[tuple[int, bool]], missed: int, close: bool) -> None:
     """Compare with a search over all thresholds; ``close`` scores are neighbours in float32."""

@@ -1,7 +1,5 @@
 """BLEU by hand, and against sacrebleu on sentences with changed, missing, swapped and added words."""
 
-from __future__ import annotations
-
 import math
 import random
 

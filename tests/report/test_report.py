@@ -1,7 +1,5 @@
 """``xrep-report`` on small real runs: what is on the page, that it stands alone, and that its texts are harmless."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

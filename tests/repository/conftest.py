@@ -1,7 +1,5 @@
 """Fixtures of the tests of the repository: setup.py as data, and xrep's commands without an installation."""
 
-from __future__ import annotations
-
 import runpy
 import stat
 import sys

@@ -1,7 +1,5 @@
 """The examples of CONTRIBUTING.md run as they are written there, and the changelog has the current version."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """docs/: the pages made from the code are current, links lead somewhere, and every command parses or is run."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re

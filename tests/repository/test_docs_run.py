@@ -1,7 +1,5 @@
 """The guides of docs/ are followed as they stand: their commands and programs run in order, with small budgets."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

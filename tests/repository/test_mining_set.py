@@ -1,7 +1,5 @@
 """scripts/mining_set.py writes the parallel text again, shuffled and without some translations."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """setup.py, pyproject.toml and constraints.txt agree with each other and with the code."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 import subprocess

@@ -5,8 +5,6 @@ The programs are the real ones, though they start from a process that has import
 a few hundred sentences. Nothing is fetched or installed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

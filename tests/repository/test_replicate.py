@@ -1,7 +1,5 @@
 """scripts/replicate: the effects' files, the table and the tests, and a small effect from end to end."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

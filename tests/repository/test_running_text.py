@@ -1,7 +1,5 @@
 """scripts/running_text.py writes the sentences of documents in their order."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from pathlib import Path

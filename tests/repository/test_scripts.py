@@ -1,7 +1,5 @@
 """scripts/setup.sh as scripts/test runs it: environments made, kept, made again and refused. Only pip is replaced."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Mining as in the papers, with whole arrays, float64 and loops."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

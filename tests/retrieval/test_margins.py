@@ -1,7 +1,5 @@
 """Margins against their formulas, and the choice of pairs against loops over whole arrays."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

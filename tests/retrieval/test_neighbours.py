@@ -1,7 +1,5 @@
 """Exact neighbours against a plain product in float64: in tiles of any order, screened, with equal similarities."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Files by their address: the same on this machine and in stores that fsspec has in memory or reads as file://."""
 
-from __future__ import annotations
-
 import gzip
 import os
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """Encoding and mining in an object store, a real server of S3's protocol on this machine: the same bytes as on this
 machine, whatever fails and whoever shares the work."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import logging

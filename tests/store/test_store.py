@@ -1,7 +1,5 @@
 """The store: arrays in files, lines of a text, and vectors in one file or in parts."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Small annotated text that can be learned in seconds: the label, the tags and the answer follow from the words."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

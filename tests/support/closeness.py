@@ -4,8 +4,6 @@ A number that is small among large ones is a sum of terms that cancel. Its round
 depends on the order in which a processor adds them: a limit for the error that ignores the terms holds by chance.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

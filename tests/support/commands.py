@@ -1,7 +1,5 @@
 """Commands in this process."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import sys
@@ -15,14 +13,7 @@ from xrep_cli.xrep import commands
 
 @dataclass(frozen=True)
 class Result:
-    """How a command ended.
-
-    Attributes:
-        code: Its exit code.
-        out: What it printed on stdout.
-        err: What it printed on stderr.
-        wrote: Files below the current folder that are new, changed or removed, relative to it.
-    """
+    """How a command ended, what it printed, and the files below the current folder that are new, changed or gone."""
 
     code: int
     out: str

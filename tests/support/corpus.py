@@ -1,48 +1,29 @@
 """A small German-English corpus for tests: combinations of a few words, so that translations can be learnt from it."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterable
 from pathlib import Path
 
 SUBJECTS = {
-    "der alte Mann": "the old man",
-    "die kleine Katze": "the small cat",
-    "unser Nachbar": "our neighbour",
-    "meine Schwester": "my sister",
-    "das fremde Kind": "the strange child",
-    "ihr Lehrer": "her teacher",
-    "der müde Arzt": "the tired doctor",
-    "die junge Frau": "the young woman",
-}
+    "der alte Mann": "the old man", "die kleine Katze": "the small cat", "unser Nachbar": "our neighbour",
+    "meine Schwester": "my sister", "das fremde Kind": "the strange child", "ihr Lehrer": "her teacher",
+    "der müde Arzt": "the tired doctor", "die junge Frau": "the young woman",
+}  # fmt: skip
 VERBS = {
-    "sieht": "sees",
-    "kauft": "buys",
-    "malt": "paints",
-    "vergisst": "forgets",
-    "sucht": "looks for",
-    "bewundert": "admires",
-    "versteckt": "hides",
-    "findet": "finds",
-}
+    "sieht": "sees", "kauft": "buys", "malt": "paints", "vergisst": "forgets", "sucht": "looks for",
+    "bewundert": "admires", "versteckt": "hides", "findet": "finds",
+}  # fmt: skip
 OBJECTS = {
-    "ein rotes Haus": "a red house",
-    "das schwere Buch": "the heavy book",
-    "einen gelben Vogel": "a yellow bird",
-    "die lange Brücke": "the long bridge",
-    "einen runden Tisch": "a round table",
-    "das offene Fenster": "the open window",
-    "den kalten Fluss": "the cold river",
+    "ein rotes Haus": "a red house", "das schwere Buch": "the heavy book", "einen gelben Vogel": "a yellow bird",
+    "die lange Brücke": "the long bridge", "einen runden Tisch": "a round table",
+    "das offene Fenster": "the open window", "den kalten Fluss": "the cold river",
     "eine leere Flasche": "an empty bottle",
-}
+}  # fmt: skip
 TIMES = {
-    "am Morgen": "in the morning",
-    "jeden Tag": "every day",
-    "im Winter": "in winter",
+    "am Morgen": "in the morning", "jeden Tag": "every day", "im Winter": "in winter",
     "nach der Arbeit": "after work",
-}
+}  # fmt: skip
 
 
 def sentence_pairs(count: int, seed: int = 0) -> list[tuple[str, str]]:

@@ -1,7 +1,5 @@
 """Small untrained encoders for tests, written as checkpoint directories."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

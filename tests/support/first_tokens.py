@@ -1,7 +1,5 @@
 """A tokenizer of whole words that puts no token in front of a sentence, as that of T5."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

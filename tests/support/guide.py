@@ -1,7 +1,5 @@
 """The objectives that the guide of objectives shows, as plugins of this process."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

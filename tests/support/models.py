@@ -1,7 +1,5 @@
 """One small model of each kind, and the other directories that may be taken for one."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small inference data about the sentences of the tests' corpus, in the formats in which such data is published."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

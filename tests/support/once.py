@@ -1,7 +1,5 @@
 """Folders that are made once for all processes of a run of the tests, and that no test changes."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Plans of batches, as the trainer makes them, and token batches of tensors, for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import replace
 from typing import Any

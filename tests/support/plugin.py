@@ -1,7 +1,5 @@
 """Fixtures of all tests. What takes time to make is made once for all processes, and no test may change it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 imported torch. Their output, exit codes and handling of signals are those of a process that a user starts.
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import json

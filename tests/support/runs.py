@@ -1,7 +1,5 @@
 """Small training runs for tests: in this process, or as a user starts them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -50,14 +48,7 @@ def compose_run(data: Path, save_dir: Path, **given: Any) -> RunConfig:
 
 def going_on_is_never_stopping(data: Path, folder: Path, *, stop: int = 3, steps: int = 6, **given: Any) -> Path:
     """Train a run at once, and another one that stops and goes on. Assert that both have the same weights, state of the
-    criterion and logged figures, bit by bit. Return the directory of the second run.
-
-    Args:
-        data: A data directory.
-        folder: An empty folder for both runs.
-        stop: Step at which the second run stops.
-        steps: Step at which both end.
-        given: Options of both runs, as in ``options``.
+    criterion and logged figures, bit by bit. Return the directory of the second run, which stops at step ``stop``.
     """
     given = {"lr_scheduler": "constant", "log_every": 1, **given}
     once = train(compose_run(data, folder / "once", max_steps=steps, **given)).directory
@@ -82,10 +73,7 @@ def figures(run: Path, *kinds: str) -> list[dict[str, Any]]:
 
 
 def make_trainer(
-    run: RunConfig,
-    directory: Path,
-    validate: Callable[..., dict[str, float]] | None = None,
-    world: World | None = None,
+    run: RunConfig, directory: Path, validate: Callable[..., dict[str, float]] | None = None, world: World | None = None
 ) -> Trainer:
     """Return a trainer of a new run in ``directory``. Without ``validate`` every checkpoint is the best."""
     directory.mkdir(parents=True, exist_ok=True)

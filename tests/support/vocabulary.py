@@ -1,7 +1,5 @@
 """Vocabularies for tests, each trained once for all processes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

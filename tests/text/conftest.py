@@ -1,7 +1,5 @@
 """The tokenizers of ``small_tokenizers.MAKERS``, for tests that name one by the parameter ``name``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

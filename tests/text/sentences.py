@@ -1,7 +1,5 @@
 """Sentences for tests of tokenizers, in many languages and scripts, and text that is difficult to normalise."""
 
-from __future__ import annotations
-
 from tests.support.corpus import sentence_pairs
 
 LANGUAGES = [

@@ -1,7 +1,5 @@
 """Small tokenizers of every family, trained with the real libraries and written as in a model directory."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable

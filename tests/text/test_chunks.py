@@ -1,7 +1,5 @@
 """Lines are read in chunks: full ones of a file, what has arrived of a pipe."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import threading

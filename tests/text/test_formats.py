@@ -1,7 +1,5 @@
 """Text in every format: what is written in it is what is read, compressed or in an archive, alone or in a folder."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

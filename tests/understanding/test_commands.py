@@ -1,7 +1,5 @@
 """Classification, tagging and question answering as a user runs them: train, evaluate, predict, export."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pytest
 from tests.cli.conftest import Measure
 from tests.support.annotated import write_labels, write_pairs, write_questions, write_tags
 from tests.support.commands import Commands
-from xrep.kernels.processor import multiplies_int8
+from xrep.kernels.precision import multiplies_int8
 from xrep.nn.weights import read_tensors
 
 pytestmark = pytest.mark.slow

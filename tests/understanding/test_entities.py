@@ -1,7 +1,5 @@
 """Entities beside a reading of seqeval's rules by hand, and figures that seqeval computed."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Readers of annotated text: every published form, and the files of which it is said what is wrong."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

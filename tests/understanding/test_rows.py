@@ -1,7 +1,5 @@
 """Rows of annotated text: what is read, where the labels stand, and what is cut."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The objective on the dev split, against the same sums over single batches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Several validations of a run: their metrics are those of each alone, and one of them chooses the best checkpoint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """STS during training: the figures of xrep-eval sts, and the best checkpoint by them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """BLEU of generations during training, against sentences translated one by one and the text of the files."""
 
-from __future__ import annotations
-
 import math
 from itertools import islice
 from pathlib import Path

@@ -31,31 +31,6 @@ SMALLEST, LARGEST = 0.01, 1.0
 """Range of a learnable temperature."""
 
 
-class LearnableTemperature(nn.Module):
-    """A learnable temperature: tau = exp(theta), within [0.01, 1].
-
-    See CLIP (Radford et al. 2021) and 'parameter 1' of frozen_source (table 1). theta is a scalar, so weight decay
-    never applies to it. It is moved back into the interval after each step; clamping tau itself would leave theta
-    without a gradient outside the interval.
-
-    Args:
-        start: initial value of tau.
-    """
-
-    def __init__(self, start: float = 1.0) -> None:
-        super().__init__()
-        self.theta = nn.Parameter(torch.tensor(math.log(start)))
-
-    def forward(self) -> Tensor:
-        """Return tau, a scalar tensor."""
-        return self.theta.exp()
-
-    @torch.no_grad()
-    def clamp(self) -> None:
-        """Move tau back into its interval. Call it after each optimizer step."""
-        self.theta.clamp_(math.log(SMALLEST), math.log(LARGEST))
-
-
 class FrozenSource(ContrastiveCriterion):
     """Each target vector finds the source vector of its translation among those of the batch and of a queue.
 
@@ -104,7 +79,7 @@ class FrozenSource(ContrastiveCriterion):
         temperature: Temperature = 1.0
         """tau: similarities are divided by this value, which is the initial one if it is learnable, in [0.01, 1]."""
         learnable_temperature: bool = True
-        """Train tau = exp(theta), which stays within [0.01, 1] (the paper's 'parameter 1', table 1)."""
+        """Train tau = exp(theta), which stays within [0.01, 1] (the paper's 'parameter 1', table 1; as in CLIP)."""
         mask_equal_sentences: bool = False
         """Do not use a pair as a negative if it shares a sentence with the query's pair. Off in the paper; turn it on
         if sentences repeat."""
@@ -154,7 +129,8 @@ class FrozenSource(ContrastiveCriterion):
             self.frozen = list(dict.fromkeys(".".join(name[:2]) for name in names if name[1] == self._source))
         self._projects_at_random = bool(self.frozen) and self._source in model.new_projections
         learnable = config.loss == "contrastive" and config.learnable_temperature
-        self.temperature = LearnableTemperature(config.temperature) if learnable else None
+        # A scalar, to which weight decay never applies.
+        self.theta = nn.Parameter(torch.tensor(math.log(config.temperature))) if learnable else None
         self.queue = new_queue(config, model.output_size)
         self._keys: list[tuple[Tensor, Tensor]] = []
         """Source vectors and ids of each batch since the last step, from all ranks."""
@@ -216,7 +192,7 @@ class FrozenSource(ContrastiveCriterion):
         ids, (target, source, *negative) = planned.batch.ids, vectors
         if self.config.loss == "mse":
             return Loss({self.term: Term((target - source).square().sum())})
-        tau = self.config.temperature if self.temperature is None else self.temperature()
+        tau = self.config.temperature if self.theta is None else self.theta.exp()
         mask_equal, sizes, keys = self.config.mask_equal_sentences, planned.rank_rows, None
         if self.config.source == "trained":
             masked = ids if mask_equal else None
@@ -238,8 +214,8 @@ class FrozenSource(ContrastiveCriterion):
             self._keys.append(loss.found)
 
     def after_step(self, model: DualEncoder) -> None:
-        if self.temperature is not None:
-            self.temperature.clamp()
+        if self.theta is not None:  # to clamp tau itself would leave theta without a gradient outside of its range
+            self.theta.data.clamp_(math.log(SMALLEST), math.log(LARGEST))
         if self.queue is not None:
             for keys, ids in self._keys:
                 self.queue.enqueue(keys, ids)

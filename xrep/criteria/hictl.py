@@ -28,8 +28,6 @@ from xrep.text.sides import SHARED
 
 MASK_RATES = {"tlm": 0.25, "mlm": 0.15}
 """Default mask rates of the two kinds of language model (table 9)."""
-
-
 BATCHES = 100
 """Number of recent steps averaged into p⁺ (equation 6)."""
 
@@ -170,9 +168,8 @@ class HiCTL(ContrastiveCriterion):
         if config.language_model:
             rate = MASK_RATES[self._objective] if config.mask_rate is None else config.mask_rate
             self.masked_lm = MaskedLanguage(model, text, rate=rate, head="auto")
-        self.hardness = (
-            PositiveProbability(config.slack) if config.sentence_contrast and config.hard_negatives else None
-        )
+        hardens = config.sentence_contrast and config.hard_negatives
+        self.hardness = PositiveProbability(config.slack) if hardens else None
         if config.word_contrast:
             # Embeddings beyond the vocabulary belong to no word.
             special = [*self._vocabulary.special_ids, *range(self._vocabulary.size, shape.vocabulary_size)]
@@ -186,18 +183,14 @@ class HiCTL(ContrastiveCriterion):
 
     def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
         sizes: dict[str, float] = {}
-        masked = words = together = None
-        if self.config.word_contrast or (self.masked_lm is not None and not self.config.monolingual):
-            together = read_together(batch.source, batch.target, self._vocabulary, self._limit)
+        masked = words = None
+        together = read_together(batch.source, batch.target, self._vocabulary, self._limit)
         if self.masked_lm is not None:
-            masked = self.masked_lm.mask(
-                SHARED, batch.source if self.config.monolingual or together is None else together, generator
-            )
+            masked = self.masked_lm.mask(SHARED, batch.source if self.config.monolingual else together, generator)
             sizes[self._objective] = len(masked.labels)
         if self.config.sentence_contrast:
             sizes["sentence"] = 2 * len(batch)
         if self.config.word_contrast:
-            assert together is not None
             words = bag_of_words(together, self._vocabulary)
             sizes["word"] = len(batch)
         return Planned(batch, sizes, (masked, words))
@@ -225,7 +218,12 @@ class HiCTL(ContrastiveCriterion):
             if masked is None or self.config.monolingual or self.config.word_query == "unmasked":
                 first = encoder(words.together)[:, 0]
             assert first is not None
-            self._add_words(loss, first, encoder.token_embedding.weight, words)
+            tau, samples = self.config.word_temperature, self.config.word_samples
+            given = (first, encoder.token_embedding.weight, words.words, words.bag, tau)
+            result = word_infonce(*given, special=self.get_buffer("special"), samples=samples)
+            share = result.correct.sum(1) / words.bag.sum(1).clamp(min=1)
+            loss.terms["word"] = Term(result.loss.sum())
+            loss.metrics["word_accuracy"] = 100 * share.sum() / max(len(words.words), 1)
         return Encoded(vectors, loss)
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
@@ -262,21 +260,6 @@ class HiCTL(ContrastiveCriterion):
             return notes
         problem = f"hard negatives hardly differ from plain ones at a `temperature` of {temperature}, where p+ stays"
         return [*notes, f"{problem} near 1 / (2n - 1); lower it, or set `hard_negatives` to false"]
-
-    def _add_words(self, loss: Loss, query: Tensor, embedding: Tensor, words: Words) -> None:
-        """Add L_W to ``loss``."""
-        result = word_infonce(
-            query,
-            embedding,
-            words.words,
-            words.bag,
-            self.config.word_temperature,
-            special=self.get_buffer("special"),
-            samples=self.config.word_samples,
-        )
-        loss.terms["word"] = Term(result.loss.sum())
-        share = result.correct.sum(1) / words.bag.sum(1).clamp(min=1)
-        loss.metrics["word_accuracy"] = 100 * share.sum() / max(len(words.words), 1)
 
 
 @dataclass

@@ -1,14 +1,14 @@
 """Contrastive losses and the cross-entropy of a large vocabulary, each of use without xrep.
 
-None stores a large matrix of logits. ``queue_infonce`` and ``linear_cross_entropy`` never store theirs. Losses within
-a batch (``inbatch_infonce``, ``hard_infonce``, ``triplet_infonce``) keep their similarities for the backward pass if
-these are at most 2^26 on a CPU, or 2^28 on a GPU, and otherwise compute them again. ``hard_infonce`` counts each twice.
+What cannot be stored is fused: ``queue_infonce`` and ``linear_cross_entropy`` never store their logits (but those of a
+small queue), and their gradients are known after the forward pass. They work in blocks, in Triton's kernels on GPUs
+where these agree with plain torch at their first use, and else in plain torch (``xrep.kernels.fused``).
 
-These five have a plain reference (``xrep.kernels.reference``), a path in chunks that runs on any device, and a path in
-Triton for CUDA (``xrep.kernels.paths``). ``word_infonce`` and ``add_own_negatives`` have a single path, in torch.
+Losses within a batch (``inbatch_infonce``, ``hard_infonce``, ``triplet_infonce``) are plain torch on every device. They
+keep up to 2^24 similarities for the backward pass, and compute more of them in blocks of rows, each of them twice.
+``word_infonce`` and ``add_own_negatives`` are plain torch, too.
 """
 
-from xrep.kernels import first_use  # noqa: F401 - it sets the check of fused kernels on a GPU
 from xrep.kernels.hard_infonce import HardInfoNCE, hard_infonce
 from xrep.kernels.inbatch_infonce import InBatchInfoNCE, inbatch_infonce
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy

@@ -14,9 +14,10 @@ from xrep.data.batch import TokenBatch, on_device
 from xrep.errors import UserError
 from xrep.kernels.attention import attention, attention_by_length, packed_attention
 from xrep.kernels.dropout import dropout
+from xrep.kernels.fused import fuses_residuals
 from xrep.kernels.int8 import Int8Product, quantise, rows_in_cache
 from xrep.kernels.linear import PackedWeight, fused_linear, linear, linear_and_input
-from xrep.kernels.residual_norm import fuses_residuals, residual_norm
+from xrep.kernels.residual_norm import residual_norm
 from xrep.nn.shape import Activation, DecoderShape, EncoderShape
 
 
@@ -158,10 +159,7 @@ class Packing:
     @classmethod
     def of(cls, batch: TokenBatch) -> Packing:
         """Return the packing of a batch, sentence by sentence."""
-        length, lengths, count, device = batch.tokens.size(1), batch.lengths, batch.real_tokens, batch.tokens.device
-        # How far each sentence moves when it is packed. ``mask.nonzero()`` would wait for the GPU to learn its size.
-        shift = torch.arange(len(batch), device=device) * length - (lengths.cumsum(0) - lengths)
-        return cls(torch.arange(count, device=device) + shift.repeat_interleave(lengths, output_size=count), batch.mask)
+        return cls(places_of(batch), batch.mask)
 
     def pack(self, padded: Tensor) -> Tensor:
         """Gather [B, T, ...] into [N, ...], where N is the number of real tokens, rounded up."""
@@ -175,11 +173,18 @@ class Packing:
 
     def pad(self, packed: Tensor) -> Tensor:
         """Scatter [N, ...] into [B, T, ...], with zeros at padding."""
-        return self._spread(packed[: len(self.rows)])
-
-    def _spread(self, real: Tensor) -> Tensor:
+        real = packed[: len(self.rows)]
         flat = real.new_zeros(self.batch * self.length, *real.shape[1:])
         return flat.index_copy_(0, self.rows, real).unflatten(0, (self.batch, self.length))
+
+
+def places_of(batch: TokenBatch, order: np.ndarray | None = None) -> Tensor:
+    """Return the places of the real tokens in the flattened batch, int64 [N], sentence by sentence in an order [B]."""
+    order = np.arange(len(batch)) if order is None else order
+    lengths = batch.host_lengths[order]
+    # How far each sentence moves when it is packed. ``mask.nonzero()`` would wait for the GPU to learn its size.
+    shift = order * batch.tokens.size(1) - (np.cumsum(lengths) - lengths)
+    return on_device(np.arange(batch.real_tokens) + np.repeat(shift, lengths), batch.tokens.device)
 
 
 def _filled(rows: Tensor, digits: int) -> Tensor:
@@ -197,16 +202,9 @@ class Sentences(Packing):
     """
 
     def __init__(self, batch: TokenBatch) -> None:
-        lengths, device = batch.host_lengths, batch.tokens.device
         self.batch, self.length = batch.tokens.shape
-        ends = np.cumsum(lengths)
-        shift = np.arange(len(lengths)) * self.length - (ends - lengths)
-        rows = np.arange(batch.real_tokens) + np.repeat(shift, lengths)
-        self.rows = self.packed_rows = on_device(rows, device)
-        self.offsets = on_device(np.concatenate([[0], ends]).astype(np.int32), device)
-
-    def pad(self, packed: Tensor) -> Tensor:
-        return self._spread(packed)
+        self.rows = self.packed_rows = places_of(batch)
+        self.offsets = on_device(np.cumsum([0, *batch.host_lengths], dtype=np.int32), batch.tokens.device)
 
 
 class EqualLengths(Packing):
@@ -219,12 +217,9 @@ class EqualLengths(Packing):
     """
 
     def __init__(self, batch: TokenBatch) -> None:
-        lengths, device = batch.host_lengths, batch.tokens.device
+        lengths = batch.host_lengths
         self.batch, self.length = batch.tokens.shape
-        order = np.argsort(lengths, kind="stable")
-        ends = np.cumsum(lengths[order])
-        shift = order * self.length - (ends - lengths[order])
-        self.rows = on_device(np.arange(batch.real_tokens) + np.repeat(shift, lengths[order]), device)
+        self.rows = places_of(batch, np.argsort(lengths, kind="stable"))
         self.packed_rows = _filled(self.rows, 4 if torch.is_grad_enabled() else 6)
         kinds, counts = np.unique(lengths, return_counts=True)
         self.groups: list[tuple[int, int]] = list(zip(counts.tolist(), kinds.tolist(), strict=True))

@@ -1,7 +1,5 @@
 """A small translator with different translations of different sentences, and lines of different lengths."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path

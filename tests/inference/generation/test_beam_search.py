@@ -1,7 +1,5 @@
 """Beam search against all possible translations, against a plain search, and against the model itself."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

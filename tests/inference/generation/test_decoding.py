@@ -1,7 +1,5 @@
 """Errors in the options of a search are reported before it begins."""
 
-from __future__ import annotations
-
 import pytest
 
 from xrep.config import problems_of

@@ -1,7 +1,5 @@
 """Sampling: the distribution is the model's, and the draws of a sentence do not depend on its batch."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

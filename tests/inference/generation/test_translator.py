@@ -1,7 +1,5 @@
 """Translator: sentences in, translations out in their order; and checkpoints that are no translators."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
