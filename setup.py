@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-VERSION = re.search(r'__version__ = "(.+)"', (HERE / "xrep" / "__init__.py").read_text(encoding="utf-8"))
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "xrep" / "version.py").read_text(encoding="utf-8"))
 assert VERSION is not None
 PLOT = ["matplotlib>=3.8", "scikit-learn>=1.4"]
 SENTEVAL = ["scikit-learn>=1.6"]

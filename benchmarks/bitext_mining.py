@@ -108,7 +108,7 @@ def f1(mined: Path, planted: dict[str, str]) -> float:
     """Return F1 with the best threshold, in percent."""
     import numpy as np
 
-    from xrep.metrics.mining import best_threshold
+    from xrep.metrics.extraction import best_threshold
 
     with mined.open(encoding="utf-8") as file:
         rows = [line.rstrip("\n").split("\t") for line in file]

@@ -33,7 +33,7 @@ from xrep.data.batch import Batch
 from xrep.training.trainer import Trainer
 from xrep.understanding import SentenceClassifier
 from xrep.understanding.annotated import AnnotatedTask
-from xrep_cli.options import parse
+from xrep_cli.train_options import parse
 
 
 def configured(options: argparse.Namespace, folder: Path) -> RunConfig:

@@ -35,14 +35,14 @@ from harness import make_parser, progress, say_absent, take_turns, write_json
 from torch import Tensor, nn
 
 from xrep.data.batch import TextSpec, TokenBatch, Vocabulary, collate
-from xrep.inference.generation.options import SearchOptions
-from xrep.inference.generation.search import search
+from xrep.inference.generation.beam_search import search
+from xrep.inference.generation.decoding import DecodingOptions
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.kernels.precision import fast_products, float32_precision
 from xrep.models.device import to_device
 from xrep.models.translation import Translation
 from xrep.nn.layers import pack_weights
-from xrep.precision import Precision
+from xrep.number_types import Precision
 
 PAD, UNK, BOS, EOS, MASK = range(5)
 Translate = Callable[[TokenBatch], list[list[list[int]]]]
@@ -156,7 +156,7 @@ def _layer(name: str, layer: nn.Module) -> dict[str, Tensor]:
 def ours(model: Translation, options: argparse.Namespace) -> Translate:
     # A hypothesis has one token more, the eos at its end.
     lengths = {"min_length": options.tokens, "max_length_a": 0.0, "max_length_b": options.tokens}
-    how = SearchOptions(beam=options.beam, nbest=options.beam, **lengths)
+    how = DecodingOptions(beam=options.beam, nbest=options.beam, **lengths)
 
     def run(batch: TokenBatch) -> list[list[list[int]]]:
         found = search(model, batch, torch.zeros(len(batch), dtype=torch.int64), how)

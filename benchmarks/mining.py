@@ -93,7 +93,7 @@ def differing(x: np.ndarray, y: np.ndarray, ours: Both, theirs: Both) -> int:
 def exact(options: argparse.Namespace, size: int, precision: str) -> dict[str, Any]:
     """Time ours and faiss by turns, after a round on a tenth of the rows, which warms both up."""
     from xrep.kernels.precision import exact_products
-    from xrep.retrieval.tiles import neighbours
+    from xrep.retrieval.in_memory import neighbours
 
     k = options.neighbours
     if options.vectors:
@@ -179,7 +179,7 @@ def written_rows(folder: Path, size: int) -> ArrayFile:
 def searched(sides: Sequence[Side], k: int, index: str, probes: int, folder: str) -> list[np.ndarray]:
     """Return the neighbours of both sides, int64 [N, k] each, which are the result of a job in a folder."""
     from xrep.inference.nearest import SideSource, search_stages
-    from xrep.inference.options import PART_GIGABYTES
+    from xrep.inference.settings import PART_GIGABYTES
     from xrep.jobs.engines import Share, work
     from xrep.jobs.plan import Job
 

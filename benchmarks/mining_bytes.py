@@ -104,7 +104,7 @@ def counting() -> Iterator[Counted]:
     hooks = [
         before(Bytes, "fill", fill), before(addresses, "read", read), before(addresses, "publish", publish),
         before(addresses, "write", write), before(Notes, "begin", begin),
-        before(mining.Choose, "run", choose), before(Job, "clear", lambda job: counted.enter("clear") or (job,)),
+        before(mining.ChoosePairs, "run", choose), before(Job, "clear", lambda job: counted.enter("clear") or (job,)),
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:
         for hook in hooks:

@@ -23,8 +23,8 @@ from xrep_cli.command import console_script
 if TYPE_CHECKING:
     import numpy as np
 
-    from xrep.evaluation.bucc import Split
-    from xrep.evaluation.encoders import Encoder
+    from xrep.evaluation.bucc import BuccSplit
+    from xrep.evaluation.encoders import MeasuredEncoder
     from xrep.retrieval.margins import Candidates, Margin, Retrieval
 
 Pair = tuple[int, int]
@@ -83,21 +83,21 @@ def laser(x: np.ndarray, y: np.ndarray, k: int, margin: str, retrieval: str) -> 
 
 def ours(x: np.ndarray, y: np.ndarray, k: int, margin: Margin, retrieval: str) -> Candidates:
     """Return the pairs that xrep finds with one of the ``RETRIEVALS``, best first."""
+    from xrep.retrieval.in_memory import neighbours
     from xrep.retrieval.margins import choose
-    from xrep.retrieval.tiles import neighbours
 
     name, _, once = retrieval.partition(", ")
     return choose(*neighbours(x, y, k, k), margin, cast("Retrieval", name), one_to_one=bool(once))
 
 
 def measure(
-    rule: Callable[..., Candidates], splits: dict[str, Split], vectors: dict[str, Vectors], *how: Any
+    rule: Callable[..., Candidates], splits: dict[str, BuccSplit], vectors: dict[str, Vectors], *how: Any
 ) -> tuple[set[Pair], dict[str, Any]]:
     """Return the pairs that a rule extracts from the test split with the threshold of the training split, and their
     precision, recall and F1."""
     import numpy as np
 
-    from xrep.metrics.mining import best_threshold, mining_scores
+    from xrep.metrics.extraction import best_threshold, mining_scores
 
     threshold, taken, right, gold = -np.inf, set[Pair](), 0, set[Pair]()
     for name, split in splits.items():
@@ -112,7 +112,7 @@ def measure(
     return taken, vars(mining_scores(right, len(taken), len(gold)))
 
 
-def study(encoder: Encoder, splits: dict[str, Split], k: int) -> list[dict[str, Any]]:
+def study(encoder: MeasuredEncoder, splits: dict[str, BuccSplit], k: int) -> list[dict[str, Any]]:
     """Return the scores of each margin and retrieval, and in how many pairs ours and LASER's differ."""
     from xrep.retrieval.margins import MARGINS, check_neighbours
 
@@ -144,10 +144,10 @@ def main_script(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
 
     from xrep.errors import UserError
-    from xrep.evaluation.bucc import read_split, select
+    from xrep.evaluation.bucc import find_gold, read_split
     from xrep.evaluation.encoders import open_encoder
 
-    (pair, gold), *others = select(options.langs, options.data).items()
+    (pair, gold), *others = find_gold(options.langs, options.data).items()
     if others or not {"training", "test"} <= {*gold}:
         problem = f"{len(others) + 1} language pairs" if others else f"{pair} has only the splits {' '.join(gold)}"
         raise UserError(problem, path=options.data, cure="give --langs one pair with training and test")

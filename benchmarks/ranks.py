@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
+from xrep.data.batch_plan import plan_batches
 from xrep.data.order import ExampleOrder
-from xrep.data.plan import plan_batches
 from xrep.training.pulse import Pulse, connect
 from xrep.workers import ahead
 

@@ -35,7 +35,7 @@ from harness import make_parser, take_turns, write_json
 from xrep.config import RunConfig, runs_of
 from xrep.kernels.precision import exact_products, fast_products
 from xrep.memory import keep_freed_memory
-from xrep.precision import TrainingPrecision
+from xrep.number_types import TrainingPrecision
 from xrep.tasks.bitext import BitextTask
 from xrep.training.batches import steps_ahead
 from xrep.training.checkpoint import Checkpoints
@@ -43,7 +43,7 @@ from xrep.training.device import type_on
 from xrep.training.distributed import alone, pick_device
 from xrep.training.log import Quiet
 from xrep.training.trainer import Trainer
-from xrep_cli.options import parse
+from xrep_cli.train_options import parse
 
 Turn = Callable[[int], None]
 """Trains a number of steps."""

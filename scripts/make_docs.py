@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from xrep.config import FIXED_SECTIONS
-from xrep.config.layers import CHOICES
+from xrep.config.values import CHOICES
 from xrep.files import write_aside
-from xrep.registry import CRITERIA, REGISTRIES
+from xrep.registry import CRITERIA, FIXED_SECTIONS, REGISTRIES
 from xrep_cli.xrep import commands, help_text
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -53,7 +52,7 @@ REFERENCE: dict[str, tuple[str, str, list[str]]] = {
          "xrep.models.model:Model", "xrep.models.model:ForTransformers",
          "xrep.nn.encoder:Encoder", "xrep.training.validator:Validator", "xrep.evaluation.evaluation:Evaluation",
          "xrep.evaluation.evaluation:TableEvaluation", "xrep.evaluation.evaluation:Figures",
-         "xrep.evaluation.encoders:Encoder", "xrep.text.exclusion:TextFormat", "xrep.errors:UserError"],
+         "xrep.evaluation.encoders:MeasuredEncoder", "xrep.text.exclusion:TextFormat", "xrep.errors:UserError"],
     ),
 }  # fmt: skip
 """Pages of the reference: title, summary and the names on the page; ``*`` is all that a module defines or lists."""

@@ -32,7 +32,7 @@ from typing import Any
 from replicate_results import Measured, plot, results, to_markdown
 
 from xrep.config import flat, over, to_yaml
-from xrep.config.layers import load_yaml
+from xrep.config.values import load_yaml
 from xrep.errors import UserError
 from xrep.files import write_aside, write_json
 from xrep_cli.command import console_script

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 import pytest
 
 from xrep.config import (
-    FIXED_SECTIONS,
     SECTIONS,
     TOP_LEVEL,
     convert,
@@ -18,9 +17,9 @@ from xrep.config import (
     runs_of,
     to_yaml,
 )  # fmt: skip
-from xrep.config.fields import Count, Positive, Share, describe, fields_of_class, problems_of
+from xrep.config.fields import Count, Positive, Share, fields_of_class, problems_of, type_in_words
 from xrep.errors import ConfigError, UserError
-from xrep.registry import REGISTRIES
+from xrep.registry import FIXED_SECTIONS, REGISTRIES
 
 CHOSEN = ("file", {"task": {"name": "bitext"}, "criterion": {"name": "dual_moco"}})
 PARTS = [registry for kind, registry in REGISTRIES.items() if kind != "encoder"]  # encoders have shapes, not options
@@ -61,10 +60,10 @@ def test_any_dataclass_has_options(tmp_path, monkeypatch):
     assert [(s.key, s.default, s.help) for s in specs] == [
         ("size", dataclasses.MISSING, "How large."), ("mode", None, ""), ("sizes", [1], "Which sizes."),
     ]  # fmt: skip
-    assert [describe(spec.annotation) for spec in specs] == ["an integer", "a, b or none", "a list of integers"]
+    assert [type_in_words(spec.annotation) for spec in specs] == ["an integer", "a, b or none", "a list of integers"]
 
 
-@pytest.mark.parametrize("target", ["xrep.config.run:RunConfig2", "xrep.config.nowhere:A", "fractions:Fraction"])
+@pytest.mark.parametrize("target", ["xrep.config.resolve:RunConfig2", "xrep.config.nowhere:A", "fractions:Fraction"])
 def test_what_has_no_options(target):
     with pytest.raises(UserError, match=f"{target} (cannot be loaded|is not a dataclass)"):
         read_fields("", target)

@@ -6,7 +6,7 @@ import pytest
 
 from xrep.config import read_yaml, runs_of, to_configuration
 from xrep.errors import ConfigError
-from xrep_cli.options import parse
+from xrep_cli.train_options import parse
 
 TEXT = """
 task: {name: bitext, data: text}

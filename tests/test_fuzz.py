@@ -102,7 +102,7 @@ READERS = {
     "SentEval": Reader("TREC_10.label", (b"NUM:dist How far is it ?\nHUM:ind Who was she ?\n" * 2,), senteval, TREC),
     "CoNLL": Reader("train.txt", (TAGS,), annotated(read_tagged), {}),
     "CoNLL-U": Reader("train.conllu", (CONLLU,), annotated(read_tagged), {}),
-    "STS": Reader("sts-test.csv", (STSB,), sts.read_file, {}),
+    "STS": Reader("sts-test.csv", (STSB,), sts.read_set, {}),
     "XML": Reader("train.review", (REVIEWS,), annotated(read_labelled), {}),
     "SQuAD": Reader("train.json", (SQUAD,), annotated(read_questions), {}),
     "BUCC": Reader("de-en.dev.gold", (b"d1\te1\nd2\te2\n",), bucc.read_split, BUCC),

@@ -118,9 +118,9 @@ from xrep.inference import index_files
 from xrep.inference.search_index import SearchIndex
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.retrieval import ivf
-from xrep.store import lines
+from xrep.store import texts
 index_files._INDEX_BYTES = ivf._TRAINING_BYTES = 4 * 512 * 4000
-ivf._BLOCK, lines.CHUNK_LINES = 512, 500
+ivf._BLOCK, texts.CHUNK_LINES = 512, 500
 draw = np.random.default_rng(0).standard_normal((1000, 512), dtype=np.float32)
 def encode(self, lines, *_, **__):
     return draw[[zlib.crc32(line.encode()) % 1000 for line in lines]] + len(lines) / 1e5
@@ -214,7 +214,7 @@ COUNT = "assert sum(1 for _ in read_pairs(parse_bitext(f'de-en={count}.NAME'))) 
 PREPARE = (
     'preprocess({"train": [parse_bitext(f"de-en={count}.tsv:1,2")]}, f"{count}", options, print, False, workers=2)'
 )
-ENCODING = "from xrep_cli.encode import main\nimport xrep.store.lines as lines\nlines.CHUNK_LINES = 2000"
+ENCODING = "from xrep_cli.encode import main\nimport xrep.store.texts as texts\ntexts.CHUNK_LINES = 2000"
 TRANSLATING = "from xrep_cli.generate import main"
 ROWS = {
     "encode": Row(ENCODE, 10_000, 100_000, 5_000, write_words, ENCODING),

@@ -104,10 +104,10 @@ preprocess --bitext de-en=pairs.tsv:0,1 --destdir out | needs two different colu
 preprocess --bitext de-en=pairs.tsv@0 --destdir out | a sample of 0 pairs
 preprocess ... --valid de-en=pairs.tsv@3     | only training text is sampled
 preprocess ... --valid-size 1.5              | --valid-size: must be an integer, not '1.5'
-preprocess ... --valid-size -1               | -1 validation pairs; give 0 for none
+preprocess ... --valid-size -1               | --valid-size: must be at least 0, not -1
 preprocess ... --vocab-size 16000            | too large for this text; ask for at most
-preprocess ... --sampling-exponent 2         | --sampling-exponent must lie in [0, 1], not 2
-preprocess ... --max-length 0                | length bounds 0.5 to 0; give 0 <= minimum <= maximum
+preprocess ... --sampling-exponent 2         | --sampling-exponent: must lie in [0, 1], not 2
+preprocess ... --max-length 0                | --min-length 0.5 is more than --max-length 0
 preprocess ... --tokenizer pairs.tsv         | pairs.tsv: not a SentencePiece model
 preprocess ... --exclude empty.txt           | empty.txt: no text could be read from it, so it would exclude nothing
 preprocess ... --destdir dir                 | dir: exists and is not empty

@@ -7,27 +7,23 @@ the figures of evaluations, each of use alone.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from xrep.lazy import lazy_names
+from xrep.version import __version__
 
 if TYPE_CHECKING:
     from xrep.inference.generation.translator import Translator
     from xrep.inference.search_index import SearchIndex
     from xrep.inference.sentence_encoder import SentenceEncoder
 
-__version__ = "0.1.0"
 __all__ = ["SearchIndex", "SentenceEncoder", "Translator", "__version__"]
 _MODULES = {  # imported when a name is used, so that --help does not wait for torch
     "SearchIndex": "xrep.inference.search_index",
     "SentenceEncoder": "xrep.inference.sentence_encoder",
     "Translator": "xrep.inference.generation.translator",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+__getattr__ = lazy_names(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -31,10 +31,10 @@ class UserError(Exception):
 
 def shown(value: object) -> str:
     """Return a value as a message shows it."""
-    return shortened(repr(value))
+    return abbreviated(repr(value))
 
 
-def shortened(text: str) -> str:
+def abbreviated(text: str) -> str:
     """Return at most 80 characters of a text."""
     return text if len(text) <= 80 else f"{text[:80]}..."
 

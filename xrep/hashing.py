@@ -27,6 +27,19 @@ def scramble(values: np.ndarray, seed: int) -> np.ndarray:
     return mix(values + np.uint64((seed + 1) * GOLDEN % 2**64))
 
 
+def seed_of(*numbers: int) -> int:
+    """Return a seed below 2**63 that differs for other numbers, or for the same ones in another order.
+
+    The numbers, which are from 0 to 2**61 - 2, are combined as in xxHash (XXH64 of Yann Collet), in the variant with
+    which CPython hashes tuples.
+    """
+    mask, sum_ = 2**64 - 1, 0x27D4EB2F165667C5
+    for number in numbers:
+        sum_ = (sum_ + number * 0xC2B2AE3D27D4EB4F) & mask
+        sum_ = ((sum_ << 31 | sum_ >> 33) * 0x9E3779B185EBCA87) & mask
+    return (sum_ + (len(numbers) ^ 0x27D4EB2F165667C5 ^ 3527539)) % 2**63
+
+
 def find_sorted(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return the index of each wanted value in a sorted array, or -1 if it is not there: int64, of wanted's shape."""
     if not len(values):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import IO
 
 from tqdm import tqdm
 
+Advance = Callable[[int], object]
+"""Function that is told how much more of a work is done."""
 SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BETWEEN_UPDATES = 0.2
 

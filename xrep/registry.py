@@ -155,7 +155,7 @@ LR_SCHEDULERS = Registry("lr_scheduler", {
     "constant": "xrep.training.schedule:Constant",
     "cosine": "xrep.training.schedule:Cosine",
     "inverse_sqrt": "xrep.training.schedule:InverseSqrt",
-    "linear": "xrep.training.schedule:Linear",
+    "linear": "xrep.training.schedule:LinearDecay",
     "polynomial": "xrep.training.schedule:Polynomial",
 })  # fmt: skip
 VALIDATORS = Registry("validation", {
@@ -171,7 +171,7 @@ EVALUATIONS = Registry("evaluation", {
     "all": "xrep.evaluation.all:All",
     "bucc": "xrep.evaluation.bucc:Bucc",
     "language-bias": "xrep.evaluation.language_bias:LanguageBias",
-    "neighbours": "xrep.evaluation.nearest:Neighbours",
+    "neighbours": "xrep.evaluation.neighbours:Neighbours",
     "nli": "xrep.evaluation.nli:NliAccuracy",
     "scatter": "xrep.evaluation.scatter:Scatter",
     "senteval": "xrep.evaluation.senteval.evaluate:SentEval",
@@ -181,5 +181,14 @@ EVALUATIONS = Registry("evaluation", {
     "xtreme": "xrep.evaluation.xtreme:Xtreme",
 })  # fmt: skip
 FORMATS = Registry("format", {})  # of text that --exclude reads; the usual ones need no class of their own
+FIXED_SECTIONS = {
+    "trainer": "xrep.training.trainer:Trainer",
+    "checkpoint": "xrep.training.checkpoint:Checkpoints",
+    "distributed": "xrep.training.distributed:World",
+    "logging": "xrep.training.log:Log",
+}
+"""Sections of every configuration whose class is fixed instead of chosen by name."""
+MIXTURE = {"task": "xrep.tasks.mixture:MixtureTask", "criterion": "xrep.criteria.multitask:Multitask"}
+"""The task and the criterion of a run with several parts, which combine those of the parts."""
 _ALL = TASKS, MODELS, ENCODERS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS, EVALUATIONS, FORMATS
 REGISTRIES = {registry.kind: registry for registry in _ALL}

@@ -47,11 +47,11 @@ def in_workers(
     pack: Callable[[Any], bytes] = pickle.dumps,
     together: int = 1,
 ) -> Generator[tuple[Any, T], None, None]:
-    """Yield ``(make(what), label)`` for each ``(what, label)`` of ``items``, in their order.
+    """Yield ``(make(item), label)`` for each ``(item, label)`` of ``items``, in their order.
 
     Args:
         make: Function that is called in the workers, which have everything that was there before the first item was
-            asked for. Only ``what`` and the result are sent. What it raises is raised here.
+            asked for. Only ``item`` and the result are sent. What it raises is raised here.
         items: Taken a little ahead: at most ``PREFETCH`` tasks for each worker.
         count: Number of workers; 0 to call ``make`` in this process.
         died: Raised if a worker was killed.
@@ -61,13 +61,13 @@ def in_workers(
             An error that ``make`` raises for an item is raised in place of the first item of its task.
     """
     if not count:
-        yield from ((make(what), label) for what, label in items)
+        yield from ((make(item), label) for item, label in items)
         return
     iterator, pending = iter(items), deque[tuple[Future[bytes], Sequence[T]]]()
     tasks = iter(lambda: list(islice(iterator, together)), [])
 
     def work(task: Sequence[Any]) -> bytes:
-        return pack([make(what) for what in task])
+        return pack([make(item) for item in task])
 
     pool = ProcessPoolExecutor(count, _Context(), _begin, (os.getpid(), work, begin))
     try:

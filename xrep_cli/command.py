@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from inspect import cleandoc
 from typing import Any, NoReturn
 
-from xrep import __version__
 from xrep.config.fields import FieldSpec, choices, convert, fields_of_class, members
 from xrep.errors import TrainingError, UserError
 from xrep.registry import import_plugin, nearest
-from xrep_cli import kinds
-from xrep_cli.kinds import Option, Part
+from xrep.version import __version__
+from xrep_cli import common
+from xrep_cli.common import Option, OptionGroup
 
 VERSION = f"xrep {__version__}"
 """What ``--version`` of every command prints."""
@@ -144,11 +144,11 @@ def _convert(text: str, annotation: Any) -> Any:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _how(hint: Any) -> Option | Part:
+def _how(hint: Any) -> Option | OptionGroup:
     """Return what a type says of how its field is written."""
     said = (found for member in (hint, *typing.get_args(hint)) for found in getattr(member, "__metadata__", ()))
-    default = Part() if dataclasses.is_dataclass(hint) else Option()
-    return next((found for found in said if isinstance(found, Option | Part)), default)
+    default = OptionGroup() if dataclasses.is_dataclass(hint) else Option()
+    return next((found for found in said if isinstance(found, Option | OptionGroup)), default)
 
 
 def _own_first(cls: type) -> list[FieldSpec]:
@@ -198,7 +198,7 @@ class Command:
             command.run(command.read(values))
 
     @functools.cached_property
-    def fields(self) -> list[tuple[FieldSpec, Option | Part]]:
+    def fields(self) -> list[tuple[FieldSpec, Option | OptionGroup]]:
         """The fields of the options, and how they are written."""
         return [(spec, _how(spec.annotation)) for spec in _own_first(self.options)]
 
@@ -211,13 +211,13 @@ class Command:
             for name, command in commands.items():
                 summary = re.split(r"\.(?=\s|$)", command.description)[0].replace("\n", " ").replace("%", "%%")
                 shown = {"description": command.description, "formatter_class": HelpFormatter}
-                own = below.add_parser(name, help=summary, **shown)
+                subparser = below.add_parser(name, help=summary, **shown)
                 if chosen in (None, name):
-                    command._add_options(own)
+                    command._add_options(subparser)
         return parser
 
     def _add_options(self, parser: Parser) -> None:
-        own = {spec.name for spec, _ in self.fields}
+        names = {spec.name for spec, _ in self.fields}
         for spec, how in self.fields:
             if isinstance(how, Option):
                 add_option(parser, spec, how)
@@ -225,7 +225,7 @@ class Command:
             group = parser.add_argument_group(how.title, how.description) if how.title else parser
             options = _own_first(members(spec.annotation)[0])
             for option in sorted(options, key=lambda option: option.default is not dataclasses.MISSING):
-                if option.name not in own | {*how.without}:
+                if option.name not in names | {*how.without}:
                     add_option(group, option, Option(flag=how.flags.get(option.name, "")))
 
     def parse(self, argv: Sequence[str]) -> tuple[Command, Parser, dict[str, Any]]:
@@ -245,22 +245,22 @@ class Command:
 
     def read(self, values: dict[str, Any]) -> Any:
         """Return the options of these values, and check what can be checked before the work."""
-        own = {spec.name: values[spec.name] for spec, how in self.fields if isinstance(how, Option)}
+        chosen = {spec.name: values[spec.name] for spec, how in self.fields if isinstance(how, Option)}
         if "device" in values or "precision" in values:
-            device = kinds.choose_device(values.get("device"), self.name, values.get("precision", "float32"))
-            own |= {"device": device} if "device" in own else {}
+            device = common.choose_device(values.get("device"), self.name, values.get("precision", "float32"))
+            chosen |= {"device": device} if "device" in chosen else {}
         inputs, outputs = dict[str, list[str]](), dict[str, str]()
         for spec, how in self.fields:
-            if isinstance(how, Part):
+            if isinstance(how, OptionGroup):
                 cls = members(spec.annotation)[0]
                 names = {each.name for each in dataclasses.fields(cls)} - {*how.without}
-                own[spec.name] = cls(**{name: value for name, value in (values | own).items() if name in names})
-            elif how.reads and (value := own[spec.name]) is not None:
+                chosen[spec.name] = cls(**{name: value for name, value in (values | chosen).items() if name in names})
+            elif how.reads and (value := chosen[spec.name]) is not None:
                 named = value if isinstance(value, list) else [value]
                 inputs[f"`{spec.name}`"] = [file for each in named for file in how.reads(each)]
-            elif how.writes and (value := own[spec.name]) is not None:
+            elif how.writes and (value := chosen[spec.name]) is not None:
                 outputs[f"`{spec.name}`"] = value
                 if value != "-":
                     how.writes(value)
-        kinds.check_outputs(outputs, inputs)
-        return self.options(**own)
+        common.check_outputs(outputs, inputs)
+        return self.options(**chosen)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Mapping
 
 import shtab
 
+from xrep import lazy
 from xrep.config.fields import choices, read_fields
 from xrep.errors import UserError
 from xrep.registry import REGISTRIES
-from xrep_cli.options import CHOICES, parse, train_parser
+from xrep_cli.train_options import CHOICES, parse, train_parser
 
 
 def script(shell: str, commands: Mapping[str, str]) -> str:
@@ -48,5 +48,5 @@ def _parser(name: str, place: str) -> argparse.ArgumentParser:
         for action in parser._actions:
             action.choices = allowed.get(action.dest) or None
         return parser
-    module = importlib.import_module(place)
+    module = lazy.load(place)
     return module.build_parser() if name == "sweep" else module.main.parser()

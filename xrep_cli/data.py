@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from xrep.text.resources import RESOURCES, Resource, find_resource
-from xrep_cli import kinds
+from xrep_cli import common
 from xrep_cli.command import Command
 
 HEADINGS = {"corpus": "Corpora", "encoder": "Pretrained encoders"}
 
 
 @dataclass(kw_only=True)
-class Data:
+class DataCommands:
     """List the known corpora and pretrained encoders, with their licences, layouts and origins, and fetch them.
 
     examples:
@@ -27,7 +27,7 @@ class Data:
 
 
 @dataclass(kw_only=True)
-class List(kinds.Summary):
+class List(common.JsonOption):
     """List the known corpora and pretrained encoders."""
 
 
@@ -36,7 +36,7 @@ def list_(options: List) -> None:
     for kind, heading in HEADINGS.items():
         sections.append(f"{heading}\n{len(heading) * '='}")
         sections += [_describe(resource) for resource in RESOURCES if resource.kind == kind]
-    kinds.write_summary([asdict(resource) for resource in RESOURCES], options.json, "\n\n".join(sections))
+    common.write_summary([asdict(resource) for resource in RESOURCES], options.json, "\n\n".join(sections))
 
 
 @dataclass(kw_only=True)
@@ -44,7 +44,7 @@ class Get:
     """Fetch a corpus or a pretrained encoder into $XREP_HOME. If xrep cannot fetch it, print how to get it; with
     --print-path, which needs a folder, that is an error (exit code 2)."""
 
-    name: Annotated[str, kinds.Option(positional=True, metavar="NAME", help="One of: "
+    name: Annotated[str, common.Option(positional=True, metavar="NAME", help="One of: "
                     + ", ".join(resource.name for resource in RESOURCES))]  # fmt: skip
     print_path: bool = False
     """Print only the folder on standard output."""
@@ -73,7 +73,7 @@ def _describe(resource: Resource) -> str:
 
 
 VERBS = {"list": Command("xrep-data", List, list_), "get": Command("xrep-data", Get, get)}
-main = Command("xrep-data", Data, below=lambda: VERBS)
+main = Command("xrep-data", DataCommands, below=lambda: VERBS)
 
 if __name__ == "__main__":
     sys.exit(main())

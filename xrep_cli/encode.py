@@ -9,26 +9,26 @@ from typing import Annotated, Any, Literal
 
 from xrep.errors import UserError
 from xrep.files import check_output
-from xrep.store.addresses import is_local, matching
-from xrep_cli import kinds
+from xrep.store.addresses import is_local, matching_files
+from xrep_cli import common
 from xrep_cli.command import Command
 
 
-def is_folder(output: str) -> bool:
-    return Path(output).suffix != ".npy" and not kinds.is_streamed(output)
+def is_folder_name(output: str) -> bool:
+    return Path(output).suffix != ".npy" and not common.is_streamed(output)
 
 
 def check(output: str) -> None:
     """Raise UserError if it is no .npy file, and no folder of parts, whose name has no ending; or cannot be written."""
-    if Path(output).suffix and not Path(output).is_dir() and is_folder(output):
+    if Path(output).suffix and not Path(output).is_dir() and is_folder_name(output):
         cure = "give a name that ends in .npy, or that of a folder, which has no dot"
         raise UserError("the output is a .npy file or a folder", path=output, cure=cure)
     if is_local(output):
-        check_output(output, folder=is_folder(output))
+        check_output(output, folder=is_folder_name(output))
 
 
 @dataclass(kw_only=True)
-class Options(kinds.Computing, kinds.Batches, kinds.Summary):
+class Options(common.Computing, common.Batches, common.JsonOption):
     """Encode each line of a text file: row i of the output is the vector of line i.
 
       xrep-encode --path run1/best --lang de --input lines.txt.gz --output vectors.npy
@@ -44,37 +44,37 @@ class Options(kinds.Computing, kinds.Batches, kinds.Summary):
     engine. Files and folders may be in an object store (s3://, gs://); a pattern names several files, one after the
     other."""
 
-    path: kinds.EncoderPath
-    input: kinds.TextFile
-    output: Annotated[str, kinds.Option(metavar="FILE.npy|FOLDER", writes=check)]
+    path: common.EncoderPath
+    input: common.TextInput
+    output: Annotated[str, common.Option(metavar="FILE.npy|FOLDER", writes=check)]
     """Where to write the vectors, [lines, size]; - is standard output."""
-    lang: kinds.Language | None = None
+    lang: common.Language | None = None
     """Language of the lines; needed if the encoder has a tower for each side."""
     dtype: Literal["float32", "float16"] = "float32"
     """Type of the vectors in the file."""
     normalize: bool = True
     """Write the vectors as the model gives them, not scaled to length 1."""
-    processes: kinds.Jobs
+    processes: common.Jobs
 
 
 def run(options: Options) -> None:
-    from xrep.inference.encoding import Encoded, encode_file
+    from xrep.inference.encoding import EncodedText, encode_file
     from xrep.inference.sentence_encoder import SentenceEncoder
 
-    sources = matching(options.input)
-    kinds.check_text(sources, options.lang)
+    sources = matching_files(options.input)
+    common.check_text(sources, options.lang)
     encoder = SentenceEncoder.load(options.path, device=options.device, dtype=options.precision)
     how: dict[str, Any] = {name: getattr(options, name) for name in ("lang", "dtype", "batch_tokens", "normalize")}
-    how |= {"parts": is_folder(options.output), "engine": options.processes}
+    how |= {"parts": is_folder_name(options.output), "engine": options.processes}
 
-    def said(done: Encoded) -> str:
+    def said(done: EncodedText) -> str:
         resumed = f", {done.resumed:,} of them before" if done.resumed else ""
         empty = f"; {done.empty_lines:,} lines were empty" if done.empty_lines else ""
         speed = (done.lines - done.resumed) / max(done.seconds, 1e-9)
         lines = f"{done.lines:,} lines{resumed}, {speed:,.0f} a second"
         return f"{lines}, [{done.lines}, {done.size}] {options.dtype}{empty}"
 
-    kinds.write_output(options, lambda path: encode_file(encoder, sources, path, **how), said)
+    common.write_output(options, lambda path: encode_file(encoder, sources, path, **how), said)
 
 
 main = Command("xrep-encode", Options, run)

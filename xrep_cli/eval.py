@@ -12,7 +12,7 @@ from xrep.config.fields import CountOrZero, docstring, fields_of_class
 from xrep.errors import UserError
 from xrep.files import check_output, write_json
 from xrep.registry import EVALUATIONS, load_target
-from xrep_cli import kinds
+from xrep_cli import common
 from xrep_cli.command import Command
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PATH = Annotated[
     list[str],
-    kinds.Option(
+    common.Option(
         metavar="MODEL",
         nargs=1,
         help="The model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
@@ -29,11 +29,11 @@ PATH = Annotated[
         "bootstrap.",
     ),
 ]
-SEEDS = kinds.Option(metavar="SEEDS", nargs="?", const=3)
+SEEDS = common.Option(metavar="SEEDS", nargs="?", const=3)
 
 
 @dataclass(kw_only=True)
-class Evaluations(kinds.Plugins):
+class Evaluations(common.Plugins):
     """Measure a sentence encoder, or a translation model, on published test sets.
 
       xrep-eval tatoeba --path run1/best --data tatoeba/ --langs de,fr
@@ -48,24 +48,24 @@ class Evaluations(kinds.Plugins):
 
 
 @dataclass(kw_only=True)
-class Options(kinds.Plugins):
+class Options(common.Plugins):
     """What every evaluation has beside ``path`` and ``config``, its own options."""
 
-    json: kinds.JsonFile | None = None
+    json: common.JsonFile | None = None
     """Write the results as JSON to this file; without a name, or with -, print JSON alone on standard output."""
-    resamples: kinds.OutputFile | None = None
+    resamples: common.OutputFile | None = None
     """Write the figures on 1,000 samples of the examples, drawn with replacement, as JSON. The samples are the same for
     every model, so the differences between the files of two models are those of a paired bootstrap test."""
 
 
 @dataclass(kw_only=True)
-class EncoderOptions(Options):
+class BaselineOptions(Options):
     random_baseline: Annotated[CountOrZero, SEEDS] = 0
     """Measure the architecture of the model with random weights, too, drawn by each of this number of seeds (3 if none
     is named), and print their mean and standard deviation. A classifier that was trained stays as it is."""
 
 
-class Test(Command):
+class TestCommand(Command):
     """The subcommand of an evaluation, which is imported only if it is chosen."""
 
     def __init__(self, name: str) -> None:
@@ -76,8 +76,8 @@ class Test(Command):
     @functools.cached_property
     def fields(self) -> list[Any]:
         config = load_target(f"{self.target}.Config")
-        base = EncoderOptions if any(spec.name == "cache" for spec in fields_of_class("", config)) else Options
-        own_fields = ("path", PATH, field(default_factory=list)), ("config", Annotated[config, kinds.Part()])
+        base = BaselineOptions if any(spec.name == "cache" for spec in fields_of_class("", config)) else Options
+        own_fields = ("path", PATH, field(default_factory=list)), ("config", Annotated[config, common.OptionGroup()])
         self.options = make_dataclass("TestOptions", own_fields, bases=(base,), kw_only=True)
         return super().fields
 
@@ -91,11 +91,11 @@ def run(name: str, options: Any) -> None:
         raise UserError(f"`path` {options.path[0]}, and other options name the models", cure="leave `path` out")
     outputs = _check(options, config, seeds)
     made = evaluation(config)
-    kinds.check_outputs(outputs, {"`data`": [str(file) for examples in made.tables for file in examples.files]})
+    common.check_outputs(outputs, {"`data`": [str(file) for examples in made.tables for file in examples.files]})
     if listed is not None:
         from xrep.evaluation.encoders import write_sentences
 
-        columns = (pair for own in made.tables for pair in zip(own.languages, own.columns, strict=True))
+        columns = (pair for each in made.tables for pair in zip(each.languages, each.columns, strict=True))
         print(f"{write_sentences(listed, columns)} sentences: {listed}")
     elif not options.path and made.takes_path:
         raise UserError("no encoder named", cure="give `path`, or `list_sentences` to measure another system")
@@ -125,9 +125,9 @@ def _check(options: Any, config: Any, seeds: int) -> dict[str, str | None]:
 
 
 def _measure(name: str, evaluation: Evaluation, options: Any, seeds: int) -> None:
-    from xrep.evaluation.evaluation import table
     from xrep.evaluation.plots import Picture
     from xrep.evaluation.runner import comparison, differences, measure, models
+    from xrep.tables import table
 
     paths, dimensions = options.path or [""], getattr(evaluation.config, "dimensions", None)
     several, plot = len(paths) > 1 or dimensions is not None, getattr(evaluation.config, "plot", None)
@@ -146,20 +146,20 @@ def _measure(name: str, evaluation: Evaluation, options: Any, seeds: int) -> Non
         if plot is not None and figures.plot:
             figures.plot(Picture(plot, path))
         if options.resamples is not None:
-            drawn = {key: own.tolist() for key, own in figures.resamples.items()}
-            finite = {key: [None if math.isnan(x) else x for x in own] for key, own in drawn.items()}
+            drawn = {key: samples.tolist() for key, samples in figures.resamples.items()}
+            finite = {key: [None if math.isnan(x) else x for x in samples] for key, samples in drawn.items()}
             write_json(options.resamples, finite)
     header, *rows = comparison(records, differing)
     if (several or seeds) and options.json != "-":
         print(table(header, rows) if rows else "")
     (record, *others) = records.values()
     summary = {"test": name, "models": records, "differences": differing} if others else record
-    kinds.write_summary(summary, options.json)
+    common.write_summary(summary, options.json)
     if failed:
         raise UserError(f"{', '.join(failed)} could not be measured", cure="; ".join(failed.values()))
 
 
-main = Command("xrep-eval", Evaluations, below=lambda: {name: Test(name) for name in EVALUATIONS.names()})
+main = Command("xrep-eval", Evaluations, below=lambda: {name: TestCommand(name) for name in EVALUATIONS.names()})
 
 if __name__ == "__main__":
     sys.exit(main())

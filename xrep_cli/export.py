@@ -6,13 +6,13 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
-from xrep.inference.options import ExportOptions
-from xrep_cli import kinds
+from xrep.inference.settings import ExportOptions
+from xrep_cli import common
 from xrep_cli.command import Command
 
 
 @dataclass(kw_only=True)
-class Options(kinds.Plugins):
+class Options(common.Plugins):
     """Write an encoder as a directory that sentence-transformers, transformers, ONNX Runtime, OpenVINO or xrep load,
     with its tokenizer.
 
@@ -57,9 +57,9 @@ class Options(kinds.Plugins):
       xrep-eval all --path run1/best --data data/ --json results.json
       xrep-export --path run1/best --output my-encoder --license apache-2.0 --results results.json"""
 
-    path: Annotated[str, kinds.Option(metavar="ENCODER")]
+    path: Annotated[str, common.Option(metavar="ENCODER")]
     """A checkpoint such as run1/best, or a pretrained directory; with --average the directory of a run."""
-    output: Annotated[str, kinds.Option(metavar="DIR")]
+    output: Annotated[str, common.Option(metavar="DIR")]
     """A new directory."""
     export: ExportOptions
 

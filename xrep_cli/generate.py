@@ -10,12 +10,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
-from xrep.config.fields import Count
+from xrep.config.fields import Count, check_options
 from xrep.errors import UserError
-from xrep.inference.generation.options import SearchOptions
-from xrep.inference.options import check_options
+from xrep.inference.generation.decoding import DecodingOptions
 from xrep.progress import ProgressLine
-from xrep_cli import kinds
+from xrep_cli import common
 from xrep_cli.command import Command
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ FLAGS = {"length_penalty": "--lenpen", "length_penalty_form": "--lenpen-form", "
 
 
 @dataclass(kw_only=True)
-class Options(kinds.Computing, kinds.Summary):
+class Options(common.Computing, common.JsonOption):
     """Translate each line of a text: line i of the output is the translation of line i.
 
       echo "Guten Tag" | xrep-generate --path nmt/best
@@ -46,14 +45,14 @@ class Options(kinds.Computing, kinds.Summary):
     the end of the sentence. The score is the sum of these, divided by length^lenpen (gnmt: ((5 + length) / 6)^lenpen),
     where the length includes the end of the sentence."""
 
-    path: Annotated[str, kinds.Option(metavar="CHECKPOINT")]
+    path: Annotated[str, common.Option(metavar="CHECKPOINT")]
     """A translation model: RUN/best."""
-    input: kinds.TextFile = "-"
-    output: kinds.OutputFile = "-"
+    input: common.TextInput = "-"
+    output: common.OutputFile = "-"
     """File to write the translations to; - is standard output."""
-    source_lang: kinds.Language | None = None
+    source_lang: common.Language | None = None
     """Language of the lines; it need not be given."""
-    target_lang: kinds.Language | None = None
+    target_lang: common.Language | None = None
     """Language to translate into, if the model has several."""
     max_tokens: Count = 4096
     """Size of a batch: lines x hypotheses x subwords of the longest line; larger is faster on a GPU."""
@@ -61,10 +60,10 @@ class Options(kinds.Computing, kinds.Summary):
     """Number of lines read and sorted by length at once."""
     jsonl: bool = False
     """Write JSON lines, described above."""
-    reference: kinds.InputFiles = field(default_factory=list)
+    reference: common.InputFiles = field(default_factory=list)
     """Reference translations: print BLEU, chrF and BLEU of multi-bleu.perl (which does not tokenise: give it tokenised
     text)."""
-    search: Annotated[SearchOptions, kinds.Part(flags=FLAGS)]
+    search: Annotated[DecodingOptions, common.OptionGroup(flags=FLAGS)]
 
 
 def run(options: Options) -> None:
@@ -75,7 +74,7 @@ def run(options: Options) -> None:
     check_options(options.search)
     if options.json and not options.reference:
         raise UserError("`json` without scores to write", cure="give `reference` FILE")
-    kinds.check_text([options.input], options.source_lang, allow_empty=True)
+    common.check_text([options.input], options.source_lang, allow_empty=True)
     # They are read once, because they may come from pipes.
     references = [[line for _, line in read_text(file, options.target_lang)] for file in options.reference]
     translator = Translator.load(options.path, options.device, options.precision)
@@ -85,10 +84,10 @@ def run(options: Options) -> None:
         raise UserError(f"the model was not trained to read {options.source_lang!r}", path=options.path, cure=cure)
     if options.input == "-" and sys.stdin.isatty():
         print("type one sentence per line; Ctrl-D ends", file=sys.stderr)
-    with kinds.text_writer(options.output) as write:
+    with common.text_writer(options.output) as write:
         best = _translate(options, translator, write)
     if references:
-        kinds.write_summary({**_score(options, best, references), "search": asdict(options.search)}, options.json)
+        common.write_summary({**_score(options, best, references), "search": asdict(options.search)}, options.json)
 
 
 def _translate(options: Options, translator: Translator, write: Callable[[str], object]) -> list[str]:

@@ -6,17 +6,18 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from xrep.errors import shortened
-from xrep_cli import kinds
+from xrep.errors import abbreviated
+from xrep.tables import table
+from xrep_cli import common
 from xrep_cli.command import Command
 
 _SHOWN = 10
 """Most failures that are listed without their logs."""
-JobOutput = Annotated[str, kinds.Option(positional=True, metavar="OUTPUT")]
+JobOutput = Annotated[str, common.Option(positional=True, metavar="OUTPUT")]
 
 
 @dataclass(kw_only=True)
-class Jobs:
+class JobCommands:
     """Tell how far a command is that does its work in units: xrep-encode, xrep-mine, xrep-search build and others.
 
       xrep-encode --path run1/best --lang de --input 's3://bucket/de/*.zst' --output s3://bucket/de --engine ray
@@ -27,7 +28,7 @@ class Jobs:
 
 
 @dataclass(kw_only=True)
-class Status(kinds.Summary):
+class Status(common.JsonOption):
     """Print a line for each stage of a command, and one for each unit that failed.
 
       xrep-jobs status mined.tsv           the command that writes mined.tsv
@@ -51,19 +52,16 @@ def status(options: Status) -> None:
     finished = exists(join(address, FINISHED))
     stages = [] if finished else notes_of(address)
     states, failed = [notes.status() for notes in stages], [one for notes in stages for one in notes.failures()]
-    kinds.write_summary({"job": address, "finished": finished, "stages": states, "failures": failed}, options.json)
+    common.write_summary({"job": address, "finished": finished, "stages": states, "failures": failed}, options.json)
     if options.json == "-":
         return
     if finished:
         print(f"all is done, and the output is written; {address} may be removed")
         return
-    rows = [("stage", "done", "running", "failed", "all", "a second", "left"), *map(_row, states)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, *cells in rows:
-        print(f"{name:<{widths[0]}}", *map(str.rjust, cells, widths[1:]), sep="  ")
+    print(table(["stage", "done", "running", "failed", "all", "a second", "left"], [*map(_row, states)]))
     for failure in failed if options.log else failed[:_SHOWN]:
         unit, log = f"{failure['stage']}, unit {failure['unit']}", failure["log"].rstrip()
-        print(f"\n{unit}:\n{log}" if options.log else f"{unit}: {shortened(log.rpartition(chr(10))[2])}")
+        print(f"\n{unit}:\n{log}" if options.log else f"{unit}: {abbreviated(log.rpartition(chr(10))[2])}")
     if len(failed) > _SHOWN and not options.log:
         print(f"and {len(failed) - _SHOWN:,} more, which --log or --json shows")
 
@@ -97,14 +95,14 @@ class Retry:
     """The output of a command, or its folder OUTPUT.job."""
 
 
-def retry(options: Retry) -> None:
+def retry_failed(options: Retry) -> None:
     from xrep.jobs.notes import retry
 
     print(f"{retry(_address(options.output)):,} units that failed will be tried again")
 
 
-VERBS = {"status": Command("xrep-jobs", Status, status), "retry": Command("xrep-jobs", Retry, retry)}
-main = Command("xrep-jobs", Jobs, below=lambda: VERBS)
+VERBS = {"status": Command("xrep-jobs", Status, status), "retry": Command("xrep-jobs", Retry, retry_failed)}
+main = Command("xrep-jobs", JobCommands, below=lambda: VERBS)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from xrep.errors import UserError
-from xrep.inference.options import MiningOptions, NegativeOptions
+from xrep.inference.settings import MiningOptions, NegativeOptions
 from xrep.text.examples import orient
 from xrep.text.find import parse_bitext
-from xrep_cli import kinds
+from xrep_cli import common
 from xrep_cli.command import Command
 
-PairsFile = Annotated[str, kinds.Option(metavar="FILE.tsv", writes=kinds.check_anywhere)]
+PairsFile = Annotated[str, common.Option(metavar="FILE.tsv", writes=common.check_anywhere)]
 VectorsFile = Annotated[
     str,
-    kinds.Option(
+    common.Option(
         metavar="VECTORS",
-        reads=kinds.itself,
+        reads=common.itself,
         help="They are used instead of an encoder: a folder or a file that xrep-encode wrote, or a .npy file [lines, "
         "size].",
     ),
@@ -26,7 +26,7 @@ VectorsFile = Annotated[
 
 
 @dataclass(kw_only=True)
-class Mining(kinds.Computing, kinds.Batches, kinds.Summary):
+class Mining(common.Computing, common.Batches, common.JsonOption):
     """Find translations in two texts that are not aligned. The output has lines score<TAB>source<TAB>target, best
     first.
 
@@ -44,26 +44,26 @@ class Mining(kinds.Computing, kinds.Batches, kinds.Summary):
 
     xrep-mine negatives finds hard negatives of pairs, to train on."""
 
-    path: kinds.EncoderPath | None = None
-    source: kinds.TextFile | None = None
+    path: common.EncoderPath | None = None
+    source: common.TextInput | None = None
     """The source."""
-    source_lang: kinds.Language | None = None
+    source_lang: common.Language | None = None
     """Language of the source; needed if the encoder has two towers."""
     source_vectors: VectorsFile | None = None
     """The vectors of the source."""
-    target: kinds.TextFile | None = None
+    target: common.TextInput | None = None
     """The target."""
-    target_lang: kinds.Language | None = None
+    target_lang: common.Language | None = None
     """Language of the target; needed if the encoder has two towers."""
     target_vectors: VectorsFile | None = None
     """The vectors of the target."""
     output: PairsFile
     """The file to write the pairs to; - is standard output."""
     mining: MiningOptions
-    processes: kinds.Jobs
+    processes: common.Jobs
 
 
-def mine(options: Mining) -> None:
+def mine_pairs(options: Mining) -> None:
     from xrep.inference.mining import Mined, Text, mine
 
     if options.source == options.target == "-":
@@ -83,17 +83,17 @@ def mine(options: Mining) -> None:
         left_out = f"{sum(mined.empty):,} empty and {sum(mined.duplicates):,} repeated lines left out"
         return f"{mined.pairs:,} pairs: {mined.sources:,} x {mined.targets:,} sentences, {left_out}"
 
-    kinds.write_output(options, lambda output: mine(**sides, output=output, options=options.mining, **how), said)
+    common.write_output(options, lambda output: mine(**sides, output=output, options=options.mining, **how), said)
 
 
-def _encoder(options: Mining | Negatives) -> Any:
+def _encoder(options: Mining | MiningOfNegatives) -> Any:
     from xrep.inference.sentence_encoder import SentenceEncoder
 
     return SentenceEncoder.load(str(options.path), device=options.device, dtype=options.precision)
 
 
 @dataclass(kw_only=True)
-class Negatives(kinds.Computing, kinds.Batches, kinds.Summary):
+class MiningOfNegatives(common.Computing, common.Batches, common.JsonOption):
     """Find hard negatives of sentence pairs: sentences near to the source that do not translate it. The output has
     lines source<TAB>target<TAB>negative<TAB>negative..., which xrep-train reads with --negatives.
 
@@ -107,30 +107,30 @@ class Negatives(kinds.Computing, kinds.Batches, kinds.Summary):
     about as high as they do, because it may translate the source, too. Parallel text is written as for xrep-preprocess.
     If the command is interrupted, repeat it: it continues where it stopped."""
 
-    path: kinds.EncoderPath
-    bitext: Annotated[str, kinds.Option(metavar="PAIR=FILES", reads=kinds.bitext_files)]
+    path: common.EncoderPath
+    bitext: Annotated[str, common.Option(metavar="PAIR=FILES", reads=common.bitext_files)]
     """The pairs."""
-    candidates: kinds.TextFile | None = None
+    candidates: common.TextInput | None = None
     """Further sentences of the language of the targets."""
     output: PairsFile
     """The file to write to; - is standard output."""
     mining: NegativeOptions
-    processes: kinds.Jobs
+    processes: common.Jobs
 
 
-def mine_negatives(options: Negatives) -> None:
+def write_negatives(options: MiningOfNegatives) -> None:
     from xrep.inference.hard_negatives import MinedNegatives, mine_negatives
 
     bitext = parse_bitext(options.bitext)
     if bitext.sample is not None:
         raise UserError("pairs are not sampled here", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
     for path in bitext.paths:
-        if kinds.is_streamed(path):
+        if common.is_streamed(path):
             raise UserError("pairs are read several times", path=path, cure="give a file, not a pipe")
     bitext, note = orient(bitext)
     if note:
         print(note, file=sys.stderr)
-    kinds.check_text([options.candidates] if options.candidates else [], bitext.languages[1])
+    common.check_text([options.candidates] if options.candidates else [], bitext.languages[1])
     how = {"encoder": _encoder(options), "candidates": options.candidates, "engine": options.processes}
 
     def said(mined: MinedNegatives) -> str:
@@ -143,11 +143,11 @@ def mine_negatives(options: Negatives) -> None:
     def write(output: str) -> MinedNegatives | None:
         return mine_negatives(bitext, output, options.mining, **how, show_progress=True)
 
-    kinds.write_output(options, write, said)
+    common.write_output(options, write, said)
 
 
-NEGATIVES = Command("xrep-mine", Negatives, mine_negatives)
-main = Command("xrep-mine", Mining, mine, below=lambda: {"negatives": NEGATIVES})
+NEGATIVES = Command("xrep-mine", MiningOfNegatives, write_negatives)
+main = Command("xrep-mine", Mining, mine_pairs, below=lambda: {"negatives": NEGATIVES})
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,17 +17,17 @@ from xrep.jobs.engines import Engine
 from xrep.store.addresses import is_local
 from xrep.text.cleaning import CleaningOptions
 from xrep.text.find import parse_bitext
-from xrep_cli import kinds
+from xrep_cli import common
 from xrep_cli.command import Command
 
 FLAGS = {"minimum_length": "--min-length", "maximum_length": "--max-length",
          "maximum_length_ratio": "--max-length-ratio"}  # fmt: skip
-Pairs = Annotated[list[str], kinds.Option(metavar="PAIR=FILES", nargs=1, reads=kinds.bitext_files)]
-Tokenizer = Annotated[str, kinds.Option(metavar="PATH")]
+BitextOption = Annotated[list[str], common.Option(metavar="PAIR=FILES", nargs=1, reads=common.bitext_files)]
+TokenizerOption = Annotated[str, common.Option(metavar="PATH")]
 
 
 @dataclass(kw_only=True)
-class Options(kinds.Summary):
+class Options(common.JsonOption):
     """Clean parallel text, train a SentencePiece vocabulary on it and write the tokens that xrep-train reads.
 
     examples:
@@ -53,48 +53,48 @@ class Options(kinds.Summary):
     If the command is interrupted, repeat it: it goes on with the text that it has cleaned and the vocabulary that it
     has trained."""
 
-    bitext: Pairs = field(default_factory=list)
+    bitext: BitextOption = field(default_factory=list)
     """Training text (repeatable)."""
-    valid: Pairs = field(default_factory=list)
+    valid: BitextOption = field(default_factory=list)
     """Validation text (repeatable); without it, some training pairs are held out."""
-    test: Pairs = field(default_factory=list)
+    test: BitextOption = field(default_factory=list)
     """Test text (repeatable)."""
-    exclude: Annotated[list[str], kinds.Option(metavar="PATH", nargs=1)] = field(default_factory=list)
+    exclude: Annotated[list[str], common.Option(metavar="PATH", nargs=1)] = field(default_factory=list)
     """File or folder of an evaluation set: training pairs with a sentence that occurs there, in any case and
     punctuation, are dropped (repeatable)."""
-    destdir: Annotated[str, kinds.Option(metavar="DIR")]
+    destdir: Annotated[str, common.Option(metavar="DIR")]
     """The data directory to write."""
     workers: Count | None = None
     """Processes that clean and tokenise; the result does not depend on their number (default: one for each processor,
     at most 16, or as many as Ray has processors for)."""
     vocabulary: Annotated[
         PreprocessOptions,
-        kinds.Part(
+        common.OptionGroup(
             title="vocabulary and held-out pairs",
             flags={"vocabulary_size": "--vocab-size"},
             without=("tokenizers", "cleaning"),
         ),
     ]
-    tokenizer: Tokenizer | None = None
+    tokenizer: TokenizerOption | None = None
     """Use this tokenizer instead of training one (a folder, a .model file, a directory of a pretrained encoder,
     RUN/best, or another data directory)."""
-    source_tokenizer: Tokenizer | None = None
+    source_tokenizer: TokenizerOption | None = None
     """The same, only for the source of each pair."""
-    target_tokenizer: Tokenizer | None = None
+    target_tokenizer: TokenizerOption | None = None
     """The same, only for the target of each pair."""
     cleaning: Annotated[
         CleaningOptions,
-        kinds.Part(
+        common.OptionGroup(
             title="cleaning",
             description="lengths are in words; a Chinese, Japanese or Thai character counts as half a word",
             flags=FLAGS,
         ),
     ]
-    deduplicate: Annotated[bool, kinds.Option(flag="--keep-duplicates")] = True
+    deduplicate: Annotated[bool, common.Option(flag="--keep-duplicates")] = True
     """Keep repeated pairs."""
-    drop_identical: Annotated[bool, kinds.Option(flag="--keep-identical")] = True
+    drop_identical: Annotated[bool, common.Option(flag="--keep-identical")] = True
     """Keep pairs whose sides are equal."""
-    processes: Annotated[Engine, replace(kinds.PROCESSES, without=("workers", "gpus_per_worker"))]
+    processes: Annotated[Engine, replace(common.PROCESSES, without=("workers", "gpus_per_worker"))]
 
 
 def run(options: Options) -> None:
@@ -115,11 +115,11 @@ def run(options: Options) -> None:
     except KeyboardInterrupt:
         raise Interrupted(f"nothing is written to {options.destdir}; the same command begins again") from None
     if report is None:
-        print(kinds.SHARE_DONE, file=sys.stderr)
+        print(common.SHARE_DONE, file=sys.stderr)
         return
     log(f"\n{report.cleaning.table()}\n")
     log(_summary(report))
-    kinds.write_summary(report.as_dict(), options.json)
+    common.write_summary(report.as_dict(), options.json)
     log(f"next: xrep-train {options.destdir} --task bitext --criterion dual_moco --save-dir run1")
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from xrep.files import check_output
-from xrep_cli import kinds
+from xrep_cli import common
 from xrep_cli.command import Command
 
 
 @dataclass(kw_only=True)
-class Options(kinds.Plugins, kinds.Batches):
+class Options(common.Plugins, common.Batches):
     """Write a page about a run, or about what differs between runs: a single HTML file that needs no network.
 
       xrep-report run1 run2 --output report.html
@@ -24,13 +24,13 @@ class Options(kinds.Plugins, kinds.Batches):
     versions. The evaluations are those in the directories of the runs: write them with xrep-eval --json run1/NAME.json.
     Records that are damaged are left out and named, on the page and on stderr. Its pictures need the extra 'plot'."""
 
-    runs: Annotated[list[str], kinds.Option(positional=True, metavar="RUN", nargs="+")]
+    runs: Annotated[list[str], common.Option(positional=True, metavar="RUN", nargs="+")]
     """Directory of a run, which xrep-train wrote."""
-    output: Annotated[str, kinds.Option(metavar="FILE.html", writes=check_output)]
+    output: Annotated[str, common.Option(metavar="FILE.html", writes=check_output)]
     """The page to write; - is standard output."""
-    results: kinds.InputFiles = field(default_factory=list)
+    results: common.InputFiles = field(default_factory=list)
     """Further results of xrep-eval --json, also of models that are no runs."""
-    data: Annotated[str, kinds.Option(metavar="FOLDER")] | None = None
+    data: Annotated[str, common.Option(metavar="FOLDER")] | None = None
     """Measure the best checkpoint of each run on every test whose data is in this folder, as xrep-eval all does."""
 
 
@@ -43,7 +43,7 @@ def run(options: Options) -> None:
 
     runs = read_runs(options.runs)
     inside = [str(path) for run in runs for path in run.path.iterdir() if path.is_file() and path.suffix != ".html"]
-    kinds.check_outputs({"`output`": options.output}, {"a file of RUN": inside})
+    common.check_outputs({"`output`": options.output}, {"a file of RUN": inside})
     results, failed = read_results(runs, options.results), []
     for line in (line for run in runs for line in run.damaged):
         print(f"warning: {line}", file=sys.stderr)
@@ -54,7 +54,7 @@ def run(options: Options) -> None:
         measured, failed = measure_runs(paths, options.data, options.batch_tokens)
         for test, records in measured.items():
             results.setdefault(test, {}).update(records)
-    with kinds.text_writer(options.output) as write:
+    with common.text_writer(options.output) as write:
         write(render(runs, results, failed))
     if options.output != "-":
         print(f"the report: {options.output}", file=sys.stderr)

@@ -10,18 +10,18 @@ from typing import Annotated, Any
 
 from xrep.config.fields import Count
 from xrep.errors import UserError
-from xrep_cli import kinds
+from xrep_cli import common
 from xrep_cli.command import Command
 
 MOST_QUERIES = 1024
 """Number of queries that are answered at once."""
-Index = Annotated[str, kinds.Option(positional=True, metavar="INDEX", help="the directory of an index")]
-Queries = Annotated[list[str], kinds.Option(positional=True, metavar="QUERY", nargs="*")]
-Prompt = Annotated[str, kinds.Option(metavar="NAME")]
+Index = Annotated[str, common.Option(positional=True, metavar="INDEX", help="the directory of an index")]
+Queries = Annotated[list[str], common.Option(positional=True, metavar="QUERY", nargs="*")]
+Prompt = Annotated[str, common.Option(metavar="NAME")]
 
 
 @dataclass(kw_only=True)
-class Search:
+class SearchCommands:
     """Search the lines of a text by their meaning, with queries in any language of the encoder.
 
     xrep-search build --path run1/best --input corpus.txt --lang en --output index/
@@ -31,7 +31,7 @@ class Search:
 
 
 @dataclass(kw_only=True)
-class Build(kinds.Computing, kinds.Batches, kinds.Summary):
+class Build(common.Computing, common.Batches, common.JsonOption):
     """Encode each line of a text and write an index of them.
 
       xrep-search build --path run1/best --input corpus.txt.gz --lang en --output index/
@@ -44,31 +44,31 @@ class Build(kinds.Computing, kinds.Batches, kinds.Summary):
     Other programs can read each part of the index: lines.txt (the sentences), numbers.npy (their lines in the text),
     vectors.npy (16-bit vectors, length 1) and, unless the search is exact, 00000.faiss, 00001.faiss, ... (faiss)."""
 
-    path: kinds.EncoderPath
-    input: kinds.TextFile
-    output: Annotated[str, kinds.Option(metavar="DIR")]
+    path: common.EncoderPath
+    input: common.TextInput
+    output: Annotated[str, common.Option(metavar="DIR")]
     """A new directory for the index."""
-    index: Annotated[str, kinds.Option(metavar="STRING")] = "auto"
+    index: Annotated[str, common.Option(metavar="STRING")] = "auto"
     """flat: exact search; a description of faiss's index_factory, such as IVF4096,SQ8 or IVF4096,PQ48: faiss proposes
     lines, whose vectors are then compared; auto: flat up to 100,000 lines, and inverted lists (IVFn,SQ8) beyond."""
     prompt_name: Prompt | None = None
     """The encoder's prompt that is put in front of the lines (default: the first of document, passage and corpus; or
     else the encoder's default)."""
-    lang: kinds.Language | None = None
+    lang: common.Language | None = None
     """Language of the lines; needed if the encoder has a tower for each side."""
 
 
-def build(options: Build) -> None:
+def build_index(options: Build) -> None:
     from xrep.inference.search_index import SearchIndex
 
-    kinds.check_text([options.input], options.lang)
+    common.check_text([options.input], options.lang)
     how = {"device": options.device, "lang": options.lang, "precision": options.precision, "show_progress": True}
     how |= {"batch_tokens": options.batch_tokens, "prompt_name": options.prompt_name, "index": options.index}
     _tell(SearchIndex.build(options.path, options.input, options.output, **how), options.output, options.json)
 
 
 @dataclass(kw_only=True)
-class Add(kinds.Device, kinds.Batches, kinds.Summary):
+class Add(common.Device, common.Batches, common.JsonOption):
     """Encode each line of a text and add them to an index.
 
       xrep-search add index/ --input more.txt
@@ -78,18 +78,18 @@ class Add(kinds.Device, kinds.Batches, kinds.Summary):
     more there is an index like the one that was built."""
 
     index: Index
-    path: kinds.EncoderPath | None = None
+    path: common.EncoderPath | None = None
     """The encoder, where it is not where it was when the index was built."""
-    input: kinds.TextFile
-    lang: kinds.Language | None = None
+    input: common.TextInput
+    lang: common.Language | None = None
     """Language of the lines; needed if the encoder has a tower for each side (default: that with which the index was
     built)."""
 
 
-def add(options: Add) -> None:
+def add_lines(options: Add) -> None:
     from xrep.inference.search_index import SearchIndex
 
-    kinds.check_text([options.input], options.lang)
+    common.check_text([options.input], options.lang)
     index = SearchIndex(options.index, options.path, device=options.device)
     before = len(index)
     index.add(options.input, lang=options.lang, batch_tokens=options.batch_tokens, show_progress=True)
@@ -106,7 +106,7 @@ def _tell(index: Any, directory: str, json: str | None) -> None:
     lines, among = sum(part["lines"] for part in parts), f" in {len(parts)} parts" if len(parts) > 1 else ""
     shown = " and ".join(dict.fromkeys(part["index"] for part in parts)).replace("flat", "exact search")
     said = f"{len(index):,} sentences of {lines:,} lines{among}, {shown}, {size / 1e6:,.1f} MB: {directory}"
-    kinds.write_summary({"path": directory, **facts}, json, said)
+    common.write_summary({"path": directory, **facts}, json, said)
 
 
 def _files(index: Any) -> list[dict[str, Any]]:
@@ -114,7 +114,7 @@ def _files(index: Any) -> list[dict[str, Any]]:
 
 
 @dataclass(kw_only=True)
-class Query(kinds.Device):
+class Query(common.Device):
     """Print the sentences nearest to each query.
 
       xrep-search query index/ "Wo ist der Bahnhof?" -k 5
@@ -128,16 +128,16 @@ class Query(kinds.Device):
     index: Index
     queries: Queries = field(default_factory=list)
     """A query; without any, standard input has one per line."""
-    path: kinds.EncoderPath | None = None
+    path: common.EncoderPath | None = None
     """The encoder, where it is not where it was when the index was built."""
-    k: Annotated[Count, kinds.Option(flag="-k")] = 10
+    k: Annotated[Count, common.Option(flag="-k")] = 10
     """Number of sentences for each query."""
     probes: Count = 32
     """Number of inverted lists that are searched for each query; more find more and take longer."""
     prompt_name: Prompt | None = None
     """The encoder's prompt that is put in front of the queries (default: query, if there is one; or else the encoder's
     default)."""
-    lang: kinds.Language | None = None
+    lang: common.Language | None = None
     """Language of the queries; needed if the encoder has a tower for each side."""
     json: bool = False
     """Print the answers as JSON, an object per line."""
@@ -154,7 +154,7 @@ def query(options: Query) -> None:
     if not options.queries and sys.stdin.isatty():
         print("type one query per line; Ctrl-D ends", file=sys.stderr)
     answered, how = 0, {"probes": options.probes, "prompt_name": options.prompt_name}
-    with kinds.text_writer("-") as write:
+    with common.text_writer("-") as write:
         for queries in [options.queries] if options.queries else read_chunks("/dev/stdin", MOST_QUERIES):
             found = index.search(queries, options.k, options.lang, **how)
             if not answered and not options.json and sys.stdout.isatty():
@@ -175,7 +175,7 @@ def query(options: Query) -> None:
 
 
 @dataclass(kw_only=True)
-class Check(kinds.Summary):
+class CheckIndex(common.JsonOption):
     """Compare all files of an index with their checksums, and measure its recall.
 
       xrep-search check index/ --json
@@ -186,7 +186,7 @@ class Check(kinds.Summary):
     index: Index
 
 
-def check(options: Check) -> None:
+def check_index(options: CheckIndex) -> None:
     from xrep.inference.search_index import SearchIndex
 
     index, k = SearchIndex(options.index), 10
@@ -195,12 +195,17 @@ def check(options: Check) -> None:
     facts = {"files": len(files), "bytes": size, "k": k, "queries": queries, "recall": recall}
     whole = f"all {len(files)} files ({size / 1e6:,.1f} MB) are as they were written"
     said = f"{whole}; recall@{k} of {queries} queries {recall:.3f}: {options.index}"
-    kinds.write_summary({"path": options.index, **facts}, options.json, said)
+    common.write_summary({"path": options.index, **facts}, options.json, said)
 
 
-VERBS = {"build": (Build, build), "add": (Add, add), "query": (Query, query), "check": (Check, check)}
+VERBS = {
+    "build": (Build, build_index),
+    "add": (Add, add_lines),
+    "query": (Query, query),
+    "check": (CheckIndex, check_index),
+}
 main = Command(
-    "xrep-search", Search, below=lambda: {name: Command("xrep-search", *verb) for name, verb in VERBS.items()}
+    "xrep-search", SearchCommands, below=lambda: {name: Command("xrep-search", *verb) for name, verb in VERBS.items()}
 )
 
 if __name__ == "__main__":

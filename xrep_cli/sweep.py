@@ -24,6 +24,8 @@ written to sweep.tsv. With several seeds, combinations are ranked by the mean ov
 validation of the last stage. There a value is that of every stage, and --grid stages.second.optimizer.lr=1e-4,3e-4 that
 of the stage `second`."""
 TABLE = "sweep.tsv"
+TRAINING = [sys.executable, "-m", "xrep_cli.train"]
+"""The command that trains a run in a process of its own."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -62,9 +64,9 @@ def main(argv: Sequence[str]) -> None:
 
 def _sweep(options: argparse.Namespace, others: list[str]) -> None:
     from xrep.config import runs_of
-    from xrep.evaluation.evaluation import table
+    from xrep.tables import table
     from xrep.training.sweep import ranking, run_trials, trials_of
-    from xrep_cli.options import parse
+    from xrep_cli.train_options import parse
 
     grid, directory = _grid(options.grid), Path(options.save_dir)
     seeds = options.seeds.split(",") if options.seeds else []
@@ -72,7 +74,11 @@ def _sweep(options: argparse.Namespace, others: list[str]) -> None:
     lines = [parse(trial.options) for trial in trials]
     courses = [runs_of(line.layers, line.problems) for line in lines]
     directory.mkdir(parents=True, exist_ok=True)
-    failed = run_trials(trials, courses, options.parallel, lambda text: print(text, file=sys.stderr, flush=True))
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    failed = run_trials(TRAINING, trials, courses, options.parallel, say)
     ranked = ranking(trials, courses[0][-1].stage)
     rows = [
         [*each.trials[0].values.values(), f"{each.mean:.4f}", f"{each.deviation:.4f}", str(len(each.scores)),

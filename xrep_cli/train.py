@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from xrep.config import runs_of, to_configuration
 from xrep.errors import UserError
 from xrep_cli.command import console_script, naming_options
-from xrep_cli.options import parse
+from xrep_cli.train_options import parse
 
 
 @console_script("xrep-train")

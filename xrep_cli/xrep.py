@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.metadata
 import sys
 from collections.abc import Sequence
 
+from xrep import lazy
 from xrep.errors import UserError
 from xrep.registry import suggestion
 from xrep_cli.command import VERSION, console_script
@@ -39,8 +39,7 @@ def main(argv: Sequence[str]) -> None:
 
         print(script(others[0] if len(others) == 1 else "", commands()), end="")
     elif first in OWN or first in commands():
-        module = f"xrep_cli.{first}" if first in OWN else commands()[first]
-        if code := importlib.import_module(module).main(others):
+        if code := lazy.load(f"xrep_cli.{first}" if first in OWN else commands()[first]).main(others):
             sys.exit(code)
     else:
         raise UserError(f"there is no command {first!r}", cure=suggestion(first, list(commands())))
@@ -61,7 +60,7 @@ def help_text() -> str:
 
 def summary(module: str) -> str:
     """Return what a command does, from the first line of its module."""
-    text = str(importlib.import_module(module).__doc__)
+    text = str(lazy.load(module).__doc__)
     return text.partition("\n")[0].partition(": ")[2]
 
 

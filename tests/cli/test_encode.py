@@ -19,7 +19,7 @@ GERMAN = [pair[0] for pair in sentence_pairs(1000)]
 
 def test_a_line_says_what_was_written(shared_encoder: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that cannot be read leaves nothing."""
-    monkeypatch.setattr("xrep.store.lines.CHUNK_LINES", 2)
+    monkeypatch.setattr("xrep.store.texts.CHUNK_LINES", 2)
     line = ["--path", shared_encoder, "--input", "lines.txt", "--output", "v.npy", "--device", "cpu"]
     (cli.folder / "lines.txt").write_bytes("der Fluss\n\nein Haus\nbr\xfccke\n".encode("latin1"))
     done = cli("encode", *line)

@@ -11,7 +11,7 @@ from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs, spanish_pairs, write_corpus, write_lines
 from tests.support.once import made_once
 from xrep.evaluation.translation import TranslationQuality
-from xrep.inference.generation.options import SearchOptions
+from xrep.inference.generation.decoding import DecodingOptions
 from xrep.inference.generation.translator import Translator
 from xrep.metrics.translation import multi_bleu
 from xrep_cli.train import main as train
@@ -57,7 +57,7 @@ def test_scores_of_each_language(data: Path, given: list[object], cli: Commands)
     result = json.loads((cli.folder / "out.json").read_text())
     translator, languages = Translator.load(data / "run" / "best"), result["values"]["tables"]
     for language, lines in (("de", GERMAN), ("es", SPANISH)):
-        found = [several[0].text for several in translator.translate(lines, options=SearchOptions(beam=2))]
+        found = [several[0].text for several in translator.translate(lines, options=DecodingOptions(beam=2))]
         written = (cli.folder / "hypotheses" / f"{language}-en.en").read_text(encoding="utf-8").split("\n")
         assert written == [*found, ""]
         own = languages[f"{language}-en"]
@@ -78,7 +78,7 @@ def test_scores_of_each_language(data: Path, given: list[object], cli: Commands)
 
 
 def test_the_defaults_of_the_search_are_those_of_generation() -> None:
-    config, search = TranslationQuality.Config(data=""), SearchOptions()
+    config, search = TranslationQuality.Config(data=""), DecodingOptions()
     given = config.beam, config.lenpen, config.lenpen_form, config.max_length_a, config.max_length_b
     expected = search.beam, search.length_penalty, search.length_penalty_form, search.max_length_a, search.max_length_b
     assert given == expected
@@ -87,7 +87,7 @@ def test_the_defaults_of_the_search_are_those_of_generation() -> None:
 def test_tokenised_text_is_scored_as_moses_does(data, given, cli, measure):
     line = ["translation", *given, *"--langs de --beam 1 --tokenize none --drop-overlap --target-lang eng".split()]
     printed = cli("eval", *line).out
-    found = Translator.load(data / "run" / "best").translate(GERMAN[:30], options=SearchOptions(beam=1))
+    found = Translator.load(data / "run" / "best").translate(GERMAN[:30], options=DecodingOptions(beam=1))
     expected = multi_bleu([several[0].text for several in found], ENGLISH[:30])
     assert f"multi-bleu de-en: {expected}\n" in printed and "tok:none" in printed
     assert "overlap: 10 of 40 test examples were in the training text, left out" in printed

@@ -17,7 +17,7 @@ import pytest
 from tests.support.commands import Commands, Result
 from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.runs import environment
-from xrep.inference.generation.options import SearchOptions
+from xrep.inference.generation.decoding import DecodingOptions
 from xrep.inference.generation.translator import Translator
 from xrep.metrics.translation import bleu, chrf, multi_bleu
 
@@ -35,7 +35,7 @@ def generate(cli: Commands, path: Path, options: str, *words: object) -> Result:
 
 
 def expected_of(path: Path, lines: list[str], **options: object) -> list[str]:
-    found = Translator.load(path, device="cpu").translate(lines, options=SearchOptions(max_length_b=8, **options))
+    found = Translator.load(path, device="cpu").translate(lines, options=DecodingOptions(max_length_b=8, **options))
     return [best[0].text for best in found]
 
 
@@ -56,7 +56,7 @@ def test_file_to_file_with_scores(translator: Path, source: Path, cli: Commands)
     assert done.err.startswith("60 lines, ") and done.err.rstrip().endswith(" tokens a second")
     values = json.loads((cli.folder / "scores.json").read_text())
     assert values["lines"] == 60 and values["BLEU"]["score"] == bleu(expected, ENGLISH)[0].score
-    assert values["search"] == asdict(SearchOptions(max_length_b=8, min_length=2, **asked))
+    assert values["search"] == asdict(DecodingOptions(max_length_b=8, min_length=2, **asked))
     assert done.wrote == {"hyp.en", "scores.json"}
 
 
@@ -67,7 +67,7 @@ def test_stdout_forms(translator: Path, cli: Commands) -> None:
     done = generate(cli, translator, "--input lines.gz")
     assert done.out.split("\n") == [*expected_of(translator, lines), ""]
     assert done.err.startswith("3 lines, 1 of them empty, ")
-    options = SearchOptions(beam=3, nbest=2, max_length_b=8)
+    options = DecodingOptions(beam=3, nbest=2, max_length_b=8)
     expected = Translator.load(translator, device="cpu").translate(lines, options=options)
     done = generate(cli, translator, "--input lines.gz --beam 3 --nbest 2 --buffer-lines 1")
     numbers, scores, texts = zip(*(line.split("\t") for line in done.out.splitlines()), strict=True)

@@ -14,13 +14,13 @@ from tests.support.commands import Commands, Result
 from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.runs import contents, options
 from xrep.criteria.dual_moco import DualMoco
-from xrep.data import stages
+from xrep.data import preprocess_stages
 from xrep.inference import encoding, nearest
 from xrep.inference.generation.translator import Translator
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interrupts import NOTICE
 from xrep.models.directory import open_checkpoint
-from xrep.text import train as vocabulary
+from xrep.text import train_tokenizer as vocabulary
 
 
 @pytest.fixture(autouse=True)
@@ -102,8 +102,8 @@ PRESSED = {
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """30 lines, of which 8 are encoded and searched at a time."""
     for name, value in (
-        ("store.lines.CHUNK_LINES", 8),
-        ("inference.nearest.TILE", 8),
+        ("store.texts.CHUNK_LINES", 8),
+        ("inference.nearest.TILE_ROWS", 8),
         ("inference.nearest._STRIP_BYTES", 1),
     ):
         monkeypatch.setattr(f"xrep.{name}", value)
@@ -182,9 +182,9 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(sides, cli, 
         patch.setattr(vocabulary, "_write_model", wait)
         done = cli(*line, "bin")
     assert done.code == 130 and done.err.endswith(sides) and not (cli.folder / "bin").exists()
-    monkeypatch.setattr(stages, "clean", None)  # now the text is clean
+    monkeypatch.setattr(preprocess_stages, "clean", None)  # now the text is clean
     with monkeypatch.context() as patch:
-        press(patch, stages, "_tokenise", 1)
+        press(patch, preprocess_stages, "_tokenise", 1)
         assert cli(*line, "bin").err.endswith(sides)
     monkeypatch.setattr(vocabulary, "_write_model", None)  # and the vocabulary is trained
     assert cli(*line, "bin").code == 0

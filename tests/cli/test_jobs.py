@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.stages import expected, make_job, run_job
+from tests.jobs.stages import expected, make_job, run_here
 from tests.support.commands import Commands
 from xrep.errors import UserError
 from xrep.jobs.plan import Job
@@ -17,12 +17,13 @@ def failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr("xrep.jobs.plan._PAUSE", 0.0)
     job = make_job(tmp_path, 6, faults={2: "fail", 4: "fail"})
     with pytest.raises(UserError):
-        run_job(job)
+        run_here(job)
     return job
 
 
 TABLE = """\
 stage    done  running  failed  all  a second  left
+-------  ----  -------  ------  ---  --------  ----
 squares     4        0       2    6         -     -
 total       -        -       -    -         -     -
 squares, unit 2: RuntimeError: unit 2 is broken
@@ -67,7 +68,7 @@ def test_json(cli: Commands, failed: Job) -> None:
 def test_retry(cli: Commands, failed: Job, tmp_path: Path) -> None:
     assert cli("jobs", "retry", "out").out == "2 units that failed will be tried again\n"
     assert cli("jobs", "retry", "out").out == "0 units that failed will be tried again\n"
-    assert run_job(make_job(tmp_path, 6)) == {"total": expected(6)}
+    assert run_here(make_job(tmp_path, 6)) == {"total": expected(6)}
 
 
 def test_what_several_processes_have_finished(cli: Commands, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.runs import environment, options
-from xrep.inference.generation.options import SearchOptions
+from xrep.inference.generation.decoding import DecodingOptions
 from xrep.inference.generation.translator import Translator
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.kernels.precision import SLOW_BFLOAT16
@@ -65,7 +65,7 @@ def test_commands_in_float32_and_bfloat16(data_directory, shared_encoder, transl
     np.testing.assert_allclose(np.load(tmp_path / "float32.npy"), expected, atol=1e-5)
     assert np.array_equal(*(np.load(tmp_path / f"{name}.npy") for name in ("float32", "bfloat16")))
 
-    found = Translator.load(translator, "cpu").translate(GERMAN, options=SearchOptions(beam=1, max_length_b=1))
+    found = Translator.load(translator, "cpu").translate(GERMAN, options=DecodingOptions(beam=1, max_length_b=1))
     differences = np.abs(scores(tmp_path / "float32.jsonl") - [best[0].score for best in found])
     assert np.median(differences) < 1e-4
     assert np.array_equal(scores(tmp_path / "bfloat16.jsonl"), scores(tmp_path / "float32.jsonl"))

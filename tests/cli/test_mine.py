@@ -18,7 +18,7 @@ from tests.support.encoders import write_encoder
 from tests.support.programs import run_on_ranks
 from tests.support.runs import contents, environment
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.store.vectors import Manifest, Origin, Part, normalize_rows
+from xrep.store.vectors import Manifest, Origin, VectorPart, normalize_rows
 
 GERMAN, ENGLISH = (list(side) for side in zip(*sentence_pairs(300), strict=True))
 VECTORS = "--source-vectors x.npy --target-vectors y.npy --output "
@@ -113,7 +113,7 @@ def test_vectors_of_two_encoders_are_refused(mine: Mine, tmp_path: Path) -> None
         folder.mkdir()
         np.save(folder / "part-00000-0.npy", array)
         how: dict[str, Any] = {"language": None, "prompt": None, "normalize": True, "batch_tokens": 1, "size": 32}
-        part = Part(file="part-00000-0.npy", rows=len(array), text="")
+        part = VectorPart(file="part-00000-0.npy", rows=len(array), text="")
         Manifest(origin=Origin(encoder=made_by, dtype="float16", **how), parts=[part]).write(folder)
     done = mine("--source-vectors x --target-vectors y --output mined.tsv")
     assert "x: vectors of another encoder or precision than those of y; encode both sides with one encoder" in done.err

@@ -3,12 +3,12 @@
 import pytest
 
 from xrep.config import runs_of
-from xrep.config.layers import strip
-from xrep.config.run import merged, stages_of
+from xrep.config.resolve import merged_layers, stages_of
+from xrep.config.values import strip
 from xrep.errors import ConfigError, UserError
 from xrep.registry import CRITERIA
 from xrep_cli.command import naming_options
-from xrep_cli.options import parse, train_parser
+from xrep_cli.train_options import parse, train_parser
 
 CHOSEN = ["--task", "bitext", "--criterion", "dual_moco"]
 
@@ -16,7 +16,7 @@ CHOSEN = ["--task", "bitext", "--criterion", "dual_moco"]
 def help_text(*arguments):
     """Return what --help prints, in lines of at most 120 characters."""
     line = parse(arguments)
-    values, command = merged(line.layers)
+    values, command = merged_layers(line.layers)
     return train_parser(line.fields, stages_of(values, command)).format_help()
 
 

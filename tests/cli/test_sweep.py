@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -38,7 +37,7 @@ def warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         path = tmp_path / "python"
         path.write_text(command("xrep_cli.train", "main", []).replace("*sys.argv,", "sys.argv[0], *sys.argv[3:],"))
         path.chmod(0o755)
-        monkeypatch.setattr(sweep, "sys", SimpleNamespace(executable=str(path)))
+        monkeypatch.setattr("xrep_cli.sweep.TRAINING", [str(path), "-m", "xrep_cli.train"])
         yield
 
 
@@ -111,20 +110,19 @@ def test_a_loss_is_ranked_downward(tmp_path: Path) -> None:
     assert [each.mean for each in ranking(trials)] == [1.0, 2.0]
 
 
-def stub(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Let runs be a script, which gets the options of xrep-train, in place of training."""
-    path = folder / "stub"
-    path.write_text(f"#!{sys.executable}\nimport os, signal, sys, time\nfrom pathlib import Path\n{script}\n")
-    path.chmod(0o755)
-    monkeypatch.setattr(sweep, "sys", SimpleNamespace(executable=str(path)))
+def stub(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> list[str]:
+    """Return the command of a script, which gets the options of xrep-train, in place of training."""
+    path = folder / "stub.py"
+    path.write_text(f"import os, signal, sys, time\nfrom pathlib import Path\n{script}\n")
     monkeypatch.setattr(sweep, "is_finished", lambda run: False)
+    return [sys.executable, str(path)]
 
 
 @pytest.mark.slow
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stub(tmp_path, monkeypatch, "print('so it is'); sys.exit(2 if 'optimizer.lr=2' in sys.argv else 0)")
+    program = stub(tmp_path, monkeypatch, "print('so it is'); sys.exit(2 if 'optimizer.lr=2' in sys.argv else 0)")
     trials, said = trials_in(tmp_path, "1", "2", "3"), list[str]()
-    failed = run_trials(trials, [[None]] * 3, 2, said.append)  # type: ignore[list-item]
+    failed = run_trials(program, trials, [[None]] * 3, 2, said.append)  # type: ignore[list-item]
     assert failed == {trials[1]: "so it is"} and sorted(said)[-1][:8] == "3 of 3: " and len(said) == 3
     assert trials[0].log.read_text() == "so it is\n"
 
@@ -162,7 +160,7 @@ def test_a_run_that_was_stopped_is_not_taken_for_a_finished_one(recipe: Path, cl
 def test_runs_that_train_at_a_time_have_gpus_of_their_own(tmp_path, monkeypatch, count, visible, parallel, expected):
     """There is no GPU here, so their number is given. Each run waits until as many have started as may train at once,
     so that the first ones train at the same time."""
-    stub(tmp_path, monkeypatch, (
+    program = stub(tmp_path, monkeypatch, (
         "place = Path(sys.argv[-1].split('=')[1])\n"
         "place.touch()\n"
         f"while len(list(place.parent.glob('*-ready'))) < {parallel}: time.sleep(0.01)\n"
@@ -174,14 +172,14 @@ def test_runs_that_train_at_a_time_have_gpus_of_their_own(tmp_path, monkeypatch,
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     trials = trials_in(tmp_path, "1", "2", "3")
     trials = [replace(trial, options=[f"out={trial.directory}-ready"]) for trial in trials]
-    assert run_trials(trials, [[None]] * 3, parallel, lambda text: None) == {}  # type: ignore[list-item]
+    assert run_trials(program, trials, [[None]] * 3, parallel, lambda text: None) == {}  # type: ignore[list-item]
     seen = [trial.log.read_text()[:-1] for trial in trials]
     assert {*seen[:2]} == {*seen} == expected
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_stops_all_runs_and_starts_no_other(tmp_path, monkeypatch, number):
-    stub(tmp_path, monkeypatch, (
+    program = stub(tmp_path, monkeypatch, (
         "signal.signal(signal.SIGINT, lambda *_: (print('saved'), sys.exit(130)))\n"
         "print('ready', flush=True)\n"
         "while True: time.sleep(0.1)"
@@ -194,7 +192,7 @@ def test_a_signal_stops_all_runs_and_starts_no_other(tmp_path, monkeypatch, numb
     )
     try:
         with pytest.raises(Interrupted, match="the same command goes on from there"):
-            run_trials(trials, [[None]] * 3, 2, lambda text: None)  # type: ignore[list-item]
+            run_trials(program, trials, [[None]] * 3, 2, lambda text: None)  # type: ignore[list-item]
     finally:
         signal.signal(signal.SIGINT, before)
     assert [trial.log.exists() for trial in trials] == [True, True, False]

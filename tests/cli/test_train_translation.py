@@ -12,7 +12,7 @@ from tests.support.corpus import write_lines
 from tests.support.first_tokens import write_tokenizer_without_first_token
 from tests.support.runs import contents, figures
 from xrep.data.preprocess import PreprocessOptions, preprocess
-from xrep.inference.generation.options import SearchOptions
+from xrep.inference.generation.decoding import DecodingOptions
 from xrep.inference.generation.translator import Translator
 from xrep.models.directory import MODEL, open_checkpoint
 from xrep.tasks.translation import TranslationTask
@@ -69,7 +69,7 @@ def test_no_digit_is_lost_without_a_first_token(tmp_path: Path) -> None:
     translator = Translator.load(run / "best", device="cpu")
     assert translator.model.target_vocabulary.bos_id is None
     sources, references = map(list, zip(*splits["test"], strict=True))
-    assert [best[0].text for best in translator.translate(sources, "es", SearchOptions(beam=2))] == references
+    assert [best[0].text for best in translator.translate(sources, "es", DecodingOptions(beam=2))] == references
     (valid,) = validations(run)
     assert valid["bleu_de-es"] == pytest.approx(100)
     task = TranslationTask(TranslationTask.Config(data=str(tmp_path / "bin"), max_length=6), seed=1)

@@ -13,7 +13,7 @@ from tests.criteria.objectives import Maker
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, sizes_of, token_batch
 from xrep.config import read_yaml, runs_of
-from xrep.config.layers import strip
+from xrep.config.values import strip
 from xrep.criteria.cmlm import CMLM
 from xrep.data.batch import TextSpec
 from xrep.data.masking import mask_counts

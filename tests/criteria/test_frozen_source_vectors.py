@@ -16,7 +16,7 @@ from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, plan, with_negatives
 from tests.support.runs import SMALL_MODEL
 from xrep.criteria.frozen_source import FrozenSource
-from xrep.data.vectors import TeacherVectors
+from xrep.data.teacher_vectors import TeacherVectors
 from xrep.errors import UserError
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.bitext import BitextTask

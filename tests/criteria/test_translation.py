@@ -13,8 +13,8 @@ from tests.criteria.objectives import OBJECTIVES, Maker
 from tests.support.planning import loss_of, plan
 from tests.support.runs import SMALL_MODEL
 from xrep.config import runs_of
-from xrep_cli.options import parse
 from xrep_cli.train import main
+from xrep_cli.train_options import parse
 
 
 def test_the_smoothing_of_fairseq(make: Maker) -> None:

@@ -31,7 +31,7 @@ from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, leave, start
 from xrep.training.log import Quiet
 from xrep.training.trainer import Trainer
-from xrep_cli.options import parse
+from xrep_cli.train_options import parse
 
 FIRST, LAST = 2, 4
 """Numbers of steps between which everything is counted: the first steps allocate, and the last one is waited for."""

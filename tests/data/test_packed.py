@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from xrep.data.text_table import Rows, join_sentences
+from xrep.data.text_table import SentenceRows, join_sentences
 from xrep.text.cleaning import NO_KEY
 
 
-def sentences_of(documents: list[list[int]], size: int) -> Iterator[Rows]:
+def sentences_of(documents: list[list[int]], size: int) -> Iterator[SentenceRows]:
     """Yield documents, given by the lengths of their sentences, in chunks; token i of the text is the number i, and
     sentence i has the hash i + 1."""
     lengths = [length for document in documents for length in document]
@@ -20,16 +20,16 @@ def sentences_of(documents: list[list[int]], size: int) -> Iterator[Rows]:
     hashes = np.arange(1, len(ids) + 1, dtype=np.uint64)
     for start in range(0, len(ids), size):
         some = slice(start, start + size)
-        yield Rows(ids[some], hashes[some], follows[some])
+        yield SentenceRows(ids[some], hashes[some], follows[some])
 
 
-def whole(chunks: Iterator[Rows]) -> Rows:
+def whole(chunks: Iterator[SentenceRows]) -> SentenceRows:
     ids, hashes, follows = [], [np.empty(0, np.uint64)], [np.empty(0, bool)]
     for chunk in chunks:
         ids += chunk.ids
         hashes.append(chunk.hashes)
         follows.append(chunk.follows)
-    return Rows(ids, np.concatenate(hashes), np.concatenate(follows))
+    return SentenceRows(ids, np.concatenate(hashes), np.concatenate(follows))
 
 
 def plainly(documents: list[list[int]], most: int) -> tuple[list[int], list[bool]]:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xrep.data.batch_plan import MOST_PADDING, TokenBudget, plan_batches
 from xrep.data.order import ExampleOrder
-from xrep.data.plan import MOST_PADDING, TokenBudget, plan_batches
 from xrep.data.stream import Plan
 
 SIZES = [1500, 850]

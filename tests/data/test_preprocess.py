@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from tests.support.runs import contents
-from xrep.data import build, stages
+from xrep.data import build, preprocess_stages
 from xrep.data.preprocess import PreprocessOptions, prepare, preprocess
 from xrep.data.table import DataDirectory
 from xrep.errors import UserError
 from xrep.text.cleaning import CleaningOptions, sentence_hashes, template_hash
 from xrep.text.find import Bitext, discover_bitext, parse_bitext
 from xrep.text.tokenizer import SentencePieceTokenizer
-from xrep.text.train import train_tokenizer
+from xrep.text.train_tokenizer import train_tokenizer
 
 ANIMALS = {"Hund": "dog", "Vogel": "bird", "Fisch": "fish", "Wolf": "wolf", "Bär": "bear", "Affe": "monkey"}
 PLACES = {"Wald": "forest", "Fluss": "river", "Garten": "garden", "Park": "park", "Berg": "mountain", "See": "lake"}
@@ -194,7 +194,7 @@ def test_after_a_full_disk_it_goes_on(tmp_path, monkeypatch):
         patch.setattr(SentencePieceTokenizer, "encode", full_disk)
         run(tmp_path, splits)
     assert sorted(os.listdir(tmp_path)) == ["bin.job", "x.tsv"]
-    monkeypatch.setattr(stages, "clean", None)  # now the text is clean
+    monkeypatch.setattr(preprocess_stages, "clean", None)  # now the text is clean
     (tmp_path / "bin").mkdir()
     run(tmp_path, splits)  # an empty one is fine
     assert sorted(os.listdir(tmp_path)) == ["bin", "x.tsv"]
@@ -219,7 +219,7 @@ def test_several_processes_prepare_text_once_and_go_on(raw, tmp_path, monkeypatc
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
         patch.setattr(SentencePieceTokenizer, "encode", full_disk)
         prepare(raw, options, log.put)
-    monkeypatch.setattr(stages, "clean", None)  # now the text is clean
+    monkeypatch.setattr(preprocess_stages, "clean", None)  # now the text is clean
     processes = [multiprocessing.Process(target=prepare, args=(raw, options, log.put)) for _ in range(3)]
     for process in processes:
         process.start()

@@ -16,7 +16,7 @@ import pytest
 
 from tests.data.test_preprocess import PAIRS, TURKISH, tsv
 from tests.support.runs import contents
-from xrep.data import build, cleaned_text, stages
+from xrep.data import build, cleaned_text, preprocess_stages
 from xrep.data import preprocess as module
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
@@ -85,10 +85,10 @@ def test_a_task_that_comes_late_finds_the_data(tmp_path, splits, monkeypatch):
     for name, value in (("ID", "1"), ("COUNT", "2")):
         monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", value)
     with monkeypatch.context() as patch, pytest.raises(UserError, match="no training pair"):
-        patch.setattr(stages.Choose, "run", refuse)
+        patch.setattr(preprocess_stages.DecideFates, "run", refuse)
         preprocess(splits, tmp_path / "out", OPTIONS, silent, False, engine=SLURM)
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "clean", None)  # now the text is clean
+        patch.setattr(preprocess_stages, "clean", None)  # now the text is clean
         assert preprocess(splits, tmp_path / "out", OPTIONS, silent, False, engine=SLURM)
         assert preprocess(splits, tmp_path / "out", OPTIONS, silent, False, engine=SLURM) is None
     assert made and contents(tmp_path / "out") == contents(made.path)
@@ -104,7 +104,9 @@ def refuse(*arguments: Any) -> None:
 def test_stages_go_to_other_processes(tmp_path, splits, monkeypatch):
     """Ray sends them with their job."""
     sent = []
-    monkeypatch.setattr(module, "run", lambda job, *arguments, **named: sent.append(pickle.loads(pickle.dumps(job))))
+    monkeypatch.setattr(
+        module, "run_job", lambda job, *arguments, **named: sent.append(pickle.loads(pickle.dumps(job)))
+    )
     with open(os.devnull, "w") as stream:
         preprocess(splits, tmp_path / "out", OPTIONS, partial(print, file=stream), False)
     assert [stage.name for stage in sent[0].stages][-2:] == ["vocabulary", "tokenise"]
@@ -112,7 +114,7 @@ def test_stages_go_to_other_processes(tmp_path, splits, monkeypatch):
 
 @pytest.mark.slow
 def test_a_killed_worker_leaves_nothing_behind(tmp_path, splits, monkeypatch):
-    monkeypatch.setattr(stages, "_tokenise", lambda *arguments: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(preprocess_stages, "_tokenise", lambda *arguments: os.kill(os.getpid(), signal.SIGKILL))
     before = sorted(os.listdir(tmp_path))
     with pytest.raises(UserError, match="a worker was killed; if memory ran out, lower"):
         preprocess(splits, tmp_path / "out", OPTIONS, silent, False, workers=2)
@@ -120,8 +122,8 @@ def test_a_killed_worker_leaves_nothing_behind(tmp_path, splits, monkeypatch):
 
 
 SLOW = (
-    "import sys, time; from xrep.data import stages; from xrep_cli.preprocess import main; "
-    "stages.clean = lambda *_, **__: time.sleep(5); sys.exit(main(sys.argv[1:]))"
+    "import sys, time; from xrep.data import preprocess_stages; from xrep_cli.preprocess import main; "
+    "preprocess_stages.clean = lambda *_, **__: time.sleep(5); sys.exit(main(sys.argv[1:]))"
 )
 
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from tests.support.planning import streamed
-from xrep.data.stream import TOGETHER, Plan, stream
+from xrep.data.stream import BATCHES_TOGETHER, Plan, stream
 from xrep.errors import TrainingError, UserError
 from xrep.workers import PREFETCH, ahead
 
@@ -77,13 +77,13 @@ def test_ranks_plan_a_little_ahead_in_a_thread(workers: int) -> None:
     """And one process no more than its workers may hold."""
     task, before = Squares(), threading.active_count()
     alone = streamed(task, workers=2)
-    assert [next(alone)[0].tolist() for _ in range(2)] == [[0], [1]] and task.planned == 2 * PREFETCH * TOGETHER
+    assert [next(alone)[0].tolist() for _ in range(2)] == [[0], [1]] and task.planned == 2 * PREFETCH * BATCHES_TOGETHER
     alone.close()
     task.planned = 0
     batches = stream(ahead(task.plan()), lambda plan: task.make(plan.rows), workers=workers)
     assert [next(batches)[0].tolist() for _ in range(20)] == [[number**2] for number in range(20)]
     deadline = time.monotonic() + 60
-    taken = 20 if workers == 0 else 20 - TOGETHER + workers * PREFETCH * TOGETHER
+    taken = 20 if workers == 0 else 20 - BATCHES_TOGETHER + workers * PREFETCH * BATCHES_TOGETHER
     most = taken + PREFETCH - 1
     while task.planned < most and time.monotonic() < deadline:
         time.sleep(0.001)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tests.evaluation.conftest import write
-from xrep.evaluation.senteval.classifier import Fold
+from xrep.evaluation.senteval.linear_probe import Fold
 
 GOOD = "gripping moving lovely brilliant tender joyful"
 BAD = "tedious clumsy dreary hollow stale shrill"

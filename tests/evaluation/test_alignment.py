@@ -11,7 +11,7 @@ from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.evaluation.alignment import Alignment
-from xrep.evaluation.encoders import Encoder, Overlap
+from xrep.evaluation.encoders import MeasuredEncoder, Overlap
 from xrep.evaluation.evaluation import Examples
 from xrep.inference.sentence_encoder import SentenceEncoder
 
@@ -34,7 +34,9 @@ def read(data: str, **options: object) -> Examples:
     return pairs
 
 
-def assert_losses(found: dict[str, float], encoder: Encoder, pairs: Examples, positive: list[int], rel: float) -> None:
+def assert_losses(
+    found: dict[str, float], encoder: MeasuredEncoder, pairs: Examples, positive: list[int], rel: float
+) -> None:
     """Compare both losses with their definitions in float64."""
     sides = zip(pairs.columns, pairs.languages, strict=True)
     x, y = (encoder.encode(side, language).astype(np.float64) for side, language in sides)

@@ -36,7 +36,7 @@ def write_split(tmp_path: Path) -> Callable[..., Path]:
 
 
 def plain_result(
-    split: bucc.Split, options: Bucc.Config, encoder: NgramEncoder = TRIGRAMS
+    split: bucc.BuccSplit, options: Bucc.Config, encoder: NgramEncoder = TRIGRAMS
 ) -> tuple[dict[tuple[int, int], float], set]:
     x, y = (encoder.encode(side.columns[0], side.languages[0]) for side in (split.source, split.target))
     found = plain_margins.pairs(x, y, options.neighbours, options.margin, options.retrieval)
@@ -79,7 +79,7 @@ def test_equal_sentences_count_once(tmp_path: Path) -> None:
     split = bucc.read_split(write(tmp_path / "de-en.dev.gold", ["d3\te3", "d1\te2", "", "d2\te1", "d1\te4"]))
     assert (*split.source.columns, *split.target.columns) == (["Haus", "Hof"], ["yard", "house", "home"])
     assert split.pairs.gold.tolist() == [[0, 1], [0, 2], [1, 0]]
-    kept = bucc.leave_out(split, split.pairs.only(np.array([False, True, True])))
+    kept = bucc.leave_out_pairs(split, split.pairs.only(np.array([False, True, True])))
     assert (*kept.source.columns, *kept.target.columns) == (["Haus", "Hof"], ["yard", "home"])
     assert kept.pairs.gold.tolist() == [[0, 1], [1, 0]]
     write(tmp_path / "de-en.dev.de", ["d1\tHaus", "d2\tHaus", "d3\tHaus"])
@@ -92,5 +92,5 @@ def test_equal_sentences_count_once(tmp_path: Path) -> None:
 
 
 def test_the_sample_of_the_shared_task_is_read() -> None:
-    split = bucc.read_split(bucc.select("all", published("mining/bucc2018_zh-en_sample"))["zh-en"]["dev"])
+    split = bucc.read_split(bucc.find_gold("all", published("mining/bucc2018_zh-en_sample"))["zh-en"]["dev"])
     assert (split.source.gold.sum(), split.target.gold.sum(), len(split.pairs)) == (8624, 13589, 257)

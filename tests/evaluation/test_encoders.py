@@ -7,7 +7,7 @@ import torch
 
 from tests.support.encoders import write_encoder
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, open_encoder, with_random_weights, write_sentences
+from xrep.evaluation.encoders import MeasuredEncoder, open_encoder, with_random_weights, write_sentences
 from xrep.inference.sentence_encoder import SentenceEncoder
 
 SENTENCES = ["unser Nachbar malt", "her teacher sees a red house", "das Buch"]
@@ -66,7 +66,7 @@ def test_kept_vectors_are_taken_for_the_same_question_only(shared_encoder, tmp_p
     broken, kept = SentenceEncoder.load(shared_encoder), set(cache.iterdir())
     next(broken.model.parameters()).data.fill_(float("nan"))
     with pytest.raises(UserError, match="2 of 2 vectors are not finite; take an earlier checkpoint, or"):
-        Encoder("run1/best", broken, cache=cache).encode(["a", "b"], "de")
+        MeasuredEncoder("run1/best", broken, cache=cache).encode(["a", "b"], "de")
     assert set(cache.iterdir()) == kept
 
 

@@ -8,7 +8,7 @@ from xrep.errors import UserError
 from xrep.evaluation.encoders import Overlap
 from xrep.evaluation.evaluation import Examples
 from xrep.evaluation.language_bias import LanguageBias
-from xrep.evaluation.reading import TextOptions, languages_of, read_texts
+from xrep.evaluation.reading import ParallelOptions, languages_of, read_texts
 from xrep.metrics.geometry import language_shares
 from xrep.store.vectors import normalize_rows
 
@@ -84,7 +84,7 @@ def test_languages_give_as_many_sentences_english_in_turn_and_later_ones_for_wha
 
 
 def read(data: object, langs: str | None = None, column: int = 1) -> list[Examples]:
-    return read_texts(TextOptions(data=str(data), langs=langs, column=column))
+    return read_texts(ParallelOptions(data=str(data), langs=langs, column=column))
 
 
 def test_parallel_files_are_read_and_cleaned(tmp_path: Path) -> None:

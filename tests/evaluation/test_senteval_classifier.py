@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.evaluation.senteval_sets import alone
-from xrep.evaluation.senteval.classifier import Fold, fit, squared_error_gradient
+from xrep.evaluation.senteval.linear_probe import Fold, fit, squared_error_gradient
 from xrep.evaluation.senteval.protocols import distributions, expected_score
 
 

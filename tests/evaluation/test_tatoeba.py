@@ -39,17 +39,17 @@ def tables_of(folder: Path, languages: str = "all") -> list[Examples]:
 
 
 def test_the_averages_are_over_the_published_languages() -> None:
-    groups = {group: set(languages) for group, languages in tatoeba.GROUPS.items()}
+    groups = {group: set(languages) for group, languages in tatoeba.LANGUAGE_GROUPS.items()}
     assert groups["14"] == set("ar bg de el es fr hi ru sw th tr ur vi zh".split())
     assert groups["28"] == groups["36"] - set("jv ka kk ml sw ta te th".split())
     table_7 = "af ar bg bn de el es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr nl pt ru sw ta te th tl tr ur vi"
     assert groups["36"] == {*table_7.split(), "zh"}
     assert groups["11"] == set("fr zh es de ru it tr pt hu ja nl".split())
-    assert all(len(languages) == int(group) for group, languages in tatoeba.GROUPS.items())
+    assert all(len(languages) == int(group) for group, languages in tatoeba.LANGUAGE_GROUPS.items())
 
 
 def test_accuracy_is_that_of_the_protocol_by_hand(tatoeba_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(tatoeba, "GROUPS", {"2": ("de", "zh"), "3": ("de", "zh", "fr")})
+    monkeypatch.setattr(tatoeba, "LANGUAGE_GROUPS", {"2": ("de", "zh"), "3": ("de", "zh", "fr")})
     figures = measured(Tatoeba, NgramEncoder(), data=str(tatoeba_folder))
     found, averages = figures.values["tables"], figures.values["averages"]
     assert {language: own["examples"] for language, own in found.items()} == {"zh": 4, "de": 6, "sw": 3}
@@ -78,9 +78,9 @@ def test_the_published_files_are_read_and_measured() -> None:
     folder = published("tatoeba")
     sizes = {pairs.name: len(pairs) for pairs in tables_of(folder)}
     assert len(sizes) == 112 and sum(sizes.values()) == 88877
-    for group, languages in tatoeba.GROUPS.items():
+    for group, languages in tatoeba.LANGUAGE_GROUPS.items():
         assert [pairs.name for pairs in tables_of(folder, group)] == [name for name in sizes if name in languages]
-    assert {sizes[language] for language in tatoeba.GROUPS["28"]} == {1000}
+    assert {sizes[language] for language in tatoeba.LANGUAGE_GROUPS["28"]} == {1000}
     figures = measured(Tatoeba, NgramEncoder(), data=str(folder), langs="deu,fr,cmn")
     for code, language in (("deu", "de"), ("fra", "fr"), ("cmn", "zh")):
         assert accuracy(figures, language) == by_hand(folder, code)
@@ -93,7 +93,7 @@ def test_languages_are_chosen_by_either_code(tatoeba_folder: Path, tmp_path: Pat
     for languages, codes in chosen.items():
         assert [pairs.name for pairs in tables_of(tatoeba_folder, languages)] == codes.split()
     other = write_tatoeba(tmp_path / "other", "swa", PAIRS["swh"])  # another code of the language
-    assert tables_of(other, "sw") == tables_of(other, "swh") == [tatoeba.read_pairs(other, "swa")]
+    assert tables_of(other, "sw") == tables_of(other, "swh") == [tatoeba.read_tatoeba(other, "swa")]
 
 
 def test_one_direction_is_quoted(tmp_path: Path) -> None:

@@ -17,20 +17,20 @@ from tests.support.encoders import write_encoder
 from tests.support.runs import contents
 from xrep.errors import UserError
 from xrep.inference import encoding
-from xrep.inference.encoding import Encoded, encode_file
+from xrep.inference.encoding import EncodedText, encode_file
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interrupts import Interrupted
-from xrep.store import lines as stored
+from xrep.store import texts as stored
 from xrep.store.vectors import Vectors, text_digest
 
-Encode = Callable[..., Encoded]
+Encode = Callable[..., EncodedText]
 LINES = [german for german, _ in sentence_pairs(23)]
 LINES += ["", "Haus", "ein rotes Haus " * 100, "  ", "日本語 \N{GRINNING FACE}"]
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrep.store.lines.CHUNK_LINES", 5)
+    monkeypatch.setattr("xrep.store.texts.CHUNK_LINES", 5)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def encode(encoder: SentenceEncoder, source: Path) -> Encode:
-    def run(output: Path, encoder: SentenceEncoder = encoder, path: str = str(source), **options: Any) -> Encoded:
+    def run(output: Path, encoder: SentenceEncoder = encoder, path: str = str(source), **options: Any) -> EncodedText:
         return encode_file(encoder, path, output, show_progress=False, **options)
 
     return run
@@ -99,7 +99,7 @@ def test_who_cannot_read_the_output_cannot_read_what_is_kept_for_it(encode: Enco
 
 
 def test_long_lines_make_chunks_of_fewer_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("xrep.store.lines.CHUNK_CHARACTERS", 100)
+    monkeypatch.setattr("xrep.store.texts.CHUNK_CHARACTERS", 100)
     assert stored.write_lines(tmp_path, enumerate(LINES, 1)) == len(LINES)
     lengths, starts = np.array([len(line) for line in LINES]), np.load(tmp_path / stored.CHUNKS).tolist()
     assert starts[0] == 0 and starts[-1] == len(LINES)

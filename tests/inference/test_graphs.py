@@ -18,7 +18,7 @@ from tests.interop.test_exported import BERT, make_encoder
 from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.inference.export import export_path
-from xrep.inference.graphs import FILES, INPUTS, OUTPUTS
+from xrep.inference.graphs import GRAPH_FILES, INPUTS, OUTPUTS
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interop.exported import write_sentence_transformers
 from xrep.nn.layers import Linear
@@ -99,10 +99,10 @@ def check_sentence_transformers(directory: Path, encoder: SentenceEncoder) -> No
     from sentence_transformers.sentence_transformer import modules
 
     export, place = backend_should_export(directory, True, {}, "model.onnx", "*.onnx", "ONNX")
-    assert not export and Path(place["subfolder"], place["file_name"]).as_posix() == FILES["onnx"]
+    assert not export and Path(place["subfolder"], place["file_name"]).as_posix() == GRAPH_FILES["onnx"]
     assert "model_args" not in json.loads((directory / "sentence_bert_config.json").read_text())
     inputs = tokenize(directory, SENTENCES)
-    tokens = need("onnx").InferenceSession(str(directory / FILES["onnx"])).run(["last_hidden_state"], inputs)[0]
+    tokens = need("onnx").InferenceSession(str(directory / GRAPH_FILES["onnx"])).run(["last_hidden_state"], inputs)[0]
     features = {"token_embeddings": tokens, "attention_mask": inputs["attention_mask"]}
     features = {name: torch.from_numpy(value) for name, value in features.items()}
     _, *chain = json.loads((directory / "modules.json").read_text())

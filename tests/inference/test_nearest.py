@@ -13,10 +13,9 @@ from tests.retrieval.test_neighbours import Both, assert_same, plain, vectors
 from xrep import progress
 from xrep.errors import UserError
 from xrep.inference import nearest
-from xrep.inference.nearest import Found, Side, SideSource, search_stages
-from xrep.jobs.engines import LOCAL
-from xrep.jobs.engines import run as run_job
-from xrep.jobs.plan import Job, Result
+from xrep.inference.nearest import FoundNeighbours, Side, SideSource, search_stages
+from xrep.jobs.engines import LOCAL, run_job
+from xrep.jobs.plan import Job, UnitResult
 from xrep.retrieval import ivf, tiles
 from xrep.retrieval.ivf import make_index
 from xrep.retrieval.topk import TopK
@@ -33,8 +32,8 @@ class Stopped(BaseException):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
-        (tiles, "TILE", 20), (nearest, "TILE", 20), (nearest, "_STRIP_BYTES", 40 * 4 * 16), (nearest, "MOST_ROWS", 50),
-        (nearest, "_LEAST_STRIP", 40),
+        (tiles, "TILE_ROWS", 20), (nearest, "TILE_ROWS", 20), (nearest, "_STRIP_BYTES", 40 * 4 * 16),
+        (nearest, "MOST_ROWS", 50), (nearest, "_LEAST_STRIP", 40),
         (nearest, "_PANEL_BYTES", 60 * 4 * 16), (ivf, "_BLOCK", 32),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
@@ -79,7 +78,7 @@ def run(
     return found[0], found[1]
 
 
-def whole(found: Found) -> TopK:
+def whole(found: FoundNeighbours) -> TopK:
     return found.slice(0, len(found))
 
 
@@ -173,8 +172,8 @@ def test_few_of_many_files_are_open_at_a_time(tmp_path: Path) -> None:
     before, paths = len(os.listdir("/dev/fd")), [tmp_path / f"{number}.npy" for number in range(100)]
     for number, path in enumerate(paths):
         np.save(path, np.full((2, 3), number, np.int32))
-    results = [Result({"x.npy": str(path)}, {"x": {"layer": 0, "rows": 2}}) for path in paths]
-    found = Found(results, "x", 1)
+    results = [UnitResult({"x.npy": str(path)}, {"x": {"layer": 0, "rows": 2}}) for path in paths]
+    found = FoundNeighbours(results, "x", 1)
     assert found.take(np.array([199, 0, 7])).index.tolist() == [[99 * (2**32 + 1)], [0], [3 * (2**32 + 1)]]
     assert len(found) == 200 and len(os.listdir("/dev/fd")) < before + len(paths)
 

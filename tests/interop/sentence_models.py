@@ -18,6 +18,7 @@ from xrep.data.batch import TokenBatch
 from xrep.interop.pretrained import Start
 from xrep.nn.encoder import TransformerEncoder
 from xrep.nn.pooling import pool
+from xrep.text.sides import open_tokenizer
 from xrep.text.tokenizer import Tokenizer
 
 library = pytest.importorskip("sentence_transformers", reason="compares with the sentence-transformers library")
@@ -48,7 +49,7 @@ def small_tokenizer() -> Tokenizer:
     """Return what ``write_tokenizer`` writes."""
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder))
-        return Tokenizer.load(folder)
+        return open_tokenizer(folder)
 
 
 def modules_of(library_model: Path, *, pooling: Any, dense: Any, normalize: bool) -> Any:

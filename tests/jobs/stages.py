@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from xrep.jobs import notes
-from xrep.jobs.engines import LOCAL, Engine, run
+from xrep.jobs.engines import LOCAL, Engine, run_job
 from xrep.jobs.plan import Advance, Job, Stage
 
 FOR_EVER = 1e6
@@ -94,7 +94,7 @@ def expected(count: int) -> str:
     return "".join(f"{number**2}\n" for number in range(count))
 
 
-def run_job(job: Job, engine: Engine = LOCAL) -> dict[str, Any] | None:
+def run_here(job: Job, engine: Engine = LOCAL) -> dict[str, Any] | None:
     """Do a job, whose output is a file beside its folder."""
     output = job.address.removesuffix(".job")
 
@@ -102,7 +102,7 @@ def run_job(job: Job, engine: Engine = LOCAL) -> dict[str, Any] | None:
         Path(output).write_text(total(job))
         return {"total": total(job)}
 
-    return run(job, engine, finish, output, show_progress=False)
+    return run_job(job, engine, finish, output, show_progress=False)
 
 
 if __name__ == "__main__":  # FOLDER SECONDS ENGINE
@@ -110,5 +110,5 @@ if __name__ == "__main__":  # FOLDER SECONDS ENGINE
 
     notes._PATIENCE = FOR_EVER
     given = stages.make_job(Path(sys.argv[1]), seconds=float(sys.argv[2]))
-    done = stages.run_job(given, Engine(engine=sys.argv[3]))  # type: ignore[arg-type]
+    done = stages.run_here(given, Engine(engine=sys.argv[3]))  # type: ignore[arg-type]
     print("shared" if done is None else "done")

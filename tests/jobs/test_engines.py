@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.stages import expected, make_job, run_job, runs
+from tests.jobs.stages import expected, make_job, run_here, runs
 from tests.support.programs import Program, rank_environment
 from tests.support.runs import environment
 from xrep.errors import UserError
-from xrep.jobs.engines import Engine, Share, share_of
+from xrep.jobs.engines import Engine, WorkerShare, share_of
 from xrep.jobs.notes import retry
 
 SLURM = Engine(engine="slurm")
@@ -35,9 +35,10 @@ def ended(program: Program) -> tuple[int | None, str]:
 
 
 def test_the_share_of_a_process() -> None:
-    assert share_of(SLURM, task(2, 5)) == Share(2, 5) and share_of(SLURM, task(2, 5, first=1)) == Share(2, 5)
-    assert share_of(Engine(), rank_environment(1, 3, 29500)) == Share(1, 3)
-    assert share_of(Engine(), {}) == Share(0, 1)
+    assert share_of(SLURM, task(2, 5)) == WorkerShare(2, 5)
+    assert share_of(SLURM, task(2, 5, first=1)) == WorkerShare(2, 5)
+    assert share_of(Engine(), rank_environment(1, 3, 29500)) == WorkerShare(1, 3)
+    assert share_of(Engine(), {}) == WorkerShare(0, 1)
 
 
 REFUSED = {
@@ -74,10 +75,10 @@ def test_one_process_does_not_begin_what_several_are_at(tmp_path: Path, monkeypa
     with open(Path(job.address, "lock"), "a", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         with pytest.raises(UserError, match="out: another process is writing it"):
-            run_job(make_job(tmp_path))
+            run_here(make_job(tmp_path))
         for name, value in task(0, 2).items():
             monkeypatch.setenv(name, value)
-        assert run_job(make_job(tmp_path), SLURM) == {"total": expected(12)}, "one of the several may"
+        assert run_here(make_job(tmp_path), SLURM) == {"total": expected(12)}, "one of the several may"
 
 
 @pytest.mark.slow
@@ -109,7 +110,7 @@ def test_what_a_dead_task_had_begun_is_taken_over_after_a_while(tmp_path, monkey
     monkeypatch.setattr("xrep.jobs.notes._PATIENCE", 0.5)
     for name, value in task(1, 2).items():
         monkeypatch.setenv(name, value)
-    assert run_job(make_job(tmp_path), SLURM) == {"total": expected(12)}
+    assert run_here(make_job(tmp_path), SLURM) == {"total": expected(12)}
 
 
 @pytest.mark.slow
@@ -119,9 +120,9 @@ def test_a_unit_that_always_fails_keeps_no_other_from_being_done(tmp_path, monke
         monkeypatch.setenv(name, value)
     job = make_job(tmp_path, faults={5: "fail"})
     with pytest.raises(UserError, match="1 units of squares failed"):
-        run_job(job, SLURM)
+        run_here(job, SLURM)
     assert len(job.notes(job.stages[0]).numbers("done")) == 11 and runs(job.address).count(5) == 3
     with pytest.raises(UserError, match="1 units of squares failed"):
-        run_job(make_job(tmp_path), SLURM)
+        run_here(make_job(tmp_path), SLURM)
     assert job.notes(job.stages[0]).numbers("failed") == {5} and retry(job.address) == 1
-    assert run_job(make_job(tmp_path), SLURM) == {"total": expected(12)}
+    assert run_here(make_job(tmp_path), SLURM) == {"total": expected(12)}

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.stages import Squares, expected, make_job, run_job, runs, total
+from tests.jobs.stages import Squares, expected, make_job, run_here, runs, total
 from tests.support.programs import Program
 from tests.support.runs import environment
 from xrep.errors import UserError
 from xrep.jobs.notes import notes_of, retry
 from xrep.jobs.plan import Job, Stage
-from xrep.jobs.work import Share, work
+from xrep.jobs.work import WorkerShare, work
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def markers(job: Job) -> list[str]:
 
 
 def test_a_job_leaves_only_its_output(tmp_path: Path) -> None:
-    assert run_job(make_job(tmp_path)) == {"total": expected(12)}
+    assert run_here(make_job(tmp_path)) == {"total": expected(12)}
     assert {path.name for path in tmp_path.iterdir()} == {"out", "out.job.ran"}
     assert runs(str(tmp_path / "out.job")) == list(range(12))
 
@@ -50,7 +50,7 @@ def test_the_order_of_units_changes_nothing(tmp_path: Path) -> None:
     job, stage = begun(tmp_path, 20)
     order = list(range(20))
     random.Random(0).shuffle(order)
-    assert all(do(job, stage, number) for number in order) and work(job, Share(), False)
+    assert all(do(job, stage, number) for number in order) and work(job, WorkerShare(), False)
     assert total(job) == expected(20) and sorted(runs(job.address)) == list(range(20))
 
 
@@ -59,7 +59,7 @@ def test_a_unit_with_a_marker_is_not_done_again_and_data_without_a_marker_do_not
     for number in (3, 5):
         do(job, stage, number)
     os.unlink(Path(job.address, "done", "squares", "0000005.json"))
-    assert run_job(make_job(tmp_path)) == {"total": expected(12)}
+    assert run_here(make_job(tmp_path)) == {"total": expected(12)}
     assert sorted(runs(job.address)) == sorted([*range(12), 5])
 
 
@@ -69,7 +69,7 @@ def test_the_marker_decides_between_the_data_of_two_attempts(tmp_path: Path) -> 
     do(job, stage, 1)
     (own,) = Path(job.address, "data").glob("squares-0000001-*")
     own.with_name("squares-0000001-0000000000000000.square.txt").write_text("another\n")
-    work(job, Share(), False)
+    work(job, WorkerShare(), False)
     assert total(job) == expected(12)
 
 
@@ -138,14 +138,14 @@ def test_a_unit_at_which_workers_end_is_listed_after_three_times(tmp_path: Path)
 
 
 def test_three_tries(tmp_path: Path) -> None:
-    assert run_job(make_job(tmp_path, 6, faults={2: "once"})) == {"total": expected(6)}
+    assert run_here(make_job(tmp_path, 6, faults={2: "once"})) == {"total": expected(6)}
     assert runs(str(tmp_path / "out.job")).count(2) == 2
 
 
 def test_failures_are_listed_and_tried_again(tmp_path: Path) -> None:
     job = make_job(tmp_path, 6, faults={2: "fail", 4: "fail"})
     with pytest.raises(UserError, match="2 units of squares failed, the first one with RuntimeError: unit 2 is broken"):
-        run_job(job)
+        run_here(job)
     assert [runs(job.address).count(number) for number in range(6)] == [1, 1, 3, 1, 3, 1]
     squares, after = notes_of(job.address)
     assert [squares.status()[name] for name in ("done", "running", "failed", "count")] == [4, 0, [2, 4], 6]
@@ -154,20 +154,20 @@ def test_failures_are_listed_and_tried_again(tmp_path: Path) -> None:
     assert (first["stage"], first["unit"], second["unit"]) == ("squares", 2, 4)
     assert first["log"].startswith("Traceback") and first["log"].rstrip().endswith(first["error"])
     assert retry(job.address) == 2 and squares.failures() == []
-    assert run_job(make_job(tmp_path, 6)) == {"total": expected(6)} and len(runs(job.address)) == 12
+    assert run_here(make_job(tmp_path, 6)) == {"total": expected(6)} and len(runs(job.address)) == 12
 
 
 def test_what_somebody_adds_stays(tmp_path: Path) -> None:
     job, _ = begun(tmp_path)
     (tmp_path / "out.job" / "thesis.txt").write_text("mine")
-    run_job(make_job(tmp_path))
+    run_here(make_job(tmp_path))
     assert [path.name for path in Path(job.address).iterdir()] == ["thesis.txt"]
 
 
 def test_a_job_that_several_finished_is_done_again_only_without_its_output(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     job.begin()
-    work(job, Share(), False)
+    work(job, WorkerShare(), False)
     (tmp_path / "out").write_text(total(job))
     job.finish(keep=True)
     assert [path.name for path in Path(job.address).iterdir()] == ["finished.json"]
@@ -207,7 +207,7 @@ def test_a_process_that_is_killed_loses_one_unit(tmp_path: Path) -> None:
     killed(tmp_path, 4)
     address = str(tmp_path / "out.job")
     done = len(list(Path(address, "done", "squares").glob("*.json")))
-    assert 4 <= done < 12 and run_job(make_job(tmp_path)) == {"total": expected(12)}
+    assert 4 <= done < 12 and run_here(make_job(tmp_path)) == {"total": expected(12)}
     assert len(runs(address)) <= 13
 
 
@@ -226,5 +226,5 @@ def test_twenty_kills(tmp_path: Path) -> None:
             if (folder / "out").exists():
                 break
         else:
-            run_job(make_job(folder))
+            run_here(make_job(folder))
         assert (folder / "out").read_text() == expected(12) and len(runs(str(folder / "out.job"))) <= 12 + 3

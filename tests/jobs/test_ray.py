@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.stages import expected, make_job, run_job, runs
+from tests.jobs.stages import expected, make_job, run_here, runs
 from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.programs import Program
@@ -70,7 +70,7 @@ def test_there_is_no_cluster(place: str, reason: str, tmp_path: Path, monkeypatc
     pytest.importorskip("ray")
     monkeypatch.setenv("RAY_ADDRESS", place)
     with pytest.raises(UserError, match=f"no Ray cluster can be used at {place}: .*{reason}; start one"):
-        run_job(make_job(tmp_path), RAY)
+        run_here(make_job(tmp_path), RAY)
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_a_node_is_removed_during_the_work(cluster: Any, address: str, tmp_path:
 
     remover = threading.Thread(target=remove)
     remover.start()
-    assert run_job(job, RAY) == {"total": expected(30)}, "or it waits for ever for the worker that is lost"
+    assert run_here(job, RAY) == {"total": expected(30)}, "or it waits for ever for the worker that is lost"
     remover.join()
     assert len(runs(job.address)) <= 31
 
@@ -126,7 +126,7 @@ def test_the_driver_is_killed_and_the_local_engine_goes_on(address: str, tmp_pat
     time.sleep(1.0)  # until Ray has ended its actors
     done = job.notes(job.stages[0]).numbers(DONE)
     before = runs(job.address)
-    assert run_job(job) == {"total": expected(12)} and done
+    assert run_here(job) == {"total": expected(12)} and done
     assert not done & set(runs(job.address)[len(before) :])
 
 
@@ -146,9 +146,9 @@ def test_ctrl_c_ends_the_actors(address: str, tmp_path: Path) -> None:
 def test_a_unit_that_kills_its_worker_is_listed_and_the_rest_is_done(address: str, tmp_path: Path) -> None:
     job = make_job(tmp_path, 6, faults={3: "die"})
     with pytest.raises(UserError, match="1 units of squares failed, the first one with the end of its worker"):
-        run_job(job, RAY)
+        run_here(job, RAY)
     assert job.notes(job.stages[0]).numbers("failed") == {3} and runs(job.address).count(3) == 3
-    assert run_job(make_job(tmp_path, 6), RAY) == {"total": expected(6)}
+    assert run_here(make_job(tmp_path, 6), RAY) == {"total": expected(6)}
 
 
 @pytest.mark.nightly
@@ -166,7 +166,7 @@ def test_a_machine_that_does_not_see_the_folder(address: str, tmp_path: Path, mo
     job = make_job(tmp_path)
     monkeypatch.setattr(type(job), "__getstate__", lambda job: {**vars(job), "_results": {}, "address": "/nowhere.job"})
     with pytest.raises(MachineError, match="/nowhere.job: the machine .* does not see this folder; write to a folder"):
-        run_job(job, RAY)
+        run_here(job, RAY)
 
 
 BLOCK = """

@@ -30,7 +30,9 @@ def test_a_unit_that_takes_long_is_not_begun_by_others(tmp_path: Path, monkeypat
     stage = Slow()
     job = Job(str(tmp_path / "a.job"), "wait", {}, [stage])
     job.begin()
-    threads = [threading.Thread(target=work.work, args=(job, work.Share(number, 2), False)) for number in range(2)]
+    threads = [
+        threading.Thread(target=work.work, args=(job, work.WorkerShare(number, 2), False)) for number in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

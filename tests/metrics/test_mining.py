@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.retrieval import plain_margins
-from xrep.metrics.mining import best_threshold, mining_scores
+from xrep.metrics.extraction import best_threshold, mining_scores
 
 
 def test_precision_recall_and_f1() -> None:

@@ -19,7 +19,7 @@ from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
 from xrep.models.directory import fingerprint, load_model, open_checkpoint
 from xrep.models.translation import Predictions, Translation
-from xrep.text.tokenizer import Tokenizer
+from xrep.text.sides import open_tokenizer
 
 SMALL = {"layers": 2, "hidden_size": 32, "heads": 4, "feedforward_size": 64, "max_positions": 48, "decoder_layers": 2}
 EIGHT = torch.zeros(8, dtype=torch.int64)
@@ -202,7 +202,7 @@ def test_vocabularies_and_widths_of_their_own(text, tokenizer, batch) -> None:
 
 def test_starts_from_the_encoder_of_a_run(tmp_path: Path) -> None:
     path = write_encoder(tmp_path / "run", size=32)
-    text = text_of(Vocabulary.of(Tokenizer.load(path / "tokenizer")))
+    text = text_of(Vocabulary.of(open_tokenizer(path / "tokenizer")))
     config = Translation.Config(encoder=str(path), decoder_layers=1)
     assert list(config.tokenizers()) == ["shared"]
     assert list(Translation.Config(encoder=str(path), share_vocabulary=False).tokenizers()) == ["source"]

@@ -20,7 +20,7 @@ from xrep.models.directory import Snapshot, load_model, open_checkpoint, write_c
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.start import find_start
 from xrep.models.translation import Translation
-from xrep.text.sides import save_tokenizers
+from xrep.text.sides import open_tokenizer, save_tokenizers
 from xrep.text.tokenizer import Tokenizer
 
 OPTIONS = {
@@ -54,7 +54,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def states(model: nn.Module, encoder: nn.Module, path: Path) -> torch.Tensor:
     """Return the states [B, T, H] of the encoder of ``model``, with the tokenizer in ``path``."""
-    tokenizer = Tokenizer.load(path)
+    tokenizer = open_tokenizer(path)
     ids = [np.array(sentence) for sentence in tokenizer.encode(GERMAN[:5])]
     with torch.no_grad():
         return encoder(collate(ids, model.source_vocabulary, 64))
@@ -71,7 +71,7 @@ def test_its_encoder_is_a_start(run: Path) -> None:
     assert all(torch.equal(tensor, model.encoder.state_dict()[name]) for name, tensor in state.items())
     assert len(start.state(1)[1]) == len([name for name in state if name.startswith("layers.1.")])
 
-    vocabulary = Vocabulary.of(Tokenizer.load(start.tokenizer))
+    vocabulary = Vocabulary.of(open_tokenizer(start.tokenizer))
     text = TextSpec(vocabularies={"shared": vocabulary}, max_length=64, source_languages=["de"])
     sentences = DualEncoder(DualEncoder.Config(towers="shared", encoder=str(run / "best")), text).eval()
     found = states(model, sentences.encoders["shared"], start.tokenizer)

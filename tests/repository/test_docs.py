@@ -12,7 +12,7 @@ import pytest
 
 from xrep.config import runs_of
 from xrep.registry import CRITERIA
-from xrep_cli.options import parse
+from xrep_cli.train_options import parse
 from xrep_cli.xrep import commands
 
 ROOT = Path(__file__).parents[2]

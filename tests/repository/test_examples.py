@@ -8,8 +8,8 @@ import pytest
 
 from tests.repository.test_docs import check_command
 from xrep.config import over, read_yaml, runs_of
-from xrep.config.layers import strip
 from xrep.config.sections import OF_A_PART
+from xrep.config.values import strip
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("xrep/recipes/*.yaml")])

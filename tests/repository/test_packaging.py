@@ -66,7 +66,7 @@ def test_the_version_is_written_once(repository: Path, setup_arguments: dict) ->
     assert setup_arguments["version"] == xrep.__version__
     files = [repository / "setup.py", *(repository / "xrep").glob("*.py"), *(repository / "xrep_cli").glob("*.py")]
     version = f'"{xrep.__version__}"'
-    assert [path.name for path in files if version in path.read_text(encoding="utf-8")] == ["__init__.py"]
+    assert [path.name for path in files if version in path.read_text(encoding="utf-8")] == ["version.py"]
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""The structure of the code: imports go to lower floors and have no cycles, files are small, and ruff is content."""
+"""The structure of the code: imports go downwards and in no circle, names have one meaning, and files are small."""
 
 from __future__ import annotations
 
@@ -7,84 +7,60 @@ import functools
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-FLOORS = {
-    "xrep.__main__": 9,
-    "xrep.understanding": 9,  # a plugin: it may use everything, and nothing uses it
-    "xrep_cli": 8,
-    "xrep.evaluation": 7,
-    "xrep.report": 7,
-    "xrep.validation": 7,
-    "xrep.criteria": 6,
-    "xrep.training": 6,
-    "xrep.inference": 6,
-    "xrep.tasks": 5,
-    "xrep.models": 4,
-    "xrep.interop": 3,
-    "xrep.nn": 3,
-    "xrep.data": 3,
-    "xrep.config": 3,
-    "xrep.text": 2,
-    "xrep.jobs": 2,
-    "xrep.registry": 1,
-    "xrep.kernels": 1,
-    "xrep.retrieval": 1,
-    "xrep.store": 1,
-    "xrep.metrics": 1,
-    "xrep.files": 1,
-    "xrep.errors": -1,  # this and the next ones are below the first floor: any room may use them
-    "xrep.hashing": 0,
-    "xrep.interrupts": 0,
-    "xrep.memory": 0,
-    "xrep.precision": 0,
-    "xrep.progress": 0,
-    "xrep.workers": 0,
-}
-# Rooms of the same floor do not import each other, with these exceptions, each in one direction.
-NEIGHBOURS = {
-    ("xrep.retrieval", "xrep.kernels"),  # the precision of products
-    ("xrep.retrieval", "xrep.files"),  # what a search that may stop has found
-    ("xrep.retrieval", "xrep.store"),  # vectors on disk
-    ("xrep.store", "xrep.files"),  # a manifest replaces the one before at once
-    ("xrep.metrics", "xrep.retrieval"),  # retrieval accuracy counts nearest neighbours
-    ("xrep.metrics", "xrep.store"),  # vectors of length 1
-    ("xrep.jobs", "xrep.text"),  # the file that holds a text, of which a plan notes the state
-    ("xrep.nn", "xrep.data"),  # the type of a batch
-    ("xrep.interop", "xrep.data"),  # the type of a batch
-    ("xrep.interop", "xrep.nn"),  # the encoder that weights are read into and written from
-    ("xrep.validation", "xrep.evaluation"),  # validators measure with the functions of the evaluations
-    ("xrep.report", "xrep.evaluation"),  # a report measures what it shows
-    ("xrep.training", "xrep.criteria"),  # the type of a criterion and of its loss
-}
+from xrep.registry import REGISTRIES
+from xrep_cli.xrep import commands
+
+# From the ground up. A room may import those of its own floor, but no two rooms import each other, however indirectly.
+FLOORS = (
+    "errors files hashing interrupts lazy memory number_types progress registry tables version workers",
+    "kernels metrics retrieval store",
+    "config data jobs tasks text",
+    "interop models nn",
+    "criteria evaluation inference report training validation",
+    "xrep_cli understanding __main__ facade",
+)
+ROOMS = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split()}
+LOADERS = ("xrep.lazy", "xrep.registry")
+"""The modules that import others by name. The registry names what it loads for others, which are not its imports."""
+OF_COMMANDS = ("main", "run", "Options")
+"""What each module of a command has."""
+UNDECIDED = {*"CONFIG EncoderOptions KINDS Origin PREFIXES describe annotated device".split()}
+"""Names, and those of files, that still have several meanings."""
 MAXIMUM_LINES = 400
 
 
 def modules(repository: Path) -> dict[str, Path]:
-    """Return ``{dotted name: file}`` of all modules except ``xrep``, which imports names at their first use."""
+    """Return ``{dotted name: file}`` of all modules."""
     found = {}
     for top in ("xrep", "xrep_cli"):
         for path in (repository / top).rglob("*.py"):
             parts = path.relative_to(repository).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    found.pop("xrep", None)
     return found
 
 
 @functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imports(repository: Path) -> dict[str, set[str]]:
-    """Return the modules of xrep that each module imports, anywhere in its text."""
+    """Return the modules of xrep that each module imports, anywhere in its text, or names in a string."""
     files = modules(repository)
-    return {name: set(_imports(name, files)) for name in files}
+    return {name: {*_imports(name, files)} | {*_named_in_strings(name, files)} for name in files}
 
 
 def _imports(name: str, files: dict[str, Path]) -> Iterator[str]:
     package = name if files[name].name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(files[name].read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(files[name])):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in files)
         elif isinstance(node, ast.ImportFrom):
@@ -96,32 +72,94 @@ def _imports(name: str, files: dict[str, Path]) -> Iterator[str]:
                     yield submodule if submodule in files else source
 
 
+def _named_in_strings(name: str, files: dict[str, Path]) -> Iterator[str]:
+    """Yield the modules that strings name as a whole: ``xrep.module``, or ``xrep.module:Class``."""
+    if name != "xrep.registry":
+        strings = (node.value for node in ast.walk(parsed(files[name])) if isinstance(node, ast.Constant))
+        named = (string.partition(":")[0] for string in strings if isinstance(string, str))
+        yield from (module for module in named if module in files and "." in module)
+
+
 def room_of(module: str) -> str:
-    return next((room for room in FLOORS if f"{module}.".startswith(f"{room}.")), "?")
+    first, _, second = module.partition(".")
+    return second.partition(".")[0] or "facade" if first == "xrep" else first
 
 
-def violations(repository: Path) -> list[str]:
-    """Return each import that goes neither downwards nor to a room of NEIGHBOURS, and each module without a room."""
-    found = [f"{name} is in no room of FLOORS" for name in imports(repository) if room_of(name) == "?"]
+def between_rooms(repository: Path) -> dict[str, set[str]]:
+    """Return the rooms that each room imports."""
+    rooms = {room_of(name): set[str]() for name in imports(repository)}
     for name, targets in imports(repository).items():
-        for target in targets:
-            room, other = room_of(name), room_of(target)
-            below = FLOORS.get(other, -1) < FLOORS.get(room, -1)
-            if room != other and not below and (room, other) not in NEIGHBOURS:
-                found.append(f"{name} ({room}) imports {target} ({other})")
-    return sorted(found)
+        rooms[room_of(name)] |= {room_of(target) for target in targets} - {room_of(name)}
+    return rooms
+
+
+def circle(graph: dict[str, set[str]]) -> str:
+    """Return the nodes of a circle in a graph; empty if it has none."""
+    try:
+        TopologicalSorter({node: targets - {node} for node, targets in graph.items()}).prepare()
+    except CycleError as error:
+        return " -> ".join(error.args[1])
+    return ""
+
+
+def test_every_module_is_in_a_room(repository: Path) -> None:
+    assert [name for name in modules(repository) if room_of(name) not in ROOMS] == []
 
 
 def test_imports_go_downwards(repository: Path) -> None:
-    assert violations(repository) == []
+    found = [
+        f"{name} imports {target}"
+        for name, targets in imports(repository).items()
+        for target in targets
+        if ROOMS[room_of(target)] > ROOMS[room_of(name)]
+    ]
+    assert sorted(found) == []
 
 
-def test_no_module_imports_itself_in_a_circle(repository: Path) -> None:
-    graph = {name: targets - {name} for name, targets in imports(repository).items()}
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        pytest.fail(" -> ".join(error.args[1]))
+def test_no_module_and_no_room_imports_itself_in_a_circle(repository: Path) -> None:
+    assert circle(imports(repository)) == ""
+    assert circle(between_rooms(repository)) == ""
+
+
+def test_modules_are_imported_by_name_in_two_files(repository: Path) -> None:
+    """Others may import a library so, whose name is then written there."""
+    found = set()
+    for name, path in modules(repository).items():
+        for call in (node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)):
+            function = ast.unparse(call.func).rpartition(".")[2]
+            written = [argument.value for argument in call.args[:1] if isinstance(argument, ast.Constant)]
+            if function in ("import_module", "__import__") and not (written and "xrep" not in written[0]):
+                found.add(name)
+    assert found == {*LOADERS}
+
+
+def public_names(module: ast.Module) -> Iterator[str]:
+    """Yield the names of classes, functions and constants that a module defines, but for type variables."""
+    for node in module.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node.name
+        for target in [*getattr(node, "targets", []), getattr(node, "target", None)]:
+            names = target.elts if isinstance(target, ast.Tuple) else [target]
+            yield from (name.id for name in names if isinstance(name, ast.Name) and len(name.id) > 1)
+
+
+def test_a_public_name_has_one_meaning(repository: Path) -> None:
+    rooms = defaultdict[str, set[str]](set)
+    for module, path in modules(repository).items():
+        for name in public_names(parsed(path)):
+            if not name.startswith("_") and name not in OF_COMMANDS:
+                rooms[name].add(room_of(module))
+    assert {name: places for name, places in rooms.items() if len(places) > 1 and name not in UNDECIDED} == {}
+
+
+def test_files_of_one_name_are_about_one_subject(repository: Path) -> None:
+    """The subject is what users type: a part (``nli``: its task, criterion, evaluation and so on), or a command."""
+    subjects = {name for registry in REGISTRIES.values() for name in registry.names()} | {*commands()}
+    rooms = defaultdict[str, list[str]](list)
+    for module, path in modules(repository).items():
+        rooms[path.stem].append(module)
+    several = {name: files for name, files in rooms.items() if len({*map(room_of, files)}) > 1 and name != "__init__"}
+    assert {name: files for name, files in several.items() if name not in subjects | UNDECIDED} == {}
 
 
 def test_logits_are_made_in_the_kernels_alone(repository: Path) -> None:
@@ -138,7 +176,7 @@ def test_logits_are_made_in_the_kernels_alone(repository: Path) -> None:
 
 def test_nothing_names_the_plugin(repository: Path) -> None:
     """Not even in a string, so that it is found as the plugins of others are."""
-    others = {name: path for name, path in modules(repository).items() if room_of(name) != "xrep.understanding"}
+    others = {name: path for name, path in modules(repository).items() if room_of(name) != "understanding"}
     assert [name for name, path in others.items() if "xrep.understanding" in path.read_text(encoding="utf-8")] == []
 
 

@@ -9,8 +9,8 @@ import torch
 from tests.retrieval import plain_margins
 from tests.retrieval.test_neighbours import vectors
 from xrep.retrieval import margins
+from xrep.retrieval.in_memory import neighbours
 from xrep.retrieval.margins import MARGINS, RETRIEVALS, apply_margin, choose, margin_scores
-from xrep.retrieval.tiles import neighbours
 from xrep.retrieval.topk import TopK
 
 X, Y = np.abs(vectors(60, 8, seed=1)), np.abs(vectors(45, 8, seed=2))

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tests.support.closeness import assert_near
 from tests.support.runs import environment
 from xrep.retrieval import tiles
-from xrep.retrieval.tiles import Operand, neighbours, search_tile
+from xrep.retrieval.in_memory import neighbours
+from xrep.retrieval.tiles import Operand, search_tile
 from xrep.retrieval.topk import TopK
 from xrep.store.vectors import normalize_rows
 
@@ -70,7 +71,7 @@ def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Make tiles small, and all processors screen pairs in bfloat16, or none."""
     monkeypatch.setattr(tiles, "multiplies_bfloat16", lambda: request.param == "screened")
     monkeypatch.setattr(tiles, "FEWEST", 100)
-    monkeypatch.setattr(tiles, "TILE", 160)
+    monkeypatch.setattr(tiles, "TILE_ROWS", 160)
     yield
 
 
@@ -123,7 +124,7 @@ def test_other_instructions_give_the_same_bytes() -> None:
     script = """
 import hashlib, numpy as np
 from tests.retrieval.test_neighbours import clusters, vectors
-from xrep.retrieval.tiles import neighbours
+from xrep.retrieval.in_memory import neighbours
 digest = hashlib.sha256()
 for x, y in ((vectors(2300, 64, 1), vectors(3100, 64, 2)), (clusters(2300, 64, 1, 0.1), clusters(3100, 64, 2, 0.1))):
     for best in neighbours(x, y, 4, 4):

@@ -70,12 +70,12 @@ def test_files_are_written_read_and_removed(folder: str, tmp_path: Path) -> None
 def test_patterns_name_files_in_order(folder: str) -> None:
     for name in ("b.txt", "a.txt", "c.csv", "x[1].txt"):
         put(join(folder, name), b"")
-    found = addresses.matching(join(folder, "?.txt"))
+    found = addresses.matching_files(join(folder, "?.txt"))
     assert [name.rpartition("/")[2] for name in found] == ["a.txt", "b.txt"] and all(map(addresses.exists, found))
     for name in (join(folder, "x[1].txt"), join(folder, "none.txt"), "-"):
-        assert addresses.matching(name) == [name]
+        assert addresses.matching_files(name) == [name]
     with pytest.raises(UserError, match="no file matches; check the name"):
-        addresses.matching(join(folder, "d*"))
+        addresses.matching_files(join(folder, "d*"))
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 30)), max_size=8), st.integers(0, 9))
@@ -202,7 +202,7 @@ def texts(tmp_path: Path) -> dict[str, list[str]]:
 
 
 def test_commands_write_the_same_bytes_to_a_store(cli, shared_encoder, texts, tmp_path, monkeypatch):
-    monkeypatch.setattr("xrep.store.lines.CHUNK_LINES", 8)
+    monkeypatch.setattr("xrep.store.texts.CHUNK_LINES", 8)
     for place in (str(tmp_path), MEMORY):
         for language in texts:
             encode = ["encode", "--path", shared_encoder, "--lang", language, "--input", join(place, f"*.{language}*")]
@@ -240,7 +240,7 @@ def test_commands_refuse_what_they_cannot_write_in_a_store(cli, shared_encoder, 
 
 
 def test_a_pipe_is_copied_into_the_store_and_an_interrupted_command_goes_on(cli, shared_encoder, tmp_path, monkeypatch):
-    monkeypatch.setattr("xrep.store.lines.CHUNK_LINES", 8)
+    monkeypatch.setattr("xrep.store.texts.CHUNK_LINES", 8)
     lines = [german for german, _ in sentence_pairs(40)]
     os.mkfifo(tmp_path / "pipe")
     output, encode = join(MEMORY, "x.npy"), ["encode", "--path", str(shared_encoder), "--lang", "de", "--input"]

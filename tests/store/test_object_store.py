@@ -120,7 +120,7 @@ def test_a_unit_costs_few_requests(store: ObjectStore) -> None:
 def test_vectors_are_the_same_bytes_although_requests_fail_in_every_way(
     cli: Commands, shared_encoder: Path, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xrep.store.lines.CHUNK_LINES", 16)
+    monkeypatch.setattr("xrep.store.texts.CHUNK_LINES", 16)
     sleep = asyncio.sleep  # the packages of the store wait before they ask again
     monkeypatch.setattr(asyncio, "sleep", lambda seconds, *more: sleep(min(seconds, 0.01), *more))
     source = lines_of(tmp_path, "a.txt", [german for german, _ in sentence_pairs(100)])

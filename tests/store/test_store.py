@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from xrep.errors import UserError
 from xrep.files import sha256_of
 from xrep.store.arrays import ArrayFile
-from xrep.store.lines import FILES, Texts, write_lines
-from xrep.store.vectors import Manifest, Origin, Part, Vectors, normalize_rows, text_digest
+from xrep.store.texts import TEXT_FILES, Texts, write_lines
+from xrep.store.vectors import Manifest, Origin, VectorPart, Vectors, normalize_rows, text_digest
 
 LINES = ["ein Satz", "", "zwei\tWörter", "\u2028 und \x85", "x" * 1000]
 ORIGIN = Origin(encoder="e", language="de", prompt=None, normalize=True, batch_tokens=64, size=3, dtype="float16")
@@ -28,7 +28,7 @@ def write_parts(folder: Path, parts: list[np.ndarray], lines: list[str]) -> Path
         name = f"part-{number:05d}.npy"
         np.save(folder / name, rows.astype(np.float16))
         text = "".join(f"{line.strip()}\n" for line in lines[first : first + len(rows)])
-        described.append(Part(file=name, rows=len(rows), text=hashlib.sha256(text.encode()).hexdigest()))
+        described.append(VectorPart(file=name, rows=len(rows), text=hashlib.sha256(text.encode()).hexdigest()))
         first += len(rows)
     Manifest(origin=ORIGIN, parts=described).write(folder)
     return folder
@@ -59,7 +59,7 @@ def test_a_line_end_inside_a_line_shifts_no_other(tmp_path: Path) -> None:
     given = ["eins\rzwei\r\ndrei", "vier", "\n"]
     lines = copied(tmp_path, enumerate((line.strip() for line in given), 1))
     assert lines.read(0, 3) == lines.take([0, 1, 2]) == ["eins zwei  drei", "vier", ""]
-    assert sha256_of(tmp_path / FILES[0]) == text_digest(given)
+    assert sha256_of(tmp_path / TEXT_FILES[0]) == text_digest(given)
     lines = copied(tmp_path, [])
     assert len(lines) == 0 and lines.read(0, 0) == []
 
@@ -103,7 +103,7 @@ def test_texts_read_as_one(tmp_path_factory, cuts, start, rows):
     folder, edges = tmp_path_factory.mktemp("texts"), [0, *sorted(cuts), 5]
     for number, (first, last) in enumerate(pairwise(edges)):
         copied(folder / f"{number}", enumerate(LINES[first:last], 7))
-    files = [[folder / f"{number}" / name for name in FILES] for number in range(len(edges) - 1)]
+    files = [[folder / f"{number}" / name for name in TEXT_FILES] for number in range(len(edges) - 1)]
     several = Texts(files, np.diff(edges).tolist())
     assert len(several) == 5 and several.starts == edges
     for some in ((0, start), (start, 5)) if 0 < start < 5 else ((0, 5),):

@@ -18,7 +18,7 @@ from xrep.training.distributed import World, alone
 from xrep.training.log import Log
 from xrep.training.run import train
 from xrep.training.trainer import Trainer
-from xrep_cli.options import parse
+from xrep_cli.train_options import parse
 
 SMALL_MODEL = {
     "layers": 1, "hidden_size": 32, "heads": 2, "feedforward_size": 64, "max_positions": 32, "towers": "shared",

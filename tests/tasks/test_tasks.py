@@ -20,7 +20,7 @@ from tests.support.planning import streamed
 from tests.tasks.kinds import KINDS, PAIRS, SPANISH, SWAPPED, Kind, contents, hashes_of, rows_of, sequences
 from xrep.config import problems_of
 from xrep.data.batch import TokenBatch
-from xrep.data.plan import mean_size
+from xrep.data.batch_plan import mean_size
 from xrep.errors import UserError
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.monolingual import MonolingualTask

@@ -15,9 +15,8 @@ from tests.tasks.kinds import GERMAN_NLI, KINDS, NLI, PAIRS, first, rows_of, seq
 from xrep.data.preprocess import PreprocessOptions, preprocess
 from xrep.errors import UserError
 from xrep.text.find import discover_bitext
-from xrep.text.sides import open_tokenizers, save_tokenizers
-from xrep.text.tokenizer import Tokenizer
-from xrep.text.train import train_tokenizer
+from xrep.text.sides import open_tokenizer, open_tokenizers, save_tokenizers
+from xrep.text.train_tokenizer import train_tokenizer
 from xrep.understanding.labels import ClassificationTask
 
 
@@ -29,7 +28,7 @@ def write_sides(folder: Path) -> None:
         train_tokenizer(list(column), size, path)
     options = PreprocessOptions(tokenizers=paths)
     preprocess(discover_bitext(raw), folder / "bin", options, lambda line: None, progress=False)
-    save_tokenizers({side: Tokenizer.load(path) for side, path in paths.items()}, folder / "sides" / "tokenizer")
+    save_tokenizers({side: open_tokenizer(path) for side, path in paths.items()}, folder / "sides" / "tokenizer")
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import pytest
 from tests.support.once import made_once
 from tests.text.small_tokenizers import published
 from xrep.text.huggingface import save_as_huggingface
+from xrep.text.sides import open_tokenizer
 from xrep.text.tokenizer import Tokenizer
 
 
@@ -18,7 +19,7 @@ def origin(name: str) -> Path:
 
 @pytest.fixture
 def ours(origin: Path) -> Tokenizer:
-    return Tokenizer.load(origin)
+    return open_tokenizer(origin)
 
 
 @pytest.fixture

@@ -86,5 +86,5 @@ def test_length_ratio_adds_two_words():
     options = CleaningOptions(maximum_length_ratio=2)
     assert drop_reason("geh", "one two three four", (1, 2), options) is None
     assert drop_reason("geh", "one two three four five", (1, 2), options) == "length ratio"
-    with pytest.raises(UserError, match="give"):
+    with pytest.raises(UserError, match="must be at least 1"):
         CleaningOptions(maximum_length_ratio=0.5)

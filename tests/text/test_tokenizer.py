@@ -8,8 +8,8 @@ import pytest
 import sentencepiece
 
 from xrep.errors import UserError
-from xrep.text.tokenizer import Tokenizer
-from xrep.text.train import sample_for_tokenizer, train_tokenizer
+from xrep.text.sides import open_tokenizer
+from xrep.text.train_tokenizer import sample_for_tokenizer, train_tokenizer
 
 WORDS = ("the old young red small", "dog cat house river teacher", "sees likes finds remembers", "green tall")
 SENTENCES = [f"{a} {b} {c} a {d} tree." for a, b, c, d in itertools.product(*(w.split() for w in WORDS))]
@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
 
 
 def test_round_trip_and_special_ids(folder):
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = open_tokenizer(folder)
     special = tokenizer.pad_id, tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id
     assert special == (0, 1, 2, 3, 4) and tokenizer.vocabulary_size == 58
     ids = tokenizer.encode([SENTENCES[7], "", "老师看见了一只狗。"])
@@ -33,7 +33,7 @@ def test_round_trip_and_special_ids(folder):
     assert tokenizer.decode(tokenizer.add_special(ids[0])) == SENTENCES[7]
     assert tokenizer.add_special([9, 8]) == [2, 9, 8, 3]
     assert not {0, 2, 3, 4} & set(tokenizer.encode(["<mask> <s> </s> <pad>"])[0])
-    assert Tokenizer.load(folder / "sentencepiece.model").encode([SENTENCES[7]]) == ids[:1]
+    assert open_tokenizer(folder / "sentencepiece.model").encode([SENTENCES[7]]) == ids[:1]
 
 
 def test_training_is_deterministic_and_saving_keeps_the_bytes(folder, tmp_path):
@@ -77,7 +77,7 @@ def foreign_model() -> bytes:
 def test_bad_tokenizers(tmp_path, name, content, problem):
     (tmp_path / name).write_bytes(foreign_model() if content is None else content)
     with pytest.raises(UserError, match=problem):
-        Tokenizer.load(tmp_path)
+        open_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("maximum", [10_000, 500])

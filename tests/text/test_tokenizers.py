@@ -16,6 +16,7 @@ from tests.text.sentences import LANGUAGES, MARKED, ODD, SPELLED, TEXT
 from tests.text.small_tokenizers import CONVERTED, MAKERS, OUR_IDS, UNIGRAM, published, sentencepiece_model, write_json
 from xrep.errors import UserError
 from xrep.text.huggingface import maximum_length, save_as_huggingface
+from xrep.text.sides import open_tokenizer
 from xrep.text.tokenizer import SentencePieceTokenizer, Tokenizer
 
 transformers = pytest.importorskip("transformers", reason="it is in the extra 'hf'")
@@ -31,7 +32,7 @@ READ = {"bert": "BertTokenizerFast", "roberta": "RobertaTokenizerFast", "xlm": "
 def write_tokenizer_json(name: str, directory: Path, **config: Any) -> Path:
     """Write ``tokenizer.json`` of a published tokenizer, and the config beside it."""
     write_json(directory / "tokenizer_config.json", config)
-    (directory / "tokenizer.json").write_bytes(Tokenizer.load(published(name)).model)
+    (directory / "tokenizer.json").write_bytes(open_tokenizer(published(name)).model)
     return directory
 
 
@@ -114,13 +115,13 @@ def test_what_was_written_is_read(name: str, ours: Tokenizer, exported: Path, tm
     """For transformers and as a folder of xrep; both are written again with the same bytes."""
     ours.save(tmp_path / "folder")
     for path, sentences in ((exported, exportable(name)), (tmp_path / "folder", SENTENCES)):
-        again = Tokenizer.load(path)
+        again = open_tokenizer(path)
         assert again.encode(sentences) == ours.encode(sentences)
         for attribute in ("vocabulary_size", *(f"{role}_id" for role in ROLES)):
             assert getattr(again, attribute) == getattr(ours, attribute)
     again.save(tmp_path / "second")
     assert type(again) is type(ours)
-    save_as_huggingface(Tokenizer.load(exported), tmp_path / "again", 96)
+    save_as_huggingface(open_tokenizer(exported), tmp_path / "again", 96)
     for one, other in ((tmp_path / "folder", tmp_path / "second"), (exported, tmp_path / "again")):
         assert {p.name: p.read_bytes() for p in one.iterdir()} == {p.name: p.read_bytes() for p in other.iterdir()}
 
@@ -143,7 +144,7 @@ def test_tokenizer_json_is_that_of_transformers(name: str, origin: Path, tmp_pat
     theirs.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "tokenizer.json").read_text())
     assert written["truncation"]["max_length"] == 4 and written["padding"]["strategy"] == {"Fixed": 4}
-    ours = Tokenizer.load(tmp_path)
+    ours = open_tokenizer(tmp_path)
     theirs.backend_tokenizer.no_truncation()
     theirs.backend_tokenizer.no_padding()
     # Both read the same file, so special tokens that occur in the text are special to both.
@@ -152,7 +153,7 @@ def test_tokenizer_json_is_that_of_transformers(name: str, origin: Path, tmp_pat
     if name == "roberta":
         written["model"]["dropout"] = 0.5
         write_json(tmp_path / "tokenizer.json", written)
-        assert Tokenizer.load(tmp_path).encode(LANGUAGES * 3) == ours.encode(LANGUAGES * 3)
+        assert open_tokenizer(tmp_path).encode(LANGUAGES * 3) == ours.encode(LANGUAGES * 3)
 
 
 @pytest.mark.slow
@@ -165,20 +166,20 @@ def test_config_wins_over_tokenizer_json(tmp_path: Path) -> None:
     ):
         directory = write_tokenizer_json("bert-cased", tmp_path, tokenizer_class=kind, **options)
         theirs = getattr(transformers, kind.replace("BertTokenizer", "BertTokenizerFast"))
-        assert_same(Tokenizer.load(directory), theirs.from_pretrained(directory), SENTENCES)
-    cased = Tokenizer.load(published("bert-cased")).encode(SENTENCES)
+        assert_same(open_tokenizer(directory), theirs.from_pretrained(directory), SENTENCES)
+    cased = open_tokenizer(published("bert-cased")).encode(SENTENCES)
     for nothing in ({}, {"do_lower_case": None}):
         directory = write_tokenizer_json("bert-cased", tmp_path, tokenizer_class="BertTokenizer", **nothing)
-        assert Tokenizer.load(directory).encode(SENTENCES) == cased
-    spaced = Tokenizer.load(published("roberta-spaced")).encode(SENTENCES)
-    assert Tokenizer.load(write_tokenizer_json("roberta", tmp_path, add_prefix_space=True)).encode(SENTENCES) == spaced
+        assert open_tokenizer(directory).encode(SENTENCES) == cased
+    spaced = open_tokenizer(published("roberta-spaced")).encode(SENTENCES)
+    assert open_tokenizer(write_tokenizer_json("roberta", tmp_path, add_prefix_space=True)).encode(SENTENCES) == spaced
 
 
 def test_sentence_transformers_can_ask_for_lower_case(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.load(published("roberta"))
+    tokenizer = open_tokenizer(published("roberta"))
     directory = write_tokenizer_json("roberta", tmp_path / "model" / "0_Transformer")
     write_json(directory / "sentence_bert_config.json", {"max_seq_length": 96, "do_lower_case": True})
-    lower = Tokenizer.load(tmp_path / "model")  # old directories have their modules in folders
+    lower = open_tokenizer(tmp_path / "model")  # old directories have their modules in folders
     assert lower.encode(LANGUAGES[:9]) == tokenizer.encode([s.lower() for s in LANGUAGES[:9]])
     assert lower.encode(LANGUAGES[:9]) != tokenizer.encode(LANGUAGES[:9])
     assert maximum_length(tmp_path / "model") == 96
@@ -192,15 +193,15 @@ def test_declared_special_tokens(tmp_path: Path) -> None:
     (directory / "tokenizer.json").write_text(text, encoding="utf-8")
     special = {"pad_token": "<fill>", "cls_token": {"content": "<go>", "lstrip": False}, "sep_token": "<stop>"}
     write_json(directory / "special_tokens_map.json", special)
-    tokenizer = Tokenizer.load(directory)
+    tokenizer = open_tokenizer(directory)
     assert [getattr(tokenizer, f"{role}_id") for role in ROLES] == [0, 1, 2, 3, None]
     assert tokenizer.encode(["<go>the"])[0][0] == 2
     tokenizer.save(tmp_path / "saved")
-    assert Tokenizer.load(tmp_path / "saved").mask_id is None
+    assert open_tokenizer(tmp_path / "saved").mask_id is None
 
 
 def test_what_the_file_puts_around_a_sentence_counts(tmp_path: Path) -> None:
-    tokenizer = tokenizers.Tokenizer.from_buffer(Tokenizer.load(published("bert")).model)
+    tokenizer = tokenizers.Tokenizer.from_buffer(open_tokenizer(published("bert")).model)
     around = [("the", tokenizer.token_to_id("the")), ("a", tokenizer.token_to_id("a"))]
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing("the $A a", special_tokens=around)
     content = json.loads(tokenizer.to_str())
@@ -208,7 +209,7 @@ def test_what_the_file_puts_around_a_sentence_counts(tmp_path: Path) -> None:
     pieces = content["model"]["vocab"]
     pieces[max(pieces, key=pieces.get)] = 5000  # gaps count in the size
     write_json(tmp_path / "tokenizer.json", content)
-    ours = Tokenizer.load(tmp_path)
+    ours = open_tokenizer(tmp_path)
     assert (ours.bos_id, ours.eos_id, ours.vocabulary_size) == (around[0][1], around[1][1], 5001)
     # The file's tokens for beginning and end are not text, even if it does not call them special.
     ids = ours.encode(["old house"])[0]
@@ -229,23 +230,23 @@ def test_what_cannot_be_read(tmp_path: Path, name: str, file: str, content: str,
         write_tokenizer_json(name, directory)
     (directory / file).write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=problem) as error:
-        Tokenizer.load(directory)
+        open_tokenizer(directory)
     assert error.value.cure and "\n" not in str(error.value) and str(directory) in str(error.value)
 
 
 def test_files_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_json(tmp_path / "tokenizer_config.json", {"model_max_length": 512})
     with pytest.raises(UserError, match=r"no such tokenizer: neither tokenizer\.json nor vocab\.txt, .*there"):
-        Tokenizer.load(tmp_path)
+        open_tokenizer(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"spiece.model is read with transformers.*; pip install 'xrep\[hf\]'"):
-        Tokenizer.load(published("t5"))
+        open_tokenizer(published("t5"))
 
 
 def test_a_model_with_other_ids_is_not_taken_for_xlm_roberta(tmp_path: Path) -> None:
     (tmp_path / "sentencepiece.bpe.model").write_bytes(sentencepiece_model(unk_id=0, bos_id=2, eos_id=1, pad_id=-1))
     with pytest.raises(UserError, match="its first pieces are <unk>, </s>, <s>, those of XLM-R"):
-        Tokenizer.load(tmp_path)
+        open_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(("sentence", "config", "length"), [
@@ -295,5 +296,5 @@ def test_models_without_mask_and_with_spaces_in_pieces(tmp_path: Path) -> None:
     assert any("▁" in tokenizer.processor.id_to_piece(i)[1:] for i in range(tokenizer.vocabulary_size))  # "▁in▁the"
     save_as_huggingface(tokenizer, tmp_path, 96)
     assert "mask_token" not in json.loads((tmp_path / "tokenizer_config.json").read_text())
-    again = Tokenizer.load(tmp_path)
+    again = open_tokenizer(tmp_path)
     assert again.mask_id is None and again.encode(TEXT[:300] + COMPOSED) == tokenizer.encode(TEXT[:300] + COMPOSED)

@@ -28,7 +28,7 @@ from xrep.interop.pretrained import read_pretrained
 from xrep.models.directory import open_checkpoint
 from xrep.nn.encoder import EncoderShape, TransformerEncoder
 from xrep.text.sides import open_tokenizers
-from xrep.text.train import train_tokenizer
+from xrep.text.train_tokenizer import train_tokenizer
 from xrep_cli.train import main
 
 pytestmark = pytest.mark.slow

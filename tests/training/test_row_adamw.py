@@ -34,7 +34,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 def test_rows_change_as_with_dense_gradients(decay: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_adamw, "BLOCK", 5 * WIDTH)
+    monkeypatch.setattr(row_adamw, "_BLOCK", 5 * WIDTH)
     options = {"lr": 0.1, "weight_decay": decay, "betas": (0.8, 0.9), "fused": True}
     p, q = table(), table()
     ours, theirs = RowAdamW([p], **options), torch.optim.AdamW([q], **options)

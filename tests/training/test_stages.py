@@ -18,7 +18,7 @@ from xrep.errors import UserError
 from xrep.models.directory import open_checkpoint
 from xrep.training.stages import is_finished, train_course
 from xrep.training.trainer import Trainer
-from xrep_cli.options import parse
+from xrep_cli.train_options import parse
 
 MOCO = {"name": "dual_moco", "queue_size": 100, "momentum": 0.9}
 

@@ -8,7 +8,7 @@ from xrep.data.batch import Vocabulary
 from xrep.errors import UserError
 from xrep.text.examples import Example
 from xrep.text.tokenizer import Tokenizer
-from xrep.text.train import train_tokenizer
+from xrep.text.train_tokenizer import train_tokenizer
 from xrep.understanding.annotated import (
     IGNORED,
     Reading,

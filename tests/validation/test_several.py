@@ -13,7 +13,7 @@ from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.errors import ConfigError
 from xrep.registry import VALIDATORS
 from xrep.validation.several import SeveralValidator
-from xrep_cli.options import parse
+from xrep_cli.train_options import parse
 
 RUN = {"criterion": "translation_ranking", "max_steps": 4, "validate_every": 1, "warmup_steps": 0}
 

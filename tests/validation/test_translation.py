@@ -18,8 +18,8 @@ from xrep.criteria.label_smoothed_cross_entropy import LabelSmoothedCrossEntropy
 from xrep.criteria.multitask import Multitask
 from xrep.data.batch import collate
 from xrep.errors import UserError
-from xrep.inference.generation.options import SearchOptions
-from xrep.inference.generation.search import search
+from xrep.inference.generation.beam_search import search
+from xrep.inference.generation.decoding import DecodingOptions
 from xrep.models.translation import Translation
 from xrep.tasks.mixture import MixtureTask
 from xrep.tasks.translation import TranslationTask
@@ -74,7 +74,7 @@ def one_by_one(
             source = collate(ids, task.text.vocabulary("source"), task.text.max_length)
             languages = torch.tensor([task.text.target_languages.index(target)])
             given = {"max_length_a": 1.5, "max_length_b": 10, **options}
-            (several,) = search(model, source, languages, SearchOptions(**given))
+            (several,) = search(model, source, languages, DecodingOptions(**given))
             found.append(tokenizer.decode(several[0].tokens))
     return found
 

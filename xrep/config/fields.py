@@ -12,12 +12,13 @@ import importlib.util
 import inspect
 import itertools
 import math
+import re
 import types
 import typing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from xrep.errors import UserError, shown
+from xrep.errors import ConfigError, UserError, shown
 from xrep.registry import load_target
 
 Positive = Annotated[float, "(0, inf)"]
@@ -90,14 +91,23 @@ def _type_hints(cls: type) -> dict[str, Any]:
 
 def problems_of(options: Any) -> list[str]:
     """Return what is wrong with an instance of a dataclass of options: values that its fields cannot have, and what its
-    own ``problems`` returns, if it has that method."""
+    own ``problems`` returns, if it has that method. Fields that are mappings, or options of another kind, are left
+    out."""
     problems = []
     for spec in fields_of_class("", type(options)):
+        if any(dataclasses.is_dataclass(kind) or typing.get_origin(kind) is dict for kind in members(spec.annotation)):
+            continue
         try:
             convert(getattr(options, spec.name), spec.annotation)
         except ValueError as error:
             problems.append(f"{spec.name} {error}")
     return problems + (options.problems() if hasattr(options, "problems") else [])
+
+
+def check_options(options: Any) -> None:
+    """Raise a ConfigError that names the options which have values that they cannot have; see ``problems_of``."""
+    if problems := problems_of(options):
+        raise ConfigError([re.sub(r"^\w+", r"`\g<0>`", problem) for problem in problems])
 
 
 # -- values ---------------------------------------------------------------------------------------------------------
@@ -119,7 +129,7 @@ def convert(value: Any, annotation: Any) -> Any:
         if not interval or all(_lies_in(number, interval) for number in numbers):
             return converted
         refused = f"{_rule(interval)}, not {converted}"
-    raise ValueError(f"must {refused or f'be {describe(annotation)}, not {shown(value)}'}")
+    raise ValueError(f"must {refused or f'be {type_in_words(annotation)}, not {shown(value)}'}")
 
 
 def choices(annotation: Any) -> list[Any]:
@@ -128,7 +138,7 @@ def choices(annotation: Any) -> list[Any]:
     return list(dict.fromkeys(choice for literal in literals for choice in typing.get_args(literal)))
 
 
-def describe(annotation: Any) -> str:
+def type_in_words(annotation: Any) -> str:
     """Return a type in words: "an integer or none", "weight or proportion"."""
     allowed = [str(choice) for choice in choices(annotation)]
     for member in members(annotation):

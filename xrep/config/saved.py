@@ -8,9 +8,9 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from xrep.config.layers import CHOICES, Layer, flat
 from xrep.config.sections import sections_of
 from xrep.config.sizes import with_size, without_numbers
+from xrep.config.values import CHOICES, Layer, flat
 from xrep.errors import shown
 
 
@@ -27,8 +27,8 @@ def completed(saved: Mapping[str, Any]) -> tuple[Layer, Layer]:
             known[f"{section.key}.name"] = section.name
         if section.options is None:
             known |= {key: value for key, value in values.items() if key.startswith(section.above)}
-        own = {spec.key: values.get(spec.key, spec.default) for spec in section.fields()}
-        known |= {key: value for key, value in own.items() if value is not MISSING}
+        options_now = {spec.key: values.get(spec.key, spec.default) for spec in section.fields()}
+        known |= {key: value for key, value in options_now.items() if value is not MISSING}
     return known, {key: value for key, value in values.items() if key not in known}
 
 

@@ -7,16 +7,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from xrep.config.fields import CountOrZero, FieldSpec, Positive, fields_of_class
-from xrep.config.layers import CHOICES, Layer
-from xrep.registry import REGISTRIES, load_target
+from xrep.config.values import CHOICES, Layer
+from xrep.registry import FIXED_SECTIONS, REGISTRIES, load_target
 
-FIXED_SECTIONS = {
-    "trainer": "xrep.training.trainer:Trainer",
-    "checkpoint": "xrep.training.checkpoint:Checkpoints",
-    "distributed": "xrep.training.distributed:World",
-    "logging": "xrep.training.log:Log",
-}
-"""Sections whose class is fixed instead of chosen by name."""
 _DEFAULT_NAMES = {"model": "dual_encoder", "optimizer": "adamw", "lr_scheduler": "cosine", "validation": "retrieval"}
 SECTIONS = [*CHOICES, *FIXED_SECTIONS]
 OF_A_PART = ("task", "criterion")
@@ -98,8 +91,8 @@ def sections_of(values: Layer) -> list[Section]:
     sections += [_chosen(kind, values) for kind in CHOICES if not parts or kind not in OF_A_PART]
     for key, target in FIXED_SECTIONS.items():
         sections.append(Section(key, None, load_target(target), load_target(f"{target}.Config")))
-    own = [*((part, PartOptions) for part in parts), ("", MixtureOptions if parts else RunOptions)]
-    return sections + [Section(key, None, options, options) for key, options in own]
+    others = [*((part, PartOptions) for part in parts), ("", MixtureOptions if parts else RunOptions)]
+    return sections + [Section(key, None, options, options) for key, options in others]
 
 
 def _chosen(key: str, values: Layer) -> Section:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from xrep.config.layers import Layer
 from xrep.config.sections import sections_of
+from xrep.config.values import Layer
 
 _SIZES = {
     "tiny": {"layers": 1, "hidden_size": 96, "heads": 2, "feedforward_size": 192},
@@ -43,8 +43,8 @@ def with_size(values: Layer) -> Layer:
     if size not in _SIZES:
         return values  # it is refused later, as any other value that an option cannot have
     chosen: dict[str, dict[str, Any]] = {"model": dict(_SIZES[size])}
-    own = any(values.get(key) is not None for key in (*(f"model.{name}" for name in _SIZES[size]), *_STARTS))
-    if size in ("tiny", "small") and not own and values.get("init") in (None, "none"):
+    is_sized = any(values.get(key) is not None for key in (*(f"model.{name}" for name in _SIZES[size]), *_STARTS))
+    if size in ("tiny", "small") and not is_sized and values.get("init") in (None, "none"):
         chosen = {**_TRAINING, "model": chosen["model"] | _TRAINING["model"]}
         if all(values.get(bound) is None for bound in _BOUNDS):
             chosen["trainer"] = {"max_epochs": _EPOCHS}

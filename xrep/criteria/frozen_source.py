@@ -17,7 +17,7 @@ from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.in_batch import Temperature, with_own_negatives
 from xrep.criteria.keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
 from xrep.data.batch import Batch, TextSpec
-from xrep.data.vectors import TeacherVectors
+from xrep.data.teacher_vectors import TeacherVectors
 from xrep.errors import UserError
 from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce

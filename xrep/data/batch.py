@@ -296,8 +296,8 @@ class Batch(Movable):
         chosen, places = self.places[start:stop].unique(return_inverse=True)
         sides, first = dict[str, TokenBatch](), 0
         for name, side in self.sides.items():
-            own = chosen[(chosen >= first) & (chosen < first + len(side))] - first
-            sides[name], first = side.select(own.numpy()), first + len(side)
+            its_rows = chosen[(chosen >= first) & (chosen < first + len(side))] - first
+            sides[name], first = side.select(its_rows.numpy()), first + len(side)
         return Batch(sides, facts, places, negatives)
 
     def __len__(self) -> int:

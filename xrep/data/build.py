@@ -18,7 +18,7 @@ import numpy as np
 from xrep.data.disk_sort import DiskSort
 from xrep.data.table import (
     MANIFEST_FILE,
-    SCHEMA,
+    TABLE_SCHEMA,
     TOKENIZER_DIRECTORY,
     DataDirectory,
     Schema,
@@ -32,7 +32,7 @@ from xrep.text.exclusion import load_exclusion
 from xrep.text.resources import xrep_home
 from xrep.text.sides import SHARED, Tokenizers, save_tokenizers
 from xrep.text.tokenizer import Tokenizer
-from xrep.text.train import USUAL_VOCABULARY, sample_for_tokenizer, train_tokenizer
+from xrep.text.train_tokenizer import USUAL_VOCABULARY, sample_for_tokenizer, train_tokenizer
 
 # Maximum size of the text to train SentencePiece on, which needs about 20 bytes of memory per character and 90 per
 # sentence.
@@ -118,8 +118,8 @@ def build(
         print(f"tokenising {title} (once; kept in {directory})")
         saved = folder / TOKENIZER_DIRECTORY
         save_tokenizers(tokenizers, saved)
-        own = tokenizers or {SHARED: train_vocabulary(sentences, vocabulary_size, saved, print, exponent=exponent)}
-        builder = Builder(folder, own, load_exclusion(exclude), DiskSort(folder))
+        used = tokenizers or {SHARED: train_vocabulary(sentences, vocabulary_size, saved, print, exponent=exponent)}
+        builder = Builder(folder, used, load_exclusion(exclude), DiskSort(folder))
         fill(builder)
         write_manifest(folder, kind, builder.splits, builder.training, builder.facts)
 
@@ -143,7 +143,7 @@ def cached_at(folder: str, facts: Any, files: Iterable[str | Path], tokenizers: 
     with tempfile.TemporaryDirectory() as temporary:
         save_tokenizers(tokenizers or {}, Path(temporary))
         digests = digests_of(Path(temporary))
-    key = hashlib.sha256(json.dumps([SCHEMA, facts, read, digests]).encode()).hexdigest()[:24]
+    key = hashlib.sha256(json.dumps([TABLE_SCHEMA, facts, read, digests]).encode()).hexdigest()[:24]
     return xrep_home() / folder / key
 
 

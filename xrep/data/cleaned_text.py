@@ -17,7 +17,7 @@ from xrep.text.find import Bitext
 from xrep.text.lines import is_too_long
 
 SPLIT_ORDER = ("valid", "test", "train")
-SCHEMA = {
+CLEANED_COLUMNS = {
     "source": ColumnType("u1", ragged=True),
     "target": ColumnType("u1", ragged=True),
     "hashes": ColumnType("<u8", 2),
@@ -79,17 +79,17 @@ def clean(
             dropped["too long"] += 1
             continue
         source, target = " ".join(source.split()), " ".join(target.split())
-        own = sentence_hash(source), sentence_hash(target)
+        pair = sentence_hash(source), sentence_hash(target)
         if options is None:
             reason = None if source and target else "empty"
         else:
-            reason = drop_reason(source, target, own, options)
+            reason = drop_reason(source, target, pair, options)
         if reason:
             dropped[reason] += 1
         else:
             sources.append(source)
             targets.append(target)
-            found.append(own)
+            found.append(pair)
     hashes = np.array(found, dtype=np.uint64).reshape(-1, 2)
     allowed = np.logical_not(excluded.contains(hashes).any(axis=1))
     dropped["excluded"] = int(np.count_nonzero(~allowed))
@@ -113,7 +113,7 @@ class CleanedText:
 
     Attributes:
         corpus: The corpus.
-        table: See ``SCHEMA``.
+        table: See ``CLEANED_COLUMNS``.
         counts: The number of pairs that were read, and that each step has dropped.
         ends: Where each chunk of the text that was cleaned at a time ends, in rows.
         first: The number of the first pair, counted over all corpora.

@@ -66,11 +66,11 @@ def prepare_nli(path: str | Path, options: NliOptions, tokenizers: Tokenizers) -
 
     def fill(builder: Builder) -> None:
         languages = dict[str, int]()
-        for split, own in files.items():
+        for split, some in files.items():
             counts = Counter[str]()
             _write(builder, split, read(split, counts), counts, languages, options)
             if split not in builder.splits:
-                raise _nothing(split, own, options)
+                raise _nothing(split, some, options)
         builder.facts["languages"] = list(languages)
 
     def sentences() -> Iterator[tuple[str, str]]:
@@ -137,7 +137,7 @@ def _encode(texts: Sequence[tuple[str, str]], builder: Builder, options: NliOpti
     ids_of: list[list[int]] = [[]] * len(texts)
     sides = [options.side(language) for _, language in texts]
     for side in set(sides):
-        rows = [row for row, own in enumerate(sides) if own == side]
+        rows = [row for row, its_side in enumerate(sides) if its_side == side]
         encoded = tokenizer_of(builder.tokenizers, side).encode([texts[row][0] for row in rows])
         for row, ids in zip(rows, encoded, strict=True):
             ids_of[row] = ids

@@ -40,10 +40,10 @@ def permute_groups(
     out = indices.astype(np.uint64)
     pending = np.arange(len(out))
     while len(pending):
-        own = groups[pending] if len(keys) > 1 else 0
-        values = _feistel(out[pending], round_keys[:, own], halves[own], masks[own])
+        group_of = groups[pending] if len(keys) > 1 else 0
+        values = _feistel(out[pending], round_keys[:, group_of], halves[group_of], masks[group_of])
         out[pending] = values
-        pending = pending[values >= limits[own]]
+        pending = pending[values >= limits[group_of]]
     return out.astype(np.int64)
 
 
@@ -82,7 +82,8 @@ def by_group(groups: np.ndarray, read: Callable[[int, np.ndarray], np.ndarray]) 
     order = np.argsort(groups.astype(np.uint16) if groups.max(initial=0) < 1 << 16 else groups, kind="stable")
     distinct, starts = np.unique(groups[order], return_index=True)
     places = np.split(order, starts[1:])
-    read_parts = np.concatenate([read(group, own) for group, own in zip(distinct.tolist() or [0], places, strict=True)])
+    numbers = distinct.tolist() or [0]
+    read_parts = np.concatenate([read(group, some) for group, some in zip(numbers, places, strict=True)])
     parts = np.empty_like(read_parts)
     parts[order] = read_parts
     return parts
@@ -150,6 +151,6 @@ class ExampleOrder:
         first = passes.min(initial=0)
         span = int(passes.max(initial=0)) - first + 1
         both, groups = np.unique(corpora * span + passes - first, return_inverse=True)
-        own, numbers = both // span, both % span + first
-        keys = [(self._seed, number, corpus + 2) for corpus, number in np.stack([own, numbers], axis=1).tolist()]
-        return permute_groups(offsets, groups, self._sizes[own], keys)
+        corpus_of, numbers = both // span, both % span + first
+        keys = [(self._seed, number, corpus + 2) for corpus, number in np.stack([corpus_of, numbers], axis=1).tolist()]
+        return permute_groups(offsets, groups, self._sizes[corpus_of], keys)

@@ -8,15 +8,16 @@ from __future__ import annotations
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from xrep.config.fields import CountOrZero, Share, check_options
 from xrep.data import table
 from xrep.data.build import cached_at, files_in
 from xrep.data.cleaned_text import SPLIT_ORDER, Corpus, list_corpora
-from xrep.data.stages import Choose, Clean, Log, Tokenise, Vocabulary
+from xrep.data.preprocess_stages import Clean, DecideFates, Tell, Tokenise, TrainVocabulary
 from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside, locked
-from xrep.jobs.engines import LOCAL, Engine, Share, run, share_of
+from xrep.jobs.engines import LOCAL, Engine, WorkerShare, run_job, share_of
 from xrep.jobs.notes import DONE
 from xrep.jobs.outputs import job_address, publish_parts, repeatable, states_of
 from xrep.jobs.plan import Job
@@ -30,11 +31,14 @@ _RULES_VERSION = 3  # version of the preprocessing rules; cached data of another
 _MOST_WORKERS = 16  # one process reads and writes for all of them
 
 
+VocabularySize = Annotated[int, "[8, inf)"]
+
+
 @dataclass(kw_only=True)
 class PreprocessOptions:
     """Options for turning raw text into a data directory."""
 
-    vocabulary_size: int | None = None
+    vocabulary_size: VocabularySize | None = None
     """Number of pieces of the SentencePiece vocabulary to train, including the special ones.
     None: 16,000, or fewer if the text is too small."""
     tokenizers: dict[str, str] = field(default_factory=dict)
@@ -45,20 +49,15 @@ class PreprocessOptions:
     """Files or folders of evaluation sets. Training pairs with a sentence that occurs there are dropped."""
     cleaning: CleaningOptions = field(default_factory=CleaningOptions)
     """Rules that decide which training pairs are kept."""
-    valid_size: int = 1000
+    valid_size: CountOrZero = 1000
     """Pairs to hold out of each language pair for validation if no validation text is given (at most 5%; 0: none)."""
-    sampling_exponent: float = 0.5
+    sampling_exponent: Share = 0.5
     """A language with n sentences has the weight n ** sampling_exponent in the tokenizer's training text."""
     seed: int = 1
     """Random seed for sampling and for holding out pairs."""
 
     def __post_init__(self) -> None:
-        if self.vocabulary_size is not None and not 8 <= self.vocabulary_size < 1 << 31:
-            raise UserError(f"a vocabulary of {self.vocabulary_size} pieces", cure="give a few thousand")
-        if self.valid_size < 0:
-            raise UserError(f"{self.valid_size} validation pairs", cure="give 0 for none")
-        if not 0 <= self.sampling_exponent <= 1:
-            raise UserError(f"`sampling_exponent` must lie in [0, 1], not {self.sampling_exponent:g}")
+        check_options(self)
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def preprocess(
     splits: dict[str, list[Bitext]],
     destination: str | Path,
     options: PreprocessOptions | None = None,
-    log: Log = print,
+    log: Tell = print,
     progress: bool = True,
     *,
     workers: int = 1,
@@ -95,8 +94,8 @@ def preprocess(
 
     Training text is cleaned. From validation and test text only empty lines are removed, and training pairs that share
     a sentence with them on either side are dropped. Without validation text, some training pairs are held out (see
-    ``xrep.data.selection.choose``). Memory does not grow with the training text. The folder appears only when it is
-    complete. What is done is kept in ``{destination}.job`` until then, so a second call goes on.
+    ``xrep.data.selection.decide_fates``). Memory does not grow with the training text. The folder appears only when it
+    is complete. What is done is kept in ``{destination}.job`` until then, so a second call goes on.
 
     Args:
         splits: ``{"train": [...], "valid": [...], "test": [...]}``; only train is required.
@@ -112,7 +111,7 @@ def preprocess(
         Interrupted: Ctrl-C was pressed.
     """
     options, destination = options or PreprocessOptions(), Path(destination)
-    place, share = job_address(destination), share_of(engine) if engine else Share()
+    place, share = job_address(destination), share_of(engine) if engine else WorkerShare()
     if share.count == 1:
         check_new_directory(destination)
     _check(splits)
@@ -138,23 +137,23 @@ def preprocess(
         with directory_aside(destination, marker, Path(place) / "data") as output:  # it goes with the job if we do
             return _write(choose, vocabulary, tokenise, facts, output)
 
-    manifest = run(job, engine or LOCAL, finish, str(destination), show_progress=progress, share=share)
+    manifest = run_job(job, engine or LOCAL, finish, str(destination), show_progress=progress, share=share)
     if manifest is None:
         return None
     return PreprocessReport(destination, CleaningReport(manifest["cleaning"]), manifest, notes)
 
 
 def _stages(
-    corpora: list[Corpus], options: PreprocessOptions, workers: int, log: Log
-) -> tuple[Clean, Choose, Vocabulary, Tokenise]:
+    corpora: list[Corpus], options: PreprocessOptions, workers: int, log: Tell
+) -> tuple[Clean, DecideFates, TrainVocabulary, Tokenise]:
     clean = Clean(corpora, options.cleaning, options.exclude, workers, log)
-    choose = Choose(clean, options.cleaning, options.valid_size, options.seed)
-    vocabulary = Vocabulary(choose, options.tokenizers, options.vocabulary_size, options.sampling_exponent, log)
+    choose = DecideFates(clean, options.cleaning, options.valid_size, options.seed)
+    vocabulary = TrainVocabulary(choose, options.tokenizers, options.vocabulary_size, options.sampling_exponent, log)
     return clean, choose, vocabulary, Tokenise(choose, vocabulary, workers)
 
 
 def _write(
-    choose: Choose, vocabulary: Vocabulary, tokenise: Tokenise, facts: dict[str, Any], output: Path
+    choose: DecideFates, vocabulary: TrainVocabulary, tokenise: Tokenise, facts: dict[str, Any], output: Path
 ) -> dict[str, Any]:
     """Fill a folder with the data of stages that are done, and return its manifest."""
     tokenizers, chosen, splits = vocabulary.tokenizers, choose.results[0], dict[str, list[Any]]()
@@ -164,7 +163,7 @@ def _write(
         splits.setdefault(result.facts["split"], []).append(result.facts["table"])
     save_tokenizers(tokenizers, output / table.TOKENIZER_DIRECTORY)
     described = {
-        "languages": sorted({code for tables in splits.values() for own in tables for code in own["languages"]}),
+        "languages": sorted({code for tables in splits.values() for each in tables for code in each["languages"]}),
         "vocabularies": {side: tokenizer.vocabulary_size for side, tokenizer in tokenizers.items()},
         **facts,
         "cleaning": chosen.facts["counts"],
@@ -181,7 +180,7 @@ def _check(splits: dict[str, list[Bitext]]) -> None:
             raise UserError("only training text is sampled", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
 
 
-def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Log = print) -> Path:
+def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Tell = print) -> Path:
     """Return the data directory for a path, which may be a data directory itself or a folder of raw text.
 
     Raw text (layouts: ``discover_bitext``) is preprocessed once into ``$XREP_HOME/preprocessed/``, on all processors;
@@ -197,7 +196,7 @@ def prepare(path: str | Path, options: PreprocessOptions | None = None, log: Log
     splits = discover_bitext(path)
     read = [Path(file) for bitexts in splits.values() for bitext in bitexts for file in bitext.paths]
     read += files_in([*options.tokenizers.values(), *options.exclude])
-    bitexts = {split: list(map(asdict, own)) for split, own in splits.items()}
+    bitexts = {split: list(map(asdict, files)) for split, files in splits.items()}
     directory = cached_at("preprocessed", [_RULES_VERSION, bitexts, asdict(options)], read)
     if not table.is_data_directory(directory):
         with locked(directory.with_suffix(".lock")):

@@ -24,7 +24,7 @@ from xrep.text.cleaning import NO_KEY, CleaningOptions, HashSet, pair_hashes
 _HELD_OUT_SHARE = 0.05  # maximum share of a language pair, so that a small corpus keeps most pairs for training
 
 
-def choose(
+def decide_fates(
     texts: Sequence[CleanedText], fates: np.ndarray, options: CleaningOptions, valid_size: int, seed: int, folder: Path
 ) -> None:
     """Decide on the fate of each pair; all are KEPT at first.
@@ -46,12 +46,12 @@ def choose(
             evaluation.add(text.table.hashes[block].ravel())
     for text in train:
         _drop_near(text, evaluation, HashSet(), IN_EVALUATION)
-    for own in by_languages(train).values():
+    for group in by_languages(train).values():
         if options.deduplicate:
-            _drop_duplicates(own, fates, folder)
-        wanted = min(valid_size, int(_HELD_OUT_SHARE * sum(text.by_fate()[KEPT] for text in own)))
+            _drop_duplicates(group, fates, folder)
+        wanted = min(valid_size, int(_HELD_OUT_SHARE * sum(text.by_fate()[KEPT] for text in group)))
         if wanted and not has_valid:
-            _hold_out(own, fates, wanted, seed, sentences, templates)
+            _hold_out(group, fates, wanted, seed, sentences, templates)
     for number, text in enumerate(train):
         _drop_near(text, sentences, templates, NEAR_HELD_OUT)
         maximum = options.sample if text.corpus.bitext.sample is None else text.corpus.bitext.sample
@@ -83,10 +83,10 @@ def _hold_out(
     best = np.empty((0, 5), dtype=np.uint64)  # priority, hashes of source and target, template, number
     for text in texts:
         for block in text.blocks():
-            own, hashes = text.table["template"].values[block], text.table.hashes[block]
-            rows = np.flatnonzero((own != NO_KEY) & (hashes[:, 0] != NO_KEY) & (text.fates[block] == KEPT))
+            templates_here, hashes = text.table["template"].values[block], text.table.hashes[block]
+            rows = np.flatnonzero((templates_here != NO_KEY) & (hashes[:, 0] != NO_KEY) & (text.fates[block] == KEPT))
             numbers = (text.first + block.start + rows).astype(np.uint64)
-            new = [scramble(own[rows], seed), *hashes[rows].T, own[rows], numbers]
+            new = [scramble(templates_here[rows], seed), *hashes[rows].T, templates_here[rows], numbers]
             best = np.concatenate([best, np.stack(new, axis=1)])
             # Keep twice as many templates as wanted, because several templates may share a source sentence.
             best = best[np.unique(best[:, 0], return_index=True)[1][: 2 * wanted]]

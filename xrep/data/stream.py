@@ -18,7 +18,7 @@ import torch
 from xrep.errors import TrainingError
 from xrep.workers import in_workers
 
-TOGETHER = 4
+BATCHES_TOGETHER = 4
 """Number of batches that a worker makes and sends at once."""
 
 _DIED = TrainingError(
@@ -58,7 +58,7 @@ def stream(
         TrainingError: A worker died.
     """
     items, begin = ((plan, plan) for plan in plans), partial(torch.set_num_threads, 1)
-    for batch, plan in in_workers(make, items, workers, died=_DIED, begin=begin, pack=_pack, together=TOGETHER):
+    for batch, plan in in_workers(make, items, workers, died=_DIED, begin=begin, pack=_pack, together=BATCHES_TOGETHER):
         yield (batch.pin_memory() if pin_memory else batch), plan
 
 

@@ -35,7 +35,7 @@ from xrep.files import digests_of, sha256_of, write_json
 from xrep.hashing import hash_bytes
 from xrep.text.sides import Tokenizers, open_tokenizers
 
-FORMAT, SCHEMA = "xrep-data", 4
+FORMAT, TABLE_SCHEMA = "xrep-data", 4
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_DIRECTORY = "tokenizer"
 TRAINING_HASHES_FILE = "training_hashes.npy"
@@ -112,7 +112,7 @@ class Column:
         return self.values[np.arange(lengths.sum()) + np.repeat(shifts, lengths)], lengths
 
 
-def gather_rows(columns: Sequence[Column], numbers: np.ndarray, rows: np.ndarray, limit: int) -> Flat:
+def gather_ragged(columns: Sequence[Column], numbers: np.ndarray, rows: np.ndarray, limit: int) -> Flat:
     """Concatenate row ``rows[i]`` of ``columns[numbers[i]]`` for each i (int64 [N]), as ``Column.gather`` does."""
     distinct = np.unique(numbers).tolist() or [0]
     parts = [columns[number].gather(rows[numbers == number], limit) for number in distinct]
@@ -141,7 +141,7 @@ class Table:
     def in_memory(cls, name: str, schema: Schema, chunks: Iterable[Mapping[str, Any]], **facts: Any) -> Table:
         """Return a table of the rows that ``TableWriter.append`` would write."""
         rows = list(chunks)
-        return cls(name, {own: _joined(kind, [row[own] for row in rows]) for own, kind in schema.items()}, facts)
+        return cls(name, {each: _joined(kind, [row[each] for row in rows]) for each, kind in schema.items()}, facts)
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ class TableWriter(ExitStack):
         self.rows, self._schema = 0, dict(schema)
         self._totals = {column: 0 for column, kind in schema.items() if kind.ragged}
         names = [*schema, *(f"{column}.offsets" for column in self._totals)]
-        self._files = {own: self.enter_context((folder / f"{name}.{own}").open("xb")) for own in names}
+        self._files = {file: self.enter_context((folder / f"{name}.{file}").open("xb")) for file in names}
         for column in self._totals:
             self._files[f"{column}.offsets"].write(bytes(8))
 
@@ -294,8 +294,8 @@ class DataDirectory:
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             cure = "name a folder of text, or a directory that xrep-preprocess wrote"
             raise UserError("the manifest is not of an xrep data directory", path=file, cure=cure)
-        if (manifest.get("schema"), manifest.get("kind")) != (SCHEMA, kind):
-            problem = f"data schema {manifest.get('schema')!r:.20}, but this xrep reads {SCHEMA}"
+        if (manifest.get("schema"), manifest.get("kind")) != (TABLE_SCHEMA, kind):
+            problem = f"data schema {manifest.get('schema')!r:.20}, but this xrep reads {TABLE_SCHEMA}"
             raise UserError(problem, path=file, cure=self._cure)
         return manifest
 
@@ -334,7 +334,7 @@ def write_manifest(
     files = {
         name: {"bytes": (folder / name).stat().st_size, "sha256": digest} for name, digest in digests_of(folder).items()
     }
-    manifest = {"format": FORMAT, "schema": SCHEMA, "kind": kind, "splits": splits, **facts, "files": files}
+    manifest = {"format": FORMAT, "schema": TABLE_SCHEMA, "kind": kind, "splits": splits, **facts, "files": files}
     write_json(folder / MANIFEST_FILE, manifest)
     return manifest
 

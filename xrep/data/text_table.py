@@ -44,7 +44,7 @@ class TextOptions:
     included. None: each sentence is a row."""
 
 
-class Rows(NamedTuple):
+class SentenceRows(NamedTuple):
     """Sentences or passages: their ids, their hashes, and whether each goes on with the document of the row before."""
 
     ids: list[list[int]]
@@ -69,15 +69,15 @@ def prepare_text(data: str | Path, options: TextOptions, tokenizers: Tokenizers)
             builder.excluded.add(sentence_hashes(chunk))
         for split, some in files.items():
             for language in sorted({file.language for file in some}):
-                own = [file for file in some if file.language == language]
-                _write(builder, split, language, own, options.passage_length)
+                of_language = [file for file in some if file.language == language]
+                _write(builder, split, language, of_language, options.passage_length)
         if "train" not in builder.splits:
             cure = "check the text and `exclude`"
             raise UserError("no training sentence is left", path=files["train"][0].path, cure=cure)
 
     def sentences() -> Iterator[tuple[str, str]]:
         text = ((file.language, text) for file in files["train"] for text, _ in read_sentences(file))
-        return (own for own in text if not is_too_long(own[1]))
+        return (pair for pair in text if not is_too_long(pair[1]))
 
     return build(
         "text",
@@ -105,17 +105,17 @@ def _write(builder: Builder, split: str, language: str, files: list[TextFile], p
     if passage_length is not None:
         rows = join_sentences(rows, passage_length - Vocabulary.of(tokenizer).special_count)
     with builder.table(split, language, schema, languages=[language]) as table:
-        for own in rows:
-            followed = table.rows + np.flatnonzero(own.follows) - 1
+        for chunk in rows:
+            followed = table.rows + np.flatnonzero(chunk.follows) - 1
             pairs += len(followed)
-            table.append({"text": flatten(own.ids), "hashes": own.hashes, "followed": followed})
+            table.append({"text": flatten(chunk.ids), "hashes": chunk.hashes, "followed": followed})
     left_out = f" of {counts['read']:,}" if counts["read"] > counts["kept"] else ""
     left_out += f" ({counts['too long']:,} are too long)" if counts["too long"] else ""
     joined = f" in {table.rows:,} passages" if passage_length is not None else ""
     print(f"{split} {language}: {counts['kept']:,} sentences{left_out}{joined}, {pairs:,} followed by another")
 
 
-def _sentences(builder: Builder, split: str, files: list[TextFile], counts: Counter[str]) -> Iterator[Rows]:
+def _sentences(builder: Builder, split: str, files: list[TextFile], counts: Counter[str]) -> Iterator[SentenceRows]:
     """Yield the sentences that the split may have, and count those that are read, kept and too long."""
     before = False
     for chunk in chunks(itertools.chain.from_iterable(map(read_sentences, files))):
@@ -127,20 +127,20 @@ def _sentences(builder: Builder, split: str, files: list[TextFile], counts: Coun
         before, counts["read"] = keep[-1], counts["read"] + len(chunk)
         counts["kept"] += int(np.count_nonzero(keep))
         ids = builder.tokenizers[SHARED].encode([chunk[row][0] for row in np.flatnonzero(keep)])
-        yield Rows(ids, hashes[keep], follows[keep])
+        yield SentenceRows(ids, hashes[keep], follows[keep])
 
 
-def join_sentences(sentences: Iterable[Rows], max_tokens: int) -> Iterator[Rows]:
+def join_sentences(sentences: Iterable[SentenceRows], max_tokens: int) -> Iterator[SentenceRows]:
     """Join the consecutive sentences of each document into passages of at most ``max_tokens`` tokens; a sentence that
     is longer stays alone. Memory holds one chunk of sentences and the passage that is not complete yet."""
     ids, hashes = list[list[int]](), np.empty(0, np.uint64)
     starts, follows, size = list[int](), list[bool](), 0
 
-    def passages(count: int) -> Rows:
+    def passages(count: int) -> SentenceRows:
         borders = [*starts, len(ids)][: count + 1]
         joined = [list(itertools.chain.from_iterable(ids[start:end])) for start, end in itertools.pairwise(borders)]
-        own = passage_hashes(hashes[: borders[-1]], np.array(starts[:count], dtype=np.int64))
-        return Rows(joined, own, np.array(follows[:count], dtype=bool))
+        its_hashes = passage_hashes(hashes[: borders[-1]], np.array(starts[:count], dtype=np.int64))
+        return SentenceRows(joined, its_hashes, np.array(follows[:count], dtype=bool))
 
     for chunk in sentences:
         for sentence, goes_on in zip(chunk.ids, chunk.follows.tolist(), strict=True):

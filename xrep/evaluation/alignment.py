@@ -16,13 +16,13 @@ import numpy as np
 
 from xrep.config.fields import Count
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
+from xrep.evaluation.encoders import MeasuredEncoder
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption
 from xrep.evaluation.plots import plot_alignment
 from xrep.evaluation.reading import check_seed, folders_with
-from xrep.evaluation.sts import read_file
+from xrep.evaluation.sts import read_set
 from xrep.metrics.geometry import alignment_loss, uniformity_loss
-from xrep.models.directory import PREFIX, checkpoints_in
+from xrep.tables import table
 from xrep.text.examples import orient, read_pairs
 from xrep.text.find import parse_bitext
 from xrep.text.languages import canonical
@@ -65,7 +65,8 @@ class Alignment(Evaluation):
 
     config: Config
     checkpoints: Sequence[Path] = ()
-    """Checkpoints of the run to measure, in the order of their steps."""
+    steps: Sequence[int | None] = (None,)
+    """Checkpoints of the run to measure, in the order of their steps, and these steps."""
 
     @classmethod
     def find(cls, folder: Path) -> dict[Path, Any]:
@@ -76,22 +77,24 @@ class Alignment(Evaluation):
         """Return one table, whose ``gold`` marks the pairs with the same meaning: bool [N]."""
         check_seed(self.config.seed)
         is_parallel = re.fullmatch(r"[A-Za-z_-]+=.+", self.config.data)
-        return [read_parallel(self.config) if is_parallel else read_scored(self.config)]
+        return [sample_pairs(self.config) if is_parallel else read_scored(self.config)]
 
     def open(self, path: str) -> Any:
         """Open an encoder or, of a run, its last checkpoint; ``measure`` opens those before it."""
+        from xrep.models.directory import PREFIX, checkpoints_in  # imports torch, for which --help does not wait
+
         if self.config.every_checkpoint:
             self.checkpoints = checkpoints_in(Path(path))
             if not self.checkpoints:
                 cure = f"name the directory of a run, which holds {PREFIX}00001000 and its like"
                 raise UserError("no checkpoints in it", path=path, cure=cure)
+            self.steps = [int(checkpoint.name.removeprefix(PREFIX)) for checkpoint in self.checkpoints]
         return super().open(str(self.checkpoints[-1]) if self.checkpoints else path)
 
-    def measure(self, model: Encoder) -> Figures:
+    def measure(self, model: MeasuredEncoder) -> Figures:
         """Measure one encoder, or each checkpoint of a run. The values for JSON are those of the last encoder. A run
         also has ``checkpoints``, of each its step, losses and fingerprint."""
-        (pairs,), run, found = self.tables, self.checkpoints, list[dict[str, Any]]()
-        steps = [int(path.name.removeprefix(PREFIX)) for path in run] or [None]
+        (pairs,), run, steps, found = self.tables, self.checkpoints, self.steps, list[dict[str, Any]]()
         encoders = chain((Evaluation.open(self, str(path)) for path in run[:-1]), [model])
         kept, overlap = pairs, None
         for step, encoder in zip(steps, encoders, strict=True):
@@ -99,11 +102,11 @@ class Alignment(Evaluation):
             kept, overlap = self.without_overlap(encoder, pairs)
             found.append({"step": step, **losses(encoder, kept), "fingerprint": encoder.fingerprint()})
         last, names = {loss: found[-1][loss] for loss in LOSSES}, steps if run else [pairs.name]
-        rows = [[shown, *(f"{own[loss]:.4f}" for loss in LOSSES)] for shown, own in zip(names, found, strict=True)]
+        rows = [[shown, *(f"{each[loss]:.4f}" for loss in LOSSES)] for shown, each in zip(names, found, strict=True)]
         counts = {"positives": int(kept.gold.sum()), "sentences": 2 * len(kept), "examples": len(kept)}
         whole = {**last, **counts, "overlap": overlap and asdict(overlap)}
         about = "alignment of {positives} positive pairs, uniformity of {sentences} sentences; lower is better"
-        first, second = ([own[loss] for own in found] for loss in LOSSES)
+        first, second = ([record[loss] for record in found] for loss in LOSSES)
         return Figures(
             text=f"{about.format(**counts)}\n{table(['step' if run else 'pairs', *LOSSES], rows)}",
             values={"tables": {pairs.name: whole}, "pairs": pairs.name, **last}
@@ -116,7 +119,7 @@ class Alignment(Evaluation):
         )
 
 
-def losses(encoder: Encoder, examples: Examples) -> dict[str, float]:
+def losses(encoder: MeasuredEncoder, examples: Examples) -> dict[str, float]:
     """Return ``alignment`` of the positive pairs and ``uniformity`` of all sentences."""
     if not examples.gold.any():
         raise UserError(f"no positive pair of {examples.name} is left", cure="measure without `drop_overlap`")
@@ -128,7 +131,7 @@ def losses(encoder: Encoder, examples: Examples) -> dict[str, float]:
 def read_scored(config: Alignment.Config) -> Examples:
     """Read a file of STS-B, its translations or SICK."""
     path = Path(config.data)
-    test = read_file(path)
+    test = read_set(path)
     if test is None:
         cure = "name an STS file such as sts-dev.csv, or parallel text such as de-en=FILE.tsv or de-en=FILE.de,FILE.en"
         raise UserError("neither a set of scored pairs nor parallel text", path=path, cure=cure)
@@ -139,7 +142,7 @@ def read_scored(config: Alignment.Config) -> Examples:
     return replace(test, name=f"{test.name} {test.split}", gold=positive)
 
 
-def read_parallel(config: Alignment.Config) -> Examples:
+def sample_pairs(config: Alignment.Config) -> Examples:
     """Read parallel text; see ``Alignment.Config`` for the sizes."""
     pairs, true_pairs, generator = config.pairs, config.true_pairs, random.Random(config.seed)
     if not 1 <= true_pairs <= pairs:

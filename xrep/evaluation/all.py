@@ -10,13 +10,14 @@ from typing import Any
 
 from xrep.errors import UserError
 from xrep.evaluation.alignment import Alignment
-from xrep.evaluation.encoders import Encoder, open_encoder
-from xrep.evaluation.evaluation import Evaluation, Examples, Figures, VectorTestOptions, table
-from xrep.evaluation.reading import available, existing_folder, named_languages, read_pairs
-from xrep.evaluation.runner import Results, Test, differences, run_tests, shared_options
+from xrep.evaluation.encoders import MeasuredEncoder, open_encoder
+from xrep.evaluation.evaluation import Evaluation, Examples, Figures, VectorTestOptions
+from xrep.evaluation.reading import available, existing_folder, named_languages, read_tatoeba
+from xrep.evaluation.runner import Test, TestResults, differences, run_tests, shared_options
 from xrep.evaluation.scatter import Scatter
-from xrep.evaluation.tatoeba import GROUPS
+from xrep.evaluation.tatoeba import LANGUAGE_GROUPS
 from xrep.registry import EVALUATIONS
+from xrep.tables import table
 
 _CHECKPOINTS = "alignment of checkpoints"
 _LANGUAGES, _SENTENCES = 6, 12  # in a picture of sentences: languages, and sentences of each
@@ -55,7 +56,7 @@ class All(Evaluation):
         # Only to list the sentences: the languages to measure are those of the encoder.
         return [examples for test in listed for examples in test.read()] if self.config.list_sentences else []
 
-    def measure(self, model: Encoder) -> Figures:
+    def measure(self, model: MeasuredEncoder) -> Figures:
         languages = self._languages(model.languages)
         langs = "all" if languages is None else ",".join(languages)
         results = run_tests(self._tests(languages), lambda test: model)
@@ -63,15 +64,15 @@ class All(Evaluation):
             cure = "name others by `langs`, or all"
             raise UserError(f"no test has data in {langs}", path=self.config.data, cure=cure)
         measured, rows = results.figures.items(), []
-        for label, own in measured:
-            rows += [[label, figure, value] for figure, value in own.headline.items()] + [[]]
+        for label, result in measured:
+            rows += [[label, figure, value] for figure, value in result.headline.items()] + [[]]
         lines = [table(["test", "figure", "value"], rows[:-1])]
-        lines += [f"{label}: {own.overlap.line}" for label, own in measured if own.overlap]
+        lines += [f"{label}: {result.overlap.line}" for label, result in measured if result.overlap]
         return Figures(
             text="\n".join([*lines, *results.notes()]),
             values={"results": results.records, "failed": results.failed, "left_out": results.left_out},
-            headline={f"{label}: {figure}": own.headline[figure] for label, own in measured for figure in own.headline},
-            resamples={f"{label}: {name}": drawn for label, own in measured for name, drawn in own.resamples.items()},
+            headline={f"{label}: {name}": value for label, each in measured for name, value in each.headline.items()},
+            resamples={f"{label}: {name}": drawn for label, each in measured for name, drawn in each.resamples.items()},
             parts=results.figures,
             settings={**self.settings(), "data": self.config.data, "languages": langs},  # each result names its files
             failed=results.failed,
@@ -80,7 +81,7 @@ class All(Evaluation):
     def _languages(self, trained: Sequence[str]) -> list[str] | None:
         """Return the languages to measure; None: all."""
         if self.config.langs is not None:
-            named = named_languages(self.config.langs, GROUPS)
+            named = named_languages(self.config.langs, LANGUAGE_GROUPS)
             return None if "all" in named else named
         if len(trained) < 2:  # a single language says little about an encoder that reads several
             return None
@@ -133,7 +134,7 @@ def measure_runs(runs: Mapping[str, Path], data: str, batch_tokens: int) -> tupl
     return records, failed
 
 
-def _measure_run(path: Path, tests: Sequence[Test], batch_tokens: int) -> Results:
+def _measure_run(path: Path, tests: Sequence[Test], batch_tokens: int) -> TestResults:
     """Measure a run, whose encoder is in memory only meanwhile."""
     encoder = open_encoder(path / "best", batch_tokens=batch_tokens)
     return run_tests(tests, lambda test: test.evaluation.open(str(path)) if test.label == _CHECKPOINTS else encoder)
@@ -144,7 +145,7 @@ def _pictures(folder: str, trained: Sequence[str]) -> dict[str, tuple[str, Any]]
     codes = available(folder)
     languages = [language for language in trained if language in codes][:_LANGUAGES] or list(codes)[:1]
     scatter = Scatter.Config(data=folder, langs=",".join(languages), sentences=_SENTENCES, plot="-")
-    first = read_pairs(folder, codes[languages[0]])
+    first = read_tatoeba(folder, codes[languages[0]])
     # A seventh stay translations, and three sevenths are replaced by sentences of the last three.
     pairs, replaced = len(first) * 4 // 7, len(first) * 3 // 7
     data = f"{languages[0]}-en={','.join(map(str, first.files))}"

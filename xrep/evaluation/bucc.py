@@ -13,12 +13,13 @@ import numpy as np
 
 from xrep.config.fields import Count
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder
-from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions, shares, table
+from xrep.evaluation.encoders import MeasuredEncoder
+from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions, shares
 from xrep.evaluation.reading import check_least, choose_names, existing_folder, folders_with, named
-from xrep.metrics.mining import best_threshold, mining_scores
+from xrep.metrics.extraction import best_threshold, mining_scores
+from xrep.retrieval.in_memory import neighbours
 from xrep.retrieval.margins import Candidates, check_neighbours, choose
-from xrep.retrieval.tiles import neighbours
+from xrep.tables import table
 from xrep.text.languages import canonical
 from xrep.text.lines import read_lines
 
@@ -28,7 +29,7 @@ _GOLD = r"\w+-\w+\.\w+\.gold"
 
 
 @dataclass(frozen=True)
-class Split:
+class BuccSplit:
     """One split of a language pair."""
 
     source: Examples
@@ -89,8 +90,8 @@ class Bucc(Evaluation):
         if self.config.oracle and self.config.threshold is not None:
             raise UserError("`oracle` and `threshold`", cure="give one of them")
         check_least(self.config, neighbours=1)
-        self.tests: list[tuple[Split, Split | None]] = []
-        for pair, gold in select(self.config.langs, self.config.data).items():
+        self.tests: list[tuple[BuccSplit, BuccSplit | None]] = []
+        for pair, gold in find_gold(self.config.langs, self.config.data).items():
             split, tuning = plan(list(gold), pair, self.config)
             merge = not self.config.drop_repeated
             self.tests.append((read_split(gold[split], merge), read_split(gold[tuning], merge) if tuning else None))
@@ -100,25 +101,25 @@ class Bucc(Evaluation):
         codes = {side.name: side.name.split(".")[0].split("-") for side in self.tables}
         self.tables = [side for side in self.tables if set(map(canonical, codes[side.name])) <= set(languages)]
 
-    def measure(self, model: Encoder) -> Figures:
+    def measure(self, model: MeasuredEncoder) -> Figures:
         self.check(model)
         results, read = [], {examples.name for examples in self.tables}
         for split, tuning in self.tests:
             if split.source.name in read:
                 pairs, overlap = self.without_overlap(model, split.pairs)
-                score = self.score(model, leave_out(split, pairs), tuning)
+                score = self.score(model, leave_out_pairs(split, pairs), tuning)
                 files = pairs.files + (tuning.pairs.files if tuning else ())
                 results.append(Result(replace(pairs, files=files), overlap, score))
         return self.figures(results)
 
-    def score(self, model: Encoder, test: Split, tuning: Split | None) -> Score:
+    def score(self, model: MeasuredEncoder, test: BuccSplit, tuning: BuccSplit | None) -> Score:
         """Measure precision, recall and F1 of a split with the threshold that is given, or the best one of ``tuning``
         or, without it, of the split itself. ``threshold_from`` is the name of a split, ``given``, or ``oracle``."""
-        pairs, correct = mine(model, test, self.config)
+        pairs, correct = mine_split(model, test, self.config)
         threshold, origin = self.config.threshold, "given"
         if threshold is None:
             origin = tuning.pairs.split if tuning else "oracle"
-            candidates, is_gold = mine(model, tuning, self.config) if tuning else (pairs, correct)
+            candidates, is_gold = mine_split(model, tuning, self.config) if tuning else (pairs, correct)
             if not len(candidates.score):
                 problem = f"{test.pairs.name}: no candidates to find a threshold"
                 raise UserError(problem, cure="use another margin or `retrieval`, or leave `drop_repeated` out")
@@ -129,7 +130,7 @@ class Bucc(Evaluation):
         details = {"split": test.pairs.split, **scores, "threshold": threshold, "threshold_from": origin}
         sources = np.asarray(pairs.source)
         rows = sources[taken & correct], sources[taken], gold[:, 0]
-        right, extracted, wanted = (np.bincount(own, minlength=len(test.source)) for own in rows)  # of each source
+        right, extracted, wanted = (np.bincount(side, minlength=len(test.source)) for side in rows)  # of each source
         return Score(figures, shares({"f1": np.stack((2 * right, extracted + wanted), axis=1)}), details)
 
     def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
@@ -138,13 +139,14 @@ class Bucc(Evaluation):
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
         keys = ("split", "precision", "recall", "f1", "extracted", "gold", "threshold", "threshold_from")
         header = ["languages", "split", "precision", "recall", "F1", "extracted", "gold", "threshold", "found on"]
-        shown = {pair: {**own.values, "threshold": f"{own.values['threshold']:.4f}"} for pair, own in results.items()}
-        rows = [[pair, *(own[key] for key in keys)] for pair, own in shown.items()]
+        values = {pair: result.values for pair, result in results.items()}
+        shown = {pair: {**each, "threshold": f"{each['threshold']:.4f}"} for pair, each in values.items()}
+        rows = [[pair, *(each[key] for key in keys)] for pair, each in shown.items()]
         (label,), (mean,) = self.quoted(results), averages.values()
         return f"{table(header, rows)}\n{label}: {mean['f1']:.2f}"
 
 
-def select(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:
+def find_gold(pairs: str, folder: str | Path) -> dict[str, dict[str, Path]]:
     """Find the gold files of ``all`` pairs, or of such as ``de-en,zh-en``, in a folder and its subfolders: language
     pair -> split -> file."""
     folder, known = existing_folder(folder, "name the folder of the BUCC files"), dict[str, dict[str, Path]]()
@@ -172,7 +174,7 @@ def plan(splits: list[str], pair: str, config: Bucc.Config) -> tuple[str, str | 
     raise UserError(f"{pair}: there is no split but {split}, so none to find a threshold in", cure=cure)
 
 
-def read_split(gold: Path, merge: bool = True) -> Split:
+def read_split(gold: Path, merge: bool = True) -> BuccSplit:
     """Read the split that a gold file belongs to. Empty lines are skipped. Equal sentences count as one sentence, and
     with ``merge`` gold pairs of equal sentences as one pair; otherwise each pair of ids is one."""
     pair, name, _ = gold.name.split(".")
@@ -188,9 +190,9 @@ def read_split(gold: Path, merge: bool = True) -> Split:
         raise UserError("only empty lines", path=gold, cure="give a file with lines id<TAB>id")
     pairs = np.array(list(rows.values()))
     pairs = np.unique(pairs, axis=0) if merge else pairs
-    columns = tuple([side.columns[0][row] for row in own] for side, own in zip((source, target), pairs.T, strict=True))
+    columns = tuple([side.columns[0][row] for row in its] for side, its in zip((source, target), pairs.T, strict=True))
     languages = source.languages + target.languages
-    return Split(source, target, Examples(pair, languages, columns, pairs, (*files, gold), name))
+    return BuccSplit(source, target, Examples(pair, languages, columns, pairs, (*files, gold), name))
 
 
 def _read_side(file: Path) -> tuple[Examples, dict[str, int]]:
@@ -212,17 +214,17 @@ def _rows(file: Path, form: str) -> Iterator[tuple[int, str, str]]:
             raise UserError(f"not of the form {form}", path=file, line=number, cure="correct or remove the line")
 
 
-def leave_out(split: Split, pairs: Examples) -> Split:
+def leave_out_pairs(split: BuccSplit, pairs: Examples) -> BuccSplit:
     """Return a split with only some of its gold pairs, without the sentences that were in the others alone."""
     sides, gold = [], []
     for side, rows, kept in zip((split.source, split.target), split.pairs.gold.T, pairs.gold.T, strict=True):
         left = np.isin(np.arange(len(side)), np.setdiff1d(rows, kept), invert=True)
         sides.append(side.only(left))
         gold.append((np.cumsum(left) - 1)[kept])
-    return Split(sides[0], sides[1], replace(pairs, gold=np.stack(gold, axis=1)))
+    return BuccSplit(sides[0], sides[1], replace(pairs, gold=np.stack(gold, axis=1)))
 
 
-def mine(encoder: Encoder, split: Split, config: Bucc.Config) -> tuple[Candidates, np.ndarray]:
+def mine_split(encoder: MeasuredEncoder, split: BuccSplit, config: Bucc.Config) -> tuple[Candidates, np.ndarray]:
     """Mine the candidate pairs of a split, best first, and return them with a mask of those that are gold, bool [P]."""
     check_neighbours(config.neighbours, len(split.source), len(split.target))
     sides, show = (split.source, split.target), sys.stderr.isatty()

@@ -9,29 +9,32 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.files import build_once, sha256_of, write_aside
-from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import remove_components
-from xrep.models.kinds import kind_of
-from xrep.precision import Precision
+from xrep.number_types import Precision
 from xrep.store.arrays import open_array
 from xrep.store.vectors import normalize_rows
 from xrep.text.cleaning import NO_KEY, sentence_hashes
 from xrep.text.languages import canonical
 from xrep.text.lines import read_lines
 
-VECTORS, SENTENCES = "vectors.npy", "sentences.tsv"
-_LAYOUT = f"a folder of vectors holds {VECTORS}, [N, D] floats, and {SENTENCES}, N lines language<TAB>sentence"
+if TYPE_CHECKING:  # what imports torch is imported when a model is opened, for which --help does not wait
+    from xrep.inference.sentence_encoder import SentenceEncoder
+
+VECTORS_FILE, SENTENCES_FILE = "vectors.npy", "sentences.tsv"
+_LAYOUT = (
+    f"a folder of vectors holds {VECTORS_FILE}, [N, D] floats, and {SENTENCES_FILE}, N lines language<TAB>sentence"
+)
 
 
 @dataclass
-class Encoder:
+class MeasuredEncoder:
     """A sentence encoder as evaluations take it: a model, or the vectors of another system.
 
     Its ``languages`` are the canonical codes of those that it was trained on, none if they are not known, and
@@ -63,15 +66,15 @@ class Encoder:
         if self.cache is None or len(sentences) == 1:  # one sentence is encoded faster than looked up
             vectors = self._computed(sentences, lang, normalize, show_progress)
         else:
-            distinct, language = list(dict.fromkeys(map(one_line, sentences))), canonical(lang) if lang else ""
+            distinct, language = list(dict.fromkeys(map(on_one_line, sentences))), canonical(lang) if lang else ""
             question = "\n".join((self._digest(), language, *distinct))
 
             def build(folder: Path) -> None:
-                write_sentences(folder / SENTENCES, [(language, distinct)])
-                np.save(folder / VECTORS, self._computed(distinct, lang, False, show_progress), allow_pickle=False)
+                write_sentences(folder / SENTENCES_FILE, [(language, distinct)])
+                np.save(folder / VECTORS_FILE, self._computed(distinct, lang, False, show_progress), allow_pickle=False)
 
             kept = self.cache / hashlib.sha256(question.encode()).hexdigest()[:32]
-            build_once(kept, VECTORS, build)
+            build_once(kept, VECTORS_FILE, build)
             vectors = Precomputed(kept).encode(sentences, lang, normalize=normalize)
         if self.truncate_dim is None:
             return vectors
@@ -80,10 +83,10 @@ class Encoder:
 
     def _computed(self, sentences: Sequence[str], lang: str | None, normalize: bool, show_progress: bool) -> np.ndarray:
         options = {"batch_tokens": self.batch_tokens, "show_progress": show_progress}
-        return finite(self.encoder.encode(sentences, lang, normalize=normalize, **options), self.path)
+        return finite_vectors(self.encoder.encode(sentences, lang, normalize=normalize, **options), self.path)
 
 
-def finite(vectors: np.ndarray, path: str) -> np.ndarray:
+def finite_vectors(vectors: np.ndarray, path: str) -> np.ndarray:
     """Return vectors [N, D]; a UserError says that some are not finite."""
     if wrong := int((~np.isfinite(vectors)).any(axis=1).sum()):
         cure = "take an earlier checkpoint, or check the system that made them"
@@ -99,7 +102,7 @@ class Precomputed:
 
     def __init__(self, path: str | Path) -> None:
         self.path, self.languages = str(path), list[str]()
-        self._files = vectors, sentences = Path(path, VECTORS), Path(path, SENTENCES)
+        self._files = vectors, sentences = Path(path, VECTORS_FILE), Path(path, SENTENCES_FILE)
         self._vectors, keys = open_array(vectors, "vectors", _LAYOUT), list[tuple[str, str]]()
         if self._vectors.ndim != 2 or self._vectors.dtype.kind != "f" or not self._vectors.shape[1]:
             raise UserError("not an array [N, D] of floats", path=vectors, cure=_LAYOUT)
@@ -110,7 +113,7 @@ class Precomputed:
                 raise UserError("no tab in the line", path=sentences, line=number, cure=_LAYOUT)
             keys.append((canonical(language) if language else "", sentence))
         if len(keys) != len(self._vectors):
-            problem = f"{len(keys)} lines, but {VECTORS} has {len(self._vectors)} rows"
+            problem = f"{len(keys)} lines, but {VECTORS_FILE} has {len(self._vectors)} rows"
             raise UserError(problem, path=sentences, cure="row i must be the vector of line i")
         self._rows = {key: row for row, key in enumerate(keys)}
 
@@ -122,7 +125,7 @@ class Precomputed:
     ) -> np.ndarray:
         """Return vectors as ``Encoder.encode`` does; there is nothing to compute, so other options do nothing."""
         language = canonical(lang) if lang else ""
-        keys = [(language, one_line(sentence)) for sentence in sentences]
+        keys = [(language, on_one_line(sentence)) for sentence in sentences]
         if missing := [sentence for key, sentence in zip(keys, sentences, strict=True) if key not in self._rows]:
             problem = f"no vector for {len(missing)} of {len(sentences)} sentences of {language or 'no language'}, "
             cure = "encode what `list_sentences` writes"
@@ -138,18 +141,23 @@ def open_encoder(
     cache: str | Path | None = None,
     layer: int | None = None,
     precision: Precision = "float32",
-) -> Encoder:
+) -> MeasuredEncoder:
     """Open a run of xrep, a directory of Hugging Face or sentence-transformers, or a folder that ``Precomputed`` reads.
-    The options are those of ``Encoder`` and, with the name ``dtype`` for the precision, of ``SentenceEncoder.load``."""
+    The options are those of ``MeasuredEncoder`` and, as ``dtype`` for the precision, of ``SentenceEncoder.load``."""
+    from xrep.inference.sentence_encoder import SentenceEncoder
+    from xrep.models.kinds import kind_of
+
     if kind_of(path) != "folder of vectors":
         encoder = SentenceEncoder.load(path, layer=layer, dtype=precision)
-        return Encoder(str(path), encoder, batch_tokens, Path(cache) if cache else None)
+        return MeasuredEncoder(str(path), encoder, batch_tokens, Path(cache) if cache else None)
     if layer is not None:
         raise UserError("`layer` of vectors that another system computed", path=path, cure="leave it out")
-    return Encoder(str(path), Precomputed(path))
+    return MeasuredEncoder(str(path), Precomputed(path))
 
 
-def encode_columns(encoder: Encoder | SentenceEncoder, columns: Sequence[Sequence[str]], lang: str) -> list[np.ndarray]:
+def encode_columns(
+    encoder: MeasuredEncoder | SentenceEncoder, columns: Sequence[Sequence[str]], lang: str
+) -> list[np.ndarray]:
     """Encode each different sentence of several columns once; return unnormalised vectors, float32 [N, D] each."""
     places = {sentence: place for place, sentence in enumerate(dict.fromkeys(chain.from_iterable(columns)))}
     vectors = encoder.encode(list(places), lang, normalize=False, show_progress=sys.stderr.isatty())
@@ -164,8 +172,10 @@ def without_components(unit: np.ndarray, count: int) -> np.ndarray:
     return normalize_rows(remove_components(unit, count)) if count else unit
 
 
-def with_random_weights(encoder: Encoder, seed: int) -> Encoder:
+def with_random_weights(encoder: MeasuredEncoder, seed: int) -> MeasuredEncoder:
     """Return an encoder of the same architecture whose weights are drawn by ``seed``."""
+    from xrep.inference.sentence_encoder import SentenceEncoder
+
     whole = encoder.encoder
     if isinstance(whole, Precomputed):
         problem, cure = "vectors without weights that can be drawn at random", "measure without `random_baseline`"
@@ -179,13 +189,13 @@ def with_random_weights(encoder: Encoder, seed: int) -> Encoder:
 def write_sentences(path: str | Path, columns: Iterable[tuple[str, Iterable[str]]]) -> int:
     """Write each different sentence of columns, of which each has its language, as a line ``language<TAB>sentence``, as
     ``Precomputed`` reads them, and return their number."""
-    rows = dict.fromkeys((language, one_line(sentence)) for language, column in columns for sentence in column)
+    rows = dict.fromkeys((language, on_one_line(sentence)) for language, column in columns for sentence in column)
     with write_aside(path) as aside, aside.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{language}\t{sentence}\n" for language, sentence in rows)
     return len(rows)
 
 
-def one_line(sentence: str) -> str:
+def on_one_line(sentence: str) -> str:
     """Replace line ends by spaces: sentences of some data sets contain them, but ``sentences.tsv`` has one per line."""
     return sentence.replace("\r", " ").replace("\n", " ")
 

@@ -13,15 +13,16 @@ from typing import Any, ClassVar
 import numpy as np
 from tqdm import tqdm
 
-import xrep
 from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Overlap, open_encoder, seen, total
 from xrep.evaluation.plots import Picture
 from xrep.files import sha256_of
 from xrep.metrics.bootstrap import interval, resampled_share
-from xrep.precision import Precision
+from xrep.number_types import Precision
+from xrep.tables import table
 from xrep.text.languages import name
+from xrep.version import __version__
 
 
 @dataclass(kw_only=True)
@@ -104,7 +105,7 @@ class Score:
 def shares(outcomes: Mapping[str, np.ndarray]) -> Callable[[int], dict[str, np.ndarray]]:
     """Return the ``resample`` of figures that are shares: the percentage that the sum of the first column of an
     example's ``outcomes``, [N, 2], is of the sum of the second one."""
-    return lambda seed: {name: resampled_share(own, seed) for name, own in outcomes.items()}
+    return lambda seed: {name: resampled_share(counts, seed) for name, counts in outcomes.items()}
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,8 @@ class Result:
     @property
     def values(self) -> dict[str, Any]:
         """What is written as JSON."""
-        own = {**self.score.figures, **self.score.details}
-        return {**own, "examples": len(self.examples), "overlap": asdict(self.overlap)}
+        measured = {**self.score.figures, **self.score.details}
+        return {**measured, "examples": len(self.examples), "overlap": asdict(self.overlap)}
 
 
 class Evaluation(ABC):
@@ -175,7 +176,7 @@ class Evaluation(ABC):
     def narrow(self, languages: Sequence[str]) -> None:
         """Leave out the tables that do not belong to the languages that ``xrep-eval all`` measures. Sentences beside
         their English translations belong to their own language."""
-        self.tables = [own for own in self.tables if (set(own.languages) - {"en"} or {"en"}) <= set(languages)]
+        self.tables = [each for each in self.tables if (set(each.languages) - {"en"} or {"en"}) <= set(languages)]
 
     def open(self, path: str) -> Any:
         """Open the model that ``measure`` takes, by default an ``Encoder``. It has a ``path``, ``training_hashes``, and
@@ -185,7 +186,7 @@ class Evaluation(ABC):
 
     def check(self, model: Any) -> None:
         """Check before the work that the model fits the tables. By default it encodes a sentence of each language."""
-        sides = (side for own in self.tables for side in zip(own.languages, own.columns, strict=True))
+        sides = (side for examples in self.tables for side in zip(examples.languages, examples.columns, strict=True))
         refused = dict[str, str]()
         for language, column in dict(sides).items():
             try:
@@ -218,25 +219,25 @@ class Evaluation(ABC):
     def figures(self, measured: Sequence[Result]) -> Figures:
         """Return the averages, the resampled figures, the table and the record of the results of all tables."""
         results = {result.examples.name: result for result in measured}
-        drawn = {name: own.score.resample(seed) for seed, (name, own) in enumerate(results.items())}
+        drawn = {name: result.score.resample(seed) for seed, (name, result) in enumerate(results.items())}
 
         def mean(names: Sequence[str]) -> dict[str, float]:
-            return self.mean([results[own].score for own in names])
+            return self.mean([results[name].score for name in names])
 
         averages, quoted, resamples = {}, self.quoted(results), {}
         for label, names in self.averages(results).items():
-            averages[label] = {**mean(names), "examples": sum(len(results[own].examples) for own in names)}
+            averages[label] = {**mean(names), "examples": sum(len(results[name].examples) for name in names)}
         for label, (figure, names) in quoted.items():
-            if all(figure in drawn[own] for own in names):
-                resamples[label] = np.mean([drawn[own][figure] for own in names], axis=0)
+            if all(figure in drawn[name] for name in names):
+                resamples[label] = np.mean([drawn[name][figure] for name in names], axis=0)
         return Figures(
             text=self.text(results, averages),
-            values={"tables": {name: own.values for name, own in results.items()}, "averages": averages},
+            values={"tables": {name: result.values for name, result in results.items()}, "averages": averages},
             headline={label: mean(names)[figure] for label, (figure, names) in quoted.items()},
             resamples=resamples,
             settings=self.settings(),
-            files=[file for own in measured for file in own.examples.files],
-            overlap=total(own.overlap for own in measured),
+            files=[file for result in measured for file in result.examples.files],
+            overlap=total(result.overlap for result in measured),
         )
 
     def averages(self, results: Mapping[str, Result]) -> dict[str, list[str]]:
@@ -259,11 +260,11 @@ class Evaluation(ABC):
 
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
         """Return the ``text`` of ``Figures``."""
-        lines = [(self.shown(own.examples), own.values) for own in results.values()]
+        lines = [(self.shown(result.examples), result.values) for result in results.values()]
         columns = [key for key, value in lines[0][1].items() if isinstance(value, float)]
         headings = [self.labels.get(column, column.replace("_", " ")) for column in columns]
         keys = "examples", *columns
-        rows = [[label, *(own.get(key, "") for key in keys)] for label, own in [*lines, *averages.items()]]
+        rows = [[label, *(values.get(key, "") for key in keys)] for label, values in [*lines, *averages.items()]]
         if averages:
             rows.insert(len(lines), [])
         return table([self.heading, self.unit, *headings], rows)
@@ -284,7 +285,7 @@ class TableEvaluation(Evaluation):
         self.check(model)
         kept = [self.without_overlap(model, examples) for examples in self.tables]
         shown = tqdm(kept, disable=None, leave=False, unit=f" {self.heading}")
-        return self.figures([Result(*own, self.score(model, own[0])) for own in shown])
+        return self.figures([Result(*pair, self.score(model, pair[0])) for pair in shown])
 
 
 @dataclass(kw_only=True)
@@ -337,25 +338,6 @@ class Figures:
             "model": {"path": str(model.path), "fingerprint": model.fingerprint()},
             "data": {str(path): sha256_of(path) for path in dict.fromkeys(self.files)},
             "settings": dict(self.settings),
-            "version": xrep.__version__,
+            "version": __version__,
             "overlap": asdict(self.overlap) if self.overlap else None,
         }
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Format a table. The first column is left-aligned, the others right-aligned; an empty row draws a rule.
-
-    Floats have two decimals.
-
-    >>> print(table(["test", "score"], [["a", 1.0], [], ["mean", 10.0]]))
-    test  score
-    ----  -----
-    a      1.00
-    ----  -----
-    mean  10.00
-    """
-    cells = [[f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row] for row in [header, [], *rows]]
-    widths = [max(len(row[i]) for row in cells if i < len(row)) for i in range(len(header))]
-    dashes = ["-" * width for width in widths]
-    lines = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] if row else dashes for row in cells)
-    return "\n".join("  ".join(line).rstrip() for line in lines)

@@ -13,11 +13,12 @@ import numpy as np
 
 from xrep.config.fields import Count
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, total, without_components
-from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption, table
+from xrep.evaluation.encoders import MeasuredEncoder, total, without_components
+from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption
 from xrep.evaluation.plots import plot_language_bias
-from xrep.evaluation.reading import TextOptions, check_least, folders_with, languages_of, read_texts
+from xrep.evaluation.reading import ParallelOptions, check_least, folders_with, languages_of, read_texts
 from xrep.metrics.geometry import language_shares
+from xrep.tables import table
 from xrep.text.languages import name
 
 
@@ -38,7 +39,7 @@ class LanguageBias(Evaluation):
     resampled = False
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions, OverlapOption, PlotOption, TextOptions):
+    class Config(EncoderOptions, OverlapOption, PlotOption, ParallelOptions):
         neighbours: Count = 10
         """Number of nearest neighbours of each sentence that are counted."""
         remove_components: int = 1
@@ -59,7 +60,7 @@ class LanguageBias(Evaluation):
         _even(_pool(tables), self.config.sentences)
         return tables
 
-    def measure(self, model: Encoder) -> Figures:
+    def measure(self, model: MeasuredEncoder) -> Figures:
         """The values for JSON are the means of the shares of the own language, ``own``, before and after the components
         are removed; these shares without a bias, ``unbiased``; ``before`` and ``after``, language of the query ->
         language of the neighbours -> share in percent; and the number of ``sentences`` of each language."""
@@ -68,7 +69,7 @@ class LanguageBias(Evaluation):
         found = pool if config.drop_overlap else _even(pool, config.sentences)
         kept = [self.without_overlap(model, examples) for examples in found]
         even = _even([examples for examples, _ in kept], config.sentences)
-        columns = {own: column for each in even for own, column in zip(each.languages, each.columns, strict=True)}
+        columns = {code: column for each in even for code, column in zip(each.languages, each.columns, strict=True)}
         languages, count, k, removed = languages_of(even), len(even[0]), config.neighbours, config.remove_components
         self.check(model)
         sentences, others = f"{count} sentences of each of {len(languages)} languages", count * len(languages) - 1
@@ -76,12 +77,12 @@ class LanguageBias(Evaluation):
             if (given := getattr(config, option)) > most:
                 raise UserError(f"`{option}` {given}, but {sentences}", cure=f"give 1 to {most}")
         vectors = [model.encode(columns[language], language) for language in languages]
-        without = [without_components(own, removed) for own in vectors]
+        without = [without_components(each, removed) for each in vectors]
         after = f"without {removed} component{'s' if removed > 1 else ''}"
         shares = {"as it is": 100 * language_shares(vectors, k), after: 100 * language_shares(without, k)}
         means = [float(matrix.diagonal().mean()) for matrix in shares.values()]
         # The share of the own language if neighbours were drawn at random from the other sentences.
-        unbiased, own = 100 * (count - 1) / others, f"own language of {len(languages)}"
+        unbiased, label = 100 * (count - 1) / others, f"own language of {len(languages)}"
         heading = f"share (%) of the own language among the {k} nearest neighbours, {unbiased:.1f} without a bias"
         title = f"Languages of the {k} nearest neighbours ({unbiased:.1f}% each without a bias)"
         return Figures(
@@ -93,7 +94,7 @@ class LanguageBias(Evaluation):
                 "after": _nested(languages, shares[after]),
                 "sentences": count,
             },
-            headline={own: means[0], f"{own}, {after}": means[1]},
+            headline={label: means[0], f"{label}, {after}": means[1]},
             settings={**self.settings(), "languages": languages, "sentences": count},
             files=[file for examples in self.tables for file in examples.files],
             overlap=total(overlap for _, overlap in kept),
@@ -127,9 +128,9 @@ def _even(tables: Sequence[Examples], limit: int) -> list[Examples]:
 
 def _text(languages: Sequence[str], shares: Mapping[str, np.ndarray]) -> str:
     """Return the share of the own language before and after and, for up to 12 languages, the shares of all."""
-    own = np.stack([matrix.diagonal() for matrix in shares.values()], axis=1)
-    rows = [[f"{name(language)} ({language})", *row] for language, row in zip(languages, own.tolist(), strict=True)]
-    parts = [table(["query", *shares], [*rows, [], ["mean", *own.mean(axis=0).tolist()]])]
+    of_own = np.stack([matrix.diagonal() for matrix in shares.values()], axis=1)
+    rows = [[f"{name(language)} ({language})", *row] for language, row in zip(languages, of_own.tolist(), strict=True)]
+    parts = [table(["query", *shares], [*rows, [], ["mean", *of_own.mean(axis=0).tolist()]])]
     for title, matrix in shares.items() if len(languages) <= 12 else ():
         rows = [[language, *row.values()] for language, row in _nested(languages, matrix).items()]
         parts += ["", f"share (%) of each language, {title}", table(["query", *languages], rows)]

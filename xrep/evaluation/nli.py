@@ -11,7 +11,7 @@ import torch
 from xrep.config import still_known
 from xrep.criteria.nli import Nli
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, encode_columns
+from xrep.evaluation.encoders import MeasuredEncoder, encode_columns
 from xrep.evaluation.evaluation import EncoderOptions, Examples, OverlapOption, Score, TableEvaluation, shares
 from xrep.evaluation.reading import choose_languages
 from xrep.models.directory import CONFIG, CRITERION, open_checkpoint
@@ -76,21 +76,21 @@ class NliAccuracy(TableEvaluation):
         tables = []
         for language in choose_languages(config.langs, known, "labelled pairs in", folder):
             languages = premise or language, language
-            labels, gold = (np.array([example.label for example in pairs[own]]) for own in languages)
+            labels, gold = (np.array([example.label for example in pairs[language]]) for language in languages)
             if not np.array_equal(labels, gold):
                 problem = f"the examples in {language} do not translate those in {premise} one by one"
                 raise UserError(problem, cure="measure without `premise_lang`")
-            columns = tuple([example.sentences[side] for example in pairs[own]] for side, own in enumerate(languages))
-            used = tuple(path for own in files if own.family is None or own.language in languages for path in own.paths)
+            columns = tuple([example.sentences[side] for example in pairs[code]] for side, code in enumerate(languages))
+            used = tuple(path for f in files if f.family is None or f.language in languages for path in f.paths)
             tables.append(Examples("-".join(dict.fromkeys(languages)), languages, columns, gold, used))
         return tables
 
-    def check(self, model: Encoder) -> None:
+    def check(self, model: MeasuredEncoder) -> None:
         self.head = nli_head(model, self.config.part)
         super().check(model)
 
     @torch.inference_mode()
-    def score(self, model: Encoder, examples: Examples) -> Score:
+    def score(self, model: MeasuredEncoder, examples: Examples) -> Score:
         sides = zip(examples.columns, examples.languages, strict=True)
         vectors = (torch.from_numpy(encode_columns(model, [side], language)[0]) for side, language in sides)
         right = self.head.predict(*vectors).numpy() == examples.gold
@@ -106,10 +106,10 @@ def nli_head(encoder: Any, part: str | None = None) -> Nli:
     run that has it, if several parts have one."""
     checkpoint, found = open_checkpoint(encoder.path), []
     config, tensors = checkpoint.config, checkpoint.tensors(CRITERION)
-    for own in config.get("parts") or [{"name": None, "criterion": config.get("criterion", {})}]:
-        criterion = own["criterion"].get("name")
-        if part in (None, own["name"]) and criterion in CRITERIA.names() and issubclass(CRITERIA.load(criterion), Nli):
-            found.append(own)
+    for each in config.get("parts") or [{"name": None, "criterion": config.get("criterion", {})}]:
+        criterion = each["criterion"].get("name")
+        if part in (None, each["name"]) and criterion in CRITERIA.names() and issubclass(CRITERIA.load(criterion), Nli):
+            found.append(each)
     if len(found) != 1 or not tensors:
         cure = "give `path` a checkpoint of a run with the criterion nli, and `part` if several parts have one"
         raise UserError(f"has {len(found)} classifiers of natural language inference", path=encoder.path, cure=cure)
@@ -117,5 +117,5 @@ def nli_head(encoder: Any, part: str | None = None) -> Nli:
     kind = CRITERIA.load(values.pop("name"))
     options = still_known(kind.Config, values, checkpoint.path / CONFIG, f"{prefix}criterion")
     classifier = kind(kind.Config(**options), encoder.encoder.model, checkpoint.text)
-    classifier.load_state_dict({key[len(prefix) :]: own for key, own in tensors.items() if key.startswith(prefix)})
+    classifier.load_state_dict({key[len(prefix) :]: w for key, w in tensors.items() if key.startswith(prefix)})
     return classifier.eval()

@@ -31,7 +31,7 @@ _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#
 """Colours that colour-blind readers can distinguish (Okabe and Ito), and grey."""
 _MARKERS, _HATCHES = "osD^vPX<>ph", ("", "////", "....")
 """11 markers: 11 and the number of colours (8) have no common factor, so 88 languages get different combinations."""
-KINDS: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+PICTURE_KINDS: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """The kinds of pictures by their suffix, and the metadata that would depend on the clock."""
 _STYLE = {
     "axes.axisbelow": True, "axes.spines.right": False, "axes.spines.top": False, "axes.titlesize": 11,
@@ -61,9 +61,9 @@ class Picture:
 
     def __post_init__(self) -> None:
         check_matplotlib()
-        if Path(self.path).suffix.lower() not in KINDS:
+        if Path(self.path).suffix.lower() not in PICTURE_KINDS:
             cure = "give a name that ends with one of them"
-            raise UserError(f"a plot is one of {', '.join(KINDS)}", path=self.path, cure=cure)
+            raise UserError(f"a plot is one of {', '.join(PICTURE_KINDS)}", path=self.path, cure=cure)
 
     @contextmanager
     def drawn(self, width: float, height: float, note: str = "") -> Iterator[Figure]:
@@ -79,7 +79,7 @@ class Picture:
             yield figure
             below = "\n".join(filter(None, (note, self.model)))
             figure.supxlabel(below, fontsize=7.5, color="#444444", parse_math=False)
-            figure.savefig(temporary, format=kind[1:], metadata=KINDS[kind])
+            figure.savefig(temporary, format=kind[1:], metadata=PICTURE_KINDS[kind])
 
 
 def _named(languages: Iterable[str]) -> list[str]:
@@ -154,19 +154,20 @@ def plot_language_bias(
     with picture.drawn(10.5, 1.7 + max(0.3 * len(languages), 1.2)) as figure:
         panels = figure.subplots(1, len(shares), sharey=True)
         for axes, (panel, matrix) in zip(panels, shares.items(), strict=True):
-            own, labels, columns = matrix.diagonal(), _named(languages), matrix.T
-            begin = np.cumsum(matrix, axis=1).diagonal() - own
+            of_own, labels, columns = matrix.diagonal(), _named(languages), matrix.T
+            begin = np.cumsum(matrix, axis=1).diagonal() - of_own
             if len(languages) > 16:  # more cannot be distinguished in one bar
-                labels, columns, begin = ["its own language", "other languages"], np.stack([own, 100 - own]), 0 * own
+                labels, columns = ["its own language", "other languages"], np.stack([of_own, 100 - of_own])
+                begin = 0 * of_own
             _name_bars(axes, languages, len(languages))
             for i, (label, share, end) in enumerate(zip(labels, columns, np.cumsum(columns, axis=0), strict=True)):
                 style: dict[str, Any] = {"hatch": _HATCHES[i // len(_COLOURS)], "edgecolor": "white", "linewidth": 0.5}
                 axes.barh(rows, share, left=end - share, height=0.8, label=label, **style)
-            outlined = axes.barh(rows, own, left=begin, height=0.8, fill=False, edgecolor="black", linewidth=1.4)
+            outlined = axes.barh(rows, of_own, left=begin, height=0.8, fill=False, edgecolor="black", linewidth=1.4)
             box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
             axes.bar_label(outlined, fmt="%.0f", label_type="center", fontsize=7, bbox=box)
             axes.set_xlabel("share of neighbours (%)", fontsize=9)
-            axes.set_title(f"{panel}: own language {own.mean():.1f}% on average", fontsize=9.5)
+            axes.set_title(f"{panel}: own language {of_own.mean():.1f}% on average", fontsize=9.5)
         figure.suptitle(title)
         figure.supylabel("language of the query", fontsize=9)
         legend = panels[0].get_legend_handles_labels()

@@ -94,13 +94,13 @@ def folders_with(folder: Path, pattern: str = ".*") -> dict[Path, list[str]]:
         folders.sort()
         if len(Path(path).relative_to(folder).parts) >= 4:
             folders.clear()
-        if own := sorted(name for name in names if re.fullmatch(pattern, name) and Path(path, name).is_file()):
-            matching[Path(path)] = own
+        if found := sorted(name for name in names if re.fullmatch(pattern, name) and Path(path, name).is_file()):
+            matching[Path(path)] = found
     return matching
 
 
 @dataclass(kw_only=True)
-class TextOptions:
+class ParallelOptions:
     """Options of every evaluation that reads parallel sentences in several languages."""
 
     data: str
@@ -112,7 +112,7 @@ class TextOptions:
     """Column of the sentence in .tsv files, counted from 1."""
 
 
-def read_texts(options: TextOptions) -> list[Examples]:
+def read_texts(options: ParallelOptions) -> list[Examples]:
     """Read parallel sentences: one table with a column for each language, or with Tatoeba one table for each language,
     whose second column is English. Rows with a blank or repeated side, and rows with all sides equal, are left out, and
     so are rows in which a side is ``NS``, with which PAWS-X marks a sentence that has no translation."""
@@ -129,8 +129,8 @@ def read_texts(options: TextOptions) -> list[Examples]:
         cure = "name files of several languages, with {lang} in their place"
         raise UserError("sentences of fewer than 2 languages", path=data, cure=cure)
     if codes:
-        return [_clean(read_pairs(data, codes[language])) for language in chosen if language != "en"]
-    return [_clean(read_parallel(" ".join(chosen), {language: files[language] for language in chosen}, options.column))]
+        return [_clean(read_tatoeba(data, codes[language])) for language in chosen if language != "en"]
+    return [_clean(read_columns(" ".join(chosen), {language: files[language] for language in chosen}, options.column))]
 
 
 def available(folder: str | Path) -> dict[str, str]:
@@ -143,13 +143,13 @@ def available(folder: str | Path) -> dict[str, str]:
     return {canonical(code): code for code in sorted(codes)}
 
 
-def read_pairs(folder: str | Path, code: str) -> Examples:
+def read_tatoeba(folder: str | Path, code: str) -> Examples:
     """Read the Tatoeba test of one language: its own sentences and their English translations."""
-    own, english = (Path(folder) / f"tatoeba.{code}-eng.{side}" for side in (code, "eng"))
-    return read_parallel(canonical(code), {canonical(code): own, "en": english})
+    foreign, english = (Path(folder) / f"tatoeba.{code}-eng.{side}" for side in (code, "eng"))
+    return read_columns(canonical(code), {canonical(code): foreign, "en": english})
 
 
-def read_parallel(name: str, files: Mapping[str, Path], column: int = 1) -> Examples:
+def read_columns(name: str, files: Mapping[str, Path], column: int = 1) -> Examples:
     """Read files, by their languages, whose line i translates line i of the others; of .tsv files one column."""
     paths, columns = tuple(files.values()), tuple(list[str]() for _ in files)
     for number, lines in text_readers.read_parallel(paths):

@@ -38,7 +38,7 @@ class Test:
 
 
 @dataclass
-class Results:
+class TestResults:
     """What came of several tests, by their labels: figures and records, and the reasons why others were not measured
     (``failed``) or had nothing in the languages to measure (``left_out``)."""
 
@@ -55,13 +55,13 @@ class Results:
 
 def shared_options(config: Any, options: Any) -> Any:
     """Return the ``Config`` of a test with the options that it shares with the evaluation that runs it."""
-    names = {own.name for own in fields(VectorTestOptions)} & vars(config).keys() & vars(options).keys()
+    names = {option.name for option in fields(VectorTestOptions)} & vars(config).keys() & vars(options).keys()
     return replace(config, **{name: getattr(options, name) for name in names})
 
 
-def run_tests(tests: Sequence[Test], open_model: Callable[[Test], Any]) -> Results:
+def run_tests(tests: Sequence[Test], open_model: Callable[[Test], Any]) -> TestResults:
     """Read and measure tests one after the other. One that cannot be measured costs only that test."""
-    results = Results()
+    results = TestResults()
     for number, test in enumerate(tests, start=1):
         print(f"{number} of {len(tests)}: {test.label}", file=sys.stderr, flush=True)
         try:
@@ -84,9 +84,9 @@ def measure(name: str, evaluation: Evaluation, model: Any, seeds: int = 0) -> tu
     if random:
         headline = {}
         for figure in random[0].headline:
-            own = [measured.headline[figure] for measured in random]
-            spread = float(np.std(own, ddof=1)) if own[1:] else None
-            headline[figure] = {"mean": float(np.mean(own)), "spread": spread, "by_seed": own}
+            by_seed = [measured.headline[figure] for measured in random]
+            spread = float(np.std(by_seed, ddof=1)) if by_seed[1:] else None
+            headline[figure] = {"mean": float(np.mean(by_seed)), "spread": spread, "by_seed": by_seed}
         values = [dict(measured.values) for measured in random]
         record["random_weights"] = {"seeds": seeds, "headline": headline, "values": values}
     return figures, record
@@ -96,15 +96,15 @@ def models(evaluation: Evaluation, paths: Sequence[str], dimensions: str | None 
     """Open models one after the other, so that one is in memory at a time, and yield each of them, and with
     ``dimensions`` those of its shorter vectors. That all can be opened is found before the first one."""
     for path in paths[1:]:
-        shortened(evaluation.open(path), dimensions)
+        with_dimensions(evaluation.open(path), dimensions)
     with tempfile.TemporaryDirectory() as folder:
         if dimensions is not None and evaluation.config.cache is None:  # the vectors of all widths are computed once
             evaluation.config.cache = folder
         for path in paths:
-            yield from shortened(evaluation.open(path), dimensions)
+            yield from with_dimensions(evaluation.open(path), dimensions)
 
 
-def shortened(encoder: Any, dimensions: str | None) -> list[Any]:
+def with_dimensions(encoder: Any, dimensions: str | None) -> list[Any]:
     """Return an encoder, and those of its vectors cut to the widths in ``dimensions``, such as ``256,128,64``."""
     encoders = [encoder]
     for width in [] if dimensions is None else named(dimensions, "dimensions"):
@@ -122,11 +122,11 @@ def differences(first: Figures, other: Figures) -> dict[str, tuple[float, float,
     interval by a paired bootstrap: both are computed on the same draws of examples. There are none if the models were
     measured on different tables, or each without examples of its own training text."""
     if first.parts:
-        parts = {label: (own, other.parts[label]) for label, own in first.parts.items() if label in other.parts}
-        return {f"{label}: {name}": own for label, pair in parts.items() for name, own in differences(*pair).items()}
-    tables = [own.values.get("tables", {}) for own in (first, other)]
-    sizes = [[(name, table["examples"]) for name, table in own.items()] for own in tables]
-    left_out = [own for own in (first.overlap, other.overlap) if own and own.dropped and own.found]
+        parts = {label: (figures, other.parts[label]) for label, figures in first.parts.items() if label in other.parts}
+        return {f"{label}: {name}": each for label, pair in parts.items() for name, each in differences(*pair).items()}
+    both = [figures.values.get("tables", {}) for figures in (first, other)]
+    sizes = [[(name, table["examples"]) for name, table in tables.items()] for tables in both]
+    left_out = [each for each in (first.overlap, other.overlap) if each and each.dropped and each.found]
     if sizes[0] != sizes[1] or left_out:
         return {}
     return {
@@ -147,14 +147,15 @@ def comparison(
         columns[name] = {figure: f"{value:.2f}{spans.get(figure, '')}" for figure, value in record["headline"].items()}
         if random := record.get("random_weights"):
             heading = f"{name}, random weights" if len(records) > 1 else "random weights"
-            columns[heading] = {figure: _with_spread(own) for figure, own in random["headline"].items()}
-    for name, own in differing.items():
-        if own:
+            columns[heading] = {figure: _with_spread(drawn) for figure, drawn in random["headline"].items()}
+    for name, intervals in differing.items():
+        if intervals:
             heading = "difference" if len(records) == 2 else f"{name}, difference"
-            columns[heading] = {figure: shown_difference(difference) for figure, difference in own.items()}
+            columns[heading] = {figure: shown_difference(difference) for figure, difference in intervals.items()}
     figures = dict.fromkeys(figure for record in records.values() for figure in record["headline"])
-    return [["figure", *columns], *([figure, *(own.get(figure, "") for own in columns.values())] for figure in figures)]
+    rows = [[figure, *(cells.get(figure, "") for cells in columns.values())] for figure in figures]
+    return [["figure", *columns], *rows]
 
 
-def _with_spread(own: Mapping[str, Any]) -> str:
-    return f"{own['mean']:.2f}" + ("" if own["spread"] is None else f" ± {own['spread']:.2f}")
+def _with_spread(figure: Mapping[str, Any]) -> str:
+    return f"{figure['mean']:.2f}" + ("" if figure["spread"] is None else f" ± {figure['spread']:.2f}")

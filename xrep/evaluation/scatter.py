@@ -15,10 +15,10 @@ import torch
 
 from xrep.data.batch import collate
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, finite
+from xrep.evaluation.encoders import MeasuredEncoder, finite_vectors
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, PlotOption
 from xrep.evaluation.plots import plot_points
-from xrep.evaluation.reading import TextOptions, check_seed, read_texts
+from xrep.evaluation.reading import ParallelOptions, check_seed, read_texts
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import principal_components
 from xrep.text.languages import canonical
@@ -41,7 +41,7 @@ class Scatter(Evaluation):
     resampled = False
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions, PlotOption, TextOptions):
+    class Config(EncoderOptions, PlotOption, ParallelOptions):
         method: Literal["pca", "tsne"] = "pca"
         """Projection: principal components, or t-SNE of scikit-learn."""
         tokens: bool = False
@@ -62,7 +62,7 @@ class Scatter(Evaluation):
         check_seed(config.seed)
         return draw_rows(read_texts(config), config.sentences, config.seed)
 
-    def measure(self, model: Encoder) -> Figures:
+    def measure(self, model: MeasuredEncoder) -> Figures:
         if self.config.tokens and not isinstance(model.encoder, SentenceEncoder):
             cure = "name an encoder, or omit `tokens`"
             raise UserError("precomputed vectors have no tokens", path=model.path, cure=cure)
@@ -76,7 +76,7 @@ class Scatter(Evaluation):
             plot=lambda picture: plot_points(values, links, picture),
         )
 
-    def points(self, model: Encoder) -> tuple[dict[str, Any], list[tuple[int, int]]]:
+    def points(self, model: MeasuredEncoder) -> tuple[dict[str, Any], list[tuple[int, int]]]:
         """Project the vectors of sentences, or of their tokens in the layer from which sentence vectors are pooled.
         Return what is written as JSON: the share of the variance that both axes of PCA hold, ``explained``; the
         ``points``, whose label is the number of the sentence or the token; and the ``sentences`` by language, numbered
@@ -129,7 +129,7 @@ def token_vectors(encoder: Any, sentences: Sequence[str], lang: str) -> tuple[li
         vectors.append(states[vocabulary.leading_count :][: len(ids)])
         # The mark of the start of a word, as a token of its own, decodes to an empty text.
         names += ["[unk]" if token == tokenizer.unk_id else tokenizer.decode([token]) or "▁" for token in ids]
-    return names, finite(np.concatenate(vectors), encoder.path)
+    return names, finite_vectors(np.concatenate(vectors), encoder.path)
 
 
 def project(vectors: np.ndarray, method: str, seed: int = 0) -> tuple[np.ndarray, float | None]:

@@ -11,23 +11,26 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, encode_columns
-from xrep.evaluation.evaluation import Examples, Result, Score, TableEvaluation, VectorTestOptions, table
+from xrep.evaluation.encoders import MeasuredEncoder, encode_columns
+from xrep.evaluation.evaluation import Examples, Result, Score, TableEvaluation, VectorTestOptions
 from xrep.evaluation.reading import cells, check_least, choose_languages, existing_folder, folders_with
-from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics import components
 from xrep.metrics.bootstrap import resampled
 from xrep.metrics.correlation import pearson, spearman
 from xrep.store.vectors import normalize_rows
+from xrep.tables import table
 from xrep.text.examples import read_parallel
 from xrep.text.languages import canonical
 from xrep.text.lines import read_lines
 from xrep.text.records import read_csv
+
+if TYPE_CHECKING:
+    from xrep.inference.sentence_encoder import SentenceEncoder
 
 SIMILARITIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "cosine": lambda x, y: (normalize_rows(x) * normalize_rows(y)).sum(axis=1),
@@ -101,7 +104,7 @@ class Sts(TableEvaluation):
         check_least(self.config, whiten=0)
         return select(find_sets(self.config.data, self.config.split), self.config.langs)
 
-    def score(self, model: Encoder, examples: Examples) -> Score:
+    def score(self, model: MeasuredEncoder, examples: Examples) -> Score:
         scores = similarities(model, examples, self.config.whiten)
         found, cosine, gold = correlations(examples, scores), scores["cosine"], examples.gold["score"]
         figures = {f"{name} {average}": found["cosine"][name][average] for name in CORRELATIONS for average in AVERAGES}
@@ -115,7 +118,8 @@ class Sts(TableEvaluation):
         return {"average of 7": list(SEVEN)} if set(SEVEN) <= results.keys() else {}
 
     def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
-        labels = {f"{name} {own.examples.split}": [name] for name, own in results.items()} | self.averages(results)
+        labels = {f"{name} {result.examples.split}": [name] for name, result in results.items()}
+        labels |= self.averages(results)
         return {f"{label}, Spearman all": (QUOTED, names) for label, names in labels.items()}
 
     def shown(self, examples: Examples) -> str:
@@ -124,9 +128,9 @@ class Sts(TableEvaluation):
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
         pairs = [(kind, similarity) for kind in CORRELATIONS for similarity in SIMILARITIES]
         rows = []
-        for own in results.values():
-            found = own.score.details
-            rows.append([self.shown(own.examples), *(found[similarity][kind]["all"] for kind, similarity in pairs)])
+        for result in results.values():
+            found = result.score.details
+            rows.append([self.shown(result.examples), *(found[similarity][kind]["all"] for kind, similarity in pairs)])
         lines = [
             "correlation x 100 of the cosine with the gold scores; all: of all subsets' pairs together,",
             "mean: of the subsets' correlations, wmean: that mean weighted by pairs",
@@ -143,7 +147,7 @@ def select(tests: Sequence[Examples], languages: str) -> list[Examples]:
     return [test for test in tests if test.languages[0] in wanted]
 
 
-def similarities(encoder: Encoder | SentenceEncoder, test: Examples, whiten: int = 0) -> dict[str, np.ndarray]:
+def similarities(encoder: MeasuredEncoder | SentenceEncoder, test: Examples, whiten: int = 0) -> dict[str, np.ndarray]:
     """Return the scores of the N pairs of a test by similarity, float64 [N] each."""
     # Vectors are not normalised: with length 1, dot product, Euclidean distance and cosine would give the same ranking.
     columns = [column for subset in subsets_of(test) for column in subset.columns]
@@ -163,17 +167,17 @@ def correlations(test: Examples, scores: Mapping[str, np.ndarray]) -> Correlatio
     """Return the correlations of scores, by similarity, with the gold scores of a test."""
     subsets, gold, found = test.gold["subset"], test.gold["score"], Correlations()
     rows = {name: subsets == name for name in dict.fromkeys(subsets.tolist())}
-    for name, own in rows.items():
-        if equal := [kind for kind, values in {**scores, "gold score": gold}.items() if not np.ptp(values[own])]:
+    for name, subset in rows.items():
+        if equal := [kind for kind, values in {**scores, "gold score": gold}.items() if not np.ptp(values[subset])]:
             problem = f"the {equal[0]} of all pairs of {name} ({test.name}) is equal"
             raise UserError(problem, cure="nothing can be measured on it")
     for similarity, values in scores.items():
         for kind, correlation in CORRELATIONS.items():
-            each = {name: 100 * correlation(values[own], gold[own]) for name, own in rows.items()}
+            each = {name: 100 * correlation(values[subset], gold[subset]) for name, subset in rows.items()}
             found.setdefault(similarity, {})[kind] = {
                 "all": 100 * correlation(values, gold),
                 "mean": float(np.mean(list(each.values()))),
-                "wmean": float(np.average(list(each.values()), weights=[own.sum() for own in rows.values()])),
+                "wmean": float(np.average(list(each.values()), weights=[subset.sum() for subset in rows.values()])),
                 "subsets": each,
             }
     return found
@@ -192,7 +196,7 @@ def find_sets(folder: str | Path, split: str = "test") -> list[Examples]:
     folder = existing_folder(folder, f"name {_LAYOUTS}")
     sets = dict[str, Examples]()
     for inside, names in folders_with(folder).items():
-        tests = [read_file(inside / name, split) for name in names]
+        tests = [read_set(inside / name, split) for name in names]
         if split == "test" and any(inside.glob("STS.input.*.txt")):
             tests.append(read_semeval(inside))
         for test in filter(None, tests):
@@ -205,20 +209,20 @@ def find_sets(folder: str | Path, split: str = "test") -> list[Examples]:
     return [sets[name] for name in sorted(sets)]
 
 
-def read_file(file: Path, split: str | None = None) -> Examples | None:
+def read_set(file: Path, split: str | None = None) -> Examples | None:
     """Read a file of STS-B, its translations or SICK; None if its name is of none of them, or of another split."""
     for template, (pattern, columns) in _SETS.items():
         if match := pattern.fullmatch(file.name):
-            own, language = _SPLITS.get(match["split"], match["split"]), match.groupdict().get("language", "en")
+            its_split, language = _SPLITS.get(match["split"], match["split"]), match.groupdict().get("language", "en")
             name = template.format(canonical(language))
-            if split not in (None, own):
+            if split not in (None, its_split):
                 return None
             tabbed = ((line, text.split("\t")) for line, text in read_lines(file))
             lines = read_csv(file, ",") if "{}" in template else tabbed
             found = ((line, cells(file, line, fields, max(columns) + 1)) for line, fields in lines)
             rows = [(name, file, line, [fields[column] for column in columns]) for line, fields in found]
             rows = [row for row in rows if row[-1][2] != "relatedness_score"]
-            return _examples(name, own, canonical(language), rows, [file])
+            return _examples(name, its_split, canonical(language), rows, [file])
     return None
 
 

@@ -11,17 +11,17 @@ import numpy as np
 
 from xrep.config.fields import Count
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, without_components
+from xrep.evaluation.encoders import MeasuredEncoder, without_components
 from xrep.evaluation.evaluation import Examples, Figures, PlotOption, Result, Score, TableEvaluation, VectorTestOptions
 from xrep.evaluation.plots import plot_tatoeba
-from xrep.evaluation.reading import available, check_least, choose_languages, folders_with, read_pairs
+from xrep.evaluation.reading import available, check_least, choose_languages, folders_with, read_tatoeba
 from xrep.metrics.bootstrap import resampled_means
 from xrep.metrics.retrieval import accuracy_of, right_answers
 from xrep.retrieval.margins import margin_scores
 from xrep.text.languages import name
 
 _36 = "af ar bg bn de el es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr nl pt ru sw ta te th tl tr ur vi zh"
-GROUPS = {
+LANGUAGE_GROUPS = {
     "11": "fr zh es de ru it tr pt hu ja nl".split(),
     "14": "ar bg de el es fr hi ru sw th tr ur vi zh".split(),
     "28": [language for language in _36.split() if language not in "jv ka kk ml sw ta te th".split()],
@@ -79,8 +79,8 @@ class Tatoeba(TableEvaluation):
     def read(self) -> list[Examples]:
         config, codes = self.config, available(self.config.data)
         check_least(config, neighbours=1, remove_components=0)
-        wanted = choose_languages(config.langs, codes, "Tatoeba files for", config.data, GROUPS)
-        tables = [read_pairs(config.data, codes[language]) for language in wanted]
+        wanted = choose_languages(config.langs, codes, "Tatoeba files for", config.data, LANGUAGE_GROUPS)
+        tables = [read_tatoeba(config.data, codes[language]) for language in wanted]
         smallest = min(tables, key=len)
         self.least = max(1 if config.margin == "absolute" else config.neighbours, config.remove_components + 1)
         if len(smallest) < self.least:
@@ -88,7 +88,7 @@ class Tatoeba(TableEvaluation):
             raise UserError(f"{len(smallest)} pairs of {smallest.name}, but {self.least} are needed", cure=cure)
         return tables
 
-    def score(self, model: Encoder, examples: Examples) -> Score:
+    def score(self, model: MeasuredEncoder, examples: Examples) -> Score:
         sides = (model.encode(*side) for side in zip(examples.columns, examples.languages, strict=True))
         x, y = (without_components(side, self.config.remove_components) for side in sides)
         if self.config.margin == "absolute":
@@ -106,7 +106,7 @@ class Tatoeba(TableEvaluation):
         return Score(dict(zip(DIRECTIONS, (*accuracy, accuracy.mean), strict=True)), resample)
 
     def averages(self, results: Mapping[str, Result]) -> dict[str, list[str]]:
-        groups = {f"average of {group}": names for group, names in GROUPS.items()}
+        groups = {f"average of {group}": names for group, names in LANGUAGE_GROUPS.items()}
         whole = {label: names for label, names in groups.items() if results.keys() >= set(names)}
         return super().averages(results) | whole
 

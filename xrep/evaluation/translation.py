@@ -6,18 +6,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from xrep.config.fields import Count
+from xrep.config.fields import Count, check_options
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples, OverlapOption, PrecisionOption, Result, Score, TableEvaluation
-from xrep.evaluation.reading import choose_languages, files_of_pattern, read_parallel
+from xrep.evaluation.reading import choose_languages, files_of_pattern, read_columns
 from xrep.files import check_output, write_aside
-from xrep.inference.generation.options import SearchOptions
-from xrep.inference.generation.translator import Translator
-from xrep.inference.options import check_options
+from xrep.inference.generation.decoding import DecodingOptions
 from xrep.metrics.translation import bleu, chrf, multi_bleu, resampled_bleu
 from xrep.text.languages import name
+
+if TYPE_CHECKING:
+    from xrep.inference.generation.translator import Translator
 
 
 class TranslationQuality(TableEvaluation):
@@ -72,7 +73,7 @@ class TranslationQuality(TableEvaluation):
         config = self.config
         penalty = {"length_penalty": config.lenpen, "length_penalty_form": config.lenpen_form}
         lengths = {"max_length_a": config.max_length_a, "max_length_b": config.max_length_b}
-        self.search = SearchOptions(beam=config.beam, **penalty, **lengths)
+        self.search = DecodingOptions(beam=config.beam, **penalty, **lengths)
         check_options(self.search)
         if config.save_translations is not None:
             check_output(config.save_translations, folder=True)
@@ -81,6 +82,8 @@ class TranslationQuality(TableEvaluation):
         return []
 
     def open(self, path: str) -> Translator:
+        from xrep.inference.generation.translator import Translator
+
         return Translator.load(path, dtype=self.config.precision)
 
     def check(self, model: Translator) -> None:
@@ -91,7 +94,7 @@ class TranslationQuality(TableEvaluation):
             problem = f"no text in {target}, the target language, and in another language"
             raise UserError(problem, path=self.config.data, cure=f"the data has {','.join(sorted(self.files))}")
         pairs = [{language: self.files[language], target: self.files[target]} for language in sources]
-        self.tables = [read_parallel("-".join(files), files) for files in pairs]
+        self.tables = [read_columns("-".join(files), files) for files in pairs]
         self.seen = model.text.source_languages
 
     def score(self, model: Translator, examples: Examples) -> Score:
@@ -133,8 +136,10 @@ class TranslationQuality(TableEvaluation):
         lines = [f"into {name(target)} ({target})", super().text(results, averages)]
         lines += [f"{score}|{signature}" for score, signature in signatures.items()]
         if self.config.tokenize == "none":
-            lines += [f"multi-bleu {own.examples.name}: {own.score.details['multi_bleu']['text']}" for own in measured]
-        cuts = {own.examples.languages[0]: own.score.details["cut"] for own in measured}
+            lines += [
+                f"multi-bleu {name}: {each.score.details['multi_bleu']['text']}" for name, each in results.items()
+            ]
+        cuts = {result.examples.languages[0]: result.score.details["cut"] for result in measured}
         if cut := ", ".join(f"{count} of {language}" for language, count in cuts.items() if count):
             lines.append(f"longer than the model reads, and cut: {cut}")
         return "\n".join(lines)

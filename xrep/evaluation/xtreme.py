@@ -13,14 +13,15 @@ from xrep.config.fields import Count
 from xrep.errors import UserError
 from xrep.evaluation import bucc, tatoeba
 from xrep.evaluation.encoders import total
-from xrep.evaluation.evaluation import Evaluation, Examples, Figures, OverlapOption, PrecisionOption, table
+from xrep.evaluation.evaluation import Evaluation, Examples, Figures, OverlapOption, PrecisionOption
 from xrep.evaluation.reading import existing_folder, named
 from xrep.evaluation.runner import Test, run_tests, shared_options
 from xrep.registry import EVALUATIONS
+from xrep.tables import table
 
 
 @dataclass(frozen=True)
-class Task:
+class XtremeTask:
     """A task: its kind, the names of its folder, the languages over which XTREME averages it (those of BUCC are paired
     with English), and the options of its evaluation in which XTREME's protocol differs from the defaults."""
 
@@ -41,17 +42,19 @@ _PAIRS, _TAGGING, _QUESTIONS = "sentence pairs", "structured prediction", "quest
 _RETRIEVAL = "sentence retrieval"
 _POS = "af ar bg de el en es et eu fa fi fr he hi hu id it ja kk ko mr nl pt ru ta te th tl tr ur vi yo zh"
 _NER = f"{_POS} bn jv ka ml ms my sw"
-TASKS = {
-    "xnli": Task(_PAIRS, "xnli XNLI", "ar bg de el en es fr hi ru sw th tr ur vi zh"),
-    "pawsx": Task(_PAIRS, "pawsx x-final PAWS-X", "de en es fr ja ko zh"),
-    "pos": Task(_TAGGING, "udpos pos ud", _POS),
-    "ner": Task(_TAGGING, "panx ner wikiann", _NER),
-    "xquad": Task(_QUESTIONS, "xquad", "ar de el en es hi ru th tr vi zh", {"normalisation": "squad"}),
-    "mlqa": Task(_QUESTIONS, "mlqa MLQA_V1", "ar de en es hi vi zh", {"normalisation": "mlqa"}),
+XTREME_TASKS = {
+    "xnli": XtremeTask(_PAIRS, "xnli XNLI", "ar bg de el en es fr hi ru sw th tr ur vi zh"),
+    "pawsx": XtremeTask(_PAIRS, "pawsx x-final PAWS-X", "de en es fr ja ko zh"),
+    "pos": XtremeTask(_TAGGING, "udpos pos ud", _POS),
+    "ner": XtremeTask(_TAGGING, "panx ner wikiann", _NER),
+    "xquad": XtremeTask(_QUESTIONS, "xquad", "ar de el en es hi ru th tr vi zh", {"normalisation": "squad"}),
+    "mlqa": XtremeTask(_QUESTIONS, "mlqa MLQA_V1", "ar de en es hi vi zh", {"normalisation": "mlqa"}),
     # TyDiQA has no public test split.
-    "tydiqa": Task(_QUESTIONS, "tydiqa", "ar bn en fi id ko ru sw te", {"normalisation": "squad", "split": "dev"}),
-    "bucc": Task(_RETRIEVAL, "bucc2018 bucc", "de fr ru zh", {"one_to_one": True, "drop_repeated": True}),
-    "tatoeba": Task(_RETRIEVAL, "tatoeba", " ".join(tatoeba.GROUPS["36"]), {"direction": "en-xx"}),
+    "tydiqa": XtremeTask(
+        _QUESTIONS, "tydiqa", "ar bn en fi id ko ru sw te", {"normalisation": "squad", "split": "dev"}
+    ),
+    "bucc": XtremeTask(_RETRIEVAL, "bucc2018 bucc", "de fr ru zh", {"one_to_one": True, "drop_repeated": True}),
+    "tatoeba": XtremeTask(_RETRIEVAL, "tatoeba", " ".join(tatoeba.LANGUAGE_GROUPS["36"]), {"direction": "en-xx"}),
 }
 
 
@@ -99,8 +102,8 @@ class Xtreme(Evaluation):
         if self.config.retrieval is not None:
             runs |= dict.fromkeys(("bucc", "tatoeba"), self.config.retrieval)
         self.runs, self.tests = dict[str, str](), list[Test]()
-        for name, task in TASKS.items():
-            folder = next((root / own for own in task.folders.split() if (root / own).is_dir()), None)
+        for name, task in XTREME_TASKS.items():
+            folder = next((root / folder for folder in task.folders.split() if (root / folder).is_dir()), None)
             if folder is None or name not in runs:
                 continue
             test, languages, options = name, task.languages.split(), {"data": str(folder), **task.options}
@@ -108,7 +111,7 @@ class Xtreme(Evaluation):
                 test = "qa"
             elif name == "bucc":
                 languages.append("en")
-                if all({"training", "sample"} <= splits.keys() for splits in bucc.select("all", folder).values()):
+                if all({"training", "sample"} <= splits.keys() for splits in bucc.find_gold("all", folder).values()):
                     options["split"] = "training"
             kind: Any = EVALUATIONS.load(test)
             evaluation = kind(shared_options(kind.Config(**options), self.config))
@@ -129,17 +132,17 @@ class Xtreme(Evaluation):
     def measure(self, model: Any) -> Figures:
         results = run_tests(self.tests, lambda test: test.evaluation.open(self.runs[test.label]))
         scores, resamples, overlaps, rows = dict[str, float](), dict[str, np.ndarray](), [], []
-        for name, own in results.figures.items():
-            task, scored = TASKS[name], TASKS[name].scored(own.headline)
-            scores[name] = float(np.mean([own.headline[figure] for figure in scored]))
-            resamples[name] = np.mean([own.resamples[figure] for figure in scored], axis=0)
-            overlap = own.overlap or total([])
+        for name, figures in results.figures.items():
+            task, scored = XTREME_TASKS[name], XTREME_TASKS[name].scored(figures.headline)
+            scores[name] = float(np.mean([figures.headline[figure] for figure in scored]))
+            resamples[name] = np.mean([figures.resamples[figure] for figure in scored], axis=0)
+            overlap = figures.overlap or total([])
             overlaps.append(overlap)
-            measured = f"{len(own.values['tables'])} of {len(task.languages.split())}"
+            measured = f"{len(figures.values['tables'])} of {len(task.languages.split())}"
             seen = f"{'unknown' if overlap.found is None else overlap.found} of {overlap.total}"
             rows.append([name, task.kind, f"{scores[name]:.1f}", measured, seen])
-        headline, missing = dict(scores), [name for name in TASKS if name not in self.runs]
-        if len(scores) == len(TASKS):
+        headline, missing = dict(scores), [name for name in XTREME_TASKS if name not in self.runs]
+        if len(scores) == len(XTREME_TASKS):
             headline["average"] = float(np.mean(list(scores.values())))
             resamples["average"] = np.mean(list(resamples.values()), axis=0)
             rows += [[], ["average of 9", "", f"{headline['average']:.1f}"]]
@@ -151,7 +154,7 @@ class Xtreme(Evaluation):
             headline=headline,
             resamples=resamples,
             settings={**self.settings(), "runs": self.runs},
-            files=[file for own in results.figures.values() for file in own.files],
+            files=[file for figures in results.figures.values() for file in figures.files],
             overlap=total(overlaps),
             failed=results.failed,
         )
@@ -159,8 +162,8 @@ class Xtreme(Evaluation):
 
 def parse_runs(text: str) -> dict[str, str]:
     """Return the run of each task; ``qa`` stands for every task of question answering."""
-    tasks = {name: [name] for name, task in TASKS.items() if task.kind != _RETRIEVAL}
-    tasks["qa"] = [name for name, task in TASKS.items() if task.kind == _QUESTIONS]
+    tasks = {name: [name] for name, task in XTREME_TASKS.items() if task.kind != _RETRIEVAL}
+    tasks["qa"] = [name for name, task in XTREME_TASKS.items() if task.kind == _QUESTIONS]
     runs = dict[str, str]()
     for part in named(text, "paths"):
         task, _, path = part.partition("=")

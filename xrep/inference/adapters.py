@@ -26,6 +26,7 @@ import torch
 
 from xrep.errors import UserError
 from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder, unit_rows
+from xrep.lazy import lazy_names
 from xrep.text.languages import canonical
 
 
@@ -115,9 +116,4 @@ class MtebEncoder:
         )
 
 
-def __getattr__(name: str) -> Any:
-    if name != "SentenceVectors":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from xrep.inference.sentence_vectors import SentenceVectors  # scikit-learn is imported when it is used
-
-    return SentenceVectors
+__getattr__ = lazy_names(__name__, {"SentenceVectors": "xrep.inference.sentence_vectors"})  # it needs scikit-learn

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from xrep.errors import UserError
 from xrep.files import directory_aside, naming
-from xrep.inference.graphs import FILES, Runtime, write_graph
+from xrep.inference.graphs import GRAPH_FILES, Runtime, write_graph
 from xrep.inference.model_card import check_card, write_card
 from xrep.interop.exported import write_huggingface, write_router, write_sentence_transformers
 from xrep.interop.sentence_modules import Prompts
@@ -26,7 +26,7 @@ def write_encoder(encoder: Any, directory: Path, format: Format, address: str, *
     languages = {tower: text.languages_of(tower) for tower in model.encoders}
     folders = {tower: tower if len(languages) > 1 else "." for tower in languages}
     routes = {code: folders[tower] for tower in languages for code in languages[tower] if len(languages) > 1}
-    is_graph, lines, opens = format in FILES, dict[Path, str](), format != "hf"
+    is_graph, lines, opens = format in GRAPH_FILES, dict[Path, str](), format != "hf"
     check_card(encoder.fingerprint, card.get("license"), card.get("results", ()))
     with naming(directory), directory_aside(directory) as aside:
         for tower, folder in folders.items():
@@ -64,7 +64,7 @@ def write_encoder(encoder: Any, directory: Path, format: Format, address: str, *
 
 def opening_line(name: str, address: str, languages: list[str]) -> str:
     """Return the line of Python that opens a transformer of a class, or a graph of a runtime, with this ``name``."""
-    file = json.dumps(str(Path(address, FILES.get(name, ""))))
+    file = json.dumps(str(Path(address, GRAPH_FILES.get(name, ""))))
     line = {
         "onnx": f"import onnxruntime; onnxruntime.InferenceSession({file})",
         "openvino": f'import openvino; openvino.compile_model({file}, "CPU", {{"INFERENCE_PRECISION_HINT": "f32"}})',
@@ -82,10 +82,10 @@ def _encoding_line(address: str, tasks: list[str]) -> str:
 def _write_tower(encoder: Any, tower: str, path: Path, format: Format, prompts: Prompts) -> bool:
     """Write a tower, and return whether sentence-transformers can open it."""
     model, tokenizer = encoder.model, tokenizer_of(encoder.tokenizers, tower)
-    own, max_length = model.encoders[tower], encoder.text.max_length
+    tower_encoder, max_length = model.encoders[tower], encoder.text.max_length
     settings: dict[str, Any] = {"max_length": max_length, "layers": model.config.pooled_layer}
     if format == "hf":
-        write_huggingface(path, own, tokenizer, **settings)
+        write_huggingface(path, tower_encoder, tokenizer, **settings)
         return False
     projection = model.projections[tower] if tower in model.projections else None
     settings |= {"pooling": model.pooling[tower], "normalize": model.config.normalize, "projection": projection}
@@ -94,8 +94,8 @@ def _write_tower(encoder: Any, tower: str, path: Path, format: Format, prompts: 
             problem = "its vectors are means of projection spaces, which sentence-transformers does not have"
             raise UserError(problem, cure="set `no_projection` to leave them out, or set `format` to xrep")
         settings["activation"] = "none" if projection is None else projection.shape.activation
-        settings |= {"prompts": prompts, "weights": format not in FILES}
-        write_sentence_transformers(path, own, tokenizer, **settings)
+        settings |= {"prompts": prompts, "weights": format not in GRAPH_FILES}
+        write_sentence_transformers(path, tower_encoder, tokenizer, **settings)
     except UserError:  # pre-norm and projection spaces do not matter to a graph
         if format == "sentence-transformers":
             raise

@@ -16,7 +16,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.jobs.engines import LOCAL, Engine, run
+from xrep.jobs.engines import LOCAL, Engine, run_job
 from xrep.jobs.outputs import job_address, publish_parts, repeatable, states_of
 from xrep.jobs.plan import Advance, Job, MachineError, Remade, Stage
 from xrep.models.kinds import kind_of
@@ -24,9 +24,9 @@ from xrep.nn.encoder import counting_sentences
 from xrep.registry import IMPORTED, import_plugin
 from xrep.store import addresses
 from xrep.store.addresses import is_local
-from xrep.store.arrays import ArrayFile, blocks
-from xrep.store.lines import FILES, Texts, write_lines
-from xrep.store.vectors import MANIFEST, Manifest, Origin, Part, Vectors, text_digest
+from xrep.store.arrays import ArrayFile, block_bounds
+from xrep.store.texts import TEXT_FILES, Texts, write_lines
+from xrep.store.vectors import VECTORS_MANIFEST, Manifest, Origin, VectorPart, Vectors, text_digest
 from xrep.text.examples import read_text
 from xrep.text.languages import canonical, refuse_pair
 
@@ -37,7 +37,7 @@ VECTORS, HASHES = "vectors.npy", "hashes.npy"
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedText:
     """The result of ``encode_file``: ``path`` has the vectors [lines, size] of all ``lines``, of which an earlier call
     had computed those of ``resumed`` lines."""
 
@@ -111,7 +111,7 @@ class Read(TextSource, Stage):
 
     @cached_property
     def texts(self) -> Texts:
-        files = [[result.files[name] for name in FILES] for result in self.results]
+        files = [[result.files[name] for name in TEXT_FILES] for result in self.results]
         return Texts(files, [result.facts["rows"] for result in self.results])
 
 
@@ -170,7 +170,7 @@ class Encode(Stage):
     @cached_property
     def vectors(self) -> Vectors:
         """The vectors of all lines."""
-        parts = [Part(file=result.files[VECTORS], rows=result.facts["rows"], text="") for result in self.results]
+        parts = [VectorPart(file=result.files[VECTORS], rows=result.facts["rows"], text="") for result in self.results]
         return Vectors("", manifest=Manifest(origin=self.origin, parts=parts))
 
 
@@ -185,7 +185,7 @@ class Join(Stage):
     @cached_property
     def units(self) -> Sequence[tuple[int, int]]:
         count = len(self._encode.units)
-        return blocks(count, PART_CHUNKS) if self._parts else [(0, count)]
+        return block_bounds(count, PART_CHUNKS) if self._parts else [(0, count)]
 
     def run(self, unit: tuple[int, int], folder: Path, advance: Advance) -> dict[str, Any]:
         whole = ArrayFile.create(folder / VECTORS, self._encode.origin.dtype, (self._encode.origin.size,))
@@ -212,7 +212,7 @@ def encode_file(
     parts: bool = False,
     engine: Engine = LOCAL,
     show_progress: bool = True,
-) -> Encoded | None:
+) -> EncodedText | None:
     """Encode each line of UTF-8 files into a row of a .npy file, or of the parts of a folder of ``Vectors``.
 
     What is done is kept in ``{output}.job`` until all is done, so a second call goes on.
@@ -245,7 +245,7 @@ def encode_file(
         if parts:
             named = {f"part-{number:05d}-{one.digest(VECTORS)}.npy": one for number, one in enumerate(joined)}
             publish_parts({name: result.files[VECTORS] for name, result in named.items()}, place)
-            described = [Part(file=name, **result.facts) for name, result in named.items()]
+            described = [VectorPart(file=name, **result.facts) for name, result in named.items()]
             Manifest(origin=origin, parts=described).write(place)
             for name in addresses.names_in(place):
                 if _PART.fullmatch(name) and name not in named:
@@ -262,8 +262,8 @@ def encode_file(
             "seconds": time.monotonic() - began,
         }
 
-    result = run(job, engine, finish, place, show_progress=show_progress)
-    return Encoded(**result) if result else None
+    result = run_job(job, engine, finish, place, show_progress=show_progress)
+    return EncodedText(**result) if result else None
 
 
 def origin_of(encoder: SentenceEncoder, lang: str | None, **how: Any) -> Origin:
@@ -277,10 +277,10 @@ def origin_of(encoder: SentenceEncoder, lang: str | None, **how: Any) -> Origin:
 def _check_folder(folder: str) -> None:
     """Raise a UserError if a folder has a manifest that is not one of vectors, which a new one would replace."""
     if not is_local(folder):
-        if addresses.exists(addresses.join(folder, MANIFEST)):
+        if addresses.exists(addresses.join(folder, VECTORS_MANIFEST)):
             Manifest.read(folder)
     else:
         kind = kind_of(folder)
-        if os.path.exists(os.path.join(folder, MANIFEST)) and kind != "folder of encoded lines":
-            problem = f"a {kind or f'folder with another {MANIFEST}'}"
+        if os.path.exists(os.path.join(folder, VECTORS_MANIFEST)) and kind != "folder of encoded lines":
+            problem = f"a {kind or f'folder with another {VECTORS_MANIFEST}'}"
             raise UserError(problem, path=folder, cure="name a new folder")

@@ -15,8 +15,8 @@ from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside, naming
 from xrep.inference.encoder_files import Format, opening_line
 from xrep.inference.model_card import README, write_card
-from xrep.inference.options import ExportOptions
 from xrep.inference.sentence_encoder import SentenceEncoder, encoder_of
+from xrep.inference.settings import ExportOptions
 from xrep.interop.sentence_modules import PROMPTS
 from xrep.models.averaging import average_last
 from xrep.models.directory import (

@@ -19,10 +19,10 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.registry import one_line
 
 Runtime = Literal["onnx", "openvino"]
-FILES: dict[str, str] = {"onnx": "onnx/model.onnx", "openvino": "openvino/openvino_model.xml"}
+GRAPH_FILES: dict[str, str] = {"onnx": "onnx/model.onnx", "openvino": "openvino/openvino_model.xml"}
 """Where sentence-transformers looks for the graph of each runtime."""
 INPUTS, OUTPUTS = ("input_ids", "attention_mask"), ("sentence_embedding", "last_hidden_state")
-TOLERANCE = 1e-4
+GRAPH_TOLERANCE = 1e-4
 """Largest difference of the graph's vectors from the encoder's, as a share of the largest number in them."""
 
 
@@ -37,7 +37,7 @@ def write_graph(model: DualEncoder, tower: str, directory: Path, runtime: Runtim
     for package in ("onnxscript", {"onnx": "onnxruntime", "openvino": "openvino"}[runtime]):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"{package} is not installed", cure=f"pip install 'xrep[{runtime}]'")
-    model, path = copy.deepcopy(model).float().cpu(), directory / FILES[runtime]
+    model, path = copy.deepcopy(model).float().cpu(), directory / GRAPH_FILES[runtime]
     path.parent.mkdir()
     with tempfile.TemporaryDirectory(dir=directory) as folder:  # on the disk that has room for the result
         source = path if runtime == "onnx" else Path(folder, "model.onnx")
@@ -108,7 +108,7 @@ def _compare(run: Callable[[dict[str, np.ndarray]], Sequence[np.ndarray]], model
         computed = run(dict(zip(INPUTS, (batch.tokens.numpy(), batch.mask.long().numpy()), strict=True)))
         for ours, theirs in zip(expected, computed, strict=True):
             difference = float(np.abs(ours.numpy() - theirs).max())
-            if not difference <= TOLERANCE * max(float(ours.abs().max()), 1.0):
+            if not difference <= GRAPH_TOLERANCE * max(float(ours.abs().max()), 1.0):
                 problem = f"the graph of this encoder computes other vectors: they differ by {difference:.1e}"
                 raise UserError(problem, cure="choose the format sentence-transformers")
 

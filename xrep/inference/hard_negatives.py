@@ -15,25 +15,25 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-import xrep
 from xrep.errors import UserError
 from xrep.files import naming
 from xrep.hashing import find_sorted
 from xrep.inference.encoding import Encode, HeldEncoder, TextSource
 from xrep.inference.mining import fields, search_origin
-from xrep.inference.nearest import Found, Merge, Side, SideSource, search_stages
-from xrep.inference.options import NegativeOptions
+from xrep.inference.nearest import FoundNeighbours, Merge, Side, SideSource, search_stages
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.jobs.engines import LOCAL, Engine, run
+from xrep.inference.settings import NegativeOptions
+from xrep.jobs.engines import LOCAL, Engine, run_job
 from xrep.jobs.outputs import job_address, repeatable, states_of
 from xrep.jobs.plan import Advance, Job, Stage
 from xrep.retrieval.margins import first_of_each
 from xrep.retrieval.topk import pair_similarities
 from xrep.store import addresses
-from xrep.store.lines import FILES, Texts, write_lines
+from xrep.store.texts import TEXT_FILES, Texts, write_lines
 from xrep.text.cleaning import NO_KEY, sentence_hash
 from xrep.text.examples import read_pairs, read_text
 from xrep.text.find import Bitext
+from xrep.version import __version__
 
 _KEYS, _PAIRS, _NEGATIVES = "keys.npy", "pairs.npy", "negatives.tsv"
 _BLOCK = 1 << 13
@@ -102,10 +102,10 @@ def mine_negatives(
     def finish() -> dict[str, Any]:
         (chosen,), (pairs,) = choose.results, read.results
         addresses.publish(chosen.files[_NEGATIVES], output)
-        made = {"path": str(output), "settings": asdict(options), "version": xrep.__version__}
+        made = {"path": str(output), "settings": asdict(options), "version": __version__}
         return {**made, **pairs.facts["counts"], **chosen.facts, "seconds": time.monotonic() - began}
 
-    mined = run(job, engine, finish, str(output), show_progress=show_progress)
+    mined = run_job(job, engine, finish, str(output), show_progress=show_progress)
     return MinedNegatives(**mined) if mined else None
 
 
@@ -151,7 +151,7 @@ class ReadPairs(Stage):
                 new = chain(new, sentences.new(further, array("q")))
             write_lines(folder, new)
             np.save(folder / _KEYS, sentences.keys())
-            for name in (*FILES, _KEYS):
+            for name in (*TEXT_FILES, _KEYS):
                 (folder / name).rename(folder / f"{side}-{name}")
         source, target = (np.frombuffer(rows, np.int64) for rows in rows_of)
         worded = (source >= 0) & (target >= 0)
@@ -187,7 +187,7 @@ class PairSide(TextSource, SideSource):
     def texts(self) -> Texts:
         (result,) = self._read.results
         count = result.facts["counts"][("sources", "candidates")[self._side]]
-        return Texts([[result.files[f"{self._side}-{name}"] for name in FILES]], [count])
+        return Texts([[result.files[f"{self._side}-{name}"] for name in TEXT_FILES]], [count])
 
     @property
     def keys(self) -> np.ndarray:
@@ -259,7 +259,7 @@ def _translations(pairs: _Pairs, x: Side, y: Side) -> np.ndarray:
 
 
 def _choose(
-    pairs: _Pairs, translations: np.ndarray, nearest: Found, options: NegativeOptions, dropped: Counter[str]
+    pairs: _Pairs, translations: np.ndarray, nearest: FoundNeighbours, options: NegativeOptions, dropped: Counter[str]
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yield the negatives of some pairs at a time: the number of the first pair, the rows of the negatives, the nearest
     first, and their scores, [n, N] each; a row is -1 if there are fewer. ``dropped`` counts candidates by rule."""

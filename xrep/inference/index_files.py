@@ -4,8 +4,8 @@ Layout::
 
     manifest.json            the encoder, where it is, its prompt, how vectors are indexed, and the parts: their text,
                              language, lines, sentences, faiss's description, and sha256 and bytes of their files
-    part-{digest}/           the sentences that ``build`` wrote; each ``add`` writes a further part
-        lines.txt, offsets.npy and others        the sentences, and their numbers in the text (``xrep.store.lines``)
+    part-{digest}/           the sentences that ``build`` wrote; each ``add_rows`` writes a further part
+        lines.txt, offsets.npy and others        the sentences, and their numbers in the text (``xrep.store.texts``)
         vectors.npy          float16 [N, D], each of length 1
         00000.faiss, ...     faiss's index of the first vectors, of the next ones, and so on; none: the search is exact
 
@@ -28,7 +28,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import xrep
 from xrep.errors import UserError
 from xrep.files import (
     check_new_directory,
@@ -41,18 +40,19 @@ from xrep.files import (
 )
 from xrep.inference.encoding import VECTORS, Encode, HeldEncoder, Join, Read, origin_of
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.jobs.engines import LOCAL, run
+from xrep.jobs.engines import LOCAL, run_job
 from xrep.jobs.outputs import job_address, publish_parts, repeatable, states_of
 from xrep.jobs.plan import Advance, Job
-from xrep.jobs.work import Share
+from xrep.jobs.work import WorkerShare
 from xrep.models.directory import describe
 from xrep.models.kinds import MANIFEST, read_mapping
-from xrep.retrieval.ivf import add, make_index, train
+from xrep.retrieval.ivf import add_rows, make_index, train_index
 from xrep.store import addresses
-from xrep.store.lines import FILES, LINES, NUMBERS
+from xrep.store.texts import LINES, NUMBERS, TEXT_FILES
 from xrep.store.vectors import Origin, Vectors
+from xrep.version import __version__
 
-SCHEMA = 3
+INDEX_SCHEMA = 3
 FLAT_ROWS = 100_000
 """A part with more sentences is not searched exactly, unless the user wants it."""
 _CELLS = 4096
@@ -61,7 +61,7 @@ _INDEX_BYTES = 1 << 31
 _KEYS = {"schema", "xrep", "encoder", "beside", "fingerprint", "precision", "prompt", "index", "size", "parts"}
 _PART = re.compile(r"part-[0-9a-f]{16}")
 Facts = dict[str, Any]
-Sentences = str | Path | Iterable[str]
+SentenceSource = str | Path | Iterable[str]
 """A file of sentences, one on each line, or the sentences themselves."""
 
 
@@ -70,9 +70,9 @@ def read_manifest(path: Path) -> Facts:
     if not path.exists():
         raise UserError("no such index", path=path, cure="build it with xrep-search build")
     manifest = read_mapping(path / MANIFEST) or {}
-    if _KEYS <= manifest.keys() and manifest["schema"] == SCHEMA and manifest["parts"]:
+    if _KEYS <= manifest.keys() and manifest["schema"] == INDEX_SCHEMA and manifest["parts"]:
         return manifest
-    problem = f"not an index (no valid {MANIFEST} of schema {SCHEMA})"
+    problem = f"not an index (no valid {MANIFEST} of schema {INDEX_SCHEMA})"
     raise UserError(problem, path=path, cure="name a directory that xrep-search build wrote, or build it again")
 
 
@@ -148,16 +148,16 @@ class WritePart(Join):
             import faiss
 
             trained, step = make_index(index, vectors.size, rows)[0], max(1, _INDEX_BYTES // (4 * vectors.size))
-            train(trained, index, vectors, 0, rows, 10_000)
+            train_index(trained, index, vectors, 0, rows, 10_000)
             for file, first in enumerate(range(0, rows, step)):
                 filled = faiss.clone_index(trained)
-                add(filled, index, vectors, first, min(first + step, rows))
+                add_rows(filled, index, vectors, first, min(first + step, rows))
                 faiss.write_index(filled, str(folder / f"{file:05d}.faiss"))
         return {"index": index}
 
 
 def write_part(
-    path: Path, encoder: SentenceEncoder, new: Facts | None, lines: Sentences, lang: str | None, **how: Any
+    path: Path, encoder: SentenceEncoder, new: Facts | None, lines: SentenceSource, lang: str | None, **how: Any
 ) -> None:
     """Write a new directory with one part, or add a part to one, unless these sentences are there already.
 
@@ -174,7 +174,7 @@ def write_part(
     origin = origin_of(encoder, lang, dtype="float16", normalize=True, prompt=base["prompt"], **how)
     if new is not None:
         made = {"fingerprint": origin.encoder, "size": origin.size, "parts": []}
-        new = {"schema": SCHEMA, "xrep": xrep.__version__, **new, **made}
+        new = {"schema": INDEX_SCHEMA, "xrep": __version__, **new, **made}
         _current(path, new)
     if base["index"] not in ("auto", "flat"):
         make_index(base["index"], origin.size)  # to report a mistake in it before the text is encoded
@@ -194,7 +194,7 @@ def write_part(
             _put_in_place(path, read.manifest, text.facts | written.facts, text.files | written.files)
         return {}
 
-    run(job, LOCAL, finish, str(path), show_progress=show_progress, share=Share())  # this process alone
+    run_job(job, LOCAL, finish, str(path), show_progress=show_progress, share=WorkerShare())  # this process alone
 
 
 def _put_in_place(path: Path, manifest: Facts, part: Facts, files: dict[str, str]) -> None:
@@ -203,7 +203,7 @@ def _put_in_place(path: Path, manifest: Facts, part: Facts, files: dict[str, str
     for left in sorted(path.glob("part-*")):
         if _PART.fullmatch(left.name) and left.name not in listed and left.is_dir():
             others = [file.name for pattern in ("*.faiss", ".*.tmp") for file in left.glob(pattern)]
-            remove_files(left, [*FILES, VECTORS, *others])
+            remove_files(left, [*TEXT_FILES, VECTORS, *others])
     publish_parts(files, str(folder))
     part = part | {"files": {name: describe(folder / name) for name in sorted(files)}}
     aside = folder / f".{MANIFEST}.tmp"  # so that it is removed with what else an interrupted command leaves

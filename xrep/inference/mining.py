@@ -12,25 +12,25 @@ from typing import Any, Literal
 
 import numpy as np
 
-import xrep
 from xrep.data.disk_sort import DiskSort
 from xrep.errors import UserError
 from xrep.files import naming
 from xrep.hashing import hash_bytes
 from xrep.inference.encoding import HASHES, Encode, HeldEncoder, Read, origin_of
 from xrep.inference.nearest import Merge, Side, SideSource, search_stages
-from xrep.inference.options import MiningOptions, SearchOptions
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.jobs.engines import LOCAL, Engine, run
+from xrep.inference.settings import MiningOptions, SearchOptions
+from xrep.jobs.engines import LOCAL, Engine, run_job
 from xrep.jobs.outputs import job_address, repeatable, states_of
 from xrep.jobs.plan import Advance, Job, Stage
 from xrep.retrieval.ivf import make_index
 from xrep.retrieval.margins import check_neighbours, choose_in_blocks, first_of_each
 from xrep.store import addresses
-from xrep.store.arrays import READ_BYTES, ArrayFile, blocks
-from xrep.store.lines import Texts
+from xrep.store.arrays import READ_BYTES, ArrayFile, block_bounds
+from xrep.store.texts import Texts
 from xrep.store.vectors import Origin, Vectors, text_digest
 from xrep.text.languages import canonical
+from xrep.version import __version__
 
 _PAIRS, _ROWS = "pairs.tsv", "rows.npy"
 _CHECKED_ROWS = 1 << 18
@@ -102,7 +102,7 @@ def mine(
     x, y = sides = [TextSide(text, output, held, options, k) for text in (source, target)]
     _check_vectors(x, y)
     found, merge = search_stages(x, y, options.index, options.probes, options.index_gigabytes, options.device)
-    choose = Choose(x, y, merge, options)
+    choose = ChoosePairs(x, y, merge, options)
     stages = [stage for side in sides for stage in side.stages]
     inputs = {"source": x.facts, "target": y.facts, "encoder": held and held.fingerprint}
     facts = {name: value for name, value in asdict(options).items() if name != "device"} | inputs
@@ -121,11 +121,11 @@ def mine(
             "duplicates": tuple(count["duplicates"] for count in counts),
             "inputs": inputs,
             "settings": asdict(options),
-            "version": xrep.__version__,
+            "version": __version__,
             "seconds": time.monotonic() - began,
         }
 
-    mined = run(job, engine, finish, str(output), show_progress=show_progress)
+    mined = run_job(job, engine, finish, str(output), show_progress=show_progress)
     return Mined(**mined) if mined else None
 
 
@@ -137,12 +137,12 @@ class TextSide(SideSource):
         self, text: Text, output: str | Path, encoder: HeldEncoder | None, options: SearchOptions, k: int
     ) -> None:
         self.name, self._k = text.name, k
-        files = [repeatable(file, output) for file in (addresses.matching(str(text.text)) if text.text else ())]
+        files = [repeatable(file, output) for file in (addresses.matching_files(str(text.text)) if text.text else ())]
         lang = text.lang and canonical(text.lang)
         self._read = Read(text.name, files, lang, "stripped") if files else None
         self.facts: dict[str, Any] = {"text": states_of(files), "lang": lang}
         if text.vectors:
-            self._origin = Check(text, self._read)
+            self._origin = CheckVectors(text, self._read)
             self.facts["vectors"] = states_of([text.vectors])
         elif self._read is None or encoder is None:
             raise UserError(f"no vectors of the {text.name}", cure="give them, or a text and an encoder")
@@ -199,7 +199,7 @@ def search_origin(encoder: SentenceEncoder, lang: str | None, options: SearchOpt
     return origin_of(encoder, lang, dtype="float16", batch_tokens=options.batch_tokens, normalize=True, prompt=None)
 
 
-class Check(Stage):
+class CheckVectors(Stage):
     """Check vectors that were given: those of a folder by the checksums of the lines, others by their numbers. A unit
     is a part of a folder, or some rows."""
 
@@ -218,7 +218,7 @@ class Check(Stage):
         if self._read and self._text.text:
             self.vectors.check_count(len(self._read.texts), self._text.text)
         return list(
-            pairwise(self.vectors.starts) if self.vectors.manifest else blocks(len(self.vectors), _CHECKED_ROWS)
+            pairwise(self.vectors.starts) if self.vectors.manifest else block_bounds(len(self.vectors), _CHECKED_ROWS)
         )
 
     def weight(self, unit: tuple[int, int]) -> int:
@@ -233,7 +233,7 @@ class Check(Stage):
             vectors.check_text(self.units.index(unit), text_digest(texts.read(start, stop)), self._text.text)
             return {"rows": stop - start}
         hashes = np.empty((0 if texts else stop - start, 2), np.uint64)
-        for first, last in blocks(stop - start, READ_BYTES // (vectors.size * vectors.dtype.itemsize)):
+        for first, last in block_bounds(stop - start, READ_BYTES // (vectors.size * vectors.dtype.itemsize)):
             rows = vectors.stored(slice(start + first, start + last))
             lines = texts.read(start + first, start + last) if texts else ["-"] * len(rows)
             vectors.check_rows(rows, start + first, np.array([not line for line in lines]))
@@ -267,13 +267,13 @@ class Distinct(Stage):
         count = int(first.sum())
         if count < rows:
             chosen = ArrayFile.create(folder / _ROWS, np.int64)
-            for start, stop in blocks(rows, _CHECKED_ROWS):
+            for start, stop in block_bounds(rows, _CHECKED_ROWS):
                 chosen.append(start + np.flatnonzero(first[start:stop]))
             chosen.close()
         return {"sentences": count, "empty": rows - filled, "duplicates": filled - count}
 
 
-class Choose(Stage):
+class ChoosePairs(Stage):
     """Choose the pairs and write them."""
 
     name, unit = "choose", "files"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from xrep.config.layers import flat
+from xrep.config.values import flat
 from xrep.data.table import MANIFEST_FILE
 from xrep.errors import UserError
 from xrep.files import sha256_of

@@ -17,16 +17,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from xrep.jobs.plan import Advance, Remade, Result, Stage
+from xrep.jobs.plan import Advance, Remade, Stage, UnitResult
 from xrep.retrieval.ivf import PartIndex, parts_of, trained_index
-from xrep.retrieval.tiles import TILE, Operand, search_tile
+from xrep.retrieval.tiles import TILE_ROWS, Operand, search_tile
 from xrep.retrieval.topk import TopK
 from xrep.store import addresses
-from xrep.store.arrays import READ_BYTES, ArrayFile, blocks
+from xrep.store.arrays import READ_BYTES, ArrayFile, block_bounds
 from xrep.store.vectors import Vectors, as_directions
 
 _STRIP_BYTES = 1 << 28
-"""Bytes of the float32 rows of x that are held while all of y is read, at most."""
+"""Most memory of a strip of x, against which all of y is compared: bytes of float32 rows."""
 _STRIPS, _LEAST_STRIP = 4, 75_000
 """Number of strips that x is cut into at least, unless they would have fewer rows: the neighbours of y are unknown at
 the beginning of each strip, which costs time."""
@@ -73,7 +73,7 @@ class Side:
     def held(self, start: int, stop: int) -> HeldRows:
         """Read the vectors of some sentences into memory."""
         held = np.empty((stop - start, self.size), self.dtype)
-        for first, last in blocks(stop - start, max(1, READ_BYTES // (self.size * self.dtype.itemsize))):
+        for first, last in block_bounds(stop - start, max(1, READ_BYTES // (self.size * self.dtype.itemsize))):
             some = slice(start + first, start + last)
             held[first:last] = self.vectors.stored(some if self.rows is None else self.rows.read(some))
         return HeldRows(held)
@@ -114,10 +114,10 @@ class SideSource(Remade):
         raise NotImplementedError
 
 
-class Found:
+class FoundNeighbours:
     """The neighbours [N, k] of a side in files, one after the other, of which few are open at a time."""
 
-    def __init__(self, results: Sequence[Result], label: Label, k: int) -> None:
+    def __init__(self, results: Sequence[UnitResult], label: Label, k: int) -> None:
         self.k, self._starts = k, [0, *accumulate(result.facts[label]["rows"] for result in results)]
         self._open = lru_cache(maxsize=64)(lambda number: results[number].array(f"{label}.npy"))
 
@@ -177,13 +177,13 @@ class Search(Stage):
         """How many neighbours are wanted for each sentence of a side."""
         return {label: source.k for label, source in self._sources.items()}
 
-    def layers(self, label: Label) -> list[Found]:
+    def layers(self, label: Label) -> list[FoundNeighbours]:
         """Return neighbours of all rows of a side among parts of the other side, to be merged."""
-        layers = dict[int, list[Result]]()
+        layers = dict[int, list[UnitResult]]()
         for result in self.results:
             if label in result.facts:
                 layers.setdefault(result.facts[label]["layer"], []).append(result)
-        return [Found(results, label, self.k[label]) for results in layers.values()]
+        return [FoundNeighbours(results, label, self.k[label]) for results in layers.values()]
 
 
 class SearchAll(Search):
@@ -211,7 +211,7 @@ class SearchAll(Search):
             (label, self.k[OTHER[label]] if both else 0, strip)
             for label, side in self.sides.items()
             if self.k[label] and not (label == "y" and both and self.k["x"])
-            for strip in blocks(len(side), _strip_rows(side))
+            for strip in block_bounds(len(side), _strip_rows(side))
         ]
         return [(number, *strip) for number, strip in enumerate(strips)]
 
@@ -220,7 +220,7 @@ class SearchAll(Search):
         other, facts = OTHER[label], {label: {"layer": 0, "rows": stop - start}}
         rows, best = self._operand(label, start, stop), TopK.none(stop - start, self.k[label], device=self.device)
         of_other = ArrayFile.create(folder / f"{other}.npy", np.int32, (3 * k_other,)) if k_other else None
-        for first, last in blocks(len(self.sides[other]), _panel_rows(self.sides[other])):
+        for first, last in block_bounds(len(self.sides[other]), _panel_rows(self.sides[other])):
             columns, best_other = (
                 self._operand(other, first, last),
                 TopK.none(last - first, k_other, device=self.device),
@@ -241,13 +241,13 @@ class SearchAll(Search):
 
 def _strip_rows(side: Side) -> int:
     """Return the number of rows of each strip but the last one, which depends on the data alone."""
-    rows, most = len(side), max(1, min(MOST_ROWS, _STRIP_BYTES // (4 * side.size)) // TILE) * TILE
+    rows, most = len(side), max(1, min(MOST_ROWS, _STRIP_BYTES // (4 * side.size)) // TILE_ROWS) * TILE_ROWS
     strips = max(math.ceil(rows / most), min(_STRIPS, rows // _LEAST_STRIP), 1)
-    return math.ceil(math.ceil(rows / strips) / TILE) * TILE
+    return math.ceil(math.ceil(rows / strips) / TILE_ROWS) * TILE_ROWS
 
 
 def _panel_rows(side: Side) -> int:
-    return max(1, min(MOST_ROWS, _PANEL_BYTES // (4 * side.size)) // TILE) * TILE
+    return max(1, min(MOST_ROWS, _PANEL_BYTES // (4 * side.size)) // TILE_ROWS) * TILE_ROWS
 
 
 class TrainIndex(Search):
@@ -280,7 +280,7 @@ class TrainIndex(Search):
         return faiss.deserialize_index(np.frombuffer(addresses.read(file), np.uint8))
 
 
-class SearchIndex(Search):
+class SearchParts(Search):
     """A search with an index of faiss: a unit adds a part of one side to it and searches a block of the other.
 
     Where a sentence has fewer than k neighbours, the index is -1 and the similarity -inf.
@@ -301,7 +301,7 @@ class SearchIndex(Search):
             for label, k in self.k.items()
             if k
             for part, bounds in enumerate(parts_of(self._index, self.sides[OTHER[label]], self._gigabytes))
-            for queries in blocks(len(self.sides[label]), MOST_ROWS)
+            for queries in block_bounds(len(self.sides[label]), MOST_ROWS)
         ]
 
     @cached_property
@@ -334,20 +334,22 @@ class Merge(Search):
         self._search = search
 
     @cached_property
-    def units(self) -> Sequence[tuple[Label, list[Found], tuple[int, int]]]:
+    def units(self) -> Sequence[tuple[Label, list[FoundNeighbours], tuple[int, int]]]:
         """The side, the neighbours of all of its rows, and where the block begins and ends."""
-        found: dict[Label, list[Found]] = {label: self._search.layers(label) for label in OTHER}
+        found: dict[Label, list[FoundNeighbours]] = {label: self._search.layers(label) for label in OTHER}
         return [
             (label, layers, block)
             for label, layers in found.items()
             if len(layers) > 1
-            for block in blocks(len(layers[0]), MOST_ROWS)
+            for block in block_bounds(len(layers[0]), MOST_ROWS)
         ]
 
     def weight(self, unit: tuple[Any, ...]) -> int:
         return 1
 
-    def run(self, unit: tuple[Label, list[Found], tuple[int, int]], folder: Path, advance: Advance) -> dict[str, Any]:
+    def run(
+        self, unit: tuple[Label, list[FoundNeighbours], tuple[int, int]], folder: Path, advance: Advance
+    ) -> dict[str, Any]:
         label, (first, *others), block = unit
         best = first.slice(*block)
         for other in others:
@@ -355,7 +357,7 @@ class Merge(Search):
         np.save(folder / f"{label}.npy", _bits(best))
         return {label: {"layer": 0, "rows": len(best)}}
 
-    def found(self, label: Label) -> Found:
+    def found(self, label: Label) -> FoundNeighbours:
         """Return the neighbours of all rows of a side among all of the other side."""
         return (self.layers(label) or self._search.layers(label))[0]
 
@@ -365,6 +367,6 @@ def search_stages(
 ) -> tuple[list[Stage], Merge]:
     """Return the stages of a search for neighbours, exact if ``index`` is flat, and the last one, which has them."""
     train = TrainIndex(x, y, index)
-    search = SearchAll(x, y, device) if index == "flat" else SearchIndex(train, x, y, index, probes, gigabytes)
+    search = SearchAll(x, y, device) if index == "flat" else SearchParts(train, x, y, index, probes, gigabytes)
     merge = Merge(search, x, y)
     return [*([] if index == "flat" else [train]), search, merge], merge

@@ -13,15 +13,15 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.files import sha256_of
-from xrep.inference.index_files import VECTORS, Sentences, read_manifest, write_part
-from xrep.inference.options import PROBES
+from xrep.inference.index_files import VECTORS, SentenceSource, read_manifest, write_part
 from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder
-from xrep.precision import Precision
+from xrep.inference.settings import PROBES
+from xrep.number_types import Precision
+from xrep.retrieval.in_memory import neighbours
 from xrep.retrieval.ivf import compare_proposed
-from xrep.retrieval.tiles import neighbours
 from xrep.retrieval.topk import TopK
 from xrep.store.arrays import by_part
-from xrep.store.lines import FILES, Texts
+from xrep.store.texts import TEXT_FILES, Texts
 from xrep.store.vectors import Vectors, normalize_rows
 
 _SEARCHED_BYTES = 1 << 25
@@ -73,7 +73,7 @@ class SearchIndex:
         self.manifest = read_manifest(self.path)
         parts = self.manifest["parts"]
         folders, rows = [self.path.absolute() / part["folder"] for part in parts], [part["rows"] for part in parts]
-        self._texts = Texts([[folder / name for name in FILES] for folder in folders], rows)
+        self._texts = Texts([[folder / name for name in TEXT_FILES] for folder in folders], rows)
         self._vectors = lru_cache(maxsize=64)(lambda number: Vectors(folders[number] / VECTORS))
         self._held = cache(lambda number: self._vectors(number).read(slice(None)))
         self._indexes = cache(lambda number: _opened(folders[number], parts[number]["files"]))
@@ -93,7 +93,7 @@ class SearchIndex:
     def build(
         cls,
         encoder: SentenceEncoder | str | Path,
-        lines: Sentences,
+        lines: SentenceSource,
         path: str | Path,
         *,
         lang: str | None = None,
@@ -141,7 +141,7 @@ class SearchIndex:
         return cls(path, encoder)
 
     def add(
-        self, lines: Sentences, *, lang: str | None = None, batch_tokens: int = 4096, show_progress: bool = False
+        self, lines: SentenceSource, *, lang: str | None = None, batch_tokens: int = 4096, show_progress: bool = False
     ) -> None:
         """Encode further sentences and add them as a new part; arguments and errors are those of ``build``.
 

@@ -25,11 +25,10 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.models.kinds import PRETRAINED, expect
 from xrep.models.model import SentenceModel
 from xrep.nn.layers import is_quantised
-from xrep.precision import Precision
+from xrep.number_types import Precision
 from xrep.registry import one_line
 from xrep.text.languages import canonical, refuse_pair
-from xrep.text.sides import SHARED, Tokenizers, open_tokenizers, tokenizer_of
-from xrep.text.tokenizer import Tokenizer
+from xrep.text.sides import SHARED, Tokenizers, open_tokenizer, open_tokenizers, tokenizer_of
 
 QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 """Usual names of the prompts of queries and of what they find, which sentence-transformers knows, too."""
@@ -257,7 +256,7 @@ def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:
     )
     starts = config.starts
     config.normalize = all(start.normalize is not False for start in starts.values())
-    tokenizers = {tower: Tokenizer.load(start.tokenizer) for tower, start in starts.items()}
+    tokenizers = {tower: open_tokenizer(start.tokenizer) for tower, start in starts.items()}
     languages = [[canonical(code) for code, folder in routes.items() if folder == tower] for tower in folders]
     text = TextSpec(
         vocabularies={tower: Vocabulary.of(tokenizer) for tower, tokenizer in tokenizers.items()},

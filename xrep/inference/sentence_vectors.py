@@ -13,7 +13,7 @@ import numpy as np
 
 from xrep.errors import UserError
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.precision import Precision
+from xrep.number_types import Precision
 from xrep.text.languages import canonical
 
 try:

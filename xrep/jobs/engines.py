@@ -14,17 +14,17 @@ from typing import Any
 from xrep.errors import UserError
 from xrep.interrupts import Interrupted
 from xrep.jobs.notes import DONE, FAILED
-from xrep.jobs.outputs import prepare
-from xrep.jobs.plan import LOCK, Job, MachineError
-from xrep.jobs.work import Engine, Share, share_of, work
+from xrep.jobs.outputs import prepare_job
+from xrep.jobs.plan import LOCK_FILE, Job, MachineError
+from xrep.jobs.work import Engine, WorkerShare, share_of, work
 from xrep.store.addresses import is_local, join
 
 Finish = Callable[[], dict[str, Any]]
 LOCAL = Engine()
 
 
-def run(
-    job: Job, engine: Engine, finish: Finish, output: str, *, show_progress: bool, share: Share | None = None
+def run_job(
+    job: Job, engine: Engine, finish: Finish, output: str, *, show_progress: bool, share: WorkerShare | None = None
 ) -> dict[str, Any] | None:
     """Do what is left of a job, or this process's share of it, and return what ``finish`` returns, which makes the
     output of the results when all is done. None: another process makes it, or has made it.
@@ -39,7 +39,7 @@ def run(
     """
     share = share or share_of(engine)
     shared = share.count > 1
-    prepare(output)
+    prepare_job(output)
     with _locked(job, output, shared):
         if not job.begin(output if shared else None):
             return None
@@ -81,7 +81,7 @@ def _locked(job: Job, output: str, shared: bool) -> Iterator[None]:
     if not is_local(job.address):
         yield
         return
-    with open(join(job.address, LOCK), "a") as file:
+    with open(join(job.address, LOCK_FILE), "a") as file:
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:

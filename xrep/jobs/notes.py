@@ -16,7 +16,7 @@ from xrep.store import addresses
 from xrep.store.addresses import join
 
 PLAN, FINISHED = "plan.json", "finished.json"
-KINDS = DONE, STARTED, FAILED = "done", "started", "failed"
+NOTE_KINDS = DONE, STARTED, FAILED = "done", "started", "failed"
 _NOTE = re.compile(r"\d{7,}\.json")
 TRIES = 3
 """How often a unit is tried, whether it ends in an error or its worker ends."""
@@ -58,11 +58,12 @@ class Notes:
     def claim(self, number: int, worker: str) -> bool:
         """Return whether a worker shall do a unit: nobody has started it, or a worker that has ended or was not heard
         of for too long, or this one before it was started again. After three workers that ended the unit has failed."""
-        place, own = self.place(STARTED, number), {"worker": worker, "machine": gethostname(), "beat": 0, "ended": ""}
-        if addresses.create(place, json_bytes({**own, "tries": 1})):
+        place = self.place(STARTED, number)
+        content = {"worker": worker, "machine": gethostname(), "beat": 0, "ended": ""}
+        if addresses.create(place, json_bytes({**content, "tries": 1})):
             return True
         try:
-            claim = read_json(place)
+            claim = read_job_file(place)
         except FileNotFoundError:
             return False
         since = self._seen.setdefault((number, *claim.values()), time.monotonic())
@@ -71,7 +72,7 @@ class Notes:
         if number in self.numbers(DONE, FAILED):
             return False  # since this worker has looked which units are left
         if claim["tries"] < TRIES:
-            addresses.write(place, json_bytes({**own, "tries": claim["tries"] + 1}))
+            addresses.write(place, json_bytes({**content, "tries": claim["tries"] + 1}))
             return True
         last = f"The last one was worker {claim['worker']} on {claim['machine']}: {claim['ended'] or 'see its log'}"
         self.fail(number, f"the end of its worker, {TRIES} times", last)
@@ -81,10 +82,10 @@ class Notes:
         """Let others start at once what a worker had begun that has ended, and return the number of these units."""
         begun = sorted(self.numbers(STARTED) - self.numbers(DONE, FAILED))
         claims = dict(zip(begun, self.read(STARTED, begun), strict=True))
-        own = [number for number, claim in claims.items() if claim["worker"] == worker]
-        for number in own:
+        claimed = [number for number, claim in claims.items() if claim["worker"] == worker]
+        for number in claimed:
             addresses.write(self.place(STARTED, number), json_bytes({**claims[number], "ended": reason}))
-        return len(own)
+        return len(claimed)
 
     @contextmanager
     def kept(self, number: int) -> Iterator[None]:
@@ -94,7 +95,7 @@ class Notes:
         def tell() -> None:
             while not ended.wait(_PATIENCE / 3):
                 with suppress(OSError, UserError):
-                    claim = read_json(place)
+                    claim = read_job_file(place)
                     addresses.write(place, json_bytes({**claim, "beat": claim["beat"] + 1}))
 
         threading.Thread(target=tell, daemon=True).start()
@@ -118,7 +119,7 @@ class Notes:
         None before it has begun); the list of those that ``failed``; the ``seconds`` that one took on average; and the
         ``rate``, in units a second, and the seconds that are ``left`` at this rate, or None if these are unknown."""
         try:
-            count = read_json(self._count)["count"]
+            count = read_job_file(self._count)["count"]
         except FileNotFoundError:
             count = None
         done = self.numbers(DONE)
@@ -135,7 +136,7 @@ class Notes:
 def notes_of(job: str) -> list[Notes]:
     """Return the notes of each stage of a job; a UserError says that there is no job at this address."""
     try:
-        return [Notes(job, stage) for stage in read_json(join(job, PLAN))["stages"]]
+        return [Notes(job, stage) for stage in read_job_file(join(job, PLAN))["stages"]]
     except FileNotFoundError:
         cure = "name an output or its folder .job; without this folder, the command is finished or was not started"
         raise UserError("there is no such job", path=job, cure=cure) from None
@@ -154,7 +155,7 @@ def json_bytes(content: Any) -> bytes:
     return json.dumps(content, indent=1, ensure_ascii=False).encode()
 
 
-def read_json(address: str) -> Any:
+def read_job_file(address: str) -> Any:
     """Read a file of a job; a UserError says that it is damaged."""
     try:
         return json.loads(addresses.read(address))

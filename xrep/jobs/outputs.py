@@ -13,10 +13,10 @@ from typing import Any
 
 from xrep.errors import UserError
 from xrep.files import is_stream, naming
-from xrep.jobs.plan import BESIDE, COPY, FINISHED, LOCK, PLAN
+from xrep.jobs.plan import BESIDE, COPY, FINISHED, LOCK_FILE, PLAN
 from xrep.store import addresses
 from xrep.store.addresses import is_local, join
-from xrep.store.vectors import MANIFEST
+from xrep.store.vectors import VECTORS_MANIFEST
 from xrep.text.lines import container_of
 from xrep.text.records import split_field
 
@@ -26,12 +26,12 @@ def job_address(output: str | Path) -> str:
     return (os.path.realpath(output) if is_local(output) else str(output).rstrip("/")) + ".job"
 
 
-def prepare(output: str | Path) -> str:
+def prepare_job(output: str | Path) -> str:
     """Make the folder of a job, and return its address. Only its owner can read it, unless all can read the output that
     will be replaced. A UserError says that something else than a job is there."""
     job = job_address(output)
     names = addresses.names_in(job)
-    known = PLAN in names or all(name in (FINISHED, LOCK) or name.startswith(BESIDE) for name in names)
+    known = PLAN in names or all(name in (FINISHED, LOCK_FILE) or name.startswith(BESIDE) for name in names)
     if not known or (is_local(job) and os.path.exists(job) and not os.path.isdir(job)):
         raise UserError("not the folder of an unfinished command", path=job, cure="rename it, or write elsewhere")
     addresses.make_folder(job)
@@ -45,12 +45,12 @@ def repeatable(path: str | Path | Iterable[bytes], output: str | Path) -> str:
     are: a copy in the folder of the job that makes ``output``, whose name has a checksum. Other files are returned as
     they are."""
     if not isinstance(path, str | Path):
-        return _copied(path, "", prepare(output))
+        return _copied(path, "", prepare_job(output))
     path = "/dev/stdin" if str(path) == "-" else str(path)
     if not is_local(path) or not is_stream(path):
         return path
     with open(path, "rb") as content:
-        return _copied(iter(partial(content.read, 1 << 20), b""), "".join(Path(path).suffixes), prepare(output))
+        return _copied(iter(partial(content.read, 1 << 20), b""), "".join(Path(path).suffixes), prepare_job(output))
 
 
 def _copied(blocks: Iterable[bytes], ending: str, job: str) -> str:
@@ -82,7 +82,7 @@ def _state_of(file: str) -> list[Any]:
     place, real = str(split_field(file)[0]), file
     if is_local(file):
         place, real = str(container_of(Path(place))), os.path.realpath(file)
-    manifest = join(place, MANIFEST)
+    manifest = join(place, VECTORS_MANIFEST)
     try:
         known = manifest if addresses.is_folder(place) and addresses.exists(manifest) else place
         return [real, *addresses.state_of(known)]

@@ -24,25 +24,26 @@ import tempfile
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import xrep
 from xrep.errors import UserError
 from xrep.files import sha256_of
-from xrep.jobs.notes import DONE, FAILED, FINISHED, KINDS, PLAN, STARTED, TRIES, Notes, json_bytes, read_json
+from xrep.jobs.notes import DONE, FAILED, FINISHED, NOTE_KINDS, PLAN, STARTED, TRIES, Notes, json_bytes, read_job_file
+from xrep.progress import Advance
 from xrep.store import addresses
 from xrep.store.addresses import is_local, join
 from xrep.store.arrays import ArrayFile
+from xrep.version import __version__
 
-LOCK = "lock"
+LOCK_FILE = "lock"
 COPY = "input-"
 """Beginning of the names of inputs that could be read once only, in the folder of the job."""
 BESIDE = COPY, f"{PLAN}.", f"{FINISHED}."
 """Beginnings of the names of such copies, and of files that a process was writing when it was killed."""
-_FOLDERS = *KINDS, "data"
+_FOLDERS = *NOTE_KINDS, "data"
 """What is removed in this order, so that there is never a marker whose data is gone."""
 _PAUSE = 2.0
 """Seconds before a unit is tried the second time."""
@@ -50,14 +51,13 @@ _FEW = 16
 """Most markers that are not copied into one file when a stage is complete."""
 _HOPELESS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.ENOENT}
 """Errors of the file system that will not have gone after a pause."""
-Advance = Callable[[int], object]
 
 
 class MachineError(UserError):
     """Something is wrong with a machine of several. What is done of the job is kept, because the command is right."""
 
 
-class Result(NamedTuple):
+class UnitResult(NamedTuple):
     """What a unit has left: the addresses of its files, by their names, and facts."""
 
     files: dict[str, str]
@@ -111,7 +111,7 @@ class Stage(Remade, ABC):
         done, if it is only a part of the unit."""
 
     @cached_property
-    def results(self) -> list[Result]:
+    def results(self) -> list[UnitResult]:
         """The results of all units, which must be done."""
         whole = join(self.job.address, DONE, f"{self.name}.json")
         try:
@@ -122,7 +122,7 @@ class Stage(Remade, ABC):
             if len(markers) > _FEW:
                 addresses.create(whole, json.dumps(markers).encode())
         return [
-            Result({name: self.data(number, name, digest) for name, digest in files.items()}, facts)
+            UnitResult({name: self.data(number, name, digest) for name, digest in files.items()}, facts)
             for number, (files, facts) in enumerate(markers)
         ]
 
@@ -145,7 +145,7 @@ class Job:
         self.address, self.stages = address, stages
         for stage in stages:
             stage.job = self
-        self.plan = {"xrep": xrep.__version__, "command": command, **facts, "stages": [stage.name for stage in stages]}
+        self.plan = {"xrep": __version__, "command": command, **facts, "stages": [stage.name for stage in stages]}
         self.plan = json.loads(json.dumps(self.plan))
         self.before = dict[str, set[int]]()
         """The units of each stage that were done before this process came to it."""
@@ -163,7 +163,7 @@ class Job:
         addresses.make_folder(self.address)
         plan, finished = join(self.address, PLAN), join(self.address, FINISHED)
         created = addresses.create(plan, json_bytes(self.plan))
-        if not created and (known := read_json(plan)) != self.plan:
+        if not created and (known := read_job_file(plan)) != self.plan:
             names = sorted(name for name in {*known, *self.plan} if known.get(name) != self.plan.get(name))
             problem = f"an unfinished command is there, which differs in {', '.join(names)}"
             raise UserError(problem, path=self.address, cure="remove it to begin anew, or write elsewhere")
@@ -175,7 +175,7 @@ class Job:
             addresses.remove(finished)
         for kind in (STARTED, FAILED) if output is None else ():  # nobody else is at work, and all is tried again
             addresses.remove(join(self.address, kind))
-        for folder in ("data", *[join(kind, stage.name) for kind in KINDS for stage in self.stages]):
+        for folder in ("data", *[join(kind, stage.name) for kind in NOTE_KINDS for stage in self.stages]):
             addresses.make_folder(join(self.address, folder))
         self.before = {stage.name: self.notes(stage).numbers(DONE) for stage in self.stages}
         return True
@@ -183,7 +183,7 @@ class Job:
     def has_made(self, output: str) -> bool:
         """Return whether several processes have finished the same job, and its output is there."""
         finished = join(self.address, FINISHED)
-        return addresses.exists(finished) and addresses.exists(output) and read_json(finished) == self.plan
+        return addresses.exists(finished) and addresses.exists(output) and read_job_file(finished) == self.plan
 
     def has_ended(self) -> bool:
         """Return whether another process has finished the job since this one began it. In an object store, which has no
@@ -244,7 +244,7 @@ class Job:
         """Remove the files of the job but the record that it is finished if that is to ``keep``, and its folder unless
         somebody else has put something there. What no marker may outlive goes last."""
         beside = [name for name in addresses.names_in(self.address) if name.startswith(BESIDE)]
-        for name in (*_FOLDERS, PLAN, *beside, *(() if keep else (FINISHED, LOCK))):
+        for name in (*_FOLDERS, PLAN, *beside, *(() if keep else (FINISHED, LOCK_FILE))):
             addresses.remove(join(self.address, name))
         if not os.path.isfile(self.address) and not addresses.names_in(self.address):
             addresses.remove(self.address)

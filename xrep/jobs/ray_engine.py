@@ -12,14 +12,14 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-import xrep
 from xrep.errors import UserError
 from xrep.jobs.notes import PLAN, TRIES
 from xrep.jobs.plan import Job, MachineError
-from xrep.jobs.work import Engine, Share, work
+from xrep.jobs.work import Engine, WorkerShare, work
 from xrep.progress import ProgressLine
 from xrep.store import addresses
 from xrep.store.addresses import join
+from xrep.version import __version__
 
 _PATIENCE = 10.0
 """Seconds that a machine of the cluster has to answer."""
@@ -40,11 +40,11 @@ class Worker:
         with suppress(OSError):  # a machine that shares no folders may still reach all that has an address
             os.chdir(folder)
 
-    def work(self, job: Job, share: Share) -> bool:
+    def work(self, job: Job, share: WorkerShare) -> bool:
         """Do the units of a worker and return whether all are done. A MachineError tells what differs here."""
         here = socket.gethostname()
-        if job.plan["xrep"] != xrep.__version__:
-            problem = f"the machine {here} has xrep {xrep.__version__}, and the driver {job.plan['xrep']}"
+        if job.plan["xrep"] != __version__:
+            problem = f"the machine {here} has xrep {__version__}, and the driver {job.plan['xrep']}"
             raise MachineError(problem, cure="install one version on all")
         if not addresses.exists(join(job.address, PLAN)):
             cure = "write to a folder that all machines share, or to an object store"
@@ -65,16 +65,16 @@ def run_on_ray(job: Job, engine: Engine, show_progress: bool) -> bool:
         variables = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         variables["OMP_NUM_THREADS"] = str(engine.cpus_per_worker)
         how = {"num_cpus": engine.cpus_per_worker, "num_gpus": gpus, "runtime_env": {"env_vars": variables}}
-        actor, actors, calls = ray.remote(Worker).options(**how), dict[Share, Any](), dict[Any, Share]()
+        actor, actors, calls = ray.remote(Worker).options(**how), dict[WorkerShare, Any](), dict[Any, WorkerShare]()
 
-        def start(share: Share) -> None:
+        def start(share: WorkerShare) -> None:
             actors[share] = actor.remote(os.getcwd())
             calls[actors[share].work.remote(job, share)] = share
 
         try:
             for number in range(count):
-                start(Share(number, count))
-            line, pause, early = ProgressLine(shown=show_progress), _PAUSE, Counter[Share]()
+                start(WorkerShare(number, count))
+            line, pause, early = ProgressLine(shown=show_progress), _PAUSE, Counter[WorkerShare]()
             while True:
                 for call in ray.wait(list(calls), timeout=pause)[0]:
                     try:

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
+from xrep.config.fields import Count, NotNegative, check_options
 from xrep.errors import UserError
 from xrep.interrupts import StopRequest
 from xrep.jobs.notes import DONE, FAILED, Notes
@@ -22,7 +23,7 @@ _PAUSE = 0.2, 5.0
 
 
 @dataclass(frozen=True)
-class Share:
+class WorkerShare:
     """The number of a worker, from 0, and the number of workers."""
 
     number: int = 0
@@ -39,31 +40,30 @@ class Engine:
     engine: Literal["local", "slurm", "ray"] = "local"
     """local: this process, or those that torchrun starts. slurm: the tasks of an array, each of which runs this
     command. ray: the cluster that RAY_ADDRESS names or, without it, the processors and GPUs of this machine."""
-    workers: int | None = None
+    workers: Count | None = None
     """Number of processes that Ray starts; none: one for each GPU, or else for each cpus_per_worker processors."""
-    cpus_per_worker: int = 1
+    cpus_per_worker: Count = 1
     """Number of processors for each process of Ray."""
-    gpus_per_worker: float = 0
+    gpus_per_worker: NotNegative = 0
     """Number of GPUs for each process of Ray, such as 0.5 for two processes on each."""
 
     def __post_init__(self) -> None:
-        """Raise a UserError if options do not go together."""
-        for name, least in {"workers": 1, "cpus_per_worker": 1, "gpus_per_worker": 0}.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"`{name}` {value}", cure=f"give at least {least}")
-            if value != getattr(Engine, name) and self.engine != "ray":
-                raise UserError(f"`{name}` is an option of Ray", cure="add `engine` ray, or leave it out")
+        check_options(self)
+
+    def problems(self) -> list[str]:
+        of_ray = ("workers", "cpus_per_worker", "gpus_per_worker") if self.engine != "ray" else ()
+        changed = [name for name in of_ray if getattr(self, name) != getattr(Engine, name)]
+        return [f"{name} is an option of Ray; add `engine` ray, or leave it out" for name in changed]
 
 
-def share_of(engine: Engine, environment: Mapping[str, str] | None = None) -> Share:
+def share_of(engine: Engine, environment: Mapping[str, str] | None = None) -> WorkerShare:
     """Return this process's share, which Slurm or torchrun tell in the environment. A UserError says if they do not, or
     that there is no Ray."""
     environment = os.environ if environment is None else environment
     if engine.engine == "ray":
         if importlib.util.find_spec("ray") is None:
             raise UserError("Ray is not installed", cure="pip install 'xrep[ray]'")
-        return Share()
+        return WorkerShare()
     number, count, first = "RANK", "WORLD_SIZE", 0
     if engine.engine == "slurm":
         number, count = "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"
@@ -71,7 +71,7 @@ def share_of(engine: Engine, environment: Mapping[str, str] | None = None) -> Sh
             cure = 'start it as a Slurm array: sbatch --array=0-63 --wrap "xrep-... --engine slurm"'
             raise UserError(f"the environment has no {number} and {count}", cure=cure)
         first = number_from(environment, "SLURM_ARRAY_TASK_MIN", 0)
-    share = Share(number_from(environment, number, 0) - first, number_from(environment, count, 1))
+    share = WorkerShare(number_from(environment, number, 0) - first, number_from(environment, count, 1))
     if not 0 <= share.number < share.count:
         cure = f"the environment variable {number} must count from {first}, without gaps, to {count} - 1"
         raise UserError(f"this is process {share.number} of {share.count}", cure=cure)
@@ -86,7 +86,7 @@ def number_from(environment: Mapping[str, str], variable: str, default: int) -> 
     return int(text)
 
 
-def work(job: Job, share: Share, show_progress: bool) -> bool:
+def work(job: Job, share: WorkerShare, show_progress: bool) -> bool:
     """Do the units of one worker, stage by stage, and return whether all units are done then; they are not if another
     process has finished the job. A worker begins with its own part of each stage, because neighbouring units read the
     same data, and helps the others when it has nothing to do."""
@@ -109,7 +109,7 @@ def work(job: Job, share: Share, show_progress: bool) -> bool:
     return True
 
 
-def _units(job: Job, notes: Notes, count: int, share: Share) -> Iterator[int]:
+def _units(job: Job, notes: Notes, count: int, share: WorkerShare) -> Iterator[int]:
     """Yield the units of a stage that this worker shall do, until all are done or have failed."""
     first, stop = (count * number // share.count for number in (share.number, share.number + 1))
     others, pause = [*range(first), *range(stop, count)], _PAUSE[0]

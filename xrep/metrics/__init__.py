@@ -2,8 +2,8 @@
 
 from xrep.metrics.components import principal_components, remove_components, whiten
 from xrep.metrics.correlation import pearson, spearman
+from xrep.metrics.extraction import best_threshold, mining_scores
 from xrep.metrics.geometry import alignment_loss, language_shares, uniformity_loss
-from xrep.metrics.mining import best_threshold, mining_scores
 from xrep.metrics.retrieval import mean_cosine, retrieval_accuracy
 from xrep.metrics.translation import bleu, chrf, multi_bleu
 

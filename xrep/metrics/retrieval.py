@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xrep.retrieval.tiles import neighbours
+from xrep.retrieval.in_memory import neighbours
 from xrep.store.vectors import normalize_rows
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEUScore
     from sacrebleu.metrics.chrf import CHRFScore
 
-Tokenizer = Literal["13a", "intl", "zh", "char", "none"]
+BleuTokenizer = Literal["13a", "intl", "zh", "char", "none"]
 """How sacrebleu splits text into words: like mteval-v13a (13a), like mteval-v14 (intl), Chinese into characters (zh),
 all text into characters (char), or only at white space (none, for text that is already tokenised)."""
 References = Sequence[str] | Sequence[Sequence[str]]
@@ -27,7 +27,7 @@ _IN_WORDS = {code: 0xF0000 + code for code in range(0x3001) if chr(code).isspace
 """Characters for private use that replace the white space which is none to perl's split on bytes (no-break spaces)."""
 
 
-def bleu(hypotheses: Sequence[str], references: References, tokenize: Tokenizer = "13a") -> tuple[BLEUScore, str]:
+def bleu(hypotheses: Sequence[str], references: References, tokenize: BleuTokenizer = "13a") -> tuple[BLEUScore, str]:
     """Return sacrebleu's BLEU of N hypotheses, case-sensitive and with exponential smoothing, and its signature.
 
     The signature tells the version and the settings that are needed to reproduce the score, for example
@@ -40,7 +40,7 @@ def bleu(hypotheses: Sequence[str], references: References, tokenize: Tokenizer 
 
 
 def resampled_bleu(
-    hypotheses: Sequence[str], references: References, tokenize: Tokenizer = "13a", resamples: int = RESAMPLES
+    hypotheses: Sequence[str], references: References, tokenize: BleuTokenizer = "13a", resamples: int = RESAMPLES
 ) -> np.ndarray:
     """Return sacrebleu's BLEU of N hypotheses that are drawn with replacement, float64 [R] (Koehn, 2004)."""
     from sacrebleu.metrics import BLEU
@@ -68,7 +68,7 @@ def chrf(hypotheses: Sequence[str], references: References) -> tuple[CHRFScore, 
     return metric.corpus_score(hypotheses, _streams(hypotheses, references)), str(metric.get_signature())
 
 
-def multi_bleu(hypotheses: Sequence[str], references: References, tokenize: Tokenizer = "none") -> BLEUScore:
+def multi_bleu(hypotheses: Sequence[str], references: References, tokenize: BleuTokenizer = "none") -> BLEUScore:
     """Return BLEU of N hypotheses as Moses' multi-bleu.perl computes it.
 
     This is BP · exp(¼ Σ log pₙ) over n-grams of 1 to 4 words (Papineni et al. 2002, "BLEU: a Method for Automatic

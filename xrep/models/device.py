@@ -9,7 +9,7 @@ import torch
 from xrep.errors import UserError
 from xrep.kernels.precision import multiplied_type, multiplies_int8
 from xrep.nn.layers import is_quantised, pack_weights, quantise_layers
-from xrep.precision import Precision, type_of
+from xrep.number_types import Precision, type_of
 
 M = TypeVar("M", bound=torch.nn.Module)
 

@@ -16,12 +16,12 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
-from xrep import __version__
 from xrep.evaluation.runner import comparison
 from xrep.progress import duration
 from xrep.report.pictures import Point, alignment_chart, chart, number, scatter_chart, style
 from xrep.report.runs import Run
 from xrep.text.languages import name as language_name
+from xrep.version import __version__
 
 Records = Mapping[str, Mapping[str, Any]]
 Block = dict[str, Any]
@@ -67,9 +67,9 @@ def _runs(runs: Sequence[Run]) -> list[Block]:
         steps = max((curve[-1][0] for curve in run.curves.values()), default=0)
         facts = [str(steps), "", "", "", "not finished"]
         if run.summary:
-            own, best = run.summary, run.summary["best"]
+            end, best = run.summary, run.summary["best"]
             shown = "" if best["value"] is None else f"{best['metric']} {number(best['value'])}\nstep {best['step']}"
-            facts = [str(own["steps"]), f"{own['examples']:,}", duration(own["train_seconds"]), shown, "finished"]
+            facts = [str(end["steps"]), f"{end['examples']:,}", duration(end["train_seconds"]), shown, "finished"]
         rows.append([f"{run.name}\n{run.path}", run.objective, *facts])
     return [{"rows": rows}, *({"note": line} for run in runs for line in run.damaged)]
 
@@ -114,7 +114,7 @@ def _evaluations(results: Mapping[str, Records], numbers: Mapping[str, int]) -> 
     if results:
         yield {"note": _INTERVALS}
     for test, records in results.items():
-        differences = {name: own["differences"] for name, own in records.items() if "differences" in own}
+        differences = {name: each["differences"] for name, each in records.items() if "differences" in each}
         header, *rows = [[cell.replace(" [", "\n[") for cell in row] for row in comparison(records, differences)]
         if len(records) > 1:
             rows = [[*row, _intervals(dict(zip(header, row, strict=True)), records, numbers)] for row in rows]
@@ -141,7 +141,9 @@ def _intervals(texts: Mapping[str, str], records: Records, numbers: Mapping[str,
 
 def _pictures(results: Mapping[str, Records], numbers: Mapping[str, int]) -> list[Block]:
     tests = [(next(iter(records.values()))["test"], records) for records in results.values()]
-    scatters = [(name, own["values"]) for kind, records in tests if kind == "scatter" for name, own in records.items()]
+    scatters = [
+        (name, each["values"]) for kind, records in tests if kind == "scatter" for name, each in records.items()
+    ]
     languages = list(dict.fromkeys(point["language"] for _, values in scatters for point in values["points"]))
     sentences = [scatter_chart(name, values, languages) for name, values in scatters]
     legend = {language_name(language): style(i) for i, language in enumerate(languages)}
@@ -162,7 +164,7 @@ def _data(runs: Sequence[Run]) -> list[Block]:
                 count, tokens = corpus["rows"], corpus["tokens"]
                 names = corpus.get("languages") or list(tokens)
                 mean = sum(tokens.values()) / max(1, count * len(tokens))
-                sides = ", ".join(f"{name} {own:,}" for name, own in zip(names, tokens.values(), strict=True))
+                sides = ", ".join(f"{name} {number:,}" for name, number in zip(names, tokens.values(), strict=True))
                 rows.append([f"{split} {'-'.join(names)}", f"{count:,}", sides, f"{mean:.1f}"])
         steps = sum(map(Counter, facts.get("cleaning", {}).values()), Counter[str]())
         counted = ", ".join(f"{count:,} {step}" for step, count in steps.items())
@@ -192,6 +194,6 @@ def _launches(runs: Sequence[Run]) -> list[Block]:
 def _versions(runs: Sequence[Run], results: Mapping[str, Records]) -> list[Block]:
     """Return the versions at the last launch of each run, and those of the evaluations."""
     rows = _table("", {run.name: run.launches[-1].get("versions", {}) for run in runs if run.launches})
-    measured = sorted({own["version"] for records in results.values() for own in records.values()})
+    measured = sorted({record["version"] for records in results.values() for record in records.values()})
     by = f" The evaluations are of xrep {', '.join(measured)}." if measured else ""
     return [{"rows": rows, "kind": "versions", "note": f"This page is of xrep {__version__}.{by}"}]

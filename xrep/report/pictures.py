@@ -42,10 +42,10 @@ def alignment_chart(records: Mapping[str, Mapping[str, Any]], numbers: Mapping[s
     points, pairs = dict[int, list[Point]](), ""
     for name, record in records.items():
         pairs = record["values"]["pairs"]
-        for own in record["values"].get("checkpoints", [record["values"]]):
-            step = f", step {own['step']}" if "step" in own else ""
-            text = f"{name}{step}\nalignment {own['alignment']:.4f}\nuniformity {own['uniformity']:.4f}"
-            points.setdefault(numbers[name], []).append((own["uniformity"], own["alignment"], text))
+        for figures in record["values"].get("checkpoints", [record["values"]]):
+            step = f", step {figures['step']}" if "step" in figures else ""
+            text = f"{name}{step}\nalignment {figures['alignment']:.4f}\nuniformity {figures['uniformity']:.4f}"
+            points.setdefault(numbers[name], []).append((figures["uniformity"], figures["alignment"], text))
     return chart(f"alignment and uniformity on {pairs} (lower is better)", "alignment", points)
 
 
@@ -53,14 +53,14 @@ def scatter_chart(name: str, values: Mapping[str, Any], languages: Sequence[str]
     """Return the sentences of a record in the colours of ``languages``, with lines between translations."""
     sentences = {str(i): row for i, row in enumerate(values["sentences"], start=1)}
     points, translations = dict[int, list[Point]](), dict[str, dict[str, Point]]()
-    for own in values["points"]:
-        language, label = own["language"], own["label"]
+    for one in values["points"]:
+        language, label = one["language"], one["label"]
         text = f"{language_name(language)}: {sentences.get(label, {}).get(language, label)}"
-        point = own["x"], own["y"], text
+        point = one["x"], one["y"], text
         points.setdefault(languages.index(language), []).append(point)
         if label in sentences:  # it is no token
             translations.setdefault(label, {})[language] = point
-    links = [(own.get("en", [*own.values()][0]), point) for own in translations.values() for point in own.values()]
+    links = [(one.get("en", [*one.values()][0]), point) for one in translations.values() for point in one.values()]
     share = "" if values["explained"] is None else f", {100 * values['explained']:.0f}% of the variance"
     return chart(f"{name}: sentences and their translations{share}", "places", points, links)
 
@@ -83,8 +83,8 @@ def chart(
         axes = figure.add_subplot(frameon=False) if labels else figure.add_axes((0.02, 0, 0.96, 1))
         for link in links:
             axes.plot(*[*zip(*link, strict=True)][:2], color=_FAINT, linewidth=0.8, alpha=0.55)
-        for series, own in points.items():
-            (colour, dashes), (x, y, _) = style(series), zip(*own, strict=True)
+        for series, its_points in points.items():
+            (colour, dashes), (x, y, _) = style(series), zip(*its_points, strict=True)
             line, marker = "" if kind == "places" else dashes, "" if kind == "curves" else "o"
             every = [0] if are_rows else 1
             axes.plot(x, y, color=colour, linestyle=line, marker=marker, markevery=every, clip_on=False)
@@ -99,7 +99,7 @@ def chart(
             axes.set_ylim(0.6 - len(points), 0.6) if are_rows else axes.set_aspect("equal", adjustable="datalim")
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata=_METADATA)
-        tips = _of_steps(points.values()) if kind == "curves" else [point for own in points.values() for point in own]
+        tips = _of_steps(points.values()) if kind == "curves" else [point for each in points.values() for point in each]
         percent = (axes.transData - figure.transFigure).transform([tip[:2] for tip in tips]) * 100
     svg = file.getvalue()
     places = [(round(x, 1), round(100 - y, 1), tip[2]) for (x, y), tip in zip(percent.tolist(), tips, strict=True)]

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xrep.config.layers import flat
 from xrep.config.saved import completed
+from xrep.config.values import flat
 from xrep.errors import UserError
 from xrep.models.directory import CONFIG, read_saved_config
 from xrep.training.log import LAUNCHES, METRICS
@@ -42,7 +42,7 @@ class Run(NamedTuple):
 
     @property
     def objective(self) -> str:
-        return ", ".join(dict.fromkeys(own for key, own in self.options.items() if key.endswith("criterion.name")))
+        return ", ".join(dict.fromkeys(name for key, name in self.options.items() if key.endswith("criterion.name")))
 
 
 def read_runs(paths: Sequence[str]) -> list[Run]:
@@ -65,16 +65,16 @@ def _read_run(name: str, path: Path) -> Run:
     defaults = completed(named)[0]
     changed = {key for key, value in options.items() if defaults.get(key, options) != value}
     options.pop("checkpoint.save_dir", None)  # it differs between any two runs
-    texts = {key: own if isinstance(own, str) else json.dumps(own, ensure_ascii=False) for key, own in options.items()}
+    texts = {key: it if isinstance(it, str) else json.dumps(it, ensure_ascii=False) for key, it in options.items()}
     (summary,) = _parsed(path / SUMMARY, damaged) or [{}]
     (data,) = _parsed(path / DATA_STATISTICS, damaged) or [{}]
     launches, curves = list[dict[str, Any]](), dict[tuple[str, str], Curve]()
-    for event, step, record in _parsed(path / LAUNCHES, damaged, lambda own: (own["event"], own["step"], own)):
+    for event, step, record in _parsed(path / LAUNCHES, damaged, lambda line: (line["event"], line["step"], line)):
         if event == "start":
             launches.append(record)
         elif launches:
             launches[-1] |= {"how": record.get("how"), "until": step}
-    for kind, step, record in _parsed(path / METRICS, damaged, lambda own: (_KINDS[own["kind"]], own.pop("step"), own)):
+    for kind, step, record in _parsed(path / METRICS, damaged, lambda it: (_KINDS[it["kind"]], it.pop("step"), it)):
         for figure, value in record.items():
             if isinstance(value, (int, float)) and math.isfinite(value):
                 curves.setdefault((kind, figure), []).append((step, value))
@@ -85,7 +85,7 @@ def _read_run(name: str, path: Path) -> Run:
     return Run(name, path, texts, changed, summary, data, launches, curves, damaged)
 
 
-def _parsed(path: Path, damaged: list[str], parse: Callable[[Any], Any] = lambda own: own) -> list[Any]:
+def _parsed(path: Path, damaged: list[str], parse: Callable[[Any], Any] = lambda value: value) -> list[Any]:
     """Return what ``parse`` makes of the content of a JSON file, or of each line of JSON lines; nothing if there is no
     file. A line about each record that is damaged is added to ``damaged``."""
     records, has_lines = [], path.suffix == ".jsonl"
@@ -124,8 +124,8 @@ def _records_in(content: Any) -> list[tuple[str, dict[str, Any]]]:
     if "test" not in content:
         return []
     models = content.get("models", {"": content}).values()
-    several = [own["values"]["results"] if own["test"] == "all" else {own["test"]: own} for own in models]
-    return [(label, {key: own[key] for key in _RESULT}) for results in several for label, own in results.items()]
+    several = [each["values"]["results"] if each["test"] == "all" else {each["test"]: each} for each in models]
+    return [(label, {key: record[key] for key in _RESULT}) for results in several for label, record in results.items()]
 
 
 def _model_name(record: Mapping[str, Any], runs: Sequence[Run], inside: Run | None) -> str:

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from xrep.errors import UserError
-from xrep.retrieval.topk import Advance, TopK, pair_similarities
-from xrep.store.arrays import blocks
+from xrep.progress import Advance
+from xrep.retrieval.topk import TopK, pair_similarities
+from xrep.store.arrays import block_bounds
 
 _BLOCK, _MOST_PROPOSALS = 1 << 14, 1 << 22
 """Number of rows that are read, and of neighbours that are proposed, at a time."""
@@ -73,7 +74,7 @@ def _possible(name: str) -> Iterator[None]:
         raise UserError(problem, cure="choose another `index`, such as flat or IVF4096,SQ8") from None
 
 
-def train(index: Any, name: str, vectors: Rows, start: int, stop: int, least: int) -> None:
+def train_index(index: Any, name: str, vectors: Rows, start: int, stop: int, least: int) -> None:
     """Train an index with some of the rows ``start`` to ``stop`` - 1, which are drawn with a fixed seed: 48 a cell, and
     at least so many, if there are as many and they need no more than 256 MB."""
     import faiss
@@ -82,12 +83,12 @@ def train(index: Any, name: str, vectors: Rows, start: int, stop: int, least: in
     cells, rows = lists.nlist if lists is not None else 1, stop - start
     wanted = max(least, _TRAINING_ROWS_A_CELL * cells)
     few = min(rows, wanted, max(cells, _TRAINING_BYTES // (4 * vectors.size)))
-    drawn = start + np.sort(np.random.default_rng(0).choice(rows, few, replace=False, shuffle=False))
+    training_rows = start + np.sort(np.random.default_rng(0).choice(rows, few, replace=False, shuffle=False))
     with _possible(name):
-        index.train(vectors.read(drawn))
+        index.train(vectors.read(training_rows))
 
 
-def add(index: Any, name: str, vectors: Rows, start: int, stop: int, advance: Advance = lambda _: None) -> None:
+def add_rows(index: Any, name: str, vectors: Rows, start: int, stop: int, advance: Advance = lambda _: None) -> None:
     """Add the rows ``start`` to ``stop`` - 1 to an index."""
     with _possible(name):
         for first in range(start, stop, _BLOCK):
@@ -105,7 +106,7 @@ def parts_of(name: str, side: Rows, gigabytes: float) -> list[tuple[int, int]]:
     the index of one takes, with its vectors as they are stored, at most so many gigabytes."""
     row_bytes = _code_bytes(*make_index(name, side.size)) + 8 + side.size * side.dtype.itemsize
     parts = max(1, math.ceil(len(side) * row_bytes / (1e9 * gigabytes)))
-    return blocks(len(side), math.ceil(len(side) / parts))
+    return block_bounds(len(side), math.ceil(len(side) / parts))
 
 
 def trained_index(name: str, side: Rows) -> Any:
@@ -115,7 +116,7 @@ def trained_index(name: str, side: Rows) -> Any:
     index, lists = make_index(name, side.size, len(side))
     if isinstance(lists, faiss.IndexIVFScalarQuantizer):
         lists.by_residual = False  # as exact, and faster
-    train(index, name, side, 0, len(side), 0 if name == "ivf" else _TRAINING_ROWS_A_CELL * _MOST_CELLS)
+    train_index(index, name, side, 0, len(side), 0 if name == "ivf" else _TRAINING_ROWS_A_CELL * _MOST_CELLS)
     return index
 
 
@@ -134,7 +135,7 @@ class PartIndex:
         import faiss
 
         self._part, self._start, self._index = part, start, index
-        add(index, name, part, 0, len(part))
+        add_rows(index, name, part, 0, len(part))
         lists: Any = faiss.try_extract_index_ivf(index)
         lists = lists if lists is None else faiss.downcast_index(lists)
         if lists is not None:

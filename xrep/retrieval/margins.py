@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Literal, Protocol, get_args
 import numpy as np
 
 from xrep.errors import UserError
+from xrep.retrieval.in_memory import neighbours
 
 if TYPE_CHECKING:
     from xrep.retrieval.topk import TopK
@@ -88,8 +89,6 @@ def margin_scores(x: np.ndarray, y: np.ndarray, k: int, margin: Margin) -> np.nd
     x, y = x.astype(dtype, copy=False), y.astype(dtype, copy=False)
     mean_x, mean_y = np.zeros(len(x), dtype), np.zeros(len(y), dtype)
     if margin != "absolute":
-        from xrep.retrieval.tiles import neighbours  # here, because options name margins without torch
-
         check_neighbours(k, len(x), len(y))
         mean_x, mean_y = map(neighbour_means, neighbours(x, y, k, k))
     return apply_margin(x @ y.T, mean_x[:, None], mean_y[None, :], margin)

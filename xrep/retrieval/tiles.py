@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch import Tensor
 from xrep.kernels.precision import accumulation_dtype, multiplies_bfloat16, multiply
 from xrep.retrieval.topk import TopK, pair_similarities
 
-TILE, CUDA_TILE = 2000, 16000
+TILE_ROWS, CUDA_TILE = 2000, 16000
 """Rows and columns of a tile on a CPU, where 16 MB of float32 stay in cache, and on a GPU, where 1 GB keeps thousands
 of units busy. With powers of two, the maxima of columns would read addresses that share a cache set."""
 FEWEST = 1000
@@ -62,36 +61,10 @@ class Operand(NamedTuple):
         return Operand(*(part[start:stop] for part in self))
 
 
-def neighbours(x: np.ndarray, y: np.ndarray, k_x: int, k_y: int) -> tuple[TopK, TopK]:
-    """Find the nearest neighbours by inner product (cosine if the rows are L2-normalised): ``k_x`` rows of y for each
-    row of x, and ``k_y`` rows of x for each row of y. With 0 a direction is left out.
-
-    One product serves both directions: each tile of similarities updates the best of its rows and of its columns, so
-    memory does not grow with N times M. Of equal similarities the lowest index comes first.
-
-    Args:
-        x, y: [N, D] and [M, D] float. Similarities are float32, or float64 if either side is float64.
-
-    Returns:
-        For each row of x, indices of rows of y and similarities, [N, k_x]; the same for each row of y, [M, k_y].
-
-    Raises:
-        ValueError: one side is empty, the widths differ, or a side has not so many rows.
-    """
-    is_possible = 0 <= k_x <= len(y) and 0 <= k_y <= len(x) and k_x + k_y
-    if not is_possible or x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1]:
-        raise ValueError(f"there are not {k_x} and {k_y} neighbours between vectors {x.shape} and {y.shape}")
-    common = np.result_type(x, y, np.float32)
-    one, other = (torch.from_numpy(np.require(side, common, ["C", "W"])) for side in (x, y))
-    best_x, best_y = TopK.none(len(x), k_x, one.dtype), TopK.none(len(y), k_y, one.dtype)
-    search_tile(Operand.of(one), Operand.of(other), best_x, best_y, 0, 0)
-    return best_x, best_y
-
-
 def search_tile(x: Operand, y: Operand, best_x: TopK, best_y: TopK, first_x: int, first_y: int) -> None:
     """Compare rows of x from ``first_x`` on with rows of y from ``first_y`` on, and merge what is found into the best
     of these rows. With k = 0 a side is not searched for. The vectors have one type and are on one device."""
-    height = width = CUDA_TILE if x.vectors.is_cuda else TILE
+    height = width = CUDA_TILE if x.vectors.is_cuda else TILE_ROWS
     if not best_y.k:  # the more columns are compared at a time, the fewer seem to be among the k best at first
         height, width = height // 4, width * 4
     if x.rounded.dtype != y.rounded.dtype:
@@ -198,9 +171,9 @@ def _compare_all(x: Operand, y: Operand, best_x: TopK, best_y: TopK, first_x: in
     A product in float64 is near enough to the similarity that both are rounded to the same float32, with a few
     exceptions that are known by the bound of its error.
     """
-    for row in range(0, len(x.vectors), TILE):
-        for column in range(0, len(y.vectors), TILE):
-            rows, columns = x.vectors[row : row + TILE], y.vectors[column : column + TILE]
+    for row in range(0, len(x.vectors), TILE_ROWS):
+        for column in range(0, len(y.vectors), TILE_ROWS):
+            rows, columns = x.vectors[row : row + TILE_ROWS], y.vectors[column : column + TILE_ROWS]
             products = rows.double() @ columns.double().t()
             error = (rows.size(1) + 8) * 2.0**-51 * float(x.length.max()) * float(y.length.max())
             similarity, high = (near.to(accumulation_dtype(rows)) for near in (products - error, products + error))
@@ -214,4 +187,4 @@ def _compare_all(x: Operand, y: Operand, best_x: TopK, best_y: TopK, first_x: in
                 if best.k:
                     top = tile.sort(dim=1, descending=True, stable=True)
                     found = TopK(top.values[:, : best.k], top.indices[:, : best.k] + first)
-                    best.slice(start, start + TILE).merge(found)
+                    best.slice(start, start + TILE_ROWS).merge(found)

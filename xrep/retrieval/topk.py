@@ -7,7 +7,6 @@ on the order of the work.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +14,6 @@ from torch import Tensor
 
 from xrep.kernels.precision import accumulation_dtype
 
-Advance = Callable[[int], object]
-"""Function that is told how many further comparisons or queries are done."""
 _PIECE = 1 << 18
 """Number of products of numbers that are held at a time: in float64, they stay in the cache."""
 

@@ -103,7 +103,7 @@ def names_in(folder: Address) -> list[str]:
         return []
 
 
-def matching(pattern: str) -> list[str]:
+def matching_files(pattern: str) -> list[str]:
     """Return the sorted addresses of the files that match a pattern with ``*``, ``?`` or ``[``; the pattern itself if
     it has none of them, or is the name of a file. A UserError says that nothing matches."""
     if not glob.has_magic(pattern) or exists(pattern):

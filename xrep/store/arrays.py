@@ -113,7 +113,7 @@ class ArrayFile:
         self._file.close()
 
 
-def blocks(rows: int, size: int) -> list[tuple[int, int]]:
+def block_bounds(rows: int, size: int) -> list[tuple[int, int]]:
     """Return where blocks of at most ``size`` rows, but at least one, begin and end."""
     return [(start, min(start + size, rows)) for start in range(0, rows, max(1, size))]
 

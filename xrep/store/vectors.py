@@ -23,9 +23,9 @@ from xrep.errors import UserError
 from xrep.files import json_text
 from xrep.store.addresses import Address, is_local, join, read, write
 from xrep.store.arrays import ArrayFile, by_part
-from xrep.store.lines import stored
+from xrep.store.texts import stored
 
-MANIFEST, SCHEMA = "manifest.json", 1
+VECTORS_MANIFEST, VECTORS_SCHEMA = "manifest.json", 1
 _CURE = "give a .npy file of floats [sentences, size] or a folder of such parts, as xrep-encode writes them"
 
 
@@ -43,7 +43,7 @@ class Origin:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class VectorPart:
     """A file of vectors, its number of rows, and the ``text_digest`` of the lines that it encodes."""
 
     file: str
@@ -61,21 +61,21 @@ class Manifest:
     """The manifest of a folder of vectors."""
 
     origin: Origin
-    parts: list[Part] = field(default_factory=list)
+    parts: list[VectorPart] = field(default_factory=list)
 
     def write(self, folder: Address) -> None:
-        write(join(folder, MANIFEST), json_text({"schema": SCHEMA, **asdict(self)}).encode())
+        write(join(folder, VECTORS_MANIFEST), json_text({"schema": VECTORS_SCHEMA, **asdict(self)}).encode())
 
     @classmethod
     def read(cls, folder: Address) -> Manifest:
         """Read the manifest of a folder; a UserError says that it has none that this version reads."""
-        place = join(folder, MANIFEST)
+        place = join(folder, VECTORS_MANIFEST)
         try:
             values = json.loads(read(place))
-            if values["schema"] == SCHEMA:
-                return cls(origin=Origin(**values["origin"]), parts=[Part(**part) for part in values["parts"]])
+            if values["schema"] == VECTORS_SCHEMA:
+                return cls(origin=Origin(**values["origin"]), parts=[VectorPart(**part) for part in values["parts"]])
         except FileNotFoundError:
-            raise UserError(f"no vectors: it has no {MANIFEST}", path=folder, cure=_CURE) from None
+            raise UserError(f"no vectors: it has no {VECTORS_MANIFEST}", path=folder, cure=_CURE) from None
         except (ValueError, KeyError, TypeError):
             pass
         raise UserError("not the manifest of vectors, or of another version", path=place, cure=_CURE)

@@ -13,7 +13,7 @@ import numpy as np
 
 from xrep.config import Parts
 from xrep.data.batch import Movable
-from xrep.data.plan import mean_size
+from xrep.data.batch_plan import mean_size
 from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.hashing import GOLDEN

@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from xrep.data.batch import Batch, TextSpec, TokenBatch, Vocabulary, pad
+from xrep.data.batch_plan import TokenBudget, check_size, plan_batches
 from xrep.data.order import ExampleOrder, by_group
-from xrep.data.plan import TokenBudget, check_size, plan_batches
 from xrep.data.stream import Plan
-from xrep.data.table import TOKENIZER_DIRECTORY, Column, DataDirectory, Table, gather_rows
+from xrep.data.table import TOKENIZER_DIRECTORY, Column, DataDirectory, Table, gather_ragged
 from xrep.errors import UserError
 from xrep.hashing import scramble
 from xrep.text.cleaning import NO_KEY
@@ -291,7 +291,7 @@ class TableTask(Task):
     def side(self, name: str, columns: Sequence[Column], places: np.ndarray, rows: np.ndarray) -> TokenBatch:
         """Return the sentences in row ``rows[i]`` of ``columns[places[i]]``, as the tower of a side reads them."""
         vocabulary = self.text.vocabulary(name)
-        return pad(*gather_rows(columns, places, rows, self.text.max_length - vocabulary.special_count), vocabulary)
+        return pad(*gather_ragged(columns, places, rows, self.text.max_length - vocabulary.special_count), vocabulary)
 
     def language_places(self, tables: Sequence[Table]) -> np.ndarray:
         """Return the languages of tables as places in ``TextSpec.languages``: int64 [tables, S]."""

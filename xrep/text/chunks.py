@@ -8,12 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
 
+from xrep.store.texts import CHUNK_CHARACTERS, CHUNK_LINES
 from xrep.text.examples import read_text
-
-CHUNK_LINES = 4096
-"""Number of lines of a chunk."""
-CHUNK_CHARACTERS = 2_000_000
-"""A chunk of long lines ends after so many characters, so that memory does not grow with the length of the lines."""
 
 
 def read_chunks(path: str | Path, most_lines: int = CHUNK_LINES, lang: str | None = None) -> Iterator[list[str]]:

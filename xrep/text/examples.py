@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from xrep.errors import UserError, shortened
+from xrep.errors import UserError, abbreviated
 from xrep.files import is_stream
 from xrep.text.find import Bitext, TextFile, columns_of_pairs
 from xrep.text.languages import canonical, count_english_words
@@ -109,15 +109,15 @@ def members_of(path: str | Path, languages: Sequence[str | None]) -> tuple[str, 
         UserError: It is damaged, or its files do not say which of them are meant.
     """
     names = names_in_zip(path)
-    own = [[name for name in names if _language_at_end(name) == language] for language in languages]
-    if all(len(some) == 1 for some in own):
-        return tuple(f"{path}/{name}" for (name,) in own)
+    by_language = [[name for name in names if _language_at_end(name) == language] for language in languages]
+    if all(len(some) == 1 for some in by_language):
+        return tuple(f"{path}/{name}" for (name,) in by_language)
     kinds = ("tsv", *READERS, *(["txt"] if len(languages) == 1 else []))
     others = [name for name in names if ending_of(name) in kinds and not Path(name).name.startswith(("README", "LIC"))]
-    if len(others) == 1 and not any(own):
+    if len(others) == 1 and not any(by_language):
         return (f"{path}/{others[0]}",)
     wanted = " and ".join(language for language in languages if language) or "text"
-    problem = f"has not one file of {wanted}, but {shortened(', '.join(names)) or 'none'}"
+    problem = f"has not one file of {wanted}, but {abbreviated(', '.join(names)) or 'none'}"
     raise UserError(problem, path=path, cure=f"name the file in it: {path}/NAME")
 
 

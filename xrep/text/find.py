@@ -113,7 +113,7 @@ class Description(NamedTuple):
     """The name without its language; None if it has none."""
 
 
-def describe(name: str) -> Description:
+def describe_name(name: str) -> Description:
     """Return what a name says: ``news_test2016.de.tsv`` is German text of the split test."""
     split: Split | None = next((SPLITS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in SPLITS), None)
     codes = [match for match in _CODE_IN_NAME.finditer(name) if is_known(match[0])]
@@ -195,7 +195,7 @@ def discover_bitext(directory: str | Path) -> dict[str, list[Bitext]]:
         languages = next(filter(None, map(_pair_of, parts)), None)
         if languages and ending in ("tsv", "zip", *READERS):
             bitext = Bitext(languages, (str(file),), columns_of_pairs([str(file)]))
-            splits[describe(file.name).split or "train"].append(_english_last(bitext))
+            splits[describe_name(file.name).split or "train"].append(_english_last(bitext))
         elif parts and parts[0] in SPLITS and len(parts) == (2 if languages else 1) and _is_side(ending, languages):
             files = sides.setdefault((SPLITS[parts[0]], languages), {})
             if (language := canonical(ending)) in files:
@@ -266,7 +266,7 @@ def find_text(data: str | Path) -> dict[str, list[TextFile]]:
         name = plain_name(path)
         name = name.rpartition(".")[0] if ending_of(path) in ("txt", "zip", *READERS) else name
         if _is_side(language := name.rpartition(".")[2]):
-            splits[describe(name).split or "train"].append(TextFile(canonical(language), path))
+            splits[describe_name(name).split or "train"].append(TextFile(canonical(language), path))
     if not splits["train"]:
         raise UserError("no training text found", path=folder, cure=_TEXT_LAYOUTS)
     return {split: files for split, files in splits.items() if files and split != "test"}
@@ -298,7 +298,7 @@ def discover(path: str | Path, language: str, what: str, forms: str, accepts: Ca
     for file in found:
         inside = file.relative_to(path).parts[:-1]
         # The nearest name that has a split or a language decides.
-        said = [describe(name) for name in (plain_name(file), *reversed(inside))]
+        said = [describe_name(name) for name in (plain_name(file), *reversed(inside))]
         split, code = (next(filter(None, values), None) for values in list(zip(*said, strict=True))[:2])
         files.append(TextFile(code or canonical(language), file, split))
     return files
@@ -351,12 +351,12 @@ def _nli_files(candidates: list[Path], language: str, splits: tuple[Split, ...])
     files = []
     for path in candidates:
         name, ending = plain_name(path), ending_of(path)
-        stem, split = name.removesuffix(f".{ending}"), describe(name).split
+        stem, split = name.removesuffix(f".{ending}"), describe_name(name).split
         # A .txt without a split in its name may be a README.txt.
         is_table = ending == "tsv" or ending == "txt" and split is not None
         is_twice = path.parent / f"{stem}.jsonl" in objects
         if PARALLEL.fullmatch(name) or ending in ("csv", "jsonl") or is_table and not is_twice:
-            _, code, family = describe(stem)
+            _, code, family = describe_name(stem)
             if family is None or not stem.startswith(family):  # my_train.tsv is not in Burmese
                 code, family = "zh" if name.startswith("cnsd") else language, None
             files.append(TextFile(code or language, path, split or "train", family))

@@ -19,16 +19,16 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from xrep.errors import UserError
 from xrep.text.tokenizer import (
-    AGAIN,
     CONFIG_FILE,
+    FETCH_AGAIN,
     MASK_PIECE,
     XLM_ROBERTA_FILE,
     SentencePieceTokenizer,
     Tokenizer,
     XLMRobertaTokenizer,
     as_json,
-    read_file,
-    read_json,
+    read_config,
+    read_model_file,
     write_files,
 )
 
@@ -89,9 +89,9 @@ class HuggingFaceTokenizer(Tokenizer):
     @classmethod
     def open(cls, directory: Path) -> HuggingFaceTokenizer:
         """Open a folder that a tokenizer of this kind was saved in."""
-        config, path = read_json(directory / CONFIG_FILE), directory / JSON_FILE
+        config, path = read_config(directory / CONFIG_FILE), directory / JSON_FILE
         split = config["split_special_tokens"]
-        return cls(read_file(path), config["special_ids"], split_special_tokens=split, origin=path)
+        return cls(read_model_file(path), config["special_ids"], split_special_tokens=split, origin=path)
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         encodings = self._tokenizer.encode_batch_fast(list(sentences), add_special_tokens=False)
@@ -128,21 +128,21 @@ def read_huggingface(directory: Path) -> Tokenizer:
         UserError: If a file is damaged or missing, or transformers is needed and is not installed.
     """
     directory = _find(directory)
-    config = {name: value for name, value in read_json(directory / CONFIG_FILE).items() if value is not None}
+    config = {name: value for name, value in read_config(directory / CONFIG_FILE).items() if value is not None}
     family, path = _family(config.get("tokenizer_class")), directory / JSON_FILE
     if path.exists():
-        original = read_file(path)
+        original = read_model_file(path)
     elif (path := directory / XLM_ROBERTA_FILE).exists() and _is_xlm_roberta(directory, family):
-        return XLMRobertaTokenizer(read_file(path), path)
+        return XLMRobertaTokenizer(read_model_file(path), path)
     else:
         path, original = directory, _convert(directory)
     tokenizer = _from_json(original, path)
     if family in _WITH_OPTIONS:
         _apply_options(tokenizer, config)
-    if read_json(directory / SENTENCE_FILE).get("do_lower_case") is True:
+    if read_config(directory / SENTENCE_FILE).get("do_lower_case") is True:
         rest = [tokenizer.normalizer] if tokenizer.normalizer else []
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
-    special_ids = _find_special(tokenizer, {**config, **read_json(directory / SPECIAL_FILE)}, path)
+    special_ids = _find_special(tokenizer, {**config, **read_config(directory / SPECIAL_FILE)}, path)
     split = config.get("split_special_tokens") is True
     return HuggingFaceTokenizer(_to_json(tokenizer, original), special_ids, split_special_tokens=split, origin=path)
 
@@ -155,7 +155,7 @@ def maximum_length(directory: str | Path) -> int | None:
     """
     directory = _find(Path(directory))
     for name, key in ((SENTENCE_FILE, "max_seq_length"), (CONFIG_FILE, "model_max_length")):
-        length = read_json(directory / name).get(key)
+        length = read_config(directory / name).get(key)
         if isinstance(length, (int, float)) and not isinstance(length, bool) and 0 < length < 1e6:
             return int(length)
     return None
@@ -219,7 +219,7 @@ def _family(name: Any) -> str:
 
 def _is_xlm_roberta(directory: Path, family: str) -> bool:
     """Return whether a ``sentencepiece.bpe.model`` has XLM-R's ids; other families number its pieces differently."""
-    return (family or _family(read_json(directory / "config.json").get("model_type"))) in ("", "xlmroberta")
+    return (family or _family(read_config(directory / "config.json").get("model_type"))) in ("", "xlmroberta")
 
 
 def _from_json(content: bytes, origin: Path | str) -> tokenizers.Tokenizer:
@@ -228,7 +228,7 @@ def _from_json(content: bytes, origin: Path | str) -> tokenizers.Tokenizer:
         tokenizer = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:
         problem = f"not a {JSON_FILE}, or a damaged one ({' '.join(str(error).split())})"
-        raise UserError(problem, path=origin, cure=AGAIN) from None
+        raise UserError(problem, path=origin, cure=FETCH_AGAIN) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if getattr(tokenizer.model, "dropout", None):

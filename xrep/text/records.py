@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from xrep.errors import UserError, shortened
+from xrep.errors import UserError, abbreviated
 from xrep.text.languages import canonical
 from xrep.text.lines import COMPRESSED, read_lines, unpacked
 from xrep.text.tmx import read_memory
@@ -56,7 +56,7 @@ def parse_json(text: str | bytes, path: str | Path, line: int | None = None) -> 
         if _SURROGATE.search(text):
             value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
-        problem = f"not JSON ({shortened(str(error))})"
+        problem = f"not JSON ({abbreviated(str(error))})"
         raise UserError(problem, path=path, line=line, cure="fetch the file again, or export it again") from None
     return value
 
@@ -143,7 +143,7 @@ def field_of(record: Record, wanted: str, path: str | Path, number: int) -> str:
             return text
     if READERS[ending_of(path)] is read_memory:
         return ""
-    problem = f"no text {wanted!r} in it; there are {shortened(', '.join(texts)) or 'none'}"
+    problem = f"no text {wanted!r} in it; there are {abbreviated(', '.join(texts)) or 'none'}"
     raise UserError(problem, path=path, line=number, cure="name the fields: FILE:FIELD, or for pairs FILE:FIELD,FIELD")
 
 
@@ -167,7 +167,7 @@ def read_field(path: str | Path, field: str | None, lang: str | None) -> Iterato
         if chosen is None:
             chosen, *others = texts_of(record) or [None]
             if chosen is None or others:
-                problem = f"which text is meant? There are {shortened(', '.join(texts_of(record))) or 'none'}"
+                problem = f"which text is meant? There are {abbreviated(', '.join(texts_of(record))) or 'none'}"
                 raise UserError(problem, path=path, line=number, cure="name it: FILE:FIELD")
         yield number, field_of(record, chosen, path, number)
     if not number:

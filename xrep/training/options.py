@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import torch
 
 from xrep.config.fields import Count, CountOrZero, NotNegative, Positive
-from xrep.precision import TrainingPrecision
+from xrep.number_types import TrainingPrecision
 from xrep.training.distributed import pick_device
 from xrep.training.freezing import pattern_problems
 

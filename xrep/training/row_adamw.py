@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-BLOCK = 1 << 17
+_BLOCK = 1 << 17
 """Numbers of a table that are computed at a time: few enough that they, their moments and gradients stay in cache."""
 
 
@@ -66,7 +66,7 @@ class RowAdamW(torch.optim.AdamW):
         if torch.tensor(kept := 1 - group["lr"] * group["weight_decay"], dtype=p.dtype) != 1:
             p.mul_(kept)
         every = touched.nonzero().squeeze(1)  # there are none before the first batch that has text of this table
-        for some in every.split(max(1, BLOCK // p.size(1))) if len(every) else ():
+        for some in every.split(max(1, _BLOCK // p.size(1))) if len(every) else ():
             table, mean, square = parts = [tensor.index_select(0, some) for tensor in tensors]
             gradient = torch.zeros_like(table)
             start, stop = torch.searchsorted(rows, some[[0, -1]] + torch.tensor([0, 1], device=p.device)).tolist()

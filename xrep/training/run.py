@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from xrep import __version__
 from xrep.config import RunConfig, completed, say_ignored
 from xrep.errors import UserError
 from xrep.files import digests_of, link_or_copy, write_aside, write_json
+from xrep.hashing import seed_of
 from xrep.kernels.fused import describe
 from xrep.kernels.precision import SLOW_BFLOAT16, allow_tf32
 from xrep.models.directory import (
@@ -39,6 +39,7 @@ from xrep.training.introduction import introduction, say_origin
 from xrep.training.log import LOG, METRICS, TENSORBOARD, Log, Quiet
 from xrep.training.state import TrainingState
 from xrep.training.trainer import Trainer
+from xrep.version import __version__
 
 SUMMARY, DATA_STATISTICS = "summary.json", "data.json"
 _BEFORE_CONFIG = {LOCK, LOG, METRICS, TENSORBOARD, "wandb"}
@@ -98,7 +99,7 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
                 cure = "raise `max_steps`, `max_epochs`, `max_minutes` or `patience` to go on"
                 notes = [f"this run is finished: {latest.path}; {cure}"]
         elif world.size > 1:
-            torch.manual_seed(hash((run.seed, world.rank)) % 2**63)  # every rank draws its own dropout
+            torch.manual_seed(seed_of(run.seed, world.rank))  # every rank draws its own dropout
         facts = {"ranks": world.size, "threads": torch.get_num_threads(), "device": str(world.device)}
         with log.launch(trainer.state, **facts, options=run.values) as end:
             for note in [*introduction(run, task, trainer), *notes, *_warnings(task, trainer)]:

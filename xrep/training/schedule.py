@@ -85,7 +85,7 @@ class Cosine(Schedule):
         return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * rest))
 
 
-class Linear(Schedule):
+class LinearDecay(Schedule):
     """A straight line from the peak rate to ``min_lr_ratio`` of it."""
 
     Config = Decay

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from xrep.errors import UserError
+from xrep.hashing import seed_of
 from xrep.models.directory import CRITERION, MODEL, STATE, Checkpoint
 from xrep.nn.weights import fitting
 from xrep.registry import one_line
@@ -88,5 +89,5 @@ def restore(checkpoint: Checkpoint, saved: dict[str, Any], pair: Pair, update: U
     if len(everyone) == world.size:
         restore_random_state(everyone[world.rank], world.device)
     else:
-        torch.manual_seed(hash((seed, world.rank, state.step)) % 2**63)
+        torch.manual_seed(seed_of(seed, world.rank, state.step))
     return state

@@ -9,7 +9,6 @@ import re
 import signal
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,12 +71,17 @@ def _short(key: str) -> str:
 
 
 def run_trials(
-    trials: Sequence[Trial], courses: Sequence[Sequence[RunConfig]], parallel: int, say: Callable[[str], object]
+    program: Sequence[str],
+    trials: Sequence[Trial],
+    courses: Sequence[Sequence[RunConfig]],
+    parallel: int,
+    say: Callable[[str], object],
 ) -> dict[Trial, str]:
     """Train those runs that are not finished, ``parallel`` at a time; return the errors of those that failed.
 
-    What a run prints is in its log, beside its directory. Processors and GPUs are shared among the runs. ``courses``
-    has the stages of each trial. Raises Interrupted after Ctrl-C, SIGTERM or SIGUSR1; the runs have saved what is done.
+    What a run prints is in its log, beside its directory. Processors and GPUs are shared among the runs. ``program`` is
+    the command that takes the options of a run, and ``courses`` has the stages of each trial. Raises Interrupted after
+    Ctrl-C, SIGTERM or SIGUSR1; the runs have saved what is done.
     """
     waiting = [trial for trial, runs in zip(trials, courses, strict=True) if not all(map(is_finished, runs))]
     if len(waiting) < len(trials):
@@ -88,7 +92,7 @@ def run_trials(
         while (waiting and not stop.signal) or running:
             while waiting and free and not stop.signal:
                 trial, environment = waiting.pop(0), free.pop(0)
-                command = [sys.executable, "-m", "xrep_cli.train", *trial.options]
+                command = [*program, *trial.options]
                 with naming(trial.log), open(trial.log, "ab") as log:
                     # In a session of its own, a run gets the Ctrl-C of the terminal once, from here.
                     streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}

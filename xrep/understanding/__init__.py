@@ -5,18 +5,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from xrep.lazy import lazy_names
 
 if TYPE_CHECKING:
     from xrep.understanding.sentence_classifier import SentenceClassifier
 
 __all__ = ["SentenceClassifier"]
-
-
-def __getattr__(name: str) -> Any:
-    """Import the classifier when it is used, so that --help does not wait for torch."""
-    if name != "SentenceClassifier":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from xrep.understanding.sentence_classifier import SentenceClassifier
-
-    return SentenceClassifier
+__getattr__ = lazy_names(__name__, {"SentenceClassifier": "xrep.understanding.sentence_classifier"})

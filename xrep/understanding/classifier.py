@@ -22,7 +22,7 @@ from xrep.nn.pooling import Pooling, pool
 from xrep.nn.weights import SAFETENSORS, Weights, read_json, save_tensors
 from xrep.tasks.task import text_spec
 from xrep.text.huggingface import save_as_huggingface
-from xrep.text.sides import SHARED, Tokenizers
+from xrep.text.sides import SHARED, Tokenizers, open_tokenizer
 from xrep.text.tokenizer import Tokenizer
 
 SPAN_OUTPUTS = 2
@@ -190,7 +190,7 @@ def load_classifier(directory: Path) -> tuple[Classifier, TextSpec, Tokenizers]:
     except (KeyError, TypeError):
         problem = "id2label does not name its labels by 0, 1 and so on"
         raise UserError(problem, path=path, cure="write them so") from None
-    tokenizers, options = {SHARED: Tokenizer.load(directory)}, Classifier.Config(encoder=str(directory))
+    tokenizers, options = {SHARED: open_tokenizer(directory)}, Classifier.Config(encoder=str(directory))
     text = text_spec(tokenizers, options.starts[SHARED].max_length, facts=annotation.facts())
     model, weights = Classifier(options, text), Weights(directory)
     for ours, theirs in _layers(family, annotation).items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from xrep.errors import UserError
-from xrep_cli import kinds
+from xrep_cli import common
 from xrep_cli.command import Command
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Options(kinds.Computing, kinds.Batches):
+class Options(common.Computing, common.Batches):
     """Predict with a classifier that xrep-train trained: line i of the output belongs to line i of the input.
 
       xrep-predict --path xnli-run/best --input pairs.tsv           premise<TAB>hypothesis -> label<TAB>probability
@@ -31,11 +31,11 @@ class Options(kinds.Computing, kinds.Batches):
     What the lines are is decided by the task that the classifier was trained for. Words are separated by spaces. Lines
     from a pipe are answered as they arrive. An output file is written only if all lines were read."""
 
-    path: Annotated[str, kinds.Option(metavar="CHECKPOINT")]
+    path: Annotated[str, common.Option(metavar="CHECKPOINT")]
     """A classifier: RUN/best."""
-    input: kinds.InputFile = "-"
+    input: common.InputFile = "-"
     """UTF-8 text (also .gz, .bz2, .xz and .zst); - reads standard input."""
-    output: kinds.OutputFile = "-"
+    output: common.OutputFile = "-"
     """File to write to; - is standard output."""
     jsonl: bool = False
     """Write an object of JSON per line."""
@@ -51,7 +51,7 @@ def run(options: Options) -> None:
     )
     predict, widths, form = PREDICTORS[classifier.annotation.kind]
     before, origin = 0, "standard input" if options.input == "-" else options.input
-    with kinds.text_writer(options.output) as write:
+    with common.text_writer(options.output) as write:
         for lines in read_chunks("/dev/stdin" if options.input == "-" else options.input):
             rows = [line.split("\t") for line in lines]
             for number, row in enumerate(rows, before + 1):

@@ -17,7 +17,7 @@ from xrep.errors import UserError
 from xrep.models.device import to_device
 from xrep.models.directory import fingerprint, load_model, open_checkpoint
 from xrep.models.kinds import PRETRAINED, expect
-from xrep.precision import Precision
+from xrep.number_types import Precision
 from xrep.text.examples import Example
 from xrep.text.sides import SHARED, Tokenizers, open_tokenizers
 from xrep.understanding.annotated import IGNORED, Reading, Row, batch_of_rows

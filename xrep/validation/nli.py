@@ -37,11 +37,11 @@ class NliValidator(Validator):
 
     def __init__(self, config: Any, task: Task) -> None:
         kinds = (ExampleKind.LABELLED_PAIRS, ExampleKind.TRIPLETS)
-        self.tasks = {part: own for part, own in task.parts.items() if own.gives in kinds and own.has_validation}
+        self.tasks = {part: each for part, each in task.parts.items() if each.gives in kinds and each.has_validation}
         if not self.tasks:
             cure = "give it a file such as snli_1.0_dev.jsonl, or choose another `validation`"
             raise UserError("there is no dev split of task nli to validate on", cure=cure)
-        has_pairs = any(own.gives is ExampleKind.LABELLED_PAIRS for own in self.tasks.values())
+        has_pairs = any(each.gives is ExampleKind.LABELLED_PAIRS for each in self.tasks.values())
         self.metric = "accuracy" if has_pairs else "triplet_accuracy"
 
     def measure(self, model: SentenceModel, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
@@ -61,11 +61,11 @@ class NliValidator(Validator):
             if task.gives is ExampleKind.TRIPLETS:
                 triplets += over_ranks(task.validation_batches(), partial(_nearer, model))
                 continue
-            own = criterion.of_part(part)
-            if not isinstance(own, Nli):
+            part_criterion = criterion.of_part(part)
+            if not isinstance(part_criterion, Nli):
                 cure = "choose the `criterion` nli or the `validation` sts"
                 raise UserError("the criterion has no classifier", cure=cure)
-            classify = partial(_classified, task, model, own)
+            classify = partial(_classified, task, model, part_criterion)
             for language, right in chain.from_iterable(over_ranks(task.validation_batches(), classify)):
                 languages.setdefault(language, []).append(right)
         means = {name: 100 * float(np.concatenate(right).mean()) for name, right in sorted(languages.items())}

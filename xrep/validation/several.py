@@ -45,8 +45,8 @@ class SeveralValidator(Validator):
         self._validators: dict[str, Any] = {}
         for name in config.validate_with:
             kind = VALIDATORS.load(name)
-            own = {key: value for key, value in vars(config).items() if key in kind.Config.__dataclass_fields__}
-            self._validators[name] = kind(kind.Config(**own), task)
+            options = {key: value for key, value in vars(config).items() if key in kind.Config.__dataclass_fields__}
+            self._validators[name] = kind(kind.Config(**options), task)
         deciding, first = next(iter(self._validators.items()))
         self.metric, self.maximize = f"{deciding}/{first.metric}", first.maximize
 

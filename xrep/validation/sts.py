@@ -59,5 +59,5 @@ class StsValidator(Validator):
         encoder = SentenceEncoder(model, self.task.tokenizers, self.task.text)
         names = [f"spearman-{test.name.replace(' ', '-')}" for test in self.tests]
         found = over_ranks(self.tests, lambda test: correlations(test, similarities(encoder, test))["cosine"])
-        figures = {name: own["spearman"]["all"] for name, own in zip(names, found, strict=True)}
+        figures = {name: result["spearman"]["all"] for name, result in zip(names, found, strict=True)}
         return {"spearman": float(np.mean(list(figures.values()))), **figures}

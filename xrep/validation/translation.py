@@ -14,8 +14,8 @@ import torch
 from xrep.config.fields import CountOrZero, problems_of
 from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
-from xrep.inference.generation.options import SearchOptions
-from xrep.inference.generation.search import search
+from xrep.inference.generation.beam_search import search
+from xrep.inference.generation.decoding import DecodingOptions
 from xrep.metrics.translation import bleu
 from xrep.models.model import TranslationModel
 from xrep.tasks.bitext import BitextTask
@@ -63,22 +63,22 @@ class TranslationValidator(Validator):
                 problems.append(f"max_sentences must be at least 1 with metric bleu, not {self.max_sentences}")
             return problems
 
-        def search_options(self) -> SearchOptions:
+        def search_options(self) -> DecodingOptions:
             """Return the options of the search."""
             lengths = {"max_length_a": self.max_length_a, "max_length_b": self.max_length_b}
-            return SearchOptions(beam=self.beam, length_penalty=self.lenpen, **lengths)
+            return DecodingOptions(beam=self.beam, length_penalty=self.lenpen, **lengths)
 
     def __init__(self, config: Config, task: Task) -> None:
         self.config, self.metric = config, config.metric
         self.maximize = config.metric == "bleu"
         self.several = isinstance(task, MixtureTask)
-        self.tasks = {part: own for part, own in task.parts.items() if isinstance(own, BitextTask)}
+        self.tasks = {part: each for part, each in task.parts.items() if isinstance(each, BitextTask)}
         if not self.tasks:
             raise UserError("there are no translations to validate on", cure="choose another `validation`")
         self.pools = {
-            (f"{part}/" if self.several else "") + f"bleu_{pool.source_language}-{pool.target_language}": (own, pool)
-            for part, own in self.tasks.items()
-            for pool in own.validation_pools(config.max_sentences)
+            (f"{part}/" if self.several else "") + f"bleu_{pool.source_language}-{pool.target_language}": (each, pool)
+            for part, each in self.tasks.items()
+            for pool in each.validation_pools(config.max_sentences)
         }
 
     def measure(self, model: TranslationModel, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
@@ -94,7 +94,7 @@ class TranslationValidator(Validator):
         for name in [name for name in values if name.rpartition("/")[2] == "nll"]:
             values[f"{name.removesuffix('nll')}perplexity"] = math.exp(min(values[name], 700))
         pools = self.pools if self.config.max_sentences else {}
-        scores = {name: self._bleu(model, *own, over_ranks) for name, own in pools.items()}
+        scores = {name: self._bleu(model, *each, over_ranks) for name, each in pools.items()}
         return values | ({"bleu": float(np.mean(list(scores.values())))} if scores else {}) | scores
 
     def _batches(self) -> Iterator[Any]:

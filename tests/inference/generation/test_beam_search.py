@@ -14,9 +14,9 @@ from tests.inference.generation.toys import (
 from tests.support.planning import token_batch
 from xrep.data.batch import TokenBatch
 from xrep.errors import UserError
+from xrep.inference.generation.beam_search import search
+from xrep.inference.generation.decoding import DecodingOptions
 from xrep.inference.generation.hypotheses import Hypothesis
-from xrep.inference.generation.options import SearchOptions
-from xrep.inference.generation.search import search
 
 FORMS = ("fairseq", "gnmt")
 
@@ -26,7 +26,7 @@ def first(count: int) -> torch.Tensor:
 
 
 def found_by(model: object, source: TokenBatch, **options: object) -> list[list[Hypothesis]]:
-    return search(model, source, first(len(source)), SearchOptions(**options))
+    return search(model, source, first(len(source)), DecodingOptions(**options))
 
 
 def assert_same(some: list[list[Hypothesis]], others: list[list[Hypothesis]]) -> None:
@@ -45,7 +45,7 @@ def test_a_beam_as_wide_as_the_tree_finds_the_true_best(form: str, penalty: floa
     source = sources_of(3)
     for seed in range(2):
         model = ToyModel(seed)
-        options = SearchOptions(beam=3**4, nbest=8, length_penalty=penalty, length_penalty_form=form)
+        options = DecodingOptions(beam=3**4, nbest=8, length_penalty=penalty, length_penalty_form=form)
         for row, best in enumerate(search(model, source, first(3), options)):
             assert_found(best, best_of_all(model, source_key(source, row), options)[:8])
 
@@ -60,7 +60,7 @@ def test_narrow_beams_follow_the_rule(beam: int, eos: float) -> None:
             {}, {"min_length": 5}, {"min_length": 12}, {"max_length_b": 7},
             {"max_length_a": 0.5, "max_length_b": 1, "length_penalty_form": "gnmt"},
         ):  # fmt: skip
-            options = SearchOptions(beam=beam, nbest=beam, **more)
+            options = DecodingOptions(beam=beam, nbest=beam, **more)
             for row, best in enumerate(search(model, source, first(12), options)):
                 assert_found(best, plain_search(model, source_key(source, row), options))
                 assert_model_scores(model, source_key(source, row), best)
@@ -68,8 +68,8 @@ def test_narrow_beams_follow_the_rule(beam: int, eos: float) -> None:
 
 def test_the_language_reaches_the_model() -> None:
     model, source = ToyModel(1), sources_of(4)
-    mixed = search(model, source, torch.tensor([0, 1, 0, 1]), SearchOptions())
-    apart = [search(model, source, torch.full((4,), language), SearchOptions()) for language in (0, 1)]
+    mixed = search(model, source, torch.tensor([0, 1, 0, 1]), DecodingOptions())
+    apart = [search(model, source, torch.full((4,), language), DecodingOptions()) for language in (0, 1)]
     assert_same(mixed, [apart[row % 2][row] for row in range(4)])
     assert any(a != b for a, b in zip(*apart, strict=True))
 
@@ -126,7 +126,7 @@ def test_logits_of_special_tokens_and_of_no_number() -> None:
 def test_steps_with_a_cache_score_as_the_whole_model_does(make_model, lines, semantic_bias):
     """Incremental decoding of a padded batch equals teacher forcing, in float64 except for the logits."""
     model = make_model(semantic_bias=semantic_bias).double()
-    options = SearchOptions(beam=4, nbest=3, max_length_a=1.0, max_length_b=4, length_penalty=0.6)
+    options = DecodingOptions(beam=4, nbest=3, max_length_a=1.0, max_length_b=4, length_penalty=0.6)
     found = search(model, lines.source, first(len(lines)), options)
     assert lines.source.is_padded and len({len(h.tokens) for best in found for h in best}) > 1
     bos, eos = model.target_vocabulary.bos_id, model.target_vocabulary.eos_id

@@ -8,16 +8,16 @@ import torch
 
 from tests.inference.generation.toys import WORDS, ToyModel, assert_model_scores, source_key, sources_of
 from xrep.data.batch import TokenBatch
+from xrep.inference.generation.beam_search import search
+from xrep.inference.generation.decoding import DecodingOptions
 from xrep.inference.generation.hypotheses import Hypothesis
-from xrep.inference.generation.options import SearchOptions
-from xrep.inference.generation.search import search
 
 
 def drawn_by(
     model: object, source: TokenBatch, numbers: torch.Tensor | None = None, **options: object
 ) -> list[list[Hypothesis]]:
     languages = torch.zeros(len(source), dtype=torch.int64)
-    return search(model, source, languages, SearchOptions(sampling=True, **options), numbers)
+    return search(model, source, languages, DecodingOptions(sampling=True, **options), numbers)
 
 
 def likelihood(model: ToyModel, source: tuple[int, ...], words: tuple[int, ...]) -> float:
@@ -56,7 +56,7 @@ def test_scores_are_the_models_own() -> None:
 
 def test_one_candidate_is_greedy_search() -> None:
     model, source = ToyModel(2, max_target_length=9), sources_of(8)
-    greedy = search(model, source, torch.zeros(8, dtype=torch.int64), SearchOptions(beam=1))
+    greedy = search(model, source, torch.zeros(8, dtype=torch.int64), DecodingOptions(beam=1))
     for options in ({"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-4}):
         drawn = drawn_by(model, source, nbest=3, **options)
         assert [[h.tokens for h in some] for some in drawn] == [[best.tokens] * 3 for (best,) in greedy]

@@ -8,7 +8,7 @@ import torch
 from tests.support.corpus import sentence_pairs
 from tests.support.translators import write_translator
 from xrep.errors import ConfigError, UserError
-from xrep.inference.generation.options import SearchOptions
+from xrep.inference.generation.decoding import DecodingOptions
 from xrep.inference.generation.translator import Translator
 from xrep.text.sides import tokenizer_of
 
@@ -18,7 +18,7 @@ GERMAN = [" ".join(source.split()[: 1 + i % 8]) for i, (source, _) in enumerate(
 @pytest.mark.slow
 def test_translations_come_in_order_whatever_the_batches(loaded: Translator) -> None:
     sentences = [*GERMAN[:12], "", "  \t ", *GERMAN[12:16], GERMAN[3]]
-    options = SearchOptions(beam=3, nbest=2, max_length_b=15)
+    options = DecodingOptions(beam=3, nbest=2, max_length_b=15)
     found = loaded.translate(sentences, options=options)
     assert [[one.text for one in found[row]] for row in (12, 13)] == [[""], [""]]
     assert found[12][0].score == 0 and found[12][0].tokens == found[12][0].token_scores == []
@@ -38,7 +38,7 @@ def test_batches_are_bounded(loaded: Translator, monkeypatch: pytest.MonkeyPatch
     model = type(loaded.model)
     begin = model.begin
     monkeypatch.setattr(model, "begin", lambda *given: shapes.append(given[1].tokens.shape) or begin(*given))
-    options = SearchOptions(beam=4, max_length_b=3)
+    options = DecodingOptions(beam=4, max_length_b=3)
     loaded.translate(GERMAN, options=options, max_tokens=400)
     assert sum(rows for rows, _ in shapes) == len(GERMAN) and max(rows * width * 4 for rows, width in shapes) <= 400
     padding = sum(rows * width for rows, width in shapes) / sum(len(ids) + 2 for ids in loaded.read(GERMAN).tokens)
@@ -54,7 +54,7 @@ def test_sentences_that_are_too_long_are_cut(loaded: Translator) -> None:
     long = " ".join(["das schwere Buch"] * 3000)
     source = loaded.read(["Haus", long, "", "schwere привет мир", "привет мир"])
     assert (source.cut, source.unknown) == ([1], [4]) and len(source.tokens[1]) == most
-    options = SearchOptions(beam=2, max_length_b=5)
+    options = DecodingOptions(beam=2, max_length_b=5)
     tokenizer = tokenizer_of(loaded.tokenizers, "source")
     found = loaded.translate(source, options=options)
     (same,) = loaded.translate([tokenizer.decode(source.tokens[1])], options=options)
@@ -64,7 +64,7 @@ def test_sentences_that_are_too_long_are_cut(loaded: Translator) -> None:
 def test_bfloat16_is_near(translator: Path, loaded: Translator) -> None:
     half = Translator.load(translator, device="cpu", dtype="bfloat16")
     assert next(half.model.parameters()).dtype == torch.bfloat16
-    options = SearchOptions(beam=1, max_length_b=1)
+    options = DecodingOptions(beam=1, max_length_b=1)
     pairs = zip(half.translate(GERMAN, options=options), loaded.translate(GERMAN, options=options), strict=True)
     differences = [abs(a[0].score - b[0].score) for a, b in pairs]
     assert 0 < sorted(differences)[len(differences) // 2] < 0.1
@@ -78,7 +78,7 @@ def test_several_target_languages(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             loaded.translate(["Haus"], language)
-    options = SearchOptions(max_length_b=20)
+    options = DecodingOptions(max_length_b=20)
     english, french = (loaded.translate(GERMAN, language, options) for language in ("en", "fra"))
     assert english != french
 
@@ -87,4 +87,4 @@ def test_bad_calls(loaded: Translator) -> None:
     with pytest.raises(TypeError, match="a list of sentences"):
         loaded.translate("Haus")
     with pytest.raises(ConfigError, match="`nbest` 9 is more than"):
-        loaded.translate(["Haus"], options=SearchOptions(nbest=9))
+        loaded.translate(["Haus"], options=DecodingOptions(nbest=9))

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from xrep.data.batch import TokenBatch, Vocabulary, collate
+from xrep.inference.generation.decoding import DecodingOptions
 from xrep.inference.generation.hypotheses import Hypothesis
-from xrep.inference.generation.options import SearchOptions
 
 VOCABULARY = Vocabulary(size=7, pad_id=0, unk_id=1, bos_id=2, eos_id=3, mask_id=4)
 """Ids 5 and 6 are words, and so is unk, 1."""
@@ -77,7 +77,7 @@ def source_key(batch: TokenBatch, row: int, language: int = 0) -> tuple[int, ...
     return (*batch.tokens[row, : batch.lengths[row]].tolist(), language)
 
 
-def best_of_all(model: ToyModel, source: tuple[int, ...], options: SearchOptions) -> list[tuple[float, list[int]]]:
+def best_of_all(model: ToyModel, source: tuple[int, ...], options: DecodingOptions) -> list[tuple[float, list[int]]]:
     """Return all translations, best first."""
     found = []
     for length in range(model.max_target_length):
@@ -87,7 +87,7 @@ def best_of_all(model: ToyModel, source: tuple[int, ...], options: SearchOptions
     return sorted(found, reverse=True)
 
 
-def plain_search(model: ToyModel, source: tuple[int, ...], options: SearchOptions) -> list[tuple[float, list[int]]]:
+def plain_search(model: ToyModel, source: tuple[int, ...], options: DecodingOptions) -> list[tuple[float, list[int]]]:
     """Search by fairseq's rule for one sentence at a time: of 2 · beam candidates those with eos among the first
     ``beam`` finish; the first ``beam`` of the others continue."""
     limit = min(int(options.max_length_a * (len(source) - 3) + options.max_length_b) + 1, model.max_target_length)

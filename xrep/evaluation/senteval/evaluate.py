@@ -12,10 +12,11 @@ import numpy as np
 from tqdm import tqdm
 
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder, encode_columns
-from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions, table
+from xrep.evaluation.encoders import MeasuredEncoder, encode_columns
+from xrep.evaluation.evaluation import Evaluation, Examples, Figures, Result, Score, VectorTestOptions
 from xrep.evaluation.reading import check_least, choose_names, existing_folder, folders_with, named
 from xrep.evaluation.senteval.protocols import Outcome, data_of, protocol
+from xrep.tables import table
 from xrep.text.languages import canonical, check_language
 from xrep.text.lines import read_latin1, read_lines
 
@@ -25,7 +26,7 @@ classes, int64 [N], or scores, float64 [N]."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class SetLayout:
     """A form in which a set is published."""
 
     files: dict[str, str]
@@ -43,9 +44,9 @@ class Layout:
     """Whether the folder must be named ``fine`` or must not; None: any folder."""
 
 
-def _two_classes(negative: str, positive: str) -> list[Layout]:
+def _two_classes(negative: str, positive: str) -> list[SetLayout]:
     # The positive file comes first, as in SentEval, because the order of the examples determines the seeded folds.
-    return [Layout({positive: "all", negative: "all"}, (negative, positive))]
+    return [SetLayout({positive: "all", negative: "all"}, (negative, positive))]
 
 
 _SST = {"sentiment-train": "train", "sentiment-dev": "dev", "sentiment-test": "test"}
@@ -61,12 +62,12 @@ SETS = {
     "CR": _two_classes("custrev.neg", "custrev.pos"),
     "SUBJ": _two_classes("subj.subjective", "subj.objective"),
     "MPQA": _two_classes("mpqa.neg", "mpqa.pos"),
-    "SST2": [Layout(_SST, columns=(1, 0), fine=False)],
-    "SST5": [Layout(_SST, _STARS, (1, 0), fine=True), Layout(_KIM, _STARS)],
-    "TREC": [Layout(files, _QUESTIONS) for files in _TREC],
-    "MRPC": [Layout(_MRPC, columns=(0, 3, 4), header=True)],
-    "SICK-E": [Layout(_SICK, _ENTAILMENT, (4, 1, 2), header=True)],
-    "SICK-R": [Layout(_SICK, (), (3, 1, 2), header=True)],
+    "SST2": [SetLayout(_SST, columns=(1, 0), fine=False)],
+    "SST5": [SetLayout(_SST, _STARS, (1, 0), fine=True), SetLayout(_KIM, _STARS)],
+    "TREC": [SetLayout(files, _QUESTIONS) for files in _TREC],
+    "MRPC": [SetLayout(_MRPC, columns=(0, 3, 4), header=True)],
+    "SICK-E": [SetLayout(_SICK, _ENTAILMENT, (4, 1, 2), header=True)],
+    "SICK-R": [SetLayout(_SICK, (), (3, 1, 2), header=True)],
 }
 """Layouts in which each set is published, by name. SST2 is SentEval's version, which trains on 67,349 phrases."""
 TITLES = {"SICK-R": "SICK-R (supervised)"}
@@ -135,7 +136,7 @@ class SentEval(Evaluation):
         self.sets = [read_set(name, *found[name], lang) for name in chosen]
         return [examples for splits in self.sets for examples in splits.values()]
 
-    def measure(self, model: Encoder) -> Figures:
+    def measure(self, model: MeasuredEncoder) -> Figures:
         sets = []
         for splits in self.sets:
             *_, (tested, whole) = splits.items()
@@ -173,19 +174,21 @@ class SentEval(Evaluation):
     def text(self, results: Mapping[str, Result], averages: Mapping[str, Mapping[str, float]]) -> str:
         rows = list[list[object]]()
         for name, result in results.items():
-            own = result.values
-            quoted, spread = own["measure"], own["spread"][own["measure"]]
-            further = " ".join(f"{key} {value:.2f}" for key, value in own["mean"].items() if key not in (quoted, "dev"))
+            values = result.values
+            quoted, spread = values["measure"], values["spread"][values["measure"]]
+            means = {key: value for key, value in values["mean"].items() if key not in (quoted, "dev")}
+            further = " ".join(f"{key} {value:.2f}" for key, value in means.items())
             shown = "" if spread is None else spread
-            rows.append([name, own["protocol"], own["examples"], quoted, own["test"], shown, own["dev"], further])
-        rows += [[], *([label, "", "", "", own["test"]] for label, own in averages.items())] if averages else []
+            facts = values["protocol"], values["examples"], quoted, values["test"], shown, values["dev"]
+            rows.append([name, *facts, further])
+        rows += [[], *([label, "", "", "", mean["test"]] for label, mean in averages.items())] if averages else []
         return table(["set", "protocol", "tested", "measure", "test", "spread", "dev", "further"], rows)
 
 
-def find_sets(folder: str | Path) -> dict[str, tuple[Layout, Path]]:
+def find_sets(folder: str | Path) -> dict[str, tuple[SetLayout, Path]]:
     """Return the sets in a folder and its subfolders, up to four levels deep: name -> layout and folder of the set."""
     folder = existing_folder(folder, "name the folder of SentEval's sets")
-    folders, found = folders_with(folder), dict[str, tuple[Layout, Path]]()
+    folders, found = folders_with(folder), dict[str, tuple[SetLayout, Path]]()
     for name, layout in ((name, layout) for name, layouts in SETS.items() for layout in layouts):
         fitting = [path for path in folders if layout.fine in (None, path.name == "fine")]
         present = [path for path in fitting if not layout.files.keys().isdisjoint(folders[path])]
@@ -200,7 +203,7 @@ def find_sets(folder: str | Path) -> dict[str, tuple[Layout, Path]]:
     return found
 
 
-def read_set(name: str, layout: Layout, folder: Path, lang: str) -> Splits:
+def read_set(name: str, layout: SetLayout, folder: Path, lang: str) -> Splits:
     """Read one set; ``lang`` is the canonical code of its language."""
     rows: dict[str, list[tuple]] = {}
     for file, split in layout.files.items():
@@ -215,7 +218,7 @@ def read_set(name: str, layout: Layout, folder: Path, lang: str) -> Splits:
     return splits
 
 
-def _read_file(path: Path, layout: Layout, lang: str) -> Iterator[tuple]:
+def _read_file(path: Path, layout: SetLayout, lang: str) -> Iterator[tuple]:
     """Yield the class or score of each line, followed by its sentences. Translations must be UTF-8."""
     for number, line in read_latin1(path) if lang == "en" else read_lines(path):
         if layout.header and number == 1:
@@ -231,7 +234,7 @@ def _read_file(path: Path, layout: Layout, lang: str) -> Iterator[tuple]:
         yield target, *(" ".join(text.split()) or "." for text in sentences)
 
 
-def _fields(line: str, layout: Layout, file: str) -> list[str]:
+def _fields(line: str, layout: SetLayout, file: str) -> list[str]:
     """Return the label and the sentences of a line."""
     if layout.columns:
         row = line.split("\t")

@@ -11,7 +11,7 @@ import torch
 
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples
-from xrep.evaluation.senteval.classifier import Fold, fit, logits, squared_error_gradient
+from xrep.evaluation.senteval.linear_probe import Fold, fit, logits, squared_error_gradient
 from xrep.metrics.bootstrap import resampled, resampled_means
 from xrep.metrics.correlation import pearson, spearman
 
@@ -24,7 +24,7 @@ Outcome = tuple[dict[str, float], np.ndarray]
 a classification are ``accuracy`` and ``dev``, the accuracy by which the weight decay was chosen, in percent."""
 
 
-class Data(NamedTuple):
+class SetData(NamedTuple):
     """The examples of a set, those of one split after those of another."""
 
     x: np.ndarray  # features, float32 [N, D]
@@ -33,7 +33,7 @@ class Data(NamedTuple):
     splits: Sequence[np.ndarray]  # rows of each split
 
 
-def data_of(splits: Sequence[Examples], vectors: Sequence[np.ndarray]) -> Data:
+def data_of(splits: Sequence[Examples], vectors: Sequence[np.ndarray]) -> SetData:
     """Return a set from the unnormalised vectors of each column of each split, float32 [N, D]. The features of
     sentences u are u, those of pairs [|u - v|, u * v]. Each split is in SentEval's order, by which it draws
     folds and batches: sorted by the number of words of each column, then by the target. A line without words, which is
@@ -47,7 +47,7 @@ def data_of(splits: Sequence[Examples], vectors: Sequence[np.ndarray]) -> Data:
         parts.append((x, split.gold[rows]))
     x, y = map(np.concatenate, zip(*parts, strict=True))
     targets = distributions(y) if y.dtype.kind == "f" else np.eye(max(2, 1 + y.max()), dtype=np.float32)[y]
-    return Data(x, y, targets, np.split(np.arange(len(y)), np.cumsum([len(split) for split in splits])[:-1]))
+    return SetData(x, y, targets, np.split(np.arange(len(y)), np.cumsum([len(split) for split in splits])[:-1]))
 
 
 def protocol(splits: Mapping[str, Examples], folds: int) -> tuple[str, Callable[..., Outcome]]:
@@ -64,11 +64,11 @@ def protocol(splits: Mapping[str, Examples], folds: int) -> tuple[str, Callable[
     if "dev" in splits:
         return "dev split", split
     if "all" in splits:
-        return f"nested {folds}-fold", partial(nested, folds=folds)
+        return f"nested {folds}-fold", partial(nested_cross_validation, folds=folds)
     return f"{folds}-fold on train", partial(folded, folds=folds)
 
 
-def nested(data: Data, seed: int, folds: int) -> Outcome:
+def nested_cross_validation(data: SetData, seed: int, folds: int) -> Outcome:
     """Run nested cross-validation (MR CR SUBJ MPQA): each fold tests a classifier that was trained on the others, with
     a weight decay that is chosen by an inner cross-validation on these; ``dev`` is the mean of the best accuracies."""
     outer = _stratified(data, data.splits[0], folds, seed)
@@ -82,7 +82,7 @@ def nested(data: Data, seed: int, folds: int) -> Outcome:
     return _outcome(right, float(dev), accuracy=100 * float(accuracy))
 
 
-def folded(data: Data, seed: int, folds: int) -> Outcome:
+def folded(data: SetData, seed: int, folds: int) -> Outcome:
     """Choose the weight decay by cross-validation on the training part, then train on all of it (TREC MRPC). For two
     classes, ``f1`` is that of class 1."""
     train, test = data.splits
@@ -95,7 +95,7 @@ def folded(data: Data, seed: int, folds: int) -> Outcome:
     return _outcome(predicted == y, dev, f1=100 * f1)
 
 
-def split(data: Data, seed: int) -> Outcome:
+def split(data: SetData, seed: int) -> Outcome:
     """Choose the weight decay on the dev part, and test the classifier that is best there (SST2 SST5 SICK-E)."""
     train, dev, test = data.splits
     weights, scores = fit(data.x, data.targets, [(train, dev)], np.array([GRID]), seed)
@@ -104,7 +104,7 @@ def split(data: Data, seed: int) -> Outcome:
     return _outcome(predicted == data.y[test], 100 * float(scores[0, best]))
 
 
-def relatedness(data: Data, seed: int) -> Outcome:
+def relatedness(data: SetData, seed: int) -> Outcome:
     """Measure SICK-R with a trained regression, as in Tai et al. (2015), section 4.3.
 
     A score between two integers is represented as a distribution over these two. A linear layer with a softmax predicts
@@ -140,15 +140,15 @@ def expected_score(values: np.ndarray) -> np.ndarray:
     return (shares / shares.sum(axis=1, keepdims=True)) @ SCORES
 
 
-def _stratified(data: Data, rows: np.ndarray, folds: int, seed: int) -> list[Fold]:
+def _stratified(data: SetData, rows: np.ndarray, folds: int, seed: int) -> list[Fold]:
     """Return (other rows, rows of the fold) for each fold of some rows, stratified by class, as SentEval draws them."""
     from sklearn.model_selection import StratifiedKFold
 
     drawn = StratifiedKFold(folds, shuffle=True, random_state=seed).split(rows[:, None], data.y[rows])
-    return [(rows[others], rows[own]) for others, own in drawn]
+    return [(rows[others], rows[fold]) for others, fold in drawn]
 
 
-def _choose(data: Data, folds: Sequence[Fold], seed: int) -> tuple[float, float]:
+def _choose(data: SetData, folds: Sequence[Fold], seed: int) -> tuple[float, float]:
     """Return the weight decay with the best mean accuracy on the folds' dev rows, and that accuracy in percent."""
     _, scores = fit(data.x, data.targets, folds, np.tile(GRID, (len(folds), 1)), seed)
     best = _best(scores)

@@ -25,7 +25,7 @@ class Hypothesis:
 
 
 @dataclass(frozen=True)
-class Step:
+class SearchStep:
     """The decisions of one step of a search over B sentences: K hypotheses of each go on, and some of N end."""
 
     scores: Tensor  # of those that go on, [B, K], like the next three
@@ -57,7 +57,7 @@ class Hypotheses:
         # Tokens of the hypotheses that go on, [B, K, T], if n-grams are counted.
         self._prefixes = torch.zeros((sentences, 1, 0), dtype=torch.int64, device=device)
 
-    def add(self, step: Step, length: int, penalty: float) -> bool:
+    def add(self, step: SearchStep, length: int, penalty: float) -> bool:
         """Add a step, after which hypotheses have ``length`` tokens; return whether any ends, by whose ``penalty`` its
         score is divided."""
         decided = step.parents, step.tokens, step.log_probabilities

@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from xrep.config.fields import check_options
 from xrep.data.batch import TextSpec, batches_of, collate
 from xrep.errors import UserError
+from xrep.inference.generation.beam_search import search
+from xrep.inference.generation.decoding import DEFAULTS, DecodingOptions
 from xrep.inference.generation.hypotheses import Hypothesis
-from xrep.inference.generation.options import DEFAULTS, SearchOptions
-from xrep.inference.generation.search import search
-from xrep.inference.options import check_options
 from xrep.models.device import to_device
 from xrep.models.directory import fingerprint, load_model, open_checkpoint
 from xrep.models.kinds import expect
 from xrep.models.model import TranslationModel
 from xrep.models.translation import Translation
-from xrep.precision import Precision
+from xrep.number_types import Precision
 from xrep.text.languages import canonical
 from xrep.text.sides import Tokenizers, open_tokenizers, tokenizer_of
 
@@ -110,7 +110,7 @@ class Translator:
         self,
         sentences: Sequence[str] | Source,
         target_language: str | None = None,
-        options: SearchOptions = DEFAULTS,
+        options: DecodingOptions = DEFAULTS,
         max_tokens: int = 4096,
         first: int = 0,
         progress: Callable[[int, int], None] = lambda sentences, tokens: None,

@@ -16,9 +16,9 @@ from textwrap import dedent
 from typing import Any
 
 from xrep.config.fields import FieldSpec, choices, members
-from xrep.config.layers import CHOICES, LISTS, Layer, flat, read_yaml
-from xrep.config.run import COMMAND_LINE, merged, plugins_of, stages_of
+from xrep.config.resolve import COMMAND_LINE, merged_layers, plugins_of, stages_of
 from xrep.config.sections import SECTIONS, TOP_LEVEL, fields_of, sections_of
+from xrep.config.values import CHOICES, LISTS, Layer, flat, read_yaml
 from xrep.registry import REGISTRIES, import_plugin, nearest
 from xrep_cli.command import Parser, command_parser
 
@@ -73,7 +73,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
     first.add_argument("--plugin", "--plugins", action="append", default=[], dest="plugins")
     files, words = first.parse_known_args([_as_option(word) for word in argv])
     layers = [(path, read_yaml(path)) for path in files.config]
-    values, _ = merged(layers)
+    values, _ = merged_layers(layers)
     plugins = plugins_of(values, {"plugins": ",".join(files.plugins)})
     for plugin in plugins:
         import_plugin(plugin)
@@ -82,11 +82,11 @@ def parse(argv: Sequence[str]) -> CommandLine:
     selectors = Parser(add_help=False, allow_abbrev=False)
     for place in ("", *(f"{key}.{name}." for key, names in lists for name in names)):
         for kind in CHOICES:
-            own = [_dashed(kind)] if not place else [f"--{place}{kind}"]
-            selectors.add_argument(*own, f"--{place}{kind}.name", dest=f"{place}{kind}.name", default=SUPPRESS)
+            flags = [_dashed(kind)] if not place else [f"--{place}{kind}"]
+            selectors.add_argument(*flags, f"--{place}{kind}.name", dest=f"{place}{kind}.name", default=SUPPRESS)
         several = f"{place}validation.validate_with"  # it chooses a part, too
-        own = ["--validate-with"] if not place else []
-        selectors.add_argument(*own, f"--{several}", dest=several, action="append", default=SUPPRESS)
+        flags = ["--validate-with"] if not place else []
+        selectors.add_argument(*flags, f"--{several}", dest=several, action="append", default=SUPPRESS)
     selected, words = selectors.parse_known_args(words)
     chosen = flat(_joined(vars(selected)))
 
@@ -129,9 +129,9 @@ def train_parser(fields: Sequence[FieldSpec], stages: Sequence[tuple[str, Layer]
         group.add_argument(_dashed(kind), metavar="NAME", default=SUPPRESS, help=text)
     groups = {}
     for key in dict.fromkeys(section.key for _, section in sections if section.cls):
-        own = {section.name: section.cls for _, section in sections if section.key == key and section.cls}
-        summaries = [_summary(cls) for cls in own.values()]
-        title = f"{key or 'run'} {', '.join(filter(None, own))}".strip()
+        classes = {section.name: section.cls for _, section in sections if section.key == key and section.cls}
+        summaries = [_summary(cls) for cls in classes.values()]
+        title = f"{key or 'run'} {', '.join(filter(None, classes))}".strip()
         groups[key] = parser.add_argument_group(title, "\n".join(summaries))
     unique, names = unique_names(fields), [name for name, _ in stages if name]
     for spec in fields:
@@ -160,8 +160,8 @@ def _add(group: Any, spec: FieldSpec, is_unique: bool, stages: Iterable[str]) ->
     group.add_argument(shown, **how, help=f"{spec.help} ({default})".replace("%", "%%"))
     keys = {f"--{spec.key}"} - {shown} if "." in spec.key else set()
     for name in (*keys, *(f"--stages.{stage}.{spec.key}" for stage in stages)):
-        own = name.removeprefix("--") if name.startswith("--stages.") else spec.key
-        group.add_argument(name, **{**how, "dest": own}, help=SUPPRESS)
+        key = name.removeprefix("--") if name.startswith("--stages.") else spec.key
+        group.add_argument(name, **{**how, "dest": key}, help=SUPPRESS)
     if how["metavar"] == "BOOL":
         no = shown.replace("--", "--no-", 1)
         group.add_argument(no, dest=spec.key, default=SUPPRESS, action="store_const", const="false", help=SUPPRESS)

@@ -14,7 +14,7 @@ from xrep.errors import UserError
 from xrep.files import check_output, is_stream, json_text, write_aside
 from xrep.interrupts import saving_nothing
 from xrep.jobs.work import Engine, number_from, share_of
-from xrep.precision import Precision
+from xrep.number_types import Precision
 from xrep.store import addresses
 from xrep.store.addresses import is_local
 
@@ -41,7 +41,7 @@ class Option:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class OptionGroup:
     """Options that are fields of another dataclass, the type of this field, of which the command gets an instance.
 
     A field that the command has itself is no second option: it gets the command's value.
@@ -85,12 +85,12 @@ ENCODER_HELP = (
 )
 InputFile = Annotated[str, Option(metavar="FILE", reads=itself)]
 InputFiles = Annotated[list[str], Option(metavar="FILE", reads=itself)]
-TextFile = Annotated[str, Option(metavar="FILE", help=TEXT_HELP, reads=itself)]
+TextInput = Annotated[str, Option(metavar="FILE", help=TEXT_HELP, reads=itself)]
 OutputFile = Annotated[str, Option(metavar="FILE", writes=check_output)]
 JsonFile = Annotated[str, Option(metavar="FILE", nargs="?", const="-", writes=check_anywhere)]
 EncoderPath = Annotated[str, Option(metavar="ENCODER", help=ENCODER_HELP)]
 Language = Annotated[str, Option(metavar="CODE")]
-PROCESSES = Part(title="several processes", description="xrep-jobs status tells how far they are")
+PROCESSES = OptionGroup(title="several processes", description="xrep-jobs status tells how far they are")
 Jobs = Annotated[Engine, PROCESSES]
 
 
@@ -121,7 +121,7 @@ class Batches:
 
 
 @dataclass(kw_only=True)
-class Summary:
+class JsonOption:
     json: JsonFile | None = None
     """Write a summary as JSON to this file; without a name, or with -, print it on standard output."""
 

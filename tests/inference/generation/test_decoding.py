@@ -4,8 +4,8 @@ import pytest
 
 from xrep.config import problems_of
 from xrep.errors import ConfigError
-from xrep.inference.generation.options import SearchOptions
-from xrep.inference.options import check_options
+from xrep.inference.generation.decoding import DecodingOptions
+from xrep.inference.settings import check_options
 
 PROBLEMS: list[tuple[str, dict[str, object]]] = [
     ("max_length_a must be a finite number, not nan", {"max_length_a": float("nan")}),
@@ -20,14 +20,16 @@ PROBLEMS += [(f"{name} must be at least 0, not -1", {name: -1, "sampling": True}
 
 def test_problems() -> None:
     for problem, given in PROBLEMS:
-        assert problems_of(SearchOptions(**given)) == [problem]
-    assert len(problems_of(SearchOptions(beam=0, min_length=-1, top_p=2))) == 4
+        assert problems_of(DecodingOptions(**given)) == [problem]
+    assert len(problems_of(DecodingOptions(beam=0, min_length=-1, top_p=2))) == 4
     with pytest.raises(ConfigError, match="`beam` must be at least 1, not 0\n`nbest` must"):
-        check_options(SearchOptions(beam=0, nbest=0))
+        check_options(DecodingOptions(beam=0, nbest=0))
 
 
 def test_penalties() -> None:
-    assert problems_of(SearchOptions()) == [] and problems_of(SearchOptions(sampling=True, nbest=50, top_p=0.9)) == []
-    assert SearchOptions(length_penalty=0.6).penalty(7) == pytest.approx(7**0.6)
-    gnmt = SearchOptions(length_penalty=0.6, length_penalty_form="gnmt")
+    assert (
+        problems_of(DecodingOptions()) == [] and problems_of(DecodingOptions(sampling=True, nbest=50, top_p=0.9)) == []
+    )
+    assert DecodingOptions(length_penalty=0.6).penalty(7) == pytest.approx(7**0.6)
+    gnmt = DecodingOptions(length_penalty=0.6, length_penalty_form="gnmt")
     assert gnmt.penalty(1) == 1 and gnmt.penalty(7) == pytest.approx(2**0.6)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from xrep.data.batch import TokenBatch
 from xrep.hashing import scramble
-from xrep.inference.generation.hypotheses import Banned, Hypotheses, Hypothesis, Step
-from xrep.inference.generation.options import SAMPLING, SearchOptions
+from xrep.inference.generation.decoding import SAMPLING, DecodingOptions
+from xrep.inference.generation.hypotheses import Banned, Hypotheses, Hypothesis, SearchStep
 from xrep.kernels.next_tokens import best_next, log_softmax_at, sample_next
 from xrep.models.model import TranslationModel
 
@@ -22,7 +22,7 @@ def search(
     model: TranslationModel,
     source: TokenBatch,
     languages: Tensor,
-    options: SearchOptions,
+    options: DecodingOptions,
     numbers: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
     """Return ``options.nbest`` translations of each sentence, best first, by beam search or by sampling.
@@ -72,8 +72,14 @@ def search(
 
 
 def beam_step(
-    logits: Tensor, scores: Tensor, last: Tensor, length: int, never: list[int], banned: Banned, options: SearchOptions
-) -> Step:
+    logits: Tensor,
+    scores: Tensor,
+    last: Tensor,
+    length: int,
+    never: list[int],
+    banned: Banned,
+    options: DecodingOptions,
+) -> SearchStep:
     """Find the best candidates that go on, and those among the ``beam`` best ones that end.
 
     ``logits`` [B, K, V] are those of the next token, ``scores`` [B, K] those of the hypotheses so far, ``last`` [B]
@@ -95,13 +101,13 @@ def beam_step(
     ends, slots = (order >= scores.size(1)) & (values > -torch.inf), (order - scores.size(1)).clamp_(min=0)
     end_log_probabilities = best.never[:, 0].view_as(ended).gather(1, slots)
     parents = indices // log_probabilities.size(2)
-    return Step(scores, parents, tokens, chosen, ends, slots, values, end_log_probabilities)
+    return SearchStep(scores, parents, tokens, chosen, ends, slots, values, end_log_probabilities)
 
 
 def sample_step(
-    logits: Tensor, scores: Tensor, last: Tensor, length: int, never: list[int], banned: Banned, options: SearchOptions,
-    numbers: Tensor,
-) -> Step:  # fmt: skip
+    logits: Tensor, scores: Tensor, last: Tensor, length: int, never: list[int], banned: Banned,
+    options: DecodingOptions, numbers: Tensor,
+) -> SearchStep:  # fmt: skip
     """Draw the next token of each sample of the sentences with these ``numbers`` [B]; the rest is as for ``beam_step``.
     Samples that have ended go on with the score -inf, and end only once."""
     count, (eos, *special) = options.nbest, never
@@ -119,7 +125,7 @@ def sample_step(
     scores = scores + chosen
     slots = torch.arange(count, device=logits.device).expand_as(tokens)
     parents = slots if length > 1 else torch.zeros_like(slots)
-    return Step(scores.masked_fill(ends, -torch.inf), parents, tokens, chosen, ends, slots, scores, chosen)
+    return SearchStep(scores.masked_fill(ends, -torch.inf), parents, tokens, chosen, ends, slots, scores, chosen)
 
 
 def uniforms(seed: int, numbers: np.ndarray, count: int, step: int) -> np.ndarray:

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from xrep.config.fields import convert
-from xrep.config.layers import CHOICES, LISTS, Layer, flat, over, strip, to_yaml
 from xrep.config.sections import OF_A_PART, SECTIONS, Mixing, Section, fields_of, sections_of
 from xrep.config.sizes import with_size
+from xrep.config.values import CHOICES, LISTS, Layer, flat, over, strip, to_yaml
 from xrep.errors import ConfigError, shown
-from xrep.registry import REGISTRIES, import_plugin, load_target, nearest, suggestion
+from xrep.registry import MIXTURE, REGISTRIES, import_plugin, load_target, nearest, suggestion
 
-MIXTURE = {"task": "xrep.tasks.mixture:MixtureTask", "criterion": "xrep.criteria.multitask:Multitask"}
-"""The task and the criterion of a run with several parts, which combine those of the parts."""
 COMMAND_LINE = "command line"
 """Name of the layer that overrides the stages; stages override all other layers."""
 PREVIOUS = "previous"
@@ -71,8 +69,8 @@ class RunConfig:
         for kind in self._mixture:
             parts = []
             for name in self.values["parts"]:
-                own, key = configs[f"parts.{name}"], f"parts.{name}.{kind}"
-                part = Part(name, self._sections[key].cls, configs[key], own.weight, own.proportion or 1.0)
+                options, key = configs[f"parts.{name}"], f"parts.{name}.{kind}"
+                part = Part(name, self._sections[key].cls, configs[key], options.weight, options.proportion or 1.0)
                 parts.append(part)
             chosen[kind] = self.classes[kind].Config(parts=parts, mixing=self.values["mixing"])
         return chosen
@@ -137,7 +135,7 @@ def runs_of(layers: Layers, problems: Sequence[str] = ()) -> list[RunConfig]:
         ConfigError: lists every problem of every stage: unknown sections, parts and keys, values of the wrong type,
             values that the parts themselves refuse.
     """
-    values, command = merged(layers)
+    values, command = merged_layers(layers)
     for plugin in plugins_of(values, command):
         import_plugin(plugin)
     found, stages = [*problems], stages_of(values, command)
@@ -149,12 +147,12 @@ def runs_of(layers: Layers, problems: Sequence[str] = ()) -> list[RunConfig]:
             found.append(f"{key} is given, but {cure}")
     resolved = []
     for name, stage in stages:
-        run, own = resolve(stage)
-        resolved.append((name, run, [_with_origin(problem, layers, name) for problem in own]))
-    for name, _, own in resolved:  # what is wrong in all stages is told once
-        everywhere = [problem for problem in own if all(problem in others for *_, others in resolved)]
+        run, wrong = resolve(stage)
+        resolved.append((name, run, [_with_origin(problem, layers, name) for problem in wrong]))
+    for name, _, wrong in resolved:  # what is wrong in all stages is told once
+        everywhere = [problem for problem in wrong if all(problem in others for *_, others in resolved)]
         found += [problem for problem in everywhere if problem not in found]
-        found += [f"stage {name}: {problem}" for problem in own if problem not in everywhere]
+        found += [f"stage {name}: {problem}" for problem in wrong if problem not in everywhere]
     if found:
         raise ConfigError(found)
     runs = [RunConfig(run, name) for name, run, _ in resolved]
@@ -170,7 +168,7 @@ def _with_origin(problem: str, layers: Layers, stage: str) -> str:
     return problem
 
 
-def merged(layers: Layers) -> tuple[Layer, Layer]:
+def merged_layers(layers: Layers) -> tuple[Layer, Layer]:
     """Return the values of all layers but the command line, and those of the command line. Raises ConfigError if parts
     or stages have names that they cannot have."""
     below = functools.reduce(over, (flat(layer) for origin, layer in layers if origin != COMMAND_LINE), {})
@@ -244,8 +242,8 @@ def _placed(runs: list[RunConfig]) -> list[RunConfig]:
         init = run.init
         if number and init is not None and init.split("/")[0] == PREVIOUS:
             init = str(root / runs[number - 1].stage / (init.removeprefix(PREVIOUS).strip("/") or "best"))
-        own = {"checkpoint.save_dir": str(root / run.stage), "init": init}
-        placed.append(RunConfig({**run.values, **own}, run.stage))
+        changed = {"checkpoint.save_dir": str(root / run.stage), "init": init}
+        placed.append(RunConfig({**run.values, **changed}, run.stage))
     return placed
 
 
@@ -255,8 +253,8 @@ def to_configuration(runs: list[RunConfig]) -> str:
         return runs[0].to_yaml()
     course = {"checkpoint.save_dir": str(runs[0].directory.parent), "stages": [run.stage for run in runs]}
     for run in runs:
-        own = {**run.values, "init": run.init or "none"}
-        course |= {f"stages.{run.stage}.{key}": value for key, value in own.items() if key != "checkpoint.save_dir"}
+        stage = {**run.values, "init": run.init or "none"}
+        course |= {f"stages.{run.stage}.{key}": value for key, value in stage.items() if key != "checkpoint.save_dir"}
     return to_yaml(course)
 
 
@@ -273,13 +271,13 @@ def resolve(given: Layer) -> tuple[Layer, list[str]]:
     sized = with_size(given)
     sections = sections_of(sized)
     for section in sections:
-        own, wrong = _resolve(section, sized)
-        values, problems = values | own, problems + wrong
+        of_section, wrong = _resolve(section, sized)
+        values, problems = values | of_section, problems + wrong
     unchosen = tuple(section.above for section in sections if section.options is None)
     for key in given:
         if key not in values and not key.startswith(unchosen):
             section, _, name = key.rpartition(".")
-            known = [own[len(section) + 1 :] for own in values if section and own.startswith(f"{section}.")]
+            known = [key[len(section) + 1 :] for key in values if section and key.startswith(f"{section}.")]
             cure = suggestion(name, known) if known else nearest(key, [*values]) or suggestion(key, SECTIONS)
             text = f"{key} must be a mapping of options, not {shown(given[key])}"
             problems.append(text if key in SECTIONS else f"unknown key {key}; {cure}")

@@ -12,10 +12,10 @@ from tqdm import tqdm
 
 from xrep.config.fields import Count
 from xrep.errors import UserError
-from xrep.evaluation.encoders import Encoder
+from xrep.evaluation.encoders import MeasuredEncoder
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures
 from xrep.evaluation.reading import check_least
-from xrep.retrieval.tiles import neighbours
+from xrep.retrieval.in_memory import neighbours
 from xrep.text.chunks import CHUNK_LINES, read_chunks
 from xrep.text.languages import check_language
 from xrep.text.lines import read_lines
@@ -67,7 +67,7 @@ class Neighbours(Evaluation):
         read = tuple(map(Path, [*config.data, *filter(None, [config.query_file])]))
         return [Examples(name, (language,), (column,), files=read) for name, language, column in tables if column]
 
-    def measure(self, model: Encoder) -> Figures:
+    def measure(self, model: MeasuredEncoder) -> Figures:
         """Search without holding all of the text. The values for JSON are a list of ``queries``, each with its
         ``nearest`` sentences: the cosine as ``similarity``, and the ``file`` and ``line`` of the first occurrence."""
         config, (queries,) = self.config, self.tables[0].columns

@@ -16,23 +16,33 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from xrep.data.build import chunks, train_vocabulary
-from xrep.data.cleaned_text import FATES, HELD_OUT, KEPT, SCHEMA, SPLIT_ORDER, CleanedText, Corpus, by_languages, clean
+from xrep.data.cleaned_text import (
+    CLEANED_COLUMNS,
+    FATES,
+    HELD_OUT,
+    KEPT,
+    SPLIT_ORDER,
+    CleanedText,
+    Corpus,
+    by_languages,
+    clean,
+)
 from xrep.data.disk_sort import DiskSort
-from xrep.data.selection import choose
+from xrep.data.selection import decide_fates
 from xrep.data.table import TRAINING_HASHES_FILE, Flat, TableWriter, flatten, open_table, token_type, vocabulary_size
 from xrep.errors import UserError
 from xrep.jobs.plan import Advance, Stage
-from xrep.text.cleaning import STEPS, CleaningOptions, HashSet
+from xrep.text.cleaning import CLEANING_STEPS, CleaningOptions, HashSet
 from xrep.text.examples import read_pairs
 from xrep.text.exclusion import load_exclusion
-from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, tokenizer_of
+from xrep.text.sides import SHARED, SIDES, Tokenizers, load_tokenizers, open_tokenizer, tokenizer_of
 from xrep.text.tokenizer import Tokenizer
 from xrep.workers import in_workers
 
 _FATES_FILE = "fates"
 
 T = TypeVar("T")
-Log = Callable[[str], None]
+Tell = Callable[[str], None]
 
 
 class _Step(Stage):
@@ -61,7 +71,7 @@ class Clean(_Step):
     options: CleaningOptions
     exclude: Sequence[str]
     workers: int
-    log: Log
+    log: Tell
     name, unit = "clean", "pairs"
 
     @cached_property
@@ -76,7 +86,7 @@ class Clean(_Step):
         items = ((chunk, len(chunk)) for chunk in chunks((source, target) for _, source, target in pairs))
         options, excluded = (self.options, self._excluded) if unit.split == "train" else (None, HashSet())
         make = partial(clean, options=options, excluded=excluded)
-        with TableWriter(folder, "text", SCHEMA) as table, _in_processes(make, items, self.workers) as made:
+        with TableWriter(folder, "text", CLEANED_COLUMNS) as table, _in_processes(make, items, self.workers) as made:
             for (rows, dropped), count in made:
                 advance(count)
                 counts.update({"read": count, **dropped})
@@ -97,14 +107,14 @@ class Clean(_Step):
         for corpus, (files, facts) in zip(self.corpora, self.results, strict=True):
             places = {name.removeprefix("text."): file for name, file in files.items()}
             table = open_table(corpus.name, facts["table"], places.__getitem__)
-            own = fates[first : first + len(table)]
-            texts.append(CleanedText(corpus, table, facts["counts"], facts["ends"], first, own))
+            its_fates = fates[first : first + len(table)]
+            texts.append(CleanedText(corpus, table, facts["counts"], facts["ends"], first, its_fates))
             first += len(table)
         return texts
 
 
 @dataclass(eq=False)
-class Choose(_Step):
+class DecideFates(_Step):
     """Decide what becomes of each pair (``selection.choose``), and note the sentences of the training pairs. One unit
     does it, because each pair is compared with all others."""
 
@@ -119,14 +129,14 @@ class Choose(_Step):
         # All pairs are KEPT at first, which is 0. The file has one byte more, because an empty one cannot be mapped.
         fates = np.memmap(folder / _FATES_FILE, np.uint8, "w+", shape=(count + 1,))
         texts = self.clean.texts(fates)
-        choose(texts, fates, self.options, self.valid_size, self.seed, folder)
-        counts = {text.corpus.name: {**dict.fromkeys(STEPS, 0), **text.counts} for text in texts}
+        decide_fates(texts, fates, self.options, self.valid_size, self.seed, folder)
+        counts = {text.corpus.name: {**dict.fromkeys(CLEANING_STEPS, 0), **text.counts} for text in texts}
         for text in texts:
             counts[text.corpus.name].update(zip(FATES, text.by_fate().tolist(), strict=True))
         train = [text for text in texts if text.corpus.split == "train"]
         rows = [counts[text.corpus.name] for text in train]
         if not any(row["kept"] for row in rows):
-            total = {step: sum(row[step] for row in rows) for step in STEPS}
+            total = {step: sum(row[step] for row in rows) for step in CLEANING_STEPS}
             listed = ", ".join(f"{count:,} {step}" for step, count in total.items() if count)
             raise UserError(f"no training pair is left ({listed})", cure="check the text and the cleaning options")
         training = DiskSort(folder)
@@ -145,7 +155,7 @@ class Choose(_Step):
 
 
 @dataclass(eq=False)
-class Vocabulary(_Step):
+class TrainVocabulary(_Step):
     """Train a tokenizer on the kept training text, or on a sample if it is large, for the sides that have none.
 
     Attributes:
@@ -153,11 +163,11 @@ class Vocabulary(_Step):
         size, exponent: As in ``train_vocabulary``.
     """
 
-    choose: Choose
+    choose: DecideFates
     paths: dict[str, str]
     size: int | None
     exponent: float
-    log: Log
+    log: Tell
     name = "vocabulary"
 
     @cached_property
@@ -185,7 +195,7 @@ class Vocabulary(_Step):
             with tempfile.TemporaryDirectory() as folder:
                 for name, file in files.items():
                     shutil.copyfile(file, Path(folder) / name)
-                tokenizers[facts["side"]] = Tokenizer.load(folder)
+                tokenizers[facts["side"]] = open_tokenizer(folder)
         return tokenizers
 
 
@@ -194,8 +204,8 @@ class Tokenise(_Step):
     """Tokenise the chosen pairs into the tables of the data directory; a unit is a language pair of a split, which
     some ``workers`` share."""
 
-    choose: Choose
-    vocabulary: Vocabulary
+    choose: DecideFates
+    vocabulary: TrainVocabulary
     workers: int
     name, unit = "tokenise", "pairs"
 
@@ -206,7 +216,7 @@ class Tokenise(_Step):
         split, languages, texts, fate, _ = unit
         tokenizers, name = self.vocabulary.tokenizers, "-".join(languages)
         tokens = token_type(vocabulary_size(tokenizers))
-        schema = {**dict.fromkeys(SIDES, tokens), "hashes": SCHEMA["hashes"]}
+        schema = {**dict.fromkeys(SIDES, tokens), "hashes": CLEANED_COLUMNS["hashes"]}
         items = (((of, rows), count) for of, text in enumerate(texts) for rows, count in text.chunks(fate))
         make, begin = partial(_tokenise, texts, tokenizers, fate), partial(_use_one_thread, tokenizers)
         with (
@@ -226,11 +236,11 @@ class Tokenise(_Step):
         if not by_split["valid"]:
             sources["valid"] = by_split["train"], HELD_OUT
         groups = (
-            _Group(split, languages, own, fate, sum(text.counts[FATES[fate]] for text in own))
+            _Group(split, languages, group, fate, sum(text.counts[FATES[fate]] for text in group))
             for split, (some, fate) in sources.items()
-            for languages, own in by_languages(some).items()
+            for languages, group in by_languages(some).items()
         )
-        return [group for group in groups if group.rows]
+        return [unit for unit in groups if unit.rows]
 
 
 class _Group(NamedTuple):

@@ -11,7 +11,7 @@ SAMPLING = ("temperature", "top_k", "top_p")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions:
+class DecodingOptions:
     """Options of beam search and of sampling."""
 
     beam: Count = 5
@@ -65,4 +65,4 @@ class SearchOptions:
         return base**self.length_penalty
 
 
-DEFAULTS = SearchOptions()
+DEFAULTS = DecodingOptions()

@@ -40,8 +40,8 @@ def flat(values: Mapping[Any, Any], above: str = "") -> Layer:
             layer |= flat(value, f"{key}.")
         elif name in LISTS and isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
             layer[key] = _names(name, value)
-            for own, item in zip(layer[key], value, strict=True):
-                layer |= flat({inner: each for inner, each in item.items() if inner != "name"}, f"{key}.{own}.")
+            for item_name, item in zip(layer[key], value, strict=True):
+                layer |= flat({inner: each for inner, each in item.items() if inner != "name"}, f"{key}.{item_name}.")
         else:
             layer[f"{key}.name" if _CHOICE.fullmatch(key) else key] = value
         if key.endswith("validation.validate_with"):

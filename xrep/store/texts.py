@@ -16,7 +16,7 @@ from xrep.store.addresses import Address
 from xrep.store.arrays import ArrayFile, by_part
 from xrep.store.contents import Bytes
 
-FILES = LINES, OFFSETS, NUMBERS, CHUNKS = "lines.txt", "offsets.npy", "numbers.npy", "chunks.npy"
+TEXT_FILES = LINES, OFFSETS, NUMBERS, CHUNKS = "lines.txt", "offsets.npy", "numbers.npy", "chunks.npy"
 CHUNK_LINES = 1 << 12
 """Number of lines that are written, and later encoded, at a time."""
 CHUNK_CHARACTERS = 8_000_000
@@ -32,7 +32,7 @@ def write_lines(folder: Path, numbered: Iterable[tuple[int, str]], hashes: Array
     """Copy lines, of which each comes with its number, into a folder that exists (see ``stored``), and return how many
     they are. ``hashes`` gets the hash and the row of each line that is not empty, uint64."""
     ends, rows = np.zeros(1, np.int64), 0
-    arrays = offsets, numbers, chunks = [ArrayFile.create(folder / name, np.int64) for name in FILES[1:]]
+    arrays = offsets, numbers, chunks = [ArrayFile.create(folder / name, np.int64) for name in TEXT_FILES[1:]]
     offsets.append(ends)
     chunks.append(ends)
     with naming(folder / LINES), open(folder / LINES, "wb") as file:
@@ -92,7 +92,7 @@ class Texts:
     @classmethod
     def open(cls, folder: Path) -> Texts:
         """Open the one text of a folder."""
-        files = [folder / name for name in FILES]
+        files = [folder / name for name in TEXT_FILES]
         _, (_, numbers, _) = _opened(*files)
         return cls([files], [len(numbers)])
 

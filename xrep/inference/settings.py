@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from xrep.config.fields import Count, CountOrZero, Positive, problems_of
-from xrep.errors import ConfigError, UserError
+from xrep.config.fields import Count, CountOrZero, Positive, check_options
+from xrep.errors import UserError
 from xrep.nn.pooling import Pooling
 from xrep.retrieval.margins import Margin, Retrieval
 
@@ -16,13 +15,7 @@ PROBES = 32
 PART_GIGABYTES = 2.0
 """Gigabytes of an index and of the vectors in it that are held at a time, unless the user wants another number."""
 Number = Annotated[int, "[1, 2147483647]"]
-Score = Annotated[float, "[-1e9, 1e9]"]
-
-
-def check_options(options: Any) -> None:
-    """Raise a ConfigError that names the options which have values that they cannot have."""
-    if problems := problems_of(options):
-        raise ConfigError([re.sub(r"^\w+", r"`\g<0>`", problem) for problem in problems])
+ScoreBound = Annotated[float, "[-1e9, 1e9]"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,17 +73,17 @@ class NegativeOptions(SearchOptions):
     num_negatives: Number = 3
     """Maximum number of negatives of each pair."""
     range_min: Annotated[int, "[0, 2147483647]"] = 0
-    """Skip this number of candidates, the nearest to the source that do not translate it."""
+    """Skip this number of the nearest candidates that are no known translations."""
     range_max: Number = 50
     """Take none beyond this rank."""
-    absolute_margin: Score | None = None
+    absolute_margin: ScoreBound | None = None
     """Leave out candidates whose score is above that of the true translation minus this value."""
-    relative_margin: Score | None = 0.05
+    relative_margin: ScoreBound | None = 0.05
     """Leave out candidates whose score is above (1 - relative_margin) times that of the true translation: they may be
     translations, too. A negative value allows higher scores than that of the true translation."""
-    max_score: Score | None = None
+    max_score: ScoreBound | None = None
     """Leave out candidates whose score is above this value."""
-    min_score: Score | None = None
+    min_score: ScoreBound | None = None
     """Leave out candidates whose score is below this value: they would be too easy."""
     max_percentile: Annotated[float, "[0, 100]"] | None = None
     """Leave out candidates whose score is above this percentile of the scores of all true translations."""
