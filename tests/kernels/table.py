@@ -32,10 +32,10 @@ Results = dict[str, Tensor]
 Found = tuple[
     Tensor, ...
 ]  # losses, correctness (in a formula: the lead over the best negative), and what else there is
-NAMES = "BLOCK", "QUEUE_ROWS", "VOCABULARY_LOGITS", "CHUNK_LOGITS", "CACHED_KEYS"
+NAMES = "WHOLE", "BLOCK", "QUEUE_ROWS", "VOCABULARY_LOGITS", "CHUNK_LOGITS", "CACHED_KEYS"
 BLOCKS: dict[str, tuple[Any, ...]] = {
-    "small": (25, 7, 1, 1, 130),
-    "large": (300, 33, 9000, 90, 130),
+    "small": (0, 25, 7, 1, 1, 130),
+    "large": (0, 300, 33, 9000, 90, 130),
     "whole": (),
 }
 """Sizes of blocks, which divide few batches. Those of "whole" are larger than any batch here."""

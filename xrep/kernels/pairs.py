@@ -1,6 +1,6 @@
 """What the losses between the vectors of a batch share: blocks of similarities, and InfoNCE from their exponentials.
 
-These losses are plain torch on every device. Up to ``BLOCK`` similarities are kept for the backward pass. If there are
+These losses are plain torch on every device. Up to ``WHOLE`` similarities are kept for the backward pass. If there are
 more, they are computed in blocks of rows, and each block once more in the backward pass, so that memory is bounded.
 
 The exponential of a positive is never added to those of the negatives: many small ones would be rounded away.
@@ -20,8 +20,11 @@ from torch.autograd.function import once_differentiable
 from xrep.kernels.arguments import check_number, check_tensors, scalar
 from xrep.kernels.precision import accumulation_dtype
 
-BLOCK = 1 << 24
-"""Most similarities in a block: 64 MB in float32."""
+WHOLE = 1 << 24
+"""Most similarities that are kept for the backward pass: 64 MB in float32."""
+
+BLOCK = 1 << 23
+"""Most similarities in a block if there are more."""
 
 ROUNDINGS = 64
 """Logits that differ by fewer units in the last place may be equal, since they come from different products."""
@@ -44,10 +47,10 @@ def in_blocks(
         shared: the first has a row for each similarity of a row.
         rows: [R, ...] each.
     """
-    size = max(1, BLOCK // max(1, len(shared[0])))
-    if len(rows[0]) <= size:
+    columns = len(shared[0])
+    if len(rows[0]) * columns <= WHOLE:
         return of_block(*shared, *rows)
-    return _Blocks.apply(of_block, size, len(shared), *shared, *rows)
+    return _Blocks.apply(of_block, max(1, BLOCK // columns), len(shared), *shared, *rows)
 
 
 class _Blocks(torch.autograd.Function):
@@ -58,7 +61,7 @@ class _Blocks(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, of_block: Any, size: int, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx, of_block, size, count, *tensors):
         ctx.of_block, ctx.size, ctx.count = of_block, size, count
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
@@ -75,7 +78,7 @@ class _Blocks(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx, *gradients):  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator hides names
         tensors, wanted, ends = ctx.saved_tensors, ctx.needs_input_grad[3:], [0] * len(gradients)
         totals = [torch.zeros_like(each) if want else None for each, want in zip(tensors, wanted, strict=True)]
         for start in range(0, len(tensors[-1]), ctx.size):
@@ -90,7 +93,7 @@ class _Blocks(torch.autograd.Function):
                     pulled.append((each, gradient[ends[place] : ends[place] + len(each)]))
                 ends[place] += len(each)
             if pulled:
-                torch.autograd.backward(*zip(*pulled, strict=True))
+                torch.autograd.backward([each for each, _ in pulled], [pull for _, pull in pulled])
             for total, leaf in zip(_parts(totals, ctx.count, some), leaves, strict=True):
                 if total is not None and leaf.grad is not None:
                     total += leaf.grad
