@@ -70,35 +70,29 @@ def test_what_has_no_options(target):
         read_fields("", target)
 
 
-@pytest.mark.parametrize(
-    ("value", "annotation", "expected"),
-    [
-        ("65536", int, 65536), ("1e5", int, 100_000), (3.0, int, 3), ("-5", int, -5),
-        ("9007199254740993", int, 9007199254740993), ("2e-5", float, 2e-5),
-        (1, float, 1.0), ("yes", bool, True), ("off", bool, False),
-        (0, bool, False), ("none", int | None, None), (None, str | None, None), ("7", int | None, 7),
-        ("a,b", list[str], ["a", "b"]),
-        (["a,b"], list[str], ["a,b"]), ("[0.9, 0.98]", list[float], [0.9, 0.98]),
-        ('["a", "b c"]', list[str], ["a", "b c"]),
-        ("", list[str], []), ("cuda", Literal["auto", "cuda"], "cuda"), ("2", Literal[1, 2], 2),
-        (12, str, "12"), ("none", Literal["target", "none"], "none"), (None, Literal["target", "none"], "none"),
-        ("none", Literal["a"] | None, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("value", "annotation", "expected"), [
+    ("65536", int, 65536), ("1e5", int, 100_000), (3.0, int, 3), ("-5", int, -5),
+    ("9007199254740993", int, 9007199254740993), ("2e-5", float, 2e-5),
+    (1, float, 1.0), ("yes", bool, True), ("off", bool, False),
+    (0, bool, False), ("none", int | None, None), (None, str | None, None), ("7", int | None, 7),
+    ("a,b", list[str], ["a", "b"]),
+    (["a,b"], list[str], ["a,b"]), ("[0.9, 0.98]", list[float], [0.9, 0.98]),
+    ('["a", "b c"]', list[str], ["a", "b c"]),
+    ("", list[str], []), ("cuda", Literal["auto", "cuda"], "cuda"), ("2", Literal[1, 2], 2),
+    (12, str, "12"), ("none", Literal["target", "none"], "none"), (None, Literal["target", "none"], "none"),
+    ("none", Literal["a"] | None, None),
+])  # fmt: skip
 def test_conversion(value, annotation, expected):
     converted = convert(value, annotation)
     assert converted == expected and type(converted) is type(expected)
 
 
-@pytest.mark.parametrize(
-    ("value", "annotation"),
-    [
-        ("abc", int), ("1.5", int), (True, int), ("inf", int), ("nan", int | None), ([1], int),
-        ({}, float),
-        ("maybe", bool), (None, int), ("tpu", Literal["auto", "cuda"]), (5, list[int]), ("1,x", list[int]),
-        ({"a": 1}, str), ({}, list[str]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("value", "annotation"), [
+    ("abc", int), ("1.5", int), (True, int), ("inf", int), ("nan", int | None), ([1], int),
+    ({}, float),
+    ("maybe", bool), (None, int), ("tpu", Literal["auto", "cuda"]), (5, list[int]), ("1,x", list[int]),
+    ({"a": 1}, str), ({}, list[str]),
+])  # fmt: skip
 def test_what_cannot_be_converted_is_refused(value, annotation):
     with pytest.raises(ValueError, match="must be"):
         convert(value, annotation)

@@ -122,16 +122,13 @@ def test_problems_of_all_stages_are_told_together_and_once(course):
     ]
 
 
-@pytest.mark.parametrize(
-    ("stages", "message"),
-    [
-        ("[]", "stages must be a list of the values of each item: [{task: ..., criterion: ...}, ...]"),
-        ("{a: {seed: 1}}", "there is no stage 'a'; list the stages in a configuration file"),
-        ("[{name: best}]", "'best' cannot be one of the stages; use letters, digits and _"),
-        ("[{name: a}, {name: a}]", "two stages are named 'a'; rename one"),
-        ("[{stages: [{}]}]", "c.yaml: unknown key stages; known: "),
-    ],
-)
+@pytest.mark.parametrize(("stages", "message"), [
+    ("[]", "stages must be a list of the values of each item: [{task: ..., criterion: ...}, ...]"),
+    ("{a: {seed: 1}}", "there is no stage 'a'; list the stages in a configuration file"),
+    ("[{name: best}]", "'best' cannot be one of the stages; use letters, digits and _"),
+    ("[{name: a}, {name: a}]", "two stages are named 'a'; rename one"),
+    ("[{stages: [{}]}]", "c.yaml: unknown key stages; known: "),
+])  # fmt: skip
 def test_what_stages_may_not_be(tmp_path, stages, message):
     (tmp_path / "c.yaml").write_text(f"task: bitext\ncriterion: dual_moco\nstages: {stages}\n")
     with pytest.raises(ConfigError) as error:

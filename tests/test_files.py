@@ -19,11 +19,11 @@ from xrep.files import (
     check_output,
     digests_of,
     directory_aside,
+    is_stream,
     link_or_copy,
     locked,
     point_link,
     remove_files,
-    try_lock,
     write_aside,
     write_json,
 )
@@ -230,16 +230,6 @@ def test_json_links_and_digests(tmp_path: Path) -> None:
     assert digests_of(tmp_path / "a") == {"b": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}
 
 
-def test_a_lock_keeps_other_processes_out(tmp_path: Path) -> None:
-    code = f"from xrep.files import try_lock; print(try_lock(open({str(tmp_path / 'lock')!r}, 'w')))"
-    with open(tmp_path / "lock", "w") as file:
-        assert try_lock(file)
-        for expected in ("False", "True"):
-            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
-            assert done.stdout.strip() == expected
-            file.close()
-
-
 def test_a_process_waits_until_another_one_has_left_the_lock(tmp_path: Path) -> None:
     lock = tmp_path / "new" / "lock"
     code = f"from pathlib import Path; from xrep.files import locked\nwith locked(Path({str(lock)!r})): print('in')"
@@ -253,3 +243,23 @@ def test_a_process_waits_until_another_one_has_left_the_lock(tmp_path: Path) -> 
     with locked(lock):
         pass
     assert not os.listdir(lock.parent)
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "real.txt").write_text("old", encoding="utf-8")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "store" / "real.txt")
+    (tmp_path / "dangling.txt").symlink_to(tmp_path / "store" / "later.txt")
+    for name, target in (("link.txt", "real.txt"), ("dangling.txt", "later.txt")):
+        check_output(tmp_path / name)
+        with write_aside(tmp_path / name) as aside:
+            aside.write_text("new", encoding="utf-8")
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / "store" / target).read_text(encoding="utf-8") == "new"
+    assert sorted(os.listdir(tmp_path / "store")) == ["later.txt", "real.txt"]
+
+
+def test_what_is_a_stream(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert is_stream("/dev/null") and is_stream("/dev/stdout")
+    assert not any(map(is_stream, (tmp_path, tmp_path / "file", tmp_path / "absent")))

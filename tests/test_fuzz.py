@@ -120,13 +120,7 @@ READERS = {
 @pytest.mark.parametrize(
     "inputs", [pytest.param(20, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.nightly)]
 )
-def test_any_content(
-    name: str,
-    inputs: int,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    record_property: Callable[[str, object], None],
-) -> None:
+def test_any_content(name, inputs, tmp_path, request, record_property):
     reader, counts = READERS[name], {"read": 0, "refused": 0}
     path = tmp_path / "fuzz" / reader.file
     path.parent.mkdir()

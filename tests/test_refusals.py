@@ -50,23 +50,13 @@ train ... --task bitex                       | unknown task 'bitex'; did you mea
 train ... --learning-rate 1                  | unknown option --learning-rate; --help lists the options
 train ... --tempratur 1                      | unknown option --tempratur; did you mean '--temperature'?
 train ... --towers                           | argument --towers: expected one argument
-train ... criterion.temprature=1             | did you mean '--criterion.temperature'?
-train ... optimiser.lr=1                     | unknown option optimiser.lr; did you mean '--optimizer.lr'?
 train ... --max-steps many                   | trainer.max_steps must be an integer or none, not 'many'
-train ... --max-steps 1e30                   | trainer.max_steps must be an integer or none
 train ... --lr -1                            | optimizer.lr must be at least 0, not -1.0
-train ... --temperature nan                  | criterion.temperature must be a finite number, not 'nan'
 train ... --temperature 0                    | criterion.temperature must lie in [0.0001, 10000], not 0.0
 train ... --directions sideways              | criterion.directions must be both or forward, not 'sideways'
-train ... --dropout 1.5                      | model.dropout must lie in [0, 1), not 1.5
 train ... --heads 5                          | hidden_size 32 is not divisible by heads 5
 train ... --save-dir=                        | checkpoint.save_dir must be a string
-train ... --device meta                      | trainer.device must be auto, cpu or cuda, not 'meta'
-train ... --criterion dual_moco --queue-size -5 | criterion.queue_size must be at least 0, not -5
 train ... --criterion dual_moco --queue-size 1000000000000 | GB of memory, and this machine has
-train ... --criterion mlm --mask-rate 0      | criterion.mask_rate must lie in (0, 1), not 0.0
-train ... --criterion dap --pivot-language=  | criterion.pivot_language must be a string
-train ... --criterion hictl --slack 1        | criterion.slack must lie in (0, 1), not 1.0
 train ... --criterion nli                    | the criterion reads labelled pairs, and the task gives translations
 train ... --task translation                 | unknown option --towers
 train ... --task monolingual --criterion tlm | bin: no training text found; expected news.de, train.de
@@ -78,7 +68,6 @@ train ... --config broken.yaml               | broken.yaml:2: not a valid config
 train ... --config twice.yaml                | twice.yaml:3: not a valid configuration: found duplicate key seed
 train ... --config list.yaml                 | list.yaml: is not a mapping of sections; write for example 'task: bitext'
 train --config parts.yaml                    | parts must be a list of the values of each item
-train ... --config stages.yaml                | stages must be a list of the values of each item
 train ... --config absent.yaml               | absent.yaml: no such file; name an existing YAML file
 train ... --config dir                       | dir: Is a directory
 train ... --init absent                      | absent: no such checkpoint; name a directory such as RUN/best or RUN/last
@@ -94,24 +83,18 @@ train ... --encoder bare --encoder-type transformer | no such tokenizer: neither
 train ... --plugin absent_plugin             | the plugin 'absent_plugin' cannot be imported: ModuleNotFoundError: No
 train ... --plugin a/b.py                    | the plugin 'a/b.py' cannot be imported:
 train ... --save-dir de.txt                  | de.txt: File exists
-train ... --save-dir de.txt/run              | de.txt/run: Not a directory
-train ... --save-dir dangling                | dangling: File exists
 train ... --save-dir dir                     | dir: is not empty and holds no run; choose another --save-dir
-train ... --save-dir /proc/run               | error: /proc
 train absent ... --task bitext               | absent: no such folder
 train dir ... --task bitext                  | dir: no parallel training text
 train one_side ... --task bitext             | one_side: train has de, which makes no pairs; expected train.de-en.de
-train de.txt ... --task bitext               | de.txt: no such folder
 train done ... --task nli --criterion nli    | done/launches.jsonl:1: no keys of a label and a text; name them
 train --data de=mt.de --task monolingual --towers shared --criterion tlm --batch-size 4 | task gives single sentences;
 train bin --task translation --criterion label_smoothed_cross_entropy --max-tokens none | task.batch_size must be given
 train bin --task translation --criterion label_smoothed_cross_entropy --direction back | task.direction must be forward
 
 preprocess --bitext de-en --destdir out      | cannot read the parallel text 'de-en'; write de-en=FILE.tsv
-preprocess --bitext klingon-en=x --destdir out | cannot read the parallel text
 preprocess --bitext de-de=pairs.tsv --destdir out | names de twice
 preprocess --bitext de-en=absent --destdir out | absent: no such file; check the name
-preprocess --bitext de-en=dir --destdir out  | dir: a folder, not a file
 preprocess --bitext de-en=empty.txt,de.txt --destdir out | empty.txt: the file is empty
 preprocess --bitext de-en=blank.tsv --destdir out | no training pair is left (2 read
 preprocess --bitext de-en=mt.de,de.txt --destdir out | mt.de:4: 40 lines, but de.txt has 3; align
@@ -125,18 +108,12 @@ preprocess ... --valid de-en=pairs.tsv@3     | only training text is sampled
 preprocess ... --valid-size 1.5              | --valid-size: must be an integer, not '1.5'
 preprocess ... --valid-size -1               | -1 validation pairs; give 0 for none
 preprocess ... --vocab-size 16000            | too large for this text; ask for at most
-preprocess ... --vocab-size -3               | a vocabulary of -3 pieces; give a few thousand
 preprocess ... --sampling-exponent 2         | --sampling-exponent must lie in [0, 1], not 2
 preprocess ... --max-length 0                | length bounds 0.5 to 0; give 0 <= minimum <= maximum
-preprocess ... --max-length-ratio nan        | --max-length-ratio: must be a finite number
-preprocess ... --sample 0                    | a sample of 0 pairs; give at least 1
 preprocess ... --tokenizer pairs.tsv         | pairs.tsv: not a SentencePiece model
-preprocess ... --tokenizer dir               | dir: no such tokenizer
-preprocess ... --exclude absent              | absent: no such file; check the name
 preprocess ... --exclude empty.txt           | empty.txt: no text could be read from it, so it would exclude nothing
 preprocess ... --destdir dir                 | dir: exists and is not empty
 preprocess ... --destdir de.txt/out          | de.txt/out.job: Not a directory
-preprocess ... --json absent/report.json     | absent: no such folder; make it
 preprocess ... --json pairs.tsv              | --json is the same file as
 
 encode --path enc                            | the following arguments are required: --input, --output; xrep-encode
@@ -149,17 +126,13 @@ encode ... --path two --lang fra             | no tower for the language 'fr'; k
 encode ... --lang de-en                      | --lang de-en: a pair, where each language is named alone; give de, or
 encode ... --input absent                    | absent: no such file; check the name
 encode ... --input dir                       | dir: a folder, not a file; name a file in it
-encode ... --input empty.txt                 | empty.txt: the file is empty; give a file with text
 encode ... --output v.txt                    | v.txt: the output is a .npy file or a folder; give a name
 encode ... --output absent/v.npy             | absent: no such folder; make it first, or write elsewhere
 encode ... --output - --json                 | --output and --json both go to standard output; name
 encode ... --batch-tokens 0                  | argument --batch-tokens: must be at least 1, not 0
-encode ... --batch-token-s 3                 | did you mean '--batch-tokens'?
 encode ... --device cuda:99                  | cuda:99 is not a device of this machine; choose another --device, such as
 encode ... --workers 2                       | --workers is an option of Ray; add --engine ray, or leave it out
-encode ... --cpus-per-worker 2 --engine slurm | --cpus-per-worker is an option of Ray; add --engine ray, or
 encode ... --engine ray --workers 0          | --workers 0; give at least 1
-encode ... --engine ray --gpus-per-worker -1 | --gpus-per-worker -1.0; give at least 0
 WORLD_SIZE=2 RANK=5 encode ...               | this is process 5 of 2; the environment variable RANK must count from 0
 
 mine --output m.tsv                          | no source; give --source FILE with --path, or --source-vectors FILE.npy
@@ -167,14 +140,11 @@ mine --path x --source a --target b          | the following arguments are requi
 mine --source de.txt --target-vectors y.npy --output m.tsv | no encoder for de.txt; give --path or --source-vectors
 mine ... --source-vectors absent.npy         | absent.npy: no such file; check the name
 mine ... --source-vectors de.txt             | de.txt: not a file of vectors, or a truncated one
-mine ... --source-vectors flat.npy           | flat.npy: not an array [N, D] of floats
 mine ... --source-vectors nan.npy            | nan.npy:3: the vector of this row is not finite
 mine ... --source-vectors zero.npy           | zero.npy:1: the vector of this row is zero; encode that sentence again
 mine ... --source-vectors wide.npy           | wide.npy: vectors of 9 numbers, but y.npy has 8
 mine ... --source de.txt                     | de.txt:4: 3 lines, but x.npy has 50 vectors; row i must be the vector of
 mine ... --neighbours 41                     | lower --neighbours to 40, or give more sentences
-mine ... --neighbours 0                      | argument --neighbours: must be at least 1, not 0
-mine ... --gpus-per-worker 0.5               | --gpus-per-worker is an option of Ray; add --engine ray, or leave it out
 mine ... --threshold nan                     | argument --threshold: must be a finite number or none, not 'nan'
 mine ... --index-gigabytes 0                 | argument --index-gigabytes: must be above 0, not 0.0
 mine ... --index tree                        | --index tree is not possible: could not parse index string tree
@@ -188,43 +158,30 @@ WORLD_SIZE=many mine ...                     | WORLD_SIZE is 'many', not a numbe
 
 search query absent Hund                     | absent: no such index; build it with xrep-search build
 search query dir Hund                        | dir: not an index
-search query index Hund -k 0                 | argument -k: must be at least 1, not 0
 search query index Hund --path two           | index: its vectors were made by another encoder
-search query index Hund --probes 0           | argument --probes: must be at least 1, not 0
 search add index --input absent              | absent: no such file
 search add index --input de.txt --index x    | unrecognized arguments: --index x; xrep-search add --help lists
 search build ... --input blank.tsv           | blank.tsv: no sentence in it; give a text with sentences
-search build ... --input empty.txt           | empty.txt: the file is empty
 search build ... --output dir                | dir: exists and is not empty
-search build ... --output .                  | : exists and is not empty
-search build ... --output /                  | /: exists and is not empty
 search build ... --output enc/index          | enc/index: an index inside
 search build ... --output de.txt/index       | de.txt: no such folder; make it first
 search build ... --path nmt                  | nmt: a translation model, not a sentence encoder; translate by
 search build ... --index IVF4,banana         | --index IVF4,banana is not possible: could not parse
-search build ... --device cuda:99            | cuda:99 is not a device of this machine
 
 generate ... --path enc                      | enc: a sentence encoder, not a translation model; encode sentences by
 generate ... --path absent                   | absent: no such checkpoint; name a directory
-generate ... --input absent                  | absent: no such file; check the name
 generate ... --input latin.txt               | latin.txt:2: invalid UTF-8
 generate ... --output dir                    | dir: is a folder already
 generate ... --output de.txt                 | --output is the same file as --input
 generate ... --reference absent              | absent: no such file; check the name
 generate ... --json s.json                   | --json without scores to write; give --reference FILE
-generate ... --beam 0                        | argument --beam: must be at least 1, not 0
 generate ... --nbest 6                       | --nbest 6 is more than the 5 hypotheses of the beam
 generate ... --sampling-topk 5               | --sampling-topk is an option of sampling, which is off
 generate ... --sampling --sampling-topp 1.5  | argument --sampling-topp: must lie in (0, 1], not 1.5
-generate ... --sampling --temperature 0      | argument --temperature: must be above 0, not 0.0
-generate ... --lenpen nan                    | argument --lenpen: must be a finite number
 generate ... --min-length 9                  | --min-length 9 is more than the greatest length 5
-generate ... --max-tokens 0                  | argument --max-tokens: must be at least 1, not 0
 
 predict --input de.txt                       | the following arguments are required: --path
 predict ... --path enc                       | enc: a sentence encoder, not a classifier; encode sentences by
-predict ... --path absent                    | absent: no such checkpoint
-predict ... --input latin.txt                | latin.txt:2: invalid UTF-8
 predict ... --input wide.tsv                 | wide.tsv:1: 3 columns, where a line is text
 predict ... --output de.txt                  | --output is the same file as --input
 
@@ -241,7 +198,6 @@ eval tatoeba ... --margin ratio --neighbours 41 | 40 pairs of de, but 41 are nee
 eval tatoeba ... --remove-components 16      | --remove-components 16 of vectors 16 wide
 eval tatoeba ... --drop-overlap              | no training hashes beside the encoder
 eval tatoeba ... --plot plot.banana          | a plot is one of .png,
-eval tatoeba ... --json absent/t.json        | absent: no such folder
 eval tatoeba ... --json tat/tatoeba.deu-eng.deu | --json is the same file as --data
 eval tatoeba ... --cache de.txt              | de.txt: is a file already
 eval tatoeba ... --random-baseline -1        | --random-baseline: must be at least 0, not -1
@@ -250,16 +206,15 @@ eval translation ... --data mt.{lang} --langs de | enc: a sentence encoder, not 
 eval language-bias ... --data mt.{lang} --sentences 1 | fewer than 2 sentences
 eval scatter ... --data mt.{lang} --plot o.png --seed -1 | --seed -1; give a number from 0 to 4294967295
 eval alignment ... --data de-en=mt.de,mt.en  | 40 pairs, but 1000 and 750 others
-eval alignment ... --data de-en=mt.de,absent | absent: no such file
 eval alignment ... --data sts/sts-test.csv --positive-above 5 | no pair scores higher than 5
 eval alignment ... --data de-en=mt.de,mt.en --resamples r.json | this evaluation resamples no figure; leave --resamples
 eval sts ... --data sts --split dev          | no STS data set with a dev split in it
 eval sts ... --data bad_sts                  | bad_sts/sts-test.csv:2: '5.1' is not a score of 0 to 5; fetch the file
 eval bucc ... --data bucc                    | there is no split but dev
 eval bucc ... --data bucc --oracle --langs de-fr | no BUCC files of de-fr; the data has de-en
-eval bucc ... --data bucc --oracle --neighbours 0 | argument --neighbours: must be at least 1, not 0
 eval bucc ... --data bucc --oracle --threshold 1 | --oracle and --threshold; give one of them
 eval neighbours ... --data mt.de             | no query; give --query
+eval neighbours ... --query eins --data mt.de --json mt.de | --json is the same file as --data
 eval nli ... --data sts                      | sts/sts-test.csv: holds triplets without labels
 eval senteval ... --data dir                 | dir: none of SentEval's sets is in it; name the folder of
 eval xnli ... --data dir                     | dir: no labelled text; name a file, or a folder of files that
@@ -271,7 +226,6 @@ eval xtreme ... --retrieval enc              | --path enc, and other options nam
 
 export ... --path dir                        | dir: not a checkpoint
 export ... --output dir                      | dir: exists and is not empty
-export ... --output de.txt                   | de.txt: exists and is not empty
 export ... --output /proc/out                | /proc/out
 export ... --format pdf                      | --format: invalid choice: 'pdf'
 export ... --average 0                       | --average must be at least 1, not 0
@@ -285,7 +239,6 @@ report absent --output page.html             | absent: no such directory; name t
 report dir --output page.html                | dir: holds no run; name the directory of a run
 report done ...                              | a run is named twice
 report ... --results broken.yaml             | broken.yaml: not a result
-report ... --results absent.json             | absent.json: no such file; name what xrep-eval --json wrote
 report ... --results done/summary.json       | summary.json: not a result
 report ... --output done/metrics.jsonl       | --output is the same file as a file of RUN
 """
@@ -307,8 +260,7 @@ def _inputs(folder: Path) -> None:
         "pairs.tsv": [f"{one} {word}\t{two} {word}" for one, two in pairs for word in words],
         "ragged.tsv": ["a\tb", "c\td", "e"], "wide.tsv": ["a\tb\tc"],
         "broken.yaml": ["task: ["], "twice.yaml": ["task: bitext", "seed: 1", "seed: 2"], "list.yaml": ["[1]"],
-        "parts.yaml": ["parts:"], "stages.yaml": ["stages:"],
-        "dir/notes.md": ["mine"], "mined.tsv.job/notes.txt": ["mine"],
+        "parts.yaml": ["parts:"], "dir/notes.md": ["mine"], "mined.tsv.job/notes.txt": ["mine"],
         "one_side/train.de-en.de": ["Guten Tag"], "strange/test-de.tsv": ["awake\tdas Haus", "hungry\tdas Kind"],
         "tat/tatoeba.deu-eng.deu": german, "tat/tatoeba.deu-eng.eng": english,
         "sts/sts-test.csv": [f"m\tM\t1\t{i}\t{i % 6}\t{one}\t{two}" for i, (one, two) in enumerate(pairs)],
@@ -323,10 +275,9 @@ def _inputs(folder: Path) -> None:
         (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     (folder / "latin.txt").write_bytes("Haus\nbrücke\n".encode("latin1"))
     (folder / "truncated.tsv.gz").write_bytes(gzip.compress(os.urandom(2000).hex().encode())[:500])
-    (folder / "dangling").symlink_to("nowhere")
     draw = np.random.default_rng(0)
     x = draw.normal(size=(50, 8)).astype(np.float32)
-    for name, array in {"x": x, "y": x[:40] + 1, "flat": x[0], "wide": draw.normal(size=(50, 9))}.items():
+    for name, array in {"x": x, "y": x[:40] + 1, "wide": draw.normal(size=(50, 9))}.items():
         np.save(folder / f"{name}.npy", array)
     for name, row, value in (("nan", 2, np.nan), ("zero", 0, 0)):
         np.save(folder / f"{name}.npy", np.where(np.arange(50)[:, None] == row, np.float32(value), x))
@@ -351,14 +302,7 @@ def _inputs(folder: Path) -> None:
 
 
 @pytest.fixture
-def folder(
-    tmp_path: Path,
-    data_directory: Path,
-    shared_encoder: Path,
-    separate_encoder: Path,
-    translator: Path,
-    trained_run: Path,
-) -> Path:
+def folder(tmp_path, data_directory, shared_encoder, separate_encoder, translator, trained_run) -> Path:
     """A folder with links to everything that a row may name."""
     named = {"bin": data_directory, "enc": shared_encoder, "two": separate_encoder, "nmt": translator}
     named |= {"done": trained_run, **{path.name: path for path in made_once("refusals", _inputs).iterdir()}}

@@ -121,14 +121,11 @@ def test_a_part_may_inherit_its_options(cli):
     assert "--warmth INT" in shown and "How warm. (default: 3)" in shown and "--temperature FLOAT" in shown
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("def broken(:", "SyntaxError: invalid syntax (their_losses.py, line 1)"),
-        ("x = 1\nraise RuntimeError('two\\nlines')\n", "RuntimeError: two lines ({path}:2)"),
-        (CRITERION.replace('"pull"', '"dual_moco"'), "registered twice: by xrep.criteria.dual_moco:DualMoco and by"),
-    ],
-)
+@pytest.mark.parametrize(("source", "message"), [
+    ("def broken(:", "SyntaxError: invalid syntax (their_losses.py, line 1)"),
+    ("x = 1\nraise RuntimeError('two\\nlines')\n", "RuntimeError: two lines ({path}:2)"),
+    (CRITERION.replace('"pull"', '"dual_moco"'), "registered twice: by xrep.criteria.dual_moco:DualMoco and by"),
+])  # fmt: skip
 def test_a_broken_plugin_is_one_line(place, source, message):
     (place / "their_losses.py").write_text(source)
     with pytest.raises(UserError) as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.conftest import SENTENCES, Measure, write_lines, write_tatoeba, write_vectors_of_text
+from tests.cli.conftest import SENTENCES, write_lines, write_tatoeba, write_vectors_of_text
 from tests.support.commands import Commands
 from tests.support.encoders import write_encoder
 from xrep.evaluation.all import find_tests
@@ -41,9 +41,7 @@ def test_everything_at_once(encoder: Path, tatoeba: Path, cli: Commands) -> None
 
 
 @pytest.mark.slow
-def test_two_encoders_are_measured_and_compared(
-    encoder: Path, tatoeba: Path, cli: Commands, measure: Measure, tmp_path: Path
-) -> None:
+def test_two_encoders_are_measured_and_compared(encoder, tatoeba, cli, measure, tmp_path):
     other = write_vectors_of_text(tmp_path / "other")
     alone = [measure("tatoeba", "--path", path, "--data", tatoeba) for path in (encoder, other)]
     both = ["--path", encoder, "--path", other, "--data", tatoeba]
@@ -61,16 +59,6 @@ def test_two_encoders_are_measured_and_compared(
         value, (low, high) = record["headline"]["mean of 2"], record["intervals"]["mean of 2"]
         assert low <= value <= high and f"{value:.2f} [{low:.2f}, {high:.2f}]" in row
     assert f"\n{other}:\nlanguage" in printed
-
-
-def test_margin_and_components_reach_the_measurement(encoder: Path, tatoeba: Path, measure: Measure) -> None:
-    options = "--margin ratio --neighbours 3 --remove-components 2 --langs deu --drop-overlap".split()
-    record = measure("tatoeba", "--path", encoder, "--data", tatoeba, *options)
-    scoring = {"margin": "ratio", "neighbours": 3, "remove_components": 2, "direction": "both", "langs": "deu"}
-    settings = {**scoring, "drop_overlap": True, "layer": None, "precision": "float32"}
-    assert record["settings"] == settings
-    assert record["overlap"] == {"found": 2, "total": 6, "dropped": True}
-    assert record["values"]["tables"]["de"]["examples"] == 4
 
 
 def write_sts(folder: Path) -> None:
@@ -92,9 +80,7 @@ def two_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_all_measures_what_it_finds_and_names_what_fails(
-    encoder: Path, two_tests: Path, cli: Commands, measure: Measure
-) -> None:
+def test_all_measures_what_it_finds_and_names_what_fails(encoder, two_tests, cli, measure):
     options = ["all", "--path", encoder, "--data", two_tests, "--drop-overlap", "--json", "out.json", "--langs", "all"]
     done = cli("eval", *options)
     record = json.loads((cli.folder / "out.json").read_text(encoding="utf-8"))
@@ -154,9 +140,7 @@ def test_all_knows_the_published_files_by_their_names(tmp_path: Path) -> None:
     assert tests["bucc b/one"][1].oracle and not tests["bucc b/two"][1].oracle  # one split alone
 
 
-def test_kept_products_are_limited_before_the_first_one(
-    encoder: Path, tatoeba: Path, cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kept_products_are_limited_before_the_first_one(encoder, tatoeba, cli, tmp_path, monkeypatch):
     """A plugin is imported before anything is computed; what the user has set stays as it is."""
     torch_limit, onednn_limit = "LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
     (tmp_path / "asks_for_limits.py").write_text(

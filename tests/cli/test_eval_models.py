@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.conftest import SENTENCES, Measure, write_lines
-from tests.support.annotated import write_labels
-from tests.support.commands import Commands
-from tests.support.corpus import sentence_pairs
+from tests.cli.conftest import SENTENCES, Measure
 from tests.support.encoders import write_encoder
 from tests.support.nli_data import nli_rows, write_columns, write_jsonl
-from tests.support.runs import compose_run, options
+from tests.support.runs import compose_run
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.text.cleaning import sentence_hashes
 from xrep.training.run import train
@@ -53,9 +50,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.slow
-def test_models_are_in_memory_one_after_the_other(
-    tatoeba: Path, loaded: list[tuple[Path, list[Path]]], measure: Measure, tmp_path: Path
-) -> None:
+def test_models_are_in_memory_one_after_the_other(tatoeba, loaded, measure, tmp_path):
     encoders = [write_encoder(tmp_path / name / "best", seed=seed) for seed, name in enumerate("abc")]
     paths = [part for path in encoders for part in ("--path", path)]
     found = measure("tatoeba", *paths, "--dimensions", "8", "--data", tatoeba)
@@ -65,28 +60,12 @@ def test_models_are_in_memory_one_after_the_other(
 
 
 @pytest.mark.slow
-def test_runs_of_a_report_are_in_memory_one_after_the_other(
-    data_directory: Path, tatoeba: Path, loaded: list[tuple[Path, list[Path]]], cli: Commands, tmp_path: Path
-) -> None:
+def test_runs_of_a_report_are_in_memory_one_after_the_other(data_directory, tatoeba, loaded, cli, tmp_path):
     for name in ("a", "b"):
         train(compose_run(data_directory, tmp_path / name, max_steps=2, save_every=0, validate_every=2))
     done = cli("report", "a", "b", "--data", tatoeba, "--output", "report.html")
     assert done.code == 0 and {path.parent.name for path, _ in loaded} == {"a", "b"}
     assert [(path, other) for path, others in loaded for other in others if other.parent != path.parent] == []
-
-
-def test_what_figures_depend_on_is_in_the_settings_of_every_record(
-    encoder: Path, measure: Measure, tmp_path: Path
-) -> None:
-    for side, code in enumerate(("deu", "eng")):
-        write_lines(tmp_path / "data" / f"tatoeba.deu-eng.{code}", [pair[side] for pair in sentence_pairs(20)])
-    for test, count in (("tatoeba", 1), ("all", 3)):
-        found = measure(test, "--path", encoder, "--data", "data", "--layer", "0", "--drop-overlap")
-        records = [found, *found["values"].get("results", {}).values()]
-        assert len(records) == count
-        for record in records:
-            own = {name: record["settings"][name] for name in ("drop_overlap", "layer", "precision")}
-            assert own == {"drop_overlap": True, "layer": 0, "precision": "float32"} and "layer" not in record
 
 
 @pytest.mark.slow
@@ -106,23 +85,7 @@ def test_pairs_that_are_left_out_are_not_encoded(encoded: list[str], measure: Me
 
 
 @pytest.mark.slow
-def test_files_of_languages_that_were_not_measured_are_not_recorded(
-    cli: Commands, measure: Measure, tmp_path: Path
-) -> None:
-    folder = write_labels(tmp_path / "data")
-    (folder / "test-fr.tsv").write_text("awake\tle chat joue\n", encoding="utf-8")
-    line = options(task="classification", criterion="classification", languages="de", vocab_size=50, max_steps=1)
-    place = line.index("--towers")
-    assert cli("train", folder, *line[:place], *line[place + 2 :], "--save-dir", "run").code == 0
-    for langs, names in (("de", ["test-de.tsv"]), ("all", ["test-de.tsv", "test-fr.tsv"])):
-        found = measure("amazon", "--path", "run/last", "--data", folder, "--langs", langs)
-        assert [Path(file).name for file in found["data"]] == names
-
-
-@pytest.mark.slow
-def test_random_weights_of_several_seeds_stand_beside_the_model(
-    encoder: Path, tatoeba: Path, cli: Commands, measure: Measure, tmp_path: Path
-) -> None:
+def test_random_weights_of_several_seeds_stand_beside_the_model(encoder, tatoeba, cli, measure, tmp_path):
     both = ["--path", encoder, "--data", tatoeba, "--random-baseline"]
     printed = cli("eval", "tatoeba", *both, "--json", "out.json").out
     found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
@@ -142,9 +105,7 @@ def test_random_weights_of_several_seeds_stand_beside_the_model(
 
 
 @pytest.mark.slow
-def test_resamples_have_the_interval_of_the_record(
-    encoder: Path, tatoeba: Path, cli: Commands, measure: Measure, loaded: list[Any], tmp_path: Path
-) -> None:
+def test_resamples_have_the_interval_of_the_record(encoder, tatoeba, cli, measure, loaded, tmp_path):
     """Without a figure that is resampled, they are refused before a model is loaded."""
     given = ["--path", encoder, "--data", tatoeba, "--resamples", "drawn.json"]
     low, high = measure("tatoeba", *given)["intervals"]["mean of 2"]
@@ -157,9 +118,7 @@ def test_resamples_have_the_interval_of_the_record(
         assert not done.out and not done.wrote and not loaded
 
 
-def test_cut_vectors_are_measured_like_vectors_of_that_width(
-    tatoeba: Path, cli: Commands, measure: Measure, tmp_path: Path
-) -> None:
+def test_cut_vectors_are_measured_like_vectors_of_that_width(tatoeba, cli, measure, tmp_path):
     """As those of encoders with matryoshka are. All vectors of this system lie close together."""
     keys = [f"{code}\t{text}\n" for code, lines in SENTENCES.items() for text in lines]
     draw = np.random.default_rng(0)
@@ -179,9 +138,7 @@ def test_cut_vectors_are_measured_like_vectors_of_that_width(
     assert len({record["model"]["fingerprint"] for record in found.values()}) == 3
 
 
-def test_sentences_of_shorter_vectors_are_encoded_once(
-    encoder: Path, tatoeba: Path, encoded: list[str], measure: Measure
-) -> None:
+def test_sentences_of_shorter_vectors_are_encoded_once(encoder, tatoeba, encoded, measure):
     given = ["--data", tatoeba, "--path", encoder, "--langs", "de"]
     once, alone = measure("tatoeba", *given), len(encoded)
     found = measure("tatoeba", *given, "--dimensions", "8,4")["models"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sacrebleu.metrics import BLEU, CHRF
 
-from tests.cli.conftest import Measure, write_lines
+from tests.cli.conftest import write_lines
 from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs, spanish_pairs, write_corpus
 from tests.support.once import made_once
@@ -87,9 +87,7 @@ def test_the_defaults_of_the_search_are_those_of_generation() -> None:
     assert given == expected
 
 
-def test_tokenised_text_is_scored_as_moses_does(
-    data: Path, given: list[object], cli: Commands, measure: Measure
-) -> None:
+def test_tokenised_text_is_scored_as_moses_does(data, given, cli, measure):
     line = ["translation", *given, *"--langs de --beam 1 --tokenize none --drop-overlap --target-lang eng".split()]
     printed = cli("eval", *line).out
     found = Translator.load(data / "run" / "best").translate(GERMAN[:30], options=SearchOptions(beam=1))
@@ -101,9 +99,7 @@ def test_tokenised_text_is_scored_as_moses_does(
     assert own["multi_bleu"]["value"] == expected.score
 
 
-def test_averaged_checkpoints_and_all_languages(
-    data: Path, given: list[object], cli: Commands, measure: Measure
-) -> None:
+def test_averaged_checkpoints_and_all_languages(data, given, cli, measure):
     assert cli("export", "--path", data / "run", *"--average 2 --format xrep --output mean".split()).code == 0
     found = measure("translation", "--path", "mean", *given[2:])
     assert list(found["values"]["tables"]) == ["de-en", "es-en"]  # the target is not a source

@@ -13,7 +13,6 @@ import pytest
 
 from tests.cli.conftest import write_lines
 from tests.support.commands import Commands
-from tests.text.test_formats import zipped
 from xrep.registry import EVALUATIONS
 
 ANIMALS = {"Hund": "dog", "Vogel": "bird", "Fisch": "fish", "Wolf": "wolf", "Bär": "bear", "Affe": "monkey"}
@@ -136,9 +135,7 @@ def cleaned(cli: Commands, vocabulary: Path, *options: str) -> tuple[dict[str, i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_each_layout_that_is_evaluated(
-    here: Path, cli: Commands, data_directory: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_each_layout_that_is_evaluated(here, cli, data_directory, monkeypatch, name):
     evaluation, options, files = LAYOUTS[name]
     write(here / "test-set", files)
     write_lines(here / "test-set" / "README.md", [de for de, _ in PAIRS])
@@ -190,10 +187,3 @@ def test_a_line_that_is_too_long_ends_no_other_training(here: Path, cli: Command
     ):
         result = cli("train", *line.split(), *SMALL, "--save-dir", f"run{len(line)}")
         assert result.code == 0 and said in result.out, result
-
-
-@pytest.mark.slow
-def test_the_columns_of_a_file_in_an_archive_are_swapped(here: Path, cli: Commands) -> None:
-    write(here, {"c.zip": zipped({"deu-eng.tsv": each("{}", [f"{en}\t{de}" for de, en in PAIRS])})})
-    said = cli("preprocess", *"--bitext de-en=c.zip --vocab-size 60 --destdir out".split()).out
-    assert "c.zip/deu-eng.tsv: column 1 is English, so column 2 is read as de" in said

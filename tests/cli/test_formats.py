@@ -49,9 +49,7 @@ def test_encoding(here: Path, cli: Commands, file: str) -> None:
     np.testing.assert_allclose(np.load(here / "v.npy"), expected, atol=1e-5)
 
 
-def test_vectors_on_standard_output(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_vectors_on_standard_output(here, monkeypatch, capfdbinary):
     monkeypatch.chdir(here)
     assert encode.main([*ENCODER, "--input", "de", "--lang", "de", "--output", "v.npy"]) == 0
     capfdbinary.readouterr()

@@ -152,13 +152,3 @@ def test_a_bad_line_leaves_the_old_output(translator: Path, cli: Commands) -> No
     assert (done.code, done.out, done.wrote) == (2, "", frozenset())
     done = generate(cli, translator, "--input test.de --buffer-lines 2")
     assert done.code == 2 and done.out.splitlines() == expected_of(translator, ["Haus", "ein rotes Haus"])
-
-
-def test_output_to_a_device_is_written_there(translator: Path, source: Path, cli: Commands) -> None:
-    pipe = cli.folder / "pipe"
-    os.mkfifo(pipe)
-    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    assert generate(cli, translator, "--input test.de --output pipe").code == 0
-    assert os.read(reading, 100_000).decode().splitlines() == expected_of(translator, GERMAN)
-    os.close(reading)
-    assert pipe.is_fifo()

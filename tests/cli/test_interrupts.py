@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 import signal
 import tempfile
 import time
@@ -75,9 +74,7 @@ def test_training_saves_and_goes_on(data_directory: Path, cli: Commands, monkeyp
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_stops_training_at_once(
-    data_directory: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_ctrl_c_stops_training_at_once(data_directory, cli, monkeypatch):
     with monkeypatch.context() as patch:
         press(patch, DualMoco, "forward", 5, 5)
         stopped = train(cli, data_directory, "run")
@@ -120,9 +117,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRESSED)
-def test_commands_save_and_go_on(
-    name: str, lines: Path, shared_encoder: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_save_and_go_on(name, lines, shared_encoder, cli, monkeypatch):
     words, owner, function, calls, saved = PRESSED[name]
     job = cli.folder / "cut.npy.job"
     command, *line = [*words.split(), "--device", "cpu", "--path", shared_encoder, "--output"]
@@ -144,9 +139,7 @@ def test_commands_save_and_go_on(
 @pytest.mark.parametrize(
     "line", ["encode --input L", "mine --source L --target L", "mine negatives --bitext de-en=L,L"]
 )
-def test_nothing_is_saved_of_what_goes_to_a_stream(
-    line: str, output: str, lines: Path, shared_encoder: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_saved_of_what_goes_to_a_stream(line, output, lines, shared_encoder, cli, monkeypatch):
     """After one Ctrl-C, at the second chunk of lines."""
     (cli.folder / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(cli.folder / "temporary"))
@@ -160,9 +153,7 @@ def test_nothing_is_saved_of_what_goes_to_a_stream(
     assert not os.listdir(cli.folder / "temporary")
 
 
-def test_translations_have_no_output_before_all_are_there(
-    lines: Path, translator: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_translations_have_no_output_before_all_are_there(lines, translator, cli, monkeypatch):
     press(monkeypatch, Translator, "translate", 2)
     words = "--device cpu --input lines.txt --output out --buffer-lines 8".split()
     done = cli("generate", "--path", translator, *words)
@@ -182,9 +173,7 @@ def sides(cli: Commands) -> str:
 
 
 @pytest.mark.slow
-def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
-    sides: str, cli: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(sides, cli, monkeypatch):
     """SentencePiece itself would go on for as long as it takes."""
     line = ["preprocess", *BITEXT, "--destdir"]
     assert cli(*line, "whole").code == 0
@@ -209,43 +198,9 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(
 
 
 @pytest.mark.slow
-def test_training_goes_on_with_the_preprocessing_of_raw_text(
-    cli: Commands, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
-    write_lines(tmp_path / "raw" / "train.de-en.tsv", ["\t".join(pair) for pair in sentence_pairs(170)])
-    line = [tmp_path / "raw", *options(save_dir="run", max_steps=1), "--vocab-size", "60"]
-    with monkeypatch.context() as patch:
-        press(patch, stages, "_tokenise", 1)
-        done = cli("train", *line)
-    said = rf"xrep-train: error: interrupted; what is done is in {tmp_path}/home/preprocessed/\w+\.job, and the same "
-    assert done.code == 130 and re.search(f"{said}command goes on from there\n$", done.err)
-    monkeypatch.setattr(stages, "clean", None)  # now the text is clean
-    assert cli("train", *line).code == 0 and len(os.listdir(tmp_path / "home" / "preprocessed")) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("sides")
-def test_preprocessing_does_not_go_on_with_other_options(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    line, more = ["preprocess", *BITEXT, "--destdir"], "--vocab-size 62 --valid-size 0".split()
-    with monkeypatch.context() as patch:
-        press(patch, stages, "_tokenise", 1)
-        assert cli(*line, "bin").code == 130
-    refused = cli(*line, "bin", *more)
-    said = "bin.job: an unfinished command is there, which differs in options; remove it to begin anew"
-    assert refused.code == 2 and said in refused.err
-    assert cli(*line, "bin").code == 0
-    press(monkeypatch, stages, "read_pairs", 1)
-    assert cli(*line, "other", *more).err.endswith("interrupted; nothing is saved yet\n")
-    assert sorted(os.listdir(cli.folder)) == ["bin", "de", "en"]
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("sides")
 @pytest.mark.parametrize(("command", "owner"), [("preprocess", TableWriter), ("train", DualMoco)])
-def test_commands_with_workers_go_on_in_the_same_process(
-    command: str, owner: Any, data_directory: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_with_workers_go_on_in_the_same_process(command, owner, data_directory, cli, monkeypatch) -> None:
     """Workers hold the lock of the unfinished work as well. They end with the command, not with its traceback, which
     is kept here with all that the command was working with."""
     line: list[object] = [*BITEXT, *"--workers 2 --destdir bin".split()]

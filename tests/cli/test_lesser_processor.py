@@ -37,9 +37,7 @@ print(torch.backends.cpu.get_cpu_capability())
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="AVX2 is an extension of x86")
-def test_commands_in_float32_and_bfloat16(
-    data_directory: Path, shared_encoder: Path, translator: Path, tmp_path: Path
-) -> None:
+def test_commands_in_float32_and_bfloat16(data_directory, shared_encoder, translator, tmp_path):
     encoder, source = shared_encoder, write_lines(tmp_path / "lines.txt", GERMAN)
     write_lines(tmp_path / "bitext.tsv", [f"{line}\tline {n}" for n, line in enumerate(GERMAN)])
     steps, lines = options(max_steps=3), list[tuple[str, list[object]]]()

@@ -80,18 +80,13 @@ def test_the_nearest_sentences_that_are_no_translations(path: Path, negatives: N
     assert done.out.startswith(begin) and done.wrote == {"out.json", "out.tsv"}
 
 
-@pytest.mark.parametrize(
-    ("options", "rule"),
-    [
-        ("--absolute-margin 0.1 --relative-margin -9", {"limit": lambda score: score - 0.1}),
-        ("--relative-margin 0.2 --num-negatives 1", {"limit": lambda score: score - 0.2 * abs(score), "most": 1}),
-        ("--relative-margin -9 --range-min 2 --range-max 4", {"limit": lambda _: 9.0, "first": 2, "last": 4}),
-        ("--relative-margin -9 --max-score 0.5 --min-score 0.2", {"limit": lambda _: 0.5, "least": 0.2}),
-    ],
-)
-def test_margins_ranks_and_scores(
-    path: Path, negatives: Negatives, cli: Commands, options: str, rule: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize(("options", "rule"), [
+    ("--absolute-margin 0.1 --relative-margin -9", {"limit": lambda score: score - 0.1}),
+    ("--relative-margin 0.2 --num-negatives 1", {"limit": lambda score: score - 0.2 * abs(score), "most": 1}),
+    ("--relative-margin -9 --range-min 2 --range-max 4", {"limit": lambda _: 9.0, "first": 2, "last": 4}),
+    ("--relative-margin -9 --max-score 0.5 --min-score 0.2", {"limit": lambda _: 0.5, "least": 0.2}),
+])  # fmt: skip
+def test_margins_ranks_and_scores(path, negatives, cli, options, rule):
     assert negatives(f"--candidates more.en {options}").code == 0
     assert rows_of(cli) == plain(path, MORE, **rule)
 

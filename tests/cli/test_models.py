@@ -113,9 +113,7 @@ TABLE: dict[str, tuple[str, str, dict[str, str]]] = {
 
 
 @pytest.fixture(scope="session")
-def models(
-    shared_encoder: Path, separate_encoder: Path, translator: Path, trained_run: Path, data_directory: Path
-) -> dict[str, Path]:
+def models(shared_encoder, separate_encoder, translator, trained_run, data_directory) -> dict[str, Path]:
     def make(folder: Path) -> None:
         write_models(folder, shared_encoder, separate_encoder, translator, SENTENCES)
         write_tatoeba(folder / "tatoeba")

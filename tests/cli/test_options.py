@@ -48,15 +48,6 @@ def test_three_spellings(tmp_path):
     assert all(other == first for other in others)
 
 
-def test_defaults_then_files_then_command_line(tmp_path):
-    (tmp_path / "a.yaml").write_text("task: bitext\ncriterion: dual_moco\noptimizer: {lr: 0.5}\nseed: 8\n")
-    (tmp_path / "b.yaml").write_text("seed: 9\ncriterion: {momentum: 0.5}\n")
-    files = ["--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")]
-    merged = values(*files, "--momentum", "0.25", "data/")
-    assert (merged["optimizer.lr"], merged["seed"], merged["criterion.momentum"]) == (0.5, 9, 0.25)
-    assert merged["criterion.temperature"] == 0.04
-
-
 def test_without_data_the_demo_recipe_applies():
     demo = values(*CHOSEN, "--lr", "0.1")
     assert (demo["model.hidden_size"], demo["optimizer.lr"], demo["task.data"]) == (192, 0.1, None)

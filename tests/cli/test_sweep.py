@@ -157,16 +157,11 @@ def test_a_run_that_was_stopped_is_not_taken_for_a_finished_one(recipe: Path, cl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("count", "visible", "parallel", "expected"),
-    [
-        (2, None, 2, {"0", "1"}), (4, "7,GPU-5a,2,3", 2, {"7", "GPU-5a"}), (1, "5", 2, {"5"}), (1, None, 2, {"0"}),
-        (2, None, 1, {"unset"}), (0, None, 2, {"unset"}), (0, "", 2, {""}),
-    ],
-)  # fmt: skip
-def test_runs_that_train_at_a_time_have_gpus_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, visible: str | None, parallel: int, expected: set[str]
-) -> None:
+@pytest.mark.parametrize(("count", "visible", "parallel", "expected"), [
+    (2, None, 2, {"0", "1"}), (4, "7,GPU-5a,2,3", 2, {"7", "GPU-5a"}), (1, "5", 2, {"5"}), (1, None, 2, {"0"}),
+    (2, None, 1, {"unset"}), (0, None, 2, {"unset"}), (0, "", 2, {""}),
+])  # fmt: skip
+def test_runs_that_train_at_a_time_have_gpus_of_their_own(tmp_path, monkeypatch, count, visible, parallel, expected):
     """There is no GPU here, so their number is given. Each run waits until as many have started as may train at once,
     so that the first ones train at the same time."""
     stub(tmp_path, monkeypatch, (
@@ -187,9 +182,7 @@ def test_runs_that_train_at_a_time_have_gpus_of_their_own(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_stops_all_runs_and_starts_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
+def test_a_signal_stops_all_runs_and_starts_no_other(tmp_path, monkeypatch, number):
     stub(tmp_path, monkeypatch, (
         "signal.signal(signal.SIGINT, lambda *_: (print('saved'), sys.exit(130)))\n"
         "print('ready', flush=True)\n"

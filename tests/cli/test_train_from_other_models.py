@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.support.annotated import write_labels
-from tests.support.commands import Commands
 from tests.support.corpus import write_corpus
 from tests.support.once import made_once
 from tests.support.runs import options
@@ -44,9 +43,7 @@ def classifier() -> Path:
     ("start", "criterion"),
     [*(("translator", name) for name in ("mlm", "tlm", "hictl", "cmlm")), ("classifier", "mlm")],
 )
-def test_language_models_start_from_any_encoder(
-    start: str, criterion: str, translator: Path, classifier: Path, cli: Commands
-) -> None:
+def test_language_models_start_from_any_encoder(start, criterion, translator, classifier, cli):
     """The encoder's tensors are those of the start, and the new run says that its head is new."""
     path, raw = {"translator": translator, "classifier": classifier}[start], write_corpus(cli.folder / "raw", 40, 9, 9)
     done = cli("train", raw, *options(**{**STEPS, **SIZES, "criterion": criterion, "encoder": path}))
@@ -70,9 +67,7 @@ class TheirEncoder(TransformerEncoder):
 
 
 @pytest.mark.slow
-def test_mlm_trains_an_encoder_of_a_plugin(
-    data_directory: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlm_trains_an_encoder_of_a_plugin(data_directory, cli, monkeypatch):
     monkeypatch.setitem(ENCODERS._targets, "theirs", f"{__name__}:TheirEncoder")
     tokenizer, own = DataDirectory(data_directory).tokenizers["shared"], cli.folder / "own"
     shape = EncoderShape(

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Commands
 from tests.support.corpus import write_corpus
 from tests.support.once import made_once
 from tests.support.programs import PATIENCE, Finished, Program, free_port, rank_environment, run_program
@@ -88,9 +87,7 @@ def two_ranks(data_directory: Path) -> Path:
     return made_once("two-ranks", make) / "run"
 
 
-def test_a_sharded_optimizer_goes_on_after_a_kill_and_on_other_ranks(
-    two_ranks: Path, data_directory: Path, cli: Commands
-) -> None:
+def test_a_sharded_optimizer_goes_on_after_a_kill_and_on_other_ranks(two_ranks, data_directory, cli):
     """torchrun names the killed rank and starts the ranks again."""
     run = cli.folder / "run"
     line = "--standalone --nproc-per-node=2 --max-restarts=1 -m xrep_cli.train".split()

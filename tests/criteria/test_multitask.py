@@ -13,6 +13,7 @@ from tests.criteria.objectives import SMALL
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, plan, sizes_of
 from xrep.config import Part
+from xrep.criteria.contrastive import encode_in_pieces
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.multitask import Multitask
 from xrep.criteria.translation_ranking import TranslationRanking
@@ -78,23 +79,10 @@ def test_it_is_the_weighted_sum_of_its_parts(model, text, batches) -> None:
         torch.testing.assert_close(together.state_dict()[f"parts.queue.{name}"], tensor, rtol=0, atol=0, msg=name)
 
 
-def test_ranks_tell_their_rows_of_the_parts_that_compare_them(model, text, batches) -> None:
-    together, generator = multitask(model, text), torch.Generator()
-    for rows in (None, 4):
-        if rows is not None:
-            together.set_micro_batch(rows)
-        planned = together.plan(MixedBatch({"queue": batches[0], "rank": batches[1]}), generator)
-        told = together.exchanged(planned)
-        assert [len(part) for part in told] == [7, 9]
-        assert all(one is other for one, other in zip(told, planned.parts.values(), strict=True))
-    single = together.parts["rank"].plan(batches[0], generator)
-    assert list(together.parts["rank"].exchanged(single)) == [single]
-
-
 def test_parts_that_compare_no_rows_are_not_cut_into_pieces(model, text, two_terms) -> None:
     parts = [Part("plain", two_terms, two_terms.Config(), 1.0, 1.0)]
     with pytest.raises(UserError, match=r"micro_batch is for objectives that compare.*`update_freq`"):
-        Multitask(Multitask.Config(parts=parts, mixing="weight"), model, text).set_micro_batch(8)
+        encode_in_pieces(Multitask(Multitask.Config(parts=parts, mixing="weight"), model, text), 8)
 
 
 def test_a_part_without_a_batch_is_left_alone(model, text, batches) -> None:

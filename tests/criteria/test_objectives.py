@@ -13,7 +13,7 @@ from tests.criteria.objectives import FIRST, OBJECTIVES, Maker, both, copied
 from tests.criteria.waiting import NoWaiting
 from tests.support.closeness import assert_near
 from tests.support.planning import loss_of, plan, sizes_of
-from xrep.criteria.contrastive import ContrastiveCriterion
+from xrep.criteria.contrastive import ContrastiveCriterion, encode_in_pieces
 from xrep.criteria.criterion import Criterion, Loss, percentage
 from xrep.registry import CRITERIA
 
@@ -170,7 +170,7 @@ def test_pieces_give_the_loss_and_gradient_of_the_whole(make: Maker, name: str) 
     model, criterion, batch = make(name, dropout=0.0, attention_dropout=0.0, **fewest_layers(name))
     rows = 2 if "negatives" in name or "one layer" in name else 5
     other, pieces = copied(model, criterion)
-    pieces.set_micro_batch(rows)
+    encode_in_pieces(pieces, rows)
     whole, parts = loss_of(criterion, model, batch), loss_of(pieces, other, batch)
     assert len(plan(pieces, batch).pieces) == -(-9 // rows) and sizes_of(pieces, batch) == sizes_of(criterion, batch)
     for term, value in whole.terms.items():

@@ -17,6 +17,7 @@ from torch import Generator, Tensor, nn
 from tests.criteria.objectives import FIRST, OBJECTIVES, Maker, Objective, align, hictl, mlm, rank
 from tests.support.planning import plan
 from xrep.config import Part
+from xrep.criteria.contrastive import encode_in_pieces
 from xrep.criteria.criterion import Criterion, Planned
 from xrep.criteria.multitask import Multitask
 from xrep.registry import CRITERIA
@@ -54,7 +55,7 @@ def made(make: Maker, name: str) -> tuple[nn.Module, Criterion, Any]:
     else:
         model, criterion, batch = make(of)
     if CASES[name] is not None:
-        criterion.set_micro_batch(CASES[name])
+        encode_in_pieces(criterion, CASES[name])
     return model, criterion, batch
 
 
@@ -153,11 +154,11 @@ def test_pieces_are_the_rows_of_the_batch(make: Maker, name: str) -> None:
     _, criterion, batch = made(make, name)
     planned = plan(criterion, batch)
     whole = plan(made(make, name.removesuffix(", in pieces"))[1], batch)
-    criterion.set_micro_batch(9)
+    encode_in_pieces(criterion, 9)
     large = plan(criterion, batch)
     assert whole.sizes == planned.sizes == large.sizes
-    for part, own in (planned.parts or {"": planned}).items():
-        assert not any((found.parts or {"": found})[part].pieces for found in (whole, large))
+    for part, own in planned.by_part.items():
+        assert not any(found.by_part[part].pieces for found in (whole, large))
         if part == "mlm":  # it does not compare rows
             assert not own.pieces
             continue

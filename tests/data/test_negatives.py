@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.corpus import sentence_pairs
-from xrep.data.batch import HardNegatives, TextSpec
+from xrep.data.batch import HardNegatives
 from xrep.data.negatives import NegativeStore, prepare_negatives
 from xrep.errors import UserError
 from xrep.text.cleaning import sentence_hashes
@@ -44,9 +44,7 @@ def prepare(tokenizer: Tokenizer, *files: str, exclude: tuple[str, ...] = ()) ->
     return prepare_negatives(files, tokenizer, exclude)
 
 
-def test_negatives_are_found_by_their_pairs(
-    tokenizer: Tokenizer, text: TextSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_negatives_are_found_by_their_pairs(tokenizer, text, tmp_path, capsys):
     store = prepare(tokenizer, write(tmp_path / "one.tsv", FILE), write(tmp_path / "two.tsv", {2: [9], 9: [0]}))
     assert len(store) == 8 and capsys.readouterr().out.startswith("tokenising ")
     wanted = [2, 10, 0, 1, 2]  # in any order and more than once; pair 10 has none
@@ -64,9 +62,7 @@ def test_negatives_are_found_by_their_pairs(
     assert again.data.path == store.data.path and not capsys.readouterr().out
 
 
-def test_repeated_wrong_and_excluded_negatives_are_left_out(
-    tokenizer: Tokenizer, text: TextSpec, tmp_path: Path
-) -> None:
+def test_repeated_wrong_and_excluded_negatives_are_left_out(tokenizer, text, tmp_path):
     german, english = PAIRS[0]
     others = [PAIRS[1][1], PAIRS[1][1].upper() + "!", english + ".", german, PAIRS[2][1], PAIRS[3][1]]
     (tmp_path / "x.tsv").write_text("\t".join([german, english, *others]) + "\n", encoding="utf-8")

@@ -48,9 +48,7 @@ def plain_result(
 
 @pytest.mark.parametrize("margin", MARGINS)
 @pytest.mark.parametrize("retrieval", RETRIEVALS)
-def test_the_threshold_of_one_split_is_applied_to_the_other(
-    write_split: Callable[..., Path], margin: str, retrieval: str
-) -> None:
+def test_the_threshold_of_one_split_is_applied_to_the_other(write_split, margin, retrieval):
     gold = [write_split(name, seed, 20, 30) for seed, name in enumerate(("training", "test"))]
     tuning, test = map(bucc.read_split, gold)
     options = Bucc.Config(data=str(gold[0].parent), margin=margin, retrieval=retrieval, neighbours=3)

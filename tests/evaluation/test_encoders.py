@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.commands import Commands
 from tests.support.encoders import write_encoder
 from xrep.errors import UserError
 from xrep.evaluation.encoders import Encoder, open_encoder, with_random_weights, write_sentences
@@ -46,9 +45,7 @@ def test_vectors_are_found_by_language_and_text_in_any_order(tmp_path: Path) -> 
             open_encoder(tmp_path)
 
 
-def test_kept_vectors_are_taken_for_the_same_question_only(
-    shared_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kept_vectors_are_taken_for_the_same_question_only(shared_encoder, tmp_path, monkeypatch):
     cache, sentences, asked, encode = tmp_path / "cache", ["ein Haus", "zwei Häuser"], [], SentenceEncoder.encode
     monkeypatch.setattr(SentenceEncoder, "encode", lambda *given, **more: (asked.append(1), encode(*given, **more))[1])
     loaded, again = (open_encoder(shared_encoder, cache=cache) for _ in range(2))
@@ -79,9 +76,7 @@ def test_kept_vectors_are_taken_for_the_same_question_only(
 
 
 @pytest.mark.slow
-def test_a_layer_is_pooled_measured_and_exported(
-    shared_encoder: Path, tatoeba_folder: Path, tmp_path: Path, cli: Commands
-) -> None:
+def test_a_layer_is_pooled_measured_and_exported(shared_encoder, tatoeba_folder, tmp_path, cli):
     last, embeddings = (SentenceEncoder.load(shared_encoder, device="cpu", layer=layer) for layer in (1, 0))
     whole = SentenceEncoder.load(shared_encoder, device="cpu")
     np.testing.assert_allclose(last.encode(SENTENCES), whole.encode(SENTENCES), atol=1e-6)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from tests.evaluation.conftest import PAIRS, SCORED, NgramEncoder, measured, save_hashes, write, write_tatoeba
-from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
 from tests.support.nli_data import nli_rows
 from xrep.errors import UserError
@@ -176,9 +175,7 @@ def test_what_was_trained_on_is_counted_and_left_out(case: Case, tmp_path: Path)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name != "nli"], ids=lambda case: case.name)
-def test_the_command_prints_and_writes_what_was_measured(
-    case: Case, cli: Commands, shared_encoder: Path, tmp_path: Path
-) -> None:
+def test_the_command_prints_and_writes_what_was_measured(case, cli, shared_encoder, tmp_path):
     """``--list-sentences`` names each sentence once, and their vectors give the figures of the encoder itself."""
     data, folder, kind = case.write(tmp_path / "data", case.rows), tmp_path / "vectors", EVALUATIONS.load(case.name)
     given, encoder = options_of(case, data), open_encoder(shared_encoder)

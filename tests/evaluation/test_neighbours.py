@@ -15,9 +15,7 @@ SENTENCES = [english for _, english in sentence_pairs(120)]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16384])
-def test_the_nearest_are_those_of_the_whole_product(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
-) -> None:
+def test_the_nearest_are_those_of_the_whole_product(tmp_path, monkeypatch, chunk):
     """Equal sentences count once, at their first occurrence, and the query itself does not count. Of equally near
     sentences, the earlier come first."""
     monkeypatch.setattr(nearest, "CHUNK_LINES", chunk)

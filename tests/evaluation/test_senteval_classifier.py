@@ -10,7 +10,7 @@ import torch
 
 from tests.evaluation.senteval_sets import alone
 from xrep.evaluation.senteval.classifier import Fold, fit, squared_error_gradient
-from xrep.evaluation.senteval.protocols import Data, distributions, expected_score, relatedness
+from xrep.evaluation.senteval.protocols import distributions, expected_score
 
 
 def points(count: int, classes: int, width: int = 12, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -41,15 +41,6 @@ def test_many_at_once_are_what_each_is_alone(classes: int) -> None:
     assert len(epochs) > 1
 
 
-def test_a_fold_without_dev_rows_holds_some_out() -> None:
-    x, y = points(200, 2)
-    fold, grid = (np.arange(150), None), np.array([[1e-4]])
-    weights, scores = fit(x, np.eye(2, dtype=np.float32)[y], [fold], grid, 1)
-    assert scores[0, 0] * 7 == pytest.approx(round(scores[0, 0] * 7))  # 5% of 150 rows
-    y[150:] = 1 - y[150:]
-    np.testing.assert_array_equal(fit(x, np.eye(2, dtype=np.float32)[y], [fold], grid, 1)[0], weights)
-
-
 def test_the_gradient_of_the_squared_error_is_autograd() -> None:
     values = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
     targets = torch.rand(7, 5, dtype=torch.float64)
@@ -64,16 +55,3 @@ def test_scores_as_distributions() -> None:
     expected = [[1, 0, 0, 0, 0], [0, 0, 0.4, 0.6, 0], [0, 0, 0, 0, 1], [0, 0, 0, 0.75, 0.25]]
     np.testing.assert_allclose(distributions(scores), expected, atol=1e-6)
     np.testing.assert_allclose(expected_score(np.log(distributions(scores) + 1e-12)), scores, rtol=2e-6)
-
-
-@pytest.mark.slow
-def test_relatedness_finds_scores_that_depend_on_the_features() -> None:
-    generator = np.random.default_rng(1)
-    x = generator.normal(size=(360, 8)).astype(np.float32)
-    y = np.clip(3 + x[:, 0] + 0.3 * generator.normal(size=360), 1, 5)
-    data = Data(x, y, distributions(y), np.split(np.arange(360), [200, 260]))
-    found, drawn = relatedness(data, seed=1)
-    assert drawn.mean() == pytest.approx(found["pearson"], abs=1)
-    assert found["pearson"] > 90 and found["spearman"] > 90 and found["mse"] < 0.3
-    x[260:] = 0
-    assert relatedness(data, seed=1)[0]["pearson"] == 0

@@ -50,9 +50,7 @@ def test_the_averages_are_over_the_published_languages() -> None:
     assert all(len(languages) == int(group) for group, languages in tatoeba.GROUPS.items())
 
 
-def test_accuracy_is_that_of_the_protocol_by_hand(
-    tatoeba_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accuracy_is_that_of_the_protocol_by_hand(tatoeba_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(tatoeba, "GROUPS", {"2": ("de", "zh"), "3": ("de", "zh", "fr")})
     figures = measured(Tatoeba, NgramEncoder(), data=str(tatoeba_folder))
     found, averages = figures.values["tables"], figures.values["averages"]

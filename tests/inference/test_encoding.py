@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import gzip
 import itertools
 import json
-import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -94,26 +90,6 @@ def test_rows_are_the_vectors_of_the_lines(encode: Encode, encoder: SentenceEnco
     assert left_in(tmp_path) == ["lines.txt", "vectors.npy"]
 
 
-@pytest.mark.slow
-def test_files_of_every_kind_give_the_same_file(encode: Encode, source: Path, tmp_path: Path) -> None:
-    encode(tmp_path / "plain.npy")
-    plain = source.read_bytes()
-    crlf, mark = plain.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + plain
-    for changed in (gzip.compress(plain), crlf, mark, plain[:-1]):
-        source.write_bytes(changed)
-        encode(tmp_path / "other.npy")
-        assert (tmp_path / "other.npy").read_bytes() == (tmp_path / "plain.npy").read_bytes()
-
-
-def test_float16_and_vectors_as_the_model_gives_them(encode: Encode, tmp_path: Path) -> None:
-    encoder = SentenceEncoder.load(write_encoder(tmp_path / "raw", normalize=False), device="cpu")
-    expected = encoder.encode(LINES, normalize=False)
-    encode(tmp_path / "half.npy", encoder, dtype="float16", normalize=False)
-    half = np.load(tmp_path / "half.npy")
-    assert half.dtype == np.float16 and not np.allclose(np.linalg.norm(expected, axis=1), 1, atol=0.1)
-    np.testing.assert_allclose(half, expected, atol=1e-2)
-
-
 OTHERS: dict[str, dict[str, Any]] = {
     "dtype": {"dtype": "float16"}, "batch_tokens": {"batch_tokens": 64}, "normalize": {"normalize": False},
     "language": {"lang": "en"}, "prompt": {"prompt": "ein "}, "encoder": {}, "input": {}, "parts": {"parts": True},
@@ -133,37 +109,7 @@ def test_what_is_unfinished_is_not_mixed_with_something_else(encode, interrupted
     assert {**contents(job), "lock": b""} == {**before, "lock": b""} and not output.exists()
 
 
-@pytest.mark.parametrize("units", [1, 4, 7])
-def test_an_interrupted_command_goes_on(encode, interrupted, tmp_path, units):
-    """It stops after the file was read, after some chunks, and after the last one."""
-    encode(tmp_path / "whole.npy")
-    output = interrupted(units)
-    assert not output.exists()
-    done = encode(output)
-    assert (done.resumed, done.lines, done.empty_lines) == (min(28, 5 * (units - 1)), 28, 2)
-    assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
-    assert left_in(tmp_path) == ["lines.txt", "vectors.npy", "whole.npy"]
-
-
-def test_a_folder_of_others_in_the_place_of_the_job_stays(encode: Encode, tmp_path: Path) -> None:
-    job = tmp_path / "vectors.npy.job"
-    job.mkdir()
-    (job / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"vectors.npy.job: not the folder of an unfinished command; rename it, or"):
-        encode(tmp_path / "vectors.npy")
-    assert contents(job) == {"notes.txt": b"mine"}
-
-
-def test_a_user_error_leaves_nothing(encode: Encode, source: Path, tmp_path: Path) -> None:
-    source.write_bytes(source.read_bytes() + b"Stra\xdfe\n")
-    with pytest.raises(UserError, match=rf"{source}:29: invalid UTF-8 \(byte 5 of the line\); "):
-        encode(tmp_path / "vectors.npy")
-    assert left_in(tmp_path) == ["lines.txt"]
-
-
-def test_who_cannot_read_the_output_cannot_read_what_is_kept_for_it(
-    encode: Encode, interrupted: Stop, tmp_path: Path
-) -> None:
+def test_who_cannot_read_the_output_cannot_read_what_is_kept_for_it(encode, interrupted, tmp_path):
     output = tmp_path / "vectors.npy"
     for mode in (0o640, 0o600):
         output.touch()
@@ -175,17 +121,6 @@ def test_who_cannot_read_the_output_cannot_read_what_is_kept_for_it(
     assert output.stat().st_mode & 0o777 == 0o600
 
 
-def test_two_processes_do_not_write_one_file(encode: Encode, interrupted: Stop, tmp_path: Path) -> None:
-    output, job = interrupted(), tmp_path / "vectors.npy.job"
-    with (job / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # the lock of another open file, as of another process
-        before = left_in(job)
-        with pytest.raises(UserError, match=r"vectors.npy: another process is writing it; wait for it"):
-            encode(output)
-        assert left_in(job) == before
-    assert encode(output).resumed == 15
-
-
 def test_long_lines_make_chunks_of_fewer_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("xrep.store.lines.CHUNK_CHARACTERS", 100)
     assert write_lines(tmp_path, enumerate(LINES, 1)) == len(LINES)
@@ -194,19 +129,6 @@ def test_long_lines_make_chunks_of_fewer_lines(monkeypatch: pytest.MonkeyPatch, 
     for start, stop in itertools.pairwise(starts):
         assert lengths[start : stop - 1].sum() < 100
         assert stop - start == 5 or lengths[start:stop].sum() >= 100 or stop == len(LINES)
-
-
-def test_a_write_that_fails_names_the_file(encode: Encode, encoder: SentenceEncoder, tmp_path: Path) -> None:
-    output, limits = tmp_path / "vectors.npy", resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (900, limits[1]))  # which the lines exceed
-    try:
-        with pytest.raises(OSError) as error:
-            encode(output)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert error.value.errno == errno.EFBIG and str(error.value.filename).startswith(str(output))
-    assert encode(output).lines == 28 and not output.with_name("vectors.npy.job").exists()
-    np.testing.assert_allclose(np.load(output), encoder.encode(LINES), atol=1e-6)
 
 
 @pytest.mark.parametrize("count", [28, 2])

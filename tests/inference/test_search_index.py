@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
-from tests.support.runs import contents, environment
+from tests.support.runs import contents
 from xrep import SearchIndex
 from xrep.errors import UserError
 from xrep.inference import index_files, search_index
@@ -282,40 +281,3 @@ def test_a_stopped_command_goes_on(encoder: SentenceEncoder, tmp_path: Path) -> 
         run("index")  # all of which is done
         assert contents(path) == end and not job.exists()
         shutil.rmtree(path)
-
-
-KILLED = f"""
-import os, signal, sys
-from {__name__} import Steps
-from xrep_cli.search import main
-Steps(lambda: os.kill(os.getpid(), signal.SIGKILL)).left = int(sys.argv.pop(1))
-sys.exit(main())
-"""
-
-
-@pytest.mark.nightly
-def test_a_killed_command_goes_on(shared_encoder: Path, tmp_path: Path) -> None:
-    """Killed before some of these steps, ``build`` and ``add`` end with the bytes of undisturbed commands."""
-    (tmp_path / "a.txt").write_text("".join(f"{line} {number}\n" for line in SENTENCES for number in range(20)))
-    given = ["--input", tmp_path / "a.txt", "--lang", "en", "--device", "cpu"]
-    build = ["build", "--path", shared_encoder, *given, "--index", "IVF50,SQ8", "--output", "index"]
-    path = tmp_path / "index"
-
-    def run(line: list[Any], steps: int = sys.maxsize) -> int:
-        command = [sys.executable, "-c", KILLED, str(steps), *line]
-        return subprocess.run(command, cwd=tmp_path, env=environment()).returncode
-
-    for line in (build, ["add", "index", *given, "--lang", "de"]):
-        assert run(line) == 0
-        end = contents(path)
-        if line is build:
-            shutil.copytree(path, tmp_path / "built")
-        for steps in range(0, 1000, 10):
-            shutil.rmtree(path)
-            if line is not build:
-                shutil.copytree(tmp_path / "built", path)
-            if run(line, steps) == 0:
-                break
-            assert run(line) == 0
-            assert contents(path) == end and not (tmp_path / "index.job").exists(), steps
-        assert contents(path) == end

@@ -8,11 +8,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.jobs.stages import expected, make_job, run_job, runs
-from tests.support.commands import Commands
 from tests.support.programs import Program, rank_environment
 from tests.support.runs import environment
 from xrep.errors import UserError
@@ -20,7 +18,6 @@ from xrep.jobs.engines import Engine, Share, share_of
 from xrep.jobs.notes import retry
 
 SLURM = Engine(engine="slurm")
-LINES = 9_000
 
 
 def task(number: int, count: int, first: int = 0) -> dict[str, str]:
@@ -106,9 +103,7 @@ def test_a_task_that_was_killed_goes_on_when_it_is_requeued(tmp_path: Path, numb
 
 
 @pytest.mark.slow
-def test_what_a_dead_task_had_begun_is_taken_over_after_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_dead_task_had_begun_is_taken_over_after_a_while(tmp_path, monkeypatch):
     dead = make_job(tmp_path)
     dead.begin()
     dead.notes(dead.stages[0]).begin(12)
@@ -120,9 +115,7 @@ def test_what_a_dead_task_had_begun_is_taken_over_after_a_while(
 
 
 @pytest.mark.slow
-def test_a_unit_that_always_fails_keeps_no_other_from_being_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_unit_that_always_fails_keeps_no_other_from_being_done(tmp_path, monkeypatch):
     monkeypatch.setattr("xrep.jobs.plan._PAUSE", 0.0)
     for name, value in task(0, 2).items():
         monkeypatch.setenv(name, value)
@@ -134,17 +127,3 @@ def test_a_unit_that_always_fails_keeps_no_other_from_being_done(
         run_job(make_job(tmp_path), SLURM)
     assert job.notes(job.stages[0]).numbers("failed") == {5} and retry(job.address) == 1
     assert run_job(make_job(tmp_path), SLURM) == {"total": expected(12)}
-
-
-@pytest.mark.slow
-def test_three_tasks_encode_to_the_bytes_of_one(cli: Commands, shared_encoder: Path, tmp_path: Path) -> None:
-    text = tmp_path / "lines.txt"
-    text.write_text("".join(f"Satz {number % 97} von {number}\n" for number in range(LINES)))
-    words = ["--path", shared_encoder, "--lang", "de", "--input", text]
-    assert cli("encode", *words, "--output", "one.npy").code == 0
-    given = [*words, "--output", tmp_path / "three.npy", "--engine", "slurm"]
-    tasks = [Program("xrep_cli.encode", given, {**environment(), **task(number, 3)}) for number in range(3)]
-    said = [program.communicate() for program in tasks]
-    assert [program.returncode for program in tasks] == [0, 0, 0], said
-    assert (tmp_path / "one.npy").read_bytes() == (tmp_path / "three.npy").read_bytes()
-    assert np.load(tmp_path / "three.npy", mmap_mode="r").shape == (LINES, 16)

@@ -168,21 +168,6 @@ def test_failures_are_listed_and_tried_again(tmp_path: Path) -> None:
     assert run_job(make_job(tmp_path, 6)) == {"total": expected(6)} and len(runs(job.address)) == 12
 
 
-def test_a_plan_that_differs_is_refused_in_one_line(tmp_path: Path) -> None:
-    begun(tmp_path)
-    with pytest.raises(UserError) as refused:
-        run_job(make_job(tmp_path, seed=1))
-    assert "differs in seed; remove it to begin anew" in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_a_folder_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "out.job").mkdir()
-    (tmp_path / "out.job" / "thesis.txt").write_text("mine")
-    with pytest.raises(UserError, match="not the folder of an unfinished command"):
-        run_job(make_job(tmp_path))
-    assert [path.name for path in (tmp_path / "out.job").iterdir()] == ["thesis.txt"]
-
-
 def test_what_somebody_adds_stays(tmp_path: Path) -> None:
     job, _ = begun(tmp_path)
     (tmp_path / "out.job" / "thesis.txt").write_text("mine")
@@ -216,12 +201,6 @@ def test_another_job_begins_where_several_have_finished_one(tmp_path: Path) -> N
     assert second.begin(str(output)) and markers(second) == ["done/squares/0000003.json"]
     with pytest.raises(UserError, match="differs in seed"):
         make_job(tmp_path, seed=2).begin(str(output))
-
-
-def test_there_is_no_such_job(tmp_path: Path) -> None:
-    for ask in (notes_of, retry):
-        with pytest.raises(UserError, match="there is no such job"):
-            ask(str(tmp_path / "out.job"))
 
 
 def killed(folder: Path, after: int) -> None:

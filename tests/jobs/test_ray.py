@@ -76,9 +76,7 @@ def test_there_is_no_cluster(place: str, reason: str, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
-def test_two_nodes_encode_to_the_bytes_of_one_process(
-    address: str, cli: Commands, shared_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_nodes_encode_to_the_bytes_of_one_process(address, cli, shared_encoder, tmp_path, monkeypatch):
     monkeypatch.setattr("xrep.inference.encoding.IMPORTED", [])  # plugins of other tests, which the nodes do not have
     (tmp_path / "lines.txt").write_text("".join(f"Satz {number % 97} von {number}\n" for number in range(9_000)))
     words = ["encode", "--path", shared_encoder, "--lang", "de", "--input", tmp_path / "lines.txt"]
@@ -91,9 +89,7 @@ def test_two_nodes_encode_to_the_bytes_of_one_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("index", ["flat", "IVF4,SQ8"])
-def test_two_nodes_mine_the_bytes_of_one_process(
-    index: str, address: str, cli: Commands, shared_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_nodes_mine_the_bytes_of_one_process(index, address, cli, shared_encoder, tmp_path, monkeypatch):
     """Texts and vectors, and negatives, so that each kind of stage is sent to another process."""
     monkeypatch.setattr("xrep.inference.encoding.IMPORTED", [])
     for name, texts in zip(("de", "en"), zip(*sentence_pairs(200), strict=True), strict=True):

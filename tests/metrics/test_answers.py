@@ -7,23 +7,20 @@ import pytest
 from xrep.metrics.answers import exact_match, f1, normalise
 
 
-@pytest.mark.parametrize(
-    ("answer", "language", "form", "words"),
-    [
-        ("The  Eiffel-Tower!", "en", "squad", ["eiffeltower"]),
-        ("an apple a day", "en", "mlqa", ["apple", "day"]),
-        ("Der Turm von der Stadt", "de", "mlqa", ["turm", "von", "stadt"]),
-        ("Der Turm", "de", "squad", ["der", "turm"]),
-        ("los “niños”", "es", "mlqa", ["niños"]),
-        ("“Zitat”", "en", "squad", ["“zitat”"]),
-        ("北京 2008年", "zh", "mlqa", ["北", "京", "2008", "年"]),
-        ("北京。", "zh", "squad", ["北京。"]),
-        ("البيت", "ar", "mlqa", ["بيت"]),
-        ("những cái nhà", "vi", "mlqa", ["nhà"]),
-        ("a b", "fi", "mlqa", ["a", "b"]),
-        ("", "en", "mlqa", []),
-    ],
-)
+@pytest.mark.parametrize(("answer", "language", "form", "words"), [
+    ("The  Eiffel-Tower!", "en", "squad", ["eiffeltower"]),
+    ("an apple a day", "en", "mlqa", ["apple", "day"]),
+    ("Der Turm von der Stadt", "de", "mlqa", ["turm", "von", "stadt"]),
+    ("Der Turm", "de", "squad", ["der", "turm"]),
+    ("los “niños”", "es", "mlqa", ["niños"]),
+    ("“Zitat”", "en", "squad", ["“zitat”"]),
+    ("北京 2008年", "zh", "mlqa", ["北", "京", "2008", "年"]),
+    ("北京。", "zh", "squad", ["北京。"]),
+    ("البيت", "ar", "mlqa", ["بيت"]),
+    ("những cái nhà", "vi", "mlqa", ["nhà"]),
+    ("a b", "fi", "mlqa", ["a", "b"]),
+    ("", "en", "mlqa", []),
+])  # fmt: skip
 def test_normalisation(answer: str, language: str, form: str, words: list[str]) -> None:
     assert normalise(answer, language, form) == words  # pyright: ignore[reportArgumentType]
 

@@ -17,20 +17,6 @@ def test_precision_recall_and_f1() -> None:
     assert (nothing.precision, nothing.recall, nothing.f1) == (0, 0, 0)
 
 
-def test_the_threshold_is_the_midpoint_below_the_last_pair_taken() -> None:
-    scores = np.array([0.5, 2.0, 1.0, 1.5], dtype=np.float32)
-    threshold, found = best_threshold(scores, np.array([False, True, False, True]), gold=2)
-    assert (threshold, found.f1, found.extracted) == (1.25, 100, 2)
-    threshold, found = best_threshold(scores, np.array([True, True, True, True]), gold=4)
-    assert (threshold, found.extracted) == (0.5, 4)  # all pairs: the lowest score
-
-
-def test_pairs_of_one_score_are_taken_together() -> None:
-    """The order of equal scores must not give a better F1 than the best threshold does."""
-    threshold, found = best_threshold(np.full(3, 1.0), np.array([True, False, False]), gold=1)
-    assert (threshold, found.extracted, found.f1) == (1.0, 3, 50)
-
-
 @settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(-5, 9), st.booleans()), min_size=1, max_size=30),

@@ -155,9 +155,7 @@ def test_runs_are_measured_with_pictures(two_runs: tuple[Path, Path], cli: Comma
     assert "Not measured" not in page.text
 
 
-def test_damaged_records_are_named_and_names_are_escaped(
-    two_runs: tuple[Path, Path], tmp_path: Path, cli: Commands
-) -> None:
+def test_damaged_records_are_named_and_names_are_escaped(two_runs, tmp_path, cli):
     run = Path(shutil.copytree(two_runs[0], tmp_path / "run<b>", symlinks=True))
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 7, "loss": 1.0}\n{"step')  # no kind, and half a line of a run that was killed

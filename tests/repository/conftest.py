@@ -49,9 +49,7 @@ def write_executable() -> Callable[[Path, str], None]:
 
 
 @pytest.fixture
-def install_commands(
-    console_scripts: dict[str, tuple[str, str]], write_executable: Callable[[Path, str], None]
-) -> Iterator[Callable[[Path, dict[str, list[str]]], None]]:
+def install_commands(console_scripts, write_executable) -> Iterator[Callable[[Path, dict[str, list[str]]], None]]:
     """``install_commands(bin, extra)`` writes python and the commands, which append ``extra[command]``."""
     with command_server() as command_text:
 

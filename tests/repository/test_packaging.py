@@ -15,6 +15,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import xrep
+from xrep_cli.xrep import COMMANDS
 
 
 def pins(repository: Path) -> dict[str, str]:
@@ -58,7 +59,7 @@ def test_the_oldest_python_is_the_one_that_types_are_checked_for(repository: Pat
 
 
 def test_commands(console_scripts: dict[str, tuple[str, str]]) -> None:
-    assert {"xrep", "xrep-train", "xrep-sweep", "xrep-data"} < set(console_scripts)
+    assert set(console_scripts) == {"xrep", *(f"xrep-{name}" for name in COMMANDS)}
     for module, function in console_scripts.values():
         assert callable(getattr(importlib.import_module(module), function))
 

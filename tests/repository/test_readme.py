@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -99,9 +99,7 @@ def write_demo_corpus(folder: Path) -> None:
 
 
 @pytest.fixture
-def checkout(
-    repository: Path, tmp_path: Path, install_commands: Callable[[Path, dict[str, list[str]]], None]
-) -> tuple[Path, dict[str, str]]:
+def checkout(repository, tmp_path, install_commands) -> tuple[Path, dict[str, str]]:
     """Return a copy of the repository that counts as set up, and the environment to run its commands in."""
     root = tmp_path / "xrep"
     shutil.copytree(repository / "scripts", root / "scripts")

@@ -119,16 +119,6 @@ def test_the_order_of_tiles_and_merges_does_not_matter(data: st.DataObject) -> N
         assert (found.similarity[:, there:] == -torch.inf).all()
 
 
-def test_near_ties_at_the_last_place_are_told_apart() -> None:
-    """Similarities differ in the last digit of float32, and bfloat16 cannot tell them."""
-    rows = np.zeros((1200, 8), np.float32)
-    rows[:, 0] = np.float32(0.5) + np.arange(1200).astype(np.float32) % 7 * np.float32(2.0**-24)
-    query = np.zeros((1000, 8), np.float32)
-    query[:, 0] = 1
-    found = neighbours(query, rows, 3, 0)[0]
-    assert found.index.tolist() == [[6, 13, 20]] * 1000
-
-
 @pytest.mark.slow
 def test_other_instructions_give_the_same_bytes() -> None:
     """A processor with AVX2 alone multiplies tiles in float32, and this one perhaps in bfloat16."""
@@ -163,17 +153,3 @@ def test_types() -> None:
     read_only = vectors(5, 4, seed=1)
     read_only.flags.writeable = False
     assert neighbours(read_only, read_only, 1, 0)[0].index[:, 0].tolist() == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "k"),
-    [((0, 4), (3, 4), 1), ((3, 4), (0, 4), 1), ((3, 4), (3, 5), 1), ((3, 4), (2, 4), 3), ((3, 4), (3, 4), 0)],
-)
-def test_what_has_no_answer_is_refused(x: tuple[int, int], y: tuple[int, int], k: int) -> None:
-    with pytest.raises(ValueError):
-        neighbours(np.ones(x, np.float32), np.ones(y, np.float32), k, k)
-
-
-def test_normalized_rows_have_length_one_and_zeros_stay_zeros() -> None:
-    x = np.array([[3, 4], [0, 0], [0, -1e-9]], dtype=np.float32)
-    np.testing.assert_allclose(normalize_rows(x), [[0.6, 0.8], [0, 0], [0, -1]], rtol=1e-6)

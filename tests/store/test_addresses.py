@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
 from xrep.errors import UserError
 from xrep.inference import encoding
@@ -120,24 +119,6 @@ def test_arrays_and_vectors_are_those_that_numpy_wrote(folder: str, version: tup
     assert (np.concatenate([block for _, block in ArrayFile.open(place, "x", "").blocks(30)]) == rows).all()
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (b"", "not a file of vectors, or a truncated one"),
-        (b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order'", "not a file of vectors, or a truncated one"),
-        (b"x" * 300, "not a file of vectors, or a truncated one"),
-        (None, "no such file"),
-    ],
-)
-def test_what_is_no_array_is_named(folder: str, content: bytes | None, problem: str) -> None:
-    place = join(folder, "x.npy")
-    if content is not None:
-        put(place, content)
-    with pytest.raises(UserError) as error:
-        Vectors(place)
-    assert str(error.value).startswith(f"{place}: {problem}; ")
-
-
 def test_a_truncated_array_and_one_in_another_order_are_refused(folder: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((50, 4), np.float32))
     whole = (tmp_path / "x.npy").read_bytes()
@@ -147,18 +128,13 @@ def test_a_truncated_array_and_one_in_another_order_are_refused(folder: str, tmp
             ArrayFile.open(put(join(folder, "x.npy"), content), "vectors", "make it again")
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (OSError("over\nloaded"), "the store fails: over loaded; check its address and your keys"),
-        (TimeoutError(), "the store fails: TimeoutError; check"),
-        (RuntimeError("no key"), "the store fails: no key; check"),
-        (PermissionError("Forbidden"), r"the store refuses it (Forbidden); check your keys"),
-    ],
-)
-def test_a_store_that_fails_or_refuses_is_named(
-    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("error", "message"), [
+    (OSError("over\nloaded"), "the store fails: over loaded; check its address and your keys"),
+    (TimeoutError(), "the store fails: TimeoutError; check"),
+    (RuntimeError("no key"), "the store fails: no key; check"),
+    (PermissionError("Forbidden"), r"the store refuses it (Forbidden); check your keys"),
+])  # fmt: skip
+def test_a_store_that_fails_or_refuses_is_named(error, message, monkeypatch):
     store, place = addresses.store_of(MEMORY), put(join(MEMORY, "a"), b"x")
 
     def cat(*_: Any, **__: Any) -> bytes:
@@ -171,13 +147,10 @@ def test_a_store_that_fails_or_refuses_is_named(
     assert isinstance(raised.value, PermissionError) == isinstance(error, PermissionError)
 
 
-@pytest.mark.parametrize(
-    ("address", "message"),
-    [
-        ("gs://bucket/a", r"gs:// needs another package \(.+\); pip install 'xrep\[gcs\]'"),
-        ("nothing://bucket/a", "nothing:// is no store that fsspec knows; give a path, s3:// or gs://"),
-    ],
-)
+@pytest.mark.parametrize(("address", "message"), [
+    ("gs://bucket/a", r"gs:// needs another package \(.+\); pip install 'xrep\[gcs\]'"),
+    ("nothing://bucket/a", "nothing:// is no store that fsspec knows; give a path, s3:// or gs://"),
+])  # fmt: skip
 def test_a_store_without_its_package_is_named(address: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = fsspec.filesystem
 
@@ -230,9 +203,7 @@ def texts(tmp_path: Path) -> dict[str, list[str]]:
     return found
 
 
-def test_commands_write_the_same_bytes_to_a_store(
-    cli: Commands, shared_encoder: Path, texts: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_write_the_same_bytes_to_a_store(cli, shared_encoder, texts, tmp_path, monkeypatch):
     monkeypatch.setattr("xrep.store.lines.CHUNK_LINES", 8)
     for place in (str(tmp_path), MEMORY):
         for language in texts:
@@ -257,9 +228,7 @@ def test_commands_write_the_same_bytes_to_a_store(
     assert b'"pairs"' in addresses.read(join(MEMORY, "mined.json"))
 
 
-def test_commands_refuse_what_they_cannot_write_in_a_store(
-    cli: Commands, shared_encoder: Path, texts: dict[str, list[str]], tmp_path: Path
-) -> None:
+def test_commands_refuse_what_they_cannot_write_in_a_store(cli, shared_encoder, texts, tmp_path):
     place = put(join(MEMORY, "same.npy"), b"x")
     encode = ["encode", "--path", str(shared_encoder), "--lang", "de"]
     result = cli(*encode, "--input", place, "--output", place)
@@ -272,9 +241,7 @@ def test_commands_refuse_what_they_cannot_write_in_a_store(
     assert addresses.read(place) == b"x" and addresses.names_in(join(MEMORY, "other")) == ["manifest.json"]
 
 
-def test_a_pipe_is_copied_into_the_store_and_an_interrupted_command_goes_on(
-    cli: Commands, shared_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_is_copied_into_the_store_and_an_interrupted_command_goes_on(cli, shared_encoder, tmp_path, monkeypatch):
     monkeypatch.setattr("xrep.store.lines.CHUNK_LINES", 8)
     lines = [german for german, _ in sentence_pairs(40)]
     os.mkfifo(tmp_path / "pipe")

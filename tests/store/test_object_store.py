@@ -143,9 +143,7 @@ def test_vectors_are_the_same_bytes_although_requests_fail_in_every_way(
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "unaware"])
-def test_two_processes_at_one_job_write_the_bytes_of_one(
-    shared: bool, cli: Commands, shared_encoder: Path, store: ObjectStore, tmp_path: Path
-) -> None:
+def test_two_processes_at_one_job_write_the_bytes_of_one(shared, cli, shared_encoder, store, tmp_path):
     source = lines_of(tmp_path, "a.txt", [german for german, _ in sentence_pairs(400)] * 40)
     assert cli("encode", *words(shared_encoder, str(tmp_path / "a.txt"), str(tmp_path / "x.npy"))).code == 0
     command = [sys.executable, "-m", "xrep_cli.encode", *words(shared_encoder, source, join(BUCKET, "x.npy"))]
@@ -162,27 +160,20 @@ def test_two_processes_at_one_job_write_the_bytes_of_one(
     assert not shared or left == ["finished.json"]
 
 
-@pytest.mark.parametrize(
-    ("source", "output", "problem"),
-    [
-        ("s3://bucket/none.txt", "x.npy", "s3://bucket/none.txt: no such file; check the name"),
-        ("s3://nothing/none.txt", "x.npy", "s3://nothing/none.txt: no such file; check the name"),
-        ("s3://bucket/none/*", "x.npy", "s3://bucket/none/*: no file matches; check the name"),
-        ("a.txt", "s3://nothing/x.npy", "s3://nothing/x.npy.job"),
-    ],
-)
-def test_what_is_missing_is_named_in_one_line(
-    source: str, output: str, problem: str, cli: Commands, shared_encoder: Path, store: ObjectStore, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("source", "output", "problem"), [
+    ("s3://bucket/none.txt", "x.npy", "s3://bucket/none.txt: no such file; check the name"),
+    ("s3://nothing/none.txt", "x.npy", "s3://nothing/none.txt: no such file; check the name"),
+    ("s3://bucket/none/*", "x.npy", "s3://bucket/none/*: no file matches; check the name"),
+    ("a.txt", "s3://nothing/x.npy", "s3://nothing/x.npy.job"),
+])  # fmt: skip
+def test_what_is_missing_is_named_in_one_line(source, output, problem, cli, shared_encoder, store, tmp_path):
     lines_of(tmp_path, "a.txt", ["ein Satz"])
     result = cli("encode", *words(shared_encoder, source, output))
     assert result.code == 2 and f"error: {problem}" in result.err and result.err.count("\n") == 1
     assert addresses.names_in(BUCKET) == ["a.txt"]
 
 
-def test_keys_that_are_refused_or_missing_are_named_in_one_line(
-    cli: Commands, shared_encoder: Path, store: ObjectStore, tmp_path: Path
-) -> None:
+def test_keys_that_are_refused_or_missing_are_named_in_one_line(cli, shared_encoder, store, tmp_path):
     source = lines_of(tmp_path, "a.txt", ["ein Satz"])
     store.fault = lambda method, path: "forbidden" if method in ("PUT", "GET") else ""
     for words_ in (words(shared_encoder, source, "x.npy"), words(shared_encoder, "a.txt", join(BUCKET, "x.npy"))):

@@ -57,13 +57,6 @@ def test_an_array_file_is_what_numpy_reads_and_reads_what_numpy_writes(tmp_path:
     assert read.read(order[:0]).shape == (0, 2)
 
 
-def test_lines_come_back_by_place_and_with_their_numbers(tmp_path: Path) -> None:
-    lines = copied(tmp_path, zip([1, 2, 4, 7, 9], LINES, strict=True))
-    assert len(lines) == 5 and lines.read(0, 5) == LINES and lines.read(2, 2) == []
-    assert lines.take([4, 0, 2]) == [LINES[4], LINES[0], LINES[2]]
-    assert [lines.place(row) for row in (4, 1)] == [(0, 9), (0, 2)]
-
-
 def test_a_line_end_inside_a_line_shifts_no_other(tmp_path: Path) -> None:
     given = ["eins\rzwei\r\ndrei", "vier", "\n"]
     lines = copied(tmp_path, enumerate((line.strip() for line in given), 1))
@@ -79,9 +72,7 @@ def test_a_line_end_inside_a_line_shifts_no_other(tmp_path: Path) -> None:
     rows=st.lists(st.integers(0, 11), max_size=9),
     start=st.integers(0, 12),
 )
-def test_parts_read_as_one_file(
-    tmp_path_factory: pytest.TempPathFactory, cuts: list[int], rows: list[int], start: int
-) -> None:
+def test_parts_read_as_one_file(tmp_path_factory, cuts, rows, start):
     folder = tmp_path_factory.mktemp("parts")
     vectors = np.random.default_rng(0).standard_normal((12, 3)).astype(np.float16)
     np.save(folder / "one.npy", vectors)
@@ -110,9 +101,7 @@ def test_parts_belong_to_their_lines(tmp_path: Path) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(cuts=st.lists(st.integers(0, 5), max_size=3), start=st.integers(0, 5), rows=st.lists(st.integers(0, 4)))
-def test_texts_read_as_one(
-    tmp_path_factory: pytest.TempPathFactory, cuts: list[int], start: int, rows: list[int]
-) -> None:
+def test_texts_read_as_one(tmp_path_factory, cuts, start, rows):
     folder, edges = tmp_path_factory.mktemp("texts"), [0, *sorted(cuts), 5]
     for number, (first, last) in enumerate(pairwise(edges)):
         copied(folder / f"{number}", enumerate(LINES[first:last], 7))

@@ -7,7 +7,6 @@ from xrep.errors import UserError
 from xrep.text.cleaning import (
     NO_KEY,
     CleaningOptions,
-    CleaningReport,
     HashSet,
     drop_reason,
     pair_hashes,
@@ -89,18 +88,3 @@ def test_length_ratio_adds_two_words():
     assert drop_reason("geh", "one two three four five", (1, 2), options) == "length ratio"
     with pytest.raises(UserError, match="give"):
         CleaningOptions(maximum_length_ratio=0.5)
-
-
-def test_report_adds_up_in_its_table():
-    report = CleaningReport()
-    for corpus, kept in (("a", 1200), ("b", 3)):
-        report.add(corpus, "read", kept + 1)
-        report.add(corpus, "duplicate")
-        report.add(corpus, "kept", kept)
-    lines = [line.split() for line in report.table().splitlines()]
-    assert lines == [
-        ["corpus", "read", "duplicate", "kept"],
-        ["a", "1,201", "1", "1,200"],
-        ["b", "4", "1", "3"],
-        ["total", "1,205", "2", "1,203"],
-    ]

@@ -55,12 +55,6 @@ def test_notation_of_parallel_text(spec, expected):
     assert parse_bitext(spec) == expected
 
 
-@pytest.mark.parametrize("spec", ["x.tsv", "de=x.tsv", "de-en=", "de-en=a,b,c", "d-e=x"])
-def test_what_is_no_notation(spec):
-    with pytest.raises(UserError, match="write de-en=FILE.tsv"):
-        parse_bitext(spec)
-
-
 @pytest.mark.parametrize("name", ["de-en", "en-de"])
 @pytest.mark.parametrize("english_first", [True, False])
 def test_columns_are_found_whatever_the_name(tmp_path, name, english_first):
@@ -159,14 +153,3 @@ def test_lines_and_cells_are_excluded(tmp_path):
              "Zwei große Katzen", "Ja gut", "Kiel ist"]  # fmt: skip
     texts += ["Links\tOn the left", "...", "What this is", "der bellt", "1", "label"]
     assert excluded.contains(sentence_hashes(texts)).tolist() == [True] * 9 + [False] * 6
-
-
-@pytest.mark.parametrize(("name", "content", "problem"), [
-    ("a.csv", b'a,b\n"c,d\n', r"a\.csv:\d: not CSV"),
-    ("a.sgm", b"<seg>caf\xe9</seg>\n", r"a\.sgm:1: invalid UTF-8"),
-    ("a.jsonl", b'{"a": "b"}\n{\n', r"a\.jsonl:2: not JSON"),
-])  # fmt: skip
-def test_evaluation_sets_that_cannot_be_read(tmp_path, name, content, problem):
-    write(tmp_path / name, content)
-    with pytest.raises(UserError, match=problem):
-        load_exclusion([tmp_path])

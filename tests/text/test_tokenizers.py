@@ -276,9 +276,7 @@ def test_what_cannot_be_expressed_is_refused(tmp_path: Path, options: Any) -> No
 
 
 @pytest.mark.parametrize(("name", "spaced"), [("ours", None), ("roberta", False), ("roberta-spaced", True)])
-def test_special_tokens_are_named_for_transformers(
-    name: str, spaced: bool | None, ours: Tokenizer, exported: Path, tmp_path: Path
-) -> None:
+def test_special_tokens_are_named_for_transformers(name, spaced, ours, exported, tmp_path):
     config = json.loads((exported / "tokenizer_config.json").read_text())
     special = json.loads((exported / "special_tokens_map.json").read_text())
     assert special["cls_token"] == special["bos_token"] == "<s>" and special["mask_token"] == "<mask>"

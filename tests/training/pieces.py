@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from tests.support.planning import plan, sizes_of
 from xrep.config import Part
-from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
+from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, encode_in_pieces
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term
 from xrep.criteria.dap import DAP
 from xrep.criteria.dual_moco import DualMoco
@@ -110,7 +110,7 @@ class Setting:
             if isinstance(part, nn.Dropout) and not self.dropout:
                 part.p = 0.0
         if self.rows is not None:
-            criterion.set_micro_batch(self.rows)
+            encode_in_pieces(criterion, self.rows)
         return Pair(model, criterion).to(self.dtype).train()
 
 

@@ -62,8 +62,7 @@ def steps_of(world: Any, count: int = 3) -> Generator[Group, None, None]:
             batch: Any = SimpleNamespace(token_count=number)
             yield Group([Counted(batch, {"pairs": 3.0, "words": 5.0})], Plan(None, None, number))
 
-    exchanging: Any = SimpleNamespace(exchanged=lambda batch: (batch,))
-    return steps_ahead(groups(), world, exchanging, lambda: (7.0, False))
+    return steps_ahead(groups(), world, lambda: (7.0, False))
 
 
 def test_ranks_agree_on_a_step_while_they_compute_the_one_before() -> None:

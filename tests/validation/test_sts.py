@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -36,9 +35,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_measures_the_languages_of_the_text_and_leaves_the_model_as_it_was(
-    sets: Path, text: Any, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_it_measures_the_languages_of_the_text_and_leaves_the_model_as_it_was(sets, text, tokenizer, tmp_path):
     torch.manual_seed(0)
     sizes = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48}
     model = DualEncoder(DualEncoder.Config(**sizes, dropout=0.5), text).train()
@@ -59,9 +56,7 @@ def test_it_measures_the_languages_of_the_text_and_leaves_the_model_as_it_was(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["sts", "loss"])
-def test_the_best_checkpoint_is_the_one_that_xrep_eval_finds_best(
-    sets: Path, data_directory: Path, tmp_path: Path, first: str
-) -> None:
+def test_the_best_checkpoint_is_the_one_that_xrep_eval_finds_best(sets, data_directory, tmp_path, first):
     """Or, of several validations, the one with the lowest loss, if the loss comes first."""
     given = {"sts_path": sets, "validate_every": 2, "save_every": 2, "keep_last": 9}
     several = {"criterion": "translation_ranking", "validate_with": {"sts": "sts,loss", "loss": "loss,sts"}[first]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,7 @@ from xrep.criteria.all_ranks import of_all_ranks
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, merged
 from xrep.criteria.matryoshka import add_widths, widths_of
 from xrep.data.batch import TextSpec
+from xrep.errors import UserError
 from xrep.kernels.gather import apart, current_group
 
 
@@ -121,9 +122,6 @@ class ContrastiveCriterion(Criterion):
         """
         return self.encode(model, planned).vectors
 
-    def set_micro_batch(self, rows: int) -> None:
-        self.micro_batch = rows
-
     def plan(self, batch: Any, generator: torch.Generator) -> Planned:
         rows = self.micro_batch
         if rows is None or len(batch) <= rows:
@@ -132,9 +130,6 @@ class ContrastiveCriterion(Criterion):
         pieces = [self.plan_rows(batch.rows(start, start + rows), generator) for start in starts]
         sizes = {name: sum(piece.sizes[name] for piece in pieces) for name in pieces[0].sizes}
         return Planned(batch, sizes, pieces=pieces)
-
-    def exchanged(self, planned: Planned) -> Sequence[Planned]:
-        return (planned,)
 
     def forward(self, model: Any, planned: Planned) -> Loss:
         pieces, encoded, constants = planned.pieces or [planned], [], []
@@ -145,6 +140,20 @@ class ContrastiveCriterion(Criterion):
         vectors = joined(each.vectors for each in encoded) + joined(constants)
         losses = [self.compare(vectors, planned), *(each.loss for each in encoded)]
         return merged(losses, [len(planned), *map(len, pieces)])
+
+
+def encode_in_pieces(criterion: Criterion, rows: int) -> None:
+    """Let a criterion, or those of its parts that compare the rows of a batch, encode so many rows at a time.
+
+    Raises:
+        UserError: it does not compare the rows of a batch, and neither does a part of it.
+    """
+    comparing = [part for part in criterion.modules() if isinstance(part, ContrastiveCriterion)]
+    if not comparing:
+        problem = "micro_batch is for objectives that compare the sentences of a batch"
+        raise UserError(problem, cure="lower `batch_size` and raise `update_freq`")
+    for part in comparing:
+        part.micro_batch = rows
 
 
 def joined(pieces: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:

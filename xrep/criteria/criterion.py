@@ -97,6 +97,11 @@ class Planned(Movable):
     rank_rows: Sequence[int] | None = None
 
     @property
+    def by_part(self) -> Mapping[str, Planned]:
+        """The plans of the parts of a mixture; without a mixture, this plan, whose part has no name."""
+        return self.parts or {"": self}
+
+    @property
     def token_count(self) -> int:
         return self.batch.token_count
 
@@ -134,7 +139,7 @@ class Criterion(nn.Module, ABC):
         reads: kinds of examples that it can read; empty: any kind.
         needs: kind of model that it trains; None: any kind.
         uses_hard_negatives: whether the loss has the hard negatives of a batch of pairs (``Batch.negatives``).
-        micro_batch: number of rows of a batch that are encoded at a time (``set_micro_batch``); None: all rows.
+        micro_batch: number of rows of a batch that are encoded at a time (``encode_in_pieces``); None: all rows.
     """
 
     idle_parameters: bool = False
@@ -180,13 +185,6 @@ class Criterion(nn.Module, ABC):
     def forward(self, model: Any, planned: Planned) -> Loss:
         """Return the loss of one batch, with gradient for the model and for the criterion's own parameters."""
 
-    def exchanged(self, planned: Planned) -> Sequence[Planned]:
-        """Return the batches, this one or parts of it, whose rows ``forward`` compares with those of other ranks.
-
-        The trainer tells the ranks their numbers before the step (``Planned.rank_rows``).
-        """
-        return ()
-
     def of_part(self, name: str) -> Criterion:
         """Return the criterion of one part of a task; it is this one, unless the parts have criteria of their own."""
         return self
@@ -198,17 +196,6 @@ class Criterion(nn.Module, ABC):
             rows: number of rows of the batch.
         """
         return loss
-
-    def set_micro_batch(self, rows: int) -> None:
-        """Let ``plan`` cut batches into pieces of ``rows`` rows, whose activations need not be held together.
-
-        Raises:
-            UserError: the criterion does not compare the rows of a batch (it is not a ``ContrastiveCriterion``).
-        """
-        raise UserError(
-            "micro_batch is for objectives that compare the sentences of a batch",
-            cure="lower `batch_size` and raise `update_freq`",
-        )
 
     def after_step(self, model: Any) -> None:
         """Update the criterion's own state (momentum encoders, queues). Called once after each optimizer step."""

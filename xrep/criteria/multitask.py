@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from xrep.config import Mixing, Part
-from xrep.criteria.contrastive import ContrastiveCriterion
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, merged
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batch import TextSpec
@@ -64,19 +63,10 @@ class Multitask(Criterion):
     def of_part(self, name: str) -> Criterion:
         return self.parts[name] if name else self
 
-    def set_micro_batch(self, rows: int) -> None:
-        """Let the parts whose criteria compare rows cut their batches into pieces."""
-        contrastive = [part for part in self.parts.values() if isinstance(part, ContrastiveCriterion)]
-        for criterion in contrastive or [super()]:
-            criterion.set_micro_batch(rows)
-
     def plan(self, batch: MixedBatch, generator: torch.Generator) -> Planned:
         parts = {part: self.parts[part].plan(rows, generator) for part, rows in batch.parts.items()}
         sizes = {f"{part}/{name}": size for part, own in parts.items() for name, size in own.sizes.items()}
         return Planned(batch, sizes, parts=parts)
-
-    def exchanged(self, planned: Planned) -> Sequence[Planned]:
-        return [rows for part, own in planned.parts.items() for rows in self.parts[part].exchanged(own)]
 
     def forward(self, model: Any, planned: Planned) -> Loss:
         """Return the loss of all parts together, for validation."""

@@ -31,7 +31,7 @@ from xrep.data.rows import (
 from xrep.data.table import DataDirectory, Table
 from xrep.errors import UserError
 from xrep.hashing import scramble
-from xrep.tasks.task import ExampleKind, Task, VocabularyOptions, given_tokenizers, text_spec
+from xrep.tasks.task import ExampleKind, TableTask, VocabularyOptions, given_tokenizers, text_spec
 from xrep.text.annotated import Question, TaggedSentence, is_questions, is_tagged, read_questions, read_tagged
 from xrep.text.cleaning import NO_KEY, sentence_hashes
 from xrep.text.examples import Example, is_labelled, read_labelled
@@ -44,7 +44,7 @@ Numbering = Callable[[Any], Sequence[int]]
 """Function that returns the numbers of the labels of an example."""
 
 
-class AnnotatedTask(Task):
+class AnnotatedTask(TableTask):
     """Base class of tasks whose examples are text with annotations.
 
     The text is read as it is published, tokenised once and kept on disk. The labels are those of the training text. The

@@ -16,7 +16,7 @@ from xrep.data.negatives import NegativeStore, prepare_negatives
 from xrep.data.preprocess import PreprocessOptions, prepare
 from xrep.data.table import DataDirectory, Table
 from xrep.errors import UserError
-from xrep.tasks.task import ExampleKind, Pool, Task, ids_of, text_spec
+from xrep.tasks.task import ExampleKind, Pool, TableTask, ids_of, text_spec
 from xrep.text.resources import find_resource
 from xrep.text.sides import SIDES, load_tokenizers, same_tokenizers, tokenizer_of
 
@@ -27,7 +27,7 @@ SCANNED_ROWS = 1 << 20
 """Number of pairs whose hashes are."""
 
 
-class BitextTask(Task):
+class BitextTask(TableTask):
     """Pairs of sentences in one or several language pairs, read from a data directory or from raw text.
 
     Raises:
@@ -61,7 +61,13 @@ class BitextTask(Task):
         further negatives, separated by tabs. Each pair of the training text is compared with its own ones as well.
         Sentences that occur in `exclude` are left out."""
 
-    def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        seed: int,
+        tokenizers: Mapping[str, str] | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
         self.config = config
         data = _read(config, self._by_side(tokenizers or {}))
         tables = {split: self._pairs([pair for pair in own if len(pair)]) for split, own in data.splits.items()}
@@ -71,7 +77,8 @@ class BitextTask(Task):
         source, target = (sorted({*languages}) for languages in of_sides)
         own = self._by_side(data.tokenizers)
         text = text_spec(own, config.max_length, source_languages=source, target_languages=target)
-        super().__init__(config, seed, data, tables, text, own)
+        size = {"max_tokens": max_tokens, "sampling_alpha": config.sampling_alpha}
+        super().__init__(config, seed, data, tables, text, own, **size)
         self._negatives = self._read_negatives() if config.negatives else None
         self.has_hard_negatives = self._negatives is not None
 

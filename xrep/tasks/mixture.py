@@ -17,7 +17,7 @@ from xrep.data.plan import mean_size
 from xrep.data.stream import Plan
 from xrep.errors import UserError
 from xrep.hashing import GOLDEN
-from xrep.tasks.task import ExampleKind, Pool, Task
+from xrep.tasks.task import ExampleKind, Pool, TableTask, Task
 from xrep.text.sides import same_tokenizers
 
 
@@ -69,7 +69,9 @@ class MixtureTask(Task):
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config = config
-        self._tasks = {part.name: part.kind(part.config, seed, tokenizers) for part in config.parts}
+        self._tasks: dict[str, TableTask] = {
+            part.name: part.kind(part.config, seed, tokenizers) for part in config.parts
+        }
         first, *others = self._tasks
         for name in others:
             if not same_tokenizers(self._tasks[first].tokenizers, self._tasks[name].tokenizers):
@@ -95,7 +97,7 @@ class MixtureTask(Task):
         self._start = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
 
     @property
-    def parts(self) -> Mapping[str, Task]:
+    def parts(self) -> Mapping[str, TableTask]:
         return self._tasks
 
     def check_size(self, world_size: int) -> None:

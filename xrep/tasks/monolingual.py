@@ -15,7 +15,7 @@ from xrep.data.table import Table
 from xrep.data.text_table import TextOptions, prepare_text
 from xrep.errors import UserError
 from xrep.hashing import scramble
-from xrep.tasks.task import ExampleKind, Task, VocabularyOptions, given_tokenizers, ids_of, text_spec
+from xrep.tasks.task import ExampleKind, TableTask, VocabularyOptions, given_tokenizers, ids_of, text_spec
 from xrep.text.sides import SHARED
 
 Units = Literal["sentences", "adjacent", "reordered"]
@@ -26,7 +26,7 @@ GIVES: dict[Units, ExampleKind] = {
 }
 
 
-class MonolingualTask(Task):
+class MonolingualTask(TableTask):
     """Text of one or many languages with one vocabulary, tokenised once and kept on disk.
 
     A batch has single sentences (for mlm), pairs of neighbouring sentences (for cmlm, and with translation_ranking for
@@ -98,7 +98,8 @@ class MonolingualTask(Task):
             raise UserError(problem, path=config.data, cure="only a blank line ends one; or set `units` to sentences")
         both = {"source_languages": languages, "target_languages": languages}
         text = text_spec(data.tokenizers, config.max_length, **both)
-        super().__init__(config, seed, data, {"train": train, "valid": valid}, text)
+        size = {"max_tokens": config.max_tokens, "sampling_alpha": config.sampling_alpha}
+        super().__init__(config, seed, data, {"train": train, "valid": valid}, text, **size)
 
     def count(self, table: Table) -> int:
         return len(table["followed"]) if self._are_neighbours else len(table)

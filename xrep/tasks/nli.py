@@ -12,13 +12,13 @@ from xrep.config.fields import Count
 from xrep.data.batch import Batch, TokenBatch, pad
 from xrep.data.nli_table import NliOptions, prepare_nli
 from xrep.data.table import Table
-from xrep.tasks.task import ExampleKind, Task, VocabularyOptions, given_tokenizers, ids_of, text_spec
+from xrep.tasks.task import ExampleKind, TableTask, VocabularyOptions, given_tokenizers, ids_of, text_spec
 from xrep.text.languages import canonical
 from xrep.text.nli import LABELS
 from xrep.text.sides import SIDES, tokenizer_of
 
 
-class NliTask(Task):
+class NliTask(TableTask):
     """Natural language inference data of one or several languages, as it is published (``xrep.text.nli``).
 
     It is tokenised once and kept on disk. The tokenizer is that of the pretrained encoder, or ``tokenizer``, or one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -66,34 +67,20 @@ class VocabularyOptions:
     """Number of subwords in the vocabulary that is trained. none: 16,000, or fewer if the text is too small."""
 
 
-class Task:
+class Task(ABC):
     """Text as batches. A task is built as ``Task(config, seed, tokenizers)``; nothing else knows files or text.
 
-    Its examples are rows of tables. A plan (``plan``) says which of them a batch has, and ``make`` builds the batch.
-    Their order depends only on the seed, not on the number of ranks or the batch size, and ``make`` depends only on its
-    argument, so that worker processes can build batches.
-
-    A kind of task opens its tables in its constructor, and says what is in a batch (``batch_of``) and how an example
-    reads as text (``as_text``). Its constructor takes the configuration; the seed of the order; and the folders of the
-    tokenizers that come with the model, by side (``shared``, or ``source`` and ``target``), empty if the text has its
-    own.
-
-    Args:
-        config: The configuration, with ``batch_size`` and, if there are such options, ``max_tokens`` and
-            ``sampling_alpha``.
-        seed: Seed of the order.
-        data: The directory of the tables.
-        tables: The tables by split: ``train``, and ``valid`` if there is a dev split. Those without examples are left
-            out.
-        text: What the model needs to know about the text.
-        tokenizers: The loaded tokenizers, by side. None: those of ``data``.
+    A plan (``plan``) says which examples a batch has, and ``make`` builds the batch. The order of the examples depends
+    only on the seed, not on the number of ranks or the batch size, and ``make`` depends only on its argument, so that
+    worker processes can build batches. ``tokenizers`` are the folders of the tokenizers that come with the model, by
+    side (``shared``, or ``source`` and ``target``); there are none if the text has its own.
 
     Attributes:
         default_model: Name of the model of a run that names none.
         default_validation: Name of the validation of a run that names none.
         gives: Kind of the examples in the batches.
-        unit: Name of the examples in messages.
-        train, valid: The tables of both splits.
+        text: What the model needs to know about the text.
+        tokenizers: The loaded tokenizers, by side.
         examples: Number of training examples in one epoch.
         has_validation: Whether there is a dev split.
         has_hard_negatives: Whether training batches have ``Batch.negatives``.
@@ -102,8 +89,90 @@ class Task:
     default_model: ClassVar[str] = "dual_encoder"
     default_validation: ClassVar[str] = "retrieval"
     gives: ExampleKind
-    unit: str = "examples"
+    text: TextSpec
+    tokenizers: Tokenizers
+    examples: int
+    has_validation: bool
     has_hard_negatives: bool = False
+
+    @property
+    @abstractmethod
+    def parts(self) -> Mapping[str, TableTask]:
+        """The tasks that this one consists of, by the names of their parts; a single task has the name ''."""
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def check_size(self, world_size: int) -> None:
+        """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks."""
+
+    @abstractmethod
+    def plan(self, cursor: Any = None, rank: int = 0, world_size: int = 1, stop: int | None = None) -> Iterator[Plan]:
+        """Return the plans of the training batches of one rank, without end or up to example ``stop`` of the run.
+
+        Args:
+            cursor: ``Plan.cursor`` of the last batch that was used; None to start at the beginning.
+        """
+
+    @abstractmethod
+    def make(self, rows: Any) -> Any:
+        """Return the batch of ``Plan.rows``, which alone determine it."""
+
+    @abstractmethod
+    def describe(self, batch: Any, limit: int = 3) -> str:
+        """Return the first examples of a training batch as text, for messages."""
+
+    # -- what is saved with a run -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return a string that changes when the examples, their order or the vocabulary change."""
+
+    @property
+    @abstractmethod
+    def training_hashes(self) -> list[Path]:
+        """Files with the sorted hashes of every training sentence (uint64 ``.npy``)."""
+
+    def save_tokenizers(self, directory: Path) -> None:
+        """Write the tokenizers to a directory, from which ``open_tokenizers`` reads them."""
+        save_tokenizers(self.tokenizers, directory)
+
+    # -- validation ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def validation_batches(self) -> Iterator[Any]:
+        """Return the batches of the dev split, sorted by length; none if there is no such split."""
+
+    def validation_pools(self, max_pool_size: int) -> list[Pool]:
+        """Return the first pairs of each language pair of the dev split; no pools if there are no translations."""
+        return []
+
+
+class TableTask(Task):
+    """A task whose examples are rows of tables.
+
+    A kind of task opens its tables in its constructor, and says what is in a batch (``batch_of``) and how an example
+    reads as text (``as_text``).
+
+    Args:
+        config: The configuration, with ``data`` and ``batch_size``.
+        seed: Seed of the order.
+        data: The directory of the tables.
+        tables: The tables by split: ``train``, and ``valid`` if there is a dev split. Those without examples are left
+            out.
+        text: What the model needs to know about the text.
+        tokenizers: The loaded tokenizers, by side. None: those of ``data``.
+        max_tokens: Maximum number of tokens in a batch, whose maximum number of examples is then ``batch_size``. None:
+            a batch has ``batch_size`` examples.
+        sampling_alpha: Tables are drawn with p proportional to n ** sampling_alpha, where n is their number of
+            examples.
+
+    Attributes:
+        unit: Name of the examples in messages.
+        train, valid: The tables of both splits.
+    """
+
+    unit: str = "examples"
 
     def __init__(
         self,
@@ -113,21 +182,26 @@ class Task:
         tables: Mapping[str, Sequence[Table]],
         text: TextSpec,
         tokenizers: Tokenizers | None = None,
+        *,
+        max_tokens: int | None = None,
+        sampling_alpha: float = 1.0,
     ) -> None:
         self.config, self.seed, self.data, self.text = config, seed, data, text
-        self.tokenizers: Tokenizers = data.tokenizers if tokenizers is None else tokenizers
+        self.tokenizers = data.tokenizers if tokenizers is None else tokenizers
         self.train, self.valid = ([t for t in tables.get(split, ()) if self.count(t)] for split in ("train", "valid"))
         self.has_validation = bool(self.valid)
-        max_tokens, alpha = getattr(config, "max_tokens", None), getattr(config, "sampling_alpha", 1.0)
         self.size: int | TokenBudget = config.batch_size or DEFAULT_BATCH_SIZE
         if max_tokens is not None:
             self.size = TokenBudget(max_tokens, self._tokens_of_sides, config.batch_size)
         sizes = list(map(self.count, self.train))
-        self.order = _NumberedOrder(sizes, alpha, seed, lambda n, rows: self.lengths(self.train[n], rows).sum(axis=1))
+        self.order = _NumberedOrder(
+            sizes, sampling_alpha, seed, lambda n, rows: self.lengths(self.train[n], rows).sum(axis=1)
+        )
         self.examples = self.order.epoch_size
 
     # -- what the kinds of tasks do differently -----------------------------------------------------------------------
 
+    @abstractmethod
     def batch_of(self, tables: Sequence[Table], examples: np.ndarray) -> Batch:
         """Return the batch of some examples.
 
@@ -136,11 +210,10 @@ class Task:
             examples: int64 [N, 3]: the place of the table, the number of the example in it (below ``count``), and the
                 position of the example in the run.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def as_text(self, table: Table, number: int) -> str:
         """Return an example of a table as text, for messages."""
-        raise NotImplementedError
 
     def count(self, table: Table) -> int:
         """Return the number of examples in a table."""
@@ -156,45 +229,32 @@ class Task:
         """Where the user put the text, for messages."""
         return self.config.data
 
-    # -- training -----------------------------------------------------------------------------------------------------
+    # -- what a task is -----------------------------------------------------------------------------------------------
 
     @property
-    def parts(self) -> Mapping[str, Task]:
-        """The tasks that this one consists of, by the names of their parts; a single task has the name ''."""
+    def parts(self) -> Mapping[str, TableTask]:
         return {"": self}
 
     def check_size(self, world_size: int) -> None:
-        """Raise UserError if an epoch is smaller than one batch on each of ``world_size`` ranks."""
         check_size(self.order, self.size, self.unit, world_size, self.place)
 
     def plan(self, cursor: Any = None, rank: int = 0, world_size: int = 1, stop: int | None = None) -> Iterator[Plan]:
-        """Return the plans of the training batches of one rank, without end or up to example ``stop`` of the run.
-
-        Args:
-            cursor: ``Plan.cursor`` of the last batch that was used; None to start at the beginning.
-        """
         return plan_batches(self.order, self.size, cursor, rank, world_size, stop)
 
     def make(self, rows: Any) -> Any:
-        """Return the batch of ``Plan.rows``, which alone determine it."""
         return self.batch_of(self.train, rows)
 
     def describe(self, batch: Any, limit: int = 3) -> str:
-        """Return the first examples of a training batch as text, for messages."""
         starts, indices = np.cumsum([0, *self.order.sizes]), batch.indices[:limit].numpy()
         places = np.searchsorted(starts, indices, side="right") - 1
         examples = zip(places.tolist(), (indices - starts[places]).tolist(), strict=True)
         return "; ".join(self.as_text(self.train[place], number) for place, number in examples) or "no examples"
 
-    # -- what is saved with a run -------------------------------------------------------------------------------------
-
     def fingerprint(self) -> str:
-        """Return a string that changes when the examples, their order or the vocabulary change."""
         return self.data.fingerprint
 
     @property
     def training_hashes(self) -> list[Path]:
-        """Files with the sorted hashes of every training sentence (uint64 ``.npy``)."""
         return [self.data.training_hashes]
 
     def statistics(self) -> dict[str, Any]:
@@ -203,19 +263,8 @@ class Task:
         kept = {key: self.data.manifest[key] for key in ("splits", "cleaning") if key in self.data.manifest}
         return {"examples": self.examples, **kept}
 
-    def save_tokenizers(self, directory: Path) -> None:
-        """Write the tokenizers to a directory, from which ``open_tokenizers`` reads them."""
-        save_tokenizers(self.tokenizers, directory)
-
-    # -- validation ---------------------------------------------------------------------------------------------------
-
     def validation_batches(self) -> Iterator[Any]:
-        """Return the batches of the dev split, sorted by length; none if there is no such split."""
         return (batch for table in self.valid for batch in self.batches_by_length(table))
-
-    def validation_pools(self, max_pool_size: int) -> list[Pool]:
-        """Return the first pairs of each language pair of the dev split; no pools if there are no translations."""
-        return []
 
     def batches_by_length(self, table: Table, limit: int | None = None) -> Iterator[Batch]:
         """Yield the batches of the first ``limit`` examples of a table, the shortest first."""

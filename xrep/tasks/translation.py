@@ -57,7 +57,7 @@ class TranslationTask(BitextTask):
     config: Config
 
     def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
-        super().__init__(config, seed, tokenizers)
+        super().__init__(config, seed, tokenizers, config.max_tokens)
         if config.direction == "both" and SHARED not in self.tokenizers:
             raise UserError(
                 "source and target have vocabularies of their own, so a pair cannot be read both ways",

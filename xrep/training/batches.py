@@ -59,7 +59,7 @@ def groups_of(batches: Generator[tuple[Planned, Plan], None, None], size: int) -
 
 
 def steps_ahead(
-    groups: Iterator[Group], world: World, criterion: Criterion, status: Callable[[], tuple[float, bool]]
+    groups: Iterator[Group], world: World, status: Callable[[], tuple[float, bool]]
 ) -> Generator[Group, None, None]:
     """Yield the batches of each step, with what the ranks agreed on.
 
@@ -72,7 +72,7 @@ def steps_ahead(
     told, ahead = deque[Callable[[], Group]](), int(world.size > 1)
     try:
         for group in groups:
-            told.append(_tell(group, world, criterion, *status()))
+            told.append(_tell(group, world, *status()))
             if len(told) > ahead:
                 yield told.popleft()()
         while told:
@@ -82,20 +82,20 @@ def steps_ahead(
             wait()
 
 
-def _tell(group: Group, world: World, criterion: Criterion, seconds: float, stop: bool) -> Callable[[], Group]:
+def _tell(group: Group, world: World, seconds: float, stop: bool) -> Callable[[], Group]:
     """Tell the other ranks about a step; return a function that waits for what they tell."""
     sizes = defaultdict[str, float](float)
     for name, size in (item for batch in group.batches for item in batch.sizes.items()):
         sizes[name] += size
     tokens = sum(batch.token_count for batch in group.batches)
-    exchanged = [rows for batch in group.batches for rows in criterion.exchanged(batch)] if world.size > 1 else []
-    rows = [float(len(own) * (rank == world.rank)) for own in exchanged for rank in range(world.size)]
+    plans = [own for batch in group.batches for own in batch.by_part.values()] if world.size > 1 else []
+    rows = [float(len(own) * (rank == world.rank)) for own in plans for rank in range(world.size)]
     sums = world.sums_later([seconds, tokens, float(stop), *sizes.values(), *rows])
 
     def wait() -> Group:
         numbers = iter(sums())
         seconds, tokens, stop, *agreed = itertools.islice(numbers, 3 + len(sizes))
-        for own in exchanged:
+        for own in plans:
             own.rank_rows = [int(count) for count in itertools.islice(numbers, world.size)]
         known = dict(zip(sizes, agreed, strict=True))
         return replace(group, sizes=known, tokens=int(tokens), seconds=seconds, stop=stop > 0)

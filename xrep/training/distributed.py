@@ -105,9 +105,9 @@ class World:
             if self.size == 1:
                 raise
             problem = UserError(f"{error.strerror or error}", path=error.filename)
-        self.stop_all(problem, 2)
+        self.raise_on_all_ranks(problem, 2)
 
-    def stop_all(self, problem: UserError | TrainingError | None, code: int) -> None:
+    def raise_on_all_ranks(self, problem: UserError | TrainingError | None, code: int) -> None:
         """End every rank if one has a problem: rank 0 raises the problem of the first such rank, to report it."""
         told = self.gather(None if problem is None else str(problem))
         first = next((rank for rank, text in enumerate(told) if text is not None), None)
@@ -233,7 +233,7 @@ def check_in_step(world: World, module: nn.Module) -> None:
         problem = TrainingError(
             f"{drifted[0]} is no longer the same as on rank 0: the ranks have drifted apart; {cure}"
         )
-    world.stop_all(problem, 1)
+    world.raise_on_all_ranks(problem, 1)
 
 
 def _digest(tensor: Tensor) -> Tensor:

@@ -81,24 +81,7 @@ def explain_memory(world: World, batches: list[Planned], failed: Callable[[str],
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not said:
             raise
         rank = f"rank {world.rank}, " if world.size > 1 else ""
-        raise failed(f"{rank}{world.device}: {out_of_memory(batches)}") from None
-
-
-def out_of_memory(batches: list[Planned]) -> str:
-    """Return the message that memory ran out on these batches: how large they are, and what to change."""
-    sizes = []
-    for batch in batches:
-        shapes = sorted({tuple(leaf.shape) for leaf in _tensors(batch.batch) if leaf.ndim == 2}, reverse=True)
-        sizes.append(f"{len(batch.batch)} examples, tensors of {', '.join(map(str, shapes))}")
-    cure = "lower `batch_size` or `max_tokens` (and raise `update_freq`), `micro_batch` or `max_length`, or set "
-    return f"out of memory with {'; '.join(sizes)}; {cure}`activation_checkpointing`, or `precision` to bf16"
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)
-    elif hasattr(value, "__dict__"):
-        yield from _tensors(vars(value))
+        sizes = "; ".join(f"{len(batch)} examples of {batch.token_count:,} tokens" for batch in batches)
+        cure = "lower `batch_size` or `max_tokens` (and raise `update_freq`), `micro_batch` or `max_length`, or set "
+        cure += "`activation_checkpointing`, or `precision` to bf16"
+        raise failed(f"{rank}{world.device}: out of memory with {sizes}; {cure}") from None

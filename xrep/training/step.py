@@ -111,7 +111,7 @@ class Step:
         self.prepare(step)
         self.update.optimizer.zero_grad()
         results = Results(self.world, sizes)
-        given = [(part, own) for batch in batches for part, own in (batch.parts or {"": batch}).items()]
+        given = [(part, own) for batch in batches for part, own in batch.by_part.items()]
         self._parts = dict.fromkeys(part for part, _ in given)  # in the same order on all ranks
         with weights_cast_once(self._stacks):
             for number, (part, planned) in enumerate(given, start=1):

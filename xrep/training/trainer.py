@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from xrep.config import RunConfig
+from xrep.criteria.contrastive import encode_in_pieces
 from xrep.criteria.criterion import Criterion
 from xrep.data.stream import stream
 from xrep.errors import TrainingError
@@ -61,7 +62,7 @@ class Trainer:
         self.run, self.task, self.world = run, task, world
         self.checkpoints, self.progress, self.validate = checkpoints, progress, validate
         if self.config.micro_batch is not None:
-            criterion.set_micro_batch(self.config.micro_batch)
+            encode_in_pieces(criterion, self.config.micro_batch)
         cure = "choose a smaller model, lower `queue_size`, or set `device` to cpu"
         self.pair = moved(Pair(model, criterion), world.device, cure)
         set_activation_checkpointing(self.pair, self.config.activation_checkpointing)
@@ -89,7 +90,7 @@ class Trainer:
         self._started, save_every = time.monotonic() - self.state.seconds, self.checkpoints.config.save_every
         self.step.train_mode()
         with closing(self.read()) as read, self.stop.watching():
-            groups = steps_ahead(read, self.world, self.pair.criterion, self.status)
+            groups = steps_ahead(read, self.world, self.status)
             while not self.finished:
                 began = time.monotonic()
                 group = next(groups)
@@ -166,7 +167,7 @@ class Trainer:
         if not numbers.finite:  # the run ends on every rank, and names the module and the batch that went wrong
             where = not_finite(self.step, numbers, group.batches, self.task.describe)
             cure = "; lower `lr` or `clip_norm`, or look at these examples"
-            self.world.stop_all(self._failed(self.state.step, where, cure), 1)
+            self.world.raise_on_all_ranks(self._failed(self.state.step, where, cure), 1)
         self.reports.add(numbers, rate, counts)
 
     def _record(self) -> None:
