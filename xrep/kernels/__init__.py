@@ -1,11 +1,12 @@
 """Contrastive losses and the cross-entropy of a large vocabulary, each of use without xrep.
 
-None stores a large matrix of logits. ``queue_infonce`` and ``linear_cross_entropy`` never store theirs. Losses within
-a batch (``inbatch_infonce``, ``hard_infonce``, ``triplet_infonce``) keep their similarities for the backward pass if
-these are at most 2^26 on a CPU, or 2^28 on a GPU, and otherwise compute them again. ``hard_infonce`` counts each twice.
+``queue_infonce`` and ``linear_cross_entropy`` never store their logits. They have a plain reference
+(``xrep.kernels.reference``), a path in chunks that runs on any device, and a path in Triton for CUDA
+(``xrep.kernels.paths``).
 
-These five have a plain reference (``xrep.kernels.reference``), a path in chunks that runs on any device, and a path in
-Triton for CUDA (``xrep.kernels.paths``). ``word_infonce`` and ``add_own_negatives`` have a single path, in torch.
+The losses within a batch (``inbatch_infonce``, ``hard_infonce``, ``triplet_infonce``, ``add_own_negatives``) are plain
+torch on every device, and so is ``word_infonce``. Up to 2^24 similarities of a batch are stored for the backward pass.
+If there are more, they are computed in blocks of rows, and again in the backward pass.
 """
 
 from xrep.kernels import first_use  # noqa: F401 - it sets the check of fused kernels on a GPU
