@@ -23,8 +23,8 @@ from xrep.kernels.precision import accumulation_dtype
 WHOLE = 1 << 24
 """Most similarities that are kept for the backward pass: 64 MB in float32."""
 
-BLOCK = 1 << 23
-"""Most similarities in a block if there are more."""
+BLOCK = 1 << 22
+"""Most similarities in a block if there are more. Much larger arrays would be returned to the system each time."""
 
 ROUNDINGS = 64
 """Logits that differ by fewer units in the last place may be equal, since they come from different products."""
@@ -62,39 +62,38 @@ class _Blocks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, of_block, size, count, *tensors):
-        ctx.of_block, ctx.size, ctx.count = of_block, size, count
+        ctx.of_block, ctx.count, results, found = of_block, count, [], ()
+        ctx.blocks = [slice(start, start + size) for start in range(0, len(tensors[-1]), size)]
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        results, ends, blocks = list[Tensor](), list[int](), -(-len(tensors[-1]) // size)
-        for start in range(0, len(tensors[-1]), size):
-            found = of_block(*_parts(tensors, count, slice(start, start + size)))
+        for number, block in enumerate(ctx.blocks):
+            found = of_block(*_parts(tensors, count, block))
             if not results:  # their memory is allocated once
-                results = [each.new_empty(blocks * len(each), *each.shape[1:]) for each in found]
-                ends = [0] * len(found)
-            for place, each in enumerate(found):
-                results[place][ends[place] : ends[place] + len(each)] = each
-                ends[place] += len(each)
-        return tuple(result[:end] for result, end in zip(results, ends, strict=True))
+                ctx.lengths = [len(each) for each in found]
+                results = [each.new_empty(len(ctx.blocks) * len(each), *each.shape[1:]) for each in found]
+            for result, length, each in zip(results, ctx.lengths, found, strict=True):
+                result[number * length :][: len(each)] = each
+        missing = [length - len(each) for length, each in zip(ctx.lengths, found, strict=True)]  # in the last block
+        return tuple(result[: len(result) - less] for result, less in zip(results, missing, strict=True))
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *gradients):  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator hides names
-        tensors, wanted, ends = ctx.saved_tensors, ctx.needs_input_grad[3:], [0] * len(gradients)
+        tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad[3:]
         totals = [torch.zeros_like(each) if want else None for each, want in zip(tensors, wanted, strict=True)]
-        for start in range(0, len(tensors[-1]), ctx.size):
-            some = slice(start, start + ctx.size)
-            parts = zip(_parts(tensors, ctx.count, some), wanted, strict=True)
+        for number, block in enumerate(ctx.blocks):
+            parts = zip(_parts(tensors, ctx.count, block), wanted, strict=True)
             leaves = [part.detach().requires_grad_(want) for part, want in parts]
             with torch.enable_grad(), torch.autocast(leaves[0].device.type, enabled=False):
                 found = ctx.of_block(*leaves)
-            pulled = []
-            for place, (each, gradient) in enumerate(zip(found, gradients, strict=True)):
-                if each.requires_grad and gradient is not None:
-                    pulled.append((each, gradient[ends[place] : ends[place] + len(each)]))
-                ends[place] += len(each)
+            pulled = [
+                (each, gradient[number * length :][: len(each)])
+                for each, gradient, length in zip(found, gradients, ctx.lengths, strict=True)
+                if each.requires_grad and gradient is not None
+            ]
             if pulled:
                 torch.autograd.backward([each for each, _ in pulled], [pull for _, pull in pulled])
-            for total, leaf in zip(_parts(totals, ctx.count, some), leaves, strict=True):
+            for total, leaf in zip(_parts(totals, ctx.count, block), leaves, strict=True):
                 if total is not None and leaf.grad is not None:
                     total += leaf.grad
         return None, None, None, *totals
