@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""The time that `--cache-source` saves: training steps of frozen_source with the teacher, and with its stored vectors.
+r"""The time that `--teacher-vectors` saves: training steps of frozen_source with the teacher, and with stored vectors.
 
-  python benchmarks/frozen.py --data data-bin/de-en_frozen --teacher all-MiniLM-L6-v2/
+  xrep-encode --path all-MiniLM-L6-v2/ --input english.txt --lang en --output english.npy
+  python benchmarks/frozen.py --data data-bin/de-en_frozen --teacher all-MiniLM-L6-v2/ --vectors english.npy \
+      --text english.txt
 
---data is tokenised for the teacher on its target side (examples/frozen_source/README.md has the command). Whole steps
-take turns on the same batches, whose vectors are on disk, as in a second epoch. The script prints the medians, the gain
-(the ratio of the two steps), and the ideal gain, (teacher + student step) / (student step). The student's step is the
-cached one without the reading of vectors; the teacher's part is measured on its own.
+--data is tokenised for the teacher on its target side (examples/frozen_source/README.md has the command), and --text
+has its English sentences. Whole steps take turns on the same batches. The script prints the medians, the gain (the
+ratio of the two steps), and the ideal gain, (teacher + student step) / (student step). The student's step is that with
+stored vectors without reading them; the teacher's part is measured on its own.
 """
 
 from __future__ import annotations
@@ -15,8 +17,6 @@ import argparse
 import copy
 import itertools
 import sys
-import tempfile
-from pathlib import Path
 
 import torch
 from harness import make_parser, make_step, run_step, take_turns, write_json
@@ -29,7 +29,7 @@ from xrep.training.distributed import pick_device
 WARM_UP = 3
 
 
-def measured(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+def measured(options: argparse.Namespace) -> dict[str, float]:
     """Return the median milliseconds of the two steps, of the teacher and of reading its vectors."""
     task = BitextTask(BitextTask.Config(data=options.data, batch_size=options.batch_size, max_length=64), seed=1)
     sizes = {"layers": 2, "hidden_size": 256, "heads": 4, "feedforward_size": 1024, "max_positions": 64}
@@ -38,15 +38,17 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     )
     model = DualEncoder(config, task.text)
     steps = {}
-    for name, cache in (("plain", None), ("cached", str(folder / "vectors"))):
-        given = FrozenSource.Config(source_side="target", queue_size=options.queue_size, cache_source=cache)
+    stored = {"teacher_vectors": options.vectors, "teacher_text": options.text}
+    for name, known in (("plain", {}), ("stored", stored)):
+        given = FrozenSource.Config(source_side="target", queue_size=options.queue_size, **known)
         own = copy.deepcopy(model)
         criterion = FrozenSource(given, own, task.text)
         steps[name] = make_step(own, criterion, options.device, lr=1e-3, clip_norm=10.0)
-    plain, cached = steps["plain"], steps["cached"]
+    plain, stored = steps["plain"], steps["stored"]
     batches = [task.make(plan.rows) for plan in itertools.islice(task.plan(), WARM_UP + options.steps)]
-    for batch in batches:  # the first epoch stores the vectors
-        run_step(cached, batch)
+
+    def read(both):
+        return stored.pair.criterion.plan(both[0], torch.Generator())
 
     def plan(step, batch):
         return step.pair.criterion.plan(batch, torch.Generator()).to(step.world.device)
@@ -57,9 +59,9 @@ def measured(options: argparse.Namespace, folder: Path) -> dict[str, float]:
 
     contestants = {
         "plain": lambda both: run_step(plain, both[0]),
-        "cached": lambda both: run_step(cached, both[0]),
+        "stored": lambda both: run_step(stored, both[0]),
         "teacher": lambda both: constants(plain, both[1]),
-        "reading": lambda both: constants(cached, both[1]),
+        "reading": read,
     }
     inputs = ((batch, plan(plain, batch)) for batch in batches)
     turns = take_turns(contestants, inputs, warm_up=WARM_UP, device=options.device)
@@ -70,18 +72,19 @@ def main(arguments: list[str] | None = None) -> int:
     made = make_parser(__doc__)
     made.add_argument("--data", required=True, help="directory made by xrep-preprocess")
     made.add_argument("--teacher", required=True, help="directory of the pretrained encoder of the target side")
+    made.add_argument("--vectors", required=True, help="the teacher's vectors of the lines of --text, by xrep-encode")
+    made.add_argument("--text", required=True, help="the sentences of the target side, one a line")
     made.add_argument("--steps", type=int, default=20, help="batches that are measured")
     made.add_argument("--batch-size", type=int, default=128, help="pairs in a step")
     made.add_argument("--queue-size", type=int, default=4096, help="vectors in the queue")
     made.add_argument("--device", default="auto", help="cpu, cuda or auto")
     options = made.parse_args(arguments)
     options.device = pick_device(options.device)
-    with tempfile.TemporaryDirectory() as folder:
-        found = measured(options, Path(folder))
-    student = found["cached"] - found["reading"]
-    gain, ideal = found["plain"] / found["cached"], (found["teacher"] + student) / student
+    found = measured(options)
+    student = found["stored"] - found["reading"]
+    gain, ideal = found["plain"] / found["stored"], (found["teacher"] + student) / student
     print(
-        f"step {found['plain']:.0f} ms, with vectors from disk {found['cached']:.0f} (teacher {found['teacher']:.0f}, "
+        f"step {found['plain']:.0f} ms, with vectors from disk {found['stored']:.0f} (teacher {found['teacher']:.0f}, "
         f"reading {found['reading']:.1f}): gain {gain:.2f} of an ideal {ideal:.2f}, {gain / ideal:.0%}"
     )
     write_json(options.json, found)

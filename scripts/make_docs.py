@@ -24,7 +24,7 @@ from unittest import mock
 from xrep.config import FIXED_SECTIONS
 from xrep.config.layers import CHOICES
 from xrep.files import write_aside
-from xrep.registry import REGISTRIES
+from xrep.registry import CRITERIA, REGISTRIES
 from xrep_cli.xrep import COMMANDS, help_text
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -56,7 +56,7 @@ REFERENCE: dict[str, tuple[str, str, list[str]]] = {
     ),
 }  # fmt: skip
 """Pages of the reference: title, summary and the names on the page; ``*`` is all that a module defines or lists."""
-SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
+SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Use", "Yields")
 TRAIN = """\
 An option can be written in three ways: `--queue-size 65536`, `criterion.queue_size=65536` and the YAML key
 `criterion: {queue_size: 65536}`, where the name before the point is that of the section, which the headings below give.
@@ -82,7 +82,9 @@ def pages() -> dict[str, str]:
     texts |= {f"xrep-{name}.md": NOTE + "\n" + (train_page() if name == "train" else page(name)) for name in COMMANDS}
     commands = "".join(f"- [{name.removesuffix('.md')}]({name}): {summary_of(text)}\n" for name, text in texts.items())
     reference = {f"reference/{name}.md": f"{NOTE}\n{reference_page(*given)}" for name, given in REFERENCE.items()}
-    listed = "".join(f"- [{given[0]}](reference/{name}.md): {given[1]}\n" for name, given in REFERENCE.items())
+    reference["reference/objectives.md"] = f"{NOTE}\n{objectives_page()}"
+    listed = "- [Objectives](reference/objectives.md): what each needs, when to choose it, and an example.\n"
+    listed += "".join(f"- [{given[0]}](reference/{name}.md): {given[1]}\n" for name, given in REFERENCE.items())
     guides = "".join(f"\n## {title}\n\n{links(folder)}" for folder, title in WRITTEN.items())
     index = (
         f"{NOTE}\n# Documentation\n{guides}\n## Commands\n\nEach page lists every option of a command.\n\n{commands}"
@@ -202,6 +204,13 @@ def reference_page(title: str, summary: str, names: list[str]) -> str:
     return "\n".join(texts)
 
 
+def objectives_page() -> str:
+    """Return the page of all criteria, whose docstrings say what each needs and when to choose it."""
+    texts = ["# Objectives\n\nWhat `--criterion` can be. [xrep-train](../xrep-train.md) lists the options of each.\n"]
+    texts += [f"## {name}\n\n{markdown(inspect.getdoc(CRITERIA.load(name)) or '')}\n" for name in CRITERIA.names()]
+    return "\n".join(texts)
+
+
 def described(module: str, name: str, value: Any) -> str:
     """Return the sections of a class with its public methods, or of a function."""
     kind = "class " if inspect.isclass(value) else ""
@@ -253,6 +262,8 @@ def markdown(docstring: str) -> str:
                     items.append(line)
             entries = [re.sub(r"^([\w, *.]+): ", r"`\1`: ", item) for item in items]
             texts.append(f"{title}:\n\n" + "\n".join(f"- {prose(entry)}" for entry in entries))
+        elif lines[0] == "Example:":
+            texts.append("Example:\n\n```sh\n" + textwrap.dedent("\n".join(lines[1:])) + "\n```")
         elif lines[0].startswith((">>>", "    ", "  xrep")):
             texts.append("```text\n" + textwrap.dedent(block) + "\n```")
         else:

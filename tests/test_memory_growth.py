@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.conftest import write_lines
-from tests.support.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.encoders import write_encoder
 from tests.support.runs import environment
 from tests.text.test_formats import FORMATS

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.annotated import write_labels
 from tests.support.commands import Commands
-from tests.support.corpus import sentence_pairs, write_corpus
+from tests.support.corpus import sentence_pairs, write_corpus, write_lines
 from tests.support.once import made_once
 from tests.support.runs import options
 
@@ -271,8 +271,7 @@ def _inputs(folder: Path) -> None:
         "vectors/sentences.tsv": [f"de\t{text}" for text in german],
     }  # fmt: skip
     for name, lines in texts.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        write_lines(folder / name, lines)
     (folder / "latin.txt").write_bytes("Haus\nbrücke\n".encode("latin1"))
     (folder / "truncated.tsv.gz").write_bytes(gzip.compress(os.urandom(2000).hex().encode())[:500])
     draw = np.random.default_rng(0)

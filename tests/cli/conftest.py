@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.commands import Commands
+from tests.support.corpus import write_lines
 from tests.support.encoders import write_encoder
 from tests.support.once import made_once
 from xrep.text.cleaning import sentence_hashes
@@ -36,12 +37,6 @@ def write_tatoeba(folder: Path) -> None:
     for code, language in (("deu", "de"), ("fra", "fr")):
         write_lines(folder / f"tatoeba.{code}-eng.{code}", SENTENCES[language])
         write_lines(folder / f"tatoeba.{code}-eng.eng", SENTENCES["en"])
-
-
-def write_lines(path: Path, lines: list[str]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return path
 
 
 def write_vectors_of_text(folder: Path, **options: Any) -> Path:

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.conftest import write_lines
 from tests.support.commands import Commands
-from tests.support.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.programs import run_on_ranks
 from tests.support.runs import contents, environment
 from xrep.inference.sentence_encoder import SentenceEncoder

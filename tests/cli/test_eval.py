@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.conftest import SENTENCES, write_lines, write_tatoeba, write_vectors_of_text
+from tests.cli.conftest import SENTENCES, write_tatoeba, write_vectors_of_text
 from tests.support.commands import Commands
+from tests.support.corpus import write_lines
 from tests.support.encoders import write_encoder
 from xrep.evaluation.all import find_tests
 from xrep.inference.sentence_encoder import SentenceEncoder

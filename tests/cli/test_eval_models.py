@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import SENTENCES, Measure
+from tests.support.corpus import write_lines
 from tests.support.encoders import write_encoder
 from tests.support.nli_data import nli_rows, write_columns, write_jsonl
 from tests.support.runs import compose_run
@@ -120,13 +121,12 @@ def test_resamples_have_the_interval_of_the_record(encoder, tatoeba, cli, measur
 
 def test_cut_vectors_are_measured_like_vectors_of_that_width(tatoeba, cli, measure, tmp_path):
     """As those of encoders with matryoshka are. All vectors of this system lie close together."""
-    keys = [f"{code}\t{text}\n" for code, lines in SENTENCES.items() for text in lines]
+    keys = [f"{code}\t{text}" for code, lines in SENTENCES.items() for text in lines]
     draw = np.random.default_rng(0)
     half = draw.normal(size=(6, 8))
     vectors = np.concatenate([half + draw.normal(size=(6, 8)) for _ in SENTENCES]).astype(np.float32)
     for name, width in (("whole", 8), ("four", 4), ("two", 2)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "sentences.tsv").write_text("".join(keys), encoding="utf-8")
+        write_lines(tmp_path / name / "sentences.tsv", keys)
         np.save(tmp_path / name / "vectors.npy", vectors[:, :width])
     done = cli("eval", "tatoeba", "--data", tatoeba, "--path", "whole", "--dimensions", "4, 2", "--json", "out.json")
     found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["models"]

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from sacrebleu.metrics import BLEU, CHRF
 
-from tests.cli.conftest import write_lines
 from tests.support.commands import Commands
-from tests.support.corpus import sentence_pairs, spanish_pairs, write_corpus
+from tests.support.corpus import sentence_pairs, spanish_pairs, write_corpus, write_lines
 from tests.support.once import made_once
 from xrep.evaluation.translation import TranslationQuality
 from xrep.inference.generation.options import SearchOptions

@@ -3,7 +3,6 @@ too long and files in archives are no obstacles to training."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from pathlib import Path
@@ -11,15 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import write_lines
+from tests.data.test_preprocess import PAIRS as ANIMALS
 from tests.support.commands import Commands
+from tests.support.corpus import write_lines
 from xrep.registry import EVALUATIONS
 
-ANIMALS = {"Hund": "dog", "Vogel": "bird", "Fisch": "fish", "Wolf": "wolf", "Bär": "bear", "Affe": "monkey"}
-PLACES = {"Wald": "forest", "Fluss": "river", "Garten": "garden", "Park": "park", "Berg": "mountain", "See": "lake"}
-ACTS = {"schläft": "sleeps", "spielt": "plays", "wartet": "waits"}
-ALL = list(itertools.product(ANIMALS, ACTS, PLACES))
-PAIRS = [(f"Der {a} {v} im {p}.", f"The {ANIMALS[a]} {ACTS[v]} in the {PLACES[p]}.") for a, v, p in ALL]
+PAIRS = [pair for number, pair in enumerate(ANIMALS) if number % 30 < 18]  # of three things that animals do
 WORDS = [("Regen", "rain"), ("entailment", "O"), ("Neutral", "B-PER")]
 """Pairs of single words, which are words, labels and tags in the evaluation sets and no sentences of theirs."""
 LEAKS = PAIRS[10:14]

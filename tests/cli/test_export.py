@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cli.conftest import write_lines
 from tests.support.commands import Commands
-from tests.support.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.encoders import write_encoder
 from tests.support.once import made_once
 from tests.support.planning import token_batch

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import write_lines
 from tests.support.commands import Commands, Result
-from tests.support.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.runs import environment
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.translator import Translator

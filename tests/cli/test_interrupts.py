@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -13,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import write_lines
 from tests.support.commands import Commands, Result
-from tests.support.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.runs import contents, options
 from xrep.criteria.dual_moco import DualMoco
-from xrep.data import build, stages
-from xrep.data.table import TableWriter
+from xrep.data import stages
 from xrep.inference import encoding, nearest
 from xrep.inference.generation.translator import Translator
 from xrep.inference.sentence_encoder import SentenceEncoder
@@ -195,26 +192,3 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(sides, cli, 
     assert cli(*line, "bin").code == 0
     assert contents(cli.folder / "bin") == contents(cli.folder / "whole")
     assert sorted(os.listdir(cli.folder)) == ["bin", "de", "en", "whole"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("sides")
-@pytest.mark.parametrize(("command", "owner"), [("preprocess", TableWriter), ("train", DualMoco)])
-def test_commands_with_workers_go_on_in_the_same_process(command, owner, data_directory, cli, monkeypatch) -> None:
-    """Workers hold the lock of the unfinished work as well. They end with the command, not with its traceback, which
-    is kept here with all that the command was working with."""
-    line: list[object] = [*BITEXT, *"--workers 2 --destdir bin".split()]
-    if command == "train":
-        line = [data_directory, *options(save_dir="bin", max_steps=8), "--data-workers", "1"]
-    kept = KeyboardInterrupt()
-
-    def interrupted(*arguments: Any, **named: Any) -> Any:
-        raise kept
-
-    monkeypatch.setattr(build, "_CHUNK", 50)
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, "append" if command == "preprocess" else "forward", interrupted)
-        done = cli(command, *line)
-    assert done.code == 130 and f"xrep-{command}: error: interrupted" in done.err
-    assert multiprocessing.active_children() == []
-    assert cli(command, *line).code == 0 and kept.__traceback__

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.conftest import write_lines
-from tests.support.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.runs import environment, options
 from xrep.inference.generation.options import SearchOptions
 from xrep.inference.generation.translator import Translator

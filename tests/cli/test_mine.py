@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.conftest import write_lines
 from tests.retrieval import plain_margins
 from tests.support.commands import Commands, Result
-from tests.support.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.encoders import write_encoder
 from tests.support.programs import run_on_ranks
 from tests.support.runs import contents, environment

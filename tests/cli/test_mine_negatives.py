@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.conftest import write_lines
 from tests.support.commands import Commands, Result
-from tests.support.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.encoders import write_encoder
 from tests.support.once import made_once
 from xrep.inference.sentence_encoder import SentenceEncoder

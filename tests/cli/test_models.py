@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import SENTENCES, write_lines, write_tatoeba
+from tests.cli.conftest import SENTENCES, write_tatoeba
 from tests.support.annotated import write_labels, write_questions, write_tags
 from tests.support.commands import Commands
-from tests.support.corpus import write_corpus
+from tests.support.corpus import write_corpus, write_lines
 from tests.support.models import write_models
 from tests.support.once import made_once
 from tests.support.programs import ROOT

@@ -1,25 +1,18 @@
 """``xrep-preprocess``: the command of the manual, vocabularies of other data, and parts of the text."""
 
-import itertools
 import json
 import os
-import resource
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import write_lines
+from tests.data.test_preprocess import PAIRS, TURKISH
 from tests.support.commands import Commands
+from tests.support.corpus import write_lines
 from xrep.data.table import DataDirectory
 
-ANIMALS = {"Hund": "dog", "Vogel": "bird", "Fisch": "fish", "Wolf": "wolf", "Bär": "bear", "Affe": "monkey"}
-PLACES = {"Wald": "forest", "Fluss": "river", "Garten": "garden", "Park": "park", "Berg": "mountain", "See": "lake"}
-ACTS = {"schläft": "sleeps", "spielt": "plays", "wartet": "waits", "singt": "sings", "sitzt": "sits"}
-ALL = list(itertools.product(ANIMALS, ACTS, PLACES))
-GERMAN = [f"Der {a} {v} im {p}." for a, v, p in ALL]
-ENGLISH = [f"The {ANIMALS[a]} {ACTS[v]} in the {PLACES[p]}." for a, v, p in ALL]
-FRENCH = [f"{ANIMALS[a]}e {ACTS[v]}a {PLACES[p]}eau" for a, v, p in ALL]
+GERMAN, ENGLISH = (list(side) for side in zip(*PAIRS, strict=True))
+FRENCH = [text for text, _ in TURKISH]  # any other language
 
 
 @pytest.fixture
@@ -56,23 +49,6 @@ def test_json_alone_on_standard_output(text: Path, data_directory: Path, cli: Co
     assert "no training pair is left (180 read, 180 in valid/test)" in done.err
     splits = json.loads(cli("preprocess", *command, "--valid-size", "0").out)["splits"]
     assert list(splits) == ["train"] and splits["train"][0]["rows"] == 180
-
-
-def test_a_full_disk_is_one_line_and_leaves_nothing(text: Path, data_directory: Path, cli: Commands) -> None:
-    """A limit on the size of files imitates a full disk: the kernel refuses the write in the same way."""
-    write_lines(text / "train.fr", FRENCH * 40)
-    write_lines(text / "train.en", ENGLISH * 40)
-    before, limits = sorted(os.listdir(text)), resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
-    try:
-        command = "--bitext fr-en=train.fr,train.en --keep-duplicates --destdir out --tokenizer".split()
-        done = cli("preprocess", *command, data_directory)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert done.code == 2 and "Traceback" not in done.err and "File too large" in done.err.splitlines()[-1]
-    assert sorted(os.listdir(text)) == before
 
 
 @pytest.mark.slow

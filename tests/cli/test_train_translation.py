@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cli.conftest import write_lines
 from tests.cli.test_train_ranks import finish, start_ranks
+from tests.support.corpus import write_lines
 from tests.support.first_tokens import write_tokenizer_without_first_token
 from tests.support.runs import contents, figures
 from xrep.data.preprocess import PreprocessOptions, preprocess

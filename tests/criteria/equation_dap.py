@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from tests.criteria.by_hand import Expected, layer, layer_norm
 from tests.criteria.equations_vectors import alone, infonce, own_negatives, percentages, rows_alone
 from xrep.criteria.criterion import Criterion, Planned
-from xrep.criteria.reconstruction import PLACE
 
 DE, EN, ES = range(3)
 
@@ -23,8 +22,7 @@ def dap(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
     if config.directions == "both":
         infonce(expected, name, config, ids, *vectors[::-1])
     expected = rows_alone(percentages(expected, name), name, len(batch))
-    width = max(side.tokens.size(1) for side in sides)
-    chosen, right, predicted = set(planned.details.predicted[PLACE].tolist()), 0, 0
+    right, predicted = 0, 0
     for i in range(len(batch)):
         languages = batch.languages[i].tolist()
         away = config.rtl_direction == "from_pivot" or (config.rtl_direction == "both" and int(batch.indices[i]) % 2)
@@ -36,7 +34,7 @@ def dap(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
         read = [row if language is None else row + language.weight[languages[1 - of_y]] for row in read]
         for position in range(1, length[of_y]):
             vector = states[of_y][position]
-            if (of_y * len(batch) + i) * width + position in chosen:
+            if planned.details.masked[i, position]:
                 places[position] = len(read)
                 vector = _mask(encoder, criterion, position)
             read.append(vector if language is None else vector + language.weight[languages[of_y]])

@@ -185,7 +185,7 @@ def hictl(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
         rate = config.mask_rate or (0.15 if config.monolingual else 0.25)
         own = batch.source if config.monolingual else together
         masked = masks(criterion, "shared", own, rate, Generator().manual_seed(SEED))
-        found = masked_words(encoder, criterion.language.heads["shared"], masked, lambda _, ids: read(encoder, ids))
+        found = masked_words(encoder, criterion.masked_lm.heads["shared"], masked, lambda _, ids: read(encoder, ids))
         expected.add("mlm" if config.monolingual else "tlm", sum(loss for loss, _ in found), len(found))
         expected.metrics["masked_accuracy"] = 100 * sum(right for _, right in found) / len(found)
     if config.sentence_contrast:

@@ -15,17 +15,17 @@ from xrep.data.masking import Masked, mask_tokens
 
 
 def masks(criterion: Criterion, tower: str, read: TokenBatch, rate: float, generator: Generator) -> Masked:
-    return mask_tokens(read, criterion.language.vocabularies[tower], rate, generator)
+    return mask_tokens(read, criterion.masked_lm.vocabularies[tower], rate, generator)
 
 
 def mlm(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
     batch, generator, found = planned.batch, Generator().manual_seed(SEED), []
     sides = batch.sides
     if len(model.encoders) == 1 and len(sides) == 2:
-        sides = {"shared": batch.source.followed_by(batch.target, criterion.language.vocabularies["shared"].pad_id)}
+        sides = {"shared": batch.source.followed_by(batch.target, criterion.masked_lm.vocabularies["shared"].pad_id)}
     for tower, side in sides.items():
         masked = masks(criterion, tower, side, criterion.config.mask_rate, generator)
-        encoder, head = model.encoders[tower], criterion.language.heads[tower]
+        encoder, head = model.encoders[tower], criterion.masked_lm.heads[tower]
         found += masked_words(encoder, head, masked, lambda row, tokens, encoder=encoder: read(encoder, tokens))
     return language_model("mlm", found)
 
@@ -39,24 +39,17 @@ def put_together(batch: Batch, pad_id: int) -> TokenBatch:
 
 def tlm(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
     batch, encoder, config = planned.batch, model.encoders["shared"], criterion.config
-    together = put_together(batch, criterion.language.vocabularies["shared"].pad_id)
+    together = put_together(batch, criterion.masked_lm.vocabularies["shared"].pad_id)
     masked = masks(criterion, "shared", together, config.mask_rate, Generator().manual_seed(SEED))
     if config.next_sentence:  # other sentences stand behind some of the first ones
         masked = planned.details[0]
 
     def states(row: int, tokens: Tensor) -> Tensor:
-        of_x, places = int(batch.source.lengths[row]), torch.arange(len(tokens))
-        if config.position_reset:
-            places = torch.cat([places[:of_x], 1 + torch.arange(len(tokens) - of_x)])
-        vectors = encoder.token_embedding.weight[tokens] + encoder.position_embedding.weight[places]
-        if config.language_embeddings:
-            first, second = criterion.language_embedding.weight[batch.languages[row]]
-            vectors = vectors + torch.where((torch.arange(len(tokens)) < of_x)[:, None], first, second)
-        return through(encoder, embedded(encoder, vectors, None))
+        return read(encoder, tokens)
 
-    expected = language_model("tlm", masked_words(encoder, criterion.language.heads["shared"], masked, states))
+    expected = language_model("tlm", masked_words(encoder, criterion.masked_lm.heads["shared"], masked, states))
     if config.next_sentence:
-        follows, right = planned.details[3].tolist(), 0
+        follows, right = planned.details[1].tolist(), 0
         for row, tokens in enumerate(rows(masked.batch)):
             hidden = torch.tanh(criterion.first.weight @ states(row, tokens)[0] + criterion.first.bias)
             scores = criterion.neighbour.weight @ hidden + criterion.neighbour.bias
@@ -100,7 +93,7 @@ def cmlm(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
         x = through(encoder, torch.cat([front, own]))[len(views) :]
         return x if criterion.skip is None else x + criterion.skip.weight @ views.flatten()
 
-    return language_model("cmlm", masked_words(encoder, criterion.language.heads["shared"], masked, states))
+    return language_model("cmlm", masked_words(encoder, criterion.masked_lm.heads["shared"], masked, states))
 
 
 def translation(model: nn.Module, criterion: Criterion, planned: Planned, places: list[int] | None = None) -> Expected:

@@ -11,7 +11,7 @@ from tests.criteria.objectives import Maker, Objective, align, hictl, tlm
 from tests.support.planning import loss_of, sizes_of
 from xrep.data.batch import Batch, collate
 
-KINDS = {"tlm": tlm(), "tlm, own positions": tlm(position_reset=True), "hictl": hictl(sentence_contrast=False),
+KINDS = {"tlm": tlm(), "hictl": hictl(sentence_contrast=False),
          "hictl without a language model": hictl(sentence_contrast=False, language_model=False)}  # fmt: skip
 
 

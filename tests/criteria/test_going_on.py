@@ -11,7 +11,7 @@ import pytest
 from tests.support.runs import going_on_is_never_stopping
 from xrep.models.directory import open_checkpoint
 
-HEAD = {f"language.heads.shared.{name}" for name in
+HEAD = {f"masked_lm.heads.shared.{name}" for name in
         ("bias", "dense.bias", "dense.weight", "norm.bias", "norm.weight")}  # fmt: skip
 QUEUE = {"queue.vectors", "queue.ids", "queue.count"}
 RUNS: dict[str, tuple[dict[str, Any], set[str], str]] = {
@@ -23,7 +23,7 @@ RUNS: dict[str, tuple[dict[str, Any], set[str], str]] = {
     "frozen_source": ({"towers": "separate", "queue_size": 50}, QUEUE | {"temperature.theta"}, "frozen_source"),
     "hictl": ({"temperature": 0.1, "word_samples": 20, "max_positions": 64, "word_query": "unmasked"},
               HEAD | {"hardness.history", "hardness.steps"}, "tlm sentence word"),
-    "tlm": ({"max_positions": 64, "language_embeddings": None}, HEAD | {"language_embedding.weight"}, "tlm"),
+    "tlm": ({"max_positions": 64}, HEAD, "tlm"),
 }  # fmt: skip
 """Options, the tensors that are saved (of a head of layers, those beside the layers), and the terms, by criterion."""
 

@@ -19,14 +19,14 @@ from tests.support.planning import loss_of, token_batch
 from tests.support.runs import SMALL_MODEL
 from xrep.config import flat, read_yaml, runs_of
 from xrep.criteria import hictl as module
-from xrep.criteria.hictl import BATCHES, Hardness, HiCTL, bag_of_words
+from xrep.criteria.hictl import BATCHES, HiCTL, PositiveProbability, bag_of_words
 from xrep.data.batch import TextSpec
 from xrep.models.directory import open_checkpoint
 from xrep.training.run import train
 
 
 def test_p_positive_is_of_the_last_steps() -> None:
-    hardness = Hardness(0.9)
+    hardness = PositiveProbability(0.9)
     assert float(hardness.exponent()) == 0
     losses = [0.1 + 0.01 * step for step in range(130)]
     for step, loss in enumerate(losses):
@@ -115,7 +115,7 @@ def test_text_without_translations_beside_bitext(data_directory, tmp_path: Path,
     steps = [int(saved[f"parts.{part}.hardness.steps"]) for part in ("parallel", "monolingual")]
     assert sum(steps) == 6 and min(steps) >= 2
     heads = {name.partition(".heads")[0] for name in saved if ".heads." in name}
-    assert heads == {"parts.parallel.language"}, "the model that goes on has one"
+    assert heads == {"parts.parallel.masked_lm"}, "the model that goes on has one"
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     terms = {name for line in lines for name in line if name.startswith("loss_")}
     of_parts = {"parallel": ("tlm", "sentence", "word"), "monolingual": ("mlm", "sentence", "word")}

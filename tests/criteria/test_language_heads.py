@@ -60,15 +60,15 @@ def batch(make_batch) -> MixedBatch:
 def test_parts_share_a_head_that_has_one_name(text: TextSpec, mixing: str) -> None:
     model = make_model(text)
     criterion, fresh = (make(model, text, [RANK, *BOTH], mixing) for _ in range(2))
-    names = [f"parts.mono.language.heads.shared.{name}" for name in HEAD]
+    names = [f"parts.mono.masked_lm.heads.shared.{name}" for name in HEAD]
     assert heads_in(dict(criterion.named_parameters())) == heads_in(criterion.state_dict()) == names
     copied = copy.deepcopy(criterion)
     for each in (criterion, copied):
-        assert each.parts["mono"].language.heads is each.parts["bi"].language.heads
-    assert copied.parts["bi"].language.heads is not criterion.parts["bi"].language.heads
-    nn.init.constant_(criterion.parts["bi"].language.heads["shared"].bias, 0.5)
+        assert each.parts["mono"].masked_lm.heads is each.parts["bi"].masked_lm.heads
+    assert copied.parts["bi"].masked_lm.heads is not criterion.parts["bi"].masked_lm.heads
+    nn.init.constant_(criterion.parts["bi"].masked_lm.heads["shared"].bias, 0.5)
     assert load_matching(fresh, criterion.state_dict()) == []
-    assert (fresh.parts["bi"].language.heads["shared"].bias == 0.5).all()
+    assert (fresh.parts["bi"].masked_lm.heads["shared"].bias == 0.5).all()
 
 
 def test_the_gradient_of_a_shared_head_is_that_of_all_parts(text: TextSpec, batch: MixedBatch) -> None:
@@ -76,15 +76,15 @@ def test_the_gradient_of_a_shared_head_is_that_of_all_parts(text: TextSpec, batc
     together = make(model, text, BOTH)
     given = MixedBatch({name: batch.parts[name] for name in ("mono", "bi")})
     separate = [kind(kind.Config(), model, text).double() for _, kind, _ in BOTH]
-    state = together.parts["mono"].language.heads.state_dict()
+    state = together.parts["mono"].masked_lm.heads.state_dict()
     sum(term.sum for term in loss_of(together, model, given, seed=5).terms.values()).backward()
     losses, generator = [], torch.Generator().manual_seed(5)
     for one, part in zip(separate, given.parts.values(), strict=True):
-        one.language.heads.load_state_dict(state)
+        one.masked_lm.heads.load_state_dict(state)
         losses += [term.sum for term in one(model, one.plan(part, generator)).terms.values()]
     sum(losses).backward()
-    for name, parameter in together.parts["mono"].language.heads.named_parameters():
-        grads = [one.language.heads.get_parameter(name).grad for one in separate]
+    for name, parameter in together.parts["mono"].masked_lm.heads.named_parameters():
+        grads = [one.masked_lm.heads.get_parameter(name).grad for one in separate]
         torch.testing.assert_close(parameter.grad, sum(grads), rtol=1e-10, atol=1e-12)
         assert all(grad.any() for grad in grads)
 
@@ -99,7 +99,7 @@ def test_the_gradient_of_a_shared_head_is_that_of_all_parts(text: TextSpec, batc
 )
 def test_who_shares_with_whom(text: TextSpec, kinds: list, owners: str) -> None:
     criterion = make(make_model(text), text, kinds)
-    names = [f"parts.{owner}.language.heads.shared.{name}" for owner in owners for name in HEAD]
+    names = [f"parts.{owner}.masked_lm.heads.shared.{name}" for owner in owners for name in HEAD]
     assert heads_in(criterion.state_dict()) == names
 
 
@@ -152,7 +152,7 @@ def test_going_on_is_the_same_as_never_stopping(run, tmp_path: Path, capfd) -> N
     one, other = (contents(directory / "checkpoint-00000005") for directory in (once, twice))
     assert all(one[name] == other[name] for name in ("model.safetensors", "criterion.safetensors"))
     heads = saved_heads(once / "last")
-    assert list(heads) == [f"parts.mono.language.heads.shared.{name}" for name in HEAD]
+    assert list(heads) == [f"parts.mono.masked_lm.heads.shared.{name}" for name in HEAD]
     capfd.readouterr()
     run(tmp_path / "third", 1, init=str(once / "last"), optimizer={"name": "sgd", "lr": 0.0})
     assert "init: 5 of 5 criterion tensors" in capfd.readouterr().err
@@ -177,23 +177,19 @@ def test_the_head_of_the_run_that_is_started_from(trained: Path, text: TextSpec,
     assert criterion.warnings(None) == []
     saved = saved_heads(trained)
     assert len(saved) == 5
-    for name, tensor in criterion.language.heads.state_dict().items():
-        assert torch.equal(tensor, saved[f"parts.mono.language.heads.{name}"]) and tensor.any()
+    for name, tensor in criterion.masked_lm.heads.state_dict().items():
+        assert torch.equal(tensor, saved[f"parts.mono.masked_lm.heads.{name}"]) and tensor.any()
     _, fresh = start(trained / place, text, language_head="new")
-    assert not fresh.language.heads["shared"].bias.any() and fresh.warnings(None) == []
+    assert not fresh.masked_lm.heads["shared"].bias.any() and fresh.warnings(None) == []
 
 
 @pytest.mark.slow
-def test_heads_that_are_not_taken(trained: Path, text: TextSpec, run, tmp_path: Path) -> None:
+def test_heads_of_other_runs(text: TextSpec, run, tmp_path: Path) -> None:
     two, none = run(tmp_path / "two", 1, bi=NEW) / "best", run(tmp_path / "none", 1, ranking=True) / "best"
-    for directory, problem in ((two, "2 masked language heads"), (none, "no masked language head")):
-        (note,) = start(directory, text)[1].warnings(None)
-        assert note == f"{directory}/shared has {problem}; tower shared gets a new one"
-    model, _ = start(trained, text)
-    encoder = model.encoders["shared"]
-    encoder.shape = dataclasses.replace(encoder.shape, activation="relu")
-    (note,) = MLM(MLM.Config(), model, text).warnings(None)
-    assert note.endswith("has a masked language head whose activation is not known; tower shared gets a new one")
+    head = start(two, text)[1].masked_lm.heads["shared"]
+    assert torch.equal(head.bias, saved_heads(two)["parts.mono.masked_lm.heads.shared.bias"]), "the last by name"
+    model, criterion = start(none, text)
+    assert criterion.warnings(None) == [f"{none}/shared has no masked language head; tower shared gets a new one"]
     criterion = make(model.double(), text, BOTH)
     parts = {"mono": None, "bi": None}
     assert len(criterion.warnings(type("Tasks", (), {"parts": parts}))) == 1, "of the part that has the head"

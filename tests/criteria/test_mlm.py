@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.criteria.by_hand import rows
 from tests.criteria.objectives import Maker, tlm
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, plan, sizes_of
@@ -21,20 +23,18 @@ from xrep.models.dual_encoder import DualEncoder
 def test_the_next_sentence_is_told_from_others(make: Maker) -> None:
     """Half of the second sentences are those of other pairs."""
     model, criterion, batch = make("tlm, next sentence")
-    targets = zip(batch.target.tokens, batch.target.lengths, strict=True)
-    drawn, ends = [], [ids[1:length].tolist() for ids, length in targets]
+    (starts, ends), drawn = ([ids.tolist() for ids in rows(side)] for side in (batch.source, batch.target)), []
     for seed in range(40):
-        planned = plan(criterion, batch, seed)
-        masked, second, _, follows = planned.details
-        original = masked.batch.tokens.flatten().index_copy(0, masked.positions, masked.labels).view_as(second)
-        read = [ids[of_y].tolist() for ids, of_y in zip(original, second, strict=True)]
-        others = [ends[:row] + ends[row + 1 :] for row in range(9)]
-        for row, follow in enumerate(follows.tolist()):
-            assert read[row] == ends[row] if follow else read[row] in others[row]
+        masked, follows = plan(criterion, batch, seed).details
+        original = masked.batch.tokens.flatten().index_copy(0, masked.positions, masked.labels)
+        original = rows(dataclasses.replace(masked.batch, tokens=original.view_as(masked.batch.tokens)))
+        for row, (ids, follow) in enumerate(zip(original, follows.tolist(), strict=True)):
+            assert ids[: len(starts[row])].tolist() == starts[row]
+            others = [ends[row]] if follow else ends[:row] + ends[row + 1 :]
+            assert ids[len(starts[row]) :].tolist() in [end[1:] for end in others]
         drawn += follows.tolist()
     assert 0.4 < np.mean(drawn) < 0.6
-    single = plan(criterion, batch.rows(0, 1))
-    assert single.details[3].tolist() == [1], "a single pair has no other sentence"
+    assert plan(criterion, batch.rows(0, 1)).details[1].tolist() == [1], "a single pair has no other sentence"
 
 
 @pytest.mark.parametrize("limit", [8, 13, 14, 30])
@@ -44,27 +44,25 @@ def test_pairs_are_cut_to_the_position_table(limit: int) -> None:
     sides = [collate([np.arange(10, 10 + n) + 100 * k for n in side], vocabulary, 64)
              for k, side in enumerate(zip(*lengths, strict=True))]  # fmt: skip
     together = read_together(*sides, vocabulary, limit)
-    rows = [ids[:n].tolist() for ids, n in zip(together.batch.tokens, together.batch.lengths, strict=True)]
-    for row, second, (n, m) in zip(rows, together.second, lengths, strict=True):
+    read = [ids.tolist() for ids in rows(together)]
+    for row, (n, m) in zip(read, lengths, strict=True):
         assert len(row) == min(n + m + 3, limit)
         of_x = next(i for i, number in enumerate(row) if number == 3) + 1
         x, y = row[:of_x], row[of_x:]
         assert x[0] == 2 and x[-1] == y[-1] == 3 and row.count(3) == 2
         assert x[1:-1] == list(range(10, 10 + len(x) - 2)) and y[:-1] == list(range(110, 110 + len(y) - 1))
         assert len(x) >= min(n + 2, limit // 2) and len(y) >= min(m + 1, limit // 2)
-        assert second.tolist() == [of_x <= i < len(row) for i in range(len(second))]
-    assert together.positions.max() < limit and together.batch.real_tokens == sum(map(len, rows))
-    assert together.batch.host_lengths.tolist() == together.batch.lengths.tolist() == [len(row) for row in rows]
+    assert together.real_tokens == sum(map(len, read))
+    assert together.host_lengths.tolist() == together.lengths.tolist() == [len(row) for row in read]
 
 
-def test_long_pairs_are_read(make: Maker, make_batch, tokenizer) -> None:
-    """Two sentences of max_length fit into the position table only if positions begin again."""
+def test_long_pairs_are_cut(make: Maker, make_batch) -> None:
+    """Two sentences of max_length do not fit into the position table."""
     words = " ".join(german for german, _ in sentence_pairs(20))
-    for reset, width in ((False, 48), (True, 95)):
-        model, criterion = make.build(tlm(position_reset=reset), max_positions=48)
-        long = make_batch([(words, words)] * 2)
-        assert sizes_of(criterion, long) == {"tlm": 2 * round(0.25 * (width - 3))}
-        assert torch.isfinite(loss_of(criterion, model, long).terms["tlm"].sum)
+    model, criterion = make.build(tlm(), max_positions=48)
+    long = make_batch([(words, words)] * 2)
+    assert sizes_of(criterion, long) == {"tlm": 2 * round(0.25 * (48 - 3))}
+    assert torch.isfinite(loss_of(criterion, model, long).terms["tlm"].sum)
 
 
 def test_the_head_of_a_pretrained_encoder(tmp_path) -> None:
@@ -79,16 +77,16 @@ def test_the_head_of_a_pretrained_encoder(tmp_path) -> None:
     model = DualEncoder(config, spec)
     criterion = MLM(MLM.Config(), model, spec)
     batch = collate([np.arange(5, 5 + n) for n in (3, 17, 9)], vocabulary, 20)
-    masked = criterion.language.mask("shared", batch, torch.Generator().manual_seed(0))
+    masked = criterion.masked_lm.mask("shared", batch, torch.Generator().manual_seed(0))
     vectors = masked.at_positions(model.encoders["shared"](masked.batch))
-    found = criterion.language("shared", model.encoders["shared"], vectors, masked.labels)
+    found = criterion.masked_lm("shared", model.encoders["shared"], vectors, masked.labels)
     with torch.no_grad():
         logits = theirs(input_ids=masked.batch.tokens, attention_mask=batch.mask.long()).logits
     expected = F.cross_entropy(masked.at_positions(logits), masked.labels, reduction="sum")
     assert found.loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert criterion.warnings(None) == []
     fresh = MLM(MLM.Config(language_head="new"), model, spec)
-    assert not fresh.language.heads["shared"].bias.any() and fresh.warnings(None) == []
+    assert not fresh.masked_lm.heads["shared"].bias.any() and fresh.warnings(None) == []
 
     bare = models.save(models.make_model("BertModel"), tmp_path / "bare")
     write_wordpiece(bare, models.VOCABULARY)

@@ -114,7 +114,7 @@ def test_waiting_is_noticed() -> None:
             ask(torch.arange(3))
 
 
-ROUNDED = [*FIRST, "frozen_source, trained", "hictl, words", "dap, both", "cmlm, raw", "tlm, both", "nli, mlp",
+ROUNDED = [*FIRST, "frozen_source, trained", "hictl, words", "dap, both", "cmlm, raw", "tlm, next sentence", "nli, mlp",
            "translation_ranking, negatives", "translation, bias"]  # fmt: skip
 
 

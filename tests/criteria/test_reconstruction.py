@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from torch import Generator
 
 from tests.support.planning import pair_batch
-from xrep.criteria.reconstruction import LANGUAGE, PLACE, POSITION, SLOT, Planner, ranges
+from xrep.criteria.reconstruction import Planner
 from xrep.data.batch import Batch, Vocabulary, collate
 
 VOCABULARY = Vocabulary(size=99, pad_id=0, unk_id=1, bos_id=2, eos_id=3, mask_id=4)
@@ -28,51 +27,65 @@ def batch() -> Batch:
     )
 
 
-def planner(direction: Any, ratio: float = 1.0) -> Planner:
-    return Planner(pivot=EN, direction=direction, ratio=ratio)
+def planner(direction: Any, ratio: float = 1.0, **labels: Any) -> Planner:
+    return Planner(pivot=EN, direction=direction, ratio=ratio, vocabulary=VOCABULARY, **labels)
 
 
-def read(planner: Planner, batch: Batch, generator: Generator | None = None) -> list[list[list[int]]]:
-    """What stands in each row of the head's input: tokens (0 where it is filled up), whether predicted, languages."""
+def read(planner: Planner, batch: Batch, generator: Generator | None = None) -> list[list[list[tuple[int, int]]]]:
+    """What the head reads of each pair, x and y: its tokens, and whether they are masked."""
     plan = planner.plan(batch, generator or Generator())
-    both = batch.source.followed_by(batch.target, VOCABULARY.pad_id).tokens.flatten()
-    tokens = torch.zeros(3, len(batch) * plan.width, dtype=torch.int64)
-    for number, table in enumerate((plan.given, plan.predicted)):
-        values = (both[table[PLACE]], torch.full_like(table[PLACE], number), table[LANGUAGE])
-        tokens[:, table[SLOT]] = torch.stack(values)
-    return [x.view(len(batch), -1).tolist() for x in tokens]
+    masked = torch.stack([torch.zeros_like(plan.masked), plan.masked])
+    real = plan.mask.unflatten(1, (2, -1)).transpose(0, 1)
+    tokens = plan.both.tokens[plan.sides]
+    return [[list(zip(ids[there].tolist(), hidden[there].tolist(), strict=True)) for ids, hidden, there
+             in zip(*side, strict=True)] for side in zip(tokens, masked, real, strict=True)]  # fmt: skip
 
 
-TO, FROM = ([[11, 12, 3, 21, 22, 23, 3], [3, 31, 3, 0, 0, 0, 0]], [[21, 22, 23, 3, 11, 12, 3], [31, 3, 3, 0, 0, 0, 0]])
-HALF = {True: [[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 0, 0, 0, 0]], False: [[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 0, 0, 0, 0]]}
+def as_read(x: list[list[int]], y: list[list[int]]) -> list[list[list[tuple[int, int]]]]:
+    return [[[(token, hidden) for token in ids] for ids in side] for hidden, side in enumerate((x, y))]
 
 
 def test_to_the_pivot(batch: Batch) -> None:
-    languages = [[DE] * 3 + [EN] * 4, [ES] + [EN] * 2 + [0] * 4]
-    assert read(planner("to_pivot"), batch) == [TO, HALF[True], languages]
+    x, y = [[11, 12, 3], [3]], [[21, 22, 23, 3], [31, 3]]
+    assert read(planner("to_pivot"), batch) == as_read(x, y)
     plan = planner("to_pivot").plan(batch, Generator())
-    assert plan.lengths.tolist() == [7, 3] and plan.predicted[POSITION].tolist() == [1, 2, 3, 4, 1, 2]
-    assert plan.shares.tolist() == [0.25] * 4 + [0.5] * 2, "shares add up to the sentences"
+    (some,) = plan.predicted
+    assert (some.from_pivot, some.labels.tolist()) == (False, [21, 22, 23, 3, 31, 3])
+    assert some.places.tolist() == [3, 4, 5, 6, 8, 9] and plan.side_languages.tolist() == [[DE, ES], [EN, EN]]
+    assert some.shares.tolist() == [0.25] * 4 + [0.5] * 2, "shares add up to the sentences"
     assert plan.sizes() == {False: 6} and plan.sizes(sentences=True) == {False: 2}
     batch.languages[:] = EN
-    assert read(planner("to_pivot"), batch)[0][0] == TO[0], "both sides are in the pivot language"
+    assert read(planner("to_pivot"), batch)[0][0] == as_read(x, y)[0][0], "both sides are in the pivot language"
 
 
 def test_from_the_pivot(batch: Batch) -> None:
-    assert read(planner("from_pivot"), batch)[:2] == [FROM, HALF[False]]
-    runs = planner("from_pivot").plan(batch, Generator()).runs
-    assert [(run.from_pivot, run.language, run.start, run.stop) for run in runs] == [(True, DE, 0, 3), (True, ES, 3, 4)]
+    assert read(planner("from_pivot"), batch) == as_read([[21, 22, 23, 3], [31, 3]], [[11, 12, 3], [3]])
 
 
 def test_both_directions(batch: Batch) -> None:
-    """Pairs with odd numbers go from the pivot language; groups are ordered by direction and language."""
+    """Pairs with odd numbers go from the pivot language."""
     both = planner("both")
-    assert read(both, batch)[0] == [[3, 31, 3, 0, 0, 0, 0], FROM[0]]
+    assert read(both, batch) == as_read([[21, 22, 23, 3], [3]], [[11, 12, 3], [31, 3]])
     plan = both.plan(batch, Generator())
-    assert [dataclasses.astuple(run) for run in plan.runs] == [(False, EN, 0, 2), (True, DE, 2, 5)]
+    assert [(some.from_pivot, some.labels.tolist()) for some in plan.predicted] == [
+        (False, [31, 3]),
+        (True, [11, 12, 3]),
+    ]
     assert plan.sizes() == {False: 2, True: 3}
     sizes = [both.plan(batch.rows(0, rows), Generator()).sizes() for rows in (1, 0)]
     assert sizes == [{False: 0, True: 3}, {False: 0, True: 0}]
+
+
+def test_labels_of_each_language(batch: Batch) -> None:
+    """Subwords without a label are masked, and not predicted."""
+    labels = {language: torch.full((99,), -1) for language in (DE, EN, ES)}
+    labels[DE][[3, 12]], labels[ES][3] = torch.tensor([0, 1]), 0
+    own = planner("from_pivot", labels=labels)
+    assert read(own, batch) == read(planner("from_pivot"), batch)
+    found = own.plan(batch, Generator()).predicted
+    assert [(some.language, some.labels.tolist(), some.places.tolist()) for some in found] == [
+        (DE, [1, 0], [5, 6]), (ES, [0], [9])]  # fmt: skip
+    assert [some.shares.tolist() for some in found] == [[0.5, 0.5], [1.0]]
 
 
 @pytest.mark.slow
@@ -81,15 +94,9 @@ def test_tokens_are_drawn_independently(batch: Batch, ratio: float) -> None:
     """Each of the six tokens of the two y is predicted with this probability, whatever becomes of the others."""
     some, generator, drawn = planner("to_pivot", ratio), Generator().manual_seed(0), []
     for _ in range(1000):
-        tokens, predicted, _ = read(some, batch, generator)
-        assert tokens == TO, "those given stay where they were"
-        assert not any(predicted[0][:3]) and not predicted[1][0], "x is given whole"
-        drawn.append(predicted[0][3:] + predicted[1][1:3])
+        x, y = read(some, batch, generator)
+        assert not any(masked for ids in x for _, masked in ids), "x is given whole"
+        drawn.append([masked for ids in y for _, masked in ids])
     seen = np.array(drawn, dtype=np.float64)
     assert seen.mean(axis=0) == pytest.approx(np.full(6, ratio), abs=0.05)
     assert np.cov(seen.T) == pytest.approx(ratio * (1 - ratio) * np.eye(6), abs=0.04)
-
-
-def test_ranges() -> None:
-    assert ranges(np.array([5, 0, 7]), np.array([2, 0, 3])).tolist() == [5, 6, 7, 8, 9]
-    assert ranges(np.zeros(0, np.int64), np.zeros(0, np.int64)).tolist() == []

@@ -46,7 +46,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dual_moco, accumulated": {**CASES["dual_moco"], "update_freq": 2},
     "translation_ranking, LAMB": {**PAIRS, "optimizer": "lamb"},
     "translation_ranking, SGD": {**PAIRS, "optimizer": "sgd"},
-    "frozen_source, cached": {**CASES["frozen_source"], "cache_source": "CACHE"},
     "dap, both directions": {**CASES["dap"], "reconstruction_ratio": 0.5, "rtl_direction": "both"},
     "dual_moco, sharded": {**CASES["dual_moco"], "shard": "optimizer"},
     "dual_moco, as deep as BERT": {
@@ -54,7 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "dropout": 0.1,
     },
 }  # fmt: skip
-"""Further runs; only the sharded one is of several ranks. CACHE stands for a new directory."""
+"""Further runs; only the sharded one is of several ranks."""
 
 
 def command_line(name: str, data: Path, folder: Path, **given: Any) -> list[str]:
@@ -67,7 +66,7 @@ def command_line(name: str, data: Path, folder: Path, **given: Any) -> list[str]
         del options["batch_size"]
         options["max_tokens"] = 150
     place = str(data / options.pop("data"))
-    return [place, *option_line(**{name: folder / "cache" if v == "CACHE" else v for name, v in options.items()})]
+    return [place, *option_line(**options)]
 
 
 def option_line(**options: Any) -> list[str]:

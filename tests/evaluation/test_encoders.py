@@ -107,6 +107,6 @@ def test_a_projection_belongs_to_the_layer_it_was_trained_for(shared_encoder: Pa
         SentenceEncoder.load(shared_encoder, layer=2)
     model = SentenceEncoder.load(shared_encoder).model
     model.projections["shared"] = model.encoders["shared"].layers[0]
-    model.pool_layer(1)
+    model.use_layer(1)
     with pytest.raises(UserError, match="whose projection was trained for another layer; export it with"):
-        model.pool_layer(0)
+        model.use_layer(0)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.encoders import write_encoder
 from tests.support.runs import contents
 from xrep.errors import UserError
@@ -22,7 +22,7 @@ from xrep.inference.encoding import Encoded, encode_file
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interrupts import Interrupted
 from xrep.jobs.plan import Advance, Job, Stage
-from xrep.store.lines import CHUNKS, write_lines
+from xrep.store import lines as stored
 from xrep.store.vectors import Vectors, text_digest
 
 Encode, Stop = Callable[..., Encoded], Callable[[], Path]
@@ -37,12 +37,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return write(tmp_path / "lines.txt", LINES)
-
-
-def write(path: Path, lines: list[str]) -> Path:
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return path
+    return write_lines(tmp_path / "lines.txt", LINES)
 
 
 @pytest.fixture
@@ -102,7 +97,7 @@ def test_what_is_unfinished_is_not_mixed_with_something_else(encode, interrupted
     if what == "encoder":
         options = {"encoder": SentenceEncoder.load(write_encoder(tmp_path / "other", seed=8), device="cpu")}
     elif what == "input":
-        write(source, [*LINES[:14], "Vogel", *LINES[15:]])
+        write_lines(source, [*LINES[:14], "Vogel", *LINES[15:]])
     before = contents(job)
     with pytest.raises(UserError, match=f"job: an unfinished command is there, which differs in {what}; remove it to"):
         encode(output, **options)
@@ -123,8 +118,8 @@ def test_who_cannot_read_the_output_cannot_read_what_is_kept_for_it(encode, inte
 
 def test_long_lines_make_chunks_of_fewer_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("xrep.store.lines.CHUNK_CHARACTERS", 100)
-    assert write_lines(tmp_path, enumerate(LINES, 1)) == len(LINES)
-    lengths, starts = np.array([len(line) for line in LINES]), np.load(tmp_path / CHUNKS).tolist()
+    assert stored.write_lines(tmp_path, enumerate(LINES, 1)) == len(LINES)
+    lengths, starts = np.array([len(line) for line in LINES]), np.load(tmp_path / stored.CHUNKS).tolist()
     assert starts[0] == 0 and starts[-1] == len(LINES)
     for start, stop in itertools.pairwise(starts):
         assert lengths[start : stop - 1].sum() < 100
@@ -135,7 +130,7 @@ def test_long_lines_make_chunks_of_fewer_lines(monkeypatch: pytest.MonkeyPatch, 
 def test_a_folder_of_parts(encode, encoder, source, tmp_path, monkeypatch, count):
     """Other vectors are replaced, and files of others stay."""
     monkeypatch.setattr(encoding, "PART_CHUNKS", 2)
-    write(source, LINES[:count])
+    write_lines(source, LINES[:count])
     folder = tmp_path / "vectors"
     assert encode(folder, parts=True).lines == count
     vectors = Vectors(folder)

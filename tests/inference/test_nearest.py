@@ -98,29 +98,6 @@ def test_neighbours_in_files_are_those_in_memory(make_side, tmp_path, way, dtype
     assert_same(run(x, y, tmp_path / "found", way), plain(every(x), every(y), 4))
 
 
-def test_larger_parts_of_an_index_read_the_queries_fewer_times(make_side, tmp_path, monkeypatch):
-    """Whatever the parts, the neighbours are the same if every cell is searched. Each part is read once, and with it
-    all queries."""
-    x, y = make_side(230, 1), make_side(310, 2)
-    read, original = list[int](), Vectors.stored
-
-    def stored(side: Vectors, rows: slice | np.ndarray) -> np.ndarray:
-        found = original(side, rows)
-        read.append(len(found))
-        return found
-
-    monkeypatch.setattr(Vectors, "stored", stored)
-    found, rows = list[Both](), list[int]()
-    for part in (50, 100, 1000):  # rows of float32, in the index and beside it
-        read.clear()
-        found.append(run(x, y, tmp_path / str(part), "IVF4,Flat", gigabytes=part * (2 * 4 * 16 + 8) / 1e9))
-        rows.append(sum(read))
-    assert_same(found[0], found[2])
-    assert_same(found[1], found[2])
-    # Both sides are read to train and to build, and once for each part of the other.
-    assert rows == [2 * 540 + parts_y * 230 + parts_x * 310 for parts_x, parts_y in ((5, 7), (3, 4), (1, 1))]
-
-
 def test_rows_are_read_whatever_lies_between_them(make_side: Callable[..., Side]) -> None:
     rows = np.array([0, 1, 3, 5, 6, 7])
     side = make_side(9, 1, rows)

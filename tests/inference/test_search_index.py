@@ -14,7 +14,7 @@ import faiss
 import numpy as np
 import pytest
 
-from tests.support.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.encoders import write_encoder
 from tests.support.runs import contents
 from xrep import SearchIndex
@@ -71,7 +71,7 @@ def test_the_files_can_be_read_without_xrep(encoder, tmp_path, monkeypatch):
     monkeypatch.setattr(index_files, "_INDEX_BYTES", 4 * 16 * 250)
     monkeypatch.setattr(ivf, "_BLOCK", 96)
     lines = ["", "", *[text for line in SENTENCES for text in (line, "")]]
-    (tmp_path / "a.txt").write_text("".join(f"{line}\n" for line in lines))
+    write_lines(tmp_path / "a.txt", lines)
     index = SearchIndex.build(encoder, tmp_path / "a.txt", tmp_path / "index", index="IVF20,SQfp16", lang="en")
     manifest, part = json.loads((index.path / "manifest.json").read_text()), part_of(index)
     assert [each["folder"] for each in manifest["parts"]] == [part.name]
@@ -249,7 +249,7 @@ def stop() -> None:
 def test_a_stopped_command_goes_on(encoder: SentenceEncoder, tmp_path: Path) -> None:
     """It stops before each step that changes a file; a reader finds the old or the new index, and the bytes are the
     same at last."""
-    (tmp_path / "a.txt").write_text("".join(f"{line}\n" for line in SENTENCES[:50]))
+    write_lines(tmp_path / "a.txt", SENTENCES[:50])
     path, job, steps, number = tmp_path / "index", tmp_path / "index.job", Steps(stop), 0
 
     def build(name: str) -> None:

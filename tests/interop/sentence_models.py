@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import token_batch
 from xrep.data.batch import TokenBatch
-from xrep.interop.pretrained import Pretrained
+from xrep.interop.pretrained import Start
 from xrep.nn.encoder import TransformerEncoder
 from xrep.nn.pooling import pool
 from xrep.text.tokenizer import Tokenizer
@@ -67,9 +67,9 @@ def as_batch(tokenizer: Any, sentences: list[str]) -> TokenBatch:
 
 
 @torch.no_grad()
-def our_vectors(pretrained: Pretrained, encoder: TransformerEncoder, batch: TokenBatch) -> Tensor:
+def our_vectors(pretrained: Start, encoder: TransformerEncoder, batch: TokenBatch) -> Tensor:
     vectors = pool(encoder(batch), batch.mask, pretrained.pooling)
     if (dense := pretrained.projection) is not None:
-        vectors = F.linear(vectors, dense.weight, dense.bias)
+        vectors = F.linear(vectors, **dense.tensors())
         vectors = torch.tanh(vectors) if dense.activation == "tanh" else vectors
     return F.normalize(vectors, dim=-1) if pretrained.normalize else vectors

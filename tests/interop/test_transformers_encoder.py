@@ -163,7 +163,7 @@ def test_without_the_library_the_extra_is_named(models: dict[str, Path], monkeyp
 def test_directories_that_do_not_fit(models: dict[str, Path], tmp_path: Path) -> None:
     copied = shutil.copytree(models["modernbert"], tmp_path / "m")
     for change, message in (
-        ({"hidden_size": 24}, "tensors of another size: "),
+        ({"hidden_size": 24}, "transformers cannot load these weights: "),
         ({"model_type": "vit"}, "transformers has no encoder that gives token vectors"),
     ):
         edit_json(copied / "config.json", **change)
@@ -174,14 +174,10 @@ def test_directories_that_do_not_fit(models: dict[str, Path], tmp_path: Path) ->
 def test_tensors_that_do_not_fit_are_named(models: dict[str, Path], tmp_path: Path) -> None:
     copied = shutil.copytree(models["t5"], tmp_path / "m")
     whole = load_file(copied / "model.safetensors") | {"lm_head.weight": torch.zeros(3, 3)}
-    norm, gate = "encoder.final_layer_norm.weight", "encoder.block.1.layer.0.gate.weight"
-    for tensors, message in (
-        ({name: tensor for name, tensor in whole.items() if name != norm}, f"1 tensors missing: {norm}"),
-        (whole | {gate: torch.zeros(3)}, f"1 tensors that the model does not use: {gate}"),
-    ):
-        save_file(tensors, copied / "model.safetensors")
-        with pytest.raises(UserError, match=message):
-            load(copied)
+    norm = "encoder.final_layer_norm.weight"
+    save_file({name: tensor for name, tensor in whole.items() if name != norm}, copied / "model.safetensors")
+    with pytest.raises(UserError, match=f"1 tensors missing: {norm}"):
+        load(copied)
     save_file(whole, copied / "model.safetensors")
     assert read_pretrained(copied).state()[1] == ["lm_head.weight"]
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.jobs.stages import expected, make_job, run_job, runs
 from tests.support.commands import Commands
-from tests.support.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.programs import Program
 from tests.support.runs import environment
 from xrep.errors import UserError
@@ -93,7 +93,7 @@ def test_two_nodes_mine_the_bytes_of_one_process(index, address, cli, shared_enc
     """Texts and vectors, and negatives, so that each kind of stage is sent to another process."""
     monkeypatch.setattr("xrep.inference.encoding.IMPORTED", [])
     for name, texts in zip(("de", "en"), zip(*sentence_pairs(200), strict=True), strict=True):
-        (tmp_path / f"{name}.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+        write_lines(tmp_path / f"{name}.txt", texts)
     given = ["--path", shared_encoder, "--index", index, "--source", tmp_path / "de.txt", "--target"]
     whole = ["--path", shared_encoder, "--index", index, "--bitext", f"de-en={tmp_path}/de.txt,{tmp_path}/en.txt"]
     for command in (["mine", *given, tmp_path / "en.txt"], ["mine", "negatives", *whole]):

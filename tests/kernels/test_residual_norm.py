@@ -15,7 +15,7 @@ from xrep.kernels import reference, residual_norm
 from xrep.kernels.paths import use_path
 from xrep.nn.decoder import DecoderLayer
 from xrep.nn.layers import EncoderLayer, Masking
-from xrep.nn.shape import DecoderShape, LayerShape, Norm
+from xrep.nn.shape import DecoderShape, EncoderShape, Norm
 
 pytest.importorskip("triton", reason="Triton is not installed: it comes with the extra 'test' on x86-64 Linux")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -94,7 +94,8 @@ def test_dropout_keeps_its_share_of_independent_elements(width: int, monkeypatch
         assert abs((first * other).mean() - 0.75**2) < 2 * several
 
 
-SHAPE = LayerShape(hidden_size=24, layers=1, heads=2, feedforward_size=40, max_positions=9)
+SIZES = {"hidden_size": 24, "layers": 1, "heads": 2, "feedforward_size": 40, "max_positions": 9}
+SHAPE = EncoderShape(vocabulary_size=9, pad_id=0, **SIZES)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -102,7 +103,7 @@ SHAPE = LayerShape(hidden_size=24, layers=1, heads=2, feedforward_size=40, max_p
 def test_layers_are_those_of_torch(norm: Norm, decodes: bool) -> None:
     torch.manual_seed(0)
     if decodes:
-        layer = DecoderLayer(DecoderShape(**vars(SHAPE) | {"norm": norm}, source_size=24), 0.0, 0.0).to(DEVICE)
+        layer = DecoderLayer(DecoderShape(**SIZES, norm=norm, source_size=24), 0.0, 0.0).to(DEVICE)
         memory = (torch.randn(2, 2, 5, 12, device=DEVICE), torch.randn(2, 2, 5, 12, device=DEVICE), None)
         others: tuple[Any, ...] = (Masking(), memory)
     else:

@@ -31,14 +31,8 @@ def noisy(sentences: list[str], seed: int, rate: float) -> list[str]:
 def test_by_hand() -> None:
     # 7 words, "the" counts twice of 3 times: 5/7; "the cat" "cat is" "on the": 3/6 ("the the" and "is the" are wrong);
     # "the cat is": 1/5; 4-grams 0/4
-    hypothesis, reference = "the cat is the on the mat", "the cat is on the rug"
-    found = multi_bleu([hypothesis], [reference])
-    assert found.precisions == pytest.approx((100 * 5 / 7, 50, 20, 0)) and found.score == 0
-    assert (found.sys_len, found.ref_len, found.bp) == (7, 6, 1)
+    found = multi_bleu(["the cat is the on the mat"], ["the cat is on the rug"])
     assert str(found) == "BLEU = 0.00 71.4/50.0/20.0/0.0 (BP = 1.000 ratio = 1.167 hyp_len = 7 ref_len = 6)"
-    # one 4-gram of two, and 5 words for 6: the counts are of both sentences together
-    found = multi_bleu([hypothesis, "a b c d e"], [reference, "a b c d f g"])
-    assert found.precisions == pytest.approx((900 / 12, 60, 300 / 8, 100 / 6)) and found.bp == 1
     short = multi_bleu(["a b c d"], ["a b c d e f"])
     assert short.score == pytest.approx(100 * math.exp(1 - 6 / 4)) and short.precisions == [100] * 4
     assert str(short) == "BLEU = 60.65 100.0/100.0/100.0/100.0 (BP = 0.607 ratio = 0.667 hyp_len = 4 ref_len = 6)"

@@ -24,9 +24,9 @@ GERMAN = [german for german, _ in sentence_pairs(20)]
 
 
 class Small(nn.Module):
-    def __init__(self, step: int, size: int = 3, value: float | None = None) -> None:
+    def __init__(self, step: int, value: float | None = None) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.full((size,), 1 + step / 7 if value is None else value))
+        self.register_buffer("weight", torch.full((3,), 1 + step / 7 if value is None else value))
         self.register_buffer("short", torch.full((2,), 0.1 * step, dtype=torch.bfloat16))
         self.register_buffer("count", torch.tensor(step))
 
@@ -70,10 +70,6 @@ def test_what_cannot_be_averaged(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             average_last(place, count)
-    write(run, 3, size=4)
-    message = "checkpoint-00000002: weight is another tensor than in checkpoint-00000003; av"
-    with pytest.raises(UserError, match=message):
-        average_last(run, 2)
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def test_a_sentence_vector_is_the_mean(text, make_batch, towers: str) -> None:
     spaces = model.projections[tower].spaces
     expected = (v + sum(perceptron(v) for perceptron in spaces.perceptrons)) / 4
     torch.testing.assert_close(sentence, expected)
-    torch.testing.assert_close(model.pooled(tower, side)[0], v)
+    torch.testing.assert_close(model.before_projection(tower, side)[0], v)
     assert model.output_size == 16 and model.new_projections == list(model.encoders)
     unit = DualEncoder(DualEncoder.Config(**SMALL, **SPACES, towers=towers), text).eval()
     unit.load_state_dict(model.state_dict())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tests.support.closeness import assert_near
 from tests.support.planning import token_batch
 from xrep.data.batch import TokenBatch
-from xrep.interop.pretrained import Pretrained, read_pretrained
+from xrep.interop.pretrained import Start, read_pretrained
 from xrep.nn.encoder import TransformerEncoder
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -72,7 +72,7 @@ def hidden_states(model: nn.Module, batch: TokenBatch) -> list[Tensor]:
     return [hidden * mask.unsqueeze(-1) for hidden in output.hidden_states]
 
 
-def load(directory: Path, layers: int | None = None) -> tuple[Pretrained, TransformerEncoder, list[str]]:
+def load(directory: Path, layers: int | None = None) -> tuple[Start, TransformerEncoder, list[str]]:
     """Return our encoder with the weights of the directory, and the tensors that it does not use."""
     pretrained = read_pretrained(directory)
     state, unused = pretrained.state(layers)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.planning import token_batch
-from xrep.nn.decoder import DecoderShape, SourceMemory, StepCache, TransformerDecoder
+from xrep.nn.decoder import DecoderShape, SourceKeys, StepCache, TransformerDecoder
 from xrep.nn.layers import Masking, Packing
 
 SIZE, HEADS, LAYERS = 24, 4, 2
@@ -61,8 +61,8 @@ def torch_decoder(ours: TransformerDecoder) -> nn.TransformerDecoder:
     return theirs
 
 
-def remember(decoder: TransformerDecoder, states: Tensor, mask: Tensor) -> SourceMemory:
-    return decoder.remember(states, Masking(mask), mask)
+def source_keys(decoder: TransformerDecoder, states: Tensor, mask: Tensor) -> SourceKeys:
+    return decoder.keys_of(states, Masking(mask), mask)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -73,7 +73,7 @@ def test_equals_torch_and_its_gradients(norm: str) -> None:
     for each in ("ours", "torch"):
         inputs, memory = vectors.clone().requires_grad_(), states.clone().requires_grad_()
         if each == "ours":
-            out = decoder(inputs, Masking(), remember(decoder, memory, mask))
+            out = decoder(inputs, Masking(), source_keys(decoder, memory, mask))
         else:
             x = inputs + decoder.position_embedding.weight[:9]
             x = x if decoder.norm_first else decoder.norm(x)
@@ -83,7 +83,7 @@ def test_equals_torch_and_its_gradients(norm: str) -> None:
     for own, other in zip(*found, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-9)
     # Packed and padded targets are one.
-    batch, memory = token_batch(torch.zeros(3, 9).long(), torch.tensor([2, 9, 5])), remember(decoder, states, mask)
+    batch, memory = token_batch(torch.zeros(3, 9).long(), torch.tensor([2, 9, 5])), source_keys(decoder, states, mask)
     padded = decoder(vectors, Masking(batch.mask), memory)[batch.mask]
     packing = Packing.of(batch)
     torch.testing.assert_close(decoder(vectors, packing, memory)[: len(padded)], padded, rtol=0, atol=1e-12)
@@ -91,7 +91,7 @@ def test_equals_torch_and_its_gradients(norm: str) -> None:
 
 def test_does_not_look_ahead() -> None:
     decoder, (states, mask), vectors = make_decoder("post"), sources(), targets()
-    memory = remember(decoder, states, mask)
+    memory = source_keys(decoder, states, mask)
     before = decoder(vectors, Masking(), memory)
     changed = decoder(torch.where((torch.arange(9) > 4).unsqueeze(1), -vectors, vectors), Masking(), memory)
     torch.testing.assert_close(changed[:, :5], before[:, :5], rtol=0, atol=0)
@@ -105,7 +105,7 @@ def test_steps_of_many_hypotheses_equal_all_at_once(norm: str, width: int, room:
     monkeypatch.setattr("xrep.nn.decoder.ROOM", room)
     decoder, (states, mask) = make_decoder(norm, width), sources(width)
     decoder.eval()
-    memory, draw = remember(decoder, states, mask), torch.Generator().manual_seed(6)
+    memory, draw = source_keys(decoder, states, mask), torch.Generator().manual_seed(6)
     cache = StepCache(LAYERS, memory.keys[0])
     rows = torch.arange(3)
     chains = torch.zeros(3, 1, 0, SIZE, dtype=torch.float64)  # the tokens of each hypothesis
@@ -123,7 +123,7 @@ def test_steps_of_many_hypotheses_equal_all_at_once(norm: str, width: int, room:
             cache.advance(None if position == 0 else parents, count)
             stepped = decoder.step(tokens, position, cache, memory)
             for hypothesis in range(count):
-                whole = decoder(chains[:, hypothesis], Masking(), remember(decoder, states[rows], mask[rows]))
+                whole = decoder(chains[:, hypothesis], Masking(), source_keys(decoder, states[rows], mask[rows]))
                 torch.testing.assert_close(stepped[:, hypothesis], whole[:, -1], rtol=0, atol=1e-10)
     assert room > 1 or cache.own.size(2) < 12  # of 21 tokens
 
@@ -144,7 +144,7 @@ def test_keys_keep_their_order_in_memory_when_sentences_leave() -> None:
     """Each step reads them, fastest in the order [B, heads, d, N]."""
     decoder, (states, mask) = make_decoder("post"), sources()
     with torch.no_grad():
-        memory = remember(decoder, states, mask)
+        memory = source_keys(decoder, states, mask)
         cache = StepCache(LAYERS, memory.keys[0])
         cache.advance(None, 1)
         decoder.step(targets(1), 0, cache, memory)

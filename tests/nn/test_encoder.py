@@ -16,7 +16,7 @@ from tests.support.planning import token_batch
 from xrep.data.batch import TokenBatch
 from xrep.kernels.attention import SHORT
 from xrep.nn.encoder import EncoderShape, TransformerEncoder, set_activation_checkpointing
-from xrep.nn.layers import Masking, Runs, SelfAttention
+from xrep.nn.layers import EqualLengths, Masking, SelfAttention
 
 HIDDEN, HEADS, LAYERS, VOCABULARY, PAD = 24, 3, 2, 50, 1
 LENGTHS = torch.tensor([5, 11, 1, 8])
@@ -198,15 +198,15 @@ def test_sentences_of_one_length_are_computed_together(lengths: list[int], monke
     tokens = torch.randint(2, VOCABULARY, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(1))
     batch = token_batch(tokens, torch.tensor(lengths))
     with torch.no_grad():
-        assert Runs.is_faster(batch)
+        assert EqualLengths.is_faster(batch)
         found = encoder(batch)
         for row, length in enumerate(lengths):
             alone = encoder(batch.rows(row, row + 1))[0]
             assert_near(found[row, :length], alone)
         assert not found[~batch.mask].any()
-        assert not Runs.is_faster(token_batch(tokens[:, :5], torch.tensor([5, 5, 4, 3, 5][: len(lengths)])))
+        assert not EqualLengths.is_faster(token_batch(tokens[:, :5], torch.tensor([5, 5, 4, 3, 5][: len(lengths)])))
     with torch.autocast("cpu", torch.bfloat16):
-        assert not Runs.is_faster(batch)
+        assert not EqualLengths.is_faster(batch)
     results = []
     for _ in ("runs", "padded"):
         encoder.zero_grad()
@@ -214,7 +214,7 @@ def test_sentences_of_one_length_are_computed_together(lengths: list[int], monke
         hidden.square().sum().backward()
         results.append([hidden.detach(), *(parameter.grad for parameter in encoder.parameters())])
         assert_near(found, hidden)
-        monkeypatch.setattr(Runs, "is_faster", lambda batch: False)
+        monkeypatch.setattr(EqualLengths, "is_faster", lambda batch: False)
     for mine, padded in zip(*results, strict=True):
         assert_near(mine, padded)
 
@@ -275,61 +275,24 @@ def test_products_are_taken_in_bfloat16_under_autocast(norm: str) -> None:
         assert 1e-4 < float((hidden - exact).detach().abs().mean()) < 0.03
 
 
-def make_inputs(lengths: list[int], dtype: torch.dtype) -> tuple[TokenBatch, dict[str, torch.Tensor]]:
-    """Return a batch and all optional arguments."""
-    generator = torch.Generator().manual_seed(2)
-    rows = len(lengths)
-    batch = token_batch(make_batch().tokens[:rows], torch.tensor(lengths, dtype=torch.int64))
-    given = {
-        "positions": torch.randint(0, 11, (rows, 11), generator=generator),
-        "added": torch.randn(rows, 11, HIDDEN, generator=generator).to(dtype).requires_grad_(),
-        "prefix": torch.randn(rows, 3, HIDDEN, generator=generator).to(dtype).requires_grad_(),
-    }
-    return batch, given
-
-
 @pytest.mark.parametrize("lengths", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_positions_additions_and_vectors_in_front(norm: str, lengths: list[int]) -> None:
-    """Compare with torch's encoder: the vectors that are added, and attention to and from those in front."""
+def test_vectors_take_the_place_of_embedded_tokens(norm: str, lengths: list[int]) -> None:
+    """Compare with torch's encoder, with gradients."""
     encoder = make_encoder(replace(SHAPE, norm=norm, type_vocabulary_size=2, position_offset=2)).double()
-    batch, given = make_inputs(lengths, torch.float64)
-    found = encoder(batch, **given)
-    direction = torch.randn(found.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    inputs = [given["added"], given["prefix"], *encoder.parameters()]
-    gradients = torch.autograd.grad((found * direction).sum(), inputs, allow_unused=True)
-
-    embedded = encoder.token_embedding(batch.tokens) + encoder.position_embedding(given["positions"] + 2)
-    embedded = embedded + encoder.type_embedding.weight[0] + given["added"]
-    embedded = encoder.norm(embedded) if norm == "post" else embedded
+    batch = token_batch(make_batch().tokens[: len(lengths)], torch.tensor(lengths, dtype=torch.int64))
+    generator = torch.Generator().manual_seed(2)
+    vectors, direction = torch.randn(2, len(lengths), 11, HIDDEN, dtype=torch.float64, generator=generator)
+    vectors.requires_grad_()
+    found = encoder(batch, vectors=vectors)
+    assert found.shape == vectors.shape
     if not lengths:
-        assert found.shape == embedded.shape and not any(g is not None and g.any() for g in gradients)
         return
-    absent = F.pad(~batch.mask, (3, 0), value=False)
-    stack = copy_to_torch(encoder)
-    behind = stack(torch.cat([given["prefix"], embedded], dim=1), src_key_padding_mask=absent)[:, 3:]
-    expected = behind * batch.mask.unsqueeze(-1)
+    expected = copy_to_torch(encoder)(vectors, src_key_padding_mask=~batch.mask) * batch.mask.unsqueeze(-1)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
-    (expected * direction).sum().backward()
-    torch.testing.assert_close(gradients[0], given["added"].grad, rtol=0, atol=1e-9)
-    torch.testing.assert_close(gradients[1], given["prefix"].grad, rtol=0, atol=1e-9)
-    assert given["prefix"].grad.abs().min() > 0, "every vector in front has a part in the loss"
-    set_activation_checkpointing(encoder.train(), True)
-    for module in encoder.modules():
-        if isinstance(module, (nn.Dropout, SelfAttention)):
-            setattr(module, "p" if isinstance(module, nn.Dropout) else "dropout", 0.0)
-    again = torch.autograd.grad((encoder(batch, **given) * direction).sum(), inputs[:2])
-    assert all(torch.allclose(one, other, rtol=0, atol=1e-9) for one, other in zip(again, gradients, strict=False))
-    encoder.eval()
-    first = encoder(batch, hidden_layer=0, **given)
-    torch.testing.assert_close(first, embedded * batch.mask.unsqueeze(-1), rtol=0, atol=1e-11)
-
-
-def test_vectors_embedded_like_tokens_in_front_are_tokens() -> None:
-    encoder, batch = make_encoder(replace(SHAPE, type_vocabulary_size=1, position_offset=2)), make_batch()
-    front = torch.randint(2, VOCABULARY, (4, 3))
-    longer = token_batch(torch.cat([front, batch.tokens], dim=1), batch.lengths + 3)
-    positions = torch.arange(14)
-    vectors = encoder.embed_vectors(encoder.token_embedding(front), positions[:3])
-    found = encoder(batch, prefix=vectors, positions=positions[3:])
-    assert_near(found, encoder(longer)[:, 3:])
+    mine, theirs = (torch.autograd.grad((hidden * direction).sum(), vectors)[0] for hidden in (found, expected))
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+    unchanged = encoder(batch, hidden_layer=0, vectors=vectors)
+    torch.testing.assert_close(unchanged, vectors * batch.mask.unsqueeze(-1), rtol=0, atol=0)
+    embedded = encoder.embed(encoder.token_embedding(batch.tokens), torch.arange(11))
+    torch.testing.assert_close(encoder(batch, vectors=embedded), encoder(batch), rtol=0, atol=1e-12)

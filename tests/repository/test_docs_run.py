@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.repository.test_readme import BUDGET, sentences, write_lines
+from tests.repository.test_readme import BUDGET, sentences
 from tests.support import guide
+from tests.support.corpus import write_lines
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 SMALLER = [

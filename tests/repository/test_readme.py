@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.corpus import write_lines
 from xrep.text.demo_corpus import LANGUAGES
 from xrep.text.resources import find_resource
 
@@ -53,11 +54,6 @@ def readme_code(repository: Path, language: str) -> list[str]:
 def sentences() -> Iterator[tuple[str, str, str]]:
     for phrases in product(*PHRASES):
         yield tuple(" ".join(words).capitalize() + "." for words in zip(*phrases, strict=True))
-
-
-def write_lines(path: Path, lines: list[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def write_corpora(folder: Path) -> None:

@@ -95,15 +95,6 @@ def test_installs_once_and_again_when_the_pins_change(checkout: Checkout) -> Non
     assert code == 0 and installed[-1].endswith(".[test]") and "Making" not in output
 
 
-def test_an_environment_whose_making_failed_is_made_again(checkout: Checkout) -> None:
-    checkout.pip_ends_with(1)
-    code, output, installed = checkout.run()
-    assert code == 2 and "Making" in output and installed == ["pip setuptools"]
-    checkout.pip_ends_with(0)
-    code, output, installed = checkout.run("--quick")
-    assert code == 0 and "its making was interrupted" in output and installed[-1].endswith(".[test]")
-
-
 def test_environment_of_the_user_is_never_removed(checkout: Checkout) -> None:
     (checkout.root / ".venv").mkdir()
     (checkout.root / ".venv" / "mine").touch()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs, write_lines
 from xrep.errors import UserError
 from xrep.inference import encoding
 from xrep.store import addresses, contents
@@ -258,11 +258,11 @@ def test_a_pipe_is_copied_into_the_store_and_an_interrupted_command_goes_on(cli,
     for code in (2, 0):
         writer = os.fork()
         if not writer:
-            (tmp_path / "pipe").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            write_lines(tmp_path / "pipe", lines)
             os._exit(0)
         assert cli(*encode, tmp_path / "pipe", "--output", output).code == code
         os.waitpid(writer, 0)
     assert calls == [0, 8, 16, 16, 24, 32] and addresses.names_in(MEMORY) == ["x.npy"]
-    (tmp_path / "lines").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    write_lines(tmp_path / "lines", lines)
     assert cli(*encode, tmp_path / "lines", "--output", tmp_path / "x.npy").code == 0
     assert addresses.read(output) == (tmp_path / "x.npy").read_bytes()

@@ -22,7 +22,7 @@ pytest.importorskip("s3fs")
 pytest.importorskip("moto")
 
 from tests.support.commands import Commands
-from tests.support.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.object_store import FAULTS, ObjectStore
 from tests.support.programs import ROOT
 from xrep.jobs.plan import Advance, Job, Stage
@@ -70,8 +70,7 @@ class Numbers(Stage):
 
 
 def lines_of(folder: Path, name: str, lines: list[str]) -> str:
-    (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    addresses.publish(folder / name, join(BUCKET, name))
+    addresses.publish(write_lines(folder / name, lines), join(BUCKET, name))
     return join(BUCKET, name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 SUBJECTS = {
@@ -51,15 +52,19 @@ def sentence_pairs(count: int, seed: int = 0) -> list[tuple[str, str]]:
     return [(" ".join(part[0] for part in parts), " ".join(part[1] for part in parts)) for parts in combined[:count]]
 
 
+def write_lines(path: Path, lines: Iterable[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
 def write_corpus(directory: Path, train: int = 600, valid: int = 60, test: int = 60) -> Path:
     """Write raw text of three splits as ``{split}.de-en.{de,en}``. No pair is in two of them."""
-    directory.mkdir(parents=True, exist_ok=True)
-    pairs = sentence_pairs(train + valid + test)
-    start = 0
+    pairs, start = sentence_pairs(train + valid + test), 0
     for split, size in (("train", train), ("valid", valid), ("test", test)):
         for side, language in enumerate(("de", "en")):
-            text = "".join(pair[side] + "\n" for pair in pairs[start : start + size])
-            (directory / f"{split}.de-en.{language}").write_text(text, encoding="utf-8")
+            lines = [pair[side] for pair in pairs[start : start + size]]
+            write_lines(directory / f"{split}.de-en.{language}", lines)
         start += size
     return directory
 

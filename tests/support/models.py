@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.support.corpus import write_lines
 from tests.support.encoders import write_model
 from tests.support.vocabulary import small_tokenizer
 from xrep.data.batch import Annotation, TextSpec, Vocabulary
@@ -52,11 +53,9 @@ def write_models(folder: Path, encoder: Path, towers: Path, translator: Path, se
     (folder / "graph" / "onnx").mkdir()
     (folder / "graph" / "model.safetensors").rename(folder / "graph" / "onnx" / "model.onnx")
     SearchIndex.build(encoder, sentences["en"], folder / "index", lang="en", show_progress=False)
-    text = folder / "encoded.txt"
-    text.write_text("".join(f"{line}\n" for line in sentences["en"]), encoding="utf-8")
+    text = write_lines(folder / "encoded.txt", sentences["en"])
     encode_file(SentenceEncoder.load(encoder), text, folder / "encoded", lang="en", parts=True, show_progress=False)
-    (folder / "vectors").mkdir()
-    keys = [f"{code}\t{line}\n" for code, lines in sentences.items() for line in lines]
-    (folder / "vectors" / "sentences.tsv").write_text("".join(keys), encoding="utf-8")
+    keys = [f"{code}\t{line}" for code, lines in sentences.items() for line in lines]
+    write_lines(folder / "vectors" / "sentences.tsv", keys)
     vectors = np.random.default_rng(0).normal(size=(len(keys), 8)).astype(np.float32)
     np.save(folder / "vectors" / "vectors.npy", vectors)

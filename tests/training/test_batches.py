@@ -76,6 +76,14 @@ def test_ranks_agree_on_a_step_while_they_compute_the_one_before() -> None:
     assert ", ".join(world.log) == before
 
 
+def test_ranks_tell_their_rows_of_each_part() -> None:
+    parts = {name: Counted(SimpleNamespace(token_count=count), {}) for name, count in (("a", 1), ("b", 2))}
+    batch: Any = SimpleNamespace(token_count=3)
+    group = Group([Planned(batch, {}, parts=parts)], Plan(None, None, 1))
+    (_,) = steps_ahead(iter([group]), TwoRanks(), lambda: (7.0, False))
+    assert [own.rank_rows for own in parts.values()] == [[1, 21], [1, 41]]
+
+
 @pytest.mark.parametrize("count, steps", [(3, 1), (2, 2), (1, 1)])
 def test_no_message_is_left_under_way(count: int, steps: int) -> None:
     world = TwoRanks()

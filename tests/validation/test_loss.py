@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs, write_lines
 from xrep.config import Part
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.dap import DAP
@@ -31,9 +31,8 @@ def make(tmp_path: Path, data_directory: Path):
     german, english = zip(*sentence_pairs(400), strict=True)
     files = {"train.de": german[:100], "train.en": english[:100], "valid.de": german[100:370]}
     for folder, own in (("divided", files), ("undivided", {"train.de": german})):
-        (tmp_path / folder).mkdir()
         for name, lines in own.items():
-            (tmp_path / folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            write_lines(tmp_path / folder / name, lines)
 
     def made(folder: str = "divided", **options: Any) -> MonolingualTask:
         given = {"data": str(tmp_path / folder), "tokenizer": str(data_directory), "max_length": 64, **options}
@@ -79,8 +78,8 @@ def test_a_mean_over_masked_tokens(make) -> None:
     )
     assert [len(batch) for batch in task.validation_batches()] == [128, 128, 14]
     assert assert_sums(task, model, criterion, {"mlm": 1.0}) == found
-    nn.init.constant_(criterion.language.heads["shared"].bias, 0.0)
-    criterion.language.heads["shared"].bias.data[7] = 5.0
+    nn.init.constant_(criterion.masked_lm.heads["shared"].bias, 0.0)
+    criterion.masked_lm.heads["shared"].bias.data[7] = 5.0
     assert validate(model, criterion)["loss"] > found["loss"] + 0.3
 
 

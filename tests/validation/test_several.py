@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.corpus import sentence_pairs
+from tests.support.corpus import sentence_pairs, write_lines
 from tests.support.runs import compose_run
 from xrep.config import runs_of
 from xrep.criteria.translation_ranking import TranslationRanking
@@ -24,8 +24,8 @@ RUN = {"criterion": "translation_ranking", "max_steps": 4, "validate_every": 1, 
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sts")
     pairs = sentence_pairs(60)
-    lines = [f"{pairs[n][1]},{pairs[59 - n][1]},{n % 5 + n / 100:.2f}\n" for n in range(30)]
-    (folder / "stsb-en-dev.csv").write_text("".join(lines), encoding="utf-8")
+    lines = [f"{pairs[n][1]},{pairs[59 - n][1]},{n % 5 + n / 100:.2f}" for n in range(30)]
+    write_lines(folder / "stsb-en-dev.csv", lines)
     return folder
 
 

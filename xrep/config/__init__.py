@@ -7,12 +7,12 @@ YAML files. ``sections``: the parts of a run. ``sizes``: what ``size`` stands fo
 
 from xrep.config.fields import Count, CountOrZero, NotNegative, Positive, Share, convert, problems_of, read_fields
 from xrep.config.layers import Layer, flat, nested, over, read_yaml, to_yaml
-from xrep.config.run import Part, RunConfig, runs_of, to_configuration
+from xrep.config.run import Part, Parts, RunConfig, runs_of, to_configuration
 from xrep.config.saved import completed, say_ignored, still_known
-from xrep.config.sections import FIXED_SECTIONS, SECTIONS, TOP_LEVEL, Mixing
+from xrep.config.sections import FIXED_SECTIONS, SECTIONS, TOP_LEVEL
 
 __all__ = [
-    "FIXED_SECTIONS", "SECTIONS", "TOP_LEVEL", "Count", "CountOrZero", "Layer", "Mixing", "NotNegative", "Part",
+    "FIXED_SECTIONS", "SECTIONS", "TOP_LEVEL", "Count", "CountOrZero", "Layer", "NotNegative", "Part", "Parts",
     "Positive", "RunConfig", "Share", "completed", "convert", "flat", "nested", "over", "problems_of",
     "read_fields", "read_yaml", "runs_of", "say_ignored", "still_known", "to_configuration", "to_yaml",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 from xrep.config.fields import convert
 from xrep.config.layers import CHOICES, LISTS, Layer, flat, over, strip, to_yaml
-from xrep.config.sections import OF_A_PART, SECTIONS, Section, fields_of, sections_of
+from xrep.config.sections import OF_A_PART, SECTIONS, Mixing, Section, fields_of, sections_of
 from xrep.config.sizes import with_size
 from xrep.errors import ConfigError, shown
 from xrep.registry import REGISTRIES, import_plugin, load_target, nearest, suggestion
@@ -35,6 +35,15 @@ class Part:
     """Instance of the class's ``Config``."""
     weight: float
     proportion: float
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """The parts of a mixture: the options of its task, and those of its criterion."""
+
+    parts: list[Part]
+    mixing: Mixing
+    """weight: each batch has all parts. proportion: each batch has one part."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xrep.criteria.criterion import Criterion, Loss, Planned, only_tower
@@ -24,25 +25,28 @@ from xrep.tasks.task import ExampleKind, Task
 class CMLM(Criterion):
     """Predict masked tokens of a sentence, given the vector of a neighbouring sentence (CMLM, Yang et al. 2021).
 
-    The loss is L_CMLM of *Universal Sentence Representation Learning with Conditional Masked Language Model*.
-
-    The source s1 and the target s2 are two neighbouring sentences. s1 is pooled into a vector v. P (appendix C,
+    The loss is L_CMLM of *Universal Sentence Representation Learning with Conditional Masked Language Model*: the
+    source s1 and the target s2 are two neighbouring sentences. s1 is pooled into a vector v. P (appendix C,
     ``ProjectionSpaces``) makes N vectors of v, including v itself, which are put in front of the token embeddings of
     the masked s2; the same encoder reads both. The loss is the mean cross-entropy of the masked tokens of s2 (section
-    2), which depend on s1 only through the N vectors. The task swaps the order of sentences half of the time
-    (``monolingual``, with units adjacent). Tokens are masked anew whenever a pair is seen.
+    2), which depend on s1 only through the N vectors.
 
-    Choices that the paper does not specify: v is taken after its projection, but before it is normalised to length 1,
-    if the model does that. ``vector_embedding`` says how the N vectors enter the encoder. Logits come from BERT's head
-    (linear, GELU, normalisation, the embedding matrix and a bias); the head of a pretrained encoder is used if its
-    directory has one. The paper's sequences all have 256 tokens; here sentences keep their length, and a share of each
-    is masked.
+    Use:
+        Needs: running text (task monolingual, units adjacent), no pairs, and one tower. It takes two passes of the
+            encoder. Watch ``gap`` in validation by the loss: how much larger the loss is if each s2 gets the vector of
+            another sentence. While it is near 0 the vector carries nothing that predicts the words of a neighbour.
+        Choose it: to train sentence vectors of languages without translations or labels, before or beside another
+            objective.
+        Related: mlm has no sentence vector; simcse also needs only text; translation_ranking, as another part of the
+            run, is the paper's bitext retrieval.
+        Left open: v is taken after its projection, but before it is normalised to length 1. ``vector_embedding`` says
+            how the N vectors enter the encoder. Logits come from BERT's head. The paper's sequences all have 256
+            tokens; here sentences keep their length, and a share of each is masked. With the model's ``projection:
+            spaces``, P belongs to the model, which at inference returns the mean of the N vectors (``proj`` in table
+            7).
 
-    Validation by the loss has the metric ``gap``: how much larger the loss is if each s2 gets the vector of another
-    sentence of the batch. While it is near 0 the vector carries nothing that predicts the words of a neighbour.
-
-    With the model's ``projection: spaces``, P belongs to the model, which at inference returns the mean of the N
-    vectors (``proj`` in table 7). Otherwise P is discarded with the head, and v is kept.
+    Example:
+        xrep-train mono/ --task monolingual --units adjacent --criterion cmlm --towers shared
 
     Raises:
         UserError: the languages do not share one encoder; the vocabulary has no [MASK]; v is not as wide as the token
@@ -70,7 +74,7 @@ class CMLM(Criterion):
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config)
         self._tower = only_tower("cmlm", model, text.languages)
-        self.language = MaskedLanguage(model, text, rate=config.mask_rate, head="auto")
+        self.masked_lm = MaskedLanguage(model, text, rate=config.mask_rate, head="auto")
         hidden_size = require_transformer(model.encoders[self._tower], "cmlm").shape.hidden_size
         _check(config, model, self._tower)
         own = not isinstance(_projection(model, self._tower), MeanOfSpaces)
@@ -78,14 +82,14 @@ class CMLM(Criterion):
         self.skip = Linear(config.projections * hidden_size, hidden_size, bias=False) if config.skip else None
 
     def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
-        masked = self.language.mask(self._tower, batch.target, generator)
+        masked = self.masked_lm.mask(self._tower, batch.target, generator)
         return Planned(batch, {"cmlm": len(masked.labels)}, masked)
 
     def forward(self, model: DualEncoder, planned: Planned) -> Loss:
         masked: Masked = planned.details
         vectors = self.vectors(model, planned.batch.source)
         result = self._predict(model, vectors, masked)
-        loss = self.language.loss("cmlm", [result])
+        loss = self.masked_lm.loss("cmlm", [result])
         if not self.training:
             shift = len(vectors) // 2  # the next rows may be of the same document
             gap = self._predict(model, vectors.roll(shift, dims=0), masked).nll - result.nll
@@ -95,20 +99,23 @@ class CMLM(Criterion):
     def _predict(self, model: DualEncoder, vectors: Tensor, masked: Masked) -> CrossEntropy:
         """Return the cross-entropy of the masked tokens of s2, given the vectors [B, N, H] of s1."""
         encoder = require_transformer(model.encoders[self._tower], "cmlm")
-        front = vectors if self.config.vector_embedding == "raw" else encoder.embed_vectors(vectors, None)
-        hidden = masked.at_positions(encoder(masked.batch, prefix=front))
+        front = vectors if self.config.vector_embedding == "raw" else encoder.embed(vectors, None)
+        tokens, count = masked.batch.tokens, self.config.projections
+        own = encoder.embed(encoder.token_embedding(tokens), torch.arange(tokens.size(1), device=tokens.device))
+        longer = TokenBatch(F.pad(tokens, (count, 0)), masked.batch.lengths + count, masked.batch.host_lengths + count)
+        hidden = masked.at_positions(encoder(longer, vectors=torch.cat([front, own], dim=1))[:, count:])
         if self.skip is not None:
             # A linear layer on the concatenation of both, whose part on ``hidden`` is the head's own first layer.
             rows = masked.positions // masked.batch.tokens.size(1)
             hidden = hidden + self.skip(vectors.flatten(1)).index_select(0, rows)
-        return self.language(self._tower, encoder, hidden, masked.labels)
+        return self.masked_lm(self._tower, encoder, hidden, masked.labels)
 
     def warnings(self, task: Task) -> list[str]:
-        return self.language.notes
+        return self.masked_lm.notes
 
     def vectors(self, model: DualEncoder, sentences: TokenBatch) -> Tensor:
         """Return P(v) of sentences, [B, N, H]."""
-        v, _ = model.pooled(self._tower, sentences)
+        v, _ = model.before_projection(self._tower, sentences)
         projection = _projection(model, self._tower)
         if isinstance(projection, MeanOfSpaces):
             return projection.spaces(v)

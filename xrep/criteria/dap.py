@@ -6,7 +6,6 @@ import copy
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,21 +13,11 @@ from xrep.config.fields import Count
 from xrep.criteria.contrastive import Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, only_tower, percentage
 from xrep.criteria.in_batch import negative_vectors
-from xrep.criteria.reconstruction import (
-    LANGUAGE,
-    PLACE,
-    POSITION,
-    SLOT,
-    Direction,
-    Planner,
-    Reconstruction,
-    Run,
-    language_embedding,
-)
+from xrep.criteria.reconstruction import Direction, Planner, Predicted, Reconstruction
 from xrep.criteria.translation_ranking import TranslationRanking
-from xrep.data.batch import Batch, TextSpec, TokenBatch
+from xrep.data.batch import Batch, TextSpec
 from xrep.errors import UserError
-from xrep.kernels.linear_cross_entropy import linear_cross_entropy
+from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.encoder import TransformerEncoder, require_transformer
 from xrep.nn.half import Stack, in_half
@@ -54,48 +43,49 @@ class RTLHead(Stack):
         shape = encoder.shape
         self.layers = copy.deepcopy(encoder.layers[depth - layers : depth])
         self.norm = copy.deepcopy(encoder.norm) if encoder.norm_first else None
-        self.language_embedding = language_embedding(languages, shape.hidden_size)
+        self.language_embedding = nn.Embedding(languages, shape.hidden_size) if languages else None
+        if self.language_embedding is not None:
+            nn.init.normal_(self.language_embedding.weight, std=0.02)
         self.bias = nn.Parameter(torch.zeros(shape.vocabulary_size))
 
-    def forward(
-        self, states: Tensor, masks: Tensor, languages: Tensor, slots: Tensor, lengths: Tensor, width: int
-    ) -> Tensor:
-        """Return the vectors of the last layer at the [MASK]s, [M, H].
+    def forward(self, x: Tensor, y: Tensor, plan: Reconstruction) -> Tensor:
+        """Return the vectors of the last layer at the real tokens of x and y, [N, H].
 
         Args:
-            states: [N, H], token vectors.
-            masks: [M, H], embedded [MASK]s.
-            languages: int64 [N + M], languages of ``states``, then of ``masks``; used only if there are language
-                vectors.
-            slots: int64 [N + M], index of each of these in [B * width]: row i is filled from its beginning.
-            lengths: int64 [B], number of tokens in each row.
+            x, y: [B, T, H] each, the vectors that the first layer reads: those of [MASK]s in place of predicted tokens.
         """
-        x = torch.cat([states, masks])
         if self.language_embedding is not None:
-            x = x + self.language_embedding(languages)
-        layout = Packing(slots, torch.arange(width, device=lengths.device) < lengths.unsqueeze(1))
-        x = torch.cat([x, x[:1].expand(len(layout.packed_rows) - len(x), -1)])
-        with in_half(self.layers, x, self.casts) as (layers, x):
+            of_x, of_y = self.language_embedding(plan.side_languages).unsqueeze(2)
+            x, y = x + of_x, y + of_y
+        layout = Packing(plan.real, plan.mask)
+        tokens = layout.pack(torch.cat([x, y], dim=1))
+        with in_half(self.layers, tokens, self.casts) as (layers, tokens):
             for layer in layers:
-                x = layer(x, layout)
-        x = x[len(states) : len(states) + len(masks)]
-        return x if self.norm is None else self.norm(x)
+                tokens = layer(tokens, layout)
+        return tokens if self.norm is None else self.norm(tokens)
 
 
 class DAP(TranslationRanking):
     """Dual-alignment pre-training: translation ranking and representation translation learning (Li et al., 2023).
 
-    The loss is L_TR + L_RTL of *Dual-Alignment Pre-training for Cross-lingual Sentence Embedding*, equation 7.
-
-    L_TR (equation 5) is ``translation_ranking`` from source to target. L_RTL (equation 6) is the mean cross-entropy of
-    the tokens of y (see ``rtl_average``). A small head (equation 4) predicts them from the token vectors of x and one
+    The loss is L_TR + L_RTL of *Dual-Alignment Pre-training for Cross-lingual Sentence Embedding*, equation 7. L_TR
+    (equation 5) is ``translation_ranking`` from source to target. L_RTL (equation 6) is the mean cross-entropy of the
+    tokens of y (see ``rtl_average``). A small head (equation 4) predicts them from the token vectors of x and one
     [MASK] for each token of y.
 
-    Choices that the paper does not specify: "all but [CLS]" includes [SEP], in x and in y, which a released run of the
-    authors predicts too. Each [MASK] is embedded by the encoder's embedding layer at its position in y
-    (``mask_positions``), so that the head knows where in the sentence it is. Logits have their own bias in addition to
-    the encoder's embedding matrix. Token vectors come from the layer that the sentence vector is pooled from: with the
-    model's ``pooled_layer``, the head treats that layer as the last one, too.
+    Use:
+        Needs: pairs with one side in the pivot language (task bitext), and one tower, best a pretrained one (``encoder:
+            bert-base-multilingual-cased``).
+        Choose it: to align words as well as sentences. In the paper it is ahead of translation ranking, alone and with
+            tlm.
+        Related: translation_ranking is its first half; hictl contrasts words instead of predicting them.
+        Left open: "all but [CLS]" includes [SEP], in x and in y, which a released run of the authors predicts too. Each
+            [MASK] is embedded by the encoder at its position in y (``mask_positions``). Logits have their own bias in
+            addition to the encoder's embedding matrix. Token vectors come from the layer that the sentence vector is
+            pooled from, which the head treats as the last one.
+
+    Example:
+        xrep-train text/ --task bitext --criterion dap --towers shared --pooling cls --rtl-vocabulary target-language
 
     Raises:
         UserError: the languages have separate towers, there is no [MASK], the pivot language is unknown, or the head is
@@ -136,20 +126,20 @@ class DAP(TranslationRanking):
         super().__init__(config, model, text)
         self._tower = only_tower("dap", model, text.languages)
         self._vocabulary = text.vocabulary(self._tower)
-        if self._vocabulary.mask_id is None:
+        if (mask := self._vocabulary.mask_id) is None:
             raise UserError("dap: the tokenizer has no [MASK]", cure="use one that has, such as of xrep-preprocess")
         if config.pivot_language not in text.languages:
             known = ", ".join(text.languages)
             raise UserError(
                 f"pivot_language {config.pivot_language!r} is none of the text's", cure=f"choose one of: {known}"
             )
-        self._languages = text.languages
+        self._mask, self._languages = mask, text.languages
         direction: Direction = config.rtl_direction
         self._planner = Planner(
             pivot=text.languages.index(config.pivot_language),
             direction=direction,
             ratio=config.reconstruction_ratio,
-            leading=self._vocabulary.leading_count,
+            vocabulary=self._vocabulary,
         )
         encoder = require_transformer(model.encoders[self._tower], "dap")
         depth = len(encoder.layers) if model.config.pooled_layer is None else model.config.pooled_layer
@@ -169,9 +159,11 @@ class DAP(TranslationRanking):
         if self.config.rtl_vocabulary == "target-language":
             pivot, toward = self.config.pivot_language, self.config.rtl_direction == "to_pivot"
             for place in [self._languages.index(pivot)] if toward else range(len(self._languages)):
-                ids = np.union1d(task.subwords(self._languages[place]), [self._vocabulary.eos_id])
-                self.register_buffer(f"subwords_{place}", torch.from_numpy(ids.astype(np.int64)), persistent=False)
-                self._planner.labels[place] = np.isin(np.arange(self._vocabulary.size), ids)
+                ids = torch.as_tensor(task.subwords(self._languages[place])).long()
+                known = torch.cat([ids, torch.tensor([self._vocabulary.eos_id])]).unique()
+                self.register_buffer(f"subwords_{place}", known, persistent=False)
+                labels = torch.full((self._vocabulary.size,), -1)
+                self._planner.labels[place] = labels.index_copy(0, known, torch.arange(len(known)))
 
     def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
         planned = super().plan_rows(batch, generator)
@@ -181,64 +173,48 @@ class DAP(TranslationRanking):
         return planned
 
     def vectors(self, model: DualEncoder, planned: Planned) -> tuple[Tensor, ...]:
-        return self._read(model, planned.batch)[0]
+        return self._read(model, planned)[0]
 
     def encode(self, model: DualEncoder, planned: Planned) -> Encoded:
-        vectors, states, tokens = self._read(model, planned.batch)
+        vectors, states = self._read(model, planned)
         encoder = require_transformer(model.encoders[self._tower], "dap")
-        return Encoded(vectors, self._reconstruct(encoder, planned.details, states, tokens))
+        return Encoded(vectors, self._reconstruct(encoder, planned.details, states))
 
-    def _read(self, model: DualEncoder, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor, TokenBatch]:
-        """Return sentence vectors of both sides (and of hard negatives), and token vectors [2 B, T, H] and tokens of
-        both sides, sources before targets."""
-        both = batch.source.followed_by(batch.target, self._vocabulary.pad_id)
-        sentences, states = model.encode(self._tower, both)
+    def _read(self, model: DualEncoder, planned: Planned) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return sentence vectors of both sides (and of hard negatives), and token vectors [2 B, T, H], sources before
+        targets."""
+        batch, plan = planned.batch, planned.details
+        sentences, states = model.encode(self._tower, plan.both)
         negative = negative_vectors(model, batch, self._text)
-        return (sentences[: len(batch)], sentences[len(batch) :], *negative), states, both
+        return (sentences[: len(batch)], sentences[len(batch) :], *negative), states
 
-    def _reconstruct(
-        self, encoder: TransformerEncoder, plan: Reconstruction, states: Tensor, tokens: TokenBatch
-    ) -> Loss:
+    def _reconstruct(self, encoder: TransformerEncoder, plan: Reconstruction, states: Tensor) -> Loss:
         """Return L_RTL of the pairs, as sums over the predicted tokens, or over the sentences, of each direction."""
-        given, predicted = plan.given, plan.predicted
-        assert self._vocabulary.mask_id is not None
-        mask = torch.full_like(predicted[PLACE], self._vocabulary.mask_id)
-        hidden = self.head(
-            states.flatten(0, 1).index_select(0, given[PLACE]),
-            encoder.embed(mask, predicted[POSITION] if self.config.mask_positions == "target" else None),
-            torch.cat([given[LANGUAGE], predicted[LANGUAGE]]),
-            torch.cat([given[SLOT], predicted[SLOT]]),
-            plan.lengths,
-            plan.width,
-        )
-        targets = tokens.tokens.flatten().index_select(0, predicted[PLACE])
-        terms: dict[str, Term] = {}
-        correct = []
-        for run in plan.runs:
-            some = slice(run.start, run.stop)
-            shares = plan.shares[some] if self.config.rtl_average == "sentences" else None
-            loss, right = self._predict(run, hidden[some], targets[some], shares, encoder.token_embedding.weight)
-            name = self._term(run.from_pivot)
-            before = terms.get(name)
-            weight = 0.5 if self.config.rtl_direction == "both" else 1.0
-            terms[name] = Term(loss if before is None else before.sum + loss, weight)
-            correct.append(right)
-        every = torch.cat(correct)
-        return Loss(terms, {"rtl_accuracy": percentage(every)}, {"rtl_accuracy": len(every)})
+        x, y = (states.index_select(0, rows) for rows in plan.sides)
+        tokens = torch.full_like(plan.masked, self._mask, dtype=torch.int64)
+        positions = torch.arange(y.size(1), device=y.device) if self.config.mask_positions == "target" else None
+        masks = encoder.embed(encoder.token_embedding(tokens), positions)
+        hidden = self.head(x, torch.where(plan.masked.unsqueeze(-1), masks, y), plan)
+        weight = 0.5 if self.config.rtl_direction == "both" else 1.0
+        sums: dict[str, list[Tensor]] = {}
+        right = []
+        for some in plan.predicted:
+            loss, _, correct = self._predict(some, hidden.index_select(0, some.places), encoder.token_embedding.weight)
+            sums.setdefault(self._term(some.from_pivot), []).append(loss)
+            right.append(correct)
+        terms = {name: Term(torch.stack(losses).sum(), weight) for name, losses in sums.items()}
+        correct = torch.cat(right)
+        return Loss(terms, {"rtl_accuracy": percentage(correct)}, {"rtl_accuracy": len(correct)})
 
     def _term(self, from_pivot: bool) -> str:
         if self.config.rtl_direction != "both":
             return "rtl"
         return "rtl_from_pivot" if from_pivot else "rtl_to_pivot"
 
-    def _predict(
-        self, run: Run, hidden: Tensor, targets: Tensor, shares: Tensor | None, embedding: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the summed loss of tokens of one language, and whether each prediction is correct."""
-        bias = self.head.bias
+    def _predict(self, some: Predicted, hidden: Tensor, embedding: Tensor) -> CrossEntropy:
+        """Return the cross-entropy of some tokens, given their vectors [M, H]."""
+        bias, shares = self.head.bias, some.shares if self.config.rtl_average == "sentences" else None
         if self.config.rtl_vocabulary == "target-language":
-            known = self.get_buffer(f"subwords_{run.language}")
-            targets = torch.searchsorted(known, targets)
+            known = self.get_buffer(f"subwords_{some.language}")
             embedding, bias = embedding.index_select(0, known), bias.index_select(0, known)
-        loss, _, correct = linear_cross_entropy(hidden, embedding, targets, bias=bias, weights=shares)
-        return loss, correct
+        return linear_cross_entropy(hidden, embedding, some.labels, bias=bias, weights=shares)

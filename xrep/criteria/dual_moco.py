@@ -31,8 +31,16 @@ class DualMoco(ContrastiveCriterion):
     of 0. Every rank enqueues the keys of all ranks, in the order in which one process with the whole batch would.
     Without queues (the smallest size in figure 2) the negatives are the other keys of the batch.
 
-    Hard negatives (option ``negatives`` of the task) are keys, too: the momentum encoder's vectors, each of which only
-    its own source is compared with. They do not join the queue.
+    Use:
+        Needs: pairs (task bitext), and more of them than twice the queue's size. Momentum encoders take the time and
+            memory of another forward pass.
+        Choose it: to have many negatives with small batches.
+        Related: translation_ranking needs no momentum encoders, and large batches; frozen_source has one queue.
+        Left open: dropout of momentum encoders (``momentum_dropout``). Hard negatives (option ``negatives`` of the
+            task) are keys, too, each for its own source alone; they do not join the queue.
+
+    Example:
+        xrep-train text/ --task bitext --criterion dual_moco --queue-size 65536 --temperature 0.04 --momentum 0.999
     """
 
     reads = PAIRS

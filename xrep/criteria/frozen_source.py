@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,8 +16,8 @@ from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, percentage
 from xrep.criteria.in_batch import Temperature, with_own_negatives
 from xrep.criteria.keys import MEET_THEMSELVES, Queued, among_batch, in_queue, long_queue, new_queue
-from xrep.data.batch import Batch, Movable, TextSpec, TokenBatch, event_on, on_device
-from xrep.data.vectors import TeacherVectors, VectorCache, check_cache, token_keys
+from xrep.data.batch import Batch, TextSpec
+from xrep.data.vectors import TeacherVectors
 from xrep.errors import UserError
 from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
@@ -59,38 +56,27 @@ class LearnableTemperature(nn.Module):
         self.theta.clamp_(math.log(SMALLEST), math.log(LARGEST))
 
 
-@dataclass
-class KnownVectors(Movable):
-    """What is known of the source vectors of a batch before the step.
-
-    Attributes:
-        vectors: float32 [B, D], those of ``teacher_vectors``.
-        keys: int64 [B], those of the sentences in the cache.
-        negative_keys: int64 [N], those of the hard negatives.
-    """
-
-    vectors: Tensor | None = None
-    keys: np.ndarray | None = None
-    negative_keys: np.ndarray | None = None
-
-
 class FrozenSource(ContrastiveCriterion):
     """Each target vector finds the source vector of its translation among those of the batch and of a queue.
 
-    As in the paper, the source is the language of the encoder that teaches, and the target that of the student,
-    whichever side of the pairs they are on (``source_side``).
+    This is InfoNCE with the target as query (frozen_source, section 3.2). The source is the language of the encoder
+    that teaches, and the target that of the student, whichever side of the pairs they are on (``source_side``). The
+    tower that teaches is kept unchanged, without gradient and dropout (``frozen``). Negatives are the other source
+    vectors of the batch, from all ranks, and those of earlier steps in the queue, which equal newly computed ones; the
+    positive counts once. Vectors join the queue after the optimizer step, and rows not yet filled never count.
 
-    The criterion itself keeps the source tower unchanged: it lists the tower in ``frozen``, so that the trainer gives
-    it neither gradient nor dropout. Only the target vectors are queries, as with the paper's queue. The negatives are
-    the other source vectors of the batch, from all ranks, and those of earlier steps in the queue. Since the encoder is
-    frozen, these equal newly computed ones; the positive counts once. Vectors join the queue after the optimizer step,
-    and rows not yet filled never count.
+    Use:
+        Needs: pairs (task bitext) and a good encoder of one language, as a tower of its own or by its vectors
+            (``teacher_vectors``), which save the teacher's part of each step.
+        Choose it: to teach a language to a new encoder, with the similarity that the teacher has learnt.
+        Related: with ``loss: mse`` it is the distillation of Reimers and Gurevych (2020). ``source: trained`` gives the
+            models that the paper compares with (table 5, queue 0): the dual encoder (``towers: separate``) and the
+            multilingual one (``shared``).
+        Left open: whether the temperature is bounded (here by [0.01, 1]). Hard negatives (option ``negatives`` of the
+            task) are of the target side of the pairs, so they need ``source_side: target``.
 
-    ``source: trained`` gives the models that the paper compares with (table 5, queue 0): with ``towers: separate`` the
-    dual encoder, with ``towers: shared`` the multilingual one.
-
-    Hard negatives (option ``negatives`` of the task) are sentences of the target side of the pairs, so they need
-    ``source_side: target``: a query is compared with the teacher's vectors of its own ones.
+    Example:
+        xrep-train text/ --task bitext --criterion frozen_source --source-side target --target-encoder minilm/
 
     Raises:
         UserError: the frozen tower is also the target's or starts from an encoder of other languages, files of
@@ -122,14 +108,11 @@ class FrozenSource(ContrastiveCriterion):
         mask_equal_sentences: bool = False
         """Do not use a pair as a negative if it shares a sentence with the query's pair. Off in the paper; turn it on
         if sentences repeat."""
-        cache_source: str | None = None
-        """Directory in which the frozen tower's vectors are stored, in float32, so that each distinct sentence is
-        encoded once, in this run or in another one with the same tower and precision. All ranks and runs may use the
-        same directory; it has a folder for each tower and precision."""
         teacher_vectors: str | None = None
-        """Vectors of any other system, used in place of those of a source tower: a .npy file of floats [N, D] with one
-        row for each line of teacher_text. The model is then only the student: set towers shared and projection_size D.
-        It learns only the target language, so choose the best checkpoint with validation sts, not retrieval."""
+        """Vectors of the source sentences, computed once before training: a .npy file of floats [N, D], such as that of
+        xrep-encode, with one row for each line of teacher_text. With a source tower (towers separate) they must be its
+        own, and it encodes what is not trained on. With towers shared the model is only the student of any other
+        system: set projection_size D, and choose the best checkpoint with validation sts, not retrieval."""
         teacher_text: str | None = None
         """The source sentences of teacher_vectors, one per line. Every source sentence of the training text must be
         there, in any order; case and punctuation do not count."""
@@ -143,16 +126,11 @@ class FrozenSource(ContrastiveCriterion):
                 problems.append("queue_size is for loss: contrastive; mse has no negatives")
             if bool(self.teacher_vectors) != bool(self.teacher_text):
                 problems.append("teacher_vectors and teacher_text belong together; give both")
-            if self.cache_source and self.teacher_vectors:
-                problems.append(
-                    "cache_source is for a source tower, and teacher_vectors take its place; give one of them"
-                )
             if self.source == "trained":
                 changed = "vectors would be of an encoder that has changed"
                 needs = {
                     "queue_size": (self.queue_size > 0, f"queued {changed}"),
                     "loss mse": (self.loss == "mse", "both towers would give one vector for all sentences"),
-                    "cache_source": (bool(self.cache_source), f"cached {changed}"),
                     "teacher_vectors": (bool(self.teacher_vectors), "vectors of a file cannot be trained"),
                 }
                 problems += [f"{name} needs source: frozen; {why}" for name, (is_set, why) in needs.items() if is_set]
@@ -163,19 +141,14 @@ class FrozenSource(ContrastiveCriterion):
         towers = {"source": model.tower(text.source_languages[0]), "target": model.tower(text.target_languages[0])}
         self._source_side, self._target_side = SIDES if config.source_side == "source" else SIDES[::-1]
         self._source, self._target = towers[self._source_side], towers[self._target_side]
-        self._teacher = _open_teacher(config, model, self._source == self._target)
-        self._warnings = list[str]()
-        has_keys = config.loss == "contrastive" and self._teacher is None
-        self.uses_hard_negatives = has_keys and self._source_side == "target"
-        self._cache: VectorCache | None = None
-        self._unwritten: list[tuple[np.ndarray, Tensor, torch.cuda.Event | None]] = []
-        """Keys and vectors that are not in the cache yet, and the event after which the vectors are in host memory."""
-        if config.cache_source is not None:
-            check_cache(config.cache_source)
-        if config.source == "frozen" and self._teacher is None:
-            if self._source == self._target:
-                problem = "a frozen source needs a tower of its own, and this model has one for both sides"
-                raise UserError(problem, cure="set `towers` to separate, or `source` to trained")
+        self._teacher, self._warnings = _open_teacher(config, model), list[str]()
+        self._student_alone = config.source == "frozen" and self._source == self._target
+        is_compared = config.loss == "contrastive" and not self._student_alone
+        self.uses_hard_negatives = is_compared and self._source_side == "target"
+        if self._student_alone and self._teacher is None:
+            problem = "a frozen source needs a tower of its own, and this model has one for both sides"
+            raise UserError(problem, cure="set `towers` to separate, or `source` to trained")
+        if config.source == "frozen" and not self._student_alone:
             self._warnings = self._check_languages(model, text)
             names = [name.split(".") for name, _ in model.named_parameters()]
             self.frozen = list(dict.fromkeys(".".join(name[:2]) for name in names if name[1] == self._source))
@@ -212,13 +185,11 @@ class FrozenSource(ContrastiveCriterion):
                 self._teacher.rows(hashes[:, side])
 
     def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
-        planned, tokens = super().plan_rows(batch, generator), batch.sides[self._source_side]
+        planned = super().plan_rows(batch, generator)
         if self._teacher is not None:
             hashes = batch.ids[:, SIDES.index(self._source_side)].numpy().view(np.uint64)
-            planned.details = KnownVectors(torch.from_numpy(self._teacher.read(hashes)))
-        elif self.config.cache_source is not None:
-            negative = None if batch.negatives is None else token_keys(batch.negatives.tokens).numpy()
-            planned.details = KnownVectors(keys=token_keys(tokens).numpy(), negative_keys=negative)
+            if self._student_alone or self._teacher.has(hashes):
+                planned.details = torch.from_numpy(self._teacher.read(hashes))
         return planned
 
     def encode(self, model: DualEncoder, planned: Planned) -> Encoded:
@@ -232,15 +203,14 @@ class FrozenSource(ContrastiveCriterion):
     def constants(self, model: DualEncoder, planned: Planned) -> tuple[Tensor, ...]:
         if self.config.source == "trained":
             return ()
-        batch, taught = planned.batch, planned.details or KnownVectors()
-        vectors = taught.vectors
+        batch, vectors = planned.batch, planned.details
         if vectors is None:
-            vectors = self._read(model, batch.sides[self._source_side], taught.keys)
+            vectors = model.encode(self._source, batch.sides[self._source_side])[0]
         elif model.config.normalize:
             vectors = F.normalize(vectors, dim=1)
         if batch.negatives is None:
             return (vectors,)
-        return (vectors, self._read(model, batch.negatives.tokens, taught.negative_keys))
+        return (vectors, model.encode(self._source, batch.negatives.tokens)[0])
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         ids, (target, source, *negative) = planned.batch.ids, vectors
@@ -275,31 +245,6 @@ class FrozenSource(ContrastiveCriterion):
                 self.queue.enqueue(keys, ids)
             self._keys.clear()
 
-    def _read(self, model: DualEncoder, tokens: TokenBatch, keys: np.ndarray | None) -> Tensor:
-        """Return the vectors [B, D] of the source tower, which have no gradient: from the cache, if there are keys."""
-        if keys is None or self.config.cache_source is None:
-            return model.encode(self._source, tokens)[0]
-        if self._cache is None:  # not in __init__: a resumed run loads the model's weights later
-            fingerprint = _fingerprint(model, self._source, self.frozen)
-            self._cache = VectorCache(self.config.cache_source, model.output_size, fingerprint)
-        found, known = self._cache.read(keys)
-        missing, device = np.flatnonzero(~known), tokens.tokens.device
-        vectors = on_device(found, device)
-        if len(missing):
-            new, first, same = np.unique(keys[missing], return_index=True, return_inverse=True)
-            encoded = model.encode(self._source, tokens.select(missing[first]))[0].float()
-            vectors[on_device(missing, device)] = encoded[on_device(same, device)]
-            self._unwritten.append((new, encoded.to("cpu", non_blocking=True), event_on(device)))
-            self._write()
-        return vectors
-
-    def _write(self) -> None:
-        """Add new vectors to the cache, unless they are still on their way from a GPU: then a later call adds them."""
-        assert self._cache is not None
-        while self._unwritten and (self._unwritten[0][2] is None or self._unwritten[0][2].query()):
-            keys, vectors, _ = self._unwritten.pop(0)
-            self._cache.add(keys, vectors.numpy())
-
     def warnings(self, task: Task) -> list[str]:
         warnings = list(self._warnings)
         if self._projects_at_random:
@@ -312,30 +257,11 @@ class FrozenSource(ContrastiveCriterion):
         return warnings
 
 
-def _open_teacher(config: FrozenSource.Config, model: DualEncoder, is_shared: bool) -> TeacherVectors | None:
+def _open_teacher(config: FrozenSource.Config, model: DualEncoder) -> TeacherVectors | None:
     if config.teacher_vectors is None or config.teacher_text is None:
         return None
-    if not is_shared:
-        problem = "teacher_vectors take the place of a source tower, and this model has one"
-        raise UserError(problem, cure="set `towers` to shared")
     teacher = TeacherVectors(config.teacher_vectors, config.teacher_text)
     if teacher.width != model.output_size:
         problem = f"vectors of {teacher.width} numbers, the model's have {model.output_size}"
         raise UserError(problem, path=teacher.path, cure=f"set `projection_size` to {teacher.width}")
     return teacher
-
-
-def _fingerprint(model: DualEncoder, tower: str, frozen: Sequence[str]) -> str:
-    """Return a hash of the weights and settings (autocast too) by which the frozen tower makes a vector of token
-    ids. (The tokenizer is left out, as it only makes the ids.)"""
-    config, architecture = model.config, model.architecture()
-    of_tower = {section: values.get(tower) for section, values in architecture.items()}
-    digest = hashlib.sha256(json.dumps([of_tower, config.pooled_layer, config.normalize], sort_keys=True).encode())
-    kind = next(model.parameters()).device.type
-    if torch.is_autocast_enabled(kind):
-        digest.update(str(torch.get_autocast_dtype(kind)).encode())
-    for name, tensor in model.state_dict().items():
-        if any(name.startswith(f"{part}.") for part in frozen):
-            digest.update(f"{name} {list(tensor.shape)}".encode())
-            digest.update(tensor.detach().float().cpu().contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()

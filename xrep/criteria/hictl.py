@@ -34,7 +34,7 @@ BATCHES = 100
 """Number of recent steps averaged into p⁺ (equation 6)."""
 
 
-class Hardness(nn.Module):
+class PositiveProbability(nn.Module):
     """The exponent ζ · p⁺ of equation 6, where p⁺ is the mean of exp(-L_S) over the last 100 optimizer steps.
 
     L_S is the loss of a step over the pairs of all ranks and batches, with the negatives as hard as they were in that
@@ -92,17 +92,24 @@ class HiCTL(ContrastiveCriterion):
     sentences of the other pairs, of both sides. Similarity is the cosine of r = f(g(M(x))): g is the model's pooling
     ([CLS] in the paper) and f is its projection (``projection_size``), which export can leave out. Negatives are made
     harder as the model gets better (equations 5 and 6). Mined negatives (option ``negatives`` of the task) join those
-    of their own x where it is the query; they are hard already, so they are compared as they are.
+    of their own x where it is the query, as they are.
 
     L_W (equations 7 and 8): the encoder reads x and y as one sequence. Its first vector must find, by cosine, the
     embedding of each subword of the pair among those of sampled subwords.
 
-    L_LM: translation language modelling on x and y as one sequence, or masked language modelling on x alone. The latter
-    is for monolingual data, where y is x reordered (task ``monolingual``, units reordered).
+    L_LM: ``tlm`` on x and y as one sequence, or ``mlm`` on x alone, for monolingual data whose y is x reordered.
 
-    Choices that the paper does not specify: the subwords for L_W are sampled by softmax of the same logits as in the
-    loss; each pair has its own samples; special tokens are neither in the bag of words nor sampled. The distances of
-    equation 5 are between the model's vectors, which the paper does not normalise (``normalize: false``).
+    Use:
+        Needs: pairs (task bitext), or monolingual text (``units: reordered``, with ``monolingual``); one tower, best
+            XLM-R. Every token is encoded twice, alone and as part of a pair.
+        Choose it: to go on pretraining an encoder that will be fine-tuned as well as used for sentence vectors.
+        Related: translation_ranking is L_S without harder negatives; tlm and mlm are L_LM alone; dap aligns words, too.
+        Left open: the subwords for L_W are sampled by softmax of the same logits as in the loss; each pair has its own
+            samples; special tokens are neither in the bag of words nor sampled. The distances of equation 5 are between
+            the model's vectors, which the paper does not normalise (``normalize: false``).
+
+    Example:
+        xrep-train text/ --task bitext --criterion hictl --towers shared --normalize false --temperature 0.05
 
     Raises:
         UserError: the languages have separate towers, or there is no [MASK].
@@ -159,11 +166,13 @@ class HiCTL(ContrastiveCriterion):
         shape = model.encoders[SHARED].shape
         self._limit = shape.max_positions
         self._objective = "mlm" if config.monolingual else "tlm"
-        self.language: MaskedLanguage | None = None
+        self.masked_lm: MaskedLanguage | None = None
         if config.language_model:
             rate = MASK_RATES[self._objective] if config.mask_rate is None else config.mask_rate
-            self.language = MaskedLanguage(model, text, rate=rate, head="auto")
-        self.hardness = Hardness(config.slack) if config.sentence_contrast and config.hard_negatives else None
+            self.masked_lm = MaskedLanguage(model, text, rate=rate, head="auto")
+        self.hardness = (
+            PositiveProbability(config.slack) if config.sentence_contrast and config.hard_negatives else None
+        )
         if config.word_contrast:
             # Embeddings beyond the vocabulary belong to no word.
             special = [*self._vocabulary.special_ids, *range(self._vocabulary.size, shape.vocabulary_size)]
@@ -178,10 +187,10 @@ class HiCTL(ContrastiveCriterion):
     def plan_rows(self, batch: Batch, generator: torch.Generator) -> Planned:
         sizes: dict[str, float] = {}
         masked = words = together = None
-        if self.config.word_contrast or (self.language is not None and not self.config.monolingual):
-            together = read_together(batch.source, batch.target, self._vocabulary, self._limit).batch
-        if self.language is not None:
-            masked = self.language.mask(
+        if self.config.word_contrast or (self.masked_lm is not None and not self.config.monolingual):
+            together = read_together(batch.source, batch.target, self._vocabulary, self._limit)
+        if self.masked_lm is not None:
+            masked = self.masked_lm.mask(
                 SHARED, batch.source if self.config.monolingual or together is None else together, generator
             )
             sizes[self._objective] = len(masked.labels)
@@ -205,10 +214,10 @@ class HiCTL(ContrastiveCriterion):
         words: Words | None
         masked, words = planned.details
         if masked is not None:
-            assert self.language is not None
+            assert self.masked_lm is not None
             states = encoder(masked.batch)
             first = states[:, 0]
-            result = self.language(SHARED, encoder, masked.at_positions(states), masked.labels)
+            result = self.masked_lm(SHARED, encoder, masked.at_positions(states), masked.labels)
             loss.terms[self._objective] = Term(result.loss)
             loss.metrics["masked_accuracy"] = percentage(result.correct)
             loss.rows["masked_accuracy"] = len(masked.labels)
@@ -248,7 +257,7 @@ class HiCTL(ContrastiveCriterion):
             self.hardness.update()
 
     def warnings(self, task: Task) -> list[str]:
-        notes, temperature = [] if self.language is None else self.language.notes, self.config.temperature
+        notes, temperature = [] if self.masked_lm is None else self.masked_lm.notes, self.config.temperature
         if self.hardness is None or temperature <= 0.5:
             return notes
         problem = f"hard negatives hardly differ from plain ones at a `temperature` of {temperature}, where p+ stays"

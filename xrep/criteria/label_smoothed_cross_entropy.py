@@ -22,6 +22,14 @@ class LabelSmoothedCrossEntropy(Criterion):
     the vectors that ``model.predict`` gives. Metrics are means over these tokens: ``nll`` (the cross-entropy without
     smoothing, in nats), ``perplexity`` (e to the power of a batch's nll) and ``accuracy`` (percentage of tokens that
     have the largest logit).
+
+    Use:
+        Needs: pairs, and a translator (task translation).
+        Choose it: to train a translator, also one whose encoder another objective has trained (``encoder``).
+        Related: none of the others trains a decoder.
+
+    Example:
+        xrep-train text/ --task translation --criterion label_smoothed_cross_entropy --decoder-layers 1
     """
 
     reads = (ExampleKind.TRANSLATIONS,)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +11,14 @@ from xrep.criteria.criterion import Loss, Term, percentage
 from xrep.data.batch import TextSpec, TokenBatch
 from xrep.data.masking import Masked, mask_tokens
 from xrep.errors import UserError
-from xrep.interop.pretrained import Pretrained, masked_language_head, read_pretrained
+from xrep.interop.pretrained import Start
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
-from xrep.models.directory import CRITERION, MANIFEST, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
-from xrep.models.start import TrainedTower, find_start
-from xrep.nn.bert import CONFIG
-from xrep.nn.containers import ModuleDict
 from xrep.nn.encoder import Encoder
 from xrep.nn.heads import MaskedLanguageHead
-from xrep.nn.weights import Weights
+from xrep.nn.weights import fitting
 
 HeadChoice = Literal["auto", "new"]
-HEAD_TENSORS = re.compile(r"(^|\.)(cls\.predictions|lm_head)\.")
 
 
 class MaskedLanguage(nn.Module):
@@ -36,7 +29,7 @@ class MaskedLanguage(nn.Module):
     Args:
         rate: share of the tokens of each row that are chosen.
         head: new makes new heads. auto takes the head of the tower's pretrained encoder: the one in its directory or,
-            if the encoder is a tower of an earlier run, the one of that run's criterion, if there is exactly one.
+            if the encoder is a tower of an earlier run, that of the run's criterion (of several, the last by name).
 
     Attributes:
         heads: the head of each tower.
@@ -54,31 +47,19 @@ class MaskedLanguage(nn.Module):
             if vocabulary.mask_id is None:
                 problem = f"the tokenizer of the tower {tower} has no [MASK]"
                 raise UserError(problem, cure="use one that has, such as of xrep-preprocess")
-        pretrained = model.config.pretrained() if head == "auto" else {}
-        starts = {tower: find_start(path, model.config.encoder_type) for tower, path in pretrained.items()}
-        self.heads = ModuleDict({t: self._head(t, model.encoders[t], starts.get(t)) for t in model.encoders})
+        starts = model.config.starts if head == "auto" else {}
+        self.heads: Any = nn.ModuleDict({t: self._head(t, model.encoders[t], starts.get(t)) for t in model.encoders})
 
-    def _head(self, tower: str, encoder: Encoder, start: Pretrained | None) -> MaskedLanguageHead:
-        path = None if start is None else start.path
-        shape, own = encoder.shape, encoder.shape.type == "transformer"
-        if encoder.token_embedding.weight.size(1) != shape.hidden_size:
+    def _head(self, tower: str, encoder: Encoder, start: Start | None) -> MaskedLanguageHead:
+        if encoder.token_embedding.weight.size(1) != encoder.shape.hidden_size:
             problem = f"tower {tower}: its input embeddings, which predict words, are narrower than its token vectors"
             raise UserError(problem, cure="choose another objective, or another encoder")
-        if own and path is not None and (path / CONFIG).is_file() and any(map(HEAD_TENSORS.search, Weights(path))):
-            return masked_language_head(read_pretrained(path))
-        head = MaskedLanguageHead(shape.hidden_size, shape.vocabulary_size, norm_epsilon=shape.norm_epsilon)
-        if path is None:
-            return head
-        # The start is a tower below its checkpoint, or a checkpoint whose model has no towers (and no such head).
-        of_tower = isinstance(start, TrainedTower) and not (path / MANIFEST).is_file()
-        states = heads_of_run(path.parent, path.name) if of_tower else []
-        if len(states) == 1 and shape.activation == head.activation:
-            head.load_state_dict(states[0])
-            return head
-        problem = "no masked language head" if not states else f"{len(states)} masked language heads"
-        if len(states) == 1:
-            problem = "a masked language head whose activation is not known"
-        self.notes.append(f"{path} has {problem}; tower {tower} gets a new one")
+        head = MaskedLanguageHead(encoder.shape)
+        if start is not None and (state := start.head()) is not None:
+            with fitting(start.path):
+                head.load_state_dict(state)
+        elif start is not None:
+            self.notes.append(f"{start.path} has no masked language head; tower {tower} gets a new one")
         return head
 
     def share(self, other: MaskedLanguage) -> None:
@@ -107,12 +88,3 @@ class MaskedLanguage(nn.Module):
         perplexity = (nll.sum() / max(count, 1)).exp() * (count > 0)
         metrics = {"accuracy": percentage(correct), "perplexity": perplexity}
         return Loss({name: Term(sums)}, metrics, dict.fromkeys(metrics, count))
-
-
-def heads_of_run(path: Path, tower: str) -> list[dict[str, Tensor]]:
-    """Return the states of the heads that the criterion of a checkpoint, or its parts, trained for a tower."""
-    states: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in open_checkpoint(path).tensors(CRITERION).items():
-        if match := re.fullmatch(rf"((?:.*\.)?language\.heads\.{re.escape(tower)})\.(.*)", name):
-            states.setdefault(match[1], {})[match[2]] = tensor
-    return list(states.values())

@@ -20,8 +20,16 @@ from xrep.text.sides import SHARED
 class MLM(Criterion):
     """Predict masked tokens (BERT, Devlin et al. 2019): the mean cross-entropy of the original tokens.
 
-    Batches may have single sentences (task ``monolingual``) or pairs, each side of which is read separately. Tokens are
-    masked anew whenever a batch is seen; ``xrep.data.masking`` says which tokens are chosen.
+    Tokens are masked anew whenever a batch is seen; ``xrep.data.masking`` says which tokens are chosen.
+
+    Use:
+        Needs: sentences (task monolingual), or pairs, each side of which is read separately.
+        Choose it: to pretrain or adapt an encoder to languages or a domain, before an objective that trains sentence
+            vectors.
+        Related: tlm reads translations together; cmlm also trains a sentence vector.
+
+    Example:
+        xrep-train mono/ --task monolingual --criterion mlm --towers shared
     """
 
     reads = (ExampleKind.SENTENCES, ExampleKind.TRANSLATIONS, ExampleKind.NEIGHBOURS)
@@ -40,16 +48,16 @@ class MLM(Criterion):
     def __init__(self, config: Config, model: DualEncoder, text: TextSpec) -> None:
         super().__init__(config)
         self._text = text
-        self.language = MaskedLanguage(model, text, rate=config.mask_rate, head=config.language_head)
+        self.masked_lm = MaskedLanguage(model, text, rate=config.mask_rate, head=config.language_head)
         self.idle_parameters = len(model.projections) > 0
 
     def prepare(self, task: Task) -> None:
         if task.gives is ExampleKind.TRANSLATIONS:
             problem = "masked tokens alone train no sentence vectors, which validation by retrieval measures"
-            self.language.notes.append(f"{problem}; `validation` loss chooses the best checkpoint by the loss instead")
+            self.masked_lm.notes.append(f"{problem}; `validation` loss chooses the best checkpoint by the loss instead")
 
     def plan(self, batch: Batch, generator: torch.Generator) -> Planned:
-        masked = {tower: self.language.mask(tower, side, generator) for tower, side in self._read(batch).items()}
+        masked = {tower: self.masked_lm.mask(tower, side, generator) for tower, side in self._read(batch).items()}
         return Planned(batch, {"mlm": sum(len(each.labels) for each in masked.values())}, masked)
 
     def forward(self, model: DualEncoder, planned: Planned) -> Loss:
@@ -57,15 +65,15 @@ class MLM(Criterion):
         results = []
         for tower, each in masked.items():
             encoder = model.encoders[tower]
-            results.append(self.language(tower, encoder, each.at_positions(encoder(each.batch)), each.labels))
-        return self.language.loss("mlm", results)
+            results.append(self.masked_lm(tower, encoder, each.at_positions(encoder(each.batch)), each.labels))
+        return self.masked_lm.loss("mlm", results)
 
     def warnings(self, task: Task) -> list[str]:
-        return self.language.notes
+        return self.masked_lm.notes
 
     def _read(self, batch: Batch) -> dict[str, TokenBatch]:
         """Return what each tower reads; a shared tower reads all sentences at once."""
-        if SHARED not in self.language.heads:
+        if SHARED not in self.masked_lm.heads:
             return batch.sides
         pad_id = self._text.vocabulary(SHARED).pad_id
         return {SHARED: functools.reduce(lambda first, other: first.followed_by(other, pad_id), batch.sides.values())}

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from xrep.config import Mixing, Part
+from xrep.config import Parts
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, merged
 from xrep.criteria.masked_language import MaskedLanguage
 from xrep.data.batch import TextSpec
 from xrep.errors import UserError
-from xrep.nn.containers import ModuleDict
 from xrep.tasks.mixture import MixedBatch
 from xrep.tasks.task import Task
 
@@ -29,12 +28,7 @@ class Multitask(Criterion):
     """
 
     @dataclass(kw_only=True)
-    class Config:
-        parts: list[Part]
-        """Name, class, ``Config`` and weight of the criterion of each part."""
-        mixing: Mixing
-        """weight: each batch has all parts. proportion: each batch has one part."""
-
+    class Config(Parts):
         def problems(self) -> list[str]:
             # Parts are submodules, whose names must differ from the attributes of their container.
             taken = [part.name for part in self.parts if hasattr(nn.ModuleDict(), part.name)]
@@ -43,7 +37,7 @@ class Multitask(Criterion):
     def __init__(self, config: Config, model: Any, text: TextSpec) -> None:
         super().__init__()
         criteria: dict[str, Criterion] = {part.name: part.kind(part.config, model, text) for part in config.parts}
-        self.parts = ModuleDict(criteria)
+        self.parts: Any = nn.ModuleDict(criteria)
         _share_heads(self.parts.values())
         self.idle_parameters = config.mixing == "proportion" or any(c.idle_parameters for c in self.parts.values())
         self._weights = {part.name: part.weight for part in config.parts}

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from xrep.config.fields import Count
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, percentage
 from xrep.data.batch import Batch, TextSpec
-from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.models.model import SentenceModel
 from xrep.nn.layers import Linear
 from xrep.tasks.task import ExampleKind
@@ -24,9 +23,19 @@ FEATURES = ("premise", "hypothesis", "difference", "product")
 class Nli(Criterion):
     """Cross-entropy of three classes, predicted from features of the two sentence vectors u and v.
 
-    The features are [u, v, |u - v|, u * v] as in CMLM (4.3), whose classifier is linear. Dual momentum contrast
-    (appendix B) uses a two-layer MLP "on top of the sentence representations" and does not say what it concatenates.
-    Here it reads the same four features, and ``features`` chooses among them (sentence-BERT uses the first three).
+    The features are [u, v, |u - v|, u * v] as in CMLM (4.3), whose classifier is linear.
+
+    Use:
+        Needs: pairs with labels entailment, neutral and contradiction (task nli).
+        Choose it: as a second part of a run, to give a contrastive objective similarity of meaning (dual momentum
+            contrast).
+        Related: nli_triplet contrasts the sentences of such data, with harder negatives.
+        Left open: dual momentum contrast (appendix B) uses a two-layer MLP "on top of the sentence representations" and
+            does not say what it concatenates. Here it reads the same four features, and ``features`` chooses among them
+            (sentence-BERT uses the first three).
+
+    Example:
+        xrep-train nli/ --task nli --criterion nli --towers shared --head mlp
     """
 
     reads = (ExampleKind.LABELLED_PAIRS,)
@@ -66,9 +75,9 @@ class Nli(Criterion):
 
     def forward(self, model: SentenceModel, planned: Planned) -> Loss:
         batch = planned.batch
-        hidden = self.hidden(self.features(*sentence_vectors(model, batch)))
-        result = linear_cross_entropy(hidden, self.output.weight, batch.labels, bias=self.output.bias)
-        return Loss({"nli": Term(result.loss)}, {"accuracy": percentage(result.correct)})
+        scores = self.output(self.hidden(self.features(*sentence_vectors(model, batch))))
+        loss = F.cross_entropy(scores, batch.labels, reduction="sum")
+        return Loss({"nli": Term(loss)}, {"accuracy": percentage(scores.argmax(dim=1) == batch.labels)})
 
     def predict(self, premise: Tensor, hypothesis: Tensor) -> Tensor:
         """Return the class of each pair of vectors [B, D], as the model gives them: int64 [B], places in ``LABELS``."""

@@ -19,7 +19,15 @@ from xrep.tasks.task import ExampleKind
 class NliTriplet(ContrastiveCriterion):
     """Each anchor finds the sentence that it entails; its negatives are all other positives and all contradictions.
 
-    This is equation 5 of Gao et al., 2021; frozen_source uses it for fine-tuning (section 4.2.3).
+    This is equation 5 of Gao et al., 2021 (supervised SimCSE); frozen_source uses it for fine-tuning (section 4.2.3).
+
+    Use:
+        Needs: inference data with an entailed and a contradicting sentence of each premise (task nli, form triplets).
+        Choose it: to fine-tune an encoder for semantic similarity.
+        Related: simcse needs no labels; nli trains a classifier; translation_ranking has translations for positives.
+
+    Example:
+        xrep-train nli/ --task nli --form triplets --criterion nli_triplet --towers shared
     """
 
     reads = (ExampleKind.TRIPLETS,)

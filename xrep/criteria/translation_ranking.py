@@ -22,11 +22,19 @@ class TranslationRanking(ContrastiveCriterion):
 
     This is additive margin softmax: a sentence x and its translation y have the loss -log e^((x.y - m)/tau) / (e^((x.y
     - m)/tau) + sum over the other sentences y' of the batch e^(x.y'/tau)), where m is the margin and tau the
-    temperature; in the other direction the sum is over x'. It is the baseline of dual momentum contrast, the bitext
-    retrieval loss of CMLM (section 4.2: the losses of both directions are added; 4.4: margin 0.3) and L_TR of DAP
-    (equation 5: only from source to target).
+    temperature; in the other direction the sum is over x'. Hard negatives (option ``negatives`` of the task) join the
+    sum over y' of their own x, where the target is found.
 
-    Hard negatives (option ``negatives`` of the task) join the sum over y' of their own x, where the target is found.
+    Use:
+        Needs: pairs (task bitext, or neighbouring sentences), in batches as large as possible: their rows, of all
+            ranks, are the only negatives. ``micro_batch`` makes room for them.
+        Choose it: first. It is the simplest objective whose vectors find translations.
+        Related: dual_moco takes its negatives from a queue; dap adds the alignment of words; hictl makes negatives
+            harder. It is the baseline of dual momentum contrast, the bitext retrieval of CMLM (section 4.2: both
+            directions; 4.4: margin 0.3) and L_TR of DAP (equation 5: forward).
+
+    Example:
+        xrep-train text/ --task bitext --criterion translation_ranking --towers shared --batch-size 256 --margin 0.3
     """
 
     reads = PAIRS

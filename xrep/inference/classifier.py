@@ -27,7 +27,7 @@ from xrep.data.table import Table
 from xrep.errors import UserError
 from xrep.models.classifier import load_classifier
 from xrep.models.device import to_device
-from xrep.models.directory import TOKENIZER, fingerprint, load_model, open_checkpoint
+from xrep.models.directory import fingerprint, load_model, open_checkpoint
 from xrep.models.kinds import expect
 from xrep.models.model import ClassifyingModel
 from xrep.precision import Precision
@@ -107,7 +107,7 @@ class SentenceClassifier:
         else:
             checkpoint = open_checkpoint(path)
             model, text = load_model(checkpoint), checkpoint.text
-            tokenizers = open_tokenizers(checkpoint.path / TOKENIZER)
+            tokenizers = open_tokenizers(checkpoint.tokenizer)
             run = {"options": checkpoint.config.get("task") or {}, "training_hashes": checkpoint.training_hashes}
         return cls(to_device(model, device, dtype), text, tokenizers, path=str(path), batch_tokens=batch_tokens, **run)
 

@@ -25,7 +25,6 @@ from xrep.models.classifier import Classifier
 from xrep.models.directory import (
     CONFIG,
     MANIFEST,
-    TOKENIZER,
     Checkpoint,
     Snapshot,
     fingerprint,
@@ -90,7 +89,7 @@ def export_path(path: str | Path, directory: str | Path, format: Any, **changes:
             raise UserError("has no projection to leave out", path=path, cure="export it without `no_projection`")
         encoder.model.projections.clear()
     if layer is not None:
-        encoder.model.pool_layer(layer)
+        encoder.model.use_layer(layer)
     return encoder.save(directory, format, **facts)
 
 
@@ -111,8 +110,8 @@ def _write_checkpoint(
         else:
             path, model, text = checkpoint.path, load_model(checkpoint), checkpoint.text
             identity = partial(fingerprint, model, text)
-            config = (path / CONFIG).read_text(encoding="utf-8")
-            save, kept = partial(shutil.copytree, path / TOKENIZER), [*checkpoint.training_hashes, path / PROMPTS]
+            config = checkpoint.file(CONFIG).read_text(encoding="utf-8")
+            save, kept = partial(shutil.copytree, checkpoint.tokenizer), [*checkpoint.training_hashes, path / PROMPTS]
         if format == "int8":
             quantise_layers(model)
         loading = f"import xrep; xrep.{LOADERS[model.kind]}.load({json.dumps(str(directory))})"
@@ -143,7 +142,7 @@ def _write_for_transformers(checkpoint: Checkpoint, directory: Path, format: For
             what, cure = "a translation model", "set `format` to xrep, or to hf for its encoder alone"
         raise UserError(f"{what}, which {format} does not have", path=path, cure=cure)
     model = load_model(checkpoint)
-    tokenizer = tokenizer_of(open_tokenizers(path / TOKENIZER), "source")
+    tokenizer = tokenizer_of(open_tokenizers(checkpoint.tokenizer), "source")
     if annotation is None:
         languages, pipeline, opening = text.source_languages, "feature-extraction", model.encoder.library_class
         about = f"The encoder of a model trained with xrep to translate from {', '.join(languages)}; the decoder is"

@@ -89,7 +89,7 @@ def _results_in(path: Path) -> Iterator[tuple[dict[str, Any], Any]]:
     from huggingface_hub import EvalResult
 
     content = read_json(path)
-    values = content.get("values")
+    values: Any = content.get("values")
     several = isinstance(values, dict) and "results" in values  # by ``xrep-eval all`` or ``xtreme``
     for record in values["results"].values() if several else [content]:
         if not isinstance(record, dict) or not {"test", "headline", "model", "settings"} <= record.keys():

@@ -17,17 +17,17 @@ from tqdm import tqdm
 from xrep.data.batch import TextSpec, Vocabulary, batches_of, collate
 from xrep.errors import UserError
 from xrep.inference.encoder_files import Format, write_encoder
-from xrep.interop.pretrained import find_pretrained, read_pretrained
+from xrep.interop.pretrained import find_pretrained
 from xrep.interop.sentence_modules import Prompts, read_prompts, read_router
 from xrep.models.device import to_device
-from xrep.models.directory import TOKENIZER, Checkpoint, fingerprint, load_model, open_checkpoint
+from xrep.models.directory import Checkpoint, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
 from xrep.models.kinds import PRETRAINED, expect
 from xrep.nn.layers import is_quantised
 from xrep.precision import Precision
 from xrep.registry import one_line
 from xrep.text.languages import canonical, refuse_pair
-from xrep.text.sides import SHARED, SIDES, Tokenizers, open_tokenizers, tokenizer_of
+from xrep.text.sides import SHARED, Tokenizers, open_tokenizers, tokenizer_of
 from xrep.text.tokenizer import Tokenizer
 
 QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
@@ -103,7 +103,7 @@ class SentenceEncoder:
                 _load_pretrained(path, is_random) if is_pretrained else encoder_of(open_checkpoint(path), is_random)
             )
         if layer is not None:
-            encoder.model.pool_layer(layer)
+            encoder.model.use_layer(layer)
         to_device(encoder.model, device, dtype)
         return encoder
 
@@ -241,7 +241,7 @@ def unit_rows(vectors: Any) -> Tensor:
 def encoder_of(checkpoint: Checkpoint, random_weights: bool = False) -> SentenceEncoder:
     """Return the encoder of an open checkpoint on the CPU, in the precision in which it was saved."""
     path, hashes = checkpoint.path, () if random_weights else checkpoint.training_hashes
-    model, tokenizers = load_model(checkpoint, random_weights), open_tokenizers(path / TOKENIZER)
+    model, tokenizers = load_model(checkpoint, random_weights), open_tokenizers(checkpoint.tokenizer)
     return SentenceEncoder(model, tokenizers, checkpoint.text, hashes, path=path, prompts=read_prompts(path))
 
 
@@ -250,24 +250,22 @@ def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:
     routes = read_router(root) or {}
     folders = list(dict.fromkeys(routes.values())) or [root]
     separate = len(folders) > 1
-    sources = dict(zip(SIDES if separate else [SHARED], map(read_pretrained, folders), strict=True))
-    tokenizers = {tower: Tokenizer.load(source.tokenizer) for tower, source in sources.items()}
+    config = DualEncoder.Config(
+        towers="separate" if separate else "shared", encoder=str(folders[0]), target_encoder=str(folders[-1])
+    )
+    starts = config.starts
+    config.normalize = all(start.normalize is not False for start in starts.values())
+    tokenizers = {tower: Tokenizer.load(start.tokenizer) for tower, start in starts.items()}
     languages = [[canonical(code) for code, folder in routes.items() if folder == tower] for tower in folders]
     text = TextSpec(
         vocabularies={tower: Vocabulary.of(tokenizer) for tower, tokenizer in tokenizers.items()},
-        max_length=min(source.max_length for source in sources.values()),
+        max_length=min(start.max_length for start in starts.values()),
         source_languages=languages[0],
         target_languages=languages[-1] if separate else [],
-    )
-    config = DualEncoder.Config(
-        towers="separate" if separate else "shared",
-        encoder=str(folders[0]),
-        target_encoder=str(folders[-1]),
-        normalize=all(source.normalize is not False for source in sources.values()),
     )
     model = DualEncoder(config, text)
     if random_weights:
         model = DualEncoder(config, text, model.architecture())
     encoder = SentenceEncoder(model, tokenizers, text, path=root, prompts=read_prompts(root))
-    encoder.languages = encoder.languages or sources[SHARED].languages
+    encoder.languages = encoder.languages or starts[SHARED].languages
     return encoder

@@ -23,7 +23,7 @@ from xrep.interop.sentence_modules import (
 from xrep.nn.bert import CONFIG, FAMILIES
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling
-from xrep.nn.weights import SAFETENSORS, read_json, save_tensors
+from xrep.nn.weights import SAFETENSORS, read_json, read_list, save_tensors
 from xrep.text.huggingface import save_as_huggingface
 from xrep.text.tokenizer import Tokenizer
 
@@ -39,7 +39,7 @@ def write_huggingface(
 ) -> None:
     """Write into a folder what ``transformers.AutoModel.from_pretrained`` loads, in float32.
 
-    ``read_pretrained`` and ``Pretrained.state`` read every tensor back bit for bit. Nothing is written if the encoder
+    ``read_pretrained`` and ``Start.state`` read every tensor back bit for bit. Nothing is written if the encoder
     has no counterpart.
 
     Args:
@@ -131,7 +131,7 @@ def write_router(directory: Path, towers: Mapping[str, str], prompts: Prompts) -
     types: dict[str, str] = {}
     structure: dict[str, list[str]] = {}
     for language, tower in towers.items():
-        modules = read_json(directory / tower / MODULES, list)
+        modules = read_list(directory / tower / MODULES)
         chain = {str(Path(tower, entry["path"])): entry["type"] for entry in modules}
         types |= chain
         structure[language] = list(chain)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from xrep.errors import UserError
-from xrep.interop.sentence_modules import DenseSpec, Prompts, read_modules, read_prompts
+from xrep.interop.sentence_modules import DenseSpec, Prompts, read_chain, read_dense, read_pooling, read_prompts
 from xrep.nn import bert
-from xrep.nn.heads import MaskedLanguageHead
 from xrep.nn.pooling import Pooling
 from xrep.nn.shape import UNLIMITED, EncoderSizes
 from xrep.nn.weights import Weights, read_json
@@ -27,15 +28,26 @@ AUTO = "auto"
 """The encoder type that chooses ``transformer`` if it computes the architecture, and otherwise ``transformers``."""
 
 
+State = tuple[dict[str, Tensor], list[str]]
+
+
+def no_head() -> None:
+    """The head of an encoder that was trained without one."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Pretrained:
-    """A trained encoder whose configuration was read, without its weights.
+class Start:
+    """A trained encoder that a model can start from, in a directory of another library or in a checkpoint.
+
+    Its configuration was read, its weights were not: the functions read them when they are called.
 
     Attributes:
-        path: Folder of the transformer (``config.json``, weights): the directory or ``0_Transformer`` in it.
+        path: Folder of the transformer (``config.json``, weights), or the checkpoint, or ``TOWER`` in it.
         tokenizer: Folder of the tokenizer that belongs to it.
         shape: Shape of the encoder; its ``type`` names the class in ``ENCODERS``.
-        pooling, normalize: Settings of a sentence-transformers directory; None if the directory has none.
+        read: Returns the state of the encoder in float32, and the names of the tensors beside it that are not used.
+        head: Returns the state of the ``MaskedLanguageHead`` that was trained with the encoder; None if it has none.
+        pooling, normalize: Settings of the sentence vectors that it gives; None if it was not trained for them.
         projection: Dense layer between pooling and normalisation.
         prompts: Texts in front of sentences, which ``SentenceEncoder`` adds and training does not.
         languages: Languages that it was trained for; empty if they are not known, or all.
@@ -44,6 +56,8 @@ class Pretrained:
     path: Path
     tokenizer: Path
     shape: EncoderSizes
+    read: Callable[[EncoderSizes], State]
+    head: Callable[[], dict[str, Tensor] | None] = no_head
     pooling: Pooling | None = None
     normalize: bool | None = None
     projection: DenseSpec | None = None
@@ -56,18 +70,10 @@ class Pretrained:
         positions = self.shape.max_positions
         return min(maximum_length(self.path) or (512 if positions == UNLIMITED else positions), positions)
 
-    def state(self, layers: int | None = None) -> tuple[dict[str, Tensor], list[str]]:
-        """Return the float32 state of the encoder's first ``layers`` layers (None: all).
-
-        Returns:
-            The state, and the names of the tensors in the directory that it does not use.
-
-        Raises:
-            UserError: Weights are missing, damaged or of another shape, tensors have no known use, or the encoder has
-                fewer than ``layers`` layers.
-        """
-        shape = self.shape.first_layers(layers, self.path)
-        return ENCODERS.load(shape.type).read_state(self.path, shape)
+    def state(self, layers: int | None = None) -> State:
+        """Return the state of the first ``layers`` layers (None: all), and the names of the tensors that it leaves out.
+        Raises UserError if weights are missing or damaged, or the encoder has fewer layers."""
+        return self.read(self.shape.first_layers(layers, self.path))
 
 
 def find_pretrained(name_or_path: str | Path, *, download: bool = False) -> Path:
@@ -119,7 +125,7 @@ def _fetch(name: str) -> Path:
     return folder
 
 
-def read_pretrained(path: str | Path, encoder_type: str = AUTO) -> Pretrained:
+def read_pretrained(path: str | Path, encoder_type: str = AUTO) -> Start:
     """Read the configuration of a Hugging Face or sentence-transformers directory, without the encoder's weights.
 
     Args:
@@ -129,24 +135,20 @@ def read_pretrained(path: str | Path, encoder_type: str = AUTO) -> Pretrained:
         UserError: It is not such a directory, a file is damaged, or xrep cannot express the architecture or a module.
     """
     root = Path(path)
-    modules = read_modules(root)
-    folder = root if modules is None else modules.transformer
-    shape = ENCODERS.load(_chosen_type(folder) if encoder_type == AUTO else encoder_type).read_shape(folder)
-    if modules is None:
-        return Pretrained(path=root, tokenizer=root, shape=shape, languages=declared_languages(root))
-    projection = modules.projection
-    width = shape.hidden_size if projection is None else projection.weight.size(1)
-    if width != shape.hidden_size:
-        problem = f"the module Dense takes vectors of {width} numbers, the transformer gives {shape.hidden_size}"
-        raise UserError(problem, path=root, cure="fetch the directory again")
-    return Pretrained(
+    modules = read_chain(root)
+    folder = modules.get("Transformer", root)
+    encoder_class = ENCODERS.load(_chosen_type(folder) if encoder_type == AUTO else encoder_type)
+    shape, prompts = encoder_class.read_shape(folder), read_prompts(root) if modules else Prompts()
+    return Start(
         path=folder,
         tokenizer=folder,
         shape=shape,
-        pooling=modules.pooling,
-        normalize=modules.normalize,
-        projection=projection,
-        prompts=read_prompts(root),
+        read=partial(encoder_class.read_state, folder),
+        head=partial(_head, folder) if shape.type == "transformer" else no_head,
+        pooling=read_pooling(modules["Pooling"], prompts) if modules else None,
+        normalize="Normalize" in modules if modules else None,
+        projection=read_dense(modules["Dense"]) if "Dense" in modules else None,
+        prompts=prompts,
         languages=declared_languages(root),
     )
 
@@ -181,66 +183,50 @@ def _chosen_type(directory: Path) -> str:
     return "transformers"
 
 
-def read_pooler(pretrained: Pretrained) -> DenseSpec:
+def pooler_of(start: Start) -> DenseSpec:
     """Return the layer with tanh after [CLS] of a BERT or RoBERTa directory, its ``pooler``.
 
     In directories of SimCSE (Gao et al., 2021) it is the MLP that sentence vectors have passed through in training.
-
-    Raises:
-        UserError: There is none, or it is damaged.
     """
-    weights, width = Weights(pretrained.path), pretrained.shape.hidden_size
-    named, prefix = bert.named_tensors(weights)
-    shapes = {"pooler.dense.weight": (width, width), "pooler.dense.bias": (width,)}
-    bert.refuse(weights.path, [prefix + name for name in shapes.keys() - named.keys()], [])
-    weight, bias = (bert.checked(weights, named[name], shape) for name, shape in shapes.items())
-    return DenseSpec(weight, bias, "tanh")
+    tensors = partial(_tensors_of_pooler, start.path)
+    return DenseSpec(output_size=start.shape.hidden_size, bias=True, activation="tanh", tensors=tensors)
 
 
-def masked_language_head(pretrained: Pretrained) -> MaskedLanguageHead:
-    """Return the masked language head of a directory (``cls.predictions`` in BERT, ``lm_head`` in RoBERTa and XLM-R).
+def _tensors_of_pooler(directory: Path) -> dict[str, Tensor]:
+    weights = Weights(directory)
+    names = bert.named_tensors(weights)
+    try:
+        return {part: weights[names[f"pooler.dense.{part}"]] for part in ("weight", "bias")}
+    except KeyError as error:
+        cure = "leave out `pooler`, or start from an encoder that has one"
+        raise UserError(f"no pooler: no tensor {error.args[0]}", path=weights.path, cure=cure) from None
 
-    Raises:
-        UserError: There is no head, its tensors are not as expected, or its output matrix is not the embedding matrix.
-    """
-    shape, weights = pretrained.shape, Weights(pretrained.path)
-    whole = bert.named_tensors(weights)[0]
+
+def _head(directory: Path) -> dict[str, Tensor] | None:
+    """Return the state of the masked language head of a directory (``cls.predictions`` in BERT, ``lm_head`` in RoBERTa
+    and XLM-R). Raises UserError if its output matrix is not the embedding matrix."""
+    weights = Weights(directory)
+    whole = bert.named_tensors(weights)
     is_bert = any(name.startswith("cls.predictions.") for name in whole)
     base = "cls.predictions." if is_bert else "lm_head."
+    names = {name.removeprefix(base): file for name, file in whole.items() if name.startswith(base)}
+    if not names:
+        return None
+    _check_tied(weights, names.get("decoder.weight"), whole[bert.WORDS])
     dense, norm = ("transform.dense", "transform.LayerNorm") if is_bert else ("dense", "layer_norm")
-    named = {name.removeprefix(base): file for name, file in whole.items() if name.startswith(base)}
-    if not named:
-        problem = "no masked language head: no tensor cls.predictions.* or lm_head.*"
-        cure = "give the directory of a masked language model, or train a new head"
-        raise UserError(problem, path=weights.path, cure=cure)
-    activation = shape.activation if is_bert else "gelu"  # RoBERTa's head uses GELU whatever the encoder uses
-    sizes = (shape.hidden_size, shape.vocabulary_size)
-    head = MaskedLanguageHead(*sizes, activation=activation, norm_epsilon=shape.norm_epsilon)
-    bias = "bias" if "bias" in named else "decoder.bias"  # one tensor under two names; often only one is stored
-    modules = {"dense": dense, "norm": norm}
-    sources = {f"{ours}.{kind}": f"{theirs}.{kind}" for ours, theirs in modules.items() for kind in ("weight", "bias")}
-    sources["bias"] = bias
-    needed = set(sources.values())
-    bert.refuse(
-        weights.path,
-        [base + name for name in needed - named.keys()],
-        [named[name] for name in named.keys() - needed - {"decoder.weight", "decoder.bias"}],
-    )
-    expected = head.state_dict()
-    state = {ours: bert.checked(weights, named[name], expected[ours].shape) for ours, name in sources.items()}
-    _check_tied(weights, named, whole[bert.WORDS], state["bias"])
-    head.load_state_dict(state)
-    return head
+    modules = (("dense", dense), ("norm", norm))
+    sources = {f"{ours}.{part}": f"{theirs}.{part}" for ours, theirs in modules for part in ("weight", "bias")}
+    # The bias is one tensor under two names; often only one is stored.
+    sources["bias"] = "bias" if "bias" in names else "decoder.bias"
+    return {ours: weights[names[theirs]] for ours, theirs in sources.items() if theirs in names}
 
 
-def _check_tied(weights: Weights, named: dict[str, str], words: str, bias: Tensor) -> None:
-    """Refuse a head with its own output matrix, or with two different biases."""
-    if "decoder.weight" in named:
-        tied = torch.equal(weights[named["decoder.weight"]], weights[words])
+def _check_tied(weights: Weights, decoder: str | None, words: str) -> None:
+    """Refuse a head with an output matrix of its own."""
+    if decoder is not None:
+        tied = torch.equal(weights[decoder], weights[words])
     else:
         tied = read_json(weights.path.parent / bert.CONFIG).get("tie_word_embeddings") is not False
     if not tied:
         problem = "the masked language head has an output matrix of its own, xrep's has the embedding matrix"
         raise UserError(problem, path=weights.path, cure="train a new head")
-    if "decoder.bias" in named and not torch.equal(weights[named["decoder.bias"]], bias):
-        raise UserError("the masked language head has two biases", path=weights.path, cure=bert.TOGETHER)

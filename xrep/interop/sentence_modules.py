@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from xrep.errors import UserError
 from xrep.nn.pooling import Pooling
-from xrep.nn.weights import Weights, check_finite, inside, read_json
+from xrep.nn.weights import Weights, inside, read_json, read_list
 
 MODULES = "modules.json"
 OPTIONS = "sentence_bert_config.json"
@@ -30,13 +32,18 @@ DenseActivation = Literal["none", "tanh"]
 DENSE_ACTIVATIONS: dict[str, DenseActivation] = {"Identity": "none", "Tanh": "tanh"}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class DenseSpec:
-    """A linear layer on sentence vectors, activation(weight @ x + bias), with ``weight`` [D, H] and ``bias`` [D]."""
+    """A linear layer on sentence vectors, activation(weight @ x + bias).
 
-    weight: Tensor
-    bias: Tensor | None
+    Attributes:
+        tensors: Reads ``weight`` [D, H] and, if there is a bias, ``bias`` [D].
+    """
+
+    output_size: int
+    bias: bool
     activation: DenseActivation
+    tensors: Callable[[], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,30 +57,6 @@ class Prompts:
     def text(self) -> str:
         """The text that is used by default; empty if there is none."""
         return self.texts[self.default] if self.default else ""
-
-
-@dataclass(frozen=True, eq=False)
-class SentenceModules:
-    """The folder of the transformer, and the settings of the modules that follow it."""
-
-    transformer: Path
-    pooling: Pooling
-    normalize: bool
-    projection: DenseSpec | None
-
-
-def read_modules(root: Path) -> SentenceModules | None:
-    """Read ``modules.json`` and the folders that it names; return None if there is no such file. Raises UserError if
-    xrep cannot express a module, its options or the order of the modules, or a file is damaged."""
-    if not (root / MODULES).exists():
-        return None
-    folders = _read_chain(root / MODULES)
-    transformer, pooling = (folders[kind] for kind in ("Transformer", "Pooling"))
-    _check_transformer(transformer)
-    dense = folders.get("Dense")
-    projection = None if dense is None else _read_dense(dense)
-    pooled = _read_pooling(pooling / "config.json", with_prompts=any(read_prompts(root).texts.values()))
-    return SentenceModules(transformer, pooled, "Normalize" in folders, projection)
 
 
 def read_prompts(root: Path) -> Prompts:
@@ -94,7 +77,7 @@ def read_prompts(root: Path) -> Prompts:
 def read_router(root: Path) -> dict[str, Path] | None:
     """Return the folder of each language's tower if the only module is a Router; None if it is not. Raises UserError if
     a tower is no directory of sentence-transformers in ``root``, or a file is damaged."""
-    if not (root / MODULES).is_file() or [_kind(module) for module in read_json(root / MODULES, list)] != ["Router"]:
+    if not (root / MODULES).is_file() or [_kind(module) for module in read_list(root / MODULES)] != ["Router"]:
         return None
     path = root / ROUTER
     structure = read_json(path).get("structure")
@@ -119,17 +102,21 @@ def _kind(module: Any) -> str:
 
 def _entries(path: Path) -> list[dict[str, str]]:
     """Return the modules that a file lists, each with a type and a path."""
-    modules = read_json(path, list)
+    modules = read_list(path)
     for module in modules:
         if not isinstance(module, dict) or not all(isinstance(module.get(key), str) for key in ("type", "path")):
             raise UserError("not a list of modules with type and path", path=path, cure="fetch the file again")
     return modules
 
 
-def _read_chain(path: Path) -> dict[str, Path]:
-    """Return the folder of each kind of module."""
-    chain: list[str] = []
+def read_chain(root: Path) -> dict[str, Path]:
+    """Return the folder of each kind of module of a directory; it is empty if the directory has no ``modules.json``.
+    Raises UserError if xrep cannot express a module or their order, or a file is damaged."""
+    path = root / MODULES
+    if not path.exists():
+        return {}
     folders: dict[str, Path] = {}
+    chain: list[str] = []
     for module in _entries(path):
         package, kind = module["type"].partition(".")[0], _kind(module)
         if package == "sentence_transformers" and kind == "Router":
@@ -145,6 +132,7 @@ def _read_chain(path: Path) -> dict[str, Path]:
             f"modules {' -> '.join(chain) or '(none)'}, but xrep reads Transformer -> Pooling [-> Dense] [-> Normalize]"
         )
         raise UserError(problem, path=path, cure=CURE)
+    _check_transformer(folders["Transformer"])
     return folders
 
 
@@ -177,9 +165,11 @@ def _entry(content: Any, *keys: str) -> Any:
     return content
 
 
-def _read_pooling(path: Path, *, with_prompts: bool) -> Pooling:
+def read_pooling(directory: Path, prompts: Prompts) -> Pooling:
+    """Read the module Pooling; a UserError says what xrep cannot express."""
+    path = directory / "config.json"
     config = read_json(path)
-    if with_prompts:
+    if any(prompts.texts.values()):
         _check_options("Pooling", config, path, include_prompt=True)
     modes = config.get("pooling_mode")
     if modes is None:
@@ -193,23 +183,23 @@ def _read_pooling(path: Path, *, with_prompts: bool) -> Pooling:
     raise UserError(problem, path=path, cure=CURE)
 
 
-def _read_dense(directory: Path) -> DenseSpec:
-    path = directory / "config.json"
-    config = read_json(path)
-    embedding = "sentence_embedding"
+def read_dense(directory: Path) -> DenseSpec:
+    """Read the module Dense, without its tensors; a UserError says what xrep cannot express."""
+    path, embedding = directory / "config.json", "sentence_embedding"
+    config = read_json(path, ("out_features",))
     _check_options("Dense", config, path, use_residual=False, module_input_name=embedding, module_output_name=embedding)
     function = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     activation = DENSE_ACTIVATIONS.get(function.rpartition(".")[2]) if function.startswith("torch.nn.") else None
     if activation is None:
         problem = f"the module Dense has the activation {function}, xrep has {' and '.join(DENSE_ACTIVATIONS)}"
         raise UserError(problem, path=path, cure=CURE)
-    weights = Weights(directory)
-    with_bias = config.get("bias", True)
-    sizes: list[Any] = [config.get(key) for key in ("out_features", "in_features")]
-    expected_shapes = {"linear.weight": sizes, **({"linear.bias": sizes[:1]} if with_bias else {})}
-    shapes = {name: list(tensor.shape) for name, tensor in weights.items() if tensor.is_floating_point()}
-    if shapes != expected_shapes:
-        problem = f"the module Dense should have the tensors {expected_shapes}, but it has {shapes}"
-        raise UserError(problem, path=weights.path, cure="fetch the folder again")
-    check_finite(weights, weights.path)
-    return DenseSpec(weights["linear.weight"], weights["linear.bias"] if with_bias else None, activation)
+    return DenseSpec(
+        output_size=config["out_features"],
+        bias=config.get("bias", True),
+        activation=activation,
+        tensors=partial(_tensors_of_dense, directory),
+    )
+
+
+def _tensors_of_dense(directory: Path) -> dict[str, Tensor]:
+    return {name.removeprefix("linear."): tensor for name, tensor in Weights(directory).items()}

@@ -6,13 +6,12 @@ configuration names, and the weights are read by ``xrep.nn.weights``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,8 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from xrep.data.batch import TokenBatch
 from xrep.errors import UserError
-from xrep.nn.bert import ACTIVATIONS, CONFIG, FAMILIES, INERT, TOGETHER, check_inert
-from xrep.nn.containers import ModuleList
+from xrep.nn.bert import ACTIVATIONS, CONFIG, FAMILIES, INERT, check_inert
 from xrep.nn.encoder import Encoder
 from xrep.nn.shape import UNLIMITED, EncoderSizes
 from xrep.nn.weights import Weights, read_json, some
@@ -89,7 +87,7 @@ class TransformersEncoder(Encoder):
         """Names in the model of the modules that were moved."""
         self.token_embedding = self._moved("token_embedding", _embedding_name(model))
         stack = _stack_name(model, shape.layers)
-        self.layers = ModuleList([]) if stack is None else self._moved("layers", stack)
+        self.layers = cast(Any, nn.ModuleList()) if stack is None else self._moved("layers", stack)
 
     def _moved(self, ours: str, theirs: str) -> Any:
         """Take a module of the model, and all others with the same weight, out of the model's registered modules."""
@@ -113,33 +111,29 @@ class TransformersEncoder(Encoder):
         if not len(batch):  # models cannot compute an empty batch, but all parameters shall have a gradient
             ones = torch.ones(1, batch.tokens.size(1), dtype=torch.long, device=batch.tokens.device)
             return self(TokenBatch(ones, ones.sum(1), np.array([batch.tokens.size(1)])), hidden_layer)[:0]
-        with self._recorded(None if hidden_layer == last else hidden_layer) as recorded:
-            several = batch.types is not None and (getattr(self.model.config, "type_vocab_size", 0) or 0) > 1
-            types = {"token_type_ids": batch.types} if several else {}
+        several = batch.types is not None and (getattr(self.model.config, "type_vocab_size", 0) or 0) > 1
+        types = {"token_type_ids": batch.types} if several else {}
+        with self._inputs_of(None if hidden_layer == last else hidden_layer) as inputs:
             states = self.model(input_ids=batch.tokens, attention_mask=batch.mask.long(), **types).last_hidden_state
-        return (recorded[0] if recorded else states).masked_fill(~batch.mask.unsqueeze(-1), 0.0)
+        return (inputs[0] if inputs else states).masked_fill(~batch.mask.unsqueeze(-1), 0.0)
 
     @contextmanager
-    def _recorded(self, hidden_layer: int | None) -> Iterator[list[Tensor]]:
-        """Yield a list that receives the output of a layer; it remains empty if ``hidden_layer`` is None."""
-        recorded: list[Tensor] = []
-        if hidden_layer is None:
-            yield recorded
+    def _inputs_of(self, number: int | None) -> Iterator[list[Tensor]]:
+        """Context manager that gives a list, which receives the input of a layer: the output of the ones below it.
+        (``output_hidden_states`` finds no layers outside of the model's registered modules.)"""
+        inputs: list[Tensor] = []
+        if number is None:
+            yield inputs
             return
         if not len(self.layers):
             raise UserError(f"a {self.library_class} has no list of layers", cure="leave out `pooled_layer`")
 
-        def before(_layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            recorded.append(inputs[0] if inputs else named["hidden_states"])
+        def note(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            inputs.append(given[0] if given else named["hidden_states"])
 
-        def after(_layer: nn.Module, _inputs: Any, output: Any) -> None:
-            recorded.append(output[0] if isinstance(output, tuple) else output)
-
-        layer = self.layers[max(hidden_layer - 1, 0)]
-        hook = layer.register_forward_hook(after) if hidden_layer else None
-        hook = hook or layer.register_forward_pre_hook(before, with_kwargs=True)
+        hook = self.layers[number].register_forward_pre_hook(note, with_kwargs=True)
         try:
-            yield recorded
+            yield inputs
         finally:
             hook.remove()
 
@@ -190,34 +184,18 @@ class TransformersEncoder(Encoder):
     @classmethod
     def read_state(cls, directory: Path, shape: EncoderSizes) -> tuple[dict[str, Tensor], list[str]]:
         assert isinstance(shape, TransformersShape)
-        path, weights = directory / CONFIG, Weights(directory)
-        config = _library_config(shape.config, path)
+        weights, config = Weights(directory), _library_config(shape.config, directory / CONFIG)
         # ``from_pretrained`` maps names of other versions, and those of a model below a head, to its own.
-        with _refusing("transformers cannot load these weights", weights.path, TOGETHER), _quietly():
-            model, report = _model_class(config, path).from_pretrained(
-                None,
-                config=config,
-                state_dict=dict(weights),
-                dtype=torch.float32,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are in the report
+        cure = f"check that {CONFIG} and the weights belong together"
+        with _refusing("transformers cannot load these weights", weights.path, cure), _quietly():
+            model, report = _model_class(config, directory / CONFIG).from_pretrained(
+                None, config=config, state_dict=dict(weights), dtype=torch.float32, output_loading_info=True
             )
-        missing = [name for name in report["missing_keys"] if not name.startswith("pooler.")]
-        if missing or report["mismatched_keys"]:
-            wrong = missing or [str(entry[0]) for entry in report["mismatched_keys"]]
-            problem = f"{len(wrong)} tensors {'missing' if missing else 'of another size'}: {some(wrong)}"
-            raise UserError(problem, path=weights.path, cure=TOGETHER)
-        encoder = cls(shape, dropout=0.0, attention_dropout=0.0, model=model)
-        unused = sorted(report["unexpected_keys"])
-        if strange := [name for name in unused if encoder.is_inside(name)]:
-            problem = f"{len(strange)} tensors that the model does not use: {some(strange)}"
-            raise UserError(problem, path=weights.path, cure=TOGETHER)
-        return encoder.state_dict(), unused
-
-    def is_inside(self, name: str) -> bool:
-        """Return whether a name in a file is that of a tensor inside one of the layers, not of a head or a decoder."""
-        layer = re.search(rf"(?:^|\.){re.escape(self._places.get('layers', ' '))}\.(\d+)\.", name)
-        return layer is not None and int(layer[1]) < self.shape.layers
+        # Transformers gives random values to tensors that are missing.
+        if missing := [name for name in report["missing_keys"] if not name.startswith("pooler.")]:
+            raise UserError(f"{len(missing)} tensors missing: {some(missing)}", path=weights.path, cure=cure)
+        state = cls(shape, dropout=0.0, attention_dropout=0.0, model=model).state_dict()
+        return state, sorted(report["unexpected_keys"])
 
     def to_huggingface(self, layers: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if layers != self.shape.layers:
@@ -252,7 +230,7 @@ def _refusing(problem: str, path: Path | None, cure: str) -> Iterator[None]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep transformers from showing progress bars and warnings about weights, which ``read_state`` checks itself."""
+    """Keep transformers from showing a progress bar and a table of unused weights, which a run notes in a line."""
     logging = _library().utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

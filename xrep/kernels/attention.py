@@ -39,17 +39,17 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: flo
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
 
 
-def attention_of_runs(qkv: Tensor, runs: Sequence[tuple[int, int]], heads: int, dropout: float) -> Tensor:
+def attention_by_length(qkv: Tensor, groups: Sequence[tuple[int, int]], heads: int, dropout: float) -> Tensor:
     """Compute the attention of packed tokens to all tokens of their own sentence, [N, H], without padding.
 
     Args:
         qkv: [N, 3 H], queries, keys and values of sentences one after the other. Tokens after the last sentence get
             zeros.
-        runs: number of sentences and their length, of each run of sentences that have the same length.
+        groups: the number of sentences of each length, and the length.
     """
-    sizes, mixed = [count * length for count, length in runs], []
+    sizes, mixed = [count * length for count, length in groups], []
     *parts, rest = qkv.split([*sizes, len(qkv) - sum(sizes)])
-    for part, (count, length) in zip(parts, runs, strict=True):
+    for part, (count, length) in zip(parts, groups, strict=True):
         q, k, v = part.view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
         mixed.append(attention(q, k, v, None, dropout).transpose(1, 2).reshape(len(part), -1))
     return torch.cat([*mixed, rest.new_zeros(len(rest), qkv.size(1) // 3)])

@@ -13,15 +13,7 @@ from xrep.data.batch import TextSpec, TokenBatch, Vocabulary
 from xrep.errors import UserError
 from xrep.interop.classifiers import read_classifier
 from xrep.models.model import ClassifyingModel, Origin
-from xrep.models.start import (
-    EncoderOptions,
-    check_sizes,
-    check_vocabulary,
-    encoder_shape,
-    find_start,
-    load_start,
-    shape_from,
-)
+from xrep.models.start import EncoderOptions, check_vocabulary, encoder_shape, load_start, shape_from
 from xrep.nn.encoder import Encoder, TransformerEncoder, initialise
 from xrep.nn.layers import Linear
 from xrep.nn.pooling import Pooling, pool
@@ -63,7 +55,7 @@ class Classifier(ClassifyingModel):
             raise UserError("a classifier needs annotated text", cure=cure)
         self.annotation = text.annotation
         vocabulary = text.vocabulary(SHARED)
-        start = find_start(config.encoder, config.encoder_type) if config.encoder and architecture is None else None
+        start = config.starts.get(SHARED) if architecture is None else None
         if architecture is None:
             architecture = {"encoder": encoder_shape(config, vocabulary, start).as_dict()}
         self._architecture = architecture
@@ -71,7 +63,6 @@ class Classifier(ClassifyingModel):
         if text.max_length > shape.max_positions:
             problem = f"sequences may have {text.max_length} subwords, the model has {shape.max_positions} positions"
             raise UserError(problem, cure="lower `max_length`")
-        check_sizes({"encoder": shape})
         check_vocabulary(shape, vocabulary, SHARED)
         self.encoder = Encoder.build(shape, **config.rates)
         outputs = SPAN_OUTPUTS if self.annotation.kind == "span" else len(self.annotation.labels)
@@ -100,10 +91,10 @@ def load_classifier(directory: Path) -> tuple[Classifier, TextSpec, Tokenizers]:
     """Load a classifier from a directory of transformers; a UserError if there is none of BERT, RoBERTa or XLM-R in it,
     or a file is damaged."""
     head = read_classifier(directory)
-    start, tokenizer = find_start(str(directory)), Tokenizer.load(directory)
-    vocabularies = {SHARED: Vocabulary.of(tokenizer)}
-    text = TextSpec(vocabularies=vocabularies, max_length=start.max_length, annotation=head.annotation)
-    model = Classifier(Classifier.Config(encoder=str(directory)), text)
+    config, tokenizer = Classifier.Config(encoder=str(directory)), Tokenizer.load(directory)
+    vocabularies, longest = {SHARED: Vocabulary.of(tokenizer)}, config.starts[SHARED].max_length
+    text = TextSpec(vocabularies=vocabularies, max_length=longest, annotation=head.annotation)
+    model = Classifier(config, text)
     missing, unexpected = model.load_state_dict(head.tensors, strict=False)
     if unexpected or any(name.startswith(("dense.", "output.")) for name in missing):
         raise UserError("its head has other tensors", path=directory, cure="fetch the directory again")

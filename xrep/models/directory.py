@@ -19,8 +19,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -35,7 +34,7 @@ from xrep.errors import UserError
 from xrep.files import directory_aside, flush_to_disk, naming, sha256_of
 from xrep.models.kinds import CHECKPOINTS, CONFIG, MANIFEST, expect, read_mapping
 from xrep.nn.layers import quantise_layers
-from xrep.nn.weights import load_weights, read_tensors, read_torch, save_tensors
+from xrep.nn.weights import fitting, read_tensors, read_torch, save_tensors
 from xrep.registry import MODELS
 
 SCHEMA = 4
@@ -49,15 +48,18 @@ TRAINING_HASHES = "training_hashes*.npy"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint directory whose files were compared with their checksums.
+    """A checkpoint directory whose manifest was compared with its checksum. A file is compared with its own checksum
+    when it is first read.
 
     Attributes:
         mean: tensors of the model that take the place of those in the file: a mean over several checkpoints.
+        intact: names of the files that were compared.
     """
 
     path: Path
     manifest: dict[str, Any]
     mean: dict[str, Tensor] | None = None
+    intact: set[str] = field(default_factory=set)
 
     @property
     def step(self) -> int:
@@ -69,15 +71,12 @@ class Checkpoint:
 
     @property
     def config(self) -> dict[str, Any]:
-        return read_saved_config(self.path / CONFIG)
+        return read_saved_config(self.file(CONFIG))
 
     @property
     def model_options(self) -> dict[str, Any]:
-        """The name and the options of the model. Raises UserError if the configuration has none."""
-        options = self.config.get("model")
-        if not isinstance(options, dict) or not isinstance(options.get("name"), str):
-            raise UserError("no name of a model in it", path=self.path / CONFIG, cure="use another checkpoint")
-        return dict(options)
+        """The name and the options of the model."""
+        return dict(self.config["model"])
 
     @property
     def translates(self) -> bool:
@@ -95,18 +94,42 @@ class Checkpoint:
         """Whether the weights of transformer layers are saved in int8."""
         return self.manifest.get("precision") == "int8"
 
-    def tensors(self, name: str = MODEL, *, quantised: bool = False) -> dict[str, Tensor]:
-        """Return the tensors of a file; empty if the file was left out.
+    @property
+    def tokenizer(self) -> Path:
+        """The folder of the tokenizers."""
+        for name in self.manifest["files"]:
+            if name.startswith(f"{TOKENIZER}/"):
+                self.file(name)
+        return self.path / TOKENIZER
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file. Raises UserError if it differs from its checksum."""
+        path = self.path / name
+        if name not in self.intact and (not path.is_file() or describe(path) != self.manifest["files"].get(name)):
+            raise _damaged(path)
+        self.intact.add(name)
+        return path
+
+    def check(self) -> Checkpoint:
+        """Compare all files with their checksums, and return the checkpoint. Raises UserError if one is damaged."""
+        for name in self.manifest["files"]:
+            self.file(name)
+        return self
+
+    def tensors(self, name: str = MODEL, prefix: str = "", *, quantised: bool = False) -> dict[str, Tensor]:
+        """Return the tensors of a file whose names begin with ``prefix``, under the names that follow it; empty if the
+        file was left out.
 
         Raises:
-            UserError: The weights are saved in int8, and the caller cannot use ``quantised`` ones.
+            UserError: The file is damaged, or the weights are saved in int8, and the caller cannot use ``quantised``
+                ones.
         """
         if self.is_quantised and not quantised:
             problem = "its weights are in int8, which serve to compute vectors or translations and nothing else"
             raise UserError(problem, path=self.path, cure="use the checkpoint that it was made from")
         if name == MODEL and self.mean is not None:
             return self.mean
-        return read_tensors(self.path / name) if name in self.manifest["files"] else {}
+        return read_tensors(self.file(name), prefix) if name in self.manifest["files"] else {}
 
     def training_state(self) -> dict[str, Any]:
         """Return the state of optimizer, schedule, random generators and cursor, with all tensors on the CPU. Raises
@@ -115,7 +138,7 @@ class Checkpoint:
             problem = "an encoder alone, not a run to go on with"
             raise UserError(problem, path=self.path, cure="set `init` to start from it")
         cure = "set `init` to start from the weights alone"
-        return read_torch(self.path / STATE, "not a training state that is safe to read", cure)
+        return read_torch(self.file(STATE), "not a training state that is safe to read", cure)
 
 
 def read_saved_config(path: Path) -> dict[str, Any]:
@@ -178,8 +201,8 @@ def write_checkpoint(path: Path, snapshot: Snapshot) -> None:
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a checkpoint directory after comparing every file with its checksum. Raises UserError if this is not a
-    checkpoint, it has another schema, or a file is damaged."""
+    """Open a checkpoint directory. Raises UserError if this is not a checkpoint, it has another schema, or its manifest
+    is damaged."""
     path = Path(path)
     if not path.exists():
         raise UserError("no such checkpoint", path=path, cure="name a directory such as RUN/best or RUN/last")
@@ -193,21 +216,14 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if schema != SCHEMA:
         problem = f"checkpoint schema {schema}, this version reads {SCHEMA}"
         raise UserError(problem, path=path, cure="use the version that wrote it")
-    damaged = [MANIFEST] if digest != digest_of(manifest) else []
-    for name in damaged or manifest["files"]:
-        if damaged or not (path / name).is_file() or describe(path / name) != manifest["files"][name]:
-            problem = "damaged checkpoint: the file differs from its checksum"
-            raise UserError(problem, path=path / name, cure="use another checkpoint")
+    if digest != digest_of(manifest):
+        raise _damaged(path / MANIFEST)
     return Checkpoint(path, manifest)
 
 
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Add the path to an error that names none."""
-    try:
-        yield
-    except UserError as error:
-        raise error if error.path else UserError(error.problem, path=path, cure=error.cure) from None
+def _damaged(path: Path) -> UserError:
+    problem = "damaged checkpoint: the file differs from its checksum"
+    return UserError(problem, path=path, cure="use another checkpoint")
 
 
 def checkpoints_in(run: Path) -> list[Path]:
@@ -245,12 +261,12 @@ def load_model(checkpoint: Checkpoint, random_weights: bool = False) -> Any:
         raise UserError(f"its model {name!r} is not known here", path=checkpoint.path, cure=cure)
     model_class = MODELS.load(name)
     config = model_class.Config(**still_known(model_class.Config, values, checkpoint.path / CONFIG, "model"))
-    with _naming(checkpoint.path / MANIFEST):
-        model = model_class(config, checkpoint.text, checkpoint.manifest["architecture"])
+    model = model_class(config, checkpoint.text, checkpoint.manifest["architecture"])
     if checkpoint.is_quantised:
         quantise_layers(model)
     if not random_weights:
-        load_weights(model, checkpoint.tensors(quantised=True), checkpoint.path / MODEL)
+        with fitting(checkpoint.path / MODEL):
+            model.load_state_dict(checkpoint.tensors(quantised=True))
     return model.eval()
 
 
@@ -307,7 +323,11 @@ def _fill(folder: Path, snapshot: Snapshot) -> None:
     if snapshot.criterion:
         save_tensors(snapshot.criterion, folder / CRITERION)
     if snapshot.training_state:
-        _save_state(snapshot.training_state, folder / STATE)
+        try:
+            with open(folder / STATE, "wb") as file:
+                torch.save(snapshot.training_state, file)
+        except RuntimeError as error:  # if a write fails, torch's error about its archive follows that of the disk
+            raise error.__context__ or error from None
     snapshot.save_tokenizers(folder / TOKENIZER)
     for name, source in snapshot.files.items():
         shutil.copyfile(source, folder / name)
@@ -320,17 +340,6 @@ def _fill(folder: Path, snapshot: Snapshot) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for path in [*folder.rglob("*"), folder]:
         flush_to_disk(path)
-
-
-def _save_state(state: dict[str, Any], path: Path) -> None:
-    try:
-        with open(path, "wb") as file:
-            torch.save(state, file)
-    except RuntimeError as error:
-        # If a write fails, torch raises an error about its archive format instead.
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
-        raise
 
 
 def digest_of(manifest: dict[str, Any]) -> str:

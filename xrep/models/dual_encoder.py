@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from xrep.config.fields import Count, CountOrZero
 from xrep.data.batch import TextSpec, TokenBatch, Vocabulary
 from xrep.errors import ConfigError, UserError
-from xrep.interop.pretrained import Pretrained, read_pooler
+from xrep.interop.pretrained import Start, pooler_of
 from xrep.interop.sentence_modules import DenseActivation
 from xrep.models.model import Origin, SentenceModel
-from xrep.models.plain import from_plain
-from xrep.models.projection import ProjectionShape, make_projection
-from xrep.models.start import (
-    Architecture,
-    EncoderOptions,
-    check_sizes,
-    check_vocabulary,
-    encoder_shape,
-    find_start,
-    load_start,
-    shape_from,
-)
-from xrep.nn.containers import ModuleDict
+from xrep.models.projection import MeanOfSpaces, Projection, ProjectionShape, make_projection
+from xrep.models.start import EncoderOptions, check_vocabulary, encoder_shape, load_start, shape_from
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling, pool
 from xrep.nn.shape import EncoderSizes
+from xrep.nn.weights import fitting
 from xrep.text.sides import SHARED, SIDES
 
 
@@ -61,10 +52,6 @@ class DualEncoder(SentenceModel):
         pooling: Literal["auto"] | Pooling = "auto"
         """How token vectors are combined into a sentence vector; padding is ignored. auto: the pooling of the tower's
         pretrained directory if it has one, otherwise that of the other tower's directory, otherwise mean."""
-        source_pooling: Literal["auto"] | Pooling = "auto"
-        """Pooling of the source tower only. auto: the value of pooling."""
-        target_pooling: Literal["auto"] | Pooling = "auto"
-        """Pooling of the target tower only. auto: the value of pooling."""
         pooled_layer: CountOrZero | None = None
         """Layer whose token vectors are pooled; 0: the embeddings; none: the last layer."""
         projection_size: Count | None = None
@@ -92,9 +79,8 @@ class DualEncoder(SentenceModel):
             of_sides = [side for side in SIDES if getattr(self, f"{side}_encoder")]
             if self.towers == "shared" and of_sides:
                 problems.append(f"{of_sides[0]}_encoder needs towers: separate; a shared tower has `encoder`")
-            for name in ("source_pooling", "target_pooling", "projected_side"):
-                if getattr(self, name) != "auto" and self.towers == "shared":
-                    problems.append(f"{name} needs towers: separate")
+            if self.projected_side != "auto" and self.towers == "shared":
+                problems.append("projected_side needs towers: separate")
             if self.projected_side != "auto" and self.projection_size is not None:
                 problems.append("projected_side is for one tower, projection_size for both; give one of them")
             if self.projection == "spaces" and (self.projection_size is not None or self.projected_side != "auto"):
@@ -112,6 +98,9 @@ class DualEncoder(SentenceModel):
             own = {"source": self.source_encoder, "target": self.target_encoder}
             return {name: path for name in names if (path := own.get(name) or self.encoder)}
 
+    encoders: MutableMapping[str, Encoder]
+    projections: MutableMapping[str, Projection | MeanOfSpaces]
+
     def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.config, self._text, self.origins = config, text, dict[str, Origin]()
@@ -120,35 +109,32 @@ class DualEncoder(SentenceModel):
             raise UserError(f"{', '.join(both)}: both a source and a target language", cure="set `towers` to shared")
         if config.towers == "shared" and SHARED not in text.vocabularies:
             raise UserError("the sides of this text have vocabularies of their own", cure="set `towers` to separate")
-        fresh = architecture is None
-        paths = config.pretrained() if fresh else {}
-        pretrained = {name: find_start(path, config.encoder_type) for name, path in paths.items()}
-        for name in [name for name in pretrained if config.pooler in (name, "all")]:
-            pretrained[name] = replace(pretrained[name], projection=read_pooler(pretrained[name]))
-        if architecture is None:
-            architecture = _architecture(config, text, pretrained)
-        saved: Architecture = from_plain(Architecture, architecture, "the architecture")
-        self.pooling: dict[str, Pooling] = saved.pooling
+        starts = dict(config.starts) if architecture is None else {}
+        for name, start in starts.items():
+            if config.pooler in (name, "all"):
+                starts[name] = replace(start, projection=pooler_of(start))
+        self._architecture = architecture or _architecture(config, text, starts)
+        self.pooling: dict[str, Pooling] = self._architecture["pooling"]
         """Pooling of each tower."""
-        shapes, projections = {name: shape_from(sizes) for name, sizes in saved.towers.items()}, saved.projections
-        _check_architecture(config, shapes, saved)
+        shapes = {name: shape_from(values) for name, values in self._architecture["towers"].items()}
+        projections = {name: ProjectionShape(**values) for name, values in self._architecture["projections"].items()}
         for name, shape in shapes.items():
             _check(name, shape, text.vocabulary(name), text.max_length, config)
-        self.encoders = ModuleDict({name: Encoder.build(shape, **config.rates) for name, shape in shapes.items()})
-        self.projections = ModuleDict({name: make_projection(shape) for name, shape in projections.items()})
-        self._architecture = architecture
-        kept = {name: start.projection for name, start in pretrained.items() if config.projection_size is None}
-        self.new_projections = [name for name in projections if fresh and kept.get(name) is None]
+        encoders = {name: Encoder.build(shape, **config.rates) for name, shape in shapes.items()}
+        self.encoders = cast(Any, nn.ModuleDict(encoders))
+        self.projections = cast(Any, nn.ModuleDict({name: make_projection(own) for name, own in projections.items()}))
+        kept = {name: start.projection for name, start in starts.items() if config.projection_size is None}
+        self.new_projections = [name for name in projections if architecture is None and kept.get(name) is None]
         self.output_size = self.width(next(iter(shapes)))
         """Width D of the sentence vectors."""
         pooled = config.pooled_layer
         self.idle_parameters = pooled is not None and any(pooled < shape.layers for shape in shapes.values())
         """Whether some parameters are above the pooled layer, so that sentence vectors give them no gradient."""
-        for name, start in pretrained.items():
+        for name, start in starts.items():
             self.origins[f"encoders.{name}"] = load_start(self.encoders[name], start, config.pretrained_layers)
             if (dense := kept.get(name)) is not None:
-                bias = {} if dense.bias is None else {"bias": dense.bias}
-                self.projections[name].load_state_dict({"weight": dense.weight, **bias})
+                with fitting(start.path):
+                    self.projections[name].load_state_dict(dense.tensors())
 
     def architecture(self) -> dict[str, Any]:
         return self._architecture
@@ -175,7 +161,7 @@ class DualEncoder(SentenceModel):
             problem = "this encoder has a tower for each side and no language was named"
         raise UserError(problem, cure="known: " + ", ".join(self.languages))
 
-    def pool_layer(self, layer: int) -> None:
+    def use_layer(self, layer: int) -> None:
         """Pool the token vectors of this layer from now on. Raises UserError if a tower has fewer layers, or a
         projection that was trained for another layer."""
         fewest = min(encoder.shape.layers for encoder in self.encoders.values())
@@ -187,14 +173,14 @@ class DualEncoder(SentenceModel):
         self.config = replace(self.config, pooled_layer=layer)
 
     def encode(self, tower: str, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        sentence, tokens = self.pooled(tower, batch)
+        sentence, tokens = self.before_projection(tower, batch)
         if tower in self.projections:
             sentence = self.projections[tower](sentence)
         if self.config.normalize:
             sentence = F.normalize(sentence, dim=-1)
         return sentence, tokens
 
-    def pooled(self, tower: str, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    def before_projection(self, tower: str, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Return pooled vectors before projection and normalisation, [B, H], and token vectors [B, T, H]."""
         tokens = self.encoders[tower](batch, self.config.pooled_layer)
         return pool(tokens, batch.mask, self.pooling[tower]), tokens
@@ -206,33 +192,27 @@ class DualEncoder(SentenceModel):
         return both[: len(source)], both[len(source) :]
 
 
-def _architecture(config: DualEncoder.Config, text: TextSpec, pretrained: dict[str, Pretrained]) -> dict[str, Any]:
+def _architecture(config: DualEncoder.Config, text: TextSpec, starts: dict[str, Start]) -> dict[str, Any]:
     names = (SHARED,) if config.towers == "shared" else SIDES
-    shapes = {name: encoder_shape(config, text.vocabulary(name), pretrained.get(name)) for name in names}
+    shapes = {name: encoder_shape(config, text.vocabulary(name), starts.get(name)) for name in names}
+    own = {name: start.pooling for name, start in starts.items() if start.pooling is not None}
+    default = next(iter(own.values()), "mean")
     return {
         "towers": {name: shape.as_dict() for name, shape in shapes.items()},
-        "pooling": _pooling(config, names, pretrained),
-        "projections": {name: asdict(shape) for name, shape in _projections(config, shapes, pretrained).items()},
+        "pooling": {name: own.get(name, default) if config.pooling == "auto" else config.pooling for name in names},
+        "projections": {name: asdict(shape) for name, shape in _projections(config, shapes, starts).items()},
     }
 
 
-def _pooling(config: DualEncoder.Config, names: tuple[str, ...], pretrained: dict[str, Pretrained]) -> dict[str, str]:
-    own = {name: start.pooling for name, start in pretrained.items() if start.pooling is not None}
-    default = next(iter(own.values()), "mean")
-    kinds = {name: own.get(name, default) if config.pooling == "auto" else config.pooling for name in names}
-    sides = {"source": config.source_pooling, "target": config.target_pooling}
-    return {name: kind if sides.get(name, "auto") == "auto" else sides[name] for name, kind in kinds.items()}
-
-
 def _projections(
-    config: DualEncoder.Config, shapes: dict[str, EncoderSizes], pretrained: dict[str, Pretrained]
+    config: DualEncoder.Config, shapes: dict[str, EncoderSizes], starts: dict[str, Start]
 ) -> dict[str, ProjectionShape]:
     widths = {name: shape.hidden_size for name, shape in shapes.items()}
     activation: DenseActivation = "tanh" if config.projection == "tanh" else "none"
     if config.projection_size is not None:
         size = config.projection_size
         return {n: ProjectionShape(input_size=w, output_size=size, activation=activation) for n, w in widths.items()}
-    own = {name: ProjectionShape.of(start.projection) for name, start in pretrained.items() if start.projection}
+    own = {n: ProjectionShape.of(start.projection, widths[n]) for n, start in starts.items() if start.projection}
     if config.projection == "spaces":
         if own:
             problem = f"{', '.join(own)}: the pretrained encoder brings a projection"
@@ -246,7 +226,7 @@ def _projections(
             problem = f"projected_side {config.projected_side} has no effect: {width}"
             raise ConfigError([f"{problem}; leave it out, or choose a `projection`"])
         return own
-    side = _projected(config, pretrained)
+    side = _projected(config, starts)
     if side in own:
         problem = f"the {side} encoder brings a projection; the towers give vectors of {outputs}"
         raise UserError(problem, cure="choose a `projection_size` for all, or another `projected_side`")
@@ -254,29 +234,13 @@ def _projections(
     return {**own, side: ProjectionShape(input_size=widths[side], output_size=size, activation=activation)}
 
 
-def _check_architecture(config: DualEncoder.Config, shapes: dict[str, EncoderSizes], saved: Architecture) -> None:
-    """Refuse an architecture that belongs to other options, or whose parts do not fit together."""
-    names, parts = {SHARED} if config.towers == "shared" else {*SIDES}, saved.projections
-    widths = {parts[name].output_size if name in parts else shape.hidden_size for name, shape in shapes.items()}
-    wrong = shapes.keys() != names or saved.pooling.keys() != names or parts.keys() - names or len(widths) > 1
-    for name, part in {} if wrong else parts.items():
-        spaces = part.spaces is None or (part.spaces >= 1 and part.input_size == part.output_size)
-        wrong = wrong or not spaces or part.input_size != shapes[name].hidden_size or part.output_size < 1
-    if wrong:
-        raise UserError("towers, pooling and projections do not fit together", cure="use another directory")
-    # 12,500 stands for the memory of the Python objects of a perceptron.
-    perceptrons = ((part.spaces - 1) * (8 * part.input_size**2 + 12_500) for part in parts.values() if part.spaces)
-    linear = (part.input_size * part.output_size for part in parts.values())
-    check_sizes({f"{name} tower": shape for name, shape in shapes.items()}, sum(perceptrons) + sum(linear))
-
-
-def _projected(config: DualEncoder.Config, pretrained: dict[str, Pretrained]) -> str:
+def _projected(config: DualEncoder.Config, starts: dict[str, Start]) -> str:
     """Return the tower that is projected if one of them is."""
     if config.towers == "shared":
         return SHARED
     if config.projected_side != "auto":
         return config.projected_side
-    return "source" if list(pretrained) == ["target"] else "target"
+    return "source" if list(starts) == ["target"] else "target"
 
 
 def _check(name: str, shape: EncoderSizes, vocabulary: Vocabulary, max_length: int, config: DualEncoder.Config) -> None:

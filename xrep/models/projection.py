@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from xrep.interop.sentence_modules import DenseActivation, DenseSpec
-from xrep.nn.containers import ModuleList
 from xrep.nn.layers import Linear
 
 
@@ -24,9 +23,9 @@ class ProjectionShape:
     """Number of projection spaces to average, all as wide as the input; None for a linear layer."""
 
     @classmethod
-    def of(cls, dense: DenseSpec) -> ProjectionShape:
-        outputs, inputs = dense.weight.shape
-        return cls(input_size=inputs, output_size=outputs, bias=dense.bias is not None, activation=dense.activation)
+    def of(cls, dense: DenseSpec, input_size: int) -> ProjectionShape:
+        size, activation = dense.output_size, dense.activation
+        return cls(input_size=input_size, output_size=size, bias=dense.bias, activation=activation)
 
 
 class Projection(Linear):
@@ -52,7 +51,7 @@ class ProjectionSpaces(nn.Module):
 
     def __init__(self, hidden_size: int, spaces: int) -> None:
         super().__init__()
-        self.perceptrons = ModuleList(_perceptron(hidden_size, 2 * hidden_size) for _ in range(spaces - 1))
+        self.perceptrons = nn.ModuleList(_perceptron(hidden_size, 2 * hidden_size) for _ in range(spaces - 1))
         for name, parameter in self.perceptrons.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,18 +13,14 @@ from torch import Tensor
 from xrep.config.fields import Count
 from xrep.data.batch import Vocabulary
 from xrep.errors import UserError
-from xrep.interop.pretrained import AUTO, Pretrained, find_pretrained, read_pretrained
+from xrep.interop.pretrained import AUTO, Start, State, find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import DenseSpec
-from xrep.memory import check_memory
-from xrep.models.directory import MANIFEST, TOKENIZER, Checkpoint, open_checkpoint
+from xrep.models.directory import CRITERION, MANIFEST, Checkpoint, open_checkpoint
 from xrep.models.kinds import PRETRAINED, expect
 from xrep.models.model import Origin
-from xrep.models.plain import from_plain
-from xrep.models.projection import ProjectionShape
 from xrep.nn.encoder import Encoder
-from xrep.nn.pooling import Pooling
-from xrep.nn.shape import EncoderSizes, Norm, StackSizes
-from xrep.nn.weights import check_finite, load_weights, some
+from xrep.nn.shape import EncoderSizes, Norm
+from xrep.nn.weights import fitting, some
 from xrep.registry import ENCODERS
 from xrep.text.sides import SHARED
 
@@ -76,57 +73,26 @@ class EncoderOptions:
         """Return the directory or name of each pretrained encoder, by tower or side; empty if there is none."""
         return {SHARED: self.encoder} if self.encoder else {}
 
+    @cached_property
+    def starts(self) -> dict[str, Start]:
+        """The pretrained encoders by tower or side, each opened once. Raises UserError if one does not exist."""
+        names = self.pretrained()
+        opened = {path: find_start(path, self.encoder_type) for path in dict.fromkeys(names.values())}
+        return {name: opened[path] for name, path in names.items()}
+
     def tokenizers(self) -> dict[str, str]:
         """Return the folders of the pretrained encoders' tokenizers by tower or side; empty if there are none. Raises
         UserError if a pretrained encoder does not exist."""
-        starts = {name: find_start(path, self.encoder_type) for name, path in self.pretrained().items()}
-        return {name: str(start.tokenizer) for name, start in starts.items()}
+        return {name: str(start.tokenizer) for name, start in self.starts.items()}
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TrainedTower(Pretrained):
-    """A tower of a checkpoint, with its tensors."""
-
-    tensors: dict[str, Tensor]
-
-    def state(self, layers: int | None = None) -> tuple[dict[str, Tensor], list[str]]:
-        numbers = {name: re.match(r"layers\.(\d+)\.", name) for name in self.tensors}
-        above = [name for name, number in numbers.items() if number and layers is not None and int(number[1]) >= layers]
-        return {name: tensor for name, tensor in self.tensors.items() if name not in above}, above
-
-
-@dataclass(kw_only=True)
-class Architecture:
-    """What is saved of a dual encoder beside its weights: sizes and settings of each tower, by its name."""
-
-    towers: dict[str, dict[str, Any]]
-    pooling: dict[str, Pooling]
-    projections: dict[str, ProjectionShape]
-
-
-def shape_from(values: Any) -> EncoderSizes:
+def shape_from(values: dict[str, Any]) -> EncoderSizes:
     """Return the shape that ``EncoderSizes.as_dict`` made into plain data. Raises UserError if there is no encoder of
-    this type, or it has other sizes."""
-    kind = values.get("type") if isinstance(values, dict) else None
-    return from_plain(ENCODERS.load(str(kind)).Shape, values, f"the {kind} encoder")
+    this type."""
+    return ENCODERS.load(values["type"]).Shape(**values)
 
 
-def check_sizes(shapes: dict[str, StackSizes], other_parameters: int = 0) -> None:
-    """Refuse encoders and decoders that cannot exist, or that no memory of this machine holds, before they are built.
-
-    Raises:
-        UserError: A size is impossible, or all parameters together need more than the memory.
-    """
-    for name, shape in shapes.items():
-        shape.check(name)
-    # A layer of Python objects takes some 50 kB, however small its tensors are.
-    layers = sum(shape.layers for shape in shapes.values())
-    parameters = sum(shape.parameters for shape in shapes.values()) + other_parameters
-    what = f"a model with {parameters:,} parameters"
-    check_memory(4 * parameters + 50_000 * layers, what, cure="choose a smaller model")
-
-
-def encoder_shape(config: EncoderOptions, vocabulary: Vocabulary, start: Pretrained | None) -> EncoderSizes:
+def encoder_shape(config: EncoderOptions, vocabulary: Vocabulary, start: Start | None) -> EncoderSizes:
     """Return the shape of an encoder that begins at ``start``, or of a new one with the sizes in a model's options.
     Raises UserError if ``start`` has too few layers."""
     if start is not None:
@@ -144,11 +110,11 @@ def encoder_shape(config: EncoderOptions, vocabulary: Vocabulary, start: Pretrai
     )
 
 
-def load_start(encoder: Encoder, start: Pretrained, layers: int | None) -> Origin:
+def load_start(encoder: Encoder, start: Start, layers: int | None) -> Origin:
     """Load the weights of a trained encoder into one of its shape, and return where they come from."""
-    state, unused = start.state(layers)
-    check_finite(state, start.path)
-    load_weights(encoder, state, start.path)
+    with fitting(start.path):
+        state, unused = start.state(layers)
+        encoder.load_state_dict(state)
     left = f"; not used: {some(unused, 3)}" if unused else ""
     prompt = f"; training does not add its prompt {start.prompts.text!r}" if start.prompts.text else ""
     details = f"{len(state)} tensors, encoder type {start.shape.type}{left}{prompt}"
@@ -165,7 +131,7 @@ def check_vocabulary(shape: EncoderSizes, vocabulary: Vocabulary, tower: str) ->
         raise UserError(problem, cure="use the tokenizer that belongs to the encoder")
 
 
-def find_start(name_or_path: str, encoder_type: str = AUTO) -> Pretrained:
+def find_start(name_or_path: str, encoder_type: str = AUTO) -> Start:
     """Find a trained tower by name or path.
 
     This may be a directory of Hugging Face or sentence-transformers, a name in the local Hugging Face cache,
@@ -186,27 +152,26 @@ def find_start(name_or_path: str, encoder_type: str = AUTO) -> Pretrained:
     return read_pretrained(find_pretrained(name_or_path), encoder_type)
 
 
-def _of_checkpoint(checkpoint: Checkpoint, tower: str | None) -> TrainedTower:
+def _of_checkpoint(checkpoint: Checkpoint, tower: str | None) -> Start:
     path, architecture = checkpoint.path, checkpoint.manifest["architecture"]
     if "towers" in architecture:
-        return _tower(checkpoint, tower)
+        return _of_tower(checkpoint, tower)
     if tower is not None:
         raise UserError(f"no tower {tower!r}", path=path, cure=f"name {path}")
     if "encoder" not in architecture:
         raise UserError("its model has no encoder to start from", path=path, cure="start from another run")
-    return TrainedTower(
+    return Start(
         path=path,
-        tokenizer=_tokenizer(path, "source"),
+        tokenizer=_tokenizer(checkpoint, "source"),
         shape=shape_from(architecture["encoder"]),
+        read=partial(_state, checkpoint, "encoder."),
         languages=checkpoint.text.source_languages,
-        tensors=_below("encoder.", checkpoint.tensors()),
     )
 
 
-def _tower(checkpoint: Checkpoint, tower: str | None) -> TrainedTower:
-    path = checkpoint.path
-    architecture = from_plain(Architecture, checkpoint.manifest["architecture"], "the architecture")
-    names = list(architecture.towers)
+def _of_tower(checkpoint: Checkpoint, tower: str | None) -> Start:
+    path, architecture = checkpoint.path, checkpoint.manifest["architecture"]
+    names = list(architecture["towers"])
     if tower is None and len(names) == 1:
         tower = names[0]
     if tower is None or tower not in names:
@@ -214,32 +179,40 @@ def _tower(checkpoint: Checkpoint, tower: str | None) -> TrainedTower:
         raise UserError("which of its towers?" if tower is None else f"no tower {tower!r}", path=path, cure=cures)
     if (pooled := checkpoint.model_options.get("pooled_layer")) is not None:
         raise UserError(f"its vectors are of layer {pooled}, not of the last", path=path, cure="start from another run")
-    tensors, text = checkpoint.tensors(), checkpoint.text
-    projection = architecture.projections.get(tower)
-    if projection and projection.spaces is not None:
+    projection = architecture["projections"].get(tower)
+    if projection and projection["spaces"] is not None:
         problem = "its vectors are means of projection spaces, which are not carried over"
         raise UserError(problem, path=path, cure="start from it as a whole, by `init`")
-    dense = _below(f"projections.{tower}.", tensors)
-    if (projection and dense.keys() != {"weight", *(["bias"] * projection.bias)}) or tower not in architecture.pooling:
-        raise UserError(
-            f"tensors or pooling of the tower {tower} are missing", path=path, cure="use another checkpoint"
-        )
-    return TrainedTower(
+    if projection:
+        kept = {name: projection[name] for name in ("output_size", "bias", "activation")}
+        projection = DenseSpec(**kept, tensors=partial(checkpoint.tensors, prefix=f"projections.{tower}."))
+    return Start(
         path=path / tower,
-        tokenizer=_tokenizer(path, tower),
-        shape=shape_from(architecture.towers[tower]),
-        languages=text.languages_of(tower),
-        pooling=architecture.pooling[tower],
-        projection=DenseSpec(dense["weight"], dense.get("bias"), projection.activation) if projection else None,
-        tensors=_below(f"encoders.{tower}.", tensors),
+        tokenizer=_tokenizer(checkpoint, tower),
+        shape=shape_from(architecture["towers"][tower]),
+        read=partial(_state, checkpoint, f"encoders.{tower}."),
+        head=partial(_head, checkpoint, tower),
+        pooling=architecture["pooling"][tower],
+        projection=projection,
+        languages=checkpoint.text.languages_of(tower),
     )
 
 
-def _tokenizer(checkpoint: Path, side: str) -> Path:
+def _tokenizer(checkpoint: Checkpoint, side: str) -> Path:
     """Return the folder of the tokenizer of a side, which may be one that both sides share."""
-    own = checkpoint / TOKENIZER / side
+    own = checkpoint.tokenizer / side
     return own if own.is_dir() else own.parent
 
 
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+def _state(checkpoint: Checkpoint, prefix: str, shape: EncoderSizes) -> State:
+    tensors = checkpoint.tensors(prefix=prefix)
+    numbers = {name: re.match(r"layers\.(\d+)\.", name) for name in tensors}
+    above = [name for name, number in numbers.items() if number and int(number[1]) >= shape.layers]
+    return {name: tensor for name, tensor in tensors.items() if name not in above}, above
+
+
+def _head(checkpoint: Checkpoint, tower: str) -> dict[str, Tensor] | None:
+    """Return the state of the head that the criterion of a run trained for a tower: of several, the last by name."""
+    own = f"masked_lm.heads.{tower}."
+    tensors = checkpoint.tensors(CRITERION)
+    return {name.partition(own)[2]: tensor for name, tensor in tensors.items() if own in name} or None

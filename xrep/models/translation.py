@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -15,17 +15,8 @@ from xrep.errors import UserError
 from xrep.kernels.int8 import Int8Product, quantise
 from xrep.kernels.linear import PackedWeight, fused_linear, linear
 from xrep.models.model import Origin, TranslationModel
-from xrep.models.plain import from_plain
-from xrep.models.start import (
-    EncoderOptions,
-    check_sizes,
-    check_vocabulary,
-    encoder_shape,
-    find_start,
-    load_start,
-    shape_from,
-)
-from xrep.nn.decoder import SourceMemory, StepCache, TransformerDecoder
+from xrep.models.start import EncoderOptions, check_vocabulary, encoder_shape, load_start, shape_from
+from xrep.nn.decoder import SourceKeys, StepCache, TransformerDecoder
 from xrep.nn.encoder import Encoder, initialise
 from xrep.nn.layers import Packing, is_quantised, layout_of
 from xrep.nn.shape import DecoderShape, EncoderSizes
@@ -98,17 +89,12 @@ class Translation(TranslationModel):
         super().__init__()
         self.config, self.text, self.origins = config, text, dict[str, Origin]()
         self.source_vocabulary, self.target_vocabulary = text.vocabulary("source"), text.vocabulary("target")
-        start = find_start(config.encoder, config.encoder_type) if config.encoder and architecture is None else None
+        start = next(iter(config.starts.values()), None) if architecture is None else None
         if architecture is None:
             shape = encoder_shape(config, self.source_vocabulary, start)
-            architecture = {"encoder": shape.as_dict(), "decoder": _decoder_shape(config, shape).as_dict()}
+            architecture = {"encoder": shape.as_dict(), "decoder": asdict(_decoder_shape(config, shape))}
         self._architecture = architecture
-        if architecture.keys() != {"encoder", "decoder"}:
-            raise UserError("the architecture is not that of a translation model", cure="use another directory")
-        shape = shape_from(architecture["encoder"])
-        decoder_shape: DecoderShape = from_plain(DecoderShape, architecture["decoder"], "the decoder")
-        tables = 2 * self.target_vocabulary.size + len(text.target_languages)
-        check_sizes({"encoder": shape, "decoder": decoder_shape}, tables * decoder_shape.hidden_size)
+        shape, decoder_shape = shape_from(architecture["encoder"]), DecoderShape(**architecture["decoder"])
         _check(config, text, shape, decoder_shape)
         self.encoder = Encoder.build(shape, **config.rates)
         self.decoder = TransformerDecoder(decoder_shape, **config.rates)
@@ -189,7 +175,7 @@ class Translation(TranslationModel):
         first = self.language_embedding(languages).unsqueeze(1)
         vectors = torch.cat([first.to(vectors.dtype), vectors], dim=1)
         layout, places = layout_of(labels), Packing.of(labels).rows
-        decoded = self.decoder(vectors, layout, self._remember(states, source))
+        decoded = self.decoder(vectors, layout, self._keys_of(states, source))
         decoded = decoded[: len(places)] if isinstance(layout, Packing) else decoded.flatten(0, 1)[places]
         words = labels.tokens.flatten()[places]
         if self.semantic_scale is None:
@@ -201,7 +187,7 @@ class Translation(TranslationModel):
     def begin(self, source: TokenBatch, languages: Tensor) -> Decoding:
         states = self._encode(source)
         bias = None if self.semantic_scale is None else self._semantic_bias(states).float()
-        return Decoding(self, self._remember(states, source), languages, bias)
+        return Decoding(self, self._keys_of(states, source), languages, bias)
 
     def _encode(self, source: TokenBatch) -> Tensor:
         """Return token vectors, [B, S, H]. If the encoder is frozen, nothing is kept for a backward pass."""
@@ -209,8 +195,8 @@ class Translation(TranslationModel):
         with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
             return self.encoder(source)
 
-    def _remember(self, states: Tensor, source: TokenBatch) -> SourceMemory:
-        return self.decoder.remember(states, layout_of(source), source.mask if source.is_padded else None)
+    def _keys_of(self, states: Tensor, source: TokenBatch) -> SourceKeys:
+        return self.decoder.keys_of(states, layout_of(source), source.mask if source.is_padded else None)
 
     def _semantic_bias(self, states: Tensor) -> Tensor:
         """Return s cos(r, E) of each sentence, [B, V]."""
@@ -228,9 +214,9 @@ class Decoding:
     Nothing has a gradient. The caller must put the model into evaluation mode.
     """
 
-    def __init__(self, model: Translation, memory: SourceMemory, languages: Tensor, bias: Tensor | None) -> None:
-        self._model, self._memory, self._languages, self._bias = model, memory, languages, bias
-        self._cache = StepCache(len(model.decoder.layers), memory.keys[0])
+    def __init__(self, model: Translation, source: SourceKeys, languages: Tensor, bias: Tensor | None) -> None:
+        self._model, self._source, self._languages, self._bias = model, source, languages, bias
+        self._cache = StepCache(len(model.decoder.layers), source.keys[0])
         self._position = 0
 
     @torch.no_grad()
@@ -247,7 +233,7 @@ class Decoding:
         else:
             vectors = F.embedding(tokens, model._words)
         self._cache.advance(parents, vectors.size(1))
-        states = model.decoder.step(vectors, self._position, self._cache, self._memory)
+        states = model.decoder.step(vectors, self._position, self._cache, self._source)
         self._position += 1
         logits = model.score(states)
         return logits if self._bias is None else logits.add_(self._bias.unsqueeze(1))
@@ -256,7 +242,7 @@ class Decoding:
     def keep(self, rows: Tensor) -> None:
         """Keep only the sentences ``rows``, int64 [B'], because the others are finished."""
         self._cache.keep(rows)
-        self._memory.keep(rows)
+        self._source.keep(rows)
         self._bias = None if self._bias is None else self._bias.index_select(0, rows)
 
 
@@ -285,6 +271,9 @@ def _check(config: Translation.Config, text: TextSpec, encoder: EncoderSizes, de
         asked = config.semantic_bias if option == "semantic_bias" else config.tie_embeddings == "all"
         if asked and SHARED not in text.vocabularies:
             raise UserError(f"{option}: source and target have vocabularies of their own", cure="share one")
+    if decoder.hidden_size % decoder.heads:
+        problem = f"the width of the decoder, {decoder.hidden_size}, is not divisible by its {decoder.heads} heads"
+        raise UserError(problem, cure="set `decoder_heads` or `decoder_hidden_size`")
     if config.tie_embeddings == "all" and decoder.hidden_size != encoder.hidden_size:
         problem = f"tie_embeddings all: the encoder is {encoder.hidden_size} wide, the decoder {decoder.hidden_size}"
         raise UserError(problem, cure="leave out `decoder_hidden_size`, or set `tie_embeddings` to decoder")

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xrep.kernels.attention import attention, cached_attention
-from xrep.nn.containers import ModuleList
 from xrep.nn.encoder import initialise
 from xrep.nn.half import Stack, in_half
 from xrep.nn.layers import Layout, Linear, Masking, SelfAttention, TransformerLayer
-from xrep.nn.shape import DecoderShape, LayerShape
+from xrep.nn.shape import DecoderShape, EncoderShape
 
 ROOM = 8
 """Number of steps for which a cache makes room at a time."""
 
 
 @dataclass
-class SourceMemory:
+class SourceKeys:
     """The keys and values of the source sentences for each layer, computed once.
 
     Attributes:
@@ -131,11 +131,11 @@ class TransformerDecoder(Stack):
         self.position_embedding = nn.Embedding(shape.max_positions, shape.hidden_size)
         self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
         self.dropout = nn.Dropout(dropout)
-        self.layers = ModuleList(DecoderLayer(shape, dropout, attention_dropout) for _ in range(shape.layers))
+        self.layers: Any = nn.ModuleList(DecoderLayer(shape, dropout, attention_dropout) for _ in range(shape.layers))
         self.norm_first = shape.norm == "pre"
         self.apply(lambda module: initialise(module, initializer_range))
 
-    def remember(self, states: Tensor, layout: Layout, mask: Tensor | None) -> SourceMemory:
+    def keys_of(self, states: Tensor, layout: Layout, mask: Tensor | None) -> SourceKeys:
         """Compute the keys and values of the source.
 
         Args:
@@ -146,9 +146,9 @@ class TransformerDecoder(Stack):
         packed = layout.pack(states)
         pairs = [layer.source_attention.keys_values(packed, layout) for layer in self.layers]
         mask = None if mask is None else mask[:, None, None, :]
-        return SourceMemory([keys for keys, _ in pairs], [values for _, values in pairs], mask)
+        return SourceKeys([keys for keys, _ in pairs], [values for _, values in pairs], mask)
 
-    def forward(self, vectors: Tensor, layout: Layout, memory: SourceMemory) -> Tensor:
+    def forward(self, vectors: Tensor, layout: Layout, source: SourceKeys) -> Tensor:
         """Return states [B, T, H], or packed as in ``layout``; each depends on the tokens up to its own.
 
         Args:
@@ -157,11 +157,11 @@ class TransformerDecoder(Stack):
         """
         x = layout.pack(self._embed(vectors, torch.arange(vectors.size(1), device=vectors.device)))
         with in_half(self.layers, x, self.casts) as (layers, x):
-            for layer, keys, values in zip(layers, memory.keys, memory.values, strict=True):
-                x = layer(x, layout, (keys, values, memory.mask))
+            for layer, keys, values in zip(layers, source.keys, source.values, strict=True):
+                x = layer(x, layout, (keys, values, source.mask))
         return self.norm(x) if self.norm_first else x
 
-    def step(self, vectors: Tensor, position: int, cache: StepCache, memory: SourceMemory) -> Tensor:
+    def step(self, vectors: Tensor, position: int, cache: StepCache, source: SourceKeys) -> Tensor:
         """Return states [B, K, H] of the next token of K hypotheses of each sentence.
 
         Args:
@@ -171,10 +171,10 @@ class TransformerDecoder(Stack):
         """
         x = self._embed(vectors, torch.full((), position, device=vectors.device))
         own, mask = self._for_heads(cache.own.unsqueeze(1)), None
-        if memory.mask is not None:
-            mask = x.new_zeros(memory.mask.shape).masked_fill_(~memory.mask, -torch.inf)
+        if source.mask is not None:
+            mask = x.new_zeros(source.mask.shape).masked_fill_(~source.mask, -torch.inf)
             mask = self._for_heads(mask.expand(-1, -1, x.size(1), -1))
-        for number, (layer, keys, values) in enumerate(zip(self.layers, memory.keys, memory.values, strict=True)):
+        for number, (layer, keys, values) in enumerate(zip(self.layers, source.keys, source.values, strict=True)):
             x = layer.step(x, (keys, values, mask), number, cache, own)
         return self.norm(x) if self.norm_first else x
 
@@ -192,7 +192,7 @@ class DecoderLayer(TransformerLayer):
 
     attention: CausalAttention
 
-    def _add_attention(self, shape: LayerShape, dropout: float) -> None:
+    def _add_attention(self, shape: EncoderShape | DecoderShape, dropout: float) -> None:
         assert isinstance(shape, DecoderShape)
         self.attention = CausalAttention(shape.hidden_size, shape.heads, dropout, causal=True)
         self.attention_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)

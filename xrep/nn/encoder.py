@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -19,9 +18,8 @@ from xrep.data.batch import TokenBatch
 from xrep.errors import UserError
 from xrep.kernels.attention import packs_attention
 from xrep.nn import bert
-from xrep.nn.containers import ModuleList
 from xrep.nn.half import Stack, half_type, in_half
-from xrep.nn.layers import Dropout, EncoderLayer, Layout, Masking, Packing, Runs, Sentences, layout_of
+from xrep.nn.layers import Dropout, EncoderLayer, EqualLengths, Layout, Masking, Sentences, layout_of
 from xrep.nn.shape import EncoderShape, EncoderSizes, Norm
 from xrep.registry import ENCODERS
 
@@ -40,7 +38,7 @@ class Encoder(nn.Module, ABC):
     Shape: ClassVar[type[EncoderSizes]]
     shape: EncoderSizes
     token_embedding: nn.Embedding
-    layers: ModuleList[Any]
+    layers: Sequence[Any]
     library_class: str = "AutoModel"
 
     @staticmethod
@@ -82,7 +80,7 @@ class Encoder(nn.Module, ABC):
 
     @classmethod
     def read_state(cls, directory: Path, shape: EncoderSizes) -> tuple[dict[str, Tensor], list[str]]:
-        """Read the state as ``Pretrained.state`` does; the encoder in the directory may have more layers."""
+        """Read the state as ``Start.state`` does; the encoder in the directory may have more layers."""
         raise UserError("this type of encoder cannot be read from a directory", path=directory)
 
     def to_huggingface(self, layers: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -109,7 +107,7 @@ class TransformerEncoder(Encoder, Stack):
 
     Shape = EncoderShape
     shape: EncoderShape
-    layers: ModuleList[EncoderLayer]
+    layers: Sequence[EncoderLayer]
 
     def __init__(
         self, shape: EncoderShape, *, dropout: float, attention_dropout: float, initializer_range: float = 0.02
@@ -123,7 +121,8 @@ class TransformerEncoder(Encoder, Stack):
         self.type_embedding = nn.Embedding(types, hidden_size) if types else None
         self.norm = nn.LayerNorm(hidden_size, eps=epsilon)
         self.dropout = Dropout(dropout)
-        self.layers = ModuleList(EncoderLayer(shape, dropout, attention_dropout) for _ in range(shape.layers))
+        layers = nn.ModuleList(EncoderLayer(shape, dropout, attention_dropout) for _ in range(shape.layers))
+        self.layers = cast(Any, layers)
         self.norm_first = shape.norm == "pre"
         self.activation_checkpointing = False
         self.compiled = False
@@ -134,9 +133,7 @@ class TransformerEncoder(Encoder, Stack):
         batch: TokenBatch,
         hidden_layer: int | None = None,
         *,
-        positions: Tensor | None = None,
-        added: Tensor | None = None,
-        prefix: Tensor | None = None,
+        vectors: Tensor | None = None,
         first_only: bool = False,
     ) -> Tensor:
         """As ``Encoder.forward``; layers above ``hidden_layer`` are not computed.
@@ -144,35 +141,27 @@ class TransformerEncoder(Encoder, Stack):
         A post-norm encoder normalises the embeddings; a pre-norm one normalises only the output of its last layer.
 
         Args:
-            positions: Positions of the tokens, int64 [B, T] or [T]; None means 0, 1, ... in each row.
-            added: [B, T, H], added to the token embeddings before they are normalised (XLM's language embeddings).
-            prefix: [B, N, H], placed unchanged before the embedded tokens of each row (``embed_vectors`` makes vectors
-                like those). Tokens and prefix attend to each other; the states of the prefix are not returned. The
-                prefix uses no positions: those of the tokens begin at 0 unless ``positions`` says otherwise.
+            vectors: [B, T, H], what the first layer reads in place of the embedded tokens (see ``embed``).
             first_only: Return the states of the first token of each row alone, [B, 1, H]. The highest of the layers is
-                computed for these tokens alone, which saves most of its work. There must be no prefix.
+                computed for these tokens alone, which saves most of its work.
         """
         last = len(self.layers)
         count = last if hidden_layer is None else hidden_layer
         if not 0 <= count <= last:
             raise ValueError(f"hidden_layer must lie in [0, {last}], not {hidden_layer}")
-        layout = self._layout_of(batch) if prefix is None else layout_of(batch)
-        if positions is None:
-            positions = torch.arange(batch.tokens.size(1), device=batch.tokens.device)
-        vectors = self.token_embedding(layout.pack(batch.tokens))
-        if added is not None:
-            vectors = vectors + layout.pack(added)
-        types = None if batch.types is None else layout.pack(batch.types)
-        x, whole = self.embed_vectors(vectors, layout.pack(positions.expand_as(batch.tokens)), types), layout
-        if prefix is not None:
-            x, whole = _behind(prefix, x, batch, layout)
+        layout = self._layout_of(batch)
+        if vectors is None:
+            places = torch.arange(batch.tokens.size(1), device=batch.tokens.device).expand_as(batch.tokens)
+            tokens, positions = layout.pack(batch.tokens), layout.pack(places)
+            types = None if batch.types is None else layout.pack(batch.types)
+            x = self.embed(self.token_embedding(tokens), positions, types)
+        else:
+            x = layout.pack(vectors)
         again = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         with in_half(islice(self.layers, count), x, self.casts) as (layers, x):
             for number, layer in enumerate(layers, start=1):
-                inputs = (x, whole, True) if first_only and number == count else (x, whole)
+                inputs = (x, layout, True) if first_only and number == count else (x, layout)
                 x = checkpoint(layer, *inputs, use_reentrant=False) if again else layer(*inputs)
-        if prefix is not None:
-            x = x[prefix.size(0) * prefix.size(1) :] if isinstance(layout, Packing) else x[:, prefix.size(1) :]
         x = self.norm(x) if self.norm_first and count == last else x
         if first_only:
             return (x if count else layout.first(x)).unsqueeze(1)
@@ -186,16 +175,14 @@ class TransformerEncoder(Encoder, Stack):
         size = self.shape.hidden_size // self.shape.heads
         if half is not None and batch.real_tokens > 0 and packs_attention(device, half, size):
             return Sentences(batch)
-        return Runs(batch) if Runs.is_faster(batch) and not self.compiled else layout_of(batch)
+        return EqualLengths(batch) if EqualLengths.is_faster(batch) and not self.compiled else layout_of(batch)
 
-    def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
-        """Return the input of the first layer for token ids of any shape at ``positions`` (from 0; None adds none)."""
-        return self.embed_vectors(self.token_embedding(tokens), positions)
-
-    def embed_vectors(self, vectors: Tensor, positions: Tensor | None, types: Tensor | None = None) -> Tensor:
-        """Return the input of the first layer for vectors [..., H] that replace token embeddings.
+    def embed(self, vectors: Tensor, positions: Tensor | None, types: Tensor | None = None) -> Tensor:
+        """Return the input of the first layer, [..., H], for embedded tokens, or other vectors in their place.
 
         Args:
+            vectors: [..., H], such as ``token_embedding(tokens)``.
+            positions: int64 [...], from 0; None adds none.
             types: Token types, int64 [...]; None means 0. An encoder with a single type does not read them.
         """
         x = vectors
@@ -220,9 +207,7 @@ class TransformerEncoder(Encoder, Stack):
     @classmethod
     def read_state(cls, directory: Path, shape: EncoderSizes) -> tuple[dict[str, Tensor], list[str]]:
         assert isinstance(shape, EncoderShape)
-        with torch.device("meta"):
-            expected = cls(shape, dropout=0.0, attention_dropout=0.0).state_dict()
-        return bert.read_state(directory, shape, {name: tensor.shape for name, tensor in expected.items()})
+        return bert.read_state(directory, shape)
 
     def to_huggingface(self, layers: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         shape = replace(self.shape, layers=layers)
@@ -270,21 +255,6 @@ def counting_sentences(module: nn.Module, count: Callable[[int], object]) -> Ite
     finally:
         for handle in hooks:
             handle.remove()
-
-
-def _behind(prefix: Tensor, x: Tensor, batch: TokenBatch, layout: Layout) -> tuple[Tensor, Layout]:
-    """Return embedded tokens in ``layout`` with vectors [B, N, H] before each row, and the layout of the whole."""
-    rows, count, _ = prefix.shape
-    mask = F.pad(batch.mask, (count, 0), value=True)
-    if isinstance(layout, Masking):
-        return torch.cat([prefix, x], dim=1), Masking(mask) if batch.is_padded else layout
-    # The pack holds all prefixes first, then all tokens; attention moves each to its place in the padded batch.
-    places = torch.arange(count, device=mask.device)
-    front = torch.arange(rows, device=mask.device).unsqueeze(1) * mask.size(1) + places
-    behind = layout.rows + (layout.rows // layout.length + 1) * count
-    whole = Packing(torch.cat([front.flatten(), behind]), mask)
-    x = torch.cat([prefix.flatten(0, 1), x[: len(behind)]])
-    return torch.cat([x, x[:1].expand(len(whole.packed_rows) - len(x), -1)]), whole
 
 
 def initialise(module: nn.Module, initializer_range: float) -> None:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from xrep.data.batch import TokenBatch, on_device
 from xrep.errors import UserError
-from xrep.kernels.attention import attention, attention_of_runs, packed_attention
+from xrep.kernels.attention import attention, attention_by_length, packed_attention
 from xrep.kernels.dropout import dropout
 from xrep.kernels.int8 import Int8Product, quantise, rows_in_cache
 from xrep.kernels.linear import PackedWeight, fused_linear, linear, linear_and_input
 from xrep.kernels.residual_norm import fuses_residuals, residual_norm
-from xrep.nn.shape import Activation, LayerShape
+from xrep.nn.shape import Activation, DecoderShape, EncoderShape
 
 
 class Linear(nn.Linear):
@@ -209,13 +209,13 @@ class Sentences(Packing):
         return self._spread(packed)
 
 
-class Runs(Packing):
+class EqualLengths(Packing):
     """A packing on CPUs, in which the sentences of one length follow each other.
 
-    The attention of such a run of sentences is computed without padding and without a mask.
+    Their attention is computed without padding and without a mask.
 
     Attributes:
-        runs: The number of sentences and their length, of each run.
+        groups: The number of sentences of each length, and the length.
     """
 
     def __init__(self, batch: TokenBatch) -> None:
@@ -227,7 +227,7 @@ class Runs(Packing):
         self.rows = on_device(np.arange(batch.real_tokens) + np.repeat(shift, lengths[order]), device)
         self.packed_rows = _filled(self.rows, 4 if torch.is_grad_enabled() else 6)
         kinds, counts = np.unique(lengths, return_counts=True)
-        self.runs: list[tuple[int, int]] = list(zip(counts.tolist(), kinds.tolist(), strict=True))
+        self.groups: list[tuple[int, int]] = list(zip(counts.tolist(), kinds.tolist(), strict=True))
 
     @staticmethod
     def is_faster(batch: TokenBatch) -> bool:
@@ -236,7 +236,7 @@ class Runs(Packing):
             return False  # attention computes in float32 then, and the casts of many parts take longer
         if batch.tokens.device.type != "cpu" or not batch.is_padded or batch.density == 1:
             return False  # a graph is traced with a density of 1, because its lengths are not known
-        return batch.tokens.numel() - batch.real_tokens > TOKENS_OF_A_RUN * len(np.unique(batch.host_lengths))
+        return batch.tokens.numel() - batch.real_tokens > TOKENS_OF_A_LENGTH * len(np.unique(batch.host_lengths))
 
 
 class Masking:
@@ -262,8 +262,8 @@ class Masking:
 Layout = Packing | Masking
 """The layout of a batch in memory."""
 
-TOKENS_OF_A_RUN = 4
-"""Number of padding tokens that cost about as much as the calls for one run of sentences."""
+TOKENS_OF_A_LENGTH = 4
+"""Number of padding tokens that cost about as much as the calls for the sentences of one length."""
 PACKED_BELOW = 0.9
 """Batches with a smaller share of real tokens than this are packed."""
 
@@ -296,8 +296,8 @@ class SelfAttention(nn.Module):
             qkv = qkv.unflatten(-1, (3, self.heads, -1))
             mixed = packed_attention(qkv, layout.offsets, layout.length, dropout).flatten(1)
             return self.output(kept(mixed)), kept(x)
-        if isinstance(layout, Runs):
-            return self.output(kept(attention_of_runs(self.qkv(x), layout.runs, self.heads, dropout))), kept(x)
+        if isinstance(layout, EqualLengths):
+            return self.output(kept(attention_by_length(self.qkv(x), layout.groups, self.heads, dropout))), kept(x)
         q, k, v = self.project(x, layout)
         mask = None if self.causal else layout.attention_mask
         if first_only:
@@ -314,7 +314,7 @@ class SelfAttention(nn.Module):
 class TransformerLayer(nn.Module):
     """Attention and a feed-forward network, each with a residual connection and layer normalisation."""
 
-    def __init__(self, shape: LayerShape, dropout: float, attention_dropout: float) -> None:
+    def __init__(self, shape: EncoderShape | DecoderShape, dropout: float, attention_dropout: float) -> None:
         super().__init__()
         size, epsilon = shape.hidden_size, shape.norm_epsilon
         self._add_attention(shape, attention_dropout)
@@ -325,7 +325,7 @@ class TransformerLayer(nn.Module):
         self.norm_first = shape.norm == "pre"
         self.activation: Activation = shape.activation
 
-    def _add_attention(self, shape: LayerShape, dropout: float) -> None:
+    def _add_attention(self, shape: EncoderShape | DecoderShape, dropout: float) -> None:
         self.attention = SelfAttention(shape.hidden_size, shape.heads, dropout)
         self.attention_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
 

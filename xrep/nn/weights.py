@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from xrep.errors import UserError
+from xrep.registry import one_line
 
 SAFETENSORS = "model.safetensors"
 LAYOUTS = (SAFETENSORS, f"{SAFETENSORS}.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -34,11 +35,9 @@ class Weights(Mapping[str, Tensor]):
 
     Attributes:
         path: the file of the weights, or the index of the shards.
-        files: the file of the weights, or the shards.
 
     Raises:
-        UserError: there are no weights, a file is missing or damaged, an index disagrees with its shards, or a file
-            holds more than tensors.
+        UserError: there are no weights, a file is missing or damaged, or a file holds more than tensors.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -47,28 +46,8 @@ class Weights(Mapping[str, Tensor]):
             problem = f"no weights: none of {', '.join(LAYOUTS)}"
             raise UserError(problem, path=directory, cure="give a directory with weights for PyTorch")
         self.path = layouts[0]
-        self.files = [self.path]
-        self._read: dict[str, Callable[[], Tensor]] = {}
-        """Functions that read the tensors."""
-        if self.path.suffix == ".json":
-            self._open_shards()
-        else:
-            self._read = _open(self.path)
-
-    def _open_shards(self) -> None:
-        where = read_json(self.path).get("weight_map")
-        if not isinstance(where, dict) or not where or not all(isinstance(name, str) for name in where.values()):
-            raise UserError("no table weight_map of tensors and files", path=self.path, cure=AGAIN)
-        self.files = [inside(self.path.parent, shard, self.path) for shard in sorted(set(where.values()))]
-        for path in self.files:
-            if not path.is_file():
-                raise UserError("this part of the weights is missing", path=path, cure="fetch it, too")
-            tensors = _open(path)
-            listed = {name for name, home in where.items() if self.path.parent / home == path}
-            if listed != tensors.keys():
-                problem = f"its tensors are not those that {self.path.name} lists: {some(listed ^ tensors.keys())}"
-                raise UserError(problem, path=path, cure="fetch index and weights again, from one version")
-            self._read.update(tensors)
+        files = _shards(self.path) if self.path.suffix == ".json" else [self.path]
+        self._read = {name: read for file in files for name, read in _open(file).items()}
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._read[name]()
@@ -79,6 +58,16 @@ class Weights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._read)
+
+
+def _shards(index: Path) -> list[Path]:
+    """Return the files that an index of weights names."""
+    where = read_json(index, ("weight_map",))["weight_map"]
+    files = [inside(index.parent, name, index) for name in sorted(set(where.values()))]
+    for file in files:
+        if not file.is_file():
+            raise UserError("this part of the weights is missing", path=file, cure="fetch it, too")
+    return files
 
 
 def _open(path: Path) -> dict[str, Callable[[], Tensor]]:
@@ -111,47 +100,26 @@ def read_torch(path: Path, problem: str, cure: str, *, mmap: bool = False) -> An
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about unusual files, which are refused or read all the same
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except Exception as error:  # the unpickler may raise nearly any exception on a damaged file
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: it names a place outside of itself
-            raise
+    except OSError:
+        raise
+    except Exception:  # the unpickler may raise nearly any exception on a damaged file
         raise UserError(problem, path=path, cure=cure) from None
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a file.
-
-    Raises:
-        UserError: The file is damaged, or a tensor holds NaN or infinity.
-    """
-    tensors = {name: read() for name, read in _open(path).items()}
-    check_finite(tensors, path)
-    return tensors
+def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
+    """Return the tensors of a file whose names begin with ``prefix``, under the names that follow it. Raises UserError
+    if the file is damaged."""
+    return {name.removeprefix(prefix): read() for name, read in _open(path).items() if name.startswith(prefix)}
 
 
-def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raise a UserError if a tensor holds NaN or infinity."""
-    if wrong := [
-        name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()
-    ]:
-        raise UserError(f"NaN or infinity in {some(wrong)}", path=path, cure="use other weights")
-
-
-def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Load tensors into a module, which must have the same names, shapes and kinds of numbers.
-
-    Raises:
-        UserError: They do not fit. The message names ``path``.
-    """
-    own = module.state_dict()
-    kinds = {"missing": own.keys() - tensors.keys(), "too many": tensors.keys() - own.keys()}
-    pairs = [(name, own[name], tensors[name]) for name in own.keys() & tensors.keys()]
-    kinds["of another shape"] = {name for name, mine, theirs in pairs if mine.shape != theirs.shape}
-    kinds["of another type"] = {
-        n for n, mine, theirs in pairs if mine.is_floating_point() != theirs.is_floating_point()
-    }
-    if problems := [f"{len(names)} tensors {kind}: {some(names)}" for kind, names in kinds.items() if names]:
-        raise UserError("; ".join(problems), path=path, cure="use weights that belong to the model")
-    module.load_state_dict(dict(tensors))
+@contextmanager
+def fitting(path: Path) -> Iterator[None]:
+    """Context manager that reports what torch says of weights that do not fit a module as a UserError of ``path``."""
+    try:
+        yield
+    except RuntimeError as error:
+        problem, cure = f"the weights do not fit: {one_line(error)[:300]}", "use weights that belong to the model"
+        raise UserError(problem, path=path, cure=cure) from None
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -173,12 +141,22 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     path.chmod(mode)
 
 
-def read_json(path: Path, kind: type[dict] | type[list] = dict) -> Any:
-    """Read a JSON file that holds an object, or a list if ``kind`` is list.
+def read_json(path: Path, needed: Iterable[str] = ()) -> dict[str, Any]:
+    """Read a JSON file that holds an object. Raises UserError if the file does not exist or holds something else, or
+    the object lacks one of the ``needed`` entries."""
+    content = _json_of(path, dict)
+    for key in needed:
+        if content.get(key) is None:
+            raise UserError(f"no {key}", path=path, cure=AGAIN)
+    return content
 
-    Raises:
-        UserError: the file does not exist or holds something else.
-    """
+
+def read_list(path: Path) -> list[Any]:
+    """Read a JSON file that holds a list. Raises UserError if it does not exist or holds something else."""
+    return _json_of(path, list)
+
+
+def _json_of(path: Path, kind: type) -> Any:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

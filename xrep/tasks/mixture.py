@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from xrep.config import Mixing, Part
+from xrep.config import Parts
 from xrep.data.batch import Movable
 from xrep.data.plan import mean_size
 from xrep.data.stream import Plan
@@ -60,14 +60,9 @@ class MixtureTask(Task):
 
     gives = ExampleKind.MIXTURE
 
-    @dataclass(kw_only=True)
-    class Config:
-        parts: list[Part]
-        """Name, class, ``Config`` and share of the task of each part."""
-        mixing: Mixing
-        """weight: each batch has all parts. proportion: each batch has one part."""
+    Config = Parts
 
-    def __init__(self, config: Config, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, config: Parts, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config = config
         self._tasks: dict[str, TableTask] = {
             part.name: part.kind(part.config, seed, tokenizers) for part in config.parts

@@ -114,7 +114,7 @@ class Checkpoints:
         """Return the newest intact checkpoint, or None; a warning names each damaged one that is skipped."""
         for path in reversed(checkpoints_in(self.directory)):
             try:
-                checkpoint = open_checkpoint(path)
+                checkpoint = open_checkpoint(path).check()
             except UserError as error:
                 self.say(f"warning: {error}; going back to the previous checkpoint")
             else:

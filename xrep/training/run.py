@@ -24,7 +24,6 @@ from xrep.models.directory import (
     CRITERION,
     MODEL,
     PREFIX,
-    TOKENIZER,
     TRAINING_HASHES,
     Checkpoint,
     load_matching,
@@ -198,7 +197,7 @@ def _init_model(initial: Checkpoint, model: Model, task: Task) -> list[str]:
     say_origin(model, initial.text, initial.path, "init", new)
     with tempfile.TemporaryDirectory() as folder:
         task.save_tokenizers(Path(folder))
-        if digests_of(Path(folder)) == digests_of(initial.path / TOKENIZER):
+        if digests_of(Path(folder)) == digests_of(initial.tokenizer):
             return [note]
     warning = f"warning: {initial.path} has another vocabulary than this data, so its embeddings are of other subwords"
     return [note, warning]

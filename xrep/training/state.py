@@ -10,7 +10,7 @@ import torch
 
 from xrep.errors import UserError
 from xrep.models.directory import CRITERION, MODEL, STATE, Checkpoint
-from xrep.nn.weights import load_weights
+from xrep.nn.weights import fitting
 from xrep.registry import one_line
 from xrep.tasks.task import Task
 from xrep.training.device import random_state, restore_random_state
@@ -66,8 +66,9 @@ def restore(checkpoint: Checkpoint, saved: dict[str, Any], pair: Pair, update: U
     Raises:
         UserError: tensors or state are not those of this run.
     """
-    load_weights(pair.model, checkpoint.tensors(), checkpoint.path / MODEL)
-    load_weights(pair.criterion, checkpoint.tensors(CRITERION), checkpoint.path / CRITERION)
+    for module, file in ((pair.model, MODEL), (pair.criterion, CRITERION)):
+        with fitting(checkpoint.path / file):
+            module.load_state_dict(checkpoint.tensors(file))
     optimizer, world = update.optimizer, update.world
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     local, numbers = local_optimizer(optimizer), {parameter: number for number, parameter in enumerate(parameters)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,7 +12,7 @@ from tests.inference.generation.toys import WORDS, ToyModel, assert_model_scores
 from xrep.data.batch import TokenBatch
 from xrep.inference.generation.hypotheses import Hypothesis
 from xrep.inference.generation.options import SearchOptions
-from xrep.inference.generation.search import search, uniforms
+from xrep.inference.generation.search import search
 
 
 def drawn_by(
@@ -86,17 +85,3 @@ def test_lengths_and_repeats_are_bounded() -> None:
         for tokens in (h.tokens for h in some):
             pairs = list(zip(tokens, tokens[1:], strict=False))
             assert len(pairs) == len(set(pairs))
-
-
-def test_numbers_drawn_are_uniform_and_independent() -> None:
-    numbers = np.arange(2000) + 2**40
-    drawn = torch.from_numpy(np.stack([uniforms(seed, numbers, 5, step) for seed in (0, 1) for step in (1, 2)]))
-    assert drawn.min() >= 0 and drawn.max() < 1 and drawn.unique().numel() > drawn.numel() - 5
-    flat = drawn.flatten()
-    counts = (flat * 100).long().bincount(minlength=100)
-    assert ((counts - 400) ** 2 / 400).sum() < 148.2  # 0.1% quantile of chi-square with 99 degrees of freedom
-    table = drawn.permute(1, 0, 2).flatten(1)  # one column for each seed, step and place
-    correlations = torch.corrcoef(table.t()) - torch.eye(20)
-    assert correlations.abs().max() < 5 / 2000**0.5
-    neighbours = torch.corrcoef(torch.stack([drawn[0, :-1, 0], drawn[0, 1:, 0]]))[0, 1]
-    assert abs(neighbours) < 5 / 2000**0.5

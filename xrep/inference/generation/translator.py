@@ -16,7 +16,7 @@ from xrep.inference.generation.options import DEFAULTS, SearchOptions
 from xrep.inference.generation.search import search
 from xrep.inference.options import check_options
 from xrep.models.device import to_device
-from xrep.models.directory import TOKENIZER, fingerprint, load_model, open_checkpoint
+from xrep.models.directory import fingerprint, load_model, open_checkpoint
 from xrep.models.kinds import expect
 from xrep.models.translation import Translation
 from xrep.precision import Precision
@@ -77,7 +77,7 @@ class Translator:
         checkpoint = open_checkpoint(path)
         model = to_device(load_model(checkpoint), device, dtype)
         model.pack_scores()
-        tokenizers, hashes = open_tokenizers(checkpoint.path / TOKENIZER), checkpoint.training_hashes
+        tokenizers, hashes = open_tokenizers(checkpoint.tokenizer), checkpoint.training_hashes
         return cls(model, tokenizers, checkpoint.text, path=str(path), training_hashes=hashes)
 
     def fingerprint(self) -> str:
