@@ -69,11 +69,14 @@ def choose(given: str, known: Sequence[str], what: str) -> list[str]:
 
 
 def products_as(precision: str, name: str, device: str) -> AbstractContextManager[Any]:
-    """Return the context of a contestant's float32 products. Only ours choose the fast ones themselves."""
+    """Return the context of a contestant's float32 products: on CUDA that of training, which reads TF32. Only ours
+    choose the fast ones of CPUs themselves."""
     import torch
 
-    from xrep.kernels.precision import exact_products, fast_products
+    from xrep.kernels.precision import allow_tf32, exact_products, fast_products
 
+    if device == "cuda":
+        return allow_tf32(torch.device(device))
     if precision == "default":
         return exact_products()
     return nullcontext() if name == "ours" else fast_products(torch.empty(0, device=device))

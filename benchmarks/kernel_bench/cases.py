@@ -40,7 +40,7 @@ class Case:
 
 
 _QUEUE, _FEW, _SHORT = (1024, 409600, 768), (64, 65536, 768), (1024, 65536, 768)
-_LARGE, _WIDE = (1024, 2**22, 768), (65536, 65536, 768)
+_LARGE, _WIDE, _RECIPE = (1024, 2**22, 768), (65536, 65536, 768), (256, 256, 768)
 
 CASES = {
     "queue": Case("queue", _QUEUE, _QUEUE, "the batch and the queue of dual momentum contrast"),
@@ -51,7 +51,9 @@ CASES = {
     "queue-temperature": Case("queue", _SHORT, _SHORT, "with a learnable temperature", learn_temperature=True),
     "queue-large": Case("queue", _LARGE, _LARGE, "four million negatives", ("cuda",)),
     "inbatch": Case("inbatch", (4096, 4096, 768), (8192, 8192, 768), "both directions of a batch"),
-    "inbatch-large": Case("inbatch", _WIDE, _WIDE, "similarities too many to keep", (), once=True),
+    "inbatch-small": Case("inbatch", _RECIPE, _RECIPE, "the batch of a recipe: ours must not lose to plain torch"),
+    "inbatch-large": Case("inbatch", _WIDE, _WIDE, "similarities too many to store", (), once=True),
     "hard": Case("hard", (2048, 2048, 768), (4096, 4096, 768), "hard negatives of HiCTL, both sides of a batch"),
+    "hard-small": Case("hard", _RECIPE, _RECIPE, "the batch of a recipe: ours must not lose to plain torch"),
     "vocabulary": Case("vocabulary", (4096, 32000, 768), (32768, 250002, 1024), "cross-entropy of a language model"),
 }

@@ -32,7 +32,7 @@ Results = dict[str, Tensor]
 Found = tuple[
     Tensor, ...
 ]  # losses, correctness (in a formula: the lead over the best negative), and what else there is
-BLOCKS = {"small": (30, 7, 1, 130), "large": (300, 33, 9000, 700), "whole": (2**24, 4096, 2**25, 2**22)}
+BLOCKS = {"small": (30, 7, 1, 130), "large": (300, 33, 9000, 700), "whole": (2**22, 4096, 2**25, 2**22)}
 """Sizes of blocks of pairs, of the queue, of the vocabulary and of sampled words, which divide few batches. Those of
 "whole" are larger than any batch here."""
 
@@ -43,6 +43,7 @@ def blocks(name: str) -> Iterator[None]:
     of_pairs, rows, of_vocabulary, of_words = BLOCKS[name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pairs, "BLOCK", of_pairs)
+        patch.setattr(pairs, "WHOLE", pairs.WHOLE if name == "whole" else 0)
         patch.setattr(softmax, "queue_rows", lambda queries: rows)
         patch.setattr(softmax, "VOCABULARY_LOGITS", of_vocabulary)
         patch.setattr(WORDS, "BLOCK_KEYS", of_words)

@@ -79,8 +79,9 @@ def hard_infonce(
         positive = ((unit[: len(x)] * unit[len(x) :]).sum(1) / tau).repeat(2)
 
         def of_block(
-            unit: Tensor, length: Tensor, near: Tensor, excluded: Tensor, ids: Tensor | None = None
-        ) -> tuple[Tensor, ...]:
+            key: Tensor, key_square: Tensor, tau: Tensor,
+            unit: Tensor, length: Tensor, near: Tensor, excluded: Tensor, ids: Tensor | None = None,
+        ) -> tuple[Tensor, ...]:  # fmt: skip
             """Return what ``sum_exp`` finds of the hardened negatives, the best plain one, and the mean λ, [r] each."""
             same = equal(ids, key_ids)
             along = linear(unit, key)  # q·k / |q|
@@ -100,9 +101,9 @@ def hard_infonce(
         own = torch.arange(start, start + len(x), device=x.device).repeat(2)
         excluded = torch.stack([own, own + len(all_x)], 1)  # itself and its positive
         rows = (unit, length, near, excluded) if ids is None else (unit, length, near, excluded, ids.repeat(2, 1))
-        hardest, total, best, interpolation = map(torch.cat, in_blocks(of_block, len(key), *rows))
+        hardest, total, best, interpolation = in_blocks(of_block, [key, key_square, tau], rows)
         shift = positive.detach()
-        fields = infonce(hardest, total, positive), beaten(best - shift, shift), interpolation
+        fields = infonce(hardest, total, positive), beaten(best - shift, shift), interpolation.detach()
         return HardInfoNCE(*(half for field in fields for half in field.unflatten(0, (2, len(x)))))
 
 

@@ -70,23 +70,24 @@ def inbatch_infonce(
         (all_y, all_ids), start = gathered([y, ids], group, sizes)
         key = all_y.to(accumulate)
 
-        def of_block(query: Tensor, own: Tensor, ids: Tensor | None = None) -> tuple[Tensor, ...]:
+        def of_block(key: Tensor, query: Tensor, own: Tensor, ids: Tensor | None = None) -> tuple[Tensor, ...]:
             logits = linear(query, key)
             positive = at_columns(logits, own).squeeze(1)
             leave_out(logits, own, equal(ids, all_ids))
-            return positive, *sum_exp(logits, 1), *sum_exp(logits, 0)
+            columns = (each.unsqueeze(0) for each in sum_exp(logits, 0))
+            return positive, *sum_exp(logits, 1), *columns
 
         own = torch.arange(start, start + len(x), device=x.device).unsqueeze(1)
         given = (query, own) if ids is None else (query, own, ids)
-        positives, row_best, row_total, *columns = in_blocks(of_block, len(key), *given)
-        of_columns = merge(*columns)
+        positive, row_best, row_total, column_best, column_total = in_blocks(of_block, [key], given)
+        column_best, column_total = merge(column_best, column_total)
         if group is not None and sizes is not None:
             # For each column, a rank has only seen its own rows, so the rank that owns the column collects all results.
-            everyone = exchange_columns(torch.stack(of_columns, 1), sizes, group)
-            of_columns = merge(*(each.unbind() for each in everyone.unbind(2)))
-        positive, best = torch.cat(positives), torch.stack([torch.cat(row_best), of_columns[0]])
+            everyone = exchange_columns(torch.stack([column_best, column_total], 1), sizes, group)
+            column_best, column_total = merge(*everyone.unbind(2))
         if margin:
             positive = positive - margin / tau
-        losses = infonce(best, torch.stack([torch.cat(row_total), of_columns[1]]), positive)
+        best = torch.stack([row_best, column_best])
+        losses = infonce(best, torch.stack([row_total, column_total]), positive)
         correct = beaten(best - positive.detach(), positive.detach())
         return InBatchInfoNCE(losses[0], losses[1], correct[0], correct[1])

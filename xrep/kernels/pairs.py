@@ -1,6 +1,6 @@
 """What the losses between the vectors of a batch share: blocks of similarities, and InfoNCE from their exponentials.
 
-These losses are plain torch on every device. Up to ``BLOCK`` similarities are kept for the backward pass. If there are
+These losses are plain torch on every device. Up to ``WHOLE`` similarities are kept for the backward pass. If there are
 more, they are computed in blocks of rows, and each block once more in the backward pass, so that memory is bounded.
 
 The exponential of a positive is never added to those of the negatives: many small ones would be rounded away.
@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 from xrep.kernels.arguments import check_number, check_tensors, scalar
 from xrep.kernels.precision import accumulation_dtype
 
-BLOCK = 1 << 24
-"""Most similarities in a block: 64 MB in float32."""
+WHOLE = 1 << 24
+"""Most similarities that are kept for the backward pass: 64 MB in float32."""
+
+BLOCK = 1 << 22
+"""Most similarities in a block if there are more. Much larger arrays would be returned to the system each time."""
 
 ROUNDINGS = 64
 """Logits that differ by fewer units in the last place may be equal, since they come from different products."""
@@ -33,20 +36,72 @@ NOTHING = float("-inf")
 """The logit of a pair that is not compared."""
 
 
-def in_blocks(of_block: Callable[..., tuple[Tensor, ...]], columns: int, *rows: Tensor) -> list[tuple[Tensor, ...]]:
-    """Return what ``of_block`` finds, a tuple of tensors: of each of them the one of every block of rows.
+def in_blocks(
+    of_block: Callable[..., tuple[Tensor, ...]], shared: Sequence[Tensor], rows: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Return what ``of_block`` finds in all blocks of rows, one block after the other in the first dimension.
 
     Args:
-        of_block: called with the parts of ``rows`` that belong to a block; it must not draw random numbers.
-        columns: number of similarities of a row.
+        of_block: called with ``shared`` and the part of each of ``rows`` that belongs to a block. It must not draw
+            random numbers, and tensors that get a gradient must be among its arguments.
+        shared: the first has a row for each similarity of a row.
         rows: [R, ...] each.
     """
-    size = max(1, BLOCK // max(1, columns))
-    if len(rows[0]) <= size:
-        return [(found,) for found in of_block(*rows)]
-    again = partial(checkpoint, of_block, use_reentrant=False, preserve_rng_state=False)
-    found = [again(*parts) for parts in zip(*(each.split(size) for each in rows), strict=True)]
-    return list(zip(*found, strict=True))
+    columns = len(shared[0])
+    if len(rows[0]) * columns <= WHOLE:
+        return of_block(*shared, *rows)
+    return _Blocks.apply(of_block, max(1, BLOCK // columns), len(shared), *shared, *rows)
+
+
+class _Blocks(torch.autograd.Function):
+    """Blocks of rows of which only the results are kept; the backward pass computes each block once more.
+
+    ``torch.utils.checkpoint`` would leave small objects in memory between the large arrays of the blocks, and the C
+    library then finds no room for the next ones: a loss of 8,192 pairs took 5.4 GB on a CPU.
+    """
+
+    @staticmethod
+    def forward(ctx, of_block, size, count, *tensors):
+        ctx.of_block, ctx.count, results, found = of_block, count, [], ()
+        ctx.blocks = [slice(start, start + size) for start in range(0, len(tensors[-1]), size)]
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        for number, block in enumerate(ctx.blocks):
+            found = of_block(*_parts(tensors, count, block))
+            if not results:  # their memory is allocated once
+                ctx.lengths = [len(each) for each in found]
+                results = [each.new_empty(len(ctx.blocks) * len(each), *each.shape[1:]) for each in found]
+            for result, length, each in zip(results, ctx.lengths, found, strict=True):
+                result[number * length :][: len(each)] = each
+        missing = [length - len(each) for length, each in zip(ctx.lengths, found, strict=True)]  # in the last block
+        return tuple(result[: len(result) - less] for result, less in zip(results, missing, strict=True))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients):  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator hides names
+        tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad[3:]
+        totals = [torch.zeros_like(each) if want else None for each, want in zip(tensors, wanted, strict=True)]
+        for number, block in enumerate(ctx.blocks):
+            parts = zip(_parts(tensors, ctx.count, block), wanted, strict=True)
+            leaves = [part.detach().requires_grad_(want) for part, want in parts]
+            with torch.enable_grad(), torch.autocast(leaves[0].device.type, enabled=False):
+                found = ctx.of_block(*leaves)
+            pulled = [
+                (each, gradient[number * length :][: len(each)])
+                for each, gradient, length in zip(found, gradients, ctx.lengths, strict=True)
+                if each.requires_grad and gradient is not None
+            ]
+            if pulled:
+                torch.autograd.backward([each for each, _ in pulled], [pull for _, pull in pulled])
+            for total, leaf in zip(_parts(totals, ctx.count, block), leaves, strict=True):
+                if total is not None and leaf.grad is not None:
+                    total += leaf.grad
+        return None, None, None, *totals
+
+
+def _parts(tensors: Sequence[Any], count: int, rows: slice) -> list[Any]:
+    """Return the first ``count`` tensors, and these rows of the others."""
+    return [each if place < count or each is None else each[rows] for place, each in enumerate(tensors)]
 
 
 def at_columns(logits: Tensor, columns: Tensor) -> Tensor:
@@ -96,13 +151,13 @@ def highest(logits: Tensor, dim: int) -> Tensor:
     return logits.detach().amax(dim).clamp_(min=lowest) if logits.size(dim) else logits.detach().sum(dim).fill_(lowest)
 
 
-def merge(best: Sequence[Tensor], total: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return what ``sum_exp`` finds of parts together, from what it finds of each of them, [C] each."""
+def merge(best: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what ``sum_exp`` finds of parts together, [C], from what it finds of each of them, [parts, C]."""
     if len(best) == 1:
         return best[0], total[0]
-    bests = torch.stack(list(best)).detach()
-    highest = bests.amax(0)
-    return highest, (torch.stack(list(total)) * (bests - highest).exp_()).sum(0)
+    best = best.detach()
+    highest = best.amax(0)
+    return highest, (total * (best - highest).exp_()).sum(0)
 
 
 def infonce(best: Tensor, total: Tensor, positive: Tensor) -> Tensor:
@@ -112,7 +167,7 @@ def infonce(best: Tensor, total: Tensor, positive: Tensor) -> Tensor:
     the sum would be rounded away beside them.
     """
     shift = positive.detach()
-    negatives = (best - shift) + total.clamp(min=torch.finfo(total.dtype).tiny).log()
+    negatives = (best.detach() - shift) + total.clamp(min=torch.finfo(total.dtype).tiny).log()
     # The difference is 0, but carries the gradient of the positive. Above the threshold softplus is the identity.
     return F.softplus(negatives + (shift - positive), threshold=40)
 

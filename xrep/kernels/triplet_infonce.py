@@ -61,7 +61,7 @@ def triplet_infonce(
         key = torch.cat([all_positive.to(accumulate), all_negative.to(accumulate)])
         key_ids = None if all_ids is None else torch.cat([all_ids[:, :2], all_ids[:, [2, 2]]])
 
-        def of_block(query: Tensor, own: Tensor, ids: Tensor | None = None) -> tuple[Tensor, ...]:
+        def of_block(key: Tensor, query: Tensor, own: Tensor, ids: Tensor | None = None) -> tuple[Tensor, ...]:
             logits = linear(query, key)
             pair = at_columns(logits, own)
             return pair, *sum_exp(leave_out(logits, own, equal(ids, key_ids)), 1)
@@ -69,9 +69,9 @@ def triplet_infonce(
         own = torch.arange(start, start + len(anchor), device=anchor.device)
         own = torch.stack([own, own + len(all_positive)], 1)  # the own hard negative is added below
         given = (query, own) if ids is None else (query, own, ids[:, :2])
-        pairs, best, total = map(torch.cat, in_blocks(of_block, len(key), *given))
+        pairs, best, total = in_blocks(of_block, [key], given)
         own_positive, own_negative = pairs.unbind(1)
         hardest, shift = own_negative.detach(), own_positive.detach()
         own_total = weight * (own_negative - hardest).exp()  # the weight, with the gradient of the own hard negative
-        loss = infonce(*merge([best, hardest], [total, own_total]), own_positive)
+        loss = infonce(*merge(torch.stack([best, hardest]), torch.stack([total, own_total])), own_positive)
         return TripletInfoNCE(loss, beaten(torch.maximum(best, hardest) - shift, shift))
