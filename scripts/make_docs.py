@@ -24,7 +24,7 @@ from unittest import mock
 from xrep.config.values import CHOICES
 from xrep.files import write_aside
 from xrep.registry import CRITERIA, FIXED_SECTIONS, REGISTRIES
-from xrep_cli.xrep import commands, help_text
+from xrep_cli.xrep import PROGRAMS, help_text
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 NOTE = "<!-- Made by scripts/make_docs.py. Change the options in the code, not this page. -->\n"
@@ -79,7 +79,7 @@ def pages() -> dict[str, str]:
     """Return the text of each page by its path in docs/."""
     usage, _, text = help_text().partition("\n\n")
     texts = {"xrep.md": f"{NOTE}\n# xrep\n\n```text\n{text}\n{usage}\n```\n"}
-    texts |= {f"xrep-{name}.md": NOTE + "\n" + (train_page() if name == "train" else page(name)) for name in commands()}
+    texts |= {f"xrep-{name}.md": NOTE + "\n" + (train_page() if name == "train" else page(name)) for name in PROGRAMS}
     each = "".join(f"- [{name.removesuffix('.md')}]({name}): {summary_of(text)}\n" for name, text in texts.items())
     reference = {f"reference/{name}.md": f"{NOTE}\n{reference_page(*given)}" for name, given in REFERENCE.items()}
     reference["reference/objectives.md"] = f"{NOTE}\n{objectives_page()}"
@@ -125,7 +125,7 @@ def parser_of(name: str, *arguments: str) -> argparse.ArgumentParser:
     recorded: list[argparse.ArgumentParser] = []
     record = mock.patch.object(argparse.ArgumentParser, "print_help", lambda self, file=None: recorded.append(self))
     with record, contextlib.suppress(SystemExit):
-        importlib.import_module(commands()[name]).main([*arguments, "--help"])
+        importlib.import_module(f"xrep_cli.{name}").main([*arguments, "--help"])
     return recorded[0]
 
 

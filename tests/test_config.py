@@ -22,7 +22,7 @@ from xrep.errors import ConfigError, UserError
 from xrep.registry import FIXED_SECTIONS, REGISTRIES
 
 CHOSEN = ("file", {"task": {"name": "bitext"}, "criterion": {"name": "dual_moco"}})
-PARTS = [registry for kind, registry in REGISTRIES.items() if kind != "encoder"]  # encoders have shapes, not options
+PARTS = [registry for kind, registry in REGISTRIES.items() if kind not in ("encoder", "format", "predictor")]
 TARGETS = [f"{registry.target(name)}.Config" for registry in PARTS for name in registry.names()]
 TARGETS += [f"{target}.Config" for target in FIXED_SECTIONS.values()]
 TARGETS += [f"xrep.config.sections:{name}" for name in ("RunOptions", "MixtureOptions", "PartOptions")]

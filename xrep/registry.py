@@ -181,6 +181,7 @@ EVALUATIONS = Registry("evaluation", {
     "xtreme": "xrep.evaluation.xtreme:Xtreme",
 })  # fmt: skip
 FORMATS = Registry("format", {})  # of text that --exclude reads; the usual ones need no class of their own
+PREDICTORS = Registry("predictor", {})  # for xrep-predict; each has the name of the model that it uses
 FIXED_SECTIONS = {
     "trainer": "xrep.training.trainer:Trainer",
     "checkpoint": "xrep.training.checkpoint:Checkpoints",
@@ -190,5 +191,5 @@ FIXED_SECTIONS = {
 """Sections of every configuration whose class is fixed instead of chosen by name."""
 MIXTURE = {"task": "xrep.tasks.mixture:MixtureTask", "criterion": "xrep.criteria.multitask:Multitask"}
 """The task and the criterion of a run with several parts, which combine those of the parts."""
-_ALL = TASKS, MODELS, ENCODERS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS, EVALUATIONS, FORMATS
+_ALL = TASKS, MODELS, ENCODERS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS, VALIDATORS, EVALUATIONS, FORMATS, PREDICTORS
 REGISTRIES = {registry.kind: registry for registry in _ALL}

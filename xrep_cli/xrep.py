@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
 import sys
 from collections.abc import Sequence
 
@@ -12,8 +10,8 @@ from xrep.errors import UserError
 from xrep.registry import suggestion
 from xrep_cli.command import VERSION, console_script
 
-OWN = tuple("train eval report sweep preprocess encode mine search jobs generate export data".split())
-"""The commands of this package, in the order of the help; ``xrep-train`` is ``xrep train``."""
+PROGRAMS = tuple("train eval report sweep preprocess encode mine search jobs generate predict export data".split())
+"""The commands, in the order of the help; ``xrep-train`` is ``xrep train``."""
 HELP = """\
 usage: xrep COMMAND [options]
 
@@ -37,30 +35,21 @@ def main(argv: Sequence[str]) -> None:
     elif first == "completion":
         from xrep_cli.completion import script
 
-        print(script(others[0] if len(others) == 1 else "", commands()), end="")
-    elif first in OWN or first in commands():
-        if code := lazy.load(f"xrep_cli.{first}" if first in OWN else commands()[first]).main(others):
+        print(script(others[0] if len(others) == 1 else "", PROGRAMS), end="")
+    elif first in PROGRAMS:
+        if code := lazy.load(f"xrep_cli.{first}").main(others):
             sys.exit(code)
     else:
-        raise UserError(f"there is no command {first!r}", cure=suggestion(first, list(commands())))
-
-
-@functools.cache
-def commands() -> dict[str, str]:
-    """Return the module of each command. A package adds one by a console script ``xrep-NAME``, the ``main`` of a module
-    (a ``xrep_cli.command.Command``)."""
-    scripts = importlib.metadata.entry_points(group="console_scripts")
-    others = {entry.name.removeprefix("xrep-"): entry.module for entry in scripts if entry.name.startswith("xrep-")}
-    return {name: f"xrep_cli.{name}" for name in OWN} | {name: others[name] for name in sorted({*others} - {*OWN})}
+        raise UserError(f"there is no command {first!r}", cure=suggestion(first, list(PROGRAMS)))
 
 
 def help_text() -> str:
-    return HELP.format(commands="\n".join(f"  {name:<12}{summary(module)}" for name, module in commands().items()))
+    return HELP.format(commands="\n".join(f"  {name:<12}{summary(name)}" for name in PROGRAMS))
 
 
-def summary(module: str) -> str:
+def summary(name: str) -> str:
     """Return what a command does, from the first line of its module."""
-    text = str(lazy.load(module).__doc__)
+    text = str(lazy.load(f"xrep_cli.{name}").__doc__)
     return text.partition("\n")[0].partition(": ")[2]
 
 

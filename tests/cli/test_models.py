@@ -151,7 +151,7 @@ def test_it_works_or_names_the_right_command(command: str, kind: str, models: di
 
 @pytest.mark.slow
 def test_predictions_of_a_pipe_come_as_its_lines_do(models: dict[str, Path]) -> None:
-    command = [sys.executable, "-m", "xrep.understanding.predict", "--device", "cpu", "--path", str(models["tagger"])]
+    command = [sys.executable, "-m", "xrep_cli.predict", "--device", "cpu", "--path", str(models["tagger"])]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
     with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
         assert process.stdin is not None and process.stdout is not None

@@ -14,25 +14,24 @@ from tests.support.runs import environment
 from xrep.registry import CRITERIA, EVALUATIONS, TASKS
 from xrep_cli.completion import script
 from xrep_cli.eval import main as xrep_eval
-from xrep_cli.xrep import commands, summary
+from xrep_cli.xrep import PROGRAMS, summary
 
 
 def test_it_lists_every_command(cli: Commands) -> None:
     shown = cli("xrep")
-    for name, module in commands().items():
-        assert f"  {name:<12}{summary(module)}\n" in shown.out and summary(module).endswith(".")
+    for name in PROGRAMS:
+        assert f"  {name:<12}{summary(name)}\n" in shown.out and summary(name).endswith(".")
     assert (shown.code, shown.out) == (0, cli("xrep", "--help").out)
     assert cli("xrep", "--version").out == f"xrep {xrep.__version__}\n"
 
 
 HELP = """
 import contextlib, importlib, io, json, sys
-from xrep_cli.xrep import commands
 shown = []
 for name, *words in json.load(sys.stdin):
     with contextlib.redirect_stdout(io.StringIO()) as out:
         try:
-            code = importlib.import_module(commands().get(name, f"xrep_cli.{name}")).main([*words, "--help"])
+            code = importlib.import_module(f"xrep_cli.{name}").main([*words, "--help"])
         except SystemExit as end:
             code = end.code
     shown.append([code, out.getvalue()])
@@ -46,7 +45,7 @@ STAGES = "task: bitext\ncriterion: dual_moco\nstages: [{}, {}]\n"
 def test_help_teaches(tmp_path: Path) -> None:
     (tmp_path / "parts.yaml").write_text(PARTS)
     (tmp_path / "stages.yaml").write_text(STAGES)
-    lines = [["eval", "all"], ["eval", "sts"], ["eval", "tatoeba"], ["xrep"], *([name] for name in commands())]
+    lines = [["eval", "all"], ["eval", "sts"], ["eval", "tatoeba"], ["xrep"], *([name] for name in PROGRAMS)]
     lines += [["train", "--task", "bitext", "--criterion", name] for name in CRITERIA.names()]
     lines += [["train", "--task", name, "--criterion", "dual_moco"] for name in TASKS.names()]
     lines += [["train", "--config", f"{name}.yaml"] for name in ("parts", "stages")]
@@ -101,7 +100,7 @@ COMPLETED = {
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
 def test_bash_completes() -> None:
-    text = script("bash", commands())
+    text = script("bash", PROGRAMS)
     for line in COMPLETED:
         name = "_shtab_" + Path(line.split()[0]).name.replace("-", "_")
         text += f'COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); {name}; echo "${{COMPREPLY[@]}}"\n'
@@ -112,5 +111,5 @@ def test_bash_completes() -> None:
 @pytest.mark.slow
 def test_every_shell_has_every_part() -> None:
     for shell in ("bash", "zsh", "fish"):
-        text = script(shell, commands())
+        text = script(shell, PROGRAMS)
         assert all(name in text for name in (*CRITERIA.names(), *EVALUATIONS.names(), "queue-size", "drop-overlap"))

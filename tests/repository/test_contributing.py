@@ -11,7 +11,6 @@ import xrep
 from tests.support.corpus import sentence_pairs, write_corpus
 from tests.support.programs import run_program
 from tests.support.runs import SMALL, SMALL_MODEL, environment
-from xrep_cli.xrep import commands
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -42,7 +41,7 @@ def run_command(command: str, folder: Path, home: Path):
         for name, value in SIZES.items():
             arguments += [f"--{name.replace('_', '-')}", *([] if value is None else [str(value)])]
         arguments += ["--save-dir", "run1"]
-    module = commands()[program.removeprefix("xrep-")]
+    module = f"xrep_cli.{program.removeprefix('xrep-')}"
     return run_program(module, *arguments, environment={**environment(folder), "XREP_HOME": str(home)})
 
 

@@ -13,7 +13,6 @@ import pytest
 from xrep.config import runs_of
 from xrep.registry import CRITERIA
 from xrep_cli.train_options import parse
-from xrep_cli.xrep import commands
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -86,7 +85,7 @@ def check_command(words: list[str]) -> None:
     if not words[0].startswith("xrep-"):
         assert words[0] in ("cut", "awk", "python", "mkdocs", "pip"), f"{words[0]} is not checked"
         return
-    module = importlib.import_module(commands()[words[0].removeprefix("xrep-")])
+    module = importlib.import_module(f"xrep_cli.{words[0].removeprefix('xrep-')}")
     if words[0] == "xrep-train":
         if "--plugin" in words:
             return  # test_docs_run.py runs it

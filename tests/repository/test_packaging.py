@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import xrep
-from xrep_cli.xrep import commands
+from xrep_cli.xrep import PROGRAMS
 
 
 def pins(repository: Path) -> dict[str, str]:
@@ -57,7 +57,7 @@ def test_the_oldest_python_is_the_one_that_types_are_checked_for(repository: Pat
 
 
 def test_commands(console_scripts: dict[str, tuple[str, str]]) -> None:
-    assert set(console_scripts) == {"xrep", *(f"xrep-{name}" for name in commands())}
+    assert set(console_scripts) == {"xrep", *(f"xrep-{name}" for name in PROGRAMS)}
     for module, function in console_scripts.values():
         assert callable(getattr(importlib.import_module(module), function))
 

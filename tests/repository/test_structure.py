@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from xrep.registry import REGISTRIES
-from xrep_cli.xrep import commands
+from xrep_cli.xrep import PROGRAMS
 
 # From the ground up. A room may import those of its own floor, but no two rooms import each other, however indirectly.
 FLOORS = (
@@ -154,7 +154,7 @@ def test_a_public_name_has_one_meaning(repository: Path) -> None:
 
 def test_files_of_one_name_are_about_one_subject(repository: Path) -> None:
     """The subject is what users type: a part (``nli``: its task, criterion, evaluation and so on), or a command."""
-    subjects = {name for registry in REGISTRIES.values() for name in registry.names()} | {*commands()}
+    subjects = {name for registry in REGISTRIES.values() for name in registry.names()} | {*PROGRAMS}
     rooms = defaultdict[str, list[str]](list)
     for module, path in modules(repository).items():
         rooms[path.stem].append(module)

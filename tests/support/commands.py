@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from xrep_cli.xrep import commands
-
 
 @dataclass(frozen=True)
 class Result:
@@ -28,7 +26,7 @@ class Commands:
         self.folder, self.capfd = folder, capfd
 
     def __call__(self, name: str, *words: object, stdin: bytes = b"") -> Result:
-        main = importlib.import_module("xrep_cli.xrep" if name == "xrep" else commands()[name]).main
+        main = importlib.import_module(f"xrep_cli.{name}").main
         self.capfd.readouterr()
         before = _files(self.folder)
         with pytest.MonkeyPatch.context() as patch:

@@ -42,11 +42,16 @@ FILES = {
 """Files by which kinds of directories are known that describe themselves nowhere."""
 
 
+def model_name(path: str | Path) -> str | None:
+    """Return the registered name of the model of a checkpoint; None if this is no checkpoint."""
+    path = Path(path)
+    return _mapping(_mapping(path / CONFIG).get("model")).get("name") if _is_checkpoint(path) else None
+
+
 def model_class(path: str | Path) -> type[Model] | None:
     """Return the class of the model of a checkpoint; None if this is no checkpoint, or nothing here has the class."""
-    path = Path(path)
-    name: Any = _mapping(_mapping(path / CONFIG).get("model")).get("name")
-    known: Any = MODELS.load(name) if "architecture" in _mapping(path / MANIFEST) and name in MODELS else None
+    name = model_name(path)
+    known: Any = MODELS.load(name) if name is not None and name in MODELS else None
     return known
 
 
@@ -54,10 +59,10 @@ def kind_of(path: str | Path) -> str | None:
     """Return what a directory holds, the ``kind`` of a model or a key of ``COMMANDS``; None if that is not known. Files
     are not checked."""
     path = Path(path)
-    manifest = _mapping(path / MANIFEST)
-    if "architecture" in manifest:
+    if _is_checkpoint(path):
         model = model_class(path)
         return model and model.kind
+    manifest = _mapping(path / MANIFEST)
     if "parts" in manifest:
         return "folder of encoded lines" if "origin" in manifest else "search index"
     if str(manifest.get("format")).startswith("xrep-"):
@@ -96,6 +101,10 @@ def read_mapping(path: Path) -> dict[str, Any] | None:
     except (yaml.YAMLError, ValueError, OSError, RecursionError):
         return None
     return values if isinstance(values, dict) else None
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return "architecture" in _mapping(path / MANIFEST)
 
 
 def _has(path: Path, names: Iterable[str]) -> bool:

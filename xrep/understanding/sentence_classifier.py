@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import product
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from xrep.data.batch import TextSpec, batches_of
 from xrep.errors import UserError
+from xrep.inference.predictor import Predictor
 from xrep.models.device import to_device
 from xrep.models.directory import fingerprint, load_model, open_checkpoint
 from xrep.models.kinds import PRETRAINED, expect
@@ -30,6 +32,13 @@ BATCH_TOKENS = 4096
 CANDIDATES, MAX_ANSWER = 20, 30
 """As in BERT's evaluation: the best beginnings and ends of a window that are combined, subwords of an answer."""
 
+LINES = {
+    "label": ((1, 2), "text, or text<TAB>text"),
+    "tags": (range(1, sys.maxsize), "words"),
+    "span": ((2,), "question<TAB>context"),
+}
+"""Of each kind of annotation, the numbers of columns of a line of xrep-predict, and what they are."""
+
 
 @dataclass(frozen=True)
 class FoundAnswer:
@@ -41,7 +50,7 @@ class FoundAnswer:
 
 
 @dataclass(eq=False, repr=False)
-class SentenceClassifier:
+class SentenceClassifier(Predictor):
     """A trained classifier with its tokenizer. It predicts annotations of one kind; other predictions are a UserError.
 
     >>> classifier = SentenceClassifier.load("xnli-run/best")                               # doctest: +SKIP
@@ -66,6 +75,7 @@ class SentenceClassifier:
 
     def __post_init__(self) -> None:
         self.annotation = self.model.annotation
+        self.columns, self.form = LINES[self.annotation.kind]
         self._reading = Reading.of(self.tokenizers[SHARED], self.text.max_length, self.options)
 
     @classmethod
@@ -140,6 +150,22 @@ class SentenceClassifier:
                 text = questions[row.example].context[start:end]
                 best[row.example] = FoundAnswer(text.strip(), end - len(text.lstrip()), score)
         return best
+
+    def predict_lines(self, rows: Sequence[Sequence[str]]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the label, the tags or the answer of each line, and the same with probabilities or scores."""
+        if self.annotation.kind == "label":
+            labels, probabilities = self.predict([tuple(row) for row in rows])
+            for label, each in zip(labels, probabilities, strict=True):
+                named = dict(zip(self.annotation.labels, map(float, each), strict=True))
+                yield f"{label}\t{named[label]:.4f}", {"label": label, "probabilities": named}
+        elif self.annotation.kind == "tags":
+            sentences = [" ".join(row).split() for row in rows]
+            for words, tags in zip(sentences, self.tag(sentences), strict=True):
+                yield " ".join(tags), {"words": words, "tags": tags}
+        else:
+            for found in self.answer([Question(question, context) for question, context in rows]):
+                fields = {"answer": found.text, "start": found.start, "score": found.score}
+                yield f"{found.text}\t{found.start}", fields
 
     @torch.inference_mode()
     def _logits(self, rows: Iterable[Row]) -> Iterator[tuple[int, Row, Tensor]]:
