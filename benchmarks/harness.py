@@ -158,9 +158,9 @@ def make_step(
     """Return what makes training steps of a model and a criterion, on one process."""
     import torch
 
-    from xrep.training.device import type_on
     from xrep.training.distributed import alone
     from xrep.training.freezing import Freezing
+    from xrep.training.numbers import type_on
     from xrep.training.step import Pair, Step
     from xrep.training.update import Update
 

@@ -39,9 +39,9 @@ from xrep.number_types import TrainingPrecision
 from xrep.tasks.bitext import BitextTask
 from xrep.training.batches import steps_ahead
 from xrep.training.checkpoint import Checkpoints
-from xrep.training.device import type_on
 from xrep.training.distributed import alone, pick_device
 from xrep.training.log import Quiet
+from xrep.training.numbers import type_on
 from xrep.training.trainer import Trainer
 from xrep_cli.train_options import parse
 

@@ -22,7 +22,7 @@ from tests.support.once import made_once
 from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.models.directory import CONFIG, MANIFEST, MODEL, STATE, describe, digest_of, open_checkpoint
+from xrep.models.directory import CONFIG, MANIFEST, MODEL, STATE, digest_of, file_facts, open_checkpoint
 from xrep.nn.weights import Weights, read_tensors
 from xrep.text.examples import read_pairs
 from xrep.text.find import parse_bitext
@@ -80,7 +80,7 @@ def test_pickles_in_a_checkpoint(name: str, trained_run: Path, tmp_path: Path) -
         content = yaml.dump({"model": {"name": Call(os.mkdir, str(canary))}}).encode()
     (run / name).write_bytes(content)
     manifest = json.loads((run / MANIFEST).read_text())
-    manifest["files"][name] = describe(run / name)
+    manifest["files"][name] = file_facts(run / name)
     manifest["sha256"] = digest_of({key: value for key, value in manifest.items() if key != "sha256"})
     (run / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=name):

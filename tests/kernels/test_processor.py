@@ -17,7 +17,7 @@ from xrep.kernels import precision
 from xrep.kernels.linear import linear
 from xrep.models.device import to_device
 from xrep.nn.layers import Linear, feedforward
-from xrep.training.device import type_on
+from xrep.training.numbers import type_on
 from xrep.training.trainer import Trainer
 
 BFLOAT16 = 2.0**-8

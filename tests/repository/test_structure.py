@@ -31,8 +31,6 @@ LOADERS = ("xrep.lazy", "xrep.registry")
 """The modules that import others by name. The registry names what it loads for others, which are not its imports."""
 OF_COMMANDS = ("main", "run", "Options")
 """What each module of a command has."""
-UNDECIDED = {*"CONFIG EncoderOptions KINDS Origin PREFIXES describe annotated device".split()}
-"""Names, and those of files, that still have several meanings."""
 MAXIMUM_LINES = 400
 
 
@@ -149,7 +147,7 @@ def test_a_public_name_has_one_meaning(repository: Path) -> None:
         for name in public_names(parsed(path)):
             if not name.startswith("_") and name not in OF_COMMANDS:
                 rooms[name].add(room_of(module))
-    assert {name: places for name, places in rooms.items() if len(places) > 1 and name not in UNDECIDED} == {}
+    assert {name: places for name, places in rooms.items() if len(places) > 1} == {}
 
 
 def test_files_of_one_name_are_about_one_subject(repository: Path) -> None:
@@ -159,7 +157,7 @@ def test_files_of_one_name_are_about_one_subject(repository: Path) -> None:
     for module, path in modules(repository).items():
         rooms[path.stem].append(module)
     several = {name: files for name, files in rooms.items() if len({*map(room_of, files)}) > 1 and name != "__init__"}
-    assert {name: files for name, files in several.items() if name not in subjects | UNDECIDED} == {}
+    assert {name: files for name, files in several.items() if name not in subjects} == {}
 
 
 def test_logits_are_made_in_the_kernels_alone(repository: Path) -> None:

@@ -26,9 +26,9 @@ from xrep.kernels.gather import current_group
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.mixture import MixedBatch
-from xrep.training.device import type_on
 from xrep.training.distributed import World, alone
 from xrep.training.freezing import Freezing
+from xrep.training.numbers import type_on
 from xrep.training.results import Numbers
 from xrep.training.step import Pair, Step
 from xrep.training.update import Update

@@ -16,7 +16,7 @@ from tests.support.corpus import sentence_pairs
 from tests.support.runs import compose_run
 from xrep.config import completed, flat, runs_of
 from xrep.errors import UserError
-from xrep.models.directory import CRITERION, MANIFEST, describe, digest_of
+from xrep.models.directory import CRITERION, MANIFEST, digest_of, file_facts
 from xrep.training.run import train
 from xrep.training.stages import is_finished
 
@@ -32,7 +32,7 @@ def change_config(directory: Path, change: Change) -> None:
     change(values)
     path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     if (directory / MANIFEST).exists():
-        change_manifest(directory, lambda manifest: manifest["files"].update({path.name: describe(path)}))
+        change_manifest(directory, lambda manifest: manifest["files"].update({path.name: file_facts(path)}))
 
 
 def change_manifest(directory: Path, change: Change) -> None:

@@ -44,7 +44,7 @@ from xrep.jobs.engines import LOCAL, run_job
 from xrep.jobs.outputs import job_address, publish_parts, repeatable, states_of
 from xrep.jobs.plan import Advance, Job
 from xrep.jobs.work import WorkerShare
-from xrep.models.directory import describe
+from xrep.models.directory import file_facts
 from xrep.models.kinds import MANIFEST, read_mapping
 from xrep.retrieval.ivf import add_rows, make_index, train_index
 from xrep.store import addresses
@@ -205,7 +205,7 @@ def _put_in_place(path: Path, manifest: Facts, part: Facts, files: dict[str, str
             others = [file.name for pattern in ("*.faiss", ".*.tmp") for file in left.glob(pattern)]
             remove_files(left, [*TEXT_FILES, VECTORS, *others])
     publish_parts(files, str(folder))
-    part = part | {"files": {name: describe(folder / name) for name in sorted(files)}}
+    part = part | {"files": {name: file_facts(folder / name) for name in sorted(files)}}
     aside = folder / f".{MANIFEST}.tmp"  # so that it is removed with what else an interrupted command leaves
     write_json(aside, manifest | {"parts": [*manifest["parts"], part]})
     for each in (*map(folder.joinpath, files), aside, folder, path):

@@ -20,7 +20,7 @@ from xrep.interop.sentence_modules import (
     DenseActivation,
     Prompts,
 )
-from xrep.nn.bert import CONFIG, FAMILIES
+from xrep.nn.bert import FAMILIES, HF_CONFIG
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling
 from xrep.nn.weights import SAFETENSORS, read_json, save_tensors
@@ -58,7 +58,7 @@ def write_huggingface(
         raise UserError(problem, cure=f"lower the longest sentence to {shape.max_positions}")
     config, tensors = encoder.to_huggingface(shape.layers if layers is None else layers)
     directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / CONFIG, {**config, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id})
+    write_json(directory / HF_CONFIG, {**config, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id})
     if weights:
         save_tensors(tensors, directory / SAFETENSORS)
     save_as_huggingface(tokenizer, directory, max_length)
@@ -90,7 +90,7 @@ def write_sentence_transformers(
     write_huggingface(directory, encoder, tokenizer, max_length=max_length, weights=weights, **shared)
     options: dict[str, Any] = {"max_seq_length": max_length, "do_lower_case": False}
     # Without the option, transformers draws a pooler and warns that it is new. The backend onnx refuses it.
-    if weights and read_json(directory / CONFIG)["model_type"] in FAMILIES:
+    if weights and read_json(directory / HF_CONFIG)["model_type"] in FAMILIES:
         options["model_args"] = {"add_pooling_layer": False}
     write_json(directory / OPTIONS, options)
     # All versions read these flags; the newest versions write a single key pooling_mode, which older ones do not read.
@@ -113,7 +113,7 @@ def write_sentence_transformers(
         folder = directory / f"{number}_{kind}"
         chain.append(_module(number, folder.name, kind))
         folder.mkdir()
-        write_json(folder / CONFIG, config)
+        write_json(folder / HF_CONFIG, config)
         if tensors:
             save_tensors(tensors, folder / SAFETENSORS)
     _write_root(directory, chain, prompts or Prompts())

@@ -170,10 +170,10 @@ def declared_languages(directory: Path) -> list[str]:
 
 def _chosen_type(directory: Path) -> str:
     """Return the type of encoder that computes a directory: xrep's own one if it can, otherwise the library's."""
-    path = directory / bert.CONFIG
+    path = directory / bert.HF_CONFIG
     if not path.is_file():
         cure = "name a directory of Hugging Face or sentence-transformers"
-        raise UserError(f"no {bert.CONFIG}: not the directory of a pretrained encoder", path=directory, cure=cure)
+        raise UserError(f"no {bert.HF_CONFIG}: not the directory of a pretrained encoder", path=directory, cure=cure)
     problem = bert.obstacle(read_json(path))
     if problem is None:
         return "transformer"
@@ -226,7 +226,7 @@ def _check_tied(weights: Weights, decoder: str | None, words: str) -> None:
     if decoder is not None:
         tied = torch.equal(weights[decoder], weights[words])
     else:
-        tied = read_json(weights.path.parent / bert.CONFIG).get("tie_word_embeddings") is not False
+        tied = read_json(weights.path.parent / bert.HF_CONFIG).get("tie_word_embeddings") is not False
     if not tied:
         problem = "the masked language head has an output matrix of its own, xrep's has the embedding matrix"
         raise UserError(problem, path=weights.path, cure="train a new head")

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from xrep.data.batch import TokenBatch
 from xrep.errors import UserError
-from xrep.nn.bert import ACTIVATIONS, CONFIG, FAMILIES, INERT, check_inert
+from xrep.nn.bert import ACTIVATIONS, FAMILIES, HF_CONFIG, INERT, check_inert
 from xrep.nn.encoder import Encoder
 from xrep.nn.shape import UNLIMITED, EncoderSizes
 from xrep.nn.weights import Weights, read_json, some
@@ -157,7 +157,7 @@ class TransformersEncoder(Encoder):
 
     @classmethod
     def read_shape(cls, directory: Path) -> TransformersShape:
-        path = directory / CONFIG
+        path = directory / HF_CONFIG
         content = read_json(path)
         family = content.get("model_type") in FAMILIES
         check_inert(content, path, INERT if family else list(INERT)[2:])
@@ -184,11 +184,11 @@ class TransformersEncoder(Encoder):
     @classmethod
     def read_state(cls, directory: Path, shape: EncoderSizes) -> tuple[dict[str, Tensor], list[str]]:
         assert isinstance(shape, TransformersShape)
-        weights, config = Weights(directory), _library_config(shape.config, directory / CONFIG)
+        weights, config = Weights(directory), _library_config(shape.config, directory / HF_CONFIG)
         # ``from_pretrained`` maps names of other versions, and those of a model below a head, to its own.
-        cure = f"check that {CONFIG} and the weights belong together"
+        cure = f"check that {HF_CONFIG} and the weights belong together"
         with _refusing("transformers cannot load these weights", weights.path, cure), _quietly():
-            model, report = _model_class(config, directory / CONFIG).from_pretrained(
+            model, report = _model_class(config, directory / HF_CONFIG).from_pretrained(
                 None, config=config, state_dict=dict(weights), dtype=torch.float32, output_loading_info=True
             )
         # Transformers gives random values to tensors that are missing.

@@ -98,7 +98,7 @@ class Checkpoint:
     def file(self, name: str) -> Path:
         """Return the path of a file. Raises UserError if it differs from its checksum."""
         path = self.path / name
-        if name not in self.intact and (not path.is_file() or describe(path) != self.manifest["files"].get(name)):
+        if name not in self.intact and (not path.is_file() or file_facts(path) != self.manifest["files"].get(name)):
             raise _damaged(path)
         self.intact.add(name)
         return path
@@ -321,7 +321,7 @@ def _fill(folder: Path, snapshot: Snapshot) -> None:
     snapshot.save_tokenizers(folder / TOKENIZER)
     for name, source in snapshot.files.items():
         shutil.copyfile(source, folder / name)
-    files = {str(path.relative_to(folder)): describe(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {str(path.relative_to(folder)): file_facts(path) for path in sorted(folder.rglob("*")) if path.is_file()}
     facts: dict[str, Any] = {"text": snapshot.text.as_dict(), "architecture": snapshot.architecture}
     if snapshot.precision != "float32":
         facts["precision"] = snapshot.precision
@@ -337,6 +337,6 @@ def digest_of(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def describe(path: Path) -> dict[str, Any]:
+def file_facts(path: Path) -> dict[str, Any]:
     """Return what a manifest says of a file."""
     return {"sha256": sha256_of(path), "bytes": path.stat().st_size}

@@ -14,9 +14,9 @@ from xrep.data.batch import TextSpec, TokenBatch, Vocabulary
 from xrep.errors import ConfigError, UserError
 from xrep.interop.pretrained import Start, pooler_of
 from xrep.interop.sentence_modules import DenseActivation
-from xrep.models.model import Origin, SentenceModel
+from xrep.models.model import EncoderOrigin, SentenceModel
 from xrep.models.projection import MeanOfSpaces, Projection, ProjectionShape, make_projection
-from xrep.models.start import EncoderOptions, check_vocabulary, encoder_shape, load_start, shape_from
+from xrep.models.start import StartOptions, check_vocabulary, encoder_shape, load_start, shape_from
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling, pool
 from xrep.nn.shape import EncoderSizes
@@ -41,7 +41,7 @@ class DualEncoder(SentenceModel):
     """
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions):
+    class Config(StartOptions):
         towers: Literal["shared", "separate"] = "separate"
         """One encoder for all languages (shared), or one for the source and one for the target languages (separate)."""
         source_encoder: str | None = None
@@ -103,7 +103,7 @@ class DualEncoder(SentenceModel):
 
     def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.config, self._text, self.origins = config, text, dict[str, Origin]()
+        self.config, self._text, self.origins = config, text, dict[str, EncoderOrigin]()
         both = sorted(set(text.source_languages) & set(text.target_languages))
         if config.towers == "separate" and both:
             raise UserError(f"{', '.join(both)}: both a source and a target language", cure="set `towers` to shared")

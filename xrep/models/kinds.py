@@ -35,7 +35,7 @@ COMMANDS = {
 }
 """What can be done with each kind of directory that is no checkpoint; of a checkpoint, its model's class says it."""
 FILES = {
-    "folder of two encoders": [f"source/{bert.CONFIG}"],
+    "folder of two encoders": [f"source/{bert.HF_CONFIG}"],
     "folder of vectors": ["vectors.npy"],
     "directory of a run": [f"best/{MANIFEST}", f"last/{MANIFEST}"],
 }
@@ -71,8 +71,8 @@ def kind_of(path: str | Path) -> str | None:
         return "graph for ONNX Runtime or OpenVINO"
     if (path / MODULES).is_file():
         return "pretrained encoder"
-    if (path / bert.CONFIG).is_file():
-        architectures = str(_mapping(path / bert.CONFIG).get("architectures"))
+    if (path / bert.HF_CONFIG).is_file():
+        architectures = str(_mapping(path / bert.HF_CONFIG).get("architectures"))
         return PRETRAINED[_HEAD.search(architectures) is not None]
     return next((kind for kind, files in FILES.items() if any((path / file).is_file() for file in files)), None)
 

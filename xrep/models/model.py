@@ -15,7 +15,7 @@ from xrep.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
+class EncoderOrigin:
     """The trained encoder that a part of a model starts from."""
 
     path: Path
@@ -72,7 +72,7 @@ class Model(nn.Module, ABC):
     pipeline: str = "feature-extraction"
     default_validation: ClassVar[str | None] = None
     idle_parameters: bool = False
-    origins: dict[str, Origin]
+    origins: dict[str, EncoderOrigin]
 
     @abstractmethod
     def architecture(self) -> dict[str, Any]:

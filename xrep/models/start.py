@@ -17,7 +17,7 @@ from xrep.interop.pretrained import AUTO, Start, State, find_pretrained, read_pr
 from xrep.interop.sentence_modules import DenseSpec
 from xrep.models.directory import CRITERION, MANIFEST, Checkpoint, open_checkpoint
 from xrep.models.kinds import PRETRAINED, expect
-from xrep.models.model import Origin
+from xrep.models.model import EncoderOrigin
 from xrep.nn.encoder import Encoder
 from xrep.nn.shape import EncoderSizes, Norm
 from xrep.nn.weights import fitting, some
@@ -28,7 +28,7 @@ Rate = Annotated[float, "[0, 1)"]
 
 
 @dataclass(kw_only=True)
-class EncoderOptions:
+class StartOptions:
     """The options of every model that has encoders."""
 
     encoder: str | None = None
@@ -92,7 +92,7 @@ def shape_from(values: dict[str, Any]) -> EncoderSizes:
     return ENCODERS.load(values["type"]).Shape(**values)
 
 
-def encoder_shape(config: EncoderOptions, vocabulary: Vocabulary, start: Start | None) -> EncoderSizes:
+def encoder_shape(config: StartOptions, vocabulary: Vocabulary, start: Start | None) -> EncoderSizes:
     """Return the shape of an encoder that begins at ``start``, or of a new one with the sizes in a model's options.
     Raises UserError if ``start`` has too few layers."""
     if start is not None:
@@ -110,7 +110,7 @@ def encoder_shape(config: EncoderOptions, vocabulary: Vocabulary, start: Start |
     )
 
 
-def load_start(encoder: Encoder, start: Start, layers: int | None) -> Origin:
+def load_start(encoder: Encoder, start: Start, layers: int | None) -> EncoderOrigin:
     """Load the weights of a trained encoder into one of its shape, and return where they come from."""
     with fitting(start.path):
         state, unused = start.state(layers)
@@ -118,7 +118,7 @@ def load_start(encoder: Encoder, start: Start, layers: int | None) -> Origin:
     left = f"; not used: {some(unused, 3)}" if unused else ""
     prompt = f"; training does not add its prompt {start.prompts.text!r}" if start.prompts.text else ""
     details = f"{len(state)} tensors, encoder type {start.shape.type}{left}{prompt}"
-    return Origin(path=start.path, languages=start.languages, details=details)
+    return EncoderOrigin(path=start.path, languages=start.languages, details=details)
 
 
 def check_vocabulary(shape: EncoderSizes, vocabulary: Vocabulary, tower: str) -> None:

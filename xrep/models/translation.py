@@ -16,8 +16,8 @@ from xrep.errors import UserError
 from xrep.interop.exported import write_huggingface
 from xrep.kernels.int8 import Int8Product, quantise
 from xrep.kernels.linear import PackedWeight, fused_linear, linear
-from xrep.models.model import ForTransformers, Origin, TranslationModel
-from xrep.models.start import EncoderOptions, check_vocabulary, encoder_shape, load_start, shape_from
+from xrep.models.model import EncoderOrigin, ForTransformers, TranslationModel
+from xrep.models.start import StartOptions, check_vocabulary, encoder_shape, load_start, shape_from
 from xrep.nn.decoder import SourceKeys, StepCache, TransformerDecoder
 from xrep.nn.encoder import Encoder, initialise
 from xrep.nn.layers import Packing, is_quantised, layout_of
@@ -61,7 +61,7 @@ class Translation(TranslationModel):
     """
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions):
+    class Config(StartOptions):
         share_vocabulary: bool = True
         """Whether the decoder uses the vocabulary of the pretrained encoder. If not, only the source side of the text
         uses it, and the target side has its own vocabulary."""
@@ -90,7 +90,7 @@ class Translation(TranslationModel):
 
     def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.config, self.text, self.origins = config, text, dict[str, Origin]()
+        self.config, self.text, self.origins = config, text, dict[str, EncoderOrigin]()
         self.source_vocabulary, self.target_vocabulary = text.vocabulary("source"), text.vocabulary("target")
         start = next(iter(config.starts.values()), None) if architecture is None else None
         if architecture is None:

@@ -16,7 +16,7 @@ from xrep.errors import UserError
 from xrep.nn.shape import Activation, EncoderShape
 from xrep.nn.weights import Weights, read_json
 
-CONFIG = "config.json"
+HF_CONFIG = "config.json"
 FAMILIES = ("bert", "roberta", "camembert", "xlm-roberta")
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",

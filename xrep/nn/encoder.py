@@ -202,7 +202,7 @@ class TransformerEncoder(Encoder, Stack):
 
     @classmethod
     def read_shape(cls, directory: Path) -> EncoderShape:
-        return bert.read_shape(directory / bert.CONFIG)
+        return bert.read_shape(directory / bert.HF_CONFIG)
 
     @classmethod
     def read_state(cls, directory: Path, shape: EncoderSizes) -> tuple[dict[str, Tensor], list[str]]:

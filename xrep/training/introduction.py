@@ -10,7 +10,7 @@ import torch
 from xrep.config import RunConfig
 from xrep.config.sizes import is_small
 from xrep.data.batch import TextSpec
-from xrep.models.model import Model, Origin
+from xrep.models.model import EncoderOrigin, Model
 from xrep.nn.decoder import TransformerDecoder
 from xrep.nn.encoder import Encoder
 from xrep.tasks.task import Task
@@ -44,7 +44,7 @@ def say_origin(model: Model, text: TextSpec, path: Path, details: str, new: list
     ``new``."""
     for name in _encoders(model):
         if any(own not in new for own in model.state_dict() if own.startswith(f"{name}.")):
-            model.origins[name] = Origin(path=path, languages=_languages(name, text), details=details)
+            model.origins[name] = EncoderOrigin(path=path, languages=_languages(name, text), details=details)
 
 
 def _encoders(model: Model) -> list[str]:

@@ -14,7 +14,7 @@ from xrep.models.directory import CRITERION, MODEL, STATE, Checkpoint
 from xrep.nn.weights import fitting
 from xrep.registry import one_line
 from xrep.tasks.task import Task
-from xrep.training.device import random_state, restore_random_state
+from xrep.training.numbers import random_state, restore_random_state
 from xrep.training.sharding import local_optimizer, whole_state
 from xrep.training.step import Pair
 from xrep.training.update import Update

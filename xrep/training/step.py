@@ -16,8 +16,8 @@ from xrep.criteria.contrastive import ContrastiveCriterion, joined
 from xrep.criteria.criterion import Criterion, Loss, Planned
 from xrep.models.model import Model
 from xrep.nn.half import Stack, weights_cast_once
-from xrep.training.device import RandomState, random_state, restore_random_state
 from xrep.training.freezing import Freezing
+from xrep.training.numbers import RandomState, random_state, restore_random_state
 from xrep.training.results import Results
 from xrep.training.update import Update
 

@@ -6,10 +6,10 @@ from functools import partial
 
 from xrep.config import RunConfig
 from xrep.nn.encoder import TransformerEncoder
-from xrep.training.device import type_on
 from xrep.training.distributed import World
 from xrep.training.freezing import Freezing
 from xrep.training.lora import LowRank
+from xrep.training.numbers import type_on
 from xrep.training.parameter_groups import parameter_groups
 from xrep.training.row_adamw import RowAdamW
 from xrep.training.sharding import sharded_optimizer

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from xrep.data.batch import TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.files import write_json
-from xrep.models.model import ForTransformers, Model, Origin
-from xrep.models.start import EncoderOptions, check_vocabulary, encoder_shape, load_start, shape_from
-from xrep.nn.bert import CONFIG
+from xrep.models.model import EncoderOrigin, ForTransformers, Model
+from xrep.models.start import StartOptions, check_vocabulary, encoder_shape, load_start, shape_from
+from xrep.nn.bert import HF_CONFIG
 from xrep.nn.encoder import Encoder, TransformerEncoder, initialise
 from xrep.nn.layers import Linear
 from xrep.nn.pooling import Pooling, pool
@@ -103,14 +103,14 @@ class Classifier(Model):
     opening = "from xrep.understanding import SentenceClassifier; SentenceClassifier.load({path})"
 
     @dataclass(kw_only=True)
-    class Config(EncoderOptions):
+    class Config(StartOptions):
         pooling: Pooling = "cls"
         """What the label of a text is predicted from: the vector of [CLS], which HiCTL and DAP read, or the mean or the
         maximum of the token vectors, which suits an encoder that was trained with it and is frozen (CMLM)."""
 
     def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.config, self.text, self.origins = config, text, dict[str, Origin]()
+        self.config, self.text, self.origins = config, text, dict[str, EncoderOrigin]()
         self.annotation = Annotation.of(text)
         self.pipeline = ANNOTATIONS[self.annotation.kind].pipeline
         vocabulary = text.vocabulary(SHARED)
@@ -165,7 +165,7 @@ class Classifier(Model):
         named, head = {prefix + key: tensor for key, tensor in tensors.items()}, self.state_dict()
         for ours, theirs in _layers(family, annotation).items():
             named |= {f"{theirs}.{part}": head[f"{ours}.{part}"].float() for part in ("weight", "bias")}
-        write_json(directory / CONFIG, config)
+        write_json(directory / HF_CONFIG, config)
         save_tensors(named, directory / SAFETENSORS)
         save_as_huggingface(tokenizer, directory, max_length)
         about = f"A classifier, trained with xrep; it predicts {', '.join(annotation.labels) or kind.predicts}."
@@ -176,7 +176,7 @@ class Classifier(Model):
 def load_classifier(directory: Path) -> tuple[Classifier, TextSpec, Tokenizers]:
     """Load a classifier that transformers or ``Classifier.write_for_transformers`` saved. Raises UserError if there is
     none of BERT, RoBERTa or XLM-R in the directory, or a file is damaged."""
-    path = directory / CONFIG
+    path = directory / HF_CONFIG
     config = read_json(path)
     architectures, family = config.get("architectures"), str(config.get("model_type"))
     name = architectures[0] if isinstance(architectures, list) and architectures else None
