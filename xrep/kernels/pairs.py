@@ -106,8 +106,8 @@ def _parts(tensors: Sequence[Any], count: int, rows: slice) -> list[Any]:
 
 def at_columns(logits: Tensor, columns: Tensor) -> Tensor:
     """Return the logits of [R, C] at columns int64 [R, M]. Autograd keeps no logits for it, as it does for a gather."""
-    places = columns + torch.arange(len(logits), device=logits.device).unsqueeze(1) * logits.size(1)
-    return logits.flatten().index_select(0, places.flatten()).view_as(columns)
+    first = torch.arange(0, logits.numel(), max(1, logits.size(1)), device=logits.device)
+    return logits.flatten().index_select(0, (columns + first.unsqueeze(1)).flatten()).view_as(columns)
 
 
 def leave_out(values: Tensor, excluded: Tensor, same: Tensor | None, value: float = NOTHING) -> Tensor:
