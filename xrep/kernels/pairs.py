@@ -166,10 +166,8 @@ def infonce(best: Tensor, total: Tensor, positive: Tensor) -> Tensor:
     The positive's logit [B] is subtracted from the largest one of a negative first: if both are huge, the logarithm of
     the sum would be rounded away beside them.
     """
-    shift = positive.detach()
-    negatives = (best.detach() - shift) + total.clamp(min=torch.finfo(total.dtype).tiny).log()
-    # The difference is 0, but carries the gradient of the positive. Above the threshold softplus is the identity.
-    return F.softplus(negatives + (shift - positive), threshold=40)
+    negatives = (best.detach() - positive) + total.clamp(min=torch.finfo(total.dtype).tiny).log()
+    return F.softplus(negatives, threshold=40)  # above the threshold it is the identity
 
 
 def beaten(best: Tensor, positive: Tensor) -> Tensor:
