@@ -41,7 +41,7 @@ NOT_LAUNCHED = {
 }  # fmt: skip
 PRODUCTS = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "_addmm_activation"}
 KERNELS = {
-    "triton_kernels": ("absorb_row", "collect_rows", "collect_columns", "differentiate_tile", "vocabulary_row"),
+    "triton_kernels": ("absorb_row", "vocabulary_row"),
     "triton_norm": ("normalise_rows", "differentiate_rows", "add_parts"),
 }
 
