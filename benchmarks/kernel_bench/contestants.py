@@ -50,17 +50,19 @@ def plain_queue(query: Tensor, positive: Tensor, queue: Tensor, tau: Tensor) -> 
     return F.cross_entropy(logits.float(), query.new_zeros(len(query), dtype=torch.int64), reduction="none")
 
 
-def plain_inbatch(x: Tensor, y: Tensor, tau: Tensor) -> Tensor:
+def plain_inbatch(x: Tensor, y: Tensor, tau: Tensor, ids: Tensor) -> Tensor:
     logits = ((x / tau) @ y.t()).float()
     own = torch.arange(len(x), device=x.device)
+    itself = own.unsqueeze(1) == own
+    logits = logits.masked_fill((ids == ids.t()) & ~itself, float("-inf"))
     losses = torch.cat([F.cross_entropy(side, own, reduction="none") for side in (logits, logits.t())])
     with torch.no_grad():  # a training step also reports how many positives beat all negatives
-        others = logits.masked_fill(own.unsqueeze(1) == own, float("-inf"))
+        others = logits.masked_fill(itself, float("-inf"))
         _ = [logits.diagonal() > others.amax(dim) for dim in (0, 1)]
     return losses
 
 
-def plain_hard(x: Tensor, y: Tensor, tau: Tensor) -> Tensor:
+def plain_hard(x: Tensor, y: Tensor, tau: Tensor, ids: Tensor) -> Tensor:
     """Return the loss of HiCTL (equations 5 and 6), in the closed form that builds no harder negatives."""
     q, positive = torch.cat([x, y]), torch.cat([y, x])
     dot, square = (q @ q.t()).float(), q.float().square().sum(1)
@@ -72,8 +74,8 @@ def plain_hard(x: Tensor, y: Tensor, tau: Tensor) -> Tensor:
     harder = rest**2 * a + mixed**2 * b + 2 * rest * mixed * dot
     cosine = (rest * a + mixed * dot) / (a * harder).sqrt() / tau
     own = torch.arange(len(q), device=q.device)
-    counted = torch.ones_like(cosine, dtype=torch.bool)
-    counted[own, own] = counted[own, own.roll(len(x))] = False
+    both = ids.repeat(2, 1)  # a query and its positive have the same
+    counted = both != both.t()
     right = F.cosine_similarity(q.float(), positive.float(), dim=1) / tau
     logits = torch.cat([right.unsqueeze(1), cosine.masked_fill(~counted, float("-inf"))], 1)
     return F.cross_entropy(logits, torch.zeros_like(own), reduction="none")
@@ -195,6 +197,8 @@ class Queue(Contest):
 
 
 class InBatch(Contest):
+    """Equal sentences are masked, as in training, though there are none."""
+
     plain = staticmethod(plain_inbatch)
     arrays = 6
 
@@ -202,10 +206,12 @@ class InBatch(Contest):
         rows, _, width = size
         self.x, self.y = translations(rows, width, dtype, generator)
         self.tau = torch.tensor(TEMPERATURE, device=generator.device)
-        self.leaves, self.arguments, self.sides = (self.x, self.y), (self.x, self.y, self.tau), (self.x, self.y)
+        self.ids = torch.arange(rows, device=generator.device).unsqueeze(1)
+        self.leaves = self.sides = (self.x, self.y)
+        self.arguments = (*self.leaves, self.tau, self.ids)
 
     def ours(self) -> Tensor:
-        return torch.cat(inbatch_infonce(*self.arguments)[:2])
+        return torch.cat(inbatch_infonce(self.x, self.y, self.tau, ids=self.ids)[:2])
 
 
 class Hard(InBatch):
@@ -220,7 +226,7 @@ class Hard(InBatch):
         self.sides = (both, both)
 
     def ours(self) -> Tensor:
-        return torch.cat(hard_infonce(*self.arguments, exponent=EXPONENT)[:2])
+        return torch.cat(hard_infonce(self.x, self.y, self.tau, exponent=EXPONENT, ids=self.ids)[:2])
 
 
 class Vocabulary(Contest):

@@ -106,8 +106,8 @@ def _parts(tensors: Sequence[Any], count: int, rows: slice) -> list[Any]:
 
 def at_columns(logits: Tensor, columns: Tensor) -> Tensor:
     """Return the logits of [R, C] at columns int64 [R, M]. Autograd keeps no logits for it, as it does for a gather."""
-    places = columns + torch.arange(len(logits), device=logits.device).unsqueeze(1) * logits.size(1)
-    return logits.flatten().index_select(0, places.flatten()).view_as(columns)
+    first = torch.arange(0, logits.numel(), max(1, logits.size(1)), device=logits.device)
+    return logits.flatten().index_select(0, (columns + first.unsqueeze(1)).flatten()).view_as(columns)
 
 
 def leave_out(values: Tensor, excluded: Tensor, same: Tensor | None, value: float = NOTHING) -> Tensor:
@@ -166,10 +166,8 @@ def infonce(best: Tensor, total: Tensor, positive: Tensor) -> Tensor:
     The positive's logit [B] is subtracted from the largest one of a negative first: if both are huge, the logarithm of
     the sum would be rounded away beside them.
     """
-    shift = positive.detach()
-    negatives = (best.detach() - shift) + total.clamp(min=torch.finfo(total.dtype).tiny).log()
-    # The difference is 0, but carries the gradient of the positive. Above the threshold softplus is the identity.
-    return F.softplus(negatives + (shift - positive), threshold=40)
+    negatives = (best.detach() - positive) + total.clamp(min=torch.finfo(total.dtype).tiny).log()
+    return F.softplus(negatives, threshold=40)  # above the threshold it is the identity
 
 
 def beaten(best: Tensor, positive: Tensor) -> Tensor:
