@@ -1,7 +1,5 @@
 """A transformer encoder by its equations: one sentence at a time, in plain torch, without padding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Dual-alignment pre-training by its equations: one pair at a time, in plain torch, without padding."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

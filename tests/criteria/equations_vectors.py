@@ -1,7 +1,5 @@
 """The equations of objectives that compare vectors, computed in plain loops, one sentence at a time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

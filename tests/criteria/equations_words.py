@@ -1,7 +1,5 @@
 """The equations of objectives that predict words: mlm, tlm, cmlm and translation."""
 
-from __future__ import annotations
-
 import math
 
 import torch

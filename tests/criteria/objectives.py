@@ -1,7 +1,5 @@
 """One table of objectives: what each is given, and its equation. ``test_objectives`` proves the same of all of them."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Training of criteria by several processes together, and the runs that they train."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any

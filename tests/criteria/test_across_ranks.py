@@ -1,7 +1,5 @@
 """Criteria trained by real processes, on unequal parts of batches, against one process with whole batches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """cmlm: the gap, its shipped recipes with a tiny model, and pretrained encoders."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

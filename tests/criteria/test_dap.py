@@ -1,7 +1,5 @@
 """dap: the start of its head, the tokens that it may see, and the subwords that it may predict."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

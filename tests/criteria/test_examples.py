@@ -1,7 +1,5 @@
 """The docstring of each objective says when to choose it, and its example runs."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Criteria with a tokenizer that puts no token in front of a sentence: the first subword of y counts as others do."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """frozen_source with source vectors that its tower, or another system, has computed before training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

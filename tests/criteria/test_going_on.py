@@ -1,7 +1,5 @@
 """A run that stops and goes on is the same as one that never stops, and what its checkpoints have of the objective."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

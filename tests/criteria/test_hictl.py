@@ -1,7 +1,5 @@
 """hictl: its history, its sampled words, and text without translations beside bitext."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json
@@ -53,9 +51,7 @@ def test_only_training_is_noted(make: Maker) -> None:
     assert float(criterion.hardness.history[3]) == pytest.approx(float(expected), rel=1e-9)
 
 
-def test_special_tokens_are_neither_in_the_bag_nor_sampled(
-    text: TextSpec, make: Maker, make_batch, monkeypatch
-) -> None:
+def test_special_tokens_are_neither_in_the_bag_nor_sampled(text, make, make_batch, monkeypatch):
     vocabulary = text.vocabulary("shared")
     specials = {vocabulary.pad_id, vocabulary.unk_id, vocabulary.bos_id, vocabulary.eos_id, vocabulary.mask_id}
     assert set(vocabulary.special_ids) == specials and len(specials) == 5

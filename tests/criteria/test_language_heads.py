@@ -1,7 +1,5 @@
 """Heads that predict masked tokens are shared by the parts of a run, and are those of the run it starts from."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Iterable
@@ -89,14 +87,11 @@ def test_the_gradient_of_a_shared_head_is_that_of_all_parts(text: TextSpec, batc
         assert all(grad.any() for grad in grads)
 
 
-@pytest.mark.parametrize(
-    ("kinds", "owners"),
-    [
-        ([("a", MLM, NEW), ("b", TLM, NEW)], "a"),
-        ([("a", MLM, {}), ("b", TLM, NEW), ("c", TLM, {}), ("d", MLM, {})], "ab"),
-        ([("a", HiCTL, QUIET), ("b", HiCTL, {}), ("c", HiCTL, {"monolingual": True}), ("d", MLM, {})], "b"),
-    ],
-)
+@pytest.mark.parametrize(("kinds", "owners"), [
+    ([("a", MLM, NEW), ("b", TLM, NEW)], "a"),
+    ([("a", MLM, {}), ("b", TLM, NEW), ("c", TLM, {}), ("d", MLM, {})], "ab"),
+    ([("a", HiCTL, QUIET), ("b", HiCTL, {}), ("c", HiCTL, {"monolingual": True}), ("d", MLM, {})], "b"),
+])  # fmt: skip
 def test_who_shares_with_whom(text: TextSpec, kinds: list, owners: str) -> None:
     criterion = make(make_model(text), text, kinds)
     names = [f"parts.{owner}.masked_lm.heads.shared.{name}" for owner in owners for name in HEAD]

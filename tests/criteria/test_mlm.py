@@ -1,7 +1,5 @@
 """mlm and tlm: pairs that are read together, neighbours, and pretrained heads."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

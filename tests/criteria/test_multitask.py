@@ -1,7 +1,5 @@
 """Two criteria in one, on two batches of real pairs, against each of them alone."""
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 from typing import Any

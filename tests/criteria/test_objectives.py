@@ -1,7 +1,5 @@
 """What holds for every objective: its equation, batches of no rows, half precision, pieces, and no waiting."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

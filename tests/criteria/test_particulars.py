@@ -1,7 +1,5 @@
 """What is particular to single objectives: dropout of simcse, heads of nli, hard negatives, options and their help."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The plan of a batch, for every criterion: what it depends on, and where its data are."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import random
@@ -125,9 +123,7 @@ def test_a_plan_from_another_process_gives_the_same_loss(make: Maker, name: str)
 
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_what_python_reads_stays_in_host_memory(
-    make: Maker, name: str, pinned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_python_reads_stays_in_host_memory(make, name, pinned, monkeypatch):
     """Lengths, languages and indices; all else goes to the device, and before that into page-locked memory."""
     _, criterion, batch = made(make, name)
     planned = plan(criterion, batch)

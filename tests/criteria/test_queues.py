@@ -1,7 +1,5 @@
 """dual_moco and frozen_source against a simulation of their equations in float64, in which lists are the queues."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The tokens that the RTL head reads and predicts, worked out by hand for two pairs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,9 +1,6 @@
 """The translation loss: its smoothing, its languages, and the models and tasks that fit it."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
@@ -45,16 +42,13 @@ def test_each_row_has_its_target_language(make: Maker, make_batch) -> None:
     assert not torch.isclose(found, wrong, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("given", "model", "validation"),
-    [
-        ({"task": "translation"}, "translation", "translation"),
-        ({"task": "translation", "model": "dual_encoder"}, "dual_encoder", "retrieval"),
-        ({"task": "bitext"}, "dual_encoder", "retrieval"),
-        ({"task": "bitext", "model": "translation"}, "translation", "translation"),
-        ({"task": "bitext", "model": "translation", "validation": "nli"}, "translation", "nli"),
-    ],
-)
+@pytest.mark.parametrize(("given", "model", "validation"), [
+    ({"task": "translation"}, "translation", "translation"),
+    ({"task": "translation", "model": "dual_encoder"}, "dual_encoder", "retrieval"),
+    ({"task": "bitext"}, "dual_encoder", "retrieval"),
+    ({"task": "bitext", "model": "translation"}, "translation", "translation"),
+    ({"task": "bitext", "model": "translation", "validation": "nli"}, "translation", "nli"),
+])  # fmt: skip
 def test_model_and_validation_fit_the_task(given: dict[str, str], model: str, validation: str) -> None:
     """The defaults fit if nothing is chosen."""
     line = [f"--{name}={value}" for name, value in {**given, "criterion": "label_smoothed_cross_entropy"}.items()]
@@ -67,9 +61,7 @@ def test_model_and_validation_fit_the_task(given: dict[str, str], model: str, va
 @pytest.mark.parametrize(
     ("criterion", "own"), [("tlm", []), ("translation_ranking", ["--max-tokens=none", "--batch-size=30"])]
 )
-def test_a_sentence_encoder_may_train_on_the_task(
-    data_directory: Path, tmp_path, capfd, criterion: str, own: list[str]
-) -> None:
+def test_a_sentence_encoder_may_train_on_the_task(data_directory, tmp_path, capfd, criterion, own):
     """Batches have a number of tokens or of pairs."""
     small = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL_MODEL.items()]
     line = ["--task=translation", "--max-steps=1", "--device=cpu", "--no-tensorboard", f"--criterion={criterion}",

@@ -1,7 +1,5 @@
 """A context in which no code may wait for the device."""
 
-from __future__ import annotations
-
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -1,7 +1,5 @@
 """Training runs of every objective, as command lines, and the small data that they read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

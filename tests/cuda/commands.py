@@ -7,8 +7,6 @@ PORT is where the ranks of a command meet, if there are several. Modules of the 
 """
 
 # ruff: noqa: E402
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """What the emulated device counts, and the lines of xrep that it counts at."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from pathlib import Path

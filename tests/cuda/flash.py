@@ -1,7 +1,5 @@
 """torch's flash kernel for packed sentences, written out, with the checks that CUDA makes of its arguments."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

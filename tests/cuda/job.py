@@ -5,8 +5,6 @@ The arguments of ``main`` are a folder of data (``write_data``), the file to wri
 """
 
 # ruff: noqa: E402
-from __future__ import annotations
-
 import os
 
 GPU = os.path.exists("/dev/nvidiactl")

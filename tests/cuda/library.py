@@ -1,7 +1,5 @@
 """The compiled device.cpp."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import importlib.util

@@ -4,8 +4,6 @@ The arguments of ``main`` are a folder of data and the file to write; ``tests.cu
 """
 
 # ruff: noqa: E402
-from __future__ import annotations
-
 import os
 
 if os.path.exists("/dev/nvidiactl"):

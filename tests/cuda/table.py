@@ -4,8 +4,6 @@ exchanges between ranks.
 python -m tests.cuda.table        # writes steps.tsv anew, after a change that is meant to change it
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

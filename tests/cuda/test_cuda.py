@@ -4,8 +4,6 @@ the table, and the commands.
 A process takes seconds to start, so that one does everything, and two do everything that takes two ranks.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Directories as transformers and sentence-transformers write them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

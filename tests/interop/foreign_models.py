@@ -1,7 +1,5 @@
 """Small random models of families that only transformers computes, with their tokenizers, as it writes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A small tokenizer, sentences for it, and sentence vectors of encoders that were read from directories."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from pathlib import Path

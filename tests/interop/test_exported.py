@@ -1,7 +1,5 @@
 """Export and import: transformers and sentence-transformers compute the same as our encoder, and no bit is lost."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import replace
@@ -129,14 +127,11 @@ def test_bfloat16_weights_go_out_as_float32(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, state[key].float()) for key, tensor in back.items())
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"norm": "pre"}, "normalises before its sublayers has no counterpart"),
-        ({"position_offset": 5}, "positions begin at 5, Hugging Face's at 0 or at pad id + 1, 1"),
-        ({"max_positions": 19}, "sentences of 20 tokens, but the encoder has 19 positions"),
-    ],
-)
+@pytest.mark.parametrize("changes, message", [
+    ({"norm": "pre"}, "normalises before its sublayers has no counterpart"),
+    ({"position_offset": 5}, "positions begin at 5, Hugging Face's at 0 or at pad id + 1, 1"),
+    ({"max_positions": 19}, "sentences of 20 tokens, but the encoder has 19 positions"),
+])  # fmt: skip
 def test_what_cannot_go_out(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         write_huggingface(tmp_path / "out", make_encoder(replace(BERT, **changes)), small_tokenizer(), max_length=20)

@@ -1,7 +1,5 @@
 """Directories of transformers, read into our encoder: every layer, the heads, and all layouts of weights."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Directories of other libraries that our encoders cannot compute: one line names the entry, tensor or module."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

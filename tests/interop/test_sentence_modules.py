@@ -1,7 +1,5 @@
 """Directories of sentence-transformers: encoders read from them give the same vectors as the library."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

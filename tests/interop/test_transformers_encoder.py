@@ -1,7 +1,5 @@
 """Encoders that the library transformers computes: vectors equal its own, and everything else works as with ours."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Compiles every Triton kernel to machine code for Hopper GPUs, without a GPU; ``--all``: in the variants in use."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from typing import Any

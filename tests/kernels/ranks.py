@@ -1,7 +1,5 @@
 """Processes that together compute the losses between two sides of a batch."""
 
-from __future__ import annotations
-
 import datetime
 import pickle
 import time

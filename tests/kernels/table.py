@@ -1,7 +1,5 @@
 """The table of the kernels: each with its formula, as in the paper, in plain torch with everything materialised."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Callable, Collection, Iterator

@@ -1,7 +1,5 @@
 """Losses with the negatives of all ranks, computed by real processes, against one process with all pairs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Attention against torch's, and dropout against its distribution."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Where Triton's kernels are used, their check at their first use, and the message about it."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import re
@@ -57,13 +55,10 @@ def broken(*arguments: object) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "function, reason",
-    [
-        (wrong_weights, r"differ from plain torch here \(queue_infonce, torch.float32, by \S+\)"),
-        (broken, "fail here: no such instruction"),
-    ],
-)
+@pytest.mark.parametrize("function, reason", [
+    (wrong_weights, r"differ from plain torch here \(queue_infonce, torch.float32, by \S+\)"),
+    (broken, "fail here: no such instruction"),
+])  # fmt: skip
 def test_kernels_that_do_not_are_left_with_a_warning(function, reason, kernels, monkeypatch) -> None:
     monkeypatch.setattr(kernels, "absorb", function)
     if not torch.cuda.is_available():  # the check of the GPU that is not here is made on the CPU

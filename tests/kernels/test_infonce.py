@@ -1,7 +1,5 @@
 """What is particular to the losses between queries, positives and negatives."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The products of layers against torch's in float64, and their switch of precision."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What is particular to linear_cross_entropy; that it equals torch's is in the table of kernels."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from unittest.mock import patch

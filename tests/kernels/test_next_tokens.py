@@ -1,7 +1,5 @@
 """best_next and sample_next against log_softmax and sorting of all words, in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

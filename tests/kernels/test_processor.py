@@ -1,7 +1,5 @@
 """Features of the CPU, layers with a torch without oneDNN, and the type in which each device computes."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -76,25 +74,20 @@ def wrong(x: Tensor, weight: Tensor, bias: Tensor, *attributes: Any) -> Tensor:
     return F.gelu(F.linear(x, weight, bias), approximate="tanh") * 1.1
 
 
-@pytest.mark.parametrize(
-    "machine, library, available, expected",
-    [
-        ("aarch64", {}, True, [False, False, False]),
-        ("x86_64", {}, False, [False, False, False]),
-        (
-            "aarch64",
-            {"_is_mkldnn_bf16_supported": lambda: True, "_linear_pointwise": refuses},
-            True,
-            [True, False, False],
-        ),
-        ("x86_64", {"_is_mkldnn_bf16_supported": lambda: True, "_linear_pointwise": refuses}, True, 3 * [False]),
-        ("aarch64", {"_is_mkldnn_bf16_supported": lambda: False, "_linear_pointwise": refuses}, True, 3 * [False]),
-        ("x86_64", {"_is_mkldnn_bf16_supported": lambda: False, "_linear_pointwise": wrong}, True, 3 * [False]),
-    ],
-)
-def test_other_machines_and_other_builds_of_torch(
-    machine: str, library: dict, available: bool, expected: list[bool], asked_anew: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("machine, library, available, expected", [
+    ("aarch64", {}, True, [False, False, False]),
+    ("x86_64", {}, False, [False, False, False]),
+    (
+        "aarch64",
+        {"_is_mkldnn_bf16_supported": lambda: True, "_linear_pointwise": refuses},
+        True,
+        [True, False, False],
+    ),
+    ("x86_64", {"_is_mkldnn_bf16_supported": lambda: True, "_linear_pointwise": refuses}, True, 3 * [False]),
+    ("aarch64", {"_is_mkldnn_bf16_supported": lambda: False, "_linear_pointwise": refuses}, True, 3 * [False]),
+    ("x86_64", {"_is_mkldnn_bf16_supported": lambda: False, "_linear_pointwise": wrong}, True, 3 * [False]),
+])  # fmt: skip
+def test_other_machines_and_other_builds_of_torch(machine, library, available, expected, asked_anew, monkeypatch):
     """Elsewhere than on x86, oneDNN's word on bfloat16 is taken. A fused product that is wrong is not taken."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace(**library))

@@ -1,7 +1,5 @@
 """The table of kernels against what holds for each of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Dropout, residual connection and layer normalisation in one kernel, against the formula in float64."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The Triton path: interpreted on the CPU where there is no GPU, and compiled, which needs none."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

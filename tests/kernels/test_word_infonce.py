@@ -1,7 +1,5 @@
 """How word_infonce samples; that it equals HiCTL's equation 7 for what it sampled is in the table of kernels."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 

@@ -1,7 +1,5 @@
 """The mean of the last checkpoints, exported as an encoder that all commands accept."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The dual encoder: the vector of a sentence does not depend on its batch, and each language has its tower."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

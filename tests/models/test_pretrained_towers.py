@@ -1,7 +1,5 @@
 """Models that start from directories of transformers: poolers as projections (MLP after [CLS]), and translators."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

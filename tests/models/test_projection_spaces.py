@@ -1,7 +1,5 @@
 """Sentence vectors that are means of projection spaces (CMLM's 'proj'): checkpoints, starts and export."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The translator: steps equal the whole, its options have effect, and its parts start from given weights."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Checkpoints of translation models in place of encoders: for starts, export and sentence vectors."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

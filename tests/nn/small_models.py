@@ -1,7 +1,5 @@
 """Small random models of the transformers library, saved like real ones, and batches for them."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

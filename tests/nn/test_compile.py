@@ -1,7 +1,5 @@
 """Compiled layers against the same layers without compilation."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The decoder against torch's own, and its single steps against the whole."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

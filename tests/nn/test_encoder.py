@@ -1,7 +1,5 @@
 """The encoder against torch's own transformer with the same weights, and packed batches against single sentences."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Stacks of layers in half precision, as GPUs compute them: on a CPU, with torch's flash kernel written out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

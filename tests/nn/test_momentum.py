@@ -1,7 +1,5 @@
 """The momentum encoder against equation 1 in each step, and pooling by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

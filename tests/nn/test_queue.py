@@ -1,7 +1,5 @@
 """The queue against a plain list of the last K vectors."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

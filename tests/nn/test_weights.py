@@ -1,7 +1,5 @@
 """Damaged, incomplete and dangerous files of weights, and the search for a directory."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """Text that the tests of tasks share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

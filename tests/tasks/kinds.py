@@ -1,7 +1,5 @@
 """The kinds of tasks on small text that is known, and what their batches say."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Sequence

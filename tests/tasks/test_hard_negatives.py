@@ -1,7 +1,5 @@
 """Hard negatives in the bitext task and in a run: batches, hashes and resuming."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

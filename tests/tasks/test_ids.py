@@ -1,7 +1,5 @@
 """Ids of sentences: a sentence without words has no key, and so equals no other one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Several tasks in one: de-en and es-en text (630 pairs) beside 47 pairs of de-en, or beside a task of another kind."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What is particular to the task monolingual: neighbours, orders of tokens, and sentences that are excluded."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """What is particular to the task nli: triplets, sides, and what it keeps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What is true of every task, for each kind of examples: text of an epoch, order, ranks, resuming, collation."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable
@@ -158,9 +156,7 @@ def test_long_sentences_are_cut(kind: Kind, make) -> None:
 
 
 @pytest.mark.slow
-def test_a_tokenizer_that_puts_no_token_first(
-    name: str, kind: Kind, texts: Path, data_directory: Path, tmp_path: Path
-) -> None:
+def test_a_tokenizer_that_puts_no_token_first(name, kind, texts, data_directory, tmp_path):
     """Every sentence of the corpus is longer than ``max_length``, so that all rows have exactly this length."""
     words = sorted({word for pair in sentence_pairs(2048) for sentence in pair for word in sentence.split()})
     own = made_once("whole-words", lambda folder: write_tokenizer_without_first_token(folder / "own", words)) / "own"

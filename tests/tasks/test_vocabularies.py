@@ -1,7 +1,5 @@
 """Vocabularies of tasks: trained on their text, named, or brought by an encoder; shared, or one of each side."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path

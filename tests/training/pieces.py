@@ -1,7 +1,5 @@
 """Steps of criteria that encode batches in pieces."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, replace
 from typing import Any

@@ -3,8 +3,6 @@
 Each of two ranks runs ``python -m tests.training.rank_job DATA FOLDER``.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterator

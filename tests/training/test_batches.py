@@ -1,7 +1,5 @@
 """Plans draw from their place in the data; ranks agree on a step while they compute the one before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from pathlib import Path
 from types import SimpleNamespace

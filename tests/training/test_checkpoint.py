@@ -1,7 +1,5 @@
 """The checkpoint that a run resumes from or starts from, and directories that hold something else."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -46,9 +44,7 @@ def links(run: Path) -> list[int]:
     return [int((run / name).resolve().name[-8:]) for name in ("last", "best")]
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_made_anew(
-    data_directory: Path, run: Path, trained_run: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_passed_over_and_made_anew(data_directory, run, trained_run, capfd):
     weights = run / "checkpoint-00000012" / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[len(data) // 2] ^= 4
@@ -76,9 +72,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_made_anew(
         assert (run / "last" / name).read_bytes() == (trained_run / "last" / name).read_bytes()
 
 
-def test_what_a_killed_run_left_is_put_right(
-    data_directory: Path, run: Path, trained_run: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_killed_run_left_is_put_right(data_directory, run, trained_run, capfd):
     """Killed while it saved: a partial checkpoint; killed after that: links that point at the checkpoint before."""
     partial = run / ".checkpoint-00000016.0a1b2c3d.partial"
     partial.mkdir()
@@ -111,9 +105,7 @@ def test_a_copy_of_the_data_is_the_same_data(data_directory: Path, run: Path, tm
     assert train(compose_run(copy, run, max_steps=14, **STEADY)).state.step == 14
 
 
-def test_a_state_of_another_version_is_refused_in_one_line(
-    data_directory: Path, trained_run: Path, tmp_path: Path
-) -> None:
+def test_a_state_of_another_version_is_refused_in_one_line(data_directory, trained_run, tmp_path):
     checkpoint = open_checkpoint(trained_run / "last")
     state = checkpoint.training_state()
     del state["step"]
@@ -125,9 +117,7 @@ def test_a_state_of_another_version_is_refused_in_one_line(
 # -- starts -----------------------------------------------------------------------------------------------------------
 
 
-def test_init_takes_what_fits(
-    data_directory: Path, run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_init_takes_what_fits(data_directory, run, tmp_path, capfd):
     init = {"init": run / "best", "save_dir": tmp_path / "next", "max_steps": 1, "lr": 0}
     train(compose_run(data_directory, **init, queue_size=64, projection_size=16))
     said = capfd.readouterr().err
@@ -152,9 +142,7 @@ def test_init_of_the_same_sizes_takes_the_queues(data_directory: Path, run: Path
     assert train(compose_run(data_directory, **{**init, "max_steps": 2})).state.step == 2
 
 
-def test_new_momentum_encoders_start_as_the_mean_of_a_run(
-    data_directory: Path, trained_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_new_momentum_encoders_start_as_the_mean_of_a_run(data_directory, trained_run, tmp_path, capfd):
     export_path(trained_run, tmp_path / "mean", "xrep", average=3)
     init = {"init": tmp_path / "mean", "max_steps": 1, "lr": 0, "momentum": 1}
     train(compose_run(data_directory, tmp_path / "next", **init))
@@ -169,9 +157,7 @@ def test_new_momentum_encoders_start_as_the_mean_of_a_run(
     assert int(momentum["source_queue.count"]) == 30
 
 
-def test_init_says_what_does_not_fit(
-    data_directory: Path, other_data: Path, trained_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_init_says_what_does_not_fit(data_directory, other_data, trained_run, tmp_path, capfd):
     best = trained_run / "best"
     train(compose_run(other_data, tmp_path / "next", init=best, max_steps=1))
     assert f"warning: {best} has another vocabulary" in capfd.readouterr().err

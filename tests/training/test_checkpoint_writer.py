@@ -1,7 +1,5 @@
 """Checkpoints are written beside training: the files at each moment, after failures, and of several processes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -230,23 +228,20 @@ SEVERAL = {"parts": ["a", "c"], "seed": 1, **{f"parts.{name}.{key}": PART[key] f
 FIRST = {key: value for key, value in SEVERAL.items() if not key.startswith("parts.c.")} | {"parts": ["a"]}
 
 
-@pytest.mark.parametrize(
-    ("saved", "current", "differences"),
-    [
-        (ONE, ONE | {"task.data": "b", "task.batch_size": 9, "trainer.max_steps": 7, "trainer.precision": "bf16",
-                     "distributed.backend": "gloo", "distributed.timeout_minutes": 3}, ""),
-        (ONE, ONE | {"task.max_length": 30, "trainer.freeze": ["x"], "seed": 2, "new": None},
-         "seed 1 -> 2, task.max_length 20 -> 30, trainer.freeze [] -> ['x']"),
-        # Options of another criterion are not compared.
-        (ONE, ONE | {"criterion.name": "simcse", "criterion.temperature": 0.2, "criterion.margin": 0},
-         "criterion.name 'dual_moco' -> 'simcse'"),
-        (SEVERAL, SEVERAL | {"parts.a.task.data": "b", "parts.a.task.batch_size": 3, "parts.c.task.batch_size": 3}, ""),
-        (SEVERAL, SEVERAL | {"parts": ["c", "a"]}, ""),
-        (SEVERAL, SEVERAL | {"parts.c.task.max_length": 9, "parts.c.weight": 2.0},
-         "parts.c.task.max_length 20 -> 9, parts.c.weight 1.0 -> 2.0"),
-        (SEVERAL, FIRST, "parts.c.criterion.name 'dual_moco' -> None, parts.c.task.name 'bitext' -> None"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("saved", "current", "differences"), [
+    (ONE, ONE | {"task.data": "b", "task.batch_size": 9, "trainer.max_steps": 7, "trainer.precision": "bf16",
+                 "distributed.backend": "gloo", "distributed.timeout_minutes": 3}, ""),
+    (ONE, ONE | {"task.max_length": 30, "trainer.freeze": ["x"], "seed": 2, "new": None},
+     "seed 1 -> 2, task.max_length 20 -> 30, trainer.freeze [] -> ['x']"),
+    # Options of another criterion are not compared.
+    (ONE, ONE | {"criterion.name": "simcse", "criterion.temperature": 0.2, "criterion.margin": 0},
+     "criterion.name 'dual_moco' -> 'simcse'"),
+    (SEVERAL, SEVERAL | {"parts.a.task.data": "b", "parts.a.task.batch_size": 3, "parts.c.task.batch_size": 3}, ""),
+    (SEVERAL, SEVERAL | {"parts": ["c", "a"]}, ""),
+    (SEVERAL, SEVERAL | {"parts.c.task.max_length": 9, "parts.c.weight": 2.0},
+     "parts.c.task.max_length 20 -> 9, parts.c.weight 1.0 -> 2.0"),
+    (SEVERAL, FIRST, "parts.c.criterion.name 'dual_moco' -> None, parts.c.task.name 'bitext' -> None"),
+])  # fmt: skip
 def test_what_may_change_and_what_may_not(saved: dict[str, Any], current: dict[str, Any], differences: str) -> None:
     if not differences:
         return check_same_run(saved, current, Path("run"))

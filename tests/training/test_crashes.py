@@ -1,8 +1,6 @@
 """Checkpoints of a run that ends at any operation on a file: each with its final name is whole, and the run goes on
 from the newest of them to the same final bytes."""
 
-from __future__ import annotations
-
 import builtins
 import errno
 import os
@@ -75,9 +73,7 @@ def files(directory: Path) -> list[bytes | str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [Killed(), OSError(errno.ENOSPC, "No space left on device")], ids=["killed", "full"])
-def test_a_run_that_ends_at_each_operation(
-    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_ends_at_each_operation(error, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # to wait for a disk takes most of the time
     train(tmp_path / "whole")
     with pytest.MonkeyPatch.context() as patch:

@@ -1,7 +1,5 @@
 """Messages of a run whose step fails."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -27,9 +25,7 @@ def trainer_of(data: Path, folder: Path, **given: Any) -> Trainer:
     return make_trainer(compose_run(data, folder, **{**STEADY, **given}), folder)
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_harms_nothing(
-    data_directory: Path, two_terms: type[TwoTerms], tmp_path: Path
-) -> None:
+def test_a_loss_that_is_no_number_ends_the_run_and_harms_nothing(data_directory, two_terms, tmp_path):
     steady = {**STEADY, "save_every": 1, "keep_last": 9}
     seventh = trainer_of(data_directory, tmp_path / "good", max_steps=7, **steady)
     with seventh.checkpoints:
@@ -73,20 +69,15 @@ LAYER = r"model\.encoders\.shared\.layers\.0"
 GRADIENT = rf"the norm of the gradient is (nan|inf); it begins in the gradient of {LAYER}\.attention\.output\.bias"
 
 
-@pytest.mark.parametrize(
-    ("spoil", "clip_norm", "message"),
-    [
-        (infinite_module, 1.0, rf"step 3: the loss is nan; it begins in {LAYER}\.feedforward_norm "
-         r"\(from finite inputs\); the batch begins with de-en"),
-        (weight_without_number, 1.0, rf"step 1: the loss is nan; it begins in the weights of {LAYER}\.attention\.qkv"),
-        (gradient_of(math.inf), 10.0, GRADIENT),
-        (gradient_of(math.nan), 10.0, GRADIENT),
-        (gradient_of(math.inf), 0.0, GRADIENT),
-    ],
-)  # fmt: skip
-def test_what_is_no_number_is_named(
-    data_directory: Path, two_terms: Any, tmp_path: Path, spoil: Any, clip_norm: float, message: str
-) -> None:
+@pytest.mark.parametrize(("spoil", "clip_norm", "message"), [
+    (infinite_module, 1.0, rf"step 3: the loss is nan; it begins in {LAYER}\.feedforward_norm "
+     r"\(from finite inputs\); the batch begins with de-en"),
+    (weight_without_number, 1.0, rf"step 1: the loss is nan; it begins in the weights of {LAYER}\.attention\.qkv"),
+    (gradient_of(math.inf), 10.0, GRADIENT),
+    (gradient_of(math.nan), 10.0, GRADIENT),
+    (gradient_of(math.inf), 0.0, GRADIENT),
+])  # fmt: skip
+def test_what_is_no_number_is_named(data_directory, two_terms, tmp_path, spoil, clip_norm, message):
     trainer = trainer_of(data_directory, tmp_path, max_steps=5, clip_norm=clip_norm)
     spoil(trainer)
     before = {name: p.clone() for name, p in trainer.pair.named_parameters()}
@@ -96,9 +87,7 @@ def test_what_is_no_number_is_named(
         assert all(torch.equal(p, before[name]) for name, p in trainer.pair.named_parameters())
 
 
-def test_memory_that_runs_out(
-    data_directory: Path, two_terms: type[TwoTerms], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_runs_out(data_directory, two_terms, tmp_path, monkeypatch):
     """The error is the allocator's own, because the test requests more memory than any machine has."""
     forward = two_terms.forward
 

@@ -1,7 +1,5 @@
 """Frozen parameters stay equal to the last bit, their dropout is off, and they thaw at the right step."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A batch that is encoded in pieces has the same gradient as the whole batch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,12 +1,9 @@
 """A run that is killed by the system goes on to the same bytes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +12,7 @@ from xrep_cli.train import main
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_as_if_it_had_not_been(
-    data_directory: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_run_ends_as_if_it_had_not_been(data_directory, tmp_path, capfd):
     given = options(max_steps=40, save_every=10, validate_every=20, log_every=10)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     line = command(data_directory, *given, "--save-dir", killed)

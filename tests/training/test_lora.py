@@ -1,7 +1,5 @@
 """Low-rank adaptation: the changes of weights are those of LoRA, and runs go on and save as all others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

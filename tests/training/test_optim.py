@@ -1,7 +1,5 @@
 """Optimizers against plain arithmetic, and the rate and decay of each parameter of a real encoder."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -89,17 +87,14 @@ OWN = {"adamw": {"adam_eps": EPSILON, "betas": [*BETAS]}, "lamb": {"lamb_eps": E
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(
-    ("name", "options", "by_hand"),
-    [
-        ("adamw", {}, adamw),
-        ("lamb", {}, lamb),
-        ("lamb", {"weight_decay": 0.0}, lambda *given: lamb(*given, decay=0.0)),
-        ("lamb", {"bias_correction": False}, lambda *given: lamb(*given, correction=False)),
-        ("sgd", {}, sgd),
-        ("sgd", {"nesterov": True}, nesterov),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "by_hand"), [
+    ("adamw", {}, adamw),
+    ("lamb", {}, lamb),
+    ("lamb", {"weight_decay": 0.0}, lambda *given: lamb(*given, decay=0.0)),
+    ("lamb", {"bias_correction": False}, lambda *given: lamb(*given, correction=False)),
+    ("sgd", {}, sgd),
+    ("sgd", {"nesterov": True}, nesterov),
+])  # fmt: skip
 def test_steps_are_those_of_the_formula(name: str, options: dict[str, Any], by_hand: Any, dtype: torch.dtype) -> None:
     named = make_parameters(dtype)
     run(build(name, named, **{"lr": LR, "weight_decay": DECAY, **OWN[name], **options}), named, range(7))

@@ -1,7 +1,5 @@
 """Runs and checkpoints whose options another version saved: it lacked options of today, and had others."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -57,9 +55,7 @@ def run(data_directory: Path, tmp_path: Path) -> Path:
     return directory
 
 
-def test_a_run_of_another_version_goes_on(
-    data_directory: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_run_of_another_version_goes_on(data_directory, run, tmp_path, capsys):
     given = {**STEADY, "max_steps": 6, "clip_norm": 10.0}
     whole = train(compose_run(data_directory, tmp_path / "whole", **given)).directory
     capsys.readouterr()
@@ -122,9 +118,7 @@ def older_model(values: dict[str, Any]) -> None:
     values["model"].pop("pooling", None)
 
 
-def test_encoders_and_translators_of_another_version(
-    shared_encoder: Path, translator: Path, tmp_path: Path, cli: Commands
-) -> None:
+def test_encoders_and_translators_of_another_version(shared_encoder, translator, tmp_path, cli):
     """The options of the models are not what they were; an index has the encoder that it had."""
     best = shutil.copytree(shared_encoder, tmp_path / "best")
     translating = shutil.copytree(translator, tmp_path / "translator")

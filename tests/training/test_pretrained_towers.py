@@ -1,7 +1,5 @@
 """Training that starts from pretrained encoders, from towers of earlier runs, and from those of transformers."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

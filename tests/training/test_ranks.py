@@ -1,7 +1,5 @@
 """Several ranks train as one process with the whole batch does. Two processes do the work of all of these tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +35,7 @@ def ranks(data_directory: Path, text: Any, batches: list[Any]) -> list[Found]:
 
 
 @pytest.mark.parametrize("case", rank_job.CASES)
-def test_ranks_equal_one_process_with_the_whole_batch(
-    ranks: list[Found], data_directory: Path, tmp_path: Path, case: str
-) -> None:
+def test_ranks_equal_one_process_with_the_whole_batch(ranks, data_directory, tmp_path, case):
     with rank_job.settings():
         expected = rank_job.train(case, data_directory, tmp_path, alone("cpu"))
     tolerance = 1e-8 if rank_job.CASES[case]["optimizer"] == "sgd" else 1e-6
@@ -84,9 +80,7 @@ def test_gradients_are_compressed_on_their_way(ranks: list[Found]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pieces_of_ranks_have_the_gradient_of_whole_batches(
-    ranks: list[Found], text: Any, batches: list[Any], kind: str
-) -> None:
+def test_pieces_of_ranks_have_the_gradient_of_whole_batches(ranks, text, batches, kind):
     for mine in (rank["pieces"][kind] for rank in ranks):
         assert_near(mine["cached"], mine["whole"], 1e-10)
         cached, whole = mine["reductions"]

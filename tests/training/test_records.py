@@ -1,7 +1,5 @@
 """What a run says and records: metrics, boards, launches, its log, its line of progress, and its encoders."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -124,9 +122,7 @@ def test_wandb_gets_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 # -- launches and the log ---------------------------------------------------------------------------------------------
 
 
-def test_each_launch_is_recorded_with_its_end(
-    data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_each_launch_is_recorded_with_its_end(data_directory, tmp_path, monkeypatch, capfd):
     """The first launch is stopped, the second one fails, the third one ends, and a fourth one has nothing to do."""
     run, step = tmp_path / "run", Trainer.run_step
 
@@ -195,9 +191,7 @@ def progress_of(data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **giv
     return lines
 
 
-def test_a_queue_fills_before_loss_and_accuracy_are_shown(
-    data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_queue_fills_before_loss_and_accuracy_are_shown(data_directory, tmp_path, monkeypatch):
     lines = progress_of(data_directory, tmp_path / "run", monkeypatch, max_steps=8, validate_every=3, queue_size=100)
     steps = [line for line in lines if not line.endswith("encoded")]
     assert len(steps) == 8
@@ -212,9 +206,7 @@ def test_a_queue_fills_before_loss_and_accuracy_are_shown(
     assert counted[:4] == sorted(counted[:4]) and len(counted) > 4 and counted[0] > 1
 
 
-def test_the_metrics_of_a_plugin_are_on_the_line(
-    data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_metrics_of_a_plugin_are_on_the_line(data_directory, tmp_path, monkeypatch):
     monkeypatch.setitem(CRITERIA._targets, "sigmoid", guide.TARGETS["sigmoid"])
     given = {"criterion": "sigmoid", "max_steps": 1, "validate_every": 0}
     line, *_ = progress_of(data_directory, tmp_path / "run", monkeypatch, **given)
@@ -234,9 +226,7 @@ def test_the_first_metrics_are_on_the_line_whatever_their_names() -> None:
     assert lines == [f"{shown} | 0:00 left"]
 
 
-def test_a_step_of_several_batches_shows_that_it_goes_on(
-    data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_of_several_batches_shows_that_it_goes_on(data_directory, tmp_path, monkeypatch):
     given = {"criterion": "translation_ranking", "max_steps": 2, "update_freq": 3, "validate_every": 0}
     lines = progress_of(data_directory, tmp_path / "run", monkeypatch, **given)
     pattern = r"step in progress: (\d+) sentences encoded"
@@ -256,9 +246,7 @@ def encoders_of(data: Path, folder: Path, capsys: pytest.CaptureFixture[str], **
     return [line.replace(", 0.0M parameters", "") for line in lines if line.startswith("tower ")]
 
 
-def test_towers_are_named_with_languages_state_and_origin(
-    data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_towers_are_named_with_languages_state_and_origin(data_directory, tmp_path, capsys):
     """The text has es-en as well, so that both are on the source side."""
     shared = encoders_of(data_directory, tmp_path / "shared", capsys)
     assert shared == ["tower shared (de, en, es): trained, random weights"]
@@ -277,9 +265,7 @@ def test_towers_are_named_with_languages_state_and_origin(
     ]
 
 
-def test_lora_is_named_with_what_it_trains(
-    data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lora_is_named_with_what_it_trains(data_directory, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(introduction, "_millions", str)
     given = {"towers": "separate", "freeze": "encoders.source,projections.source", "lora_rank": 2, "projection_size": 8}
     lines = encoders_of(data_directory, tmp_path / "run", capsys, **given)

@@ -1,14 +1,12 @@
 """A run that stops and goes on is the run that never stopped, bit by bit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.runs import TwoTerms, compose_run, going_on_is_never_stopping
+from tests.support.runs import compose_run, going_on_is_never_stopping
 from xrep.training.run import train
 
 pytestmark = pytest.mark.slow
@@ -36,9 +34,7 @@ def test_going_on_is_never_stopping(data_directory: Path, tmp_path: Path, name: 
     assert once["steps"] == 6 and once["examples"] == 180 * RUNS[name].get("update_freq", 1)
 
 
-def test_another_batch_size_misses_and_repeats_nothing(
-    data_directory: Path, two_terms: type[TwoTerms], tmp_path: Path
-) -> None:
+def test_another_batch_size_misses_and_repeats_nothing(data_directory, two_terms, tmp_path):
     run = {"criterion": "two_terms", "save_dir": tmp_path / "run"}
     train(compose_run(data_directory, **run, batch_size=70, max_steps=4))
     before = two_terms.seen

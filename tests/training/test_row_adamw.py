@@ -1,7 +1,5 @@
 """AdamW with the gradients of some rows of a table against torch's with dense gradients."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Schedules of the learning rate against their formulas."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

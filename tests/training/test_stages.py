@@ -1,7 +1,5 @@
 """Courses of training: real stages that end in the middle and are resumed, and stages that are skipped or stopped."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from dataclasses import dataclass
@@ -100,9 +98,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.slow
-def test_a_course_that_ends_within_a_stage_goes_on(
-    course: list[str], tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_course_that_ends_within_a_stage_goes_on(course, tmp_path, cli, monkeypatch):
     given = [*course, "--validate-every", "0", "optimizer.lr=1e-3", "stages.both.trainer.max_steps=4"]
     whole, killed, step = tmp_path / "whole", tmp_path / "killed", Trainer.run_step
     assert cli("train", *given, "--save-dir", whole).code == 0

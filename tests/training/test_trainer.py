@@ -1,7 +1,5 @@
 """The trainer: its steps, the end of a run, and what it validates and keeps."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -35,15 +33,12 @@ def column(run: Path, name: str) -> list[Any]:
     return [record[name] for record in figures(run) if name in record]
 
 
-@pytest.mark.parametrize(
-    ("criterion", "given"),
-    [
-        ("two_terms", {"batch_size": 40, "update_freq": 2}),
-        ("two_terms", {"activation_checkpointing": None}),
-        ("two_terms", {"data_workers": 2}),
-        ("translation_ranking", {"micro_batch": 8}),
-    ],
-)
+@pytest.mark.parametrize(("criterion", "given"), [
+    ("two_terms", {"batch_size": 40, "update_freq": 2}),
+    ("two_terms", {"activation_checkpointing": None}),
+    ("two_terms", {"data_workers": 2}),
+    ("translation_ranking", {"micro_batch": 8}),
+])  # fmt: skip
 def test_the_same_gradients(data_directory: Path, tmp_path: Path, criterion: str, given: dict[str, Any]) -> None:
     """Each term is divided by its size over the batches of a step, which is equal for pairs but not for tokens."""
     exact = {"dropout": 0, "attention_dropout": 0, "max_steps": 4, "batch_size": 80, "log_every": 1}
@@ -83,9 +78,7 @@ def test_a_fraction_of_an_epoch_and_a_ragged_batch(data_directory: Path, two_ter
 
 
 @pytest.mark.parametrize("warmup", [0, 3, 400])
-def test_minutes_end_a_run_and_its_schedule(
-    data_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warmup: int
-) -> None:
+def test_minutes_end_a_run_and_its_schedule(data_directory, tmp_path, monkeypatch, warmup):
     """A step takes a second. Warm-up ends with its steps or with a tenth of the minutes, and then the rate decays."""
     monkeypatch.setattr(Trainer, "status", lambda trainer: (trainer.state.step + 0.5, False))
     given = {**TERMS, "max_minutes": 0.5, "lr_scheduler": "cosine", "warmup_steps": warmup, "batch_size": 5}
@@ -102,9 +95,7 @@ def test_minutes_end_a_run_and_its_schedule(
     ("warmup", "bound"),
     [(29, {"max_steps": 30}), (30, {"max_steps": 30}), (400, {"max_epochs": 0.5, "batch_size": 11})],
 )
-def test_a_warm_up_that_is_longer_than_the_run_is_shortened(
-    data_directory: Path, tmp_path: Path, warmup: int, bound: dict[str, Any], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_warm_up_that_is_longer_than_the_run_is_shortened(data_directory, tmp_path, warmup, bound, capfd):
     given = {**TERMS, "lr_scheduler": "linear", "batch_size": 5, "validate_every": 0, **bound}
     train(compose_run(data_directory, tmp_path / "run", **given, warmup_steps=warmup))
     rates, said = [rate / 3e-3 for rate in column(tmp_path / "run", "learning_rate")], capfd.readouterr().err

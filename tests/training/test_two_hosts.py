@@ -1,7 +1,5 @@
 """Two hosts train one run, and the link between them is cut: network namespaces with a link of their own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -105,9 +103,7 @@ def weights(folder: Path) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    link: Callable[[str], None], data_directory: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[bytes]:
+def undisturbed(link, data_directory, tmp_path_factory) -> list[bytes]:
     """The weights of a run whose rank 0 prepares data for longer than the limit, which alone ends nothing."""
     folder = tmp_path_factory.mktemp("undisturbed")
     assert ended(start(data_directory, folder, f"data {1.5 * LIMIT}"), 300) == [0, 0], (
@@ -117,9 +113,7 @@ def undisturbed(
 
 
 @pytest.mark.parametrize("place", ["step", "validation", "save", "data"])
-def test_a_cut_ends_the_run_on_both_hosts_and_it_goes_on(
-    link: Callable[[str], None], undisturbed: list[bytes], data_directory: Path, tmp_path: Path, place: str
-) -> None:
+def test_a_cut_ends_the_run_on_both_hosts_and_it_goes_on(link, undisturbed, data_directory, tmp_path, place):
     hosts = start(data_directory, tmp_path, f"{place} {2 * LIMIT if place == 'data' else 1}")
     try:
         while not (tmp_path / "here").exists():
