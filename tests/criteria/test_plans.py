@@ -21,12 +21,7 @@ from xrep.criteria.multitask import Multitask
 from xrep.registry import CRITERIA
 from xrep.tasks.mixture import MixedBatch
 
-PARTS: dict[str, Objective] = {
-    "hictl": hictl(),
-    "mlm": mlm("sentences"),
-    "dap": align("pairs"),
-    "ranking": rank(),
-}
+PARTS: dict[str, Objective] = {"hictl": hictl(), "mlm": mlm("sentences"), "dap": align("pairs"), "ranking": rank()}
 CASES: dict[str, int | None] = {
     **dict.fromkeys([*FIRST, "dap, half of the tokens", "hictl, monolingual", "hictl, no language model"]),
     "tlm, next sentence": None, "translation_ranking, negatives": None, "multitask": None,
