@@ -9,12 +9,7 @@ import torch
 
 from tests.criteria.objectives import Maker
 from tests.support.corpus import sentence_pairs
-from tests.support.planning import loss_of, sizes_of, token_batch
-from xrep.config import read_yaml, runs_of
-from xrep.config.values import strip
-from xrep.criteria.cmlm import CMLM
-from xrep.data.batch import TextSpec
-from xrep.data.masking import mask_counts
+from tests.support.planning import loss_of, sizes_of
 from xrep.models.directory import open_checkpoint
 from xrep_cli.train import main
 
@@ -35,16 +30,6 @@ def test_the_gap_is_the_loss_with_other_sentences_minus_the_loss(make: Maker) ->
     torch.testing.assert_close(given.metrics["gap"], expected, rtol=1e-9, atol=1e-12)
     assert abs(expected) > 1e-5 and given.rows["gap"] == tokens
     assert loss_of(criterion, model, batch.rows(0, 1)).rows["gap"] == 0, "one row has no other sentence"
-
-
-def test_how_many_tokens_are_masked(text: TextSpec) -> None:
-    """80 of 256 tokens are masked, as in the paper; with a rate of 1 all but special ones."""
-    vocabulary = text.vocabulary("shared")
-    tokens = torch.full((1, 256), vocabulary.mask_id + 1)
-    batch = token_batch(tokens, torch.tensor([256]))
-    assert mask_counts(batch, vocabulary, CMLM.Config().mask_rate).tolist() == [80]
-    tokens[0, :9], tokens[0, 9:12] = vocabulary.eos_id, vocabulary.unk_id
-    assert mask_counts(batch, vocabulary, 1.0).tolist() == [244]
 
 
 @pytest.fixture(scope="module")
@@ -73,24 +58,3 @@ def test_the_projections_go_on_in_the_next_stage(documents: Path, data_directory
     models = [checkpoint.tensors() for checkpoint in checkpoints]
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
     assert f"init: {len(first)} of {len(first)} criterion tensors" in capfd.readouterr().err
-
-
-def test_the_courses_have_the_values_of_section_4() -> None:
-    courses = {name: runs_of([("", read_yaml(RECIPES / f"{name}.yaml"))]) for name in
-               ("cmlm+br", "cmlm-br", "cmlm-cmlm+br", "english")}  # fmt: skip
-    steps = {name: [run.configs["trainer"].max_steps for run in runs] for name, runs in courses.items()}
-    m = 1_000_000
-    assert steps == {"cmlm+br": [2 * m], "cmlm-br": [1.5 * m, m], "cmlm-cmlm+br": [1.5 * m, m], "english": [m]}
-    for run in (run for runs in courses.values() for run in runs):
-        optimizer, schedule = run.configs["optimizer"], run.configs["lr_scheduler"]
-        assert (run.values["optimizer.name"], optimizer.lr, optimizer.betas) == ("lamb", 1e-3, [0.9, 0.999])
-        assert (run.values["lr_scheduler.name"], schedule.warmup_steps) == ("linear", 10_000)
-        for name in run.values.get("parts", ["cmlm"]):
-            part = strip(run.values, f"parts.{name}.") or {**run.values, "weight": 1.0}
-            assert (part["task.batch_size"], part["task.max_length"]) == (2048 // 8, 256)
-            if name == "cmlm":
-                assert (part["criterion.projections"], part["criterion.mask_rate"]) == (15, 80 / 256)
-                assert (part["weight"], part["task.units"], part["task.swap_order"]) == (1.0, "adjacent", True)
-            else:
-                assert (part["criterion.margin"], part["criterion.directions"]) == (0.3, "both")
-                assert part["weight"] == (0.2 if "parts" in run.values and len(run.values["parts"]) == 2 else 1.0)

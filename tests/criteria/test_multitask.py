@@ -17,7 +17,6 @@ from xrep.criteria.multitask import Multitask
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batch import Batch
 from xrep.errors import UserError
-from xrep.models.directory import load_matching
 from xrep.models.dual_encoder import DualEncoder
 from xrep.tasks.mixture import MixedBatch
 from xrep.training.distributed import alone
@@ -114,17 +113,6 @@ def test_a_part_without_a_batch_is_left_alone(model, text, batches) -> None:
     criterion.train()
     take({"rank": second})
     assert all(torch.equal(tensor, after[name]) for name, tensor in criterion.state_dict().items())
-
-
-def test_tensors_of_a_part_are_found_by_its_name(model, text, batches) -> None:
-    criterion = multitask(model, text)
-    loss_of(criterion, model, MixedBatch({"queue": batches[0]}))
-    criterion.parts["queue"].after_step(model)
-    saved, fresh = criterion.state_dict(), multitask(model, text)
-    renamed = {name.replace("parts.queue.", "parts.other."): tensor for name, tensor in saved.items()}
-    assert load_matching(fresh, saved) == []
-    assert all(torch.equal(tensor, saved[name]) for name, tensor in fresh.state_dict().items())
-    assert set(load_matching(multitask(model, text), renamed)) == set(saved)
 
 
 def test_warnings_name_the_part(model, text) -> None:

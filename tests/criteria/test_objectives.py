@@ -12,7 +12,7 @@ from tests.criteria.waiting import NoWaiting
 from tests.support.closeness import assert_near
 from tests.support.planning import loss_of, plan, sizes_of
 from xrep.criteria.contrastive import ContrastiveCriterion, encode_in_pieces
-from xrep.criteria.criterion import Criterion, Loss, percentage
+from xrep.criteria.criterion import Criterion, Loss
 from xrep.registry import CRITERIA
 
 WEIGHTS = {"rtl_to_pivot": 0.5, "rtl_from_pivot": 0.5}
@@ -106,12 +106,6 @@ def test_a_step_does_not_wait_for_the_device(make: Maker, name: str) -> None:
             criterion.after_step(model)
 
 
-def test_waiting_is_noticed() -> None:
-    for ask in (lambda x: int(x.sum()), lambda x: x.nonzero(), lambda x: x[x > 1], lambda x: x.repeat_interleave(x)):
-        with pytest.raises(AssertionError), NoWaiting():
-            ask(torch.arange(3))
-
-
 ROUNDED = [*FIRST, "frozen_source, trained", "hictl, words", "dap, both", "cmlm, raw", "tlm, next sentence", "nli, mlp",
            "translation_ranking, negatives", "translation, bias"]  # fmt: skip
 
@@ -192,8 +186,3 @@ def test_both_passes_over_a_piece_draw_alike(make: Maker, name: str) -> None:
         torch.manual_seed(2)
         found.append(read(model, planned))
     assert all(torch.equal(*sides) for sides in zip(*found, strict=True))
-
-
-def test_percentage() -> None:
-    assert float(percentage(torch.tensor([True, False, False, True, True]))) == 60
-    assert float(percentage(torch.zeros(0, dtype=torch.bool))) == 0

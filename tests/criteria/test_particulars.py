@@ -8,17 +8,13 @@ import pytest
 import torch
 
 from tests.criteria.objectives import OBJECTIVES, Maker, Objective, align, cmlm, frozen, hictl, mlm, nli, rank, tlm
-from tests.support.planning import loss_of, plan
-from xrep.config import Part, problems_of
+from tests.support.planning import plan
+from xrep.config import problems_of
 from xrep.criteria.all_ranks import AllRows
-from xrep.criteria.contrastive import ContrastiveCriterion
 from xrep.criteria.dap import DAP
-from xrep.criteria.multitask import Multitask
-from xrep.criteria.nli import FEATURES
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.errors import UserError
 from xrep.registry import CRITERIA
-from xrep.tasks.mixture import MixedBatch
 from xrep.tasks.task import ExampleKind
 from xrep_cli.train import main
 
@@ -63,20 +59,6 @@ def test_the_head_of_nli_is_saved(make: Maker) -> None:
     x = torch.randn(500, 64, dtype=torch.float64)
     share = (mlp.train().hidden(x) == 0).double().mean() - (mlp.eval().hidden(x) == 0).double().mean()
     assert 0.03 < float(share) < 0.07  # a tenth of the half that passes ReLU
-
-
-@pytest.mark.parametrize("widths", [[7, 3], []])
-def test_parts_have_widths_of_their_own(make: Maker, widths: list[int]) -> None:
-    model, _, batch = make("translation_ranking")
-    configs = {"a": TranslationRanking.Config(matryoshka=[7, 3]), "b": TranslationRanking.Config()}
-    parts = [Part(name, TranslationRanking, config, 1.0, 1.0) for name, config in configs.items()]
-    both = Multitask(Multitask.Config(parts=parts, mixing="weight"), model, make.text)
-    found = loss_of(both, model, MixedBatch({"a": batch, "b": batch}))
-    name = "a" if widths else "b"
-    alone = loss_of(TranslationRanking(configs[name], model, make.text), model, batch)
-    assert torch.equal(found.terms[f"{name}/translation_ranking"].sum, alone.terms["translation_ranking"].sum)
-    of_widths = {f"{name}/accuracy", *(f"{name}/accuracy_{width}" for width in widths)}
-    assert {metric for metric in found.metrics if metric.startswith(name)} == of_widths
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -166,13 +148,6 @@ def test_values_out_of_range(kind: str, options: dict[str, Any], named: list[str
     config = CRITERIA.load(kind).Config
     assert {problem.split()[0] for problem in problems_of(config(**options))} == {*named}
     assert problems_of(config()) == []
-
-
-def test_contrastive_objectives_can_shorten_their_vectors() -> None:
-    contrastive = {kind for kind in OWN if issubclass(CRITERIA.load(kind), ContrastiveCriterion)}
-    assert contrastive == {"translation_ranking", "simcse", "dual_moco", "frozen_source", "hictl", "dap", "nli_triplet"}
-    assert all(hasattr(CRITERIA.load(kind).Config(), "matryoshka") is (kind in contrastive) for kind in OWN)
-    assert tuple(CRITERIA.load("nli").Config().features) == FEATURES
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -19,7 +19,6 @@ from tests.support.runs import compose_run, make_trainer
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.dual_moco import DualMoco
 from xrep.data.batch import Batch
-from xrep.models.directory import load_matching
 
 RATE = 0.2
 Groups = list[list[Batch]]
@@ -147,12 +146,6 @@ def test_steps_equal_the_simulation(make: Maker, make_batch, name: str) -> None:
     assert moved == ({"shared"} if "shared" in own.model.values() else all_towers)
 
 
-def test_momentum_encoders_have_no_gradient(make: Maker) -> None:
-    model, criterion, batch = make("dual_moco")
-    loss_of(criterion, model, batch).terms["infonce"].sum.backward()
-    assert not any(p.requires_grad or p.grad is not None for p in criterion.momentum_encoder.parameters())
-
-
 def queues_of(criterion: Criterion) -> list[Any]:
     queues = [getattr(criterion, name, None) for name in ("source_queue", "target_queue", "queue")]
     return [queue for queue in queues if queue is not None]
@@ -201,18 +194,6 @@ def test_dropout_of_the_keys(make: Maker, make_batch, dropout: bool) -> None:
     keys, slow = criterion.target_queue.vectors, copy.deepcopy(criterion.momentum_encoder.model).eval()
     plain = slow.encode_pair(batch.source, batch.target)[1]
     assert torch.allclose(keys[:4], keys[4:]) is not dropout and torch.allclose(keys[:4], plain) is not dropout
-
-
-def test_starting_from_another_run(make: Maker, make_batch) -> None:
-    """A queue of another size begins empty, and the momentum encoder is taken over."""
-    (model, old), (_, same), (_, larger) = (make.build(moco(queue_size=size)) for size in (6, 6, 40))
-    train(model, old, make_groups(make_batch, 1)[:2])
-    assert load_matching(same, old.state_dict()) == [] and same.target_queue.filled == 6
-    assert torch.equal(same.target_queue.vectors, old.target_queue.vectors)
-    assert {"source_queue.vectors", "target_queue.vectors"} < set(load_matching(larger, old.state_dict()))
-    assert larger.source_queue.filled == larger.target_queue.filled == 0
-    for mine, theirs in zip(larger.momentum_encoder.parameters(), old.momentum_encoder.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -7,24 +7,11 @@ import torch
 
 from tests.criteria.equations_words import translation as equation
 from tests.criteria.objectives import OBJECTIVES, Maker
-from tests.support.planning import loss_of, plan
+from tests.support.planning import plan
 from tests.support.runs import SMALL_MODEL
 from xrep.config import runs_of
 from xrep_cli.train import main
 from xrep_cli.train_options import parse
-
-
-def test_the_smoothing_of_fairseq(make: Maker) -> None:
-    """(1 - ε' - ε'/(V - 1)) nll + ε'/(V - 1) Σ over all words of -log p, with ε' = ε (V - 1)/V."""
-    (model, criterion, batch), epsilon = make("translation"), 0.1  # 0.1 is the default
-    found = model.predict(batch.source, batch.target, torch.zeros(9, dtype=torch.int64))
-    log_p = (found.vectors @ found.matrix.t()).log_softmax(dim=1)
-    words = log_p.size(1)
-    theirs = epsilon * (words - 1) / words
-    nll, smooth = -log_p.gather(1, found.labels[:, None]).sum(), -log_p.sum()
-    each = theirs / (words - 1)
-    loss = loss_of(criterion, model, batch)
-    torch.testing.assert_close(loss.terms["translation"].sum, (1 - theirs - each) * nll + each * smooth)
 
 
 def test_each_row_has_its_target_language(make: Maker, make_batch) -> None:

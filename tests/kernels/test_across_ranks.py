@@ -38,14 +38,6 @@ def test_ranks_find_what_one_process_finds(found: ranks.Found, name: str) -> Non
         assert [part["loss"].size(-1) for part in parts] == [case.sizes[rank] for rank in members]
 
 
-@pytest.mark.parametrize("kernel", ["in-batch", "hard", "triplets"])
-def test_losses_depend_on_the_pairs_of_other_ranks(kernel: str) -> None:
-    case = ranks.cases(2)[f"{kernel}, unequal"]
-    whole, alone = case.run(slice(None), None), case.run(case.rows(0), None)
-    assert not torch.allclose(alone["loss"], whole["loss"][..., :7], rtol=1e-2)
-    assert whole["result 0"].any() and not whole["result 0"].all()
-
-
 def test_every_rank_gets_the_rows_of_all_and_the_gradient_that_all_have_for_its_own(found: ranks.Found) -> None:
     for number in range(4):
         shapes = [ranks.shapes(rank)[number] for rank in range(len(found))]

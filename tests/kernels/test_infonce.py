@@ -87,30 +87,6 @@ def test_a_tie_is_not_correct(block: str) -> None:
     assert result.forward_correct.tolist() == [False, True] and result.backward_correct.tolist() == [True, False]
 
 
-@pytest.mark.parametrize("direction", [0, 1], ids=["forward", "backward"])
-@pytest.mark.parametrize("name", ["in-batch", "hard"])
-def test_one_direction_and_one_side_alone(name: str, direction: int) -> None:
-    problem = KERNELS[name](Draw(batch=23))
-    for learning in (("x", "y"), ("x",), ("y",)):
-        found = []
-        for function in (problem.kernel, problem.formula):
-            leaves = {key: side.clone().requires_grad_(key in learning) for key, side in problem.inputs.items()}
-            losses = function(**leaves)[0][direction]
-            found.append(torch.autograd.grad((losses * torch.arange(23)).sum(), [leaves[key] for key in learning]))
-        assert all(error(mine, exact) < 1e-12 for mine, exact in zip(*found, strict=True))
-
-
-def test_equation_5_by_hand() -> None:
-    x = torch.tensor([[1.0, 0.0], [1.0, 0.5]], dtype=torch.float64)
-    y = torch.tensor([[1.0, 1.0], [1.0, -4.0]], dtype=torch.float64)
-    # The positive of x0 is at distance 1. x1, at 1/2, stays; y1, at 4, moves to λ = 1/√4 of the way, (1, -2).
-    result = hard_infonce(x, y, 1.0, exponent=0.5)
-    cosines = torch.tensor([1 / math.sqrt(2), 1 / math.sqrt(1.25), 1 / math.sqrt(5)], dtype=torch.float64)
-    assert float(result.forward[0]) == pytest.approx(float(cosines.logsumexp(0) - cosines[0]), rel=1e-12)
-    assert float(result.forward_interpolation[0]) == pytest.approx(0.75, rel=1e-12)
-    assert not result.forward_correct[0]
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF], ids=str)
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_duplicates_among_hard_negatives(dtype: torch.dtype, share: float) -> None:

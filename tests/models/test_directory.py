@@ -10,7 +10,6 @@ from torch import nn
 from tests.support.runs import contents
 from xrep.config import to_yaml
 from xrep.errors import UserError
-from xrep.models import directory
 from xrep.models.directory import (
     CRITERION,
     STATE,
@@ -128,31 +127,6 @@ def test_a_changed_byte_in_any_file_is_refused_and_named(write, tmp_path):
     manifest.write_text(manifest.read_text().replace('"step": 7', '"step": 9'))
     with pytest.raises(UserError, match=r"manifest\.json: damaged checkpoint"):
         open_checkpoint(checkpoint)
-
-
-@pytest.fixture
-def compared(monkeypatch):
-    """Return the list of the files that are compared with their checksums."""
-    names, sha256_of = [], directory.sha256_of
-    monkeypatch.setattr(directory, "sha256_of", lambda path: names.append(path.name) or sha256_of(path))
-    return names
-
-
-def test_only_what_is_read_is_compared_and_once(write, text, tmp_path, compared):
-    path = write(tmp_path / "c")
-    compared.clear()
-    checkpoint = open_checkpoint(path)
-    assert compared == []
-    for _ in range(2):
-        load_model(checkpoint)
-    assert compared == ["config.yaml", "model.safetensors"]
-    compared.clear()
-    both = DualEncoder.Config(source_encoder=f"{path}/source", target_encoder=f"{path}/source")
-    assert list(both.tokenizers()) == ["source", "target"]  # the model then reads what was opened for this
-    DualEncoder(both, text)
-    assert len(compared) == len(set(compared)) and {*compared} - {"config.yaml", "model.safetensors"} == {
-        name.removeprefix("tokenizer/") for name in checkpoint.manifest["files"] if name.startswith("tokenizer/")
-    }
 
 
 def test_the_folder_of_a_run_is_told_from_its_checkpoints(write, tmp_path):

@@ -11,7 +11,6 @@ from tests.support.closeness import assert_near
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
 from tests.support.translators import make_translator, write_translator
-from xrep.config import problems_of
 from xrep.data.batch import Batch, TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
@@ -224,9 +223,3 @@ def test_a_checkpoint_holds_all_of_it(batch, tmp_path: Path) -> None:
         batch.target.tokens %= checkpoint.text.vocabulary("target").size
         assert fingerprint(loaded, checkpoint.text) == fingerprint(model, checkpoint.text)
         assert torch.equal(teacher_forced(loaded, batch, EIGHT)[0], teacher_forced(model, batch, EIGHT)[0])
-
-
-def test_problems() -> None:
-    problems = problems_of(Translation.Config(decoder_layers=0, hidden_size=30, dropout=1.0))
-    assert len(problems) == 3 and any("decoder_layers must be at least 1" in problem for problem in problems)
-    assert problems_of(Translation.Config(hidden_size=30)) == ["hidden_size 30 is not divisible by heads 12"]

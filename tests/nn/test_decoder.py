@@ -87,15 +87,6 @@ def test_equals_torch_and_its_gradients(norm: str) -> None:
     torch.testing.assert_close(decoder(vectors, packing, memory)[: len(padded)], padded, rtol=0, atol=1e-12)
 
 
-def test_does_not_look_ahead() -> None:
-    decoder, (states, mask), vectors = make_decoder("post"), sources(), targets()
-    memory = source_keys(decoder, states, mask)
-    before = decoder(vectors, Masking(), memory)
-    changed = decoder(torch.where((torch.arange(9) > 4).unsqueeze(1), -vectors, vectors), Masking(), memory)
-    torch.testing.assert_close(changed[:, :5], before[:, :5], rtol=0, atol=0)
-    assert (changed[:, 5:] - before[:, 5:]).abs().amin(2).min() > 1e-6
-
-
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize(("width", "room"), [(SIZE, 8), (16, 3), (SIZE, 1)])
 def test_steps_of_many_hypotheses_equal_all_at_once(norm: str, width: int, room: int, monkeypatch) -> None:
@@ -124,18 +115,6 @@ def test_steps_of_many_hypotheses_equal_all_at_once(norm: str, width: int, room:
                 whole = decoder(chains[:, hypothesis], Masking(), source_keys(decoder, states[rows], mask[rows]))
                 torch.testing.assert_close(stepped[:, hypothesis], whole[:, -1], rtol=0, atol=1e-10)
     assert room > 1 or cache.own.size(2) < 12  # of 21 tokens
-
-
-def test_the_cache_grows() -> None:
-    cache = StepCache(1, torch.zeros(2))
-    for step in range(70):
-        new = torch.full((2, 3, 1, 4), float(step))
-        cache.advance(None, 1)
-        keys, values = cache.add(0, new, -new)
-    own = cache.own[1, 0] == 0
-    assert keys[1, 2, own, 3].tolist() == list(range(70)) and values[0, 0, own, 0].tolist() == [-x for x in range(70)]
-    with pytest.raises(ValueError, match="continue"):
-        StepCache(1, torch.zeros(2)).advance(None, 2)
 
 
 def test_keys_keep_their_order_in_memory_when_sentences_leave() -> None:

@@ -131,25 +131,6 @@ def test_the_first_tokens_alone_are_those_of_the_whole(name: str, lengths: list[
             torch.testing.assert_close(encoder(batch, layers, first_only=True), found[0][0], rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-10), (torch.float32, 2e-5)], ids=str)
-def test_gradient_of_a_padded_batch_is_that_of_its_sentences(norm: str, dtype: torch.dtype, tolerance: float) -> None:
-    shape = replace(SHAPE, norm=norm, type_vocabulary_size=1, position_offset=2)
-    encoder, batch = make_encoder(shape).to(dtype), make_batch()
-    direction = torch.randn(4, 11, HIDDEN, generator=torch.Generator().manual_seed(2)).to(dtype)
-
-    (encoder(batch) * direction).sum().backward()
-    packed = {name: parameter.grad.clone() for name, parameter in encoder.named_parameters()}
-    encoder.zero_grad()
-    for row, length in enumerate(LENGTHS.tolist()):
-        alone = token_batch(batch.tokens[row : row + 1, :length], LENGTHS[row : row + 1])
-        assert not alone.is_padded
-        (encoder(alone) * direction[row : row + 1, :length]).sum().backward()
-    for name, parameter in encoder.named_parameters():
-        assert parameter.grad is not None
-        assert_near(packed[name], parameter.grad, tolerance, name)
-
-
 def test_dropout_only_in_training() -> None:
     encoder, batch = make_encoder(SHAPE), make_batch()
     assert torch.equal(encoder(batch), encoder(batch))
@@ -271,26 +252,3 @@ def test_products_are_taken_in_bfloat16_under_autocast(norm: str) -> None:
         # Sums of a residual connection stay in float32.
         assert seen == {"linear": {torch.bfloat16}, "norm": {torch.float32}} and hidden.dtype == torch.float32
         assert 1e-4 < float((hidden - exact).detach().abs().mean()) < 0.03
-
-
-@pytest.mark.parametrize("lengths", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_vectors_take_the_place_of_embedded_tokens(norm: str, lengths: list[int]) -> None:
-    """Compare with torch's encoder, with gradients."""
-    encoder = make_encoder(replace(SHAPE, norm=norm, type_vocabulary_size=2, position_offset=2)).double()
-    batch = token_batch(make_batch().tokens[: len(lengths)], torch.tensor(lengths, dtype=torch.int64))
-    generator = torch.Generator().manual_seed(2)
-    vectors, direction = torch.randn(2, len(lengths), 11, HIDDEN, dtype=torch.float64, generator=generator)
-    vectors.requires_grad_()
-    found = encoder(batch, vectors=vectors)
-    assert found.shape == vectors.shape
-    if not lengths:
-        return
-    expected = copy_to_torch(encoder)(vectors, src_key_padding_mask=~batch.mask) * batch.mask.unsqueeze(-1)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
-    mine, theirs = (torch.autograd.grad((hidden * direction).sum(), vectors)[0] for hidden in (found, expected))
-    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
-    unchanged = encoder(batch, hidden_layer=0, vectors=vectors)
-    torch.testing.assert_close(unchanged, vectors * batch.mask.unsqueeze(-1), rtol=0, atol=0)
-    embedded = encoder.embed(encoder.token_embedding(batch.tokens), torch.arange(11))
-    torch.testing.assert_close(encoder(batch, vectors=embedded), encoder(batch), rtol=0, atol=1e-12)

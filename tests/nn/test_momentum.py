@@ -36,15 +36,6 @@ def test_equation_1(momentum: float) -> None:
     assert not any(p.requires_grad for p in encoder.parameters()) and all(p.requires_grad for p in model.parameters())
 
 
-@pytest.mark.parametrize("dropout", [True, False])
-def test_dropout_switch(dropout: bool) -> None:
-    # As part of a larger module, such as a criterion.
-    whole = nn.ModuleDict({"momentum": MomentumEncoder(make_model(), 0.9, dropout)})
-    for training in (True, False, True):
-        whole.train(training)
-        assert whole["momentum"].model[2].training == (training and dropout)
-
-
 def test_pooling_by_hand() -> None:
     tokens = torch.tensor([[[1.0, -4.0], [3.0, -2.0], [99.0, 99.0]], [[-1.0, 5.0], [float("nan"), 7.0], [0.0, 0.0]]])
     mask = torch.tensor([[True, True, False], [True, False, False]])

@@ -13,10 +13,8 @@ from tests.support.planning import plan, sizes_of
 from xrep.config import Part
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded, encode_in_pieces
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term
-from xrep.criteria.dap import DAP
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.multitask import Multitask
-from xrep.criteria.simcse import SimCSE
 from xrep.criteria.tlm import TLM
 from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batch import TextSpec
@@ -74,8 +72,6 @@ PARTS = [
 KINDS: dict[str, tuple[type[Criterion], Any]] = {
     "translation_ranking": (TranslationRanking, TranslationRanking.Config(margin=0.1)),
     "dual_moco": (DualMoco, MOCO),
-    "simcse": (SimCSE, SimCSE.Config()),
-    "dap": (DAP, DAP.Config(rtl_direction="both")),
     "everything": (Everything, None),
     "parts": (Multitask, Multitask.Config(parts=PARTS, mixing="weight")),
 }

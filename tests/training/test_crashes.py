@@ -9,19 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from xrep.data.batch import TextSpec
+from tests.training.test_checkpoint_writer import Run
 from xrep.models.directory import CRITERION, MODEL, checkpoints_in, open_checkpoint
-from xrep.training.checkpoint import Checkpoints
 
 STEPS = 3
-
-
-class Model(nn.Linear):
-    def architecture(self) -> dict:
-        return {"layers": 1}
 
 
 class Killed(BaseException):
@@ -49,20 +41,14 @@ class Fault:
 
 
 def train(directory: Path) -> None:
-    """Go on from the newest checkpoint. Training only writes the number of the step into the weights."""
-    directory.mkdir(exist_ok=True)
-    model, criterion = Model(4, 4), nn.Linear(4, 1)
-    with Checkpoints(Checkpoints.Config(keep_last=1), directory, lambda line: None) as checkpoints:
+    """Go on from the newest checkpoint."""
+    run = Run(directory, keep_last=1)
+    with run.checkpoints as checkpoints:
         latest = checkpoints.latest()
         if latest is not None:
             checkpoints.point(latest.step, latest.step)
         for step in range(1 + (latest.step if latest else 0), STEPS + 1):
-            for parameter in (*model.parameters(), *criterion.parameters()):
-                nn.init.constant_(parameter, step)
-            state = {"step": step, "moment": torch.full((3,), step)}
-            facts = {"config_yaml": "{}", "text": TextSpec(vocabularies={}, max_length=8), "step": step}
-            facts |= {"model": model, "criterion": criterion, "training_state": state, "save_tokenizers": Path.mkdir}
-            checkpoints.save(True, step == STEPS, **facts)
+            run.save(step, best=True, final=step == STEPS)
 
 
 def files(directory: Path) -> list[bytes | str]:

@@ -1,18 +1,14 @@
 """Frozen parameters stay equal to the last bit, their dropout is off, and they thaw at the right step."""
 
-import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of
-from tests.support.runs import compose_run
 from tests.training.pieces import Everything
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.dual_moco import DualMoco
@@ -21,7 +17,6 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.registry import OPTIMIZERS
 from xrep.training.freezing import Freezing
 from xrep.training.parameter_groups import parameter_groups
-from xrep.training.run import train
 
 SMALL = {"layers": 2, "hidden_size": 16, "heads": 2, "feedforward_size": 32, "max_positions": 48, "projection_size": 8}
 
@@ -143,19 +138,3 @@ def test_a_criterion_whose_parameters_are_frozen_still_trains(make: Make) -> Non
     Freezing(["model"], module).apply(0)
     assert all(part.training for part in module.criterion.modules())
     assert not any(part.training for part in module.model.modules())
-
-
-@pytest.mark.slow
-def test_a_run_with_frozen_parts(data_directory: Path, tmp_path: Path) -> None:
-    """A layer is always frozen, embeddings for three of five steps, with decay and rates by pattern."""
-    given = {
-        "optimizer": "lamb", "weight_decay": 0.1, "lr_multipliers": "*_embedding=0.5", "lr_scheduler": "constant",
-        "freeze": "encoders.shared.layers.0,*.token_embedding@3", "save_every": 1, "keep_last": 9, "warmup_steps": 1,
-        "layers": 2, "max_steps": 5,
-    }  # fmt: skip
-    train(compose_run(data_directory, tmp_path / "run", **given))
-    saved = [load_file(tmp_path / "run" / f"checkpoint-{step:08d}" / "model.safetensors") for step in range(1, 6)]
-    for name in saved[0]:
-        moved = [not torch.equal(old[name], new[name]) for old, new in itertools.pairwise(saved)]
-        frozen = ".layers.0." in name, ".token_embedding." in name
-        assert moved == [not any(frozen)] * 2 + [not frozen[0]] * 2, name

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.support.runs import command, contents, environment, figures, options
+from tests.support.runs import command, environment, figures, options
 from xrep_cli.train import main
 
 
@@ -28,9 +28,3 @@ def test_a_killed_run_ends_as_if_it_had_not_been(data_directory, tmp_path, capfd
     for name in ("model.safetensors", "criterion.safetensors"):
         assert (killed / "last" / name).read_bytes() == (whole / "last" / name).read_bytes()
     assert os.readlink(killed / "best") == os.readlink(whole / "best") and figures(killed) == figures(whole)
-
-    before = contents(killed)
-    assert main([str(data_directory), *given, "--save-dir", str(killed)]) == 0
-    assert "this run is finished" in capfd.readouterr().err
-    after = contents(killed)
-    assert {name for name in after if after[name] != before.get(name)} == {"log.txt", "launches.jsonl"}

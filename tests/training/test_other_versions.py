@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
 from tests.support.runs import compose_run
 from xrep.config import completed, flat, runs_of
@@ -69,21 +68,17 @@ def test_a_run_of_another_version_goes_on(data_directory, run, tmp_path, capsys)
     assert (run / "config.yaml").read_text() == (whole / "config.yaml").read_text().replace(str(whole), str(run))
 
 
-def test_what_the_user_changes_is_reported(data_directory: Path, run: Path) -> None:
-    changes = {**STEADY, "clip_norm": 2.0, "dropout": 0.2, "temperature": 0.1}
-    with pytest.raises(UserError) as error:
-        train(compose_run(data_directory, run, max_steps=8, **changes))
-    listed = "criterion.temperature 0.04 -> 0.1, model.dropout 0.1 -> 0.2, trainer.clip_norm 10.0 -> 2.0"
-    assert f"another configuration: {listed}; choose" in str(error.value)
-
-
-def test_finished_runs_are_not_trained_again(data_directory: Path, run: Path, tmp_path: Path, cli: Commands) -> None:
+def test_a_finished_run_is_not_trained_again_and_changes_are_reported(data_directory, run, tmp_path, cli):
     """Courses and searches leave out the runs that are finished, and the report shows all that was saved."""
     given = {**STEADY, "max_steps": 4}
     assert is_finished(compose_run(data_directory, run, **given, clip_norm=10.0))
     assert not is_finished(compose_run(data_directory, run, **given, clip_norm=10.0, lr=1e-4))
     assert cli("report", run, "--output", "report.html").code == 0
     assert "cooling" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    with pytest.raises(UserError) as error:
+        train(compose_run(data_directory, run, **given, clip_norm=2.0, dropout=0.2, temperature=0.1))
+    listed = "criterion.temperature 0.04 -> 0.1, model.dropout 0.1 -> 0.2, trainer.clip_norm 10.0 -> 2.0"
+    assert f"another configuration: {listed}; choose" in str(error.value)
 
 
 TASK = {"name": "bitext", "data": "data"}

@@ -16,12 +16,10 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from tests.support import guide
 from tests.support.runs import compose_run, figures
 from xrep.config import read_yaml
 from xrep.errors import TrainingError
 from xrep.interop.pretrained import declared_languages
-from xrep.registry import CRITERIA
 from xrep.report.runs import read_runs
 from xrep.training import introduction
 from xrep.training.log import Log
@@ -67,14 +65,6 @@ def test_every_step_is_in_one_record(data_directory: Path, tmp_path: Path) -> No
     assert losses(run) == found
     train(compose_run(data_directory, run, max_steps=22, **STEADY))
     assert [*losses(run)] == [5, 10, 13, 15, 20, 22] and losses(run)[13] == found[13]
-
-
-def test_a_run_out_of_patience(data_directory: Path, tmp_path: Path) -> None:
-    """It ends by a validation, which is recorded at the same step."""
-    given = {**STEADY, "criterion": "dual_moco", "lr": 0, "validate_every": 3, "patience": 1, "validation": "loss"}
-    step = train(compose_run(data_directory, tmp_path / "run", **given, max_steps=40)).state.step
-    assert step < 40
-    assert [*losses(tmp_path / "run")] == [*range(5, step + 1, 5), *([step] if step % 5 else [])]
 
 
 def test_lines_that_are_no_records_are_dropped_on_resuming(tmp_path: Path) -> None:
@@ -204,13 +194,6 @@ def test_a_queue_fills_before_loss_and_accuracy_are_shown(data_directory, tmp_pa
     assert len({tuple(re.findall(r"loss [0-9.]+", line)) for line in steps[3:]}) == 5
     counted = [int(line.split("validating: ")[1].split()[0].replace(",", "")) for line in lines if "validating" in line]
     assert counted[:4] == sorted(counted[:4]) and len(counted) > 4 and counted[0] > 1
-
-
-def test_the_metrics_of_a_plugin_are_on_the_line(data_directory, tmp_path, monkeypatch):
-    monkeypatch.setitem(CRITERIA._targets, "sigmoid", guide.TARGETS["sigmoid"])
-    given = {"criterion": "sigmoid", "max_steps": 1, "validate_every": 0}
-    line, *_ = progress_of(data_directory, tmp_path / "run", monkeypatch, **given)
-    assert re.search(r"\| loss [\d.]+ \| accuracy [\d.]+ \| factor 10 \| lr ", line)
 
 
 def test_the_first_metrics_are_on_the_line_whatever_their_names() -> None:

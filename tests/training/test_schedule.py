@@ -49,20 +49,9 @@ def test_warm_up_for_a_share_of_the_budget(name: str, progress: float) -> None:
     assert factor(name, 7, progress, 0.9, warmup_steps=4, warmup_ratio=0.2, **options) == pytest.approx(expected)
 
 
-def test_default_power_is_two() -> None:
-    assert factor("polynomial", 8, 0.4, 0.2, warmup_steps=4) == pytest.approx(0.75**2)
-
-
 @pytest.mark.slow
 def test_rates_of_a_run(data_directory: Path, tmp_path: Path) -> None:
     given = {"max_steps": 10, "warmup_steps": 2, "lr": 0.01, "lr_scheduler": "linear", "log_every": 1}
     train(compose_run(data_directory, tmp_path / "run", **given))
     rates = [record["learning_rate"] for record in figures(tmp_path / "run") if record["kind"] == "train"]
     assert rates == pytest.approx([0.005, 0.01, 0.01, 0.00875, 0.0075, 0.00625, 0.005, 0.00375, 0.0025, 0.00125])
-
-
-def test_fairseqs_inverse_square_root_is_one_step_behind() -> None:
-    """fairseq calls ``step_update`` with the number of updates that are done."""
-    fairseq = [done / 4 if done < 4 else (4 / done) ** 0.5 for done in range(20)]
-    ours = [factor("inverse_sqrt", step, step / 20, 0.2, warmup_steps=4) for step in range(20)]
-    assert fairseq == pytest.approx([0, *ours[:-1]])
