@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from tests.criteria.equations_words import put_together
 from tests.criteria.objectives import EVERYTHING, Maker, hictl
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, token_batch
@@ -51,35 +49,24 @@ def test_only_training_is_noted(make: Maker) -> None:
     assert float(criterion.hardness.history[3]) == pytest.approx(float(expected), rel=1e-9)
 
 
-def test_special_tokens_are_neither_in_the_bag_nor_sampled(text, make, make_batch, monkeypatch):
-    vocabulary = text.vocabulary("shared")
-    specials = {vocabulary.pad_id, vocabulary.unk_id, vocabulary.bos_id, vocabulary.eos_id, vocabulary.mask_id}
-    assert set(vocabulary.special_ids) == specials and len(specials) == 5
-    unknown = make_batch([(f"漢字 {german}", english) for german, english in sentence_pairs(6)])
-    assert (unknown.source.tokens == vocabulary.unk_id).any()
-    seen = []
+@pytest.mark.parametrize("samples", [20, EVERYTHING])
+def test_rows_of_the_table_behind_the_vocabulary_are_not_sampled(text, make, monkeypatch, samples):
+    """Some pretrained encoders have a table that is longer than their vocabulary."""
+    vocabulary, seen = dataclasses.replace(text.vocabulary("shared"), size=140), []
 
-    def spy(query: Tensor, embedding: Tensor, words: Tensor, bag: Tensor, *given: Any, **options: Any) -> Any:
-        found = kept(query, embedding, words, bag, *given, **options)
-        seen.append((words, bag, found.sampled))
-        return found
+    def spy(*given: Any, **options: Any) -> Any:
+        seen.append(kept(*given, **options))
+        return seen[-1]
 
     kept = module.word_infonce
     monkeypatch.setattr(module, "word_infonce", spy)
-    for samples in (20, EVERYTHING):
-        model, criterion = make.build(hictl(word_samples=samples))
-        # Some pretrained encoders have a table that is longer than their vocabulary.
-        small = dataclasses.replace(text, vocabularies={"shared": dataclasses.replace(vocabulary, size=140)})
-        for each in (criterion, HiCTL(criterion.config, model, small).double()):
-            loss_of(each, model, unknown)
-            words, bag, sampled = seen.pop()
-            together = put_together(unknown, vocabulary.pad_id).tokens
-            for row in range(len(unknown)):
-                inside = words[row][bag[row]].tolist()
-                assert len(inside) == len(set(inside)) and set(inside) == set(together[row].tolist()) - specials
-                drawn = set(sampled[row].tolist()) - {-1}
-                assert drawn and not drawn & {*inside, *specials} and max(drawn) < each._vocabulary.size
-                assert len(drawn) == 20 or samples == EVERYTHING
+    model, criterion = make.build(hictl(word_samples=samples))
+    own = HiCTL(criterion.config, model, dataclasses.replace(text, vocabularies={"shared": vocabulary})).double()
+    loss_of(own, model, make.batch("pairs"))
+    for row in seen.pop().sampled.tolist():
+        drawn = {*row} - {-1}
+        assert drawn and max(drawn) < 140 and not drawn & {*vocabulary.special_ids}
+        assert len(drawn) == 20 or samples == EVERYTHING
 
 
 def test_bag_of_words_by_hand(text: TextSpec) -> None:

@@ -5,14 +5,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.criteria.by_hand import SEED
 from tests.criteria.objectives import FIRST, OBJECTIVES, Maker, both, copied
-from tests.criteria.waiting import NoWaiting
 from tests.support.closeness import assert_near
 from tests.support.planning import loss_of, plan, sizes_of
 from xrep.criteria.contrastive import ContrastiveCriterion, encode_in_pieces
 from xrep.criteria.criterion import Criterion, Loss
+from xrep.kernels.precision import fast_float32_is_exact, multiplies_bfloat16
 from xrep.registry import CRITERIA
 
 WEIGHTS = {"rtl_to_pivot": 0.5, "rtl_from_pivot": 0.5}
@@ -91,6 +92,26 @@ def test_a_batch_of_no_rows_is_worth_nothing(make: Maker, name: str, kind: str) 
             assert gradient is not None or may_be_idle(name, criterion), parameter
             assert gradient is None or (gradient.isfinite().all() and (len(part) or not gradient.any())), parameter
         criterion.after_step(model)
+
+
+class NoWaiting(TorchDispatchMode):
+    """A context that forbids reading a tensor's values, or a size that depends on them, because that would wait for a
+    GPU."""
+
+    aten = torch.ops.aten
+    FORBIDDEN = (aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.repeat_interleave)
+
+    def __enter__(self):
+        for ask in (fast_float32_is_exact, multiplies_bfloat16):  # the first products of a process do so, and read
+            ask()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        by_mask = func is self.aten.index.Tensor and any(i is not None and i.dtype == torch.bool for i in args[1])
+        waits = by_mask or func.overloadpacket in self.FORBIDDEN
+        assert not waits or kwargs.get("output_size") is not None, func
+        return func(*args, **kwargs)
 
 
 @pytest.mark.slow

@@ -16,9 +16,6 @@ from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.errors import UserError
 from xrep.registry import CRITERIA
 from xrep.tasks.task import ExampleKind
-from xrep_cli.train import main
-
-OWN = sorted({own.kind for own in OBJECTIVES.values()})
 
 
 def test_a_contrast_of_its_own_does_not_inherit_that_it_exchanges() -> None:
@@ -148,12 +145,3 @@ def test_values_out_of_range(kind: str, options: dict[str, Any], named: list[str
     config = CRITERIA.load(kind).Config
     assert {problem.split()[0] for problem in problems_of(config(**options))} == {*named}
     assert problems_of(config()) == []
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_help_shows_every_option_once(name: str, capsys) -> None:
-    with pytest.raises(SystemExit):
-        main(["--task", "bitext", "--criterion", name, "--help"])
-    shown = capsys.readouterr().out
-    for field in dataclasses.fields(CRITERIA.load(name).Config):
-        assert shown.count(f"\n  --{field.name.replace('_', '-')} ") == 1, field.name

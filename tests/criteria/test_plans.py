@@ -139,27 +139,6 @@ def test_what_python_reads_stays_in_host_memory(make, name, pinned, monkeypatch)
     assert [path for path, _ in leaves(there)] == list(here)
 
 
-@pytest.mark.parametrize("name", [name for name, rows in CASES.items() if rows])
-def test_pieces_are_the_rows_of_the_batch(make: Maker, name: str) -> None:
-    """Each piece is planned for itself, and what a term counts in all pieces is what it counts in the batch."""
-    _, criterion, batch = made(make, name)
-    planned = plan(criterion, batch)
-    whole = plan(made(make, name.removesuffix(", in pieces"))[1], batch)
-    encode_in_pieces(criterion, 9)
-    large = plan(criterion, batch)
-    assert whole.sizes == planned.sizes == large.sizes
-    for part, own in planned.by_part.items():
-        assert not any(found.by_part[part].pieces for found in (whole, large))
-        if part == "mlm":  # it does not compare rows
-            assert not own.pieces
-            continue
-        sizes = dict[str, float]()
-        for term, size in (item for piece in own.pieces for item in piece.sizes.items()):
-            sizes[term] = sizes.get(term, 0) + size
-        assert sizes == own.sizes and [len(piece) for piece in own.pieces] == [4, 4, 1]
-        assert [row for piece in own.pieces for row in piece.batch.indices.tolist()] == list(range(9))
-
-
 def test_every_criterion_is_in_the_table() -> None:
     of_text = {name for name in CRITERIA.names() if CRITERIA.target(name).startswith("xrep.")}
     assert of_text - {own.kind for own in OBJECTIVES.values()} == {"classification", "span", "tagging"}

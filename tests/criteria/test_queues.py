@@ -3,7 +3,6 @@
 import copy
 import math
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,6 @@ from tests.criteria.equations_vectors import cut
 from tests.criteria.objectives import Maker, Objective, frozen, moco
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, sizes_of, with_negatives
-from tests.support.runs import compose_run, make_trainer
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.dual_moco import DualMoco
 from xrep.data.batch import Batch
@@ -210,35 +208,6 @@ def test_warning_when_the_queue_exceeds_half_of_the_corpus(make: Maker, kind: An
 def test_frozen_source_alone_is_named_as_frozen(make: Maker) -> None:
     assert make.build(frozen(source="trained"))[1].frozen == ()
     assert make.build(frozen(projection_size=12))[1].frozen == ["encoders.source", "projections.source"]
-
-
-@pytest.mark.slow
-def test_the_source_is_bit_equal_after_training_and_has_no_dropout(data_directory: Path, tmp_path: Path) -> None:
-    run = compose_run(
-        data_directory, tmp_path / "run", criterion="frozen_source", towers="separate", queue_size=40, dropout=0.4,
-        max_steps=6, weight_decay=0.1, save_every=0, micro_batch=8,
-    )  # fmt: skip
-    trainer = make_trainer(run, tmp_path / "run")
-    model, criterion = trainer.pair.model, trainer.pair.criterion
-    before, still, seen = copy.deepcopy(model.state_dict()), copy.deepcopy(model).eval(), []
-    contrast = criterion.contrast
-
-    def look(vectors, planned):
-        with torch.no_grad():
-            exact = [still.encode(side, getattr(planned.batch, side))[0] for side in ("target", "source")]
-            seen.append([float((one - other).abs().max()) for one, other in zip(vectors, exact, strict=True)])
-        return contrast(vectors, planned)
-
-    criterion.contrast = look
-    trainer.train()
-    assert len(seen) == 6 and max(source for _, source in seen) < 1e-6
-    assert seen[0][0] > 0.05, "the target has dropout"
-    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
-    assert {name.split(".")[1] for name in changed} == {"target"}
-    groups = trainer.step.update.optimizer.param_groups
-    theta = criterion.theta
-    assert theta != 0 and [g["weight_decay"] for g in groups if any(p is theta for p in g["params"])] == [0.0]
-    assert sum(len(g["params"]) for g in groups) == sum("target" in n for n, _ in model.named_parameters()) + 1
 
 
 def test_the_temperature_stays_within_its_bounds_and_comes_back(make: Maker) -> None:
