@@ -14,7 +14,7 @@ from torch import nn
 from tests.criteria import equations_vectors as of_vectors
 from tests.criteria import equations_words as of_words
 from tests.criteria.by_hand import Expected
-from tests.criteria.equation_dap import DE, EN, ES, dap
+from tests.criteria.equations_vectors import DE, EN, ES
 from tests.support.corpus import sentence_pairs, spanish_pairs
 from tests.support.planning import single, with_negatives
 from xrep.criteria.criterion import Criterion, Planned
@@ -59,7 +59,7 @@ KINDS: dict[str, Objective] = {
     ),
     "frozen_source": Objective("frozen_source", of_vectors.frozen_source, {"temperature": 0.3}, {"towers": "separate"}),
     "hictl": Objective("hictl", of_vectors.hictl, {"word_samples": EVERYTHING}, {"normalize": False, "pooling": "cls"}),
-    "dap": Objective("dap", dap, {"temperature": 0.3}, {"layers": 3, "pooling": "cls"}, "languages"),
+    "dap": Objective("dap", of_vectors.dap, {"temperature": 0.3}, {"layers": 3, "pooling": "cls"}, "languages"),
     "cmlm": Objective("cmlm", of_words.cmlm, {"projections": 3}),
     "mlm": Objective("mlm", of_words.mlm),
     "tlm": Objective("tlm", of_words.tlm),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.criteria.equation_dap import DE, EN
+from tests.criteria.equations_vectors import DE, EN
 from tests.criteria.objectives import Maker, align
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, pair_batch, sizes_of

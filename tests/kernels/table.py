@@ -27,9 +27,8 @@ from xrep.kernels.word_infonce import word_infonce
 QUEUE, WORDS = (importlib.import_module(f"xrep.kernels.{name}") for name in ("queue_infonce", "word_infonce"))
 HALF = (torch.float16, torch.bfloat16)
 Results = dict[str, Tensor]
-Found = tuple[
-    Tensor, ...
-]  # losses, correctness (in a formula: the lead over the best negative), and what else there is
+Found = tuple[Tensor, ...]
+"""Losses, correctness (in a formula: the lead over the best negative), and what else there is."""
 BLOCKS = {"small": (30, 7, 1, 130), "large": (300, 33, 9000, 700), "whole": (2**22, 4096, 2**25, 2**22)}
 """Sizes of blocks of pairs, of the queue, of the vocabulary and of sampled words, which divide few batches. Those of
 "whole" are larger than any batch here."""

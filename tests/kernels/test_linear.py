@@ -145,25 +145,3 @@ def test_precision_is_switched_for_float32_cpu_products_alone_and_restored(monke
         raise RuntimeError("inside")
     with precision.allow_tf32(torch.device("cpu")):
         assert torch.get_float32_matmul_precision() == before
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
-def test_sums_are_kept_in_float32_at_least(dtype: torch.dtype) -> None:
-    single, given = torch.ones(1), torch.ones(1, dtype=dtype)
-    expected = torch.float64 if dtype == torch.float64 else torch.float32
-    assert precision.accumulation_dtype(given) == expected
-    assert precision.accumulation_dtype(single, given) == precision.accumulation_dtype(given, single) == expected
-    with torch.autocast("cpu", torch.bfloat16):
-        assert precision.operand_dtype(given) == expected
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_products_with_and_without_a_place_to_put_them(dtype: torch.dtype) -> None:
-    a, b = draw((9, 30), (30, 5), dtype=dtype)
-    exact, place = a.double() @ b.double(), torch.full((20, 5), torch.nan, dtype=dtype)
-    assert precision.multiply(a, b, out=place[3:12]).data_ptr() == place[3].data_ptr()
-    total = place[3:12].clone()
-    precision.multiply_add(total, a, b)
-    for found, truth in ((precision.multiply(a, b), exact), (place[3:12], exact), (total, 2 * exact)):
-        assert_near(found, truth)
-    assert place[:3].isnan().all() and place[12:].isnan().all()

@@ -101,6 +101,8 @@ def test_a_checkpoint_of_the_encoder_alone(run: Path, tmp_path: Path, capsys: py
     expected = "README.md config.yaml manifest.json model.safetensors tokenizer training_hashes.npy"
     assert names == {*expected.split()}
     assert {CRITERION, STATE}.isdisjoint(json.loads((out / "manifest.json").read_text())["files"])
+    with pytest.raises(UserError, match="out: an encoder alone, not a run to go on with; set `init`"):
+        open_checkpoint(out).training_state()
     theirs = SentenceEncoder.load(run / "best", device="cpu").encode(GERMAN)
     shutil.rmtree(run)
     encoder = SentenceEncoder.load(out, device="cpu")

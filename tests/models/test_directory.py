@@ -11,8 +11,6 @@ from tests.support.runs import contents
 from xrep.config import to_yaml
 from xrep.errors import UserError
 from xrep.models.directory import (
-    CRITERION,
-    STATE,
     Snapshot,
     load_matching,
     load_model,
@@ -59,56 +57,6 @@ def test_what_is_written_is_read_back(write, text, tmp_path):
     mask = os.umask(0)
     os.umask(mask)
     assert {path.stat().st_mode & 0o777 for path in checkpoint.path.iterdir() if path.is_file()} == {0o666 & ~mask}
-
-
-def test_a_snapshot_stays_as_it_was(text, tokenizer):
-    model, criterion = DualEncoder(DualEncoder.Config(**SHAPE), text), nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW([*model.parameters(), *criterion.parameters()])
-    facts = {"config_yaml": "", "text": text, "save_tokenizers": tokenizer.save, "model": model, "criterion": criterion}
-
-    def train_a_step():
-        for parameter in (*model.parameters(), *criterion.parameters()):
-            parameter.grad = torch.rand_like(parameter)
-        optimizer.step()
-
-    def flat(model, criterion, state):
-        """Return copies of all numbers, of which a step of training changes some."""
-        moments = {f"{n}.{name}": value for n, own in state["state"].items() for name, value in own.items()}
-        return {name: tensor.tolist() for own in (model, criterion, moments) for name, tensor in own.items()}
-
-    def live():
-        return flat(model.state_dict(), criterion.state_dict(), optimizer.state_dict())
-
-    def snapshot(**given):
-        taken = Snapshot.of(step=1, **facts, training_state={"optimizer": optimizer.state_dict()}, **given)
-        return taken, lambda: flat(taken.model, taken.criterion, taken.training_state["optimizer"])
-
-    train_a_step()
-    (first, taken), then = snapshot(), live()
-    assert taken() == then
-    train_a_step()
-    assert taken() == then and all(then[name] != number for name, number in live().items() if ".exp_avg" in name)
-    # The next one reuses its memory if the tensors have the same shapes and types.
-    memory = {tensor.data_ptr() for tensor in first.model.values()}
-    criterion.weight = nn.Parameter(torch.rand(3, 2))
-    second, taken = snapshot(spare=first)
-    assert taken() == live() and {tensor.data_ptr() for tensor in second.model.values()} == memory
-    assert second.criterion["weight"] is not first.criterion["weight"]
-
-
-def test_an_encoder_alone_has_no_files_of_training(write, tmp_path, text, tokenizer):
-    whole = open_checkpoint(write(tmp_path / "c"))
-    (tmp_path / "notes.txt").write_text("from elsewhere")
-    facts = {"step": 7, "config_yaml": to_yaml(CONFIG), "text": text, "save_tokenizers": tokenizer.save}
-    own = {"architecture": whole.manifest["architecture"], "model": whole.tensors()}
-    write_checkpoint(tmp_path / "alone", Snapshot(**facts, **own, files={"further.txt": tmp_path / "notes.txt"}))
-    alone = open_checkpoint(tmp_path / "alone")
-    assert {*whole.manifest["files"]} - {*alone.manifest["files"]} == {CRITERION, STATE}
-    assert (alone.path / "further.txt").read_text() == "from elsewhere"
-    assert alone.tensors(CRITERION) == {} != whole.tensors(CRITERION)
-    with pytest.raises(UserError, match="alone: an encoder alone, not a run to go on with; set `init`"):
-        alone.training_state()
-    load_model(alone)
 
 
 def test_a_changed_byte_in_any_file_is_refused_and_named(write, tmp_path):

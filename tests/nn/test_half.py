@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.cuda.flash import attend, flash, flash_backward
+from tests.cuda.flash import flash, flash_backward
 from tests.nn.test_encoder import SHAPES, make_batch, make_encoder
 from xrep.kernels.attention import packed_attention, packs_attention
 from xrep.nn import encoder as encoder_module
 from xrep.nn import half
 from xrep.nn.encoder import TransformerEncoder, set_activation_checkpointing
-from xrep.nn.half import in_half, weights_cast_once
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -74,16 +73,6 @@ def test_an_encoder_without_padding_equals_the_padded_one(name: str, on_gpu: Non
     assert all(isinstance(p, nn.Parameter) and p.dtype == torch.float32 for p in encoder.parameters())
 
 
-def test_attention_equals_that_of_each_sentence(on_gpu: None) -> None:
-    qkv, starts = torch.randn(12, 3, 2, 8).bfloat16().to(DEVICE).requires_grad_(), [0, 5, 5, 11, 12]
-    found = packed_attention(qkv, torch.tensor(starts, dtype=torch.int32, device=DEVICE), 7, 0.0)
-    expected = attend(*qkv.unbind(1), starts)
-    assert found.shape == (12, 2, 8) and found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), expected, rtol=0.01, atol=0.01)
-    one, other = (torch.autograd.grad(result.float().sum(), qkv)[0].float() for result in (found, expected))
-    torch.testing.assert_close(one, other, rtol=0.03, atol=0.03)
-
-
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
 def test_attention_has_dropout() -> None:
     qkv = torch.ones(64, 3, 2, 64, dtype=torch.bfloat16, device=DEVICE)
@@ -91,17 +80,6 @@ def test_attention_has_dropout() -> None:
     assert packs_attention(DEVICE, torch.bfloat16, 64)
     found = packed_attention(qkv, starts, 34, 0.5).float()
     assert found.std() > 0.05 and 0.8 < found.mean() < 1.2
-
-
-def test_weights_are_cast_once_for_all_passes_of_a_step(on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder, casts, copy = tame_encoder("post"), [], torch._foreach_copy_
-    monkeypatch.setattr(torch, "_foreach_copy_", lambda into, of: (casts.append(len(of)), copy(into, of)))
-    with weights_cast_once([encoder]):
-        for _ in range(2):
-            encoder(make_batch().to(DEVICE)).float().sum().backward()
-        with torch.no_grad():
-            encoder(make_batch().to(DEVICE))
-    assert casts == [24, 12, 12, 12, 12, 24]  # the weights of both layers, then the gradients of each
 
 
 def test_frozen_layers_and_checkpointed_ones(on_gpu: None) -> None:
@@ -117,11 +95,3 @@ def test_frozen_layers_and_checkpointed_ones(on_gpu: None) -> None:
     found = results(encoder)
     assert len(frozen) == 6 and found.keys() == whole.keys() - frozen
     assert_near(found, {name: value for name, value in whole.items() if name not in frozen}, share=1e-6)
-
-
-def test_weights_are_put_back_after_an_error(on_gpu: None) -> None:
-    layer = nn.Linear(3, 3).to(DEVICE)
-    weight = layer.weight
-    with in_half([layer], torch.ones(2, 3, device=DEVICE)) as (calls, x), pytest.raises(RuntimeError):
-        calls[0](x[:, :2])
-    assert layer.weight is weight

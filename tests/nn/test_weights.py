@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tests.nn.small_models import assert_same, hidden_states, load, make_batch, make_model, refusal, save
 from xrep.errors import UserError
 from xrep.interop.pretrained import find_pretrained
-from xrep.nn.weights import Weights, save_tensors
+from xrep.nn.weights import Weights
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +72,6 @@ def test_damaged_files_and_none(tmp_path: Path) -> None:
         refuse(tmp_path, path, "not a safetensors file, or a damaged one")
     path.write_bytes(b"version https://git-lfs.example/spec/v1\noid sha256:1\nsize 9\n")
     refuse(tmp_path, path, "a pointer of Git LFS, not the weights")
-
-
-def test_files_that_others_may_read(tmp_path: Path) -> None:
-    (tmp_path / "other").touch()
-    save_tensors({"a": torch.ones(2, 2).t()}, tmp_path / "model.safetensors")
-    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
-    assert Weights(tmp_path)["a"].tolist() == [[1, 1], [1, 1]]
 
 
 def test_a_directory_is_found_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,15 +35,3 @@ def test_languages_are_on_their_sides(texts: Path, data_directory: Path, form: s
     assert len(alone.make(first(5)).source) == 0 and alone.text.source_languages == []
     every = KINDS["nli, two languages"].make(texts, data_directory, target_languages=[])
     assert (every.text.source_languages, every.text.target_languages) == (["de", "en"], [])
-
-
-def test_what_is_kept_is_found_again(texts: Path, data_directory: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setenv("XREP_HOME", str(tmp_path))
-    make = KINDS["nli"].make
-    task = make(texts, data_directory, tokenizer=None, vocab_size=70)
-    said = capsys.readouterr().out
-    assert "train: 300 pairs of 301 examples, 1 left out (no label)" in said and "vocabulary of 70 pieces" in said
-    again = make(texts, data_directory, tokenizer=None, vocab_size=70, batch_size=9)
-    assert capsys.readouterr().out == "" and again.fingerprint() == task.fingerprint()
-    assert make(texts, data_directory).fingerprint() != task.fingerprint()
-    assert not [path for path in (tmp_path / "tables").iterdir() if path.name.startswith(".")]

@@ -17,7 +17,7 @@ from torch import nn
 from tests.support.runs import contents
 from xrep.data.batch import TextSpec
 from xrep.errors import UserError
-from xrep.models.directory import open_checkpoint
+from xrep.models.directory import CRITERION, open_checkpoint
 from xrep.training.checkpoint import Checkpoints, check_same_run, lock
 
 TEXT = TextSpec(vocabularies={}, max_length=8)
@@ -34,7 +34,7 @@ class Run:
     def __init__(self, directory: Path, keep_last: int = 2) -> None:
         self.directory, self.said = directory, list[str]()
         self.checkpoints = Checkpoints(Checkpoints.Config(keep_last=keep_last), directory, self.said.append)
-        self.model, self.criterion = Model(200, 200), nn.Linear(200, 1)
+        self.model, self.criterion, self.moment = Model(200, 200), nn.Linear(200, 1), torch.zeros(3)
 
     def save(
         self, step: int, best: bool = False, final: bool = False, during: Callable[[], None] = lambda: None
@@ -45,9 +45,9 @@ class Run:
             folder.mkdir()
             during()
 
-        for parameter in (*self.model.parameters(), *self.criterion.parameters()):
-            nn.init.constant_(parameter, step)
-        state = {"step": step, "moment": torch.full((3,), step)}
+        for tensor in (*self.model.parameters(), *self.criterion.parameters(), self.moment):
+            nn.init.constant_(tensor, step)
+        state = {"step": step, "optimizer": {"state": {0: {"moment": self.moment}}}}
         facts = {"config_yaml": "{}", "text": TEXT, "model": self.model, "criterion": self.criterion}
         facts |= {"step": step, "save_tokenizers": save_tokenizers, "training_state": state}
         self.checkpoints.save(best, final, **facts)
@@ -82,8 +82,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(run: Run) -> None:
     run.save(2)
     run.save(3, best=True, during=slow)
     assert started.wait(60)
-    with torch.no_grad():
-        run.model.weight.fill_(99)
+    for tensor in (run.model.weight, run.criterion.weight, run.moment):
+        nn.init.constant_(tensor, 99)
     # Nothing has changed for others until it is whole.
     partial, *whole = sorted(path.name for path in run.directory.iterdir())
     assert partial.startswith(".checkpoint-00000003.")
@@ -91,8 +91,10 @@ def test_training_goes_on_while_a_checkpoint_is_written(run: Run) -> None:
     assert run.pointers() == ["2", "1"]
     go_on.set()
     assert run.steps() == [2, 3] and run.pointers() == ["3", "3"]
-    assert open_checkpoint(run.directory / "last").tensors()["weight"].unique().tolist() == [3]
-    assert open_checkpoint(run.directory / "last").training_state()["moment"].tolist() == [3, 3, 3]
+    last = open_checkpoint(run.directory / "last")
+    saved = last.tensors()["weight"], last.tensors(CRITERION)["weight"]
+    assert [*map(torch.Tensor.unique, saved)] == [3, 3]
+    assert last.training_state()["optimizer"]["state"][0]["moment"].tolist() == [3, 3, 3]
     assert run.said == []
 
 
