@@ -90,6 +90,7 @@ def test_a_plan_depends_only_on_the_batch_and_the_generator(make: Maker, name: s
     state = global_state()
     assert contents(plan(criterion, batch, 3)) == contents(planned)
     assert contents(plan(copy.deepcopy(criterion).eval().to("meta"), batch, 3)) == contents(planned)
+    assert contents(pickle.loads(pickle.dumps(planned))) == contents(planned), "plans come from worker processes"
     assert planned.sizes and len(planned) == len(batch)
     assert global_state() == state and contents(batch) == before
     other = plan(criterion, batch, 4)
@@ -99,21 +100,6 @@ def test_a_plan_depends_only_on_the_batch_and_the_generator(make: Maker, name: s
     generator = Generator().manual_seed(3)
     first, second = (contents(criterion.plan(batch, generator)) for _ in range(2))
     assert first == contents(planned) and (second != first) is draws(name), "later batches have other masks"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_a_plan_from_another_process_gives_the_same_loss(make: Maker, name: str) -> None:
-    """Plans come pickled from a worker process."""
-    model, criterion, batch = made(make, name)
-    nn.ModuleList([model, criterion]).eval()
-    own, losses = plan(criterion, batch, 3), []
-    theirs = pickle.loads(pickle.dumps(own))
-    assert contents(own) == contents(theirs)
-    for planned in (own, theirs):
-        torch.manual_seed(0)  # words are sampled
-        losses.append({term: float(each.sum.detach()) for term, each in criterion(model, planned).terms.items()})
-    assert losses[0] == losses[1] and losses[0].keys() == own.sizes.keys()
 
 
 @pytest.mark.parametrize("pinned", [False, True])

@@ -85,15 +85,6 @@ def test_every_query_and_every_call_draws_anew(keys: int, monkeypatch: pytest.Mo
     assert torch.equal(again.sort(1).values, calls[0].sort(1).values)
 
 
-def test_correct_is_to_beat_every_sampled_word() -> None:
-    embedding = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [-1.0, 0.0], [2.0, 0.2]])
-    words, bag = torch.tensor([[0, 2], [1, 2]]), torch.tensor([[True, True], [True, False]])
-    found = word_infonce(torch.eye(2)[[0, 0]], embedding, words, bag, 1.0, special=torch.tensor([3]), samples=9)
-    # Row 0: S = {1, 4} lies between words 0 and 2. Row 1: S = {0, 4}, and word 1 has the direction of 4: a tie.
-    assert found.correct.tolist() == [[True, False], [False, False]]
-    assert [sorted({*row} - {-1}) for row in found.sampled.tolist()] == [[1, 4], [0, 4]]
-
-
 def test_without_words_to_find_or_other_words(block: int) -> None:
     query, embedding, words, bag = make()
     everything = torch.arange(61).expand(7, 61)

@@ -67,17 +67,6 @@ def test_towers(text, make_batch) -> None:
     assert 1.9 * sum(p.numel() for p in shared.parameters()) < sum(p.numel() for p in separate.parameters())
 
 
-@pytest.mark.parametrize("towers", ["shared", "separate"])
-def test_pairs_are_encoded_like_their_sides(text, make_batch, towers: str) -> None:
-    model = make_model(text, towers=towers)
-    uneven = [("Hund", "a dog that sleeps in the garden"), ("der alte Hund am Fluss", "dog")]
-    batch = make_batch([*sentence_pairs(5), *uneven])
-    for one, other in ((batch.source, batch.target), (batch.target, batch.source)):
-        expected = model.encode(model.tower("de"), one)[0], model.encode(model.tower("en"), other)[0]
-        for found, side in zip(model.encode_pair(one, other), expected, strict=True):
-            torch.testing.assert_close(found, side, rtol=0, atol=1e-5)
-
-
 def test_what_it_refuses(text) -> None:
     with pytest.raises(UserError, match="48 subwords, the model has 47 positions; lower `max_length` or raise"):
         make_model(text, max_positions=47)

@@ -123,15 +123,6 @@ def test_gradients_reach_every_parameter(text, batch) -> None:
         assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
 
 
-def test_a_frozen_encoder_leaves_no_graph(text, batch) -> None:
-    model = make_model(text)
-    model.encoder.requires_grad_(False)
-    seen: list[bool] = []
-    model.encoder.register_forward_hook(lambda *_: seen.append(torch.is_grad_enabled()))
-    found = model.predict(batch.source, batch.target, EIGHT)
-    assert found.vectors.requires_grad and seen == [False]
-
-
 def test_the_language_vector_is_the_first_input(tokenizer, batch) -> None:
     text = text_of(Vocabulary.of(tokenizer), languages=["en", "es", "fr"])
     model = make_model(text)

@@ -115,17 +115,3 @@ def test_steps_of_many_hypotheses_equal_all_at_once(norm: str, width: int, room:
                 whole = decoder(chains[:, hypothesis], Masking(), source_keys(decoder, states[rows], mask[rows]))
                 torch.testing.assert_close(stepped[:, hypothesis], whole[:, -1], rtol=0, atol=1e-10)
     assert room > 1 or cache.own.size(2) < 12  # of 21 tokens
-
-
-def test_keys_keep_their_order_in_memory_when_sentences_leave() -> None:
-    """Each step reads them, fastest in the order [B, heads, d, N]."""
-    decoder, (states, mask) = make_decoder("post"), sources()
-    with torch.no_grad():
-        memory = source_keys(decoder, states, mask)
-        cache = StepCache(LAYERS, memory.keys[0])
-        cache.advance(None, 1)
-        decoder.step(targets(1), 0, cache, memory)
-    for each in (memory, cache):
-        each.keep(torch.tensor([2, 0]))
-    stored = [*memory.keys, cache.add(1, *torch.zeros(2, 2, HEADS, 1, SIZE // HEADS, dtype=torch.float64))[0]]
-    assert all(keys.transpose(2, 3).is_contiguous() for keys in stored)

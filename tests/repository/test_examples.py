@@ -84,8 +84,14 @@ PUBLISHED = [
         "optimizer.lr": 1e-4, "optimizer.betas": [0.9, 0.999], "model.projection_size": 1024,
         "trainer.max_steps": 200_000,
     }),
+    ("cmlm/english", 0, {
+        "optimizer.lr": 1e-3, "optimizer.betas": [0.9, 0.999], "lr_scheduler.warmup_steps": 10_000,
+        "trainer.max_steps": 1_000_000, "task.batch_size": 2048 // 8, "task.max_length": 256, "task.units": "adjacent",
+        "criterion.projections": 15, "criterion.mask_rate": 80 / 256,
+    }),
 ]  # fmt: skip
-"""Recipe, number of its stage, and its values in table 9, table 6 (and section 4.2.3), and table 9 of the papers."""
+"""Recipe, number of its stage, and its values in table 9, table 6 (and section 4.2.3), table 9 and section 4 of the
+papers."""
 
 
 @pytest.mark.parametrize(("recipe", "stage", "published"), PUBLISHED)

@@ -12,7 +12,6 @@ import torch
 
 from tests.support.corpus import write_corpus
 from tests.support.once import made_once
-from tests.support.planning import streamed
 from tests.tasks.kinds import KINDS, contents, hashes_of, rows_of
 from xrep.config import Part
 from xrep.data.preprocess import PreprocessOptions, preprocess
@@ -119,18 +118,6 @@ def test_a_run_goes_on_with_other_batch_sizes_and_ranks(mix, mixing) -> None:
             assert sorted(found[name][start : start + size]) == list(range(size)), (name, start)
     whole = rows(task, itertools.islice(mix(mixing=mixing).plan(), 200))
     assert all(whole[name][: len(some)] == some for name, some in found.items())
-
-
-@pytest.mark.parametrize("mixing", ["weight", "proportion"])
-def test_a_run_that_is_resumed_is_the_run(mix, mixing) -> None:
-    task = mix(mixing=mixing)
-    whole = list(task.plan(stop=900))
-    for at in (1, 7, len(whole) - 1):
-        rest = list(task.plan(whole[at - 1].cursor, stop=900))
-        assert [(plan.cursor, plan.examples) for plan in rest] == [(plan.cursor, plan.examples) for plan in whole[at:]]
-        assert rows(task, rest) == rows(task, whole[at:])
-    with_workers = list(streamed(task, stop=100, workers=1))
-    assert [contents(batch) for batch, _ in streamed(task, stop=100)] == [contents(batch) for batch, _ in with_workers]
 
 
 def test_proportions_are_kept_over_any_stretch(mix) -> None:

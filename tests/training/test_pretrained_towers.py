@@ -1,6 +1,5 @@
 """Training that starts from pretrained encoders, from towers of earlier runs, and from those of transformers."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from tests.support.commands import Commands
@@ -195,29 +193,6 @@ def test_export_without_the_projection(student: Path, tmp_path: Path, changes: d
     assert "vectors of 40 or 24 numbers" in readme and "one space" not in readme
     with pytest.raises(UserError, match="has no projection to leave out"):
         export_path(tmp_path / "out" / "target", tmp_path / "again", "sentence-transformers", no_projection=True)
-
-
-def test_the_pipeline_of_figure_1(raw: Path, pretrained: dict[str, Path], tmp_path: Path) -> None:
-    """In (A) an English teacher trains a German encoder, which in (B) teaches an English encoder."""
-    german = tmp_path / "course" / "A" / "best" / "source"
-    course = {
-        "task": {"name": "bitext", "data": str(raw), "batch_size": 20, "max_length": 32, "vocab_size": 60},
-        "model": {"name": "dual_encoder", "layers": 1, "hidden_size": 24, "heads": 2, "feedforward_size": 32},
-        "criterion": {"name": "frozen_source", "queue_size": 30},
-        "trainer": {"max_steps": 2, "device": "cpu"},
-        "checkpoint": {"save_dir": str(tmp_path / "course")},
-        "stages": [
-            {"name": "A", "model": {"target_encoder": str(pretrained["en"])}, "criterion": {"source_side": "target"}},
-            {"name": "B", "init": "none", "model": {"source_encoder": str(german)}},
-        ],
-    }  # fmt: skip
-    (tmp_path / "course.yaml").write_text(yaml.safe_dump(course), encoding="utf-8")
-    assert main(["--config", str(tmp_path / "course.yaml")]) == 0
-    a, b = (tmp_path / "course" / stage / "best" for stage in ("A", "B"))
-    assert same(of_tower(a, "target"), read_pretrained(pretrained["en"]).state()[0])
-    assert same(of_tower(b, "source"), of_tower(a, "source"))
-    assert not same(of_tower(b, "target"), of_tower(a, "target"))
-    assert json.loads((tmp_path / "course" / "B" / "summary.json").read_text())["steps"] == 2
 
 
 # -- towers that transformers computes --------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ from tests.support.programs import run_on_ranks
 from tests.support.runs import environment
 from tests.training import rank_job
 from tests.training.pieces import KINDS, Setting, assert_near, batches_of, step
+from xrep.errors import UserError
 from xrep.training.distributed import alone
+from xrep.training.sharding import sharded_optimizer
 
 pytestmark = pytest.mark.slow
 Found = dict[str, Any]
@@ -91,3 +93,9 @@ def test_pieces_of_ranks_have_the_gradient_of_whole_batches(ranks, text, batches
 
 def test_every_rank_gets_the_same(ranks: list[Found]) -> None:
     assert [rank["sums"] for rank in ranks] == [[[2, 0], [2, 1], [2, 2]]] * 2
+
+
+def test_parameters_of_several_types_are_refused() -> None:
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(2, dtype=kind))]} for kind in (torch.float32, torch.float16)]
+    with pytest.raises(UserError, match="`shard` is optimizer, and the parameters are of several types: torch.float16"):
+        sharded_optimizer(groups, torch.optim.SGD)

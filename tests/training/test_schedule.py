@@ -2,16 +2,13 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.runs import compose_run, figures
 from xrep.registry import LR_SCHEDULERS
-from xrep.training.run import train
 
 LOW = 0.1
 DECAYS: dict[str, tuple[dict[str, float], Callable[[float, float], float]]] = {
@@ -47,11 +44,3 @@ def test_warm_up_for_a_share_of_the_budget(name: str, progress: float) -> None:
     options, decay = DECAYS[name]
     expected = progress / 0.2 if progress < 0.2 else decay((progress - 0.2) / 0.8, progress / 0.2)
     assert factor(name, 7, progress, 0.9, warmup_steps=4, warmup_ratio=0.2, **options) == pytest.approx(expected)
-
-
-@pytest.mark.slow
-def test_rates_of_a_run(data_directory: Path, tmp_path: Path) -> None:
-    given = {"max_steps": 10, "warmup_steps": 2, "lr": 0.01, "lr_scheduler": "linear", "log_every": 1}
-    train(compose_run(data_directory, tmp_path / "run", **given))
-    rates = [record["learning_rate"] for record in figures(tmp_path / "run") if record["kind"] == "train"]
-    assert rates == pytest.approx([0.005, 0.01, 0.01, 0.00875, 0.0075, 0.00625, 0.005, 0.00375, 0.0025, 0.00125])
