@@ -1,6 +1,5 @@
 """frozen_source with source vectors that its tower, or another system, has computed before training."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,22 +28,11 @@ def make(text, towers: str = "separate", **given: Any) -> tuple[DualEncoder, Fro
     return model, FrozenSource(FrozenSource.Config(**given), model, text)
 
 
-def count_encoded(model: DualEncoder, tower: str = "source") -> Callable[[], int]:
-    """Count the sentences that a tower encodes, since the last call."""
-    rows, encode = [], model.encode
-
-    def counting(name, batch):
-        rows.extend([1] * (len(batch) if name == tower else 0))
-        return encode(name, batch)
-
-    model.encode = counting
-
-    def told() -> int:
-        found = len(rows)
-        rows.clear()
-        return found
-
-    return told
+def count_encoded(encode: Mock, tower: str) -> int:
+    """Return how many sentences a tower has encoded since the last call."""
+    counts = [len(batch) for name, batch in (call.args for call in encode.call_args_list) if name == tower]
+    encode.reset_mock()
+    return sum(counts)
 
 
 def write_teacher(folder: Path, sentences: list[str], width: int = 32) -> dict[str, str]:
@@ -68,9 +56,9 @@ def test_a_student_learns_the_vectors_of_a_file(text, make_batch, tmp_path: Path
     rows = [next(n for n, line in enumerate(shuffled) if line.lower() == f"{s.lower()}!") for s in taught]
     expected = torch.from_numpy(np.load(given["teacher_vectors"])[rows].astype(np.float32))
     torch.testing.assert_close(source, expected / expected.norm(dim=1, keepdim=True))
-    told = count_encoded(model, "shared")
+    model.encode = Mock(wraps=model.encode)
     loss = loss_of(criterion, model, batch).terms["frozen_source"].sum
-    assert told() == 20, "the student's side alone is encoded"
+    assert count_encoded(model.encode, "shared") == 20, "the student's side alone is encoded"
     student = model.encode("shared", batch.target if side == "source" else batch.source)[0]
     torch.testing.assert_close(loss, (student - source).square().sum())
 
@@ -85,11 +73,11 @@ def test_vectors_of_the_source_tower(text, make_batch, tmp_path: Path) -> None:
     np.save(given["teacher_vectors"], vectors)
     model, criterion = make(text, source_side="target", **given)
     assert criterion.frozen == ["encoders.target"] and criterion.uses_hard_negatives
-    told = count_encoded(model, "target")
+    model.encode = Mock(wraps=model.encode)
     for batch, encoded in zip(batches, (0, 9 + 2), strict=True):
         terms = [loss_of(own, one, batch).terms["frozen_source"].sum for one, own in (exact, (model, criterion))]
         torch.testing.assert_close(*terms, rtol=1e-5, atol=1e-6)
-        assert told() == encoded
+        assert count_encoded(model.encode, "target") == encoded
 
 
 def test_a_teacher_that_cannot_be_used(text, tmp_path: Path) -> None:

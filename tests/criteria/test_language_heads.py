@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from tests.support.corpus import sentence_pairs
 from tests.support.once import made_once
-from tests.support.planning import loss_of, single
 from tests.support.runs import SMALL_MODEL, contents
 from xrep.config import Part, runs_of
 from xrep.criteria.hictl import HiCTL
@@ -23,7 +22,6 @@ from xrep.criteria.translation_ranking import TranslationRanking
 from xrep.data.batch import TextSpec
 from xrep.models.directory import load_matching, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
-from xrep.tasks.mixture import MixedBatch
 from xrep.training.run import train
 
 HEAD = ["bias", "dense.bias", "dense.weight", "norm.bias", "norm.weight"]
@@ -48,12 +46,6 @@ def heads_in(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if ".heads." in name)
 
 
-@pytest.fixture(scope="module")
-def batch(make_batch) -> MixedBatch:
-    pairs = make_batch(sentence_pairs(9))
-    return MixedBatch({"rank": pairs, "mono": single(pairs), "bi": pairs.rows(2, 7)})
-
-
 @pytest.mark.parametrize("mixing", ["weight", "proportion"])
 def test_parts_share_a_head_that_has_one_name(text: TextSpec, mixing: str) -> None:
     model = make_model(text)
@@ -67,24 +59,6 @@ def test_parts_share_a_head_that_has_one_name(text: TextSpec, mixing: str) -> No
     nn.init.constant_(criterion.parts["bi"].masked_lm.heads["shared"].bias, 0.5)
     assert load_matching(fresh, criterion.state_dict()) == []
     assert (fresh.parts["bi"].masked_lm.heads["shared"].bias == 0.5).all()
-
-
-def test_the_gradient_of_a_shared_head_is_that_of_all_parts(text: TextSpec, batch: MixedBatch) -> None:
-    model = make_model(text)
-    together = make(model, text, BOTH)
-    given = MixedBatch({name: batch.parts[name] for name in ("mono", "bi")})
-    separate = [kind(kind.Config(), model, text).double() for _, kind, _ in BOTH]
-    state = together.parts["mono"].masked_lm.heads.state_dict()
-    sum(term.sum for term in loss_of(together, model, given, seed=5).terms.values()).backward()
-    losses, generator = [], torch.Generator().manual_seed(5)
-    for one, part in zip(separate, given.parts.values(), strict=True):
-        one.masked_lm.heads.load_state_dict(state)
-        losses += [term.sum for term in one(model, one.plan(part, generator)).terms.values()]
-    sum(losses).backward()
-    for name, parameter in together.parts["mono"].masked_lm.heads.named_parameters():
-        grads = [one.masked_lm.heads.get_parameter(name).grad for one in separate]
-        torch.testing.assert_close(parameter.grad, sum(grads), rtol=1e-10, atol=1e-12)
-        assert all(grad.any() for grad in grads)
 
 
 @pytest.mark.parametrize(("kinds", "owners"), [

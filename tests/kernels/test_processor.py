@@ -77,12 +77,7 @@ def wrong(x: Tensor, weight: Tensor, bias: Tensor, *attributes: Any) -> Tensor:
 @pytest.mark.parametrize("machine, library, available, expected", [
     ("aarch64", {}, True, [False, False, False]),
     ("x86_64", {}, False, [False, False, False]),
-    (
-        "aarch64",
-        {"_is_mkldnn_bf16_supported": lambda: True, "_linear_pointwise": refuses},
-        True,
-        [True, False, False],
-    ),
+    ("aarch64", {"_is_mkldnn_bf16_supported": lambda: True, "_linear_pointwise": refuses}, True, [True, False, False]),
     ("x86_64", {"_is_mkldnn_bf16_supported": lambda: True, "_linear_pointwise": refuses}, True, 3 * [False]),
     ("aarch64", {"_is_mkldnn_bf16_supported": lambda: False, "_linear_pointwise": refuses}, True, 3 * [False]),
     ("x86_64", {"_is_mkldnn_bf16_supported": lambda: False, "_linear_pointwise": wrong}, True, 3 * [False]),

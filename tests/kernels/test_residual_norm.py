@@ -53,21 +53,11 @@ def gradients(normed: Tensor, total: Tensor | None, leaves: list[Tensor]) -> lis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "shape, kinds, dropout, summed",
-    [
-        ((2, 3, 24), "float32", 0.3, False),
-        ((41, 5), "float32", 0.0, False),
-        ((41, 5), "float32", 0.3, True),
-        ((3, 1030), "bf16", 0.3, False),
-        ((19, 40), "bf16", 0.0, True),
-        ((19, 40), "mixed", 0.3, True),
-        ((19, 40), "mixed", 0.0, False),
-        ((1, 1), "float32", 0.0, False),
-        ((0, 8), "float32", 0.3, True),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("shape, kinds, dropout, summed", [
+    ((2, 3, 24), "float32", 0.3, False), ((41, 5), "float32", 0.0, False), ((41, 5), "float32", 0.3, True),
+    ((3, 1030), "bf16", 0.3, False), ((19, 40), "bf16", 0.0, True), ((19, 40), "mixed", 0.3, True),
+    ((19, 40), "mixed", 0.0, False), ((1, 1), "float32", 0.0, False), ((0, 8), "float32", 0.3, True),
+], ids=str)  # fmt: skip
 def test_equals_the_formula(shape: tuple[int, ...], kinds: str, dropout: float, summed: bool, monkeypatch) -> None:
     monkeypatch.setattr(residual_norm, "PARTS", 3)
     monkeypatch.setattr(residual_norm, "TILE", 32)

@@ -92,6 +92,18 @@ def test_a_translation_does_not_depend_on_the_batch(text, batch) -> None:
     assert found.vectors.shape == (0, 32) and found.labels.shape == (0,) and loss_of(found).loss == 0
 
 
+def test_sentences_leave(text, batch) -> None:
+    model = make_model(text, semantic_bias=True)
+    rows = torch.tensor([1, 4, 6])
+    tokens, parents = torch.full((8, 3), 7), torch.zeros(8, 3, dtype=torch.int64)
+    every, some = (model.begin(batch.source, EIGHT) for _ in range(2))
+    every.next(), some.next()
+    every.next(tokens, parents), some.next(tokens, parents)
+    some.keep(rows)
+    expected, found = every.next(tokens, parents)[rows], some.next(tokens[rows], parents[rows])
+    assert_near(found, expected, 2e-6)
+
+
 def test_the_semantic_bias_is_a_scaled_cosine(text, batch) -> None:
     """The logits are z + s cos([CLS], E); with s = 0 they are those of the plain model."""
     model = make_model(text, semantic_bias=True).double()

@@ -21,25 +21,17 @@ transformers = pytest.importorskip("transformers", reason="compares with the tra
 
 VOCABULARY, LAYERS, POSITIONS = 60, 3, 24
 SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
+    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
     "intermediate_size": 48,
-}
-FAMILIES = {
-    "Bert": ("bert", 0),
-    "Roberta": ("roberta", 2),
-    "Camembert": ("roberta", 2),
-    "XLMRoberta": ("xlm-roberta", 2),
-}
+}  # fmt: skip
+OFFSETS = {"Bert": 0, "Roberta": 2, "Camembert": 2, "XLMRoberta": 2}
+"""How many positions each family of models keeps free."""
 
 
 def make_model(name: str, **options: Any) -> nn.Module:
     """Return a model of a class of transformers (``BertForMaskedLM``), none of whose tensors is constant."""
-    family = next(family for family in sorted(FAMILIES, key=len, reverse=True) if name.startswith(family))
-    offset = FAMILIES[family][1]
-    given = {"max_position_embeddings": POSITIONS + offset, "layer_norm_eps": 1e-3, **SIZES, **options}
+    family = next(family for family in sorted(OFFSETS, key=len, reverse=True) if name.startswith(family))
+    given = {"max_position_embeddings": POSITIONS + OFFSETS[family], "layer_norm_eps": 1e-3, **SIZES, **options}
     config = getattr(transformers, f"{family}Config")(**given)
     torch.manual_seed(3)
     model = getattr(transformers, name)(config)

@@ -37,19 +37,12 @@ def course(data_directory: Path, tmp_path: Path) -> list[str]:
         "stages": [
             {"name": "moco"},
             {"criterion": "translation_ranking", "trainer": {"max_steps": 5}},
-            {
-                "name": "both",
-                "init": "previous/last",
-                "parts": [
-                    {"name": "queue", "task": task, "criterion": MOCO, "proportion": 2},
-                    {"name": "rank", "task": small, "criterion": "translation_ranking", "weight": 0.5},
-                ],
-                "mixing": "proportion",
-                "trainer": {"max_steps": 12},
-                "optimizer": {"lr": 0, "weight_decay": 0},
-            },
+            {"name": "both", "init": "previous/last", "mixing": "proportion", "parts": [
+                {"name": "queue", "task": task, "criterion": MOCO, "proportion": 2},
+                {"name": "rank", "task": small, "criterion": "translation_ranking", "weight": 0.5},
+            ], "trainer": {"max_steps": 12}, "optimizer": {"lr": 0, "weight_decay": 0}},
         ],
-    }
+    }  # fmt: skip
     (tmp_path / "course.yaml").write_text(to_yaml(values))
     return ["--config", str(tmp_path / "course.yaml")]
 
