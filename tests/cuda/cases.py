@@ -51,7 +51,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "dropout": 0.1,
     },
 }  # fmt: skip
-"""Further runs; only the sharded one is of several ranks."""
+"""Further runs; those in pieces and with a sharded optimizer are of several ranks, too."""
 
 
 def command_line(name: str, data: Path, folder: Path, **given: Any) -> list[str]:

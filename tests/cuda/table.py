@@ -33,7 +33,7 @@ JOBS: dict[int, list[str]] = {
         "fp16/dual_moco",
         *([f"bf16/{DEEP}"] if importlib.util.find_spec("triton") is not None else []),
     ],
-    2: [*(f"float32/{case}" for case in (*CASES, SHARDED)), f"fp16/{SHARDED}"],
+    2: [*(f"float32/{case}" for case in (*CASES, "dual_moco, in pieces", SHARDED)), f"fp16/{SHARDED}"],
 }
 """The cases that are run by a number of ranks, with their precision."""
 COLUMNS = {

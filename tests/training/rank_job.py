@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from tests.support import guide
 from tests.support.runs import TwoTerms, compose_run, make_trainer
-from tests.training.pieces import KINDS, Setting, batches_of, step
 from xrep.errors import UserError
 from xrep.registry import CRITERIA
 from xrep.training.distributed import World, leave, start
@@ -49,6 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lamb": {**RANKING, "optimizer": "lamb", "lr": 0.01},
     "thawed": {**ADAM, "freeze": "encoders.*.layers@3", "clip_norm": 0.1},
     "in pieces": {**ADAM, "micro_batch": 7},
+    "dap in pieces": {**MOCO, "criterion": "dap", "rtl_layers": 1, "micro_batch": 7},
     "adamw and lora": {**ADAM, "lora_rank": 2},
     # The objectives of the guide, which know nothing of ranks and pieces.
     "hardest_negative": {**MOCO, "criterion": "hardest_negative", "max_epochs": 161 / 630},
@@ -112,23 +111,6 @@ def compressed(data: Path, folder: Path, world: World) -> dict[str, Any]:
     return {**found, "sent": dict(sent)}
 
 
-def in_pieces(world: World, text: Any, batches: list[Any]) -> dict[str, Any]:
-    """Return gradients of this rank's parts of the batches, by criterion. One rank has no rows of the first."""
-    sizes = ((0, 5), (0, 5)) if world.is_main else ((5, 8), (5, 5))
-    mine = [batch.rows(*rows) for batch, rows in zip(batches, sizes, strict=True)]
-    found = {}
-    for kind in KINDS:
-        setting, parts = Setting(kind), batches_of(kind, mine)
-        cached, whole = (step(each, text, parts, world) for each in (setting, replace(setting, rows=None)))
-        found[kind] = {
-            "cached": cached.gradient,
-            "whole": whole.gradient,
-            "state": cached.state,
-            "reductions": [cached.reductions, whole.reductions],
-        }
-    return found
-
-
 def exchange(world: World) -> list[list[float]]:
     """Check what a rank receives, and return sums; several messages are under way at a time."""
     rank, size = world.rank, world.size
@@ -155,7 +137,6 @@ def main() -> None:
     data, folder = map(Path, sys.argv[1:])
     world = start(World.Config(), "cpu")
     found: dict[str, Any] = {"sums": exchange(world)}
-    found["pieces"] = in_pieces(world, *torch.load(folder / "batches.pt", weights_only=False))
     with settings():
         found["trained"] = {case: train(case, data, folder, world) for case in CASES}
         found["sharded"] = {case: train(case, data, folder, world, shard="optimizer") for case in SHARDED}

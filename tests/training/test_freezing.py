@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of
-from tests.training.pieces import Everything
+from tests.training.test_gradient_cache import Everything
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.translation_ranking import TranslationRanking

@@ -11,7 +11,6 @@ from tests.support.once import made_once
 from tests.support.programs import run_on_ranks
 from tests.support.runs import environment
 from tests.training import rank_job
-from tests.training.pieces import KINDS, Setting, assert_near, batches_of, step
 from xrep.errors import UserError
 from xrep.training.distributed import alone
 from xrep.training.sharding import sharded_optimizer
@@ -21,11 +20,10 @@ Found = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def ranks(data_directory: Path, text: Any, batches: list[Any]) -> list[Found]:
+def ranks(data_directory: Path) -> list[Found]:
     """What each of two ranks found."""
 
     def make(folder: Path) -> None:
-        torch.save((text, batches), folder / "batches.pt")
         done = run_on_ranks(2, "tests.training.rank_job", data_directory, folder, environment=environment(threads=1))
         assert done.returncode == 0, done.stderr[-5000:]
         assert "warn" not in done.stderr.lower(), done.stderr
@@ -77,18 +75,6 @@ def test_gradients_are_compressed_on_their_way(ranks: list[Found]) -> None:
         # Two bytes for each trained parameter, where float32 has four; floats of losses and metrics stay as they are.
         assert each["sent"]["torch.bfloat16"] == 2 * each["whole"]["trained"] * each["whole"]["cursor"][0]
         assert "torch.float32" not in each["sent"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_pieces_of_ranks_have_the_gradient_of_whole_batches(ranks, text, batches, kind):
-    for mine in (rank["pieces"][kind] for rank in ranks):
-        assert_near(mine["cached"], mine["whole"], 1e-10)
-        cached, whole = mine["reductions"]
-        assert cached == whole > 0, "gradients are averaged once a step, not once a piece"
-    assert same(ranks[0]["pieces"][kind]["state"], ranks[1]["pieces"][kind]["state"]), "the ranks went apart"
-    if kind != "parts":  # ranks cut the rows of a mixture in another way
-        whole = step(Setting(kind), text, batches_of(kind, batches))
-        assert_near(ranks[0]["pieces"][kind]["cached"], whole.gradient, 1e-10)
 
 
 def test_every_rank_gets_the_same(ranks: list[Found]) -> None:
