@@ -56,7 +56,7 @@ setup(
         "xrep_cli": ["py.typed"],
     },
     install_requires=[
-        "torch>=2.8,<3",
+        "torch>=2.9,<3",
         "sentencepiece>=0.2.3",  # gives places in characters
         "numpy>=1.26",
         "faiss-cpu>=1.8",

@@ -73,12 +73,12 @@ def products_as(precision: str, name: str, device: str) -> AbstractContextManage
     choose the fast ones of CPUs themselves."""
     import torch
 
-    from xrep.kernels.precision import default_float32_products, fast_products, float32_products
+    from xrep.kernels.precision import allow_tf32, exact_products, fast_products
 
     if device == "cuda":
-        return float32_products(torch.device(device))
+        return allow_tf32(torch.device(device))
     if precision == "default":
-        return default_float32_products()
+        return exact_products()
     return nullcontext() if name == "ours" else fast_products(torch.empty(0, device=device))
 
 
@@ -349,7 +349,7 @@ def main(argv: Sequence[str]) -> None:
     keep_freed_memory()
     import torch
 
-    from xrep.kernels.paths import describe
+    from xrep.kernels.fused import describe
 
     device = torch.device(options.device)
     machine = {

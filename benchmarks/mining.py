@@ -92,7 +92,7 @@ def differing(x: np.ndarray, y: np.ndarray, ours: Both, theirs: Both) -> int:
 
 def exact(options: argparse.Namespace, size: int, precision: str) -> dict[str, Any]:
     """Time ours and faiss by turns, after a round on a tenth of the rows, which warms both up."""
-    from xrep.kernels.precision import default_float32_products
+    from xrep.kernels.precision import exact_products
     from xrep.retrieval.tiles import neighbours
 
     k = options.neighbours
@@ -102,7 +102,7 @@ def exact(options: argparse.Namespace, size: int, precision: str) -> dict[str, A
         x, y = drawn(size, options.width, 0), drawn(size, options.width, 1)
 
     def ours(rows: int) -> Both:
-        with default_float32_products() if precision == "default" else nullcontext():
+        with exact_products() if precision == "default" else nullcontext():
             return neighbours(x[:rows], y[:rows], k, k)
 
     contestants = {"ours": ours, "faiss": lambda rows: faiss_both_ways(x[:rows], y[:rows], k)}

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from harness import make_parser, take_turns, write_json
 
 from xrep.config import RunConfig, runs_of
-from xrep.kernels.precision import default_float32_products, fast_products
+from xrep.kernels.precision import exact_products, fast_products
 from xrep.memory import keep_freed_memory
 from xrep.precision import TrainingPrecision
 from xrep.tasks.bitext import BitextTask
@@ -137,7 +137,7 @@ def plain_loop(options: argparse.Namespace, trainer: Trainer, queue_size: int) -
         loss.item()
 
     def turn(steps: int) -> None:
-        with default_float32_products(), padded():
+        with exact_products(), padded():
             for _ in range(steps):
                 step()
 

@@ -110,8 +110,8 @@ class Device(Plugins):
 class Computing(Device):
     precision: Precision = "float32"
     """Type in which the model computes; bf16 (bfloat16) is faster on GPUs and on most CPUs that have instructions for
-    it (AMX, AVX512-BF16), fp16 (float16) is for GPUs, int8 is for CPUs and faster than float32, and than bf16 where
-    there is no AMX."""
+    it (AMX, AVX512-BF16; other CPUs compute in float32), fp16 (float16) is for GPUs, int8 is for CPUs and faster than
+    float32, and than bf16 where there is no AMX."""
 
 
 @dataclass(kw_only=True)
@@ -135,7 +135,7 @@ def choose_device(named: str | None, program: str, precision: str) -> str:
     device."""
     import torch
 
-    from xrep.kernels.processor import SLOW_BFLOAT16, multiplies_bfloat16
+    from xrep.kernels.precision import SLOW_BFLOAT16, multiplies_bfloat16
 
     several = number_from(os.environ, "WORLD_SIZE", 1) > 1
     gpu = f"cuda:{number_from(os.environ, 'LOCAL_RANK', 0)}" if several else "cuda"

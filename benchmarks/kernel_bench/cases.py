@@ -46,6 +46,8 @@ CASES = {
     "queue": Case("queue", _QUEUE, _QUEUE, "the batch and the queue of dual momentum contrast"),
     "queue-bfloat16": Case("queue", _QUEUE, _QUEUE, "the same, kept in bfloat16", ("cpu",), queue_dtype="bfloat16"),
     "queue-small": Case("queue", _FEW, _FEW, "few queries: ours must not lose to plain torch"),
+    "queue-tiny": Case("queue", (64, 4096, 128), (64, 4096, 128), "the same, from one softmax"),
+    "queue-whole": Case("queue", (512, 8192, 256), (512, 8192, 256), "the most logits that one softmax computes"),
     "queue-temperature": Case("queue", _SHORT, _SHORT, "with a learnable temperature", learn_temperature=True),
     "queue-large": Case("queue", _LARGE, _LARGE, "four million negatives", ("cuda",)),
     "inbatch": Case("inbatch", (4096, 4096, 768), (8192, 8192, 768), "both directions of a batch"),

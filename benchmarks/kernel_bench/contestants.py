@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernel_bench.cases import Case, Size
+from xrep.kernels.fused import steps_for
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
-from xrep.kernels.paths import steps_for
 from xrep.kernels.queue_infonce import queue_infonce
 
 TEMPERATURE = 0.04

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -20,8 +21,7 @@ from tests.support.planning import plan
 from xrep.criteria.dap import DAP
 from xrep.errors import UserError
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.kernels.paths import use_path
-from xrep.kernels.precision import default_float32_products
+from xrep.kernels.precision import exact_products
 from xrep.models.dual_encoder import DualEncoder
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -78,7 +78,7 @@ def test_operations_are_those_that_torch_counts(layers: int, ratio: float) -> No
     dap = DAP(DAP.Config(rtl_layers=layers, reconstruction_ratio=ratio, rtl_vocabulary="all"), model, text)
     planned = plan(dap, next(batches))
     counter = FlopCounterMode(display=False)
-    with use_path("reference"), default_float32_products(), sdpa_kernel(SDPBackend.MATH):
+    with exact_products(), sdpa_kernel(SDPBackend.MATH), torch.no_grad():  # a loss computes its gradient with it
         with counter:
             dap.vectors(model, planned)
         encoder = counter.get_total_flops()

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Measure
 from tests.support.annotated import write_labels, write_pairs, write_questions, write_tags
 from tests.support.commands import Commands
-from xrep.kernels.processor import multiplies_int8
+from xrep.kernels.precision import multiplies_int8
 from xrep.nn.weights import read_tensors
 
 pytestmark = pytest.mark.slow

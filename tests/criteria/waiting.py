@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from xrep.kernels.processor import fast_float32_is_exact, multiplies_bfloat16
+from xrep.kernels.precision import fast_float32_is_exact, multiplies_bfloat16
 
 aten = torch.ops.aten
 

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from tests.cuda.cases import command_line
+from tests.cuda.commands import choose_triton
 from tests.cuda.table import DEEP
 from xrep.config import runs_of
-from xrep.kernels.paths import use_path
 from xrep.nn.queue import Queue
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import World, leave, start
@@ -155,8 +155,7 @@ def main(arguments: list[str]) -> None:
     found, results = dict[str, Any](), dict[str, Any]()
     for case in cases:
         precision, _, name = case.partition("/")
-        # Triton's kernels take long to interpret, and have tests of their own.
-        with use_path("triton" if name == DEEP else "chunked"):
+        with choose_triton(name == DEEP):  # the kernels take long to interpret, and have tests of their own
             found[case] = of_case(name, Path(data), precision, world, results.setdefault(name, {}))
     if world.is_main:
         Path(output).write_text(json.dumps(found, indent=1), encoding="utf-8")

@@ -15,7 +15,7 @@ from xrep.inference.export import export_path
 from xrep.inference.generation.translator import Translator
 from xrep.inference.search_index import SearchIndex
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.kernels.processor import multiplies_int8
+from xrep.kernels.precision import multiplies_int8
 from xrep.models.directory import open_checkpoint
 from xrep.nn.layers import Int8Linear, quantise_layers
 from xrep.nn.weights import read_tensors

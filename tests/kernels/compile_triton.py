@@ -50,10 +50,10 @@ def norm_variants(kinds: tuple[str, str, str], width: int, dropped: bool, summed
     types = {**shared, "x": x, "change": change, "bias": weight, "normed": x, "epsilon": "fp32"}
     for kept in (False, True):
         yield triton_norm.normalise_rows, types, {"DROPPED": dropped, "KEPT": kept, **tile}, options["num_warps"]
-    apart = dropped or x != change
+    separate = dropped or x != change
     types = {**shared, "of_normed": x, "of_total": x if summed else None, "of_x": x, "of_change": change}
     types |= {"parts": FLOAT, "each": INTEGER}
-    constants = {"DROPPED": dropped, "SUMMED": summed, "APART": apart, **tile}
+    constants = {"DROPPED": dropped, "SUMMED": summed, "SEPARATE": separate, **tile}
     yield triton_norm.differentiate_rows, types, constants, options["num_warps"]
     types = {"parts": FLOAT, "result": weight, "count": INTEGER, "columns": INTEGER}
     yield triton_norm.add_parts, types, {"BLOCK_P": 128, "BLOCK_C": 32}, 4

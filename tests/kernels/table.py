@@ -16,38 +16,46 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.support.closeness import error
-from xrep.kernels import chunked_steps, pairs
+from xrep.kernels import fused, pairs, softmax
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.kernels.pairs import add_own_negatives
-from xrep.kernels.paths import use_path
 from xrep.kernels.queue_infonce import against_both, queue_infonce
 from xrep.kernels.triplet_infonce import triplet_infonce
 from xrep.kernels.word_infonce import word_infonce
 
-WORDS = importlib.import_module("xrep.kernels.word_infonce")  # the package has the function by this name
+# The package has the functions by the names of these modules.
+QUEUE, WORDS = (importlib.import_module(f"xrep.kernels.{name}") for name in ("queue_infonce", "word_infonce"))
 HALF = (torch.float16, torch.bfloat16)
 Results = dict[str, Tensor]
 Found = tuple[
     Tensor, ...
 ]  # losses, correctness (in a formula: the lead over the best negative), and what else there is
-NAMES = "WHOLE", "BLOCK", "QUEUE_ROWS", "VOCABULARY_LOGITS", "CHUNK_LOGITS", "CACHED_KEYS"
-BLOCKS: dict[str, tuple[Any, ...]] = {
-    "small": (0, 25, 7, 1, 1, 130),
-    "large": (0, 300, 33, 9000, 90, 130),
-    "whole": (),
-}
-"""Sizes of blocks, which divide few batches. Those of "whole" are larger than any batch here."""
+BLOCKS = {"small": (30, 7, 1, 130), "large": (300, 33, 9000, 700), "whole": (2**24, 4096, 2**25, 2**22)}
+"""Sizes of blocks of pairs, of the queue, of the vocabulary and of sampled words, which divide few batches. Those of
+"whole" are larger than any batch here."""
 
 
 @contextmanager
 def blocks(name: str) -> Iterator[None]:
     """A context in which the kernels work on blocks of these sizes."""
+    of_pairs, rows, of_vocabulary, of_words = BLOCKS[name]
     with pytest.MonkeyPatch.context() as patch:
-        for key, value in zip(NAMES, BLOCKS[name], strict=False):
-            (module,) = (module for module in (pairs, chunked_steps, WORDS) if hasattr(module, key))
-            patch.setattr(module, key, value)
+        patch.setattr(pairs, "BLOCK", of_pairs)
+        patch.setattr(pairs, "WHOLE", pairs.WHOLE if name == "whole" else 0)
+        patch.setattr(softmax, "queue_rows", lambda queries: rows)
+        patch.setattr(softmax, "VOCABULARY_LOGITS", of_vocabulary)
+        patch.setattr(WORDS, "BLOCK_KEYS", of_words)
+        patch.setattr(QUEUE, "WHOLE", QUEUE.WHOLE if name == "whole" else (0, 0))
+        yield
+
+
+@contextmanager
+def triton() -> Iterator[None]:
+    """A context in which Triton's kernels are used, also without a GPU, where they are interpreted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "uses_triton", lambda device: True)
         yield
 
 
@@ -134,11 +142,9 @@ def differentiate(function: Callable[..., Found], inputs: Results, frozen: Colle
     return {"loss": loss.detach(), "correct": correct, **named, **gradients}
 
 
-def check(problem: Problem, draw: Draw, path: str = "chunked") -> None:
+def check(problem: Problem, draw: Draw) -> None:
     """Check results and gradients of the kernel against the formula in float64."""
-    exact = problem.exact()
-    with use_path(path):
-        found = problem.found()
+    exact, found = problem.exact(), problem.found()
     wide = problem.inputs["tau"].dtype if "tau" in exact else torch.promote_types(draw.dtype, torch.float32)
     assert found["loss"].dtype == wide and found.keys() == exact.keys()
     assert all(found[name].dtype == tensor.dtype for name, tensor in problem.inputs.items())

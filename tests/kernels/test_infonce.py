@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 
 import pytest
@@ -10,15 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from tests.kernels.table import HALF, KERNELS, Draw, blocks, check, error, infonce, queue
+from tests.kernels.table import HALF, KERNELS, QUEUE, Draw, blocks, check, error, infonce, queue
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.pairs import add_own_negatives
-from xrep.kernels.paths import use_path
 from xrep.kernels.queue_infonce import InfoNCE, against_both, queue_infonce
-
-QUEUE = importlib.import_module("xrep.kernels.queue_infonce")
-both_paths = pytest.mark.parametrize("path", ["chunked", "reference"])
 
 
 def vectors(seed: int, *shapes: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -28,22 +23,27 @@ def vectors(seed: int, *shapes: int, dtype: torch.dtype = torch.float32) -> list
 
 
 @pytest.mark.parametrize("rows", [1, 4096, 4098, 9001])
-def test_queues_in_blocks_of_the_usual_size(rows: int) -> None:
+@pytest.mark.parametrize("whole", [(0, 0), QUEUE.WHOLE], ids=["blocks", "whole"])
+def test_queues_in_blocks_of_the_usual_size(rows: int, whole: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QUEUE, "WHOLE", whole)
     draw = Draw(many=rows, size=24, columns=2, sentences=300, dtype=torch.float32)
     check(queue(draw), draw)
 
 
-def test_a_query_whose_negatives_are_all_masked_is_alone_in_that() -> None:
+@pytest.mark.parametrize("block", ["small", "whole"])
+def test_a_query_whose_negatives_are_all_masked_is_alone_in_that(block: str) -> None:
     query, positive, keys = vectors(0, 3, 3, 20)
     ids = {"query_ids": torch.tensor([[1], [0], [2]]), "queue_ids": torch.zeros(20, 1, dtype=torch.int64)}
-    loss, whole = (queue_infonce(query, positive, keys, 0.1, **given).loss for given in (ids, {}))
+    with blocks(block):
+        loss, whole = (queue_infonce(query, positive, keys, 0.1, **given).loss for given in (ids, {}))
     assert loss[1] == 0 and torch.equal(loss[[0, 2]], whole[[0, 2]])
 
 
-def test_many_small_negatives_are_not_rounded_away_beside_the_positive() -> None:
+@pytest.mark.parametrize("block", ["small", "whole"])
+def test_many_small_negatives_are_not_rounded_away_beside_the_positive(block: str) -> None:
     # 500 negatives, each exp(-25) beside 1: below the spacing of float32 there.
     query, share = torch.ones(1, 1, requires_grad=True), 500 * math.exp(-25)
-    with blocks("small"):
+    with blocks(block):
         loss = queue_infonce(query, torch.full((1, 1), 25.0), torch.zeros(500, 1), 1.0).loss
     loss.sum().backward()
     assert loss.item() == pytest.approx(share, rel=1e-5)
@@ -59,17 +59,16 @@ def test_the_loss_is_nearer_to_float64_than_that_of_the_whole_array() -> None:
     assert (queue_infonce(query, positive, keys, 0.07).loss - exact).abs().mean() < (single - exact).abs().mean() / 3
 
 
-@both_paths
-def test_the_queue_gets_no_gradient_and_may_be_overwritten_before_the_backward_pass(path: str) -> None:
+@pytest.mark.parametrize("block", ["small", "whole"])
+def test_the_queue_gets_no_gradient_and_may_be_overwritten_before_the_backward_pass(block: str) -> None:
     query, positive, keys = vectors(0, 4, 4, 50)
     query.requires_grad_()
-    if path == "chunked":
+    with blocks(block):
         (expected,) = torch.autograd.grad(queue_infonce(query, positive, keys, 0.05).loss.sum(), query)
         loss = queue_infonce(query, positive, keys, 0.05).loss
         keys.copy_(keys.flip(0))
         assert torch.equal(torch.autograd.grad(loss.sum(), query)[0], expected)
-    keys.requires_grad_()
-    with use_path(path):
+        keys.requires_grad_()
         queue_infonce(query, positive, keys, 0.05).loss.sum().backward()
     assert keys.grad is None
 

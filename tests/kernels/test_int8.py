@@ -6,7 +6,7 @@ import torch
 from tests.support.closeness import error
 from xrep.kernels import int8
 from xrep.kernels.int8 import Int8Product, quantise, quantise_rows, rows_in_cache
-from xrep.kernels.processor import multiplies_int8
+from xrep.kernels.precision import multiplies_int8
 
 pytestmark = pytest.mark.skipif(not multiplies_int8(), reason="torch has no exact int8 product for this processor")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.support.closeness import assert_near
 from xrep.kernels import precision
 from xrep.kernels.linear import PackedWeight, fused_linear, linear, linear_and_input
-from xrep.kernels.precision import default_float32_products, fast_float32_is_exact, fast_products
+from xrep.kernels.precision import exact_products, fast_float32_is_exact, fast_products
 
 TYPES = [torch.float32, torch.bfloat16]
 
@@ -98,7 +98,7 @@ def test_a_packed_weight_is_the_weight_until_it_changes(dtype: torch.dtype, with
     assert packed.tensor(table) is packed.tensor(table[6:]) is None
     again, packed_again = copy.deepcopy((table[:64], packed))
     assert packed_again.tensor(again) is not None
-    with default_float32_products(), torch.no_grad():
+    with exact_products(), torch.no_grad():
         assert fused_linear(x, table[:64], None, packed=packed) is None
     table[0] = 0
     assert packed.tensor(table[:64]) is None
@@ -136,16 +136,16 @@ def test_precision_is_switched_for_float32_cpu_products_alone_and_restored(monke
             assert torch.get_float32_matmul_precision() == before
     assert seen == ["medium"] + 5 * [before]
     monkeypatch.setattr(precision, "fast_float32_is_exact", lambda: True)
-    with pytest.raises(RuntimeError, match="inside"), default_float32_products():
-        with default_float32_products():
+    with pytest.raises(RuntimeError, match="inside"), exact_products():
+        with exact_products():
             pass
         assert not precision.takes_fast_product(torch.ones(1))
         raise RuntimeError("inside")
     assert precision.takes_fast_product(torch.ones(1))
-    with pytest.raises(RuntimeError, match="inside"), precision.float32_products(torch.device("cuda")):
+    with pytest.raises(RuntimeError, match="inside"), precision.allow_tf32(torch.device("cuda")):
         assert torch.backends.cuda.matmul.allow_tf32
         raise RuntimeError("inside")
-    with precision.float32_products(torch.device("cpu")):
+    with precision.allow_tf32(torch.device("cpu")):
         assert torch.get_float32_matmul_precision() == before
 
 

@@ -11,39 +11,32 @@ import torch
 from torch import Tensor
 
 from tests.kernels.table import Draw, blocks, check, differentiate, error, vocabulary
-from xrep.kernels import chunked_steps, precision
+from xrep.kernels import precision, softmax
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
-from xrep.kernels.paths import use_path
 
 module = importlib.import_module("xrep.kernels.linear_cross_entropy")  # the package has the function by this name
-both_paths = pytest.mark.parametrize("path", ["chunked", "reference"])
 
 
-@both_paths
-def test_one_word_and_large_vocabularies(path: str) -> None:
+def test_one_word_and_large_vocabularies() -> None:
     for draw in (Draw(many=1), Draw(many=9000, batch=15, dtype=torch.float32, flag=True)):
-        check(vocabulary(draw), draw, path)
+        check(vocabulary(draw), draw)
 
 
-@both_paths
-def test_all_tokens_ignored_give_zeros(path: str) -> None:
+def test_all_tokens_ignored_give_zeros() -> None:
     hidden, weight = torch.ones(5, 3, requires_grad=True), torch.ones(4, 3, requires_grad=True)
-    with use_path(path):
-        found = linear_cross_entropy(hidden, weight, torch.full((5,), 2), label_smoothing=0.3, ignore_index=2)
-        found.loss.backward()
+    found = linear_cross_entropy(hidden, weight, torch.full((5,), 2), label_smoothing=0.3, ignore_index=2)
+    found.loss.backward()
     assert not found.loss and not found.nll.any() and not found.correct.any()
     assert not hidden.grad.any() and not weight.grad.any()
 
 
-@both_paths
-def test_correct_is_that_no_word_has_a_higher_logit(path: str) -> None:
+def test_correct_is_that_no_word_has_a_higher_logit() -> None:
     hidden, weight = torch.tensor([[1.0, 2.0]]).repeat(4, 1), torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
     # By hand: the logits are 2, 2 and 0 for every token; word 2 is also the ignored one.
     target = torch.tensor([0, 1, 2, 2])
-    with use_path(path):
-        correct = linear_cross_entropy(hidden, weight, target).correct
-        bias = torch.tensor([0.0, 0.0, 5.0])
-        ignored = linear_cross_entropy(hidden, weight, target, bias=bias, ignore_index=2).correct
+    correct = linear_cross_entropy(hidden, weight, target).correct
+    bias = torch.tensor([0.0, 0.0, 5.0])
+    ignored = linear_cross_entropy(hidden, weight, target, bias=bias, ignore_index=2).correct
     assert correct.tolist() == [True, True, False, False] and not ignored.any()
 
 
@@ -89,7 +82,7 @@ def test_blocks_have_few_sizes() -> None:
 
     with patch.object(module, "multiply", noted), patch.object(precision, "fast_float32_is_exact", lambda: True):
         for block in (1, 2**20):
-            with patch.object(chunked_steps, "VOCABULARY_LOGITS", block):
+            with patch.object(softmax, "VOCABULARY_LOGITS", block):
                 for tokens in range(800, 1000, 9):
                     target = torch.zeros(tokens, dtype=torch.int64)
                     assert len(linear_cross_entropy(torch.ones(tokens, 4), weight, target).nll) == tokens

@@ -17,11 +17,11 @@ def logits_of(rows: int, words: int, *, dtype: torch.dtype = torch.float64, spre
     return (torch.randn(rows, words, generator=generator, dtype=torch.float64) * spread).to(dtype)
 
 
-def exact(logits: Tensor, count: int, apart: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+def exact(logits: Tensor, count: int, never: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
     follow = logits.double().log_softmax(1)
     allowed = follow.clone()
-    allowed[:, list(apart)] = -torch.inf
-    return allowed.topk(count, dim=1).values, follow[:, list(apart)]
+    allowed[:, list(never)] = -torch.inf
+    return allowed.topk(count, dim=1).values, follow[:, list(never)]
 
 
 @pytest.mark.slow
@@ -31,26 +31,26 @@ def exact(logits: Tensor, count: int, apart: tuple[int, ...] = ()) -> tuple[Tens
     words=st.integers(1, 3000),
     count=st.integers(1, 20),
     block=st.sampled_from([1, 7, 16, 128]),
-    apart=st.lists(st.integers(0, 2999), max_size=5, unique=True),
+    never=st.lists(st.integers(0, 2999), max_size=5, unique=True),
     ruled_out=st.floats(0, 0.99),
     spread=st.sampled_from([0.01, 3.0, 100.0]),
     cached=st.sampled_from([1, 5000]),
     seed=st.integers(0, 5),
 )
-def test_best_tokens_are_those_of_a_sort(rows, words, count, block, apart, ruled_out, spread, cached, seed) -> None:
+def test_best_tokens_are_those_of_a_sort(rows, words, count, block, never, ruled_out, spread, cached, seed) -> None:
     logits = logits_of(rows, words, spread=spread, seed=seed)
     hidden = torch.rand(logits.shape, generator=torch.Generator().manual_seed(seed)) < ruled_out
     hidden[:, 0] = False
     logits = logits.masked_fill(hidden, -torch.inf)
-    left, before = tuple(word for word in apart if word < words), logits.clone()
+    left, before = tuple(word for word in never if word < words), logits.clone()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(next_tokens, "BLOCK", block)
         patch.setattr(next_tokens, "CACHED", cached)
-        found = best_next(logits, count, apart=left)
+        found = best_next(logits, count, never=left)
     assert torch.equal(before, logits)
     expected, aside = exact(logits, min(count, words), left)
     torch.testing.assert_close(found.log_probabilities, expected, atol=1e-10, rtol=1e-10)
-    torch.testing.assert_close(found.apart, aside, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(found.never, aside, atol=1e-10, rtol=1e-10)
     real = found.log_probabilities > -torch.inf
     at = logits.log_softmax(1).gather(1, found.tokens)
     torch.testing.assert_close(at[real], found.log_probabilities[real], atol=1e-10, rtol=1e-10)
@@ -71,7 +71,7 @@ def test_float32_is_no_worse_than_torch(words: int, spread: float) -> None:
 def test_ties_fall_the_same_way_each_time() -> None:
     logits = torch.zeros(3, 5000)
     logits[:, ::7] = 1.0
-    found, again = (best_next(logits, 12, apart=(0, 7)).tokens for _ in range(2))
+    found, again = (best_next(logits, 12, never=(0, 7)).tokens for _ in range(2))
     assert torch.equal(found, again)
     assert (found % 7 == 0).all() and all(len(set(row)) == 12 for row in found.tolist())
 
@@ -87,17 +87,17 @@ def test_banned_words_of_a_row_keep_their_share() -> None:
 
 
 def test_more_words_than_there_are() -> None:
-    found = best_next(torch.tensor([[1.0, 2.0, 3.0]]), 10, apart=(1,))
+    found = best_next(torch.tensor([[1.0, 2.0, 3.0]]), 10, never=(1,))
     assert found.tokens[0, :2].tolist() == [2, 0]
     assert found.log_probabilities[0].exp().tolist() == pytest.approx([0.66524096, 0.09003057, 0.0])
     with pytest.raises(ValueError, match=r"logits must be \[R, V\], not \[3\]"):
         best_next(torch.zeros(3), 2)
 
 
-def shares(logits: Tensor, apart: tuple[int, ...], top_k: int = 0, top_p: float = 1.0, temperature: float = 1.0):
+def shares(logits: Tensor, never: tuple[int, ...], top_k: int = 0, top_p: float = 1.0, temperature: float = 1.0):
     """Return the probabilities of one row of logits [V], as the papers define them."""
     logits = logits.double() / temperature
-    logits[list(apart)] = -torch.inf
+    logits[list(never)] = -torch.inf
     if top_k:
         logits[logits < logits.topk(top_k).values[-1]] = -torch.inf
     probabilities, order = logits.softmax(0).sort(descending=True)
@@ -116,15 +116,15 @@ def shares(logits: Tensor, apart: tuple[int, ...], top_k: int = 0, top_p: float 
 @pytest.mark.parametrize("words", [12, 1500])
 def test_what_is_drawn_has_the_distribution_of_the_model(asked: dict[str, float], words: int) -> None:
     """Equally spaced uniform numbers must draw each word as often as its probability says, to within one."""
-    draws, apart = 6_000, (0, 3)
+    draws, never = 6_000, (0, 3)
     row = logits_of(1, words, dtype=torch.float32, spread=2.0, seed=4)
     follow, drawn = row.double().log_softmax(1)[0], []
     for some in ((torch.arange(draws, dtype=torch.float64) + 0.5) / draws).split(2000):
-        found = sample_next(row.expand(len(some), -1), some, apart=apart, **asked)
+        found = sample_next(row.expand(len(some), -1), some, never=never, **asked)
         drawn.append(found.tokens)
         assert torch.allclose(found.log_probabilities[:, 0].double(), follow[found.tokens[:, 0]], atol=1e-5)
-        assert torch.allclose(found.apart.double(), follow[list(apart)].expand(len(some), -1), atol=1e-5)
-    counts, expected = torch.cat(drawn).flatten().bincount(minlength=words), shares(row[0], apart, **asked)
+        assert torch.allclose(found.never.double(), follow[list(never)].expand(len(some), -1), atol=1e-5)
+    counts, expected = torch.cat(drawn).flatten().bincount(minlength=words), shares(row[0], never, **asked)
     assert (counts - draws * expected).abs().max() <= 1.01
     assert not counts[expected == 0].any()
 

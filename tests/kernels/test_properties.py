@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.profiler import profile
 
 from tests.kernels.table import HALF, KERNELS, Draw, blocks, check, differentiate
+from tests.kernels.table import QUEUE as OF_QUEUE
 from tests.support.closeness import error
-from xrep.kernels import chunked_steps, pairs, precision
+from xrep.kernels import pairs, precision, softmax
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.kernels.pairs import add_own_negatives
-from xrep.kernels.paths import use_path
 from xrep.kernels.queue_infonce import queue_infonce
 from xrep.kernels.triplet_infonce import triplet_infonce
 
@@ -48,11 +48,10 @@ every_kernel = pytest.mark.parametrize("name", KERNELS)
         seed=st.integers(0, 2**20),
     ),
     block=st.sampled_from(["small", "large", "whole"]),
-    path=st.sampled_from(["chunked", "chunked", "reference"]),
 )
-def test_equals_the_formula(name: str, draw: Draw, block: str, path: str) -> None:
+def test_equals_the_formula(name: str, draw: Draw, block: str) -> None:
     with blocks(block):
-        check(KERNELS[name](draw), draw, path)
+        check(KERNELS[name](draw), draw)
 
 
 @pytest.mark.parametrize("others", DTYPES, ids=str)
@@ -74,10 +73,10 @@ def test_logits_of_thousands(name: str, block: str, dtype: torch.dtype) -> None:
 
 
 @every_kernel
-@pytest.mark.parametrize("path", ["chunked", "reference"])
-def test_what_is_frozen_gets_no_gradient_and_changes_none(name: str, path: str) -> None:
+@pytest.mark.parametrize("block", ["large", "whole"])
+def test_what_is_frozen_gets_no_gradient_and_changes_none(name: str, block: str) -> None:
     problem = KERNELS[name](Draw(batch=8, dtype=torch.float32))
-    with use_path(path), blocks("large"):
+    with blocks(block):
         whole = problem.found()
         for one in problem.inputs:
             for frozen in ([one], [other for other in problem.inputs if other != one]):
@@ -99,7 +98,7 @@ def test_neither_autocast_nor_the_fast_product_changes_it(name: str, block: str,
         if name != "vocabulary":  # its products read autocast's type, as those of other linear layers
             automatic = differentiate(torch.autocast("cpu", torch.bfloat16)(problem.kernel), problem.inputs)
             assert all(torch.equal(automatic[key], usual[key]) for key in usual)
-        with precision.default_float32_products():
+        with precision.exact_products():
             slow = problem.found()
     assert all(error(usual[key].double(), slow[key].double()) < 1e-5 for key in usual if key != "correct")
 
@@ -114,23 +113,21 @@ def test_rows_may_lie_apart_in_memory(name: str) -> None:
 
 
 @every_kernel
-@pytest.mark.parametrize("path", ["chunked", "reference"])
-def test_an_empty_batch_has_results_and_gradients_of_no_rows(name: str, path: str) -> None:
+def test_an_empty_batch_has_results_and_gradients_of_no_rows(name: str) -> None:
     problem = KERNELS[name](Draw(batch=0, columns=2, dtype=torch.float32))
-    with use_path(path):
-        found = problem.found()
+    found = problem.found()
     assert not found["loss"].any() and not found["correct"].numel()
     assert all(found[key].shape == tensor.shape and not found[key].any() for key, tensor in problem.inputs.items())
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("path", ["chunked", "reference"])
-def test_without_a_negative_loss_and_gradients_are_zero(name: str, path: str) -> None:
+@pytest.mark.parametrize("block", ["small", "whole"])
+def test_without_a_negative_loss_and_gradients_are_zero(name: str, block: str) -> None:
     for draw in (Draw(columns=3, sentences=1), Draw(batch=1, many=0)):
         if name == "triplets" and draw.batch == 1:  # it has a negative of its own
             continue
         problem = KERNELS[name](draw)
-        with use_path(path):
+        with blocks(block):
             found = problem.found()
         own = name == "triplets"
         assert found["correct"].all() or own
@@ -139,7 +136,7 @@ def test_without_a_negative_loss_and_gradients_are_zero(name: str, path: str) ->
 
 
 def largest_allocation(function: Callable[[], object]) -> int:
-    """Return the bytes of the largest tensor that is made, also inside of custom operators."""
+    """Return the bytes of the largest tensor that is made."""
     with profile(profile_memory=True) as profiler:
         function()
     return max(event.self_cpu_memory_usage for event in profiler.events())
@@ -156,12 +153,13 @@ def test_the_whole_array_is_never_stored(name: str, monkeypatch: pytest.MonkeyPa
     problem = KERNELS[name](Draw(batch=sizes[0], many=sizes[1], size=4, dtype=torch.float32))
     monkeypatch.setattr(pairs, "WHOLE", 0)
     monkeypatch.setattr(pairs, "BLOCK", 1000)
-    for key, value in {"QUEUE_ROWS": 100, "VOCABULARY_LOGITS": 1}.items():
-        monkeypatch.setattr(chunked_steps, key, value)
+    monkeypatch.setattr(softmax, "queue_rows", lambda queries: 100)
+    monkeypatch.setattr(softmax, "VOCABULARY_LOGITS", 1)
+    monkeypatch.setattr(OF_QUEUE, "WHOLE", (0, 0))
     assert largest_allocation(problem.found) < 4 * WHOLE[name] / 4
 
 
-@pytest.mark.parametrize("name", ["queue", "two queues", "words", "vocabulary"])
+@pytest.mark.parametrize("name", ["queue", "two queues", "vocabulary"])
 def test_the_gradient_can_be_asked_for_twice_but_has_no_derivative(name: str) -> None:
     # What the gradient needs is saved without its graph. A second derivative would be wrong, so there is none.
     problem = KERNELS[name](Draw())
@@ -172,17 +170,17 @@ def test_the_gradient_can_be_asked_for_twice_but_has_no_derivative(name: str) ->
     with blocks("small"):
         second = torch.autograd.grad(loss, one, create_graph=True)[0]
     assert error(second, first.detach()) < 1e-12 and first.any()
-    with pytest.raises(RuntimeError, match="no autograd formula|once_differentiable"):
+    with pytest.raises(RuntimeError, match="once_differentiable|does not require grad"):
         second.sum().backward()
 
 
-@pytest.mark.parametrize("path", ["chunked", "reference"])
+@pytest.mark.parametrize("block", ["small", "whole"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_an_encoder_with_one_vector_for_everything_is_never_correct(path: str, dtype: torch.dtype) -> None:
+def test_an_encoder_with_one_vector_for_everything_is_never_correct(block: str, dtype: torch.dtype) -> None:
     for seed in range(2):
         vector = torch.randn(1, 300, generator=torch.Generator().manual_seed(seed)).to(dtype)
         x = torch.nn.functional.normalize(vector, dim=1).repeat(40, 1)
-        with use_path(path):
+        with blocks(block):
             found = [*inbatch_infonce(x, x, 0.07)[2:], *hard_infonce(x, x, 0.07, exponent=0.5)[2:4]]
             found += [queue_infonce(x, x, x, 0.05).correct, triplet_infonce(x, x, x, 0.05).correct]
             assert not torch.stack(found).any()
@@ -259,11 +257,10 @@ BAD = [
 
 
 @pytest.mark.parametrize("kernel, usual, given, message", BAD)
-@pytest.mark.parametrize("path", ["chunked", "reference"])
-def test_what_does_not_fit_is_named(kernel: Callable, usual: dict, given: dict, message: str, path: str) -> None:
+def test_what_does_not_fit_is_named(kernel: Callable, usual: dict, given: dict, message: str) -> None:
     integers = ("ids", "query_ids", "queue_ids", "rows", "target", "groups")
     arguments = {name: torch.ones(x) if isinstance(x, tuple) else x for name, x in {**usual, **given}.items()}
     arguments = {name: x.long() if name in integers else x for name, x in arguments.items()}
-    with use_path(path), pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError) as error:
         kernel(**arguments)
     assert message in str(error.value)

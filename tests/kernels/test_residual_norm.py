@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from tests.kernels.table import triton
 from tests.support.closeness import error
-from xrep.kernels import reference, residual_norm
-from xrep.kernels.paths import use_path
+from xrep.kernels import residual_norm
+from xrep.kernels.fused import fuses_residuals
 from xrep.nn.decoder import DecoderLayer
 from xrep.nn.layers import EncoderLayer, Masking
 from xrep.nn.shape import DecoderShape, EncoderShape, Norm
@@ -35,6 +38,13 @@ def inputs(kinds: str, *shape: int) -> list[Tensor]:
     of_x, of_change, _ = TYPES[kinds]
     tensors = x.to(of_x), (change + change.sign()).to(of_change), weight.to(of_x), bias.to(of_x)
     return [tensor.to(DEVICE).requires_grad_() for tensor in tensors]
+
+
+def formula(x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, dropout: float, kept: Tensor):
+    """Return the layer normalisation of x + dropout(change), and that sum, in float64, if dropout keeps ``kept``."""
+    x, change, weight, bias = (tensor.double() for tensor in (x, change, weight, bias))
+    total = x + change * kept / (1 - dropout)
+    return F.layer_norm(total, x.shape[-1:], weight, bias, EPSILON), total
 
 
 def gradients(normed: Tensor, total: Tensor | None, leaves: list[Tensor]) -> list[Tensor]:
@@ -69,7 +79,7 @@ def test_equals_the_formula(shape: tuple[int, ...], kinds: str, dropout: float, 
     torch.manual_seed(1)
     with torch.no_grad():
         plain, drawn = residual_norm.residual_norm(*leaves, EPSILON, dropout, summed=True)
-    exact, exact_total = reference.residual_norm(*leaves, EPSILON, dropout, drawn != leaves[0])
+    exact, exact_total = formula(*leaves, dropout, drawn != leaves[0])
     assert normed.dtype == drawn.dtype == TYPES[kinds][0] and normed.shape == shape
     found = gradients(normed, total if summed else None, leaves)
     expected = gradients(exact, exact_total if summed else None, leaves)
@@ -110,12 +120,12 @@ def test_layers_are_those_of_torch(norm: Norm, decodes: bool) -> None:
         layer, others = EncoderLayer(replace(SHAPE, norm=norm), 0.0, 0.0).to(DEVICE), (Masking(),)
     x = torch.randn(2, 7, 24, device=DEVICE, requires_grad=True)
     found = {}
-    for path in ("chunked", "triton"):
-        with use_path(path):
+    for name, context in (("plain", nullcontext), ("fused", triton)):
+        with context():
             out = layer(x, *others)
             ways = torch.linspace(-1, 2, out.numel(), device=DEVICE).view(out.shape)
             leaves = [x, *layer.parameters()]
-            found[path] = [out.detach(), *torch.autograd.grad((out * ways).sum(), leaves, allow_unused=True)]
+            found[name] = [out.detach(), *torch.autograd.grad((out * ways).sum(), leaves, allow_unused=True)]
     for plain, fused in zip(*found.values(), strict=True):
         assert (plain is None) == (fused is None)
         assert plain is None or error(fused, plain.double(), 1.0) <= 2e-5
@@ -125,7 +135,7 @@ def test_layers_are_those_of_torch(norm: Norm, decodes: bool) -> None:
 def test_activation_checkpointing_draws_the_same() -> None:
     layer, x = EncoderLayer(SHAPE, 0.4, 0.0).to(DEVICE), torch.randn(2, 7, 24, device=DEVICE)
     found = []
-    with use_path("triton"):
+    with triton():
         for again in (False, True):
             torch.manual_seed(3)
             out = checkpoint(layer, x, Masking(), use_reentrant=False) if again else layer(x, Masking())
@@ -143,9 +153,8 @@ def test_autocast_normalises_in_float32() -> None:
 
 def test_which_tensors_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(2, 8, device=DEVICE)
-    with use_path("triton"):
-        assert residual_norm.fuses_residuals(x, x.bfloat16()) and not residual_norm.fuses_residuals(x.double(), x)
-        monkeypatch.setattr(residual_norm, "WIDEST", 7)
-        assert not residual_norm.fuses_residuals(x, x)
-    with use_path("chunked"):
-        assert not residual_norm.fuses_residuals(x[:, :4], x[:, :4])
+    with triton():
+        assert fuses_residuals(x, x.bfloat16()) and not fuses_residuals(x.double(), x)
+        monkeypatch.setattr("xrep.kernels.fused.WIDEST", 7)
+        assert not fuses_residuals(x, x)
+    assert fuses_residuals(x[:, :4], x[:, :4]) == x.is_cuda

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.table import KERNELS, Draw, check
-from xrep.kernels import chunked_steps
-from xrep.kernels.blocks import QueueSoftmax
+from tests.kernels.table import KERNELS, Draw, check, triton
+from xrep.kernels import softmax
+from xrep.kernels.softmax import QueueSoftmax
 
 pytest.importorskip("triton", reason="Triton is not installed: it comes with the extra 'test' on x86-64 Linux")
-triton_steps = pytest.importorskip("xrep.kernels.triton_steps")
+triton_kernels = pytest.importorskip("xrep.kernels.triton_kernels")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -32,8 +32,8 @@ def integers(high: int, *shape: int) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_steps, "QUEUE_ROWS", 48)
-    monkeypatch.setattr(triton_steps, "VOCABULARY_LOGITS", 1)
+    monkeypatch.setattr(triton_kernels, "queue_rows", lambda queries: 48)
+    monkeypatch.setattr(triton_kernels, "VOCABULARY_LOGITS", 1)
 
 
 CASES: dict[str, tuple[str, Draw]] = {
@@ -51,21 +51,22 @@ CASES: dict[str, tuple[str, Draw]] = {
 def test_equals_the_formula(name: str) -> None:
     kernel, draw = CASES[name]
     draw = replace(draw, dtype=torch.float32, device=DEVICE)
-    check(KERNELS[kernel](draw), draw, "triton")
+    with triton():
+        check(KERNELS[kernel](draw), draw)
 
 
 @pytest.mark.parametrize("operand", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_weights_of_a_queue_lie_in_the_memory_of_the_scores(operand: torch.dtype) -> None:
     scores, ids = 5 * normal(6, 45), (integers(9, 6, 1), integers(9, 45, 1))
     states = []
-    for module in (triton_steps, chunked_steps):
+    for module in (triton_kernels, softmax):
         maximum = torch.linspace(-3, 12, 6, device=DEVICE)
         total, mixture = torch.ones(6, device=DEVICE), torch.ones(6, 1500, device=DEVICE)
         state = QueueSoftmax(None, maximum, total, torch.full_like(maximum, -9.0), mixture, operand)
         block = scores.clone()
         weights = module.absorb(block, state, ids)
         states.append((weights.float(), state.maximum, state.total, state.hardest, state.mixture))
-        if module is triton_steps:
+        if module is triton_kernels:
             assert weights.dtype == operand and weights.data_ptr() == block.data_ptr()
     tolerance = max(torch.finfo(operand).eps, 1e-6)
     for mine, expected in zip(*states, strict=True):
@@ -76,8 +77,8 @@ def test_half_precision_weights_of_a_queue_lie_in_the_memory_of_the_scores(opera
 def test_half_precision_gradients(operand: torch.dtype) -> None:
     logits, target = 3 * normal(9, 5000), integers(5000, 9)
     ignored = target % 3 == 0
-    ours = triton_steps.vocabulary_softmax(logits.clone(), target, 0.1, ignored, operand)
-    plain = chunked_steps.vocabulary_softmax(logits.clone(), target, 0.1, ignored, operand)
+    ours = triton_kernels.vocabulary_softmax(logits.clone(), target, 0.1, ignored, operand)
+    plain = softmax.vocabulary_softmax(logits.clone(), target, 0.1, ignored, operand)
     assert ours[3].dtype == operand and ignored.any() and not ignored.all()
     for mine, expected in zip(ours, plain, strict=True):
         torch.testing.assert_close(mine.float(), expected.float(), rtol=1e-2, atol=1e-5)

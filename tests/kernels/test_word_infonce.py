@@ -15,11 +15,10 @@ module = importlib.import_module("xrep.kernels.word_infonce")  # the package has
 SPECIAL = torch.tensor([0, 3])
 
 
-@pytest.fixture(params=[1, 40, 10**6], ids=["one word", "some words", "all words"])
-def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The number of similarities that are held at a time."""
-    monkeypatch.setattr(module, "CHUNK_LOGITS", request.param)
-    monkeypatch.setattr(module, "CACHED_KEYS", 30)
+@pytest.fixture(params=[1, 130, 10**6], ids=["one row", "some rows", "all rows"])
+def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The number of similarities from which words are drawn at a time."""
+    monkeypatch.setattr(module, "BLOCK_KEYS", request.param)
     return request.param
 
 
@@ -32,26 +31,13 @@ def make(rows: int = 7, words: int = 61, size: int = 9) -> tuple[Tensor, Tensor,
 
 
 @pytest.mark.parametrize("samples", [5, 1000])
-def test_what_is_never_sampled(chunk: int, samples: int) -> None:
+def test_what_is_never_sampled(block: int, samples: int) -> None:
     query, embedding, words, bag = make()
     for _ in range(10):
         sampled = word_infonce(query, embedding, words, bag, 0.05, special=SPECIAL, samples=samples).sampled
         for row, pair in zip(sampled.tolist(), words.tolist(), strict=True):
             drawn, others = [word for word in row if word >= 0], set(range(61)) - {*pair, *SPECIAL.tolist()}
             assert len(drawn) == len(set(drawn)) == min(samples, len(others)) and {*drawn} <= others
-
-
-@pytest.mark.parametrize("columns, samples", [(12, 7), (56, 7), (320, 7), (321, 7), (4000, 700), (8000, 700)])
-@pytest.mark.parametrize("threads", [1, 64])
-def test_the_largest_are_found_by_way_of_groups(columns: int, samples: int, threads: int, monkeypatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    keys = torch.randn(9, columns, generator=torch.Generator().manual_seed(0)).double()
-    keys[0, 5:] = -torch.inf
-    keys[1] = torch.arange(columns).double()  # adjacent in the order, and in different groups
-    top, places = module._largest(keys, samples)
-    assert torch.equal(keys.gather(1, places), top)
-    assert torch.equal(top.sort(1).values, keys.topk(samples, dim=1).values.flip(1))
-    assert all(len(set(row)) == samples for row in places.tolist())
 
 
 def inclusion(weights: list[float], count: int) -> list[float]:
@@ -68,12 +54,10 @@ def inclusion(weights: list[float], count: int) -> list[float]:
 
 
 @pytest.mark.parametrize("samples", [1, 3])
-@pytest.mark.parametrize("logits", [3 * 20_000, 10**6], ids=["chunks of 3 words", "one chunk"])
-def test_words_are_drawn_with_their_probabilities(samples: int, logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_drawn_with_their_probabilities(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of 9 words is special and one is in the bag; the other 7 have very different probabilities."""
     rows, tau = 20_000, 0.5
-    monkeypatch.setattr(module, "CHUNK_LOGITS", logits)
-    monkeypatch.setattr(module, "CACHED_KEYS", 50_000)
+    monkeypatch.setattr(module, "BLOCK_KEYS", 50_000)
     embedding = make(1, 9, 4)[1]
     embedding[0] = embedding[5]
     query, words = torch.tensor([[1.0, -2.0, 0.5, 1.0]], dtype=torch.float64), torch.full((rows, 1), 4)
@@ -88,9 +72,9 @@ def test_words_are_drawn_with_their_probabilities(samples: int, logits: int, mon
     assert all(len(set(row)) == samples for row in sampled.tolist())
 
 
-@pytest.mark.parametrize("cached", [4000, 8000], ids=["row by row", "rows together"])
-def test_every_query_and_every_call_draws_anew(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CACHED_KEYS", cached)
+@pytest.mark.parametrize("keys", [4000, 8000], ids=["row by row", "rows together"])
+def test_every_query_and_every_call_draws_anew(keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BLOCK_KEYS", keys)
     query, embedding, words, bag = make(1, 4000, 4)
     given = query.expand(2, 4), embedding, words.expand(2, -1), bag.expand(2, -1), 1.0
     torch.manual_seed(0)
@@ -112,7 +96,7 @@ def test_correct_is_to_beat_every_sampled_word() -> None:
     assert [sorted({*row} - {-1}) for row in found.sampled.tolist()] == [[1, 4], [0, 4]]
 
 
-def test_without_words_to_find_or_other_words(chunk: int) -> None:
+def test_without_words_to_find_or_other_words(block: int) -> None:
     query, embedding, words, bag = make()
     everything = torch.arange(61).expand(7, 61)
     for texts, counted in ((words, torch.zeros_like(bag)), (everything, torch.ones_like(everything).bool())):

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import plan
 from tests.training.pieces import KINDS, Setting, assert_near, batches_of, direction, step
-from xrep.kernels.processor import multiplies_bfloat16
+from xrep.kernels.precision import multiplies_bfloat16
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from xrep.criteria.criterion import Criterion, Loss, Planned, Term, merged
 from xrep.criteria.matryoshka import add_widths, widths_of
 from xrep.data.batch import TextSpec
 from xrep.errors import UserError
-from xrep.kernels.gather import apart, current_group
+from xrep.kernels.gather import current_group, without_others
 
 
 @dataclass
@@ -99,7 +99,7 @@ class ContrastiveCriterion(Criterion):
         group = None if self.exchanges else current_group()
         if group is not None:
             vectors, planned = of_all_ranks(vectors, planned, group)
-        with nullcontext() if group is None else apart():  # every rank then computes the same loss
+        with nullcontext() if group is None else without_others():  # every rank then computes the same loss
             loss = self.contrast(vectors, planned)
             if self.training:
                 self.remember(tuple(vector.detach() for vector in vectors), planned, loss)

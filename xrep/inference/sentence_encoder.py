@@ -84,9 +84,10 @@ class SentenceEncoder:
                 the local cache. Nothing that is fetched is run.
             device: The default is a GPU if there is one, else the CPU.
             dtype: Type of weights and activations. bfloat16 changes vectors by a cosine distance of about 1e-4, and is
-                faster on GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16). int8 is for the products of
-                transformer layers on CPUs (cosine distances of about 1e-3): weights have a scale for each output,
-                inputs one for each token. An encoder that was saved in int8 remains so.
+                faster on GPUs and on most CPUs with instructions for it (AMX, AVX512-BF16); other CPUs compute in
+                float32 instead. int8 is for the products of transformer layers on CPUs (cosine distances of about
+                1e-3): weights have a scale for each output, inputs one for each token. An encoder that was saved in
+                int8 remains so.
             random_weights: Seed of random weights of the same architecture, the baseline of an evaluation.
             layer: Layer whose token vectors are pooled; 0: the embeddings. None: that with which it was trained.
 

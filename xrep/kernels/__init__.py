@@ -1,15 +1,14 @@
 """Contrastive losses and the cross-entropy of a large vocabulary, each of use without xrep.
 
-``queue_infonce`` and ``linear_cross_entropy`` never store their logits. They have a plain reference
-(``xrep.kernels.reference``), a path in chunks that runs on any device, and a path in Triton for CUDA
-(``xrep.kernels.paths``).
+What cannot be stored is fused: ``queue_infonce`` and ``linear_cross_entropy`` never store their logits (but those of a
+small queue), and their gradients are known after the forward pass. They work in blocks, in Triton's kernels on GPUs
+where these agree with plain torch at their first use, and else in plain torch (``xrep.kernels.fused``).
 
-The losses within a batch (``inbatch_infonce``, ``hard_infonce``, ``triplet_infonce``, ``add_own_negatives``) are plain
-torch on every device, and so is ``word_infonce``. Up to 2^24 similarities of a batch are stored for the backward pass.
-If there are more, they are computed in blocks of rows, and again in the backward pass.
+Losses within a batch (``inbatch_infonce``, ``hard_infonce``, ``triplet_infonce``) are plain torch on every device. They
+keep up to 2^24 similarities for the backward pass, and compute more of them in blocks of rows, each of them twice.
+``word_infonce`` and ``add_own_negatives`` are plain torch, too.
 """
 
-from xrep.kernels import first_use  # noqa: F401 - it sets the check of fused kernels on a GPU
 from xrep.kernels.hard_infonce import HardInfoNCE, hard_infonce
 from xrep.kernels.inbatch_infonce import InBatchInfoNCE, inbatch_infonce
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.kernels.dropout import dropout as drop
-from xrep.kernels.precision import layer_dtype
 
 SHORT = 64
 """Up to this many tokens, attention written out is faster than torch's flash kernel on CPUs without gradient."""
@@ -24,14 +23,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: flo
         dropout: dropout probability of the attention weights.
         causal: token t attends to keys 0 to t only; there must be no ``mask`` then.
     """
-    dtype = layer_dtype(q)
-    if dtype != q.dtype:
-        return attention(q.to(dtype), k.to(dtype), v.to(dtype), mask, dropout, causal=causal).to(q.dtype)
     on_cpu, learns = q.device.type == "cpu", torch.is_grad_enabled()
     if on_cpu and learns and (q.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")):
         # torch's backward pass takes ten times as long in bfloat16 as in float32 (torch 2.13, with AMX).
         with torch.autocast("cpu", enabled=False):
-            return attention(q.float(), k.float(), v.float(), mask, dropout, causal=causal).to(dtype)
+            return attention(q.float(), k.float(), v.float(), mask, dropout, causal=causal).to(q.dtype)
     # torch has no fast kernel with dropout on CPUs.
     if on_cpu and not torch.compiler.is_compiling() and (dropout or (not learns and q.size(2) <= SHORT)):
         mask = mask_of_future(q.size(2), k.size(2), q.device) if causal else mask
@@ -110,10 +106,6 @@ def cached_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | Non
         keys, values: [B, heads, N, d], shared by the hypotheses of a sentence.
         mask: [B · heads, K, N], added to the scores: -inf at keys that a hypothesis must not attend to.
     """
-    dtype = layer_dtype(q)
-    if dtype != q.dtype:
-        mask = None if mask is None else mask.to(dtype)
-        return cached_attention(q.to(dtype), keys.to(dtype), values.to(dtype), mask).to(q.dtype)
     scores, start = (q.new_zeros(()), 0) if mask is None else (mask, 1)
     keys = keys.flatten(0, 1).transpose(1, 2)
     scores = torch.baddbmm(scores, q.flatten(0, 1), keys, beta=start, alpha=q.size(3) ** -0.5)

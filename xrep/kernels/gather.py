@@ -10,30 +10,31 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-_apart = ContextVar("apart", default=False)
+_without_others = ContextVar("whether this process computes without the others", default=False)
 
 
 @contextmanager
-def apart() -> Iterator[None]:
+def without_others() -> Iterator[None]:
     """Context manager in which a process computes without the others, for example if only rank 0 validates."""
-    token = _apart.set(True)
+    token = _without_others.set(True)
     try:
         yield
     finally:
-        _apart.reset(token)
+        _without_others.reset(token)
 
 
 def current_group() -> dist.ProcessGroup | None:
-    """Return the processes that train together; None if this one is alone, or inside ``apart``."""
-    together = not _apart.get() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    """Return the processes that train together; None if this one is alone, or inside ``without_others``."""
+    together = not _without_others.get() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return dist.group.WORLD if together else None
 
 
 def rank_sizes(count: int, device: torch.device, group: dist.ProcessGroup) -> list[int]:
     """Return how many rows each rank of the group has; ranks may differ (in the last batch of an epoch).
 
-    A GPU is waited for until it has all numbers.
+    On a GPU, this waits for all work that it was given.
     """
     counts = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device)
     counts[dist.get_rank(group)] = count
@@ -71,47 +72,31 @@ def gathered(
 
 
 class _GatherRows(torch.autograd.Function):
+    """Ranks send as many rows as the largest one has."""
+
     @staticmethod
     def forward(ctx, rows, sizes, group):
         ctx.sizes, ctx.group = sizes, group
-        padded = rows.new_zeros(max(sizes), *rows.shape[1:])
-        padded[: len(rows)] = rows
+        padded = _padded(rows, max(sizes))
         parts = [torch.empty_like(padded) for _ in sizes]
         dist.all_gather(parts, padded, group=group)
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
     @staticmethod
-    def backward(ctx, *gradients):
-        (gradient,) = gradients
+    @once_differentiable
+    def backward(ctx, gradient):  # pyright: ignore[reportIncompatibleMethodOverride]
         # Summed in float32, because half precision would round once for each rank.
         wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
-        return _sum_and_scatter(wide, ctx.sizes, ctx.group).to(gradient.dtype), None, None
+        parts = [_padded(part, max(ctx.sizes)) for part in wide.split(list(ctx.sizes))]
+        total = torch.empty_like(parts[0])
+        dist.reduce_scatter(total, parts, group=ctx.group)
+        return total[: ctx.sizes[dist.get_rank(ctx.group)]].to(gradient.dtype), None, None
 
 
-_without_reduce_scatter = set[str]()
-"""Backends that have no reduce-scatter, as gloo in some versions of torch."""
-
-
-def _sum_and_scatter(rows: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) -> Tensor:
-    """Return the sum over the ranks of those of the rows [Σ N, ...] that this rank gathered: [N, ...]."""
-    rank, backend = dist.get_rank(group), dist.get_backend(group)
-    if backend not in _without_reduce_scatter:
-        if min(sizes) == max(sizes):
-            padded = rows.contiguous().view(len(sizes), sizes[0], *rows.shape[1:])
-        else:
-            padded = rows.new_zeros(len(sizes), max(sizes), *rows.shape[1:])
-            for place, part in zip(padded, rows.split(list(sizes)), strict=True):
-                place[: len(part)] = part
-        try:
-            dist.reduce_scatter(own := torch.empty_like(padded[0]), list(padded), group=group)
-            return own[: sizes[rank]]
-        except (NotImplementedError, RuntimeError) as error:
-            if "support" not in str(error):
-                raise
-            _without_reduce_scatter.add(backend)
-    total = rows.to(rows.dtype, memory_format=torch.contiguous_format, copy=True)
-    dist.all_reduce(total, group=group)
-    return total.split(list(sizes))[rank]
+def _padded(rows: Tensor, count: int) -> Tensor:
+    """Return rows [N, ...] as contiguous [count, ...]; those that are added are 0."""
+    added = rows.new_zeros(count - len(rows), *rows.shape[1:])
+    return torch.cat([rows, added]) if len(added) else rows.contiguous()
 
 
 def exchange_columns(columns: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) -> Tensor:

@@ -14,8 +14,8 @@ _PAIR = 127
 """Weights become integers, of which two neighbours, 2i and 2i + 1, have at most this sum of sizes, or 128 where both
 are rounded up. Processors without VNNI add the products of such a pair in 16 bits, which overflow above 128 * 255."""
 _SCALE_AND_SMALLEST = 8
-"""Bytes behind the integers of a row. They are multiplied, too, with weights of zero, which is faster than to copy the
-integers."""
+"""torch stores the scale and the smallest number of a row in its last 8 bytes. We multiply them by weights of zero,
+which is cheaper than removing them."""
 _TINY = 1e-30
 _IN_CACHE = 1 << 19
 """Number of float32 results that are computed at a time (2 MB), so that they stay in the cache until they are read."""

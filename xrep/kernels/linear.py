@@ -6,18 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from xrep.kernels.precision import allows_library, fast_products, layer_dtype, takes_fast_product
-from xrep.kernels.processor import has_fused_linear
-
-_WIDENED = 1 << 20
-"""Number of weights that are converted to another type at a time (4 MB in float32). To allocate and convert the whole
-matrix of a vocabulary would take longer than to multiply it."""
+from xrep.kernels.precision import allows_library, fast_products, has_fused_linear, takes_fast_product
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute ``x @ weight.T + bias`` like ``F.linear``, with a faster float32 product on CPUs where it is as exact.
-
-    On CPUs that have no bfloat16 products, bfloat16 is multiplied in float32 and the result is rounded.
 
     Args:
         x: [..., D_in].
@@ -28,9 +21,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         [..., D_out]; gradients flow to all three.
     """
     traced = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
-    dtype = layer_dtype(x)
-    if not traced and x.dtype == weight.dtype != dtype:
-        return _converted_linear(x, weight, bias, dtype)
     if traced or weight.dtype != torch.float32 or not takes_fast_product(x):
         return F.linear(x, weight, bias)
     return _FastLinear.apply(x, weight, bias)
@@ -91,22 +81,10 @@ def fused_linear(
     ordered = None if packed is None or not allows_library(x) else packed.tensor(weight)
     if ordered is not None and x.dtype == weight.dtype:
         return torch.ops.mkldnn._linear_pointwise(x, ordered, bias, *attributes)
-    rows = x.to(layer_dtype(x))
-    faster = takes_fast_product(rows) or (rows.device.type == "cpu" and rows.dtype == torch.bfloat16)
-    if not faster or x.dtype != weight.dtype or bias is None or not has_fused_linear(rows.dtype):
+    faster = takes_fast_product(x) or (x.device.type == "cpu" and x.dtype == torch.bfloat16)
+    if not faster or x.dtype != weight.dtype or bias is None or not has_fused_linear(x.dtype):
         return None
-    result = torch.ops.mkldnn._linear_pointwise(rows, weight.to(rows.dtype), bias.to(rows.dtype), *attributes)
-    return result.to(x.dtype)
-
-
-def _converted_linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Compute ``linear`` in ``dtype``, and return the result in the type of ``x``."""
-    rows = max(1, _WIDENED // max(1, weight.size(1)))
-    weights = weight.split(rows)
-    biases = [None] * len(weights) if bias is None else bias.to(dtype).split(rows)
-    wide = x.to(dtype)
-    parts = [linear(wide, part.to(dtype), own).to(x.dtype) for part, own in zip(weights, biases, strict=True)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, *attributes)
 
 
 class _FastLinear(torch.autograd.Function):

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from xrep.kernels import reference
 from xrep.kernels.arguments import check_tensors
-from xrep.kernels.paths import path_for, steps_for
+from xrep.kernels.fused import steps_for
 from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, operand_dtype, takes_fast_product
 
 
@@ -76,48 +76,32 @@ def linear_cross_entropy(
     if torch.is_autocast_enabled(device):
         half = torch.get_autocast_dtype(device)
         hidden, weight = (each if each.dtype == torch.float64 else each.to(half) for each in (hidden, weight))
-    if path_for(hidden.device) == "reference":
-        _check_values(target, len(weight), ignore_index, bias, groups)
-        loss, nll, correct = reference.linear_cross_entropy(
-            hidden, weight, target, bias, groups, weights, label_smoothing, ignore_index
-        )
-        dtype = accumulation_dtype(hidden)
-        return CrossEntropy(loss.to(dtype), nll.to(dtype), correct)
+    _check_values(target, len(weight), ignore_index, bias, groups)
     learn = torch.is_grad_enabled()
     wanted = [learn and tensor is not None and tensor.requires_grad for tensor in (hidden, weight, bias)]
-    results = _sweep(hidden, weight, target, bias, groups, weights, label_smoothing, ignore_index, *wanted)
-    return CrossEntropy(*results[:3])
+    given = target, groups, weights, label_smoothing, ignore_index
+    with torch.autocast(device, enabled=False):
+        return CrossEntropy(*_LinearCrossEntropy.apply(hidden, weight, bias, *given, wanted))
 
 
 def _check_values(target: Tensor, words: int, ignore_index: int, bias: Tensor | None, groups: Tensor | None) -> None:
     if target.device.type != "cpu":
         return
-    wrong = target[((target < 0) | (target >= words)) & (target != ignore_index)]
+    values = target.numpy()
+    wrong = values[((values < 0) | (values >= words)) & (values != ignore_index)]
     if len(wrong):
-        raise ValueError(f"target {int(wrong[0])} is neither in [0, {words}) nor the ignore_index {ignore_index}")
-    if groups is not None and bias is not None and ((groups < 0) | (groups >= len(bias))).any():
-        raise ValueError(f"groups must lie in [0, {len(bias)})")
+        raise ValueError(f"target {wrong[0]} is neither in [0, {words}) nor the ignore_index {ignore_index}")
+    if groups is not None and bias is not None and len(groups):
+        if not 0 <= groups.numpy().min() <= groups.numpy().max() < len(bias):
+            raise ValueError(f"groups must lie in [0, {len(bias)})")
 
 
-@torch.library.custom_op("xrep::linear_cross_entropy", mutates_args=())
-def _sweep(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    groups: Tensor | None,
-    weights: Tensor | None,
-    smoothing: float,
-    ignore_index: int,
-    of_hidden: bool,
-    of_weight: bool,
-    of_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the loss, nll, correctness and the wanted gradients; those that are not wanted are empty."""
-    _check_values(target, len(weight), ignore_index, bias, groups)
-    with torch.autocast(hidden.device.type, enabled=False):
-        steps = steps_for(hidden.device)
-        differentiable = of_hidden or of_weight or of_bias
+class _LinearCrossEntropy(torch.autograd.Function):
+    """The loss, nll and correctness. The forward pass finds those gradients that are wanted, of the first three."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, target, groups, weights, smoothing, ignore_index, wanted):
+        (of_hidden, of_weight, of_bias), steps = wanted, steps_for(hidden.device)
         accumulate, operand = accumulation_dtype(hidden), operand_dtype(hidden)
         count = max(128, steps.VOCABULARY_LOGITS // max(1, len(weight)) // 128 * 128)
         rows, columns = hidden.to(operand), weight.to(operand)
@@ -128,7 +112,7 @@ def _sweep(
         correct, loss = torch.zeros_like(nll, dtype=torch.bool), nll.new_zeros(())
         for_hidden = nll.new_empty(rows.shape if of_hidden else 0)
         for_weight = (nll.new_empty if len(hidden) else nll.new_zeros)(columns.shape if of_weight else 0)
-        for_bias = nll.new_zeros(bias.shape if of_bias and bias is not None else 0)
+        for_bias = nll.new_zeros(bias.shape if of_bias else 0)
         room = nll.new_empty(min(count, len(rows)), len(weight))
         for start in range(0, len(rows), count):
             block = slice(start, min(start + count, len(rows)))
@@ -137,11 +121,11 @@ def _sweep(
                 logits += bias if groups is None else bias[groups[block]]
             ignored = target[block] == ignore_index
             losses, nll[block], correct[block], gradient = steps.vocabulary_softmax(
-                logits, target[block], smoothing, ignored, operand if differentiable else None
+                logits, target[block], smoothing, ignored, operand if any(wanted) else None
             )
             if weights is not None:
                 losses = losses * weights[block]
-                gradient = gradient.mul_(weights[block].unsqueeze(1)) if differentiable else gradient
+                gradient = gradient.mul_(weights[block].unsqueeze(1)) if any(wanted) else gradient
             loss += losses.sum()
             if of_hidden:
                 multiply(gradient, columns, out=for_hidden[block])
@@ -153,8 +137,19 @@ def _sweep(
                 for_bias.index_add_(0, groups[block], gradient.to(accumulate))
             elif of_bias:
                 for_bias += gradient.sum(0, dtype=accumulate)
-    own = slice(len(hidden) if of_hidden else 0)
-    return loss, nll[: len(hidden)], correct[: len(hidden)], for_hidden[own], for_weight, for_bias
+        nll, correct = nll[: len(hidden)], correct[: len(hidden)]
+        found = for_hidden[: len(hidden)], for_weight, for_bias
+        ctx.save_for_backward(*(each if want else None for each, want in zip(found, wanted, strict=True)))
+        ctx.types = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
+        ctx.mark_non_differentiable(nll, correct)
+        ctx.set_materialize_grads(False)
+        return loss, nll, correct
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, of_loss, *_):  # pyright: ignore[reportIncompatibleMethodOverride]
+        saved = zip(ctx.saved_tensors, ctx.types, strict=True)
+        return *(None if each is None else (each * of_loss).to(dtype) for each, dtype in saved), *6 * (None,)
 
 
 def _filling(rows: Tensor, block: int) -> int:
@@ -165,48 +160,3 @@ def _filling(rows: Tensor, block: int) -> int:
     if not takes_fast_product(rows):
         return 0
     return -len(rows) % (1 << max(3, min(len(rows), block).bit_length() - 4))
-
-
-@_sweep.register_fake
-def _(hidden, weight, target, bias, groups, weights, smoothing, ignore_index, of_hidden, of_weight, of_bias):
-    tokens = hidden.new_empty(hidden.size(0), dtype=accumulation_dtype(hidden))
-    return (
-        tokens.new_empty(()),
-        tokens,
-        torch.empty_like(tokens, dtype=torch.bool),
-        tokens.new_empty(hidden.shape if of_hidden else 0),
-        tokens.new_empty(weight.shape if of_weight else 0),
-        tokens.new_empty(bias.shape if of_bias else 0),
-    )
-
-
-@torch.library.custom_op("xrep::linear_cross_entropy_backward", mutates_args=())
-def _scale(gradient: Tensor, of_loss: Tensor, like: Tensor) -> Tensor:
-    """Return the gradient of the forward pass times that of the loss, in the type of the tensor that it belongs to."""
-    return (gradient * of_loss).to(like.dtype)
-
-
-@_scale.register_fake
-def _(gradient, of_loss, like):
-    return torch.empty_like(gradient, dtype=like.dtype)
-
-
-def _keep(ctx, inputs, output) -> None:
-    hidden, weight, _, bias, *_, of_hidden, of_weight, of_bias = inputs
-    _, nll, correct, *gradients = output
-    pairs = zip((of_hidden, of_weight, of_bias), gradients, (hidden, weight, bias), strict=True)
-    ctx.wanted = (of_hidden, of_weight, of_bias)
-    ctx.save_for_backward(*(tensor for wanted, gradient, like in pairs if wanted for tensor in (gradient, like)))
-    ctx.mark_non_differentiable(nll, correct, *gradients)
-    ctx.set_materialize_grads(False)  # avoids zeros as large as the weight
-
-
-def _backward(ctx, of_loss, *_):
-    if of_loss is None:
-        return (None,) * 11
-    saved = iter(ctx.saved_tensors)
-    hidden, weight, bias = (_scale(next(saved), of_loss, next(saved)) if wanted else None for wanted in ctx.wanted)
-    return hidden, weight, None, bias, None, None, None, None, None, None, None
-
-
-_sweep.register_autograd(_backward, setup_context=_keep)

@@ -25,16 +25,16 @@ class NextTokens(NamedTuple):
     Attributes:
         log_probabilities: [R, N].
         tokens: int64 [R, N].
-        apart: [R, S], log-probabilities of the words ``apart``, which were left out of the choice.
+        never: [R, S], log-probabilities of the words ``never``, which were left out of the choice.
     """
 
     log_probabilities: Tensor
     tokens: Tensor
-    apart: Tensor
+    never: Tensor
 
 
 def best_next(
-    logits: Tensor, count: int, *, apart: Sequence[int] = (), banned: tuple[Tensor, Tensor] | None = None
+    logits: Tensor, count: int, *, never: Sequence[int] = (), banned: tuple[Tensor, Tensor] | None = None
 ) -> NextTokens:
     """Return the ``count`` words with the largest logits of each row, best first (N = count, but at most V).
 
@@ -44,7 +44,7 @@ def best_next(
 
     Args:
         logits: [R, V], float32 or float64; -inf for words that the model rules out.
-        apart: words that are not chosen, although they keep their share of the probability.
+        never: words that are not chosen, although they keep their share of the probability.
         banned: the same for some rows only: int64 [M] rows and int64 [M] words.
 
     Raises:
@@ -54,8 +54,8 @@ def best_next(
     check_number("count", count, 1)
     logits = logits.detach()
     searched = logits if banned is None else logits.index_put(banned, logits.new_full((), -torch.inf))
-    values, tokens = _largest(searched, min(count, logits.size(1)), apart)
-    best = _with_probabilities(logits, tokens, apart)
+    values, tokens = _largest(searched, min(count, logits.size(1)), never)
+    best = _with_probabilities(logits, tokens, never)
     return best._replace(log_probabilities=best.log_probabilities.masked_fill(values == -torch.inf, -torch.inf))
 
 
@@ -66,7 +66,7 @@ def sample_next(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
-    apart: Sequence[int] = (),
+    never: Sequence[int] = (),
     banned: tuple[Tensor, Tensor] | None = None,
 ) -> NextTokens:
     """Sample one word for each row (N = 1): the one at which the cumulative distribution passes a given number.
@@ -76,7 +76,7 @@ def sample_next(
     arXiv:1904.09751). The returned log-probability is the model's: at temperature 1 and over all words.
 
     Args:
-        logits, apart, banned: as for ``best_next``.
+        logits, never, banned: as for ``best_next``.
         uniforms: float64 [R], in [0, 1); equal numbers draw equal words.
 
     Raises:
@@ -87,7 +87,7 @@ def sample_next(
     check_number("top_k", top_k, 0)
     check_number("top_p", top_p)
     allowed = logits.detach().clone()
-    allowed[:, list(apart)] = -torch.inf
+    allowed[:, list(never)] = -torch.inf
     if banned is not None:
         allowed.index_put_(banned, allowed.new_full((), -torch.inf))
     if top_k or top_p < 1:
@@ -98,11 +98,11 @@ def sample_next(
     place = torch.searchsorted(weights, (uniforms * weights[:, -1]).unsqueeze(1), right=True)
     place = place.clamp_(max=weights.size(1) - 1)  # it is past the last column if the weights are NaN
     token = place if tokens is None else tokens.gather(1, place)
-    return _with_probabilities(logits.detach(), token, apart)
+    return _with_probabilities(logits.detach(), token, never)
 
 
-def _with_probabilities(logits: Tensor, tokens: Tensor, apart: Sequence[int]) -> NextTokens:
-    aside = torch.tensor(apart, dtype=torch.int64, device=logits.device).expand(len(logits), -1)
+def _with_probabilities(logits: Tensor, tokens: Tensor, never: Sequence[int]) -> NextTokens:
+    aside = torch.tensor(never, dtype=torch.int64, device=logits.device).expand(len(logits), -1)
     values = log_softmax_at(logits, torch.cat([tokens, aside], 1))
     return NextTokens(values[:, : tokens.size(1)], tokens, values[:, tokens.size(1) :])
 
@@ -124,27 +124,27 @@ def _truncated(allowed: Tensor, temperature: float, top_k: int, top_p: float) ->
     return scaled, tokens
 
 
-def _largest(logits: Tensor, count: int, apart: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the ``count`` largest logits of each row, except columns ``apart``, and their columns.
+def _largest(logits: Tensor, count: int, never: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the ``count`` largest logits of each row, except columns ``never``, and their columns.
 
     If a row has fewer, the last ones are -inf.
     """
     rows, words = logits.shape
     blocks = words // BLOCK
-    wanted = count + len({word // BLOCK for word in apart})
+    wanted = count + len({word // BLOCK for word in never})
     if blocks < 2 * wanted:
-        values, tokens = logits.topk(min(count + len(apart), words), dim=1)
+        values, tokens = logits.topk(min(count + len(never), words), dim=1)
     else:
         body = logits[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))
         best = body.amax(2).topk(wanted, dim=1, sorted=False).indices
         candidates = body.gather(1, best.unsqueeze(2).expand(-1, -1, BLOCK)).flatten(1)
-        values, places = torch.cat([candidates, logits[:, blocks * BLOCK :]], 1).topk(count + len(apart), dim=1)
+        values, places = torch.cat([candidates, logits[:, blocks * BLOCK :]], 1).topk(count + len(never), dim=1)
         block = best.gather(1, (places // BLOCK).clamp_(max=wanted - 1))
         after = places + (blocks - wanted) * BLOCK
         tokens = torch.where(places < wanted * BLOCK, block * BLOCK + places % BLOCK, after)
-    if not apart:
+    if not never:
         return values, tokens
-    for word in apart:
+    for word in never:
         values = values.masked_fill(tokens == word, -torch.inf)
     values, places = values.topk(min(count, values.size(1)), dim=1)
     return values, tokens.gather(1, places)

@@ -1,28 +1,41 @@
-"""The precision of matrix products: one policy that the encoder and the kernels share.
+"""The precision of matrix products: one policy that the encoder and the kernels share, and what the processor can do.
 
 Products read the type of their operands and add up in float32 at least. On some CPUs torch has a faster float32 product
 than its default. It is used if a test finds it as exact, and only around products, because attention is slower with
-it. On CPUs without bfloat16 products, layers in bfloat16 compute in float32 and round the result.
+it. CPUs that only emulate bfloat16 products compute in float32 where bfloat16 was asked for (``multiplied_type``).
 """
 
 from __future__ import annotations
 
 import functools
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from xrep.kernels.processor import fast_float32_is_exact, float32_precision, multiplies_bfloat16
-
+SLOW_BFLOAT16 = (
+    "bfloat16 products are not accelerated on this processor, so they are computed in float32; "
+    "the precision float32 itself is as fast or faster, and more exact"
+)
+"""Text that a command shows if bfloat16 was asked for and ``multiplies_bfloat16`` returns False."""
 _LIBRARY_TYPES = torch.float32, torch.bfloat16
+_SIZE = 256
+"""Rows and columns of the test products. Products of fewer than 16 x 16 x 16 numbers may not reach oneDNN."""
+_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-6}
+"""Largest error of a product of 256 x 256 numbers, relative to its largest number: about 15 times what rounding
+explains in float32, and a hundredth of the error of inputs rounded to bfloat16."""
 _fast_allowed = ContextVar("whether faster products than torch's default ones may be used", default=True)
 
 
+# -- the policy ---------------------------------------------------------------------------------------------------
+
+
 @contextmanager
-def default_float32_products() -> Iterator[None]:
+def exact_products() -> Iterator[None]:
     """Context manager in which float32 products on CPUs are torch's default ones, for comparisons or to debug."""
     before = _fast_allowed.set(False)
     try:
@@ -31,10 +44,20 @@ def default_float32_products() -> Iterator[None]:
         _fast_allowed.reset(before)
 
 
+@contextmanager
+def float32_precision(name: str) -> Iterator[None]:
+    """Context manager that applies ``torch.set_float32_matmul_precision`` to everything that runs in it."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def allows_library(tensor: Tensor) -> bool:
     """Return whether oneDNN may be called directly for products of tensors like this one, in its own type."""
-    allowed = _fast_allowed.get() and tensor.device.type == "cpu"
-    return allowed and layer_dtype(tensor) == tensor.dtype in _LIBRARY_TYPES
+    return _fast_allowed.get() and tensor.device.type == "cpu" and tensor.dtype in _LIBRARY_TYPES
 
 
 def takes_fast_product(tensor: Tensor) -> bool:
@@ -48,19 +71,19 @@ def fast_products(tensor: Tensor):
     return float32_precision("medium") if takes_fast_product(tensor) else nullcontext()
 
 
-def float32_products(device: torch.device):
+def allow_tf32(device: torch.device):
     """Return a context manager in which float32 products on a GPU read TF32: float32 with 10 bits of fraction."""
     return float32_precision("high") if device.type == "cuda" else nullcontext()
 
 
-def layer_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the type in which a layer multiplies such a tensor.
+def multiplied_type(asked: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the type in which a model computes on a device if ``asked`` was asked for.
 
-    It is the tensor's own type, except that bfloat16 is multiplied in float32 if the CPU only emulates bfloat16.
+    It is float32 instead of bfloat16 on CPUs that only emulate bfloat16 products, where float32 is many times faster,
+    and more exact.
     """
-    if tensor.device.type != "cpu" or tensor.dtype != torch.bfloat16 or torch.compiler.is_compiling():
-        return tensor.dtype
-    return torch.bfloat16 if multiplies_bfloat16() else torch.float32
+    emulated = asked == torch.bfloat16 and device.type == "cpu" and not multiplies_bfloat16()
+    return torch.float32 if emulated else asked
 
 
 def accumulation_dtype(*tensors: Tensor) -> torch.dtype:
@@ -96,18 +119,96 @@ def multiply_add(total: Tensor, a: Tensor, b: Tensor) -> None:
     if a.dtype == accumulation_dtype(a):
         with fast_products(a):
             total.addmm_(a, b)
-    elif _adds_products(a.device, a.dtype):
-        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     else:
-        total.add_(torch.mm(a, b, out_dtype=torch.float32))
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+
+
+# -- abilities of this machine's CPU, found by small test products once per process -------------------------------
 
 
 @functools.cache
-def _adds_products(device: torch.device, half: torch.dtype) -> bool:
-    """Return whether torch adds products of half-precision operands to float32 in one kernel, which 2.8 does not."""
-    total, operand = torch.ones(16, 16, device=device), torch.ones(16, 16, device=device, dtype=half)
+def fast_float32_is_exact() -> bool:
+    """Return whether ``set_float32_matmul_precision('medium')`` keeps float32 accuracy on this CPU.
+
+    This setting sends float32 products through oneDNN, which is about twice as fast as the default on some processors
+    and about as fast on others. If the CPU has matrix units for bfloat16 (AMX), it also rounds the inputs, so the
+    errors of the products of a linear layer are measured, in both passes.
+    """
+    with _plain():
+        x, weight = _random(0, torch.float32), _random(1, torch.float32)
+        for a, b in ((x, weight.t()), (x, weight), (x.t(), weight)):  # the output, gradients of inputs and of weights
+            exact = a.double() @ b.double()
+            with float32_precision("medium"):
+                found = a @ b
+            if not _is_near(found, exact):
+                return False
+    return True
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether this CPU has instructions for bfloat16 products and torch uses them.
+
+    Otherwise such products are emulated: with AVX-512 alone they take 4 times as long as float32 products, and without
+    it 5 to 100 times as long. oneDNN, whose answer respects ``ONEDNN_MAX_CPU_ISA``, counts the first case as support.
+    """
     try:
-        torch.addmm(total, operand, operand, out_dtype=torch.float32, out=total)
-    except RuntimeError:
+        supported = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    except (AttributeError, RuntimeError):  # torch was built without oneDNN
         return False
-    return bool((total == 17).all())
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return supported and (not is_x86 or torch.cpu._is_avx512_bf16_supported())
+
+
+@functools.cache
+def has_fused_linear(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN correctly computes a linear layer with GELU in one pass, in float32 or bfloat16."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    with _plain():
+        x, weight, bias = _random(0, dtype), _random(1, dtype), _random(2, dtype)[0]
+        exact = F.gelu(F.linear(x.double(), weight.double(), bias.double()))
+        try:
+            found = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "gelu", [], "none")
+        except (AttributeError, RuntimeError):  # torch lacks this operation, or the processor lacks it in this type
+            return False
+        return _is_near(found, exact)
+
+
+@functools.cache
+def multiplies_int8() -> bool:
+    """Return whether torch has oneDNN's int8 product here, and it is exact for the weights of ``xrep.kernels.int8``.
+
+    They are the largest for which a processor without VNNI is exact: two neighbours have at most 128 as their sum.
+    """
+    with _plain():
+        x = torch.randint(0, 256, (_SIZE, _SIZE), generator=_generator(0), dtype=torch.uint8, device="cpu")
+        weight = torch.randint(-64, 65, (_SIZE, _SIZE), generator=_generator(1), dtype=torch.int8, device="cpu")
+        x[0], weight[:2], weight[0, ::2], weight[1, ::2] = 255, 1, 127, -127
+        weight[1, 1::2] = -1
+        ones, zeros = torch.ones(_SIZE, device="cpu"), torch.zeros(_SIZE, dtype=torch.int64, device="cpu")
+        try:
+            packed = torch.ops.onednn.qlinear_prepack(weight, None)
+            settings = (1.0, 0, torch.float32, "none", [], "")
+            found = torch.ops.onednn.qlinear_pointwise(x, 1.0, 0, packed, ones, zeros, None, *settings)
+        except (AttributeError, RuntimeError):  # torch lacks this operation, or the processor does
+            return False
+        return torch.equal(found.double(), x.double() @ weight.double().t())
+
+
+@contextmanager
+def _plain() -> Iterator[None]:
+    """Context manager that turns off gradients and autocast, because the first caller may have turned them on."""
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        yield
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator(device="cpu").manual_seed(seed)
+
+
+def _random(seed: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(_SIZE, _SIZE, generator=_generator(seed), dtype=torch.float32, device="cpu").to(dtype)
+
+
+def _is_near(found: Tensor, exact: Tensor) -> bool:
+    return bool((found - exact).abs().max() < _TOLERANCES[found.dtype] * exact.abs().max())

@@ -7,17 +7,25 @@ loss and everything that its gradient needs, so no [B, K] array exists in either
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from xrep.kernels import reference
+from xrep.kernels import softmax
 from xrep.kernels.arguments import check_number, check_tensors, scalar
-from xrep.kernels.blocks import QueueSoftmax
+from xrep.kernels.fused import steps_for
 from xrep.kernels.pairs import beaten
-from xrep.kernels.paths import path_for, steps_for
 from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, operand_dtype
+from xrep.kernels.softmax import QueueSoftmax, mask_equal
+
+WHOLE = 512, 8192
+"""Most queries, and most rows of a queue, whose logits are computed at once. Up to here this is faster than blocks, and
+from 64 x 4,096 on as fast as plain torch (``benchmarks/kernels.py --cases queue-tiny,queue-whole``). The sum of a
+softmax over more rows would be rounded too often."""
 
 
 class InfoNCE(NamedTuple):
@@ -75,17 +83,15 @@ def queue_infonce(
         raise ValueError("query_ids and queue_ids mask together: give both or neither")
     check_number("margin", margin, -math.inf)
     tau = scalar("temperature", temperature, accumulation_dtype(query), query.device)
-    filled = torch.as_tensor(len(queue) if valid is None else valid)
-    queue = queue.detach()
-    if path_for(query.device) == "reference":
-        return _reference(query, positive, queue, tau, filled, query_ids, queue_ids, margin)
-    differentiable = torch.is_grad_enabled() and (query.requires_grad or positive.requires_grad or tau.requires_grad)
-    operand = operand_dtype(queue)
-    if torch.float64 in (operand, tau.dtype):
-        operand = tau.dtype
-    inputs = query, positive, queue, tau, filled, query_ids, queue_ids
-    loss, correct, *_ = _sweep(*inputs, margin, operand, differentiable)
-    return InfoNCE(loss, correct)
+    count = len(queue) if valid is None else int(valid)
+    if not 0 <= count <= len(queue):
+        raise ValueError(f"valid must lie in [0, {len(queue)}], not be {count}")
+    queue, queue_ids = queue[:count].detach(), None if queue_ids is None else queue_ids[:count]
+    ids = None if query_ids is None or queue_ids is None else (query_ids, queue_ids)
+    operand = tau.dtype if torch.float64 in (queue.dtype, tau.dtype) else operand_dtype(queue)
+    learns = torch.is_grad_enabled() and (query.requires_grad or positive.requires_grad or tau.requires_grad)
+    with torch.autocast(query.device.type, enabled=False):
+        return InfoNCE(*_QueueInfoNCE.apply(query, positive, tau, queue, ids, margin, operand, learns))
 
 
 def against_both(one: InfoNCE, other: InfoNCE) -> InfoNCE:
@@ -98,116 +104,85 @@ def against_both(one: InfoNCE, other: InfoNCE) -> InfoNCE:
     return InfoNCE(high + torch.log1p(-torch.expm1(-low) * torch.exp(low - high)), one.correct & other.correct)
 
 
-def _filled(queue: Tensor, filled: Tensor) -> Tensor:
-    count = int(filled)
-    if not 0 <= count <= len(queue):
-        raise ValueError(f"valid must lie in [0, {len(queue)}], not be {count}")
-    return queue[:count]
+class _QueueInfoNCE(torch.autograd.Function):
+    """The loss and correctness of each query. The forward pass finds Σ_j p_j k_j, which the gradient needs."""
 
-
-def _reference(query, positive, queue, tau, filled, query_ids, queue_ids, margin) -> InfoNCE:
-    queue = _filled(queue, filled)
-    same = torch.zeros(len(query), len(queue), dtype=torch.bool, device=query.device)
-    if query_ids is not None:
-        same = reference.equal(query_ids, queue_ids[: len(queue)])
-    loss, positives, best = reference.queue_infonce(query, positive, queue, tau, same, margin)
-    return InfoNCE(loss.to(tau.dtype), beaten((best - positives).to(tau.dtype), positives.to(tau.dtype)))
-
-
-@torch.library.custom_op("xrep::queue_infonce", mutates_args=())
-def _sweep(
-    query: Tensor,
-    positive: Tensor,
-    queue: Tensor,
-    tau: Tensor,
-    filled: Tensor,
-    query_ids: Tensor | None,
-    queue_ids: Tensor | None,
-    margin: float,
-    operand: torch.dtype,
-    differentiable: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the loss, correctness, and for the gradient: Σ_j p_j k_j over the negatives, 1 - p⁺, the similarity."""
-    with torch.autocast(query.device.type, enabled=False):
-        accumulate = accumulation_dtype(query)
-        similarity = (query.to(accumulate) * positive.to(accumulate)).sum(1) - margin
+    @staticmethod
+    def forward(ctx, query, positive, tau, queue, ids, margin, operand, learns):
+        wide, steps = query.to(tau.dtype), steps_for(query.device)
+        similarity = (wide * positive.to(tau.dtype)).sum(1) - margin
         scaled = similarity / tau
         # Scaled queries save a pass over the scores, but would be rounded once more in half precision.
-        folded = operand == accumulate
-        rows = (query.to(accumulate) / tau if folded else query).to(operand)
-        # The running softmax starts from the positive, so its maximum is finite even if every negative is masked.
-        state = QueueSoftmax(
-            scale=None if folded else 1 / tau,
-            maximum=scaled.clone(),
-            total=torch.zeros_like(scaled),
-            hardest=torch.full_like(scaled, float("-inf")),
-            mixture=torch.zeros(query.shape, dtype=accumulate, device=query.device) if differentiable else None,
-            operand=operand,
-        )
-        _sweep_blocks(rows, _filled(queue, filled), query_ids, queue_ids, state)
-        # The positive's share is added last, so that it does not round many small negatives away one by one.
-        gap = state.maximum - scaled
-        total = state.total + torch.exp(-gap)
-        loss = torch.where(gap > 0, gap + total.log(), state.total.log1p())
-        mixture = query.new_empty(0) if state.mixture is None else state.mixture.div_(total.unsqueeze(1))
-        return loss, beaten(state.hardest - scaled, scaled), mixture, state.total / total, similarity
+        rows, scale = (wide / tau, None) if operand == tau.dtype else (query.to(operand), 1 / tau)
+        if steps is softmax and scale is None and len(query) <= WHOLE[0] and 0 < len(queue) <= WHOLE[1]:
+            loss, best, share, mixture = _at_once(rows, scaled, queue.to(operand), ids, learns)
+        else:
+            mixture = torch.zeros_like(wide, memory_format=torch.contiguous_format) if learns else None
+            # The running softmax starts from the positive, so its maximum is finite even if every negative is masked.
+            best, total = torch.full_like(scaled, -torch.inf), torch.zeros_like(scaled)
+            state = QueueSoftmax(scale, scaled.clone(), total, best, mixture, operand)
+            _sweep(rows, queue, ids, state, steps)
+            # The positive's share is added last, so that it does not round many small negatives away one by one.
+            gap = state.maximum - scaled
+            total = state.total + torch.exp(-gap)
+            loss = torch.where(gap > 0, gap + total.log(), state.total.log1p())
+            share = state.total / total
+            mixture = None if mixture is None else mixture.div_(total.unsqueeze(1))
+        correct = beaten(best - scaled, scaled)
+        if learns:
+            ctx.save_for_backward(query, positive, tau, mixture, share, similarity)
+        ctx.mark_non_differentiable(correct)
+        return loss, correct
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient, _):  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return ∂L/∂q = (o - (1 - p⁺) k⁺)/τ, ∂L/∂k⁺ = -(1 - p⁺) q/τ and ∂L/∂τ = ((1 - p⁺) s⁺ - q·o)/τ².
+
+        Here o = Σ_j p_j k_j over the negatives, and s⁺ is the similarity of the positive.
+        """
+        query, positive, tau, mixture, share, similarity = ctx.saved_tensors
+        q, k = query.to(tau.dtype), positive.to(tau.dtype)
+        scale, shares = (gradient / tau).unsqueeze(1), share.unsqueeze(1)
+        of_query = (scale * (mixture - shares * k)).to(query.dtype)
+        of_positive = (-scale * shares * q).to(positive.dtype)
+        of_tau = None
+        if ctx.needs_input_grad[2]:
+            of_tau = (gradient * (share * similarity - (q * mixture).sum(1))).sum() / tau**2
+        return of_query, of_positive, of_tau, None, None, None, None, None
 
 
-def _sweep_blocks(rows: Tensor, queue: Tensor, query_ids, queue_ids, state: QueueSoftmax) -> None:
+def _at_once(
+    rows: Tensor, scaled: Tensor, queue: Tensor, ids: tuple[Tensor, Tensor] | None, learns: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return loss, best negative logit and 1 - p⁺ of queries [B, D], and Σ_j p_j k_j, from one softmax.
+
+    Args:
+        rows, scaled: queries over the temperature, and the logits of their positives [B].
+    """
+    logits = multiply(rows, queue.t())
+    if ids is not None:
+        mask_equal(logits, *ids, torch.finfo(logits.dtype).min)
+    best, weights = logits.amax(1), torch.softmax(logits, 1)
+    # The largest weight is 1 / Σ_j exp(logit_j - best).
+    excess = (best - scaled) - weights.amax(1).log()
+    share = excess.sigmoid()
+    mixture = multiply(weights, queue).mul_(share.unsqueeze(1)) if learns else None
+    return F.softplus(excess, threshold=40), best, share, mixture
+
+
+def _sweep(
+    rows: Tensor, queue: Tensor, ids: tuple[Tensor, Tensor] | None, state: QueueSoftmax, steps: ModuleType
+) -> None:
+    """Add all rows of the queue [K, D] to the running softmax of queries [B, D], block by block."""
     if not len(rows) or not len(queue):
         return
-    steps = steps_for(rows.device)
     size = steps.queue_rows(len(rows))
     scores = state.maximum.new_empty(len(rows) * min(size, len(queue)))
     for start in range(0, len(queue), size):
         block = queue[start : start + size].to(state.operand)
         place = scores[: len(rows) * len(block)].view(len(rows), -1)
-        ids = None if query_ids is None else (query_ids, queue_ids[start : start + len(block)])
-        weights = steps.absorb(multiply(rows, block.t(), out=place), state, ids)
+        own = None if ids is None else (ids[0], ids[1][start : start + len(block)])
+        weights = steps.absorb(multiply(rows, block.t(), out=place), state, own)
         if state.mixture is not None:
             multiply_add(state.mixture, weights, block)
-
-
-@_sweep.register_fake
-def _(query, positive, queue, tau, filled, query_ids, queue_ids, margin, operand, differentiable):
-    rows = tau.new_empty(query.size(0))
-    mixture = tau.new_empty(query.shape) if differentiable else query.new_empty(0)
-    return rows, torch.empty_like(rows, dtype=torch.bool), mixture, torch.empty_like(rows), torch.empty_like(rows)
-
-
-@torch.library.custom_op("xrep::queue_infonce_backward", mutates_args=())
-def _gradients(
-    gradient: Tensor, query: Tensor, positive: Tensor, tau: Tensor, mixture: Tensor, share: Tensor, similarity: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ∂L/∂q = (o - (1 - p⁺) k⁺)/τ, ∂L/∂k⁺ = -(1 - p⁺) q/τ, ∂L/∂τ = ((1 - p⁺) s⁺ - q·o)/τ², o = Σ_j p_j k_j."""
-    q, k = query.to(tau.dtype), positive.to(tau.dtype)
-    scale, share = (gradient / tau).unsqueeze(1), share.unsqueeze(1)
-    of_tau = (gradient * (share.squeeze(1) * similarity - (q * mixture).sum(1))).sum() / tau**2
-    return (
-        (scale * (mixture - share * k)).to(query.dtype).contiguous(),
-        (-scale * share * q).to(positive.dtype).contiguous(),
-        of_tau.view_as(tau),
-    )
-
-
-@_gradients.register_fake
-def _(gradient, query, positive, tau, mixture, share, similarity):
-    return query.new_empty(query.shape), positive.new_empty(positive.shape), torch.empty_like(tau)
-
-
-def _keep(ctx, inputs, output) -> None:
-    query, positive, _, tau, *_ = inputs
-    _, correct, mixture, share, similarity = output
-    ctx.save_for_backward(query, positive, tau, mixture, share, similarity)
-    ctx.mark_non_differentiable(correct, mixture, share, similarity)
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx, gradient, *_):
-    if gradient is None:
-        return (None,) * 10
-    query, positive, tau = _gradients(gradient, *ctx.saved_tensors)
-    return query, positive, None, tau, None, None, None, None, None, None
-
-
-_sweep.register_autograd(_backward, setup_context=_keep)

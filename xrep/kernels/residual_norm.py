@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xrep.kernels.paths import path_for
-
 PARTS = 512
 """Largest number of programs of the backward pass; each adds up the gradients of weight and bias over some rows."""
 
@@ -18,20 +16,11 @@ TILE = 2048
 WIDEST = 8192
 """Longest row that a program holds in its registers."""
 
-_TYPES = torch.float32, torch.bfloat16, torch.float16
-
-
-def fuses_residuals(x: Tensor, change: Tensor) -> bool:
-    """Return whether ``residual_norm`` computes such tensors: with the fused kernels, outside of compiled code."""
-    if torch.compiler.is_compiling() or x.dtype not in _TYPES or change.dtype not in _TYPES or x.size(-1) > WIDEST:
-        return False
-    return path_for(x.device) == "triton"
-
 
 def residual_norm(
     x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, epsilon: float, dropout: float, *, summed: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Compute the layer normalisation of x + dropout(change), in float32, with fused kernels (``fuses_residuals``).
+    """Compute the layer normalisation of x + dropout(change), in float32, with fused kernels (``xrep.kernels.fused``).
 
     What dropout keeps depends on a number from torch's generator of the CPU. It is drawn again in the backward pass,
     not stored.
@@ -86,8 +75,8 @@ class _ResidualNorm(torch.autograd.Function):
         dropout, seed, kind, kind_of_change = ctx.settings
         rows, columns = len(mean), total.size(-1)
         of_x = torch.empty_like(total, dtype=kind)
-        apart = dropout > 0 or kind != kind_of_change
-        of_change = torch.empty_like(total, dtype=kind_of_change) if apart else of_x
+        separate = dropout > 0 or kind != kind_of_change
+        of_change = torch.empty_like(total, dtype=kind_of_change) if separate else of_x
         tile, options = tile_of(columns)
         each = -(-rows // (PARTS * tile["BLOCK_R"])) * tile["BLOCK_R"]
         count = -(-rows // max(each, 1))
@@ -98,7 +87,7 @@ class _ResidualNorm(torch.autograd.Function):
         kernels.differentiate_rows[(count,)](
             *(of_normed, of_total, total, weight, mean, scale, of_x, of_change, parts),
             *(seed, dropout, rows, columns, each),
-            **{"DROPPED": dropout > 0, "SUMMED": of_total is not None, "APART": apart, **tile, **options},
+            **{"DROPPED": dropout > 0, "SUMMED": of_total is not None, "SEPARATE": separate, **tile, **options},
         )
         of_weights = torch.empty(2, columns, dtype=weight.dtype, device=weight.device)
         if any(ctx.needs_input_grad[2:4]):

@@ -1,19 +1,28 @@
-"""The fused kernels behind ``triton_steps``: the work on a block of similarities between two matrix products.
+"""Fused CUDA kernels for the work on a block of logits between two matrix products, as in ``softmax``.
 
 The products themselves are computed by cuBLAS. A flash-style kernel would have to hold an output row as wide as the
 vectors: 64 queries of 768 dimensions in float32 fill the registers of a multiprocessor. If it were split over the
 dimensions, the scores would have to be computed again for each part, three or four times for 768-1024 dimensions, which
 alone is twice the work of the two products. So the scores of a block are written to memory, but they stay in the L2
-cache: one of these kernels reads them there once and writes the weights for the next product.
+cache: one of these kernels reads them there once and writes the weights for the next product. Blocks are larger than
+those of CPUs, because a launch costs some microseconds.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 # Triton unrolls static_range and decides branches over constexpr when it compiles a kernel. A type checker reads the
 # code as Python: it finds no iterator in the first and unbound names behind the second.
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from xrep.kernels.softmax import QueueSoftmax
+
+VOCABULARY_LOGITS = 2**27
 
 # Kernels can read these globals only if they are constexpr.
 NOTHING = tl.constexpr(float("-inf"))
@@ -89,3 +98,55 @@ def vocabulary_row(
             share = tl.exp(values - highest) / amount - smoothing / columns
             share = tl.where(column == gold, share - (1 - smoothing), share)
             tl.store(gradient + row * columns + column, tl.where(skipped, 0.0, share), mask=column < columns)
+
+
+# -- launches: ``softmax`` documents these functions --------------------------------------------------------------
+
+
+def queue_rows(queries: int) -> int:
+    """Return the rows of the queue in one block: fewer for many queries, whose scores would not fit the L2 cache.
+
+    The scores of one query are held in the registers of one program.
+    """
+    return 16384 if queries <= 512 else 8192
+
+
+def _launch(kernel: Any, programs: int) -> Any:
+    """Return what starts so many programs. It takes options that a kernel does not declare, such as num_warps."""
+    return kernel[(programs,)]
+
+
+def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | None) -> Tensor:
+    count, columns = scores.shape
+    if state.operand == scores.dtype:
+        weights = scores
+    else:  # reuse the memory of the scores: half of it is enough, and it is in the cache
+        weights = scores.view(state.operand)[:, :columns]
+    queries, block = (ids[0].contiguous(), ids[1].contiguous()) if ids is not None else (None, None)
+    _launch(absorb_row, count)(
+        *(scores, weights, scores.stride(0), weights.stride(0)),
+        *(state.scale, state.maximum, state.total, state.hardest, state.mixture, queries, block),
+        *(columns, 0 if state.mixture is None else state.mixture.size(1)),
+        IDS=0 if queries is None else queries.size(1),
+        SCALED=state.scale is not None,
+        MIXED=state.mixture is not None,
+        BLOCK=triton.next_power_of_2(columns),
+        BLOCK_D=1024,
+        num_warps=8 if columns <= 8192 else 16,
+    )
+    return weights
+
+
+def vocabulary_softmax(
+    logits: Tensor, target: Tensor, smoothing: float, ignored: Tensor, operand: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    loss, nll, correct = logits.new_empty(len(logits)), logits.new_empty(len(logits)), torch.empty_like(ignored)
+    in_place = operand is None or operand == logits.dtype
+    gradient = logits if in_place else torch.empty_like(logits, dtype=operand)
+    _launch(vocabulary_row, len(logits))(
+        *(logits, gradient, target.contiguous(), ignored.contiguous(), loss, nll, correct, logits.size(1), smoothing),
+        WANTED=operand is not None,
+        BLOCK=4096,
+        num_warps=8,
+    )
+    return loss, nll, correct, gradient

@@ -51,11 +51,11 @@ def normalise_rows(
 @triton.jit(do_not_specialize=["seed"])
 def differentiate_rows(
     of_normed, of_total, total, weight, mean, scale, of_x, of_change, parts, seed, probability, rows, columns, each,
-    DROPPED: tl.constexpr, SUMMED: tl.constexpr, APART: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    DROPPED: tl.constexpr, SUMMED: tl.constexpr, SEPARATE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients towards x and change of ``each`` rows, and store the sums of those of weight and bias.
 
-    SUMMED: the sum x + dropout(change) has a gradient of its own. APART: the gradient of ``change`` is another tensor.
+    SUMMED: the sum x + dropout(change) has a gradient of its own. SEPARATE: that of ``change`` is another tensor.
     """
     column = tl.arange(0, BLOCK_D)
     column_inside = column < columns
@@ -85,7 +85,7 @@ def differentiate_rows(
         if DROPPED:
             kept = kept_by_dropout(seed, row, probability, BLOCK_R, BLOCK_D)
             gradient = tl.where(kept, gradient / (1 - probability), 0.0)
-        if APART:
+        if SEPARATE:
             tl.store(of_change + place, gradient, mask=inside)
     part = parts + tl.program_id(0) * 2 * columns + column
     tl.store(part, of_weight, mask=column_inside)

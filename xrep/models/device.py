@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 
 from xrep.errors import UserError
-from xrep.kernels.processor import multiplies_int8
+from xrep.kernels.precision import multiplied_type, multiplies_int8
 from xrep.nn.layers import is_quantised, pack_weights, quantise_layers
 from xrep.precision import Precision, type_of
 
@@ -17,7 +17,8 @@ M = TypeVar("M", bound=torch.nn.Module)
 def to_device(model: M, device: str | None, dtype: Precision) -> M:
     """Move a model to a device, by default a GPU if there is one, convert it to a precision, and pack it.
 
-    A model that was saved in int8 remains in int8, whose default device is the CPU.
+    A CPU without instructions for products in bfloat16 computes in float32 instead (``multiplied_type``). A model that
+    was saved in int8 remains in int8, whose default device is the CPU.
 
     Raises:
         UserError: The device does not compute in this precision, or the model was saved in int8 and is to compute in
@@ -26,7 +27,7 @@ def to_device(model: M, device: str | None, dtype: Precision) -> M:
     if dtype == "float32" and is_quantised(model):
         dtype = "int8"
     device = device or ("cuda" if torch.cuda.is_available() and dtype != "int8" else "cpu")
-    numbers = type_of(dtype, device)
+    numbers = multiplied_type(type_of(dtype, device), torch.device(device))
     if dtype != "int8" and is_quantised(model):
         raise UserError("the model was saved in int8", cure="leave out the precision, or use the original model")
     if dtype == "int8" and not multiplies_int8():

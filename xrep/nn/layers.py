@@ -14,9 +14,10 @@ from xrep.data.batch import TokenBatch, on_device
 from xrep.errors import UserError
 from xrep.kernels.attention import attention, attention_by_length, packed_attention
 from xrep.kernels.dropout import dropout
+from xrep.kernels.fused import fuses_residuals
 from xrep.kernels.int8 import Int8Product, quantise, rows_in_cache
 from xrep.kernels.linear import PackedWeight, fused_linear, linear, linear_and_input
-from xrep.kernels.residual_norm import fuses_residuals, residual_norm
+from xrep.kernels.residual_norm import residual_norm
 from xrep.nn.shape import Activation, DecoderShape, EncoderShape
 
 

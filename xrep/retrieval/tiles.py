@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from xrep.kernels.precision import accumulation_dtype, multiply
-from xrep.kernels.processor import multiplies_bfloat16
+from xrep.kernels.precision import accumulation_dtype, multiplies_bfloat16, multiply
 from xrep.retrieval.topk import TopK, pair_similarities
 
 TILE, CUDA_TILE = 2000, 16000

@@ -30,12 +30,12 @@ LOCK = ".lock"
 MAY_CHANGE = {
     *"distributed init logging plugins task.data task.batch_size task.max_tokens".split(),
     *"trainer.max_steps trainer.max_epochs trainer.max_minutes trainer.patience trainer.validate_every".split(),
-    *"trainer.update_freq trainer.micro_batch trainer.precision trainer.compile trainer.device trainer.kernels".split(),
+    *"trainer.update_freq trainer.micro_batch trainer.precision trainer.compile trainer.device".split(),
     *"trainer.activation_checkpointing trainer.data_workers".split(),
     *"checkpoint.save_dir checkpoint.save_every checkpoint.keep_last".split(),
 }
 """Sections and options whose values may change when a run is resumed, including the task options of each part; any
-other change would make it a different run. Numbers stay equal to the last bit only if device, kernels, precision, batch
+other change would make it a different run. Numbers stay equal to the last bit only if device, precision, batch
 size and number of processes stay the same, too."""
 
 

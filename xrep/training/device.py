@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xrep.kernels.processor import multiplies_bfloat16
+from xrep.kernels.precision import multiplied_type
 from xrep.precision import TrainingPrecision, type_of
 
 RandomState = dict[str, Tensor]
@@ -16,14 +16,12 @@ def type_on(device: torch.device, precision: TrainingPrecision) -> torch.dtype:
     """Return the type in which a device trains if ``precision`` was asked for.
 
     Devices that would have to emulate bfloat16 products do not train in it by themselves, and CPUs not even if asked
-    to: float32 is many times faster there and more exact.
+    to (``multiplied_type``).
     """
     if precision == "auto":
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         precision = "bfloat16" if fast else "float32"
-    wanted = type_of(precision, device.type)
-    emulated = wanted == torch.bfloat16 and device.type == "cpu" and not multiplies_bfloat16()
-    return torch.float32 if emulated else wanted
+    return multiplied_type(type_of(precision, device.type), device)
 
 
 def random_state(device: torch.device) -> RandomState:

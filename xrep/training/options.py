@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import torch
 
 from xrep.config.fields import Count, CountOrZero, NotNegative, Positive
-from xrep.kernels.paths import triton_problem
 from xrep.precision import TrainingPrecision
 from xrep.training.distributed import pick_device
 from xrep.training.freezing import pattern_problems
@@ -58,10 +57,6 @@ class TrainerOptions:
     """Number of steps between validations. 0: validate only at the end."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device on which to train. auto: a GPU if there is one, else the CPU."""
-    kernels: Literal["auto", "reference", "chunked", "triton"] = "auto"
-    """Implementation of the losses. triton: fused kernels for GPUs; chunked: blockwise in torch; auto: triton on a
-    GPU, else chunked; reference: plain formulas in float64, to check the others. HiCTL's word-level contrast and
-    the hard negatives of bitext have a single implementation, which this option does not change."""
 
     def problems(self) -> list[str]:
         problems = pattern_problems(self.freeze)
@@ -71,6 +66,4 @@ class TrainerOptions:
             problems.append("device is cuda, but there is no GPU here")
         elif self.precision in ("fp16", "float16") and pick_device(self.device) == "cpu":
             problems.append("precision fp16 is for GPUs; set `precision` to bf16 on a CPU")
-        if self.kernels == "triton" and (triton_problem() or self.device == "cpu"):
-            problems.append(f"kernels is triton, but {triton_problem() or 'device is cpu'}")
         return problems

@@ -16,9 +16,8 @@ from xrep import __version__
 from xrep.config import RunConfig, completed, say_ignored
 from xrep.errors import UserError
 from xrep.files import digests_of, link_or_copy, write_aside, write_json
-from xrep.kernels.paths import describe, use_path
-from xrep.kernels.precision import float32_products
-from xrep.kernels.processor import SLOW_BFLOAT16
+from xrep.kernels.fused import describe
+from xrep.kernels.precision import SLOW_BFLOAT16, allow_tf32
 from xrep.models.directory import (
     CONFIG,
     CRITERION,
@@ -104,7 +103,7 @@ def train(run: RunConfig, world: World | None = None) -> Summary:
         with log.launch(trainer.state, **facts, options=run.values) as end:
             for note in [*introduction(run, task, trainer), *notes, *_warnings(task, trainer)]:
                 log.say(note)
-            with use_path(trainer.config.kernels), float32_products(world.device), checkpoints:
+            with allow_tf32(world.device), checkpoints:
                 log.say(f"kernels: {describe(world.device)}")
                 state = trainer.train()
             end["how"] = _say_how_it_ended(directory, state, trainer)

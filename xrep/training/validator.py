@@ -11,7 +11,7 @@ import torch
 
 from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
-from xrep.kernels.gather import apart
+from xrep.kernels.gather import without_others
 from xrep.models.model import Model
 from xrep.tasks.task import Task
 from xrep.training.distributed import World, alone
@@ -83,7 +83,7 @@ class Validator(ABC):
         """
         device = next(model.parameters()).device
         devices = [device] if device.type == "cuda" else []
-        with torch.inference_mode(), apart(), torch.random.fork_rng(devices):
+        with torch.inference_mode(), without_others(), torch.random.fork_rng(devices):
             torch.manual_seed(SEED)
             return self.measure(model.eval(), criterion.eval(), OverRanks(world or alone(device)))
 

@@ -44,7 +44,7 @@ def search(
     numbers = torch.arange(len(source)) if numbers is None else numbers
     device, words = source.tokens.device, model.target_vocabulary
     # eos, which a step handles itself, and the special tokens that no translation has
-    apart = [words.eos_id, *sorted({words.pad_id, words.bos_id, words.mask_id} - {words.eos_id, words.unk_id, None})]
+    never = [words.eos_id, *sorted({words.pad_id, words.bos_id, words.mask_id} - {words.eos_id, words.unk_id, None})]
     sizes, most = source.host_lengths - model.source_vocabulary.special_count, model.max_target_length - 1
     greatest = [int(min(options.max_length_a * size + options.max_length_b, most)) + 1 for size in sizes.tolist()]
     limits, decoding = torch.tensor(greatest, device=device), model.begin(source, languages)
@@ -53,7 +53,7 @@ def search(
     tokens = parents = None
     for length in range(1, max(greatest) + 1):
         logits, last, banned = decoding.next(tokens, parents), limits == length, hypotheses.banned()
-        inputs = logits, scores, last, length, apart, banned, options
+        inputs = logits, scores, last, length, never, banned, options
         step = sample_step(*inputs, numbers) if options.sampling else beam_step(*inputs)
         scores, parents, tokens = step.scores, step.parents, step.tokens
         if not hypotheses.add(step, length, options.penalty(length)):
@@ -72,18 +72,18 @@ def search(
 
 
 def beam_step(
-    logits: Tensor, scores: Tensor, last: Tensor, length: int, apart: list[int], banned: Banned, options: SearchOptions
+    logits: Tensor, scores: Tensor, last: Tensor, length: int, never: list[int], banned: Banned, options: SearchOptions
 ) -> Step:
     """Find the best candidates that go on, and those among the ``beam`` best ones that end.
 
     ``logits`` [B, K, V] are those of the next token, ``scores`` [B, K] those of the hypotheses so far, ``last`` [B]
-    says which sentences are at their greatest length, ``length`` is the number of tokens after this step, and ``apart``
+    says which sentences are at their greatest length, ``length`` is the number of tokens after this step, and ``never``
     are eos and the tokens that no translation has.
     """
     sentences, before = scores.shape
-    best = best_next(logits.flatten(0, 1), options.beam, apart=apart, banned=banned)
+    best = best_next(logits.flatten(0, 1), options.beam, never=never, banned=banned)
     log_probabilities = best.log_probabilities.view(sentences, before, -1)
-    ended = scores + best.apart[:, 0].view_as(scores)
+    ended = scores + best.never[:, 0].view_as(scores)
     totals = (scores.unsqueeze(2) + log_probabilities).flatten(1).masked_fill_(last.unsqueeze(1), -torch.inf)
     scores, indices = totals.topk(min(options.beam, totals.size(1)), dim=1)
     tokens = best.tokens.view(sentences, -1).gather(1, indices)
@@ -93,23 +93,23 @@ def beam_step(
     candidates = torch.cat([scores, ended], dim=1)
     values, order = candidates.topk(min(options.beam, candidates.size(1)), dim=1)
     ends, slots = (order >= scores.size(1)) & (values > -torch.inf), (order - scores.size(1)).clamp_(min=0)
-    end_log_probabilities = best.apart[:, 0].view_as(ended).gather(1, slots)
+    end_log_probabilities = best.never[:, 0].view_as(ended).gather(1, slots)
     parents = indices // log_probabilities.size(2)
     return Step(scores, parents, tokens, chosen, ends, slots, values, end_log_probabilities)
 
 
 def sample_step(
-    logits: Tensor, scores: Tensor, last: Tensor, length: int, apart: list[int], banned: Banned, options: SearchOptions,
+    logits: Tensor, scores: Tensor, last: Tensor, length: int, never: list[int], banned: Banned, options: SearchOptions,
     numbers: Tensor,
 ) -> Step:  # fmt: skip
     """Draw the next token of each sample of the sentences with these ``numbers`` [B]; the rest is as for ``beam_step``.
     Samples that have ended go on with the score -inf, and end only once."""
-    count, (eos, *special) = options.nbest, apart
+    count, (eos, *special) = options.nbest, never
     logits = logits.expand(-1, count, -1).flatten(0, 1)
     uniform = torch.from_numpy(uniforms(options.seed, numbers.numpy(), count, length)).flatten().to(logits.device)
     limits = {name: vars(options)[name] for name in SAMPLING}
-    left_out = apart if length <= options.min_length else special
-    drawn = sample_next(logits, uniform, **limits, apart=left_out, banned=banned)
+    left_out = never if length <= options.min_length else special
+    drawn = sample_next(logits, uniform, **limits, never=left_out, banned=banned)
     tokens, chosen = drawn.tokens.view(-1, count), drawn.log_probabilities.view(-1, count)
     last = last.unsqueeze(1)
     if last.any():

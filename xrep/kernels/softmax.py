@@ -1,25 +1,46 @@
-"""The work on one block of similarities, in plain torch. ``triton_steps`` has the same functions as fused kernels."""
+"""The softmax over a block of logits, in plain torch. ``triton_kernels`` has the same functions as fused kernels."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
-
-from xrep.kernels.blocks import QueueSoftmax
-
-NOTHING = float("-inf")
-"""The logit of a pair that is not compared."""
-
-QUEUE_ROWS = 4096
-"""Rows of the queue in one block: few enough that the block stays in cache between the two products."""
 
 VOCABULARY_LOGITS = 2**25
 """Number of logits in one block of the vocabulary loss. A block consists of whole rows."""
 
 
+@dataclass
+class QueueSoftmax:
+    """The running softmax of each query over its positive and the blocks of the queue seen so far.
+
+    Attributes:
+        scale: 0-d, multiplies similarities (1 / temperature); None if the queries are already multiplied by it.
+        maximum: [B], the largest logit, including the positive.
+        total: [B], Σ exp(logit - maximum) over the negatives.
+        hardest: [B], the largest logit of a negative.
+        mixture: [B, D], Σ exp(logit - maximum) · key over the negatives; None if no gradient is wanted.
+        operand: type in which the weights multiply the block.
+    """
+
+    scale: Tensor | None
+    maximum: Tensor
+    total: Tensor
+    hardest: Tensor
+    mixture: Tensor | None
+    operand: torch.dtype
+
+
 def queue_rows(queries: int) -> int:
-    """Return the rows of the queue in one block for a number of queries."""
-    return QUEUE_ROWS
+    """Return the rows of the queue in one block for a number of queries, so that it stays in cache between products."""
+    return 4096
+
+
+def mask_equal(scores: Tensor, mine: Tensor, theirs: Tensor, value: float) -> None:
+    """Write ``value`` to scores [B, n] where ids [B, C] and [n, C] are equal in any column."""
+    for own, other in zip(mine.T, theirs.T, strict=True):
+        scores.masked_fill_(own.unsqueeze(1) == other, value)
 
 
 def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -36,7 +57,7 @@ def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | Non
     if state.scale is not None:
         scores *= state.scale
     if ids is not None:
-        scores.masked_fill_(_equal(*ids), NOTHING)
+        mask_equal(scores, *ids, -torch.inf)
     highest = scores.amax(1)
     torch.maximum(state.hardest, highest, out=state.hardest)
     raised = torch.maximum(state.maximum, highest)
@@ -77,11 +98,3 @@ def vocabulary_softmax(
         weights.scatter_add_(1, index, counted * (smoothing - 1))
         weights = weights.to(operand)
     return loss.masked_fill_(ignored, 0), nll.masked_fill_(ignored, 0), correct, weights
-
-
-def _equal(a: Tensor, b: Tensor) -> Tensor:
-    """Return whether rows of ``a`` [r, I] and ``b`` [c, I] are equal in any column: bool [r, c]."""
-    result = a[:, :1] == b[:, 0]
-    for column in range(1, a.size(1)):
-        result |= a[:, column : column + 1] == b[:, column]
-    return result
