@@ -32,7 +32,7 @@ BATCH_TOKENS = 4096
 CANDIDATES, MAX_ANSWER = 20, 30
 """As in BERT's evaluation: the best beginnings and ends of a window that are combined, subwords of an answer."""
 
-LINES = {
+_LINES = {
     "label": ((1, 2), "text, or text<TAB>text"),
     "tags": (range(1, sys.maxsize), "words"),
     "span": ((2,), "question<TAB>context"),
@@ -75,7 +75,7 @@ class SentenceClassifier(Predictor):
 
     def __post_init__(self) -> None:
         self.annotation = self.model.annotation
-        self.columns, self.form = LINES[self.annotation.kind]
+        self.columns, self.form = _LINES[self.annotation.kind]
         self._reading = Reading.of(self.tokenizers[SHARED], self.text.max_length, self.options)
 
     @classmethod
