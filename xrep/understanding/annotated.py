@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,7 +29,7 @@ from xrep.data.table import ColumnType, DataDirectory, Table, flatten, token_typ
 from xrep.errors import UserError
 from xrep.hashing import scramble
 from xrep.tasks.task import TableTask, VocabularyOptions, given_tokenizers, text_spec
-from xrep.text.cleaning import NO_KEY, sentence_hashes
+from xrep.text.cleaning import sentence_hashes
 from xrep.text.find import TextFile, discover, of_split
 from xrep.text.languages import canonical
 from xrep.text.sides import SHARED, Tokenizers
@@ -121,6 +122,11 @@ def batch_of_rows(rows: Sequence[Row], vocabulary: Vocabulary) -> Batch:
     types = torch.from_numpy(second) if second.any() else None
     sequences = TokenBatch(torch.from_numpy(tokens), torch.from_numpy(lengths), lengths, types)
     return Batch.of({SHARED: sequences}, labels=labels, indices=np.array([row.example for row in rows], np.int64))
+
+
+def outcomes(part: Any, whole: Any) -> np.ndarray:
+    """Return the ``part`` and the ``whole`` of each example, [N, 2], whose sums are a figure's."""
+    return np.stack(np.broadcast_arrays(np.array(part, float), whole), axis=1)
 
 
 class AnnotatedTask(TableTask):
@@ -237,10 +243,7 @@ class AnnotatedTask(TableTask):
         )
 
     def _sentences(self) -> Iterator[tuple[str, str]]:
-        examples = self.examples_of("train")
-        if (first := next(examples, None)) is None:
-            raise self._nothing()
-        for example in chain([first], examples):
+        for example in self.examples_of("train"):
             yield from ((example.language, text) for text in type(self).texts(example))
 
     def _fill(self, builder: Builder) -> None:
@@ -266,26 +269,24 @@ class AnnotatedTask(TableTask):
                 left_out = [f"{n:,} ({why})" for why, n in counts.items() if n and why not in ("read", "kept")]
                 said = f"; left out: {', '.join(left_out)}" if left_out else ""
                 print(f"{split}: {counts['kept']:,} examples, {table.rows:,} sequences{said}")
-        if "train" not in builder.splits:
-            raise self._nothing()
 
     def _allowed(self, builder: Builder, split: str, counts: Counter[str]) -> Iterator[Any]:
         """Yield the examples of a split without the training examples that have an excluded sentence."""
         for chunk in chunks(self.examples_of(split, counts)):
-            if split == "train":
-                texts = list(map(type(self).texts, chunk))
-                owners = np.repeat(np.arange(len(chunk)), list(map(len, texts)))
-                hashes = sentence_hashes(chain.from_iterable(texts))
-                excluded = np.bincount(owners, builder.excluded.contains(hashes), len(chunk)) > 0
-                builder.training.add(hashes[~excluded[owners] & (hashes != NO_KEY)])
-                counts["excluded"] += np.count_nonzero(excluded)
-                chunk = list(compress(chunk, ~excluded))
-            counts["kept"] += len(chunk)
-            yield from chunk
+            texts = list(map(type(self).texts, chunk))
+            allowed = builder.allow(split, sentence_hashes(chain.from_iterable(texts)), list(map(len, texts)))
+            counts.update({"kept": np.count_nonzero(allowed), "excluded": np.count_nonzero(~allowed)})
+            yield from compress(chunk, allowed)
 
-    def _nothing(self) -> UserError:
-        path, cure = self._files["train"][0].path, "check the files and `exclude`"
-        return UserError("no example in the training text", path=path, cure=cure)
+    @staticmethod
+    @abstractmethod
+    def figures(classifier: Any, examples: Sequence[Any]) -> Mapping[str, np.ndarray]:
+        """Return what a classifier of these annotations gets right: two numbers of each example, [N, 2], for each
+        figure, which is the share of the sum of the first in that of the second.
+
+        Figures are ``accuracy`` of labels or tags; ``f1``, ``precision`` and ``recall`` of entities; or ``f1`` and
+        ``exact_match`` of answers. Of tags and entities there is also ``xtreme_f1``, the F1 of ``lenient_entities``.
+        """
 
     def batch_of(self, tables: Sequence[Table], examples: np.ndarray) -> Batch:
         ids, labels, first = (tables[0][name] for name in ("ids", "labels", "first"))

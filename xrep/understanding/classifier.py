@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 from xrep.data.batch import TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.files import write_json
-from xrep.models.model import EncoderOrigin, ForTransformers, Model
-from xrep.models.start import StartOptions, check_vocabulary, encoder_shape, load_start, shape_from
+from xrep.models.model import ForTransformers, Model
+from xrep.models.start import StartOptions, build_encoder
 from xrep.nn.bert import HF_CONFIG
-from xrep.nn.encoder import Encoder, TransformerEncoder, initialise
+from xrep.nn.encoder import TransformerEncoder, initialise
 from xrep.nn.layers import Linear
 from xrep.nn.pooling import Pooling, pool
 from xrep.nn.weights import SAFETENSORS, Weights, read_json, save_tensors
@@ -54,23 +55,27 @@ class Annotation:
 
 
 class _Kind(NamedTuple):
-    """What is said of classifiers of a kind of annotation: what they predict, the evaluations that measure them, and
-    the Hub's name of what they do. The names of their classes in transformers end with ``library_class``, and
-    ``layers`` are the names of our layers in transformers' BERT, where the dense one is the pooler."""
+    """What is said of classifiers of a kind of annotation: what they predict, the evaluations that measure them, the
+    Hub's name of what they do, and the lines of xrep-predict (``form``) with their possible numbers of columns. The
+    names of their classes in transformers end with ``library_class``, and ``layers`` are the names of our layers in
+    transformers' BERT, where the dense one is the pooler."""
 
     predicts: str
     evaluations: str
     pipeline: str
+    form: str
+    columns: Container[int]
     library_class: str
     layers: Mapping[str, str]
 
 
 ANNOTATIONS = {
-    "label": _Kind("labels of texts", "xnli, pawsx or amazon", "text-classification", "ForSequenceClassification",
-                   {"dense": "bert.pooler.dense", "output": "classifier"}),
-    "tags": _Kind("tags of words", "pos or ner", "token-classification", "ForTokenClassification",
-                  {"output": "classifier"}),
-    "span": _Kind("answers to questions", "qa", "question-answering", "ForQuestionAnswering", {"output": "qa_outputs"}),
+    "label": _Kind("labels of texts", "xnli, pawsx or amazon", "text-classification", "text, or text<TAB>text", (1, 2),
+                   "ForSequenceClassification", {"dense": "bert.pooler.dense", "output": "classifier"}),
+    "tags": _Kind("tags of words", "pos or ner", "token-classification", "words", range(1, sys.maxsize),
+                  "ForTokenClassification", {"output": "classifier"}),
+    "span": _Kind("answers to questions", "qa", "question-answering", "question<TAB>context", (2,),
+                  "ForQuestionAnswering", {"output": "qa_outputs"}),
 }  # fmt: skip
 _LABEL_LAYERS = {"dense": "classifier.dense", "output": "classifier.out_proj"}
 """The same layers of XLM-R's and RoBERTa's classifiers of texts, whose dense layer belongs to the head."""
@@ -110,31 +115,19 @@ class Classifier(Model):
 
     def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.config, self.text, self.origins = config, text, dict[str, EncoderOrigin]()
-        self.annotation = Annotation.of(text)
+        self.config, self.text, self.annotation = config, text, Annotation.of(text)
         self.pipeline = ANNOTATIONS[self.annotation.kind].pipeline
-        vocabulary = text.vocabulary(SHARED)
-        start = config.starts.get(SHARED) if architecture is None else None
-        if architecture is None:
-            architecture = {"encoder": encoder_shape(config, vocabulary, start).as_dict()}
-        self._architecture = architecture
-        shape = shape_from(architecture["encoder"])
-        if text.max_length > shape.max_positions:
-            problem = f"sequences may have {text.max_length} subwords, the model has {shape.max_positions} positions"
-            raise UserError(problem, cure="lower `max_length`")
-        check_vocabulary(shape, vocabulary, SHARED)
-        self.encoder = Encoder.build(shape, **config.rates)
+        self.encoder, self.origins = build_encoder(config, text, SHARED, (architecture or {}).get("encoder"))
+        width = self.encoder.shape.hidden_size
         outputs = SPAN_OUTPUTS if self.annotation.kind == "span" else len(self.annotation.labels)
-        self.dense = Linear(shape.hidden_size, shape.hidden_size) if self.annotation.kind == "label" else None
-        self.output = Linear(shape.hidden_size, outputs)
+        self.dense = Linear(width, width) if self.annotation.kind == "label" else None
+        self.output = Linear(width, outputs)
         self.dropout = nn.Dropout(config.dropout)
         for layer in filter(None, (self.dense, self.output)):
             initialise(layer, 0.02)
-        if start is not None:
-            self.origins["encoder"] = load_start(self.encoder, start, config.pretrained_layers)
 
     def architecture(self) -> dict[str, Any]:
-        return self._architecture
+        return {"encoder": self.encoder.shape.as_dict()}
 
     def forward(self, tokens: TokenBatch) -> Tensor:
         """Return the logits: [N, labels] of texts, [N, T, tags] of words, or [N, T, 2] of the answers' ends."""

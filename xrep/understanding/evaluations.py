@@ -1,4 +1,5 @@
-"""Evaluations of classifiers: XNLI, PAWS-X, Amazon reviews, parts of speech, named entities, question answering."""
+"""Evaluations of classifiers: XNLI, PAWS-X, Amazon reviews, parts of speech, named entities, question answering; and
+validation by the same figures during training."""
 
 from __future__ import annotations
 
@@ -11,18 +12,57 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from xrep.config.fields import Count
+from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples, OverlapOption, PrecisionOption, Result, Score, TableEvaluation, shares
 from xrep.evaluation.reading import choose_languages
+from xrep.tasks.task import Task
 from xrep.text.find import of_split
 from xrep.text.languages import name
-from xrep.understanding import scoring
+from xrep.training.validator import OverRanks, Validator
 from xrep.understanding.annotated import AnnotatedTask, numbering
-from xrep.understanding.figures import Normalisation
+from xrep.understanding.classifier import Annotation, Classifier
 from xrep.understanding.labels import ClassificationTask
-from xrep.understanding.questions import QuestionAnsweringTask
+from xrep.understanding.questions import Normalisation, QuestionAnsweringTask
 from xrep.understanding.sentence_classifier import SentenceClassifier
-from xrep.understanding.tags import TaggingTask
+from xrep.understanding.tags import TaggingTask, is_entity_scheme
+
+_DETAILS = ("precision", "recall")
+"""Figures by which no test is quoted."""
+
+
+def percentages(numbers: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return the figures of ``AnnotatedTask.figures`` in percent."""
+    return {name: 100 * float(own[:, 0].sum() / max(own[:, 1].sum(), 1)) for name, own in numbers.items()}
+
+
+class AnnotationValidator(Validator):
+    """Validate by what a classifier predicts of the dev split.
+
+    Attributes:
+        metric: ``accuracy`` of labels or of tags, ``f1`` of entities, ``f1`` of answers.
+
+    Raises:
+        UserError: The task has no annotated text, or no dev split.
+    """
+
+    needs = Classifier
+    maximize = True
+
+    def __init__(self, config: Any, task: Task) -> None:
+        if not isinstance(task, AnnotatedTask) or not task.has_validation:
+            cure = "give it a file such as dev-en.tsv, set `dev_share`, or choose the `validation` loss"
+            raise UserError("there is no dev split of annotated text to validate on", cure=cure)
+        self._task, self._examples = task, list(task.examples_of("valid"))
+        annotation = Annotation.of(task.text)
+        has_f1 = annotation.kind == "span" or is_entity_scheme(annotation.labels)
+        self.metric = "f1" if has_f1 else "accuracy"
+
+    def measure(self, model: Classifier, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
+        """Return the figures of ``AnnotatedTask.figures``, in percent."""
+        options: dict[str, Any] = vars(self._task.config)
+        classifier = SentenceClassifier(model, self._task.text, self._task.tokenizers, options=options)
+        return percentages(self._task.figures(classifier, self._examples))
 
 
 class AnnotatedEvaluation(TableEvaluation):
@@ -52,14 +92,17 @@ class AnnotatedEvaluation(TableEvaluation):
         files = self.task.discover(data, self.config.language)
         chosen = files if Path(data).is_file() else of_split(files, split)
         self.counts = Counter[str]()
-        found = [(example, file.path) for file in chosen for example in self.task.read(file, self.counts)]
+        found = dict[str, list[tuple[Any, Path]]]()
+        for file in chosen:
+            for example in self.task.read(file, self.counts):
+                found.setdefault(example.language, []).append((example, file.path))
         if not found:
             splits = ", ".join(sorted({"dev" if file.split == "valid" else str(file.split) for file in files}))
             cure = f"set `split` to one with labels; there are files of {splits}"
             raise UserError(f"no annotated example of the {self.config.split} split", path=data, cure=cure)
-        tables, known = [], sorted({example.language for example, _ in found})
-        for language in choose_languages(self.config.langs, known, "test of", data):
-            examples, paths = zip(*(pair for pair in found if pair[0].language == language), strict=True)
+        tables = []
+        for language in choose_languages(self.config.langs, sorted(found), "test of", data):
+            examples, paths = zip(*found[language], strict=True)
             columns = tuple(map(list, zip(*(self.task.texts(example)[:2] for example in examples), strict=True)))
             languages, files = (language,) * len(columns), tuple(dict.fromkeys(paths))
             tables.append(Examples(language, languages, columns, np.array(examples, object), files))
@@ -76,9 +119,13 @@ class AnnotatedEvaluation(TableEvaluation):
                 numbers_of(example)  # or an error, of an unknown label
 
     def score(self, model: SentenceClassifier, examples: Examples) -> Score:
-        numbers = scoring.score(model, list(examples.gold), getattr(self.config, "normalisation", "mlqa"))
-        details = {name: numbers.pop(name) for name in scoring.DETAILS if name in numbers}
-        return Score(scoring.percentages(numbers), shares(numbers), scoring.percentages(details))
+        numbers = dict(self.task.figures(model, list(examples.gold), **self.options()))
+        details = {name: numbers.pop(name) for name in _DETAILS if name in numbers}
+        return Score(percentages(numbers), shares(numbers), percentages(details))
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of ``AnnotatedTask.figures``."""
+        return {}
 
     def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
         figures = next(iter(results.values())).score.figures
@@ -177,6 +224,9 @@ class Questions(AnnotatedEvaluation):
         normalisation: Normalisation = "mlqa"
         """How answers are compared. mlqa: without the articles and the punctuation of each language, Chinese by
         characters. squad: as English in every language, which XTREME does for XQuAD and TyDiQA."""
+
+    def options(self) -> dict[str, Any]:
+        return {"normalisation": self.config.normalisation}
 
     def check(self, model: SentenceClassifier) -> None:
         super().check(model)

@@ -1,4 +1,4 @@
-"""Labels of texts and of pairs of texts: their files, the sequences that are read, the task and the objective.
+"""Labels of texts and of pairs of texts: their files, the sequences that are read, the task, its objective and figure.
 
 The files are described in ``xrep.text.examples``. Rows without a label (``-`` or empty) and rows whose text is ``NS``
 (PAWS-X: a sentence without a translation) are left out and counted.
@@ -7,9 +7,10 @@ The files are described in ``xrep.text.examples``. Rows without a label (``-`` o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from xrep.data.build import chunks
 from xrep.tasks.task import ExampleKind
@@ -17,7 +18,7 @@ from xrep.text.examples import Example, read_rows
 from xrep.text.find import PARALLEL, TextFile
 from xrep.text.lines import is_too_long
 from xrep.text.records import ending_of, plain_name
-from xrep.understanding.annotated import AnnotatedTask, AnnotationCriterion, Numbering, Reading, Row, sequence
+from xrep.understanding.annotated import AnnotatedTask, AnnotationCriterion, Numbering, Reading, Row, outcomes, sequence
 
 LABELLED_TEXTS = ExampleKind("labelled texts", "`task` to classification")
 
@@ -72,6 +73,11 @@ class ClassificationTask(AnnotatedTask):
     what, forms = "labelled text", ".tsv, .jsonl or .review"
     accepts, read, rows = staticmethod(is_labelled), staticmethod(read_labelled), staticmethod(label_rows)
     labels, texts = staticmethod(lambda example: (example.label,)), attrgetter("sentences")
+
+    @staticmethod
+    def figures(classifier: Any, examples: Sequence[Any]) -> Mapping[str, Any]:
+        labels, _ = classifier.predict([example.sentences for example in examples])
+        return {"accuracy": outcomes([label == own.label for label, own in zip(labels, examples, strict=True)], 1)}
 
 
 class Classification(AnnotationCriterion):

@@ -1,18 +1,23 @@
-"""Questions whose answers are parts of a text: their files, the windows that are read, the task and the objective.
+"""Questions whose answers are parts of a text: files, the windows that are read, the task, its objective and figures.
 
-The files are the JSON of SQuAD (Rajpurkar et al., 2016): XQuAD, MLQA, TyDiQA-GoldP.
+The files are the JSON of SQuAD (Rajpurkar et al., 2016): XQuAD, MLQA, TyDiQA-GoldP. Exact match and F1 of answers are
+computed as for SQuAD and MLQA (Lewis et al., 2020).
 """
 
 from __future__ import annotations
 
+import re
+import string
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -26,11 +31,23 @@ from xrep.text.exclusion import TextFormat
 from xrep.text.find import TextFile
 from xrep.text.lines import read_bytes, unpacked
 from xrep.text.records import ending_of, parse_json
-from xrep.understanding.annotated import AnnotatedTask, AnnotationCriterion, Reading, Row, sequence
+from xrep.understanding.annotated import AnnotatedTask, AnnotationCriterion, Reading, Row, outcomes, sequence
 from xrep.understanding.classifier import Classifier
 
+Normalisation = Literal["squad", "mlqa"]
 QUESTIONS = ExampleKind("questions", "`task` to question_answering")
 _CURE = "give a file in SQuAD's form: data, paragraphs, context, qas, question, id, answers, text, answer_start"
+
+ARTICLES = {
+    "en": r"\b(a|an|the)\b",
+    "es": r"\b(un|una|unos|unas|el|la|los|las)\b",
+    "vi": r"\b(của|là|cái|chiếc|những)\b",
+    "de": r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b",
+    "ar": r"\sال^|ال",
+}
+"""Articles that MLQA leaves out, as regular expressions."""
+_IDEOGRAPH = re.compile("[\u4e00-\u9fa5]")
+"""A character that MLQA counts as a word in Chinese."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +177,38 @@ def _tokens_of(question: Question, spans: list[tuple[int, int]]) -> tuple[int, i
     return (inside[0], inside[-1]) if inside else None
 
 
+def normalise(answer: str, language: str, form: Normalisation = "mlqa") -> list[str]:
+    """Return the words of an answer that are compared: lower case, without punctuation and articles.
+
+    Args:
+        language: Canonical code of the answer's language.
+        form: ``squad`` treats every language as English, as XTREME does for XQuAD and TyDiQA; ``mlqa`` leaves out the
+            articles and Unicode punctuation of each language, and divides Chinese into characters.
+
+    >>> normalise("The “Rhein-Ruhr”  area", "en")
+    ['rheinruhr', 'area']
+    >>> normalise("第3号", "zh")
+    ['第', '3', '号']
+    """
+    language = "en" if form == "squad" else language
+    kept = [own for own in answer.lower() if own not in string.punctuation]
+    text = "".join(own for own in kept if form == "squad" or not unicodedata.category(own).startswith("P"))
+    if language in ARTICLES:
+        text = re.sub(ARTICLES[language], " ", text)
+    if language == "zh":
+        text = _IDEOGRAPH.sub(lambda match: f" {match[0]} ", text)
+    return text.split()
+
+
+def compare(prediction: str, gold: Sequence[str], language: str, form: Normalisation = "mlqa") -> tuple[float, float]:
+    """Return the best F1 of the prediction's words with those of a gold answer, between 0 and 1; and 1 if the
+    prediction is one of the gold answers after normalisation, else 0."""
+    words, *wanted = (normalise(answer, language, form) for answer in (prediction, *gold))
+    shared = ((Counter(words) & Counter(own)).total() for own in wanted)
+    scores = (2 * both / max(len(words) + len(own), 1) for both, own in zip(shared, wanted, strict=True))
+    return max(scores, default=0.0), float(words in wanted)
+
+
 class QuestionAnsweringTask(AnnotatedTask):
     """Questions whose answers are parts of a text, in SQuAD's JSON: SQuAD, XQuAD, MLQA, TyDiQA-GoldP.
 
@@ -171,6 +220,16 @@ class QuestionAnsweringTask(AnnotatedTask):
     what, forms = "questions", ".json"
     accepts, read, rows = staticmethod(is_questions), staticmethod(read_questions), staticmethod(question_rows)
     labels, texts = staticmethod(lambda example: ()), attrgetter("texts")
+
+    @staticmethod
+    def figures(classifier: Any, examples: Sequence[Any], normalisation: Normalisation = "mlqa") -> Mapping[str, Any]:
+        pairs = zip(classifier.answer(examples), examples, strict=True)
+        figures = [
+            compare(found.text, [gold.text for gold in own.answers], own.language, normalisation)
+            for found, own in pairs
+        ]
+        f1, exact = np.array(figures).reshape(-1, 2).T
+        return {"f1": outcomes(f1, 1), "exact_match": outcomes(exact, 1)}
 
     @dataclass(kw_only=True)
     class Config(AnnotatedTask.Config):

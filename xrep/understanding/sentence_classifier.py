@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import product
@@ -31,13 +30,6 @@ from xrep.understanding.tags import TaggedSentence, tag_rows
 BATCH_TOKENS = 4096
 CANDIDATES, MAX_ANSWER = 20, 30
 """As in BERT's evaluation: the best beginnings and ends of a window that are combined, subwords of an answer."""
-
-LINES = {
-    "label": ((1, 2), "text, or text<TAB>text"),
-    "tags": (range(1, sys.maxsize), "words"),
-    "span": ((2,), "question<TAB>context"),
-}
-"""Of each kind of annotation, the numbers of columns of a line of xrep-predict, and what they are."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +67,8 @@ class SentenceClassifier(Predictor):
 
     def __post_init__(self) -> None:
         self.annotation = self.model.annotation
-        self.columns, self.form = LINES[self.annotation.kind]
+        kind = ANNOTATIONS[self.annotation.kind]
+        self.columns, self.form = kind.columns, kind.form
         self._reading = Reading.of(self.tokenizers[SHARED], self.text.max_length, self.options)
 
     @classmethod
