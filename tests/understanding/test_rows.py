@@ -9,12 +9,7 @@ from xrep.errors import UserError
 from xrep.text.examples import Example
 from xrep.text.tokenizer import Tokenizer
 from xrep.text.train_tokenizer import train_tokenizer
-from xrep.understanding.annotated import (
-    IGNORED,
-    Reading,
-    batch_of_rows,
-    sequence,
-)
+from xrep.understanding.annotated import IGNORED, Reading, batch_of_rows, sequence
 from xrep.understanding.labels import label_rows
 from xrep.understanding.questions import Answer, Question, question_rows
 from xrep.understanding.tags import TaggedSentence, tag_rows
@@ -32,7 +27,7 @@ def text(*sentences: str) -> Example:
 def test_a_pair_is_one_sequence(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     one, two = tokenizer.encode(["der Koch", "the cook"])
     both = [text("der Koch"), text("der Koch", "the cook")]
-    (single, pair) = label_rows(both, Reading(tokenizer, vocabulary, 64), lambda _: [7])
+    (single, pair) = label_rows(both, Reading(tokenizer, 64), lambda _: [7])
     assert single.ids == [vocabulary.bos_id, *one, vocabulary.eos_id] and single.first == len(single.ids)
     assert pair.ids == [*single.ids, vocabulary.eos_id, *two, vocabulary.eos_id] and pair.first == len(single.ids) + 1
     assert single.labels == pair.labels == [7] and (single.example, pair.example) == (0, 1)
@@ -49,14 +44,14 @@ def test_the_longer_sentence_is_cut_first(tokenizer: Tokenizer, vocabulary: Voca
     extra = vocabulary.leading_count + vocabulary.pair_separators + 1
     for lengths, room, kept in (((9, 4), 10, (6, 4)), ((4, 9), 6, (3, 3)), ((5, 5), 7, (4, 3)), ((2, 2), 0, (0, 0))):
         first, second = (range(100, 100 + length) for length in lengths)
-        ids, begin = sequence(first, second, Reading(tokenizer, vocabulary, room + extra))
+        ids, begin = sequence(first, second, Reading(tokenizer, room + extra))
         assert (begin - extra + 1, len(ids) - begin - 1) == kept
 
 
 def test_words_carry_their_tags(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     words = ("der", "Bäckermeister", "singt", "\u200b") * 9
     sentence = TaggedSentence(words)
-    rows = list(tag_rows([sentence], Reading(tokenizer, vocabulary, 20), lambda s: range(len(s.words))))
+    rows = list(tag_rows([sentence], Reading(tokenizer, 20), lambda s: range(len(s.words))))
     assert len(rows) > 1 and all(len(row.ids) == len(row.labels) <= 20 for row in rows)
     assert [tag for row in rows for tag in row.labels if tag != IGNORED] == list(range(len(words)))
     for row in rows:
@@ -75,17 +70,17 @@ def test_a_space_does_not_stand_for_a_word(tmp_path: Path) -> None:
     spaces = [not tokenizer.decode(ids[:1]).strip() for ids in pieces]
     assert spaces[0]
     sentence = TaggedSentence(words)
-    reading = Reading(tokenizer, Vocabulary.of(tokenizer), 64)
+    reading = Reading(tokenizer, 64)
     (row,) = tag_rows([sentence], reading, lambda s: range(len(s.words)))
     assert row.ids[1:-1] == [token for ids, space in zip(pieces, spaces, strict=True) for token in ids[space:]]
     first = [ids[space] for ids, space in zip(pieces, spaces, strict=True)]
     assert [token for token, tag in zip(row.ids, row.labels, strict=True) if tag != IGNORED] == first
 
 
-def test_every_window_knows_its_answer(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+def test_every_window_knows_its_answer(tokenizer: Tokenizer) -> None:
     context = "der Koch singt im Haus. " * 8 + "die Ärztin wohnt in Köln. " + "der Maler lacht laut. " * 8
     question = Question("wo?", context, (Answer("Köln", context.index("Köln")),))
-    rows = list(question_rows([question], Reading(tokenizer, vocabulary, 40, stride=9, max_question=5)))
+    rows = list(question_rows([question], Reading(tokenizer, 40, {"stride": 9, "max_question": 5})))
     with_answer = [row for row in rows if row.labels != [0, 0]]
     assert len(rows) > 5 and with_answer and len(with_answer) < len(rows)
     covered = set[int]()
@@ -99,13 +94,13 @@ def test_every_window_knows_its_answer(tokenizer: Tokenizer, vocabulary: Vocabul
         assert "Köln" in context[begin[0] : end[1]] and len(context[begin[0] : end[1]].strip()) <= len("Köln.")
 
 
-def test_a_question_without_room_is_refused(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+def test_a_question_without_room_is_refused(tokenizer: Tokenizer) -> None:
     question = Question("wo ist der Bäcker und der Koch und die Katze?", "hier")
     with pytest.raises(UserError, match="no room for a context beside a question of"):
-        list(question_rows([question], Reading(tokenizer, vocabulary, 12)))
+        list(question_rows([question], Reading(tokenizer, 12)))
 
 
-def test_a_context_of_spaces_has_no_answer(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+def test_a_context_of_spaces_has_no_answer(tokenizer: Tokenizer) -> None:
     question = Question("wo?", "   ")
-    (row,) = question_rows([question], Reading(tokenizer, vocabulary, 20, stride=5, max_question=9))
+    (row,) = question_rows([question], Reading(tokenizer, 20, {"stride": 5, "max_question": 9}))
     assert row.labels == [0, 0] and not row.spans

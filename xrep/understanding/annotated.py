@@ -62,21 +62,17 @@ class Row(NamedTuple):
     spans: Sequence[tuple[int, int]] = ()
 
 
-class Reading(NamedTuple):
-    """How text is read: the tokenizer, its special ids, how long a row may be, by how many subwords a window of a
-    context begins after the one before it, and how many subwords of a question are read."""
+@dataclass(frozen=True)
+class Reading:
+    """How text is read: the tokenizer, how long a row may be, and the options of the task."""
 
     tokenizer: Tokenizer
-    vocabulary: Vocabulary
     max_length: int
-    stride: int = 128
-    max_question: int = 64
+    options: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, max_length: int, options: Mapping[str, Any]) -> Reading:
-        """Return how a task with these options reads text."""
-        windows = {name: int(options[name]) for name in ("stride", "max_question") if name in options}
-        return cls(tokenizer, Vocabulary.of(tokenizer), max_length, **windows)
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary.of(self.tokenizer)
 
 
 def sequence(first: Sequence[int], second: Sequence[int] | None, reading: Reading) -> tuple[list[int], int]:
@@ -100,11 +96,11 @@ def numbering(known: Sequence[str], labels: Callable[[Any], Sequence[str]]) -> N
     numbers = {label: number for number, label in enumerate(known)}
 
     def numbers_of(example: Any) -> list[int]:
-        own = labels(example)
-        if unknown := [label for label in own if label not in numbers]:
-            problem, cure = f"the label {unknown[0]!r} does not occur in the training text", ", ".join(known[:20])
-            raise UserError(problem, path=example.path, line=example.line, cure=f"known: {cure}")
-        return [numbers[label] for label in own]
+        try:
+            return [numbers[label] for label in labels(example)]
+        except KeyError as error:
+            problem, cure = f"the label {error} does not occur in the training text", f"known: {', '.join(known[:20])}"
+            raise UserError(problem, path=example.path, line=example.line, cure=cure) from None
 
     return numbers_of
 
@@ -211,12 +207,11 @@ class AnnotatedTask(TableTask):
         if not self._holds_out:
             yield from self._read(split, counts)
             return
-        start, limit = 0, np.uint64(int(self.config.dev_share * 2**32))
-        for chunk in chunks(self._read("train", counts if split == "train" else None)):
-            places = np.arange(start, start + len(chunk), dtype=np.uint64)
-            held_out = scramble(places, self.seed) >> np.uint64(32) < limit
-            yield from compress(chunk, held_out == (split == "valid"))
-            start += len(chunk)
+        limit = np.uint64(int(self.config.dev_share * 2**32))
+        for chunk in chunks(enumerate(self._read("train", counts if split == "train" else None))):
+            places, examples = zip(*chunk, strict=True)
+            held_out = scramble(np.array(places, np.uint64), self.seed) >> np.uint64(32) < limit
+            yield from compress(examples, held_out == (split == "valid"))
 
     def _read(self, split: str, counts: Counter[str] | None = None) -> Iterator[Any]:
         counts = Counter() if counts is None else counts
@@ -253,7 +248,7 @@ class AnnotatedTask(TableTask):
             languages.add(example.language)
         builder.facts |= {"languages": sorted(languages), "labels": sorted(labels, key=_order)}
         tokenizer, numbers_of = builder.tokenizers[SHARED], numbering(builder.facts["labels"], type(self).labels)
-        reading = Reading.of(tokenizer, self.config.max_length, vars(self.config))
+        reading = Reading(tokenizer, self.config.max_length, vars(self.config))
         ids, labels = token_type(tokenizer.vocabulary_size), ColumnType("<i4", ragged=True)
         schema = {"ids": ids, "labels": labels, "first": ColumnType("<u4")}
         for split in self._files:
@@ -280,12 +275,13 @@ class AnnotatedTask(TableTask):
 
     @staticmethod
     @abstractmethod
-    def figures(classifier: Any, examples: Sequence[Any]) -> Mapping[str, np.ndarray]:
+    def figures(classifier: Any, examples: Sequence[Any], form: Any = "mlqa") -> dict[str, np.ndarray]:
         """Return what a classifier of these annotations gets right: two numbers of each example, [N, 2], for each
         figure, which is the share of the sum of the first in that of the second.
 
         Figures are ``accuracy`` of labels or tags; ``f1``, ``precision`` and ``recall`` of entities; or ``f1`` and
-        ``exact_match`` of answers. Of tags and entities there is also ``xtreme_f1``, the F1 of ``lenient_entities``.
+        ``exact_match`` of answers, which are normalised in a ``form``. Of tags and entities there is also
+        ``xtreme_f1``, the F1 of ``lenient_entities``.
         """
 
     def batch_of(self, tables: Sequence[Table], examples: np.ndarray) -> Batch:

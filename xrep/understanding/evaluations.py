@@ -119,13 +119,9 @@ class AnnotatedEvaluation(TableEvaluation):
                 numbers_of(example)  # or an error, of an unknown label
 
     def score(self, model: SentenceClassifier, examples: Examples) -> Score:
-        numbers = dict(self.task.figures(model, list(examples.gold), **self.options()))
+        numbers = self.task.figures(model, list(examples.gold), getattr(self.config, "normalisation", None))
         details = {name: numbers.pop(name) for name in _DETAILS if name in numbers}
         return Score(percentages(numbers), shares(numbers), percentages(details))
-
-    def options(self) -> dict[str, Any]:
-        """Return the options of ``AnnotatedTask.figures``."""
-        return {}
 
     def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
         figures = next(iter(results.values())).score.figures
@@ -224,9 +220,6 @@ class Questions(AnnotatedEvaluation):
         normalisation: Normalisation = "mlqa"
         """How answers are compared. mlqa: without the articles and the punctuation of each language, Chinese by
         characters. squad: as English in every language, which XTREME does for XQuAD and TyDiQA."""
-
-    def options(self) -> dict[str, Any]:
-        return {"normalisation": self.config.normalisation}
 
     def check(self, model: SentenceClassifier) -> None:
         super().check(model)

@@ -7,10 +7,12 @@ The files are described in ``xrep.text.examples``. Rows without a label (``-`` o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from xrep.data.build import chunks
 from xrep.tasks.task import ExampleKind
@@ -75,7 +77,7 @@ class ClassificationTask(AnnotatedTask):
     labels, texts = staticmethod(lambda example: (example.label,)), attrgetter("sentences")
 
     @staticmethod
-    def figures(classifier: Any, examples: Sequence[Any]) -> Mapping[str, Any]:
+    def figures(classifier: Any, examples: Sequence[Any], form: Any = None) -> dict[str, np.ndarray]:
         labels, _ = classifier.predict([example.sentences for example in examples])
         return {"accuracy": outcomes([label == own.label for label, own in zip(labels, examples, strict=True)], 1)}
 

@@ -10,7 +10,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
@@ -145,7 +145,8 @@ class QuestionText(TextFormat):
 def question_rows(questions: Iterable[Question], reading: Reading, numbers_of: Any = None) -> Iterator[Row]:
     """Yield a row for each window of each context: [CLS] question [SEP] window [SEP]. Raises UserError if there is no
     room for a window."""
-    tokenizer, max_length, most = reading.tokenizer, reading.max_length, reading.max_question
+    tokenizer, max_length, options = reading.tokenizer, reading.max_length, reading.options
+    stride, most = int(options.get("stride", 128)), int(options.get("max_question", 64))
     context, ids, spans = "", list[int](), list[tuple[int, int]]()
     for chunk in chunks(enumerate(questions)):
         encoded = tokenizer.encode([question.question for _, question in chunk])
@@ -158,7 +159,7 @@ def question_rows(questions: Iterable[Question], reading: Reading, numbers_of: A
                 problem = f"no room for a context beside a question of {min(len(asked), most)} subwords"
                 raise UserError(problem, cure="raise `max_length`, or lower `max_question`")
             answer = _tokens_of(question, spans)
-            for begin in range(0, max(1, len(ids) - room + reading.stride), reading.stride):
+            for begin in range(0, max(1, len(ids) - room + stride), stride):
                 window = slice(begin, begin + room)
                 inside = answer is not None and begin <= answer[0] and answer[1] < begin + room
                 places = [token - begin + first for token in answer] if answer and inside else [0, 0]
@@ -222,13 +223,10 @@ class QuestionAnsweringTask(AnnotatedTask):
     labels, texts = staticmethod(lambda example: ()), attrgetter("texts")
 
     @staticmethod
-    def figures(classifier: Any, examples: Sequence[Any], normalisation: Normalisation = "mlqa") -> Mapping[str, Any]:
-        pairs = zip(classifier.answer(examples), examples, strict=True)
-        figures = [
-            compare(found.text, [gold.text for gold in own.answers], own.language, normalisation)
-            for found, own in pairs
-        ]
-        f1, exact = np.array(figures).reshape(-1, 2).T
+    def figures(classifier: Any, examples: Sequence[Any], form: Normalisation = "mlqa") -> dict[str, np.ndarray]:
+        gold = [([answer.text for answer in own.answers], own.language) for own in examples]
+        pairs = zip(classifier.answer(examples), gold, strict=True)
+        f1, exact = np.array([compare(found.text, *own, form) for found, own in pairs]).reshape(-1, 2).T
         return {"f1": outcomes(f1, 1), "exact_match": outcomes(exact, 1)}
 
     @dataclass(kw_only=True)

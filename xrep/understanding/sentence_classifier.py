@@ -69,7 +69,7 @@ class SentenceClassifier(Predictor):
         self.annotation = self.model.annotation
         kind = ANNOTATIONS[self.annotation.kind]
         self.columns, self.form = kind.columns, kind.form
-        self._reading = Reading.of(self.tokenizers[SHARED], self.text.max_length, self.options)
+        self._reading = Reading(self.tokenizers[SHARED], self.text.max_length, self.options)
 
     @classmethod
     def load(

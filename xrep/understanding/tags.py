@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -42,6 +42,7 @@ from xrep.understanding.annotated import (
     sequence,
 )
 
+Tags = Sequence[Sequence[str]]
 Entity = tuple[int, int, str]
 """First word, word behind the last one, and type."""
 TAGGED_WORDS = ExampleKind("tagged words", "`task` to tagging")
@@ -189,7 +190,7 @@ def entities_of(tags: Sequence[str]) -> set[Entity]:
     return set(entities)
 
 
-def lenient_entities(sentences: Sequence[Sequence[str]]) -> list[set[Entity]]:
+def lenient_entities(sentences: Tags) -> list[set[Entity]]:
     """Return the entities that end in each sentence, as seqeval finds them by default; XTREME scores all tags so.
 
     The first character of a tag is its prefix, and the rest is its type (without what precedes a hyphen; ``_`` if
@@ -217,9 +218,7 @@ def lenient_entities(sentences: Sequence[Sequence[str]]) -> list[set[Entity]]:
     return entities
 
 
-def entity_counts(
-    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], *, lenient: bool = False
-) -> np.ndarray:
+def entity_counts(gold: Tags, predicted: Tags, *, lenient: bool = False) -> np.ndarray:
     """Return the numbers of right, of expected and of given entities of each sentence, int64 [3, N].
 
     Entities are those of ``lenient_entities`` or those of ``entities_of``; one is right if ends and type agree.
@@ -247,7 +246,7 @@ class TaggingTask(AnnotatedTask):
     labels, texts = attrgetter("tags"), staticmethod(lambda example: (example.text,))
 
     @staticmethod
-    def figures(classifier: Any, examples: Sequence[Any]) -> Mapping[str, Any]:
+    def figures(classifier: Any, examples: Sequence[Any], form: Any = None) -> dict[str, np.ndarray]:
         gold, tags = [example.tags for example in examples], classifier.tag([example.words for example in examples])
         right, expected, given = entity_counts(gold, tags, lenient=True)
         of_xtreme = {"xtreme_f1": outcomes(2 * right, expected + given)}
