@@ -60,7 +60,7 @@ def expected_logits(model: Any, batch: Any) -> list[torch.Tensor]:
 def _batch(classifier: SentenceClassifier) -> Any:
     examples = [Example(pair, ()) for pair in PAIRS]
     reading = Reading(classifier.tokenizers[SHARED], 64)
-    rows = list(label_rows(examples, reading, lambda _: [0]))
+    rows = list(label_rows(examples, reading))
     return batch_of_rows(rows, reading.vocabulary).tokens
 
 

@@ -133,7 +133,7 @@ def test_questions(tmp_path: Path) -> None:
     (read_tagged, "a.conllu", CONLLU.replace("INTJ", "_"), "a.conllu:8: the word 'Yes' has no UPOS"),
     (read_tagged, "a.tsv", "Kiel\tB-LOC\nBonn\n", "a.tsv:2: not a word and its tag"),
     (read_questions, "x.json", "{", "x.json: not JSON"),
-    (read_questions, "x.json", '{"data": 3}', "not questions in SQuAD's form"),
+    (read_questions, "x.json", '{"data": 3}', "paragraph 1 is not in SQuAD's form"),
     (read_questions, "x.json", squad(context=" "), "the context of paragraph 1 is empty"),
     (read_questions, "x.json", squad([{"text": "x"}]), "paragraph 1 is not in SQuAD's form"),
 ])  # fmt: skip

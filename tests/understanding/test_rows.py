@@ -20,14 +20,10 @@ def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     return Vocabulary.of(tokenizer)
 
 
-def text(*sentences: str) -> Example:
-    return Example(sentences, ("de",))
-
-
 def test_a_pair_is_one_sequence(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     one, two = tokenizer.encode(["der Koch", "the cook"])
-    both = [text("der Koch"), text("der Koch", "the cook")]
-    (single, pair) = label_rows(both, Reading(tokenizer, 64), lambda _: [7])
+    both = [Example(own, ("de",), 7) for own in (("der Koch",), ("der Koch", "the cook"))]
+    (single, pair) = label_rows(both, Reading(tokenizer, 64))
     assert single.ids == [vocabulary.bos_id, *one, vocabulary.eos_id] and single.first == len(single.ids)
     assert pair.ids == [*single.ids, vocabulary.eos_id, *two, vocabulary.eos_id] and pair.first == len(single.ids) + 1
     assert single.labels == pair.labels == [7] and (single.example, pair.example) == (0, 1)
@@ -50,8 +46,7 @@ def test_the_longer_sentence_is_cut_first(tokenizer: Tokenizer, vocabulary: Voca
 
 def test_words_carry_their_tags(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     words = ("der", "Bäckermeister", "singt", "\u200b") * 9
-    sentence = TaggedSentence(words)
-    rows = list(tag_rows([sentence], Reading(tokenizer, 20), lambda s: range(len(s.words))))
+    rows = list(tag_rows([TaggedSentence(words, tuple(range(len(words))))], Reading(tokenizer, 20)))
     assert len(rows) > 1 and all(len(row.ids) == len(row.labels) <= 20 for row in rows)
     assert [tag for row in rows for tag in row.labels if tag != IGNORED] == list(range(len(words)))
     for row in rows:
@@ -69,9 +64,7 @@ def test_a_space_does_not_stand_for_a_word(tmp_path: Path) -> None:
     pieces = tokenizer.encode([f" {word}" for word in words])
     spaces = [not tokenizer.decode(ids[:1]).strip() for ids in pieces]
     assert spaces[0]
-    sentence = TaggedSentence(words)
-    reading = Reading(tokenizer, 64)
-    (row,) = tag_rows([sentence], reading, lambda s: range(len(s.words)))
+    (row,) = tag_rows([TaggedSentence(words)], Reading(tokenizer, 64))
     assert row.ids[1:-1] == [token for ids, space in zip(pieces, spaces, strict=True) for token in ids[space:]]
     first = [ids[space] for ids, space in zip(pieces, spaces, strict=True)]
     assert [token for token, tag in zip(row.ids, row.labels, strict=True) if tag != IGNORED] == first

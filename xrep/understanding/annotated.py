@@ -11,7 +11,7 @@ import functools
 import re
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain, compress
 from pathlib import Path
@@ -38,8 +38,6 @@ from xrep.understanding.classifier import Annotation, Classifier
 
 IGNORED = -100
 """Label of tokens whose label is not predicted."""
-Numbering = Callable[[Any], Sequence[int]]
-"""Function that returns the numbers of the labels of an example."""
 
 
 class Row(NamedTuple):
@@ -48,8 +46,9 @@ class Row(NamedTuple):
     Attributes:
         ids: Token ids, special tokens included.
         first: Number of tokens of the first of two sentences, with the special tokens around it.
-        labels: The class of the text; or for each token the number of its tag (IGNORED where a word does not begin);
-            or the first and the last token of the answer (the first token of the row twice, if it has none).
+        labels: The label of the text; or for each token its tag (IGNORED where a word does not begin); or the first and
+            the last token of the answer (the first token of the row twice, if it has none). A batch has the numbers of
+            labels and tags; if they are not known, they are 0.
         example: Number of the example that the row belongs to; of a row in a table, its own number.
         spans: Of the tokens of a context, the characters (start, end) that they stand for; the first of these tokens
             has the place ``first``.
@@ -57,7 +56,7 @@ class Row(NamedTuple):
 
     ids: Sequence[int]
     first: int
-    labels: Sequence[int]
+    labels: Sequence[Any]
     example: int
     spans: Sequence[tuple[int, int]] = ()
 
@@ -90,19 +89,13 @@ def sequence(first: Sequence[int], second: Sequence[int] | None, reading: Readin
     return front + behind, len(front)
 
 
-def numbering(known: Sequence[str], labels: Callable[[Any], Sequence[str]]) -> Numbering:
-    """Return a function that gives the numbers of the labels of an example, and raises UserError if one of them is not
-    known. ``labels`` returns the labels of an example."""
-    numbers = {label: number for number, label in enumerate(known)}
-
-    def numbers_of(example: Any) -> list[int]:
-        try:
-            return [numbers[label] for label in labels(example)]
-        except KeyError as error:
-            problem, cure = f"the label {error} does not occur in the training text", f"known: {', '.join(known[:20])}"
-            raise UserError(problem, path=example.path, line=example.line, cure=cure) from None
-
-    return numbers_of
+def check_labels(examples: Iterable[Any], labels: Callable[[Any], Sequence[str]], known: Sequence[str]) -> None:
+    """Raise UserError if an example has a label that is not known. ``labels`` returns the labels of an example."""
+    numbers = set(known)
+    for example in examples:
+        if unknown := [label for label in labels(example) if label not in numbers]:
+            problem, cure = f"the label {unknown[0]!r} does not occur in the training text", ", ".join(known[:20])
+            raise UserError(problem, path=example.path, line=example.line, cure=f"known: {cure}")
 
 
 def batch_of_rows(rows: Sequence[Row], vocabulary: Vocabulary) -> Batch:
@@ -247,7 +240,7 @@ class AnnotatedTask(TableTask):
             labels.update(type(self).labels(example))
             languages.add(example.language)
         builder.facts |= {"languages": sorted(languages), "labels": sorted(labels, key=_order)}
-        tokenizer, numbers_of = builder.tokenizers[SHARED], numbering(builder.facts["labels"], type(self).labels)
+        tokenizer, numbers = builder.tokenizers[SHARED], {own: n for n, own in enumerate(builder.facts["labels"])}
         reading = Reading(tokenizer, self.config.max_length, vars(self.config))
         ids, labels = token_type(tokenizer.vocabulary_size), ColumnType("<i4", ragged=True)
         schema = {"ids": ids, "labels": labels, "first": ColumnType("<u4")}
@@ -255,9 +248,9 @@ class AnnotatedTask(TableTask):
             counts = Counter[str]()
             examples = self._allowed(builder, split, counts)
             with builder.table(split, "rows", schema) as table:
-                for chunk in chunks(type(self).rows(examples, reading, numbers_of)):
+                for chunk in chunks(type(self).rows(examples, reading)):
                     lengths = np.array([len(row.labels) for row in chunk])
-                    labels = np.fromiter(chain.from_iterable(row.labels for row in chunk), np.int32)
+                    labels = np.fromiter((numbers.get(own, own) for row in chunk for own in row.labels), np.int32)
                     ids, first = flatten([row.ids for row in chunk]), np.array([row.first for row in chunk])
                     table.append({"ids": ids, "labels": (labels, lengths), "first": first})
             if counts:
@@ -268,6 +261,7 @@ class AnnotatedTask(TableTask):
     def _allowed(self, builder: Builder, split: str, counts: Counter[str]) -> Iterator[Any]:
         """Yield the examples of a split without the training examples that have an excluded sentence."""
         for chunk in chunks(self.examples_of(split, counts)):
+            check_labels(chunk, type(self).labels, builder.facts["labels"])
             texts = list(map(type(self).texts, chunk))
             allowed = builder.allow(split, sentence_hashes(chain.from_iterable(texts)), list(map(len, texts)))
             counts.update({"kept": np.count_nonzero(allowed), "excluded": np.count_nonzero(~allowed)})

@@ -89,10 +89,6 @@ class Classifier(Model):
     - ``tags``: the linear layer reads every token vector; the first subword of a word stands for it.
     - ``span``: two outputs of each token, the beginning and the end of the answer.
 
-    Args:
-        architecture: The result of ``architecture`` of a saved model, to build it again without its pretrained
-            directory.
-
     Attributes:
         annotation: What it predicts.
 
@@ -155,9 +151,9 @@ class Classifier(Model):
             config["id2label"] = {str(number): label for number, label in enumerate(annotation.labels)}
             config["label2id"] = {label: number for number, label in enumerate(annotation.labels)}
             config["problem_type"] = "single_label_classification"
-        named, head = {prefix + key: tensor for key, tensor in tensors.items()}, self.state_dict()
+        named = {prefix + key: tensor for key, tensor in tensors.items()}
         for ours, theirs in _layers(family, annotation).items():
-            named |= {f"{theirs}.{part}": head[f"{ours}.{part}"].float() for part in ("weight", "bias")}
+            named |= {f"{theirs}.{part}": own.float() for part, own in self.get_submodule(ours).state_dict().items()}
         write_json(directory / HF_CONFIG, config)
         save_tensors(named, directory / SAFETENSORS)
         save_as_huggingface(tokenizer, directory, max_length)

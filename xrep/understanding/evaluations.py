@@ -20,7 +20,7 @@ from xrep.tasks.task import Task
 from xrep.text.find import of_split
 from xrep.text.languages import name
 from xrep.training.validator import OverRanks, Validator
-from xrep.understanding.annotated import AnnotatedTask, numbering
+from xrep.understanding.annotated import AnnotatedTask, check_labels
 from xrep.understanding.classifier import Annotation, Classifier
 from xrep.understanding.labels import ClassificationTask
 from xrep.understanding.questions import Normalisation, QuestionAnsweringTask
@@ -113,10 +113,8 @@ class AnnotatedEvaluation(TableEvaluation):
 
     def check(self, model: SentenceClassifier) -> None:
         model.check_kind(self.task.kind)
-        numbers_of = numbering(model.annotation.labels, self.task.labels)
         for table in self.tables:
-            for example in table.gold:
-                numbers_of(example)  # or an error, of an unknown label
+            check_labels(table.gold, self.task.labels, model.annotation.labels)
 
     def score(self, model: SentenceClassifier, examples: Examples) -> Score:
         numbers = self.task.figures(model, list(examples.gold), getattr(self.config, "normalisation", None))

@@ -20,7 +20,7 @@ from xrep.text.examples import Example, read_rows
 from xrep.text.find import PARALLEL, TextFile
 from xrep.text.lines import is_too_long
 from xrep.text.records import ending_of, plain_name
-from xrep.understanding.annotated import AnnotatedTask, AnnotationCriterion, Numbering, Reading, Row, outcomes, sequence
+from xrep.understanding.annotated import AnnotatedTask, AnnotationCriterion, Reading, Row, outcomes, sequence
 
 LABELLED_TEXTS = ExampleKind("labelled texts", "`task` to classification")
 
@@ -54,15 +54,15 @@ def read_labelled(file: TextFile, counts: Counter[str] | None = None) -> Iterato
             yield example
 
 
-def label_rows(texts: Iterable[Example], reading: Reading, numbers_of: Numbering) -> Iterator[Row]:
-    """Yield a row for each text or pair, with its class."""
+def label_rows(texts: Iterable[Example], reading: Reading) -> Iterator[Row]:
+    """Yield a row for each text or pair, with its label."""
     for chunk in chunks(enumerate(texts)):
         widest = max(len(example.sentences) for _, example in chunk)
         columns = [reading.tokenizer.encode([(*e.sentences, "")[column] for _, e in chunk]) for column in range(widest)]
         for place, (number, example) in enumerate(chunk):
             second = columns[1][place] if len(example.sentences) == 2 else None
             ids, first = sequence(columns[0][place], second, reading)
-            yield Row(ids, first, numbers_of(example), number)
+            yield Row(ids, first, [example.label or 0], number)
 
 
 class ClassificationTask(AnnotatedTask):

@@ -99,24 +99,19 @@ def read_questions(file: TextFile, counts: Counter[str] | None = None) -> Iterat
         UserError: The file is not in SQuAD's form, or a context is empty.
     """
     counts = Counter() if counts is None else counts
-    content = parse_json(read_bytes(file.path), file.path)
+    content, number = parse_json(read_bytes(file.path), file.path), 1
     try:
-        paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
-    except (KeyError, TypeError):
-        raise UserError("not questions in SQuAD's form", path=file.path, cure=_CURE) from None
-    for number, paragraph in enumerate(paragraphs, 1):
-        try:
+        for number, paragraph in enumerate((own for article in content["data"] for own in article["paragraphs"]), 1):
             context = _text(paragraph["context"])
-            questions = [_question(row, context, file.language) for row in paragraph["qas"]]
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise UserError(f"paragraph {number} is not in SQuAD's form", path=file.path, cure=_CURE) from None
-        if not context.strip():
-            problem = f"the context of paragraph {number} is empty"
-            raise UserError(problem, path=file.path, cure="give each question a text that answers it")
-        for question in questions:
-            counts["read"] += 1
-            counts["answer not in context"] += len(question.answers) - len(question.spans)
-            yield question
+            if not context.strip():
+                problem = f"the context of paragraph {number} is empty"
+                raise UserError(problem, path=file.path, cure="give each question a text that answers it")
+            for question in [_question(row, context, file.language) for row in paragraph["qas"]]:
+                counts["read"] += 1
+                counts["answer not in context"] += len(question.answers) - len(question.spans)
+                yield question
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise UserError(f"paragraph {number} is not in SQuAD's form", path=file.path, cure=_CURE) from None
 
 
 def _question(row: Any, context: str, language: str) -> Question:
@@ -142,7 +137,7 @@ class QuestionText(TextFormat):
         return (text for question in read_questions(file) for text in question.texts)
 
 
-def question_rows(questions: Iterable[Question], reading: Reading, numbers_of: Any = None) -> Iterator[Row]:
+def question_rows(questions: Iterable[Question], reading: Reading) -> Iterator[Row]:
     """Yield a row for each window of each context: [CLS] question [SEP] window [SEP]. Raises UserError if there is no
     room for a window."""
     tokenizer, max_length, options = reading.tokenizer, reading.max_length, reading.options

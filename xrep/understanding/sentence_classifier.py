@@ -115,7 +115,7 @@ class SentenceClassifier(Predictor):
         pairs = [(text,) if isinstance(text, str) else text for text in texts]
         examples = [Example(tuple(" ".join(one.split()) for one in pair), ()) for pair in pairs]
         logits = torch.empty(len(examples), len(self.annotation.labels))
-        for _, row, own in self._logits(label_rows(examples, self._reading, lambda _: (0,))):
+        for _, row, own in self._logits(label_rows(examples, self._reading)):
             logits[row.example] = own
         probabilities = logits.softmax(dim=1).numpy()
         return [self.annotation.labels[best] for best in probabilities.argmax(axis=1)], probabilities
@@ -125,8 +125,7 @@ class SentenceClassifier(Predictor):
         self.check_kind("tags")
         examples = [TaggedSentence(tuple(words)) for words in sentences]
         tags = [list[str]() for _ in examples]
-        rows = tag_rows(examples, self._reading, lambda example: (0,) * len(example.words))
-        for _, row, logits in sorted(self._logits(rows), key=lambda found: found[0]):
+        for _, row, logits in sorted(self._logits(tag_rows(examples, self._reading)), key=lambda found: found[0]):
             best = logits.argmax(dim=1)[: len(row.ids)][torch.tensor(row.labels) != IGNORED]
             tags[row.example] += [self.annotation.labels[number] for number in best.tolist()]
         return tags

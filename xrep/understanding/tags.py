@@ -35,7 +35,6 @@ from xrep.understanding.annotated import (
     IGNORED,
     AnnotatedTask,
     AnnotationCriterion,
-    Numbering,
     Reading,
     Row,
     outcomes,
@@ -139,7 +138,7 @@ class TaggedText(TextFormat):
         return (sentence.text for sentence in read_tagged(file))
 
 
-def tag_rows(sentences: Iterable[TaggedSentence], reading: Reading, numbers_of: Numbering) -> Iterator[Row]:
+def tag_rows(sentences: Iterable[TaggedSentence], reading: Reading) -> Iterator[Row]:
     """Yield the rows of each sentence. The first subword of a word has its tag.
 
     Every word is encoded alone, as the beginning of a word. A subword that is nothing but the space before a word is
@@ -157,14 +156,14 @@ def tag_rows(sentences: Iterable[TaggedSentence], reading: Reading, numbers_of: 
         subwords = {word: (ids or [vocabulary.unk_id])[:room] for word, ids in zip(unique, visible, strict=True)}
         for number, sentence in chunk:
             words = [subwords[word] for word in sentence.words]
-            for ids, tags in _divided(words, numbers_of(sentence), room):
+            for ids, tags in _divided(words, sentence.tags or [0] * len(words), room):
                 whole, first = sequence(ids, None, reading)
                 yield Row(whole, first, [*[IGNORED] * vocabulary.leading_count, *tags, IGNORED], number)
 
 
-def _divided(words: list[list[int]], tags: Sequence[int], room: int) -> Iterator[tuple[list[int], list[int]]]:
+def _divided(words: list[list[int]], tags: Sequence[Any], room: int) -> Iterator[tuple[list[int], list[Any]]]:
     """Yield the subwords of as many words as there is room for, and the tag of each first subword."""
-    ids, labels = list[int](), list[int]()
+    ids, labels = list[int](), list[Any]()
     for word, tag in zip(words, tags, strict=True):
         if len(ids) + len(word) > room:
             yield ids, labels
