@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -36,8 +36,7 @@ from xrep.understanding.classifier import Classifier
 
 Normalisation = Literal["squad", "mlqa"]
 QUESTIONS = ExampleKind("questions", "`task` to question_answering")
-_CURE = "give a file in SQuAD's form: data, paragraphs, context, qas, question, id, answers, text, answer_start"
-
+_CURE = "give a file in SQuAD's form: data, paragraphs, context, qas, question, answers, text, answer_start"
 ARTICLES = {
     "en": r"\b(a|an|the)\b",
     "es": r"\b(un|una|unos|unas|el|la|los|las)\b",
@@ -50,8 +49,7 @@ _IDEOGRAPH = re.compile("[\u4e00-\u9fa5]")
 """A character that MLQA counts as a word in Chinese."""
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """An answer: characters ``start`` to ``start + len(text)`` of the context."""
 
     text: str
@@ -66,7 +64,6 @@ class Question:
     context: str
     answers: tuple[Answer, ...] = ()
     language: str = ""
-    identity: str = ""
 
     @property
     def texts(self) -> list[str]:
@@ -99,32 +96,29 @@ def read_questions(file: TextFile, counts: Counter[str] | None = None) -> Iterat
         UserError: The file is not in SQuAD's form, or a context is empty.
     """
     counts = Counter() if counts is None else counts
-    content, number = parse_json(read_bytes(file.path), file.path), 1
+    content, number = parse_json(read_bytes(file.path), file.path), 0
     try:
-        for number, paragraph in enumerate((own for article in content["data"] for own in article["paragraphs"]), 1):
-            context = _text(paragraph["context"])
-            if not context.strip():
+        paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
+        for number, paragraph in enumerate(paragraphs, 1):
+            if not paragraph["context"].strip():
                 problem = f"the context of paragraph {number} is empty"
                 raise UserError(problem, path=file.path, cure="give each question a text that answers it")
-            for question in [_question(row, context, file.language) for row in paragraph["qas"]]:
+            for question in [_question(row, paragraph["context"], file.language) for row in paragraph["qas"]]:
                 counts["read"] += 1
                 counts["answer not in context"] += len(question.answers) - len(question.spans)
                 yield question
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise UserError(f"paragraph {number} is not in SQuAD's form", path=file.path, cure=_CURE) from None
+        problem = f"paragraph {number} is not in SQuAD's form" if number else "not questions in SQuAD's form"
+        raise UserError(problem, path=file.path, cure=_CURE) from None
 
 
 def _question(row: Any, context: str, language: str) -> Question:
-    answers = [Answer(_text(answer["text"]), answer["answer_start"]) for answer in row.get("answers") or []]
-    if not all(type(answer.start) is int and answer.start >= 0 for answer in answers):
+    answers = tuple(Answer(answer["text"], answer["answer_start"]) for answer in row.get("answers") or ())
+    texts = row["question"], *(answer.text for answer in answers)
+    starts_are_places = all(type(answer.start) is int and answer.start >= 0 for answer in answers)
+    if not starts_are_places or not all(isinstance(text, str) for text in texts):
         raise ValueError
-    return Question(_text(row["question"]), context, tuple(answers), language, str(row["id"]))
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
+    return Question(row["question"], context, answers, language)
 
 
 class QuestionText(TextFormat):

@@ -31,15 +31,7 @@ from xrep.text.exclusion import TextFormat
 from xrep.text.find import TextFile
 from xrep.text.lines import read_lines
 from xrep.text.records import ending_of, plain_name
-from xrep.understanding.annotated import (
-    IGNORED,
-    AnnotatedTask,
-    AnnotationCriterion,
-    Reading,
-    Row,
-    outcomes,
-    sequence,
-)
+from xrep.understanding.annotated import IGNORED, AnnotatedTask, AnnotationCriterion, Reading, Row, outcomes, sequence
 
 Tags = Sequence[Sequence[str]]
 Entity = tuple[int, int, str]
