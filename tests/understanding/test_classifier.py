@@ -1,7 +1,5 @@
 """Classifiers beside those of transformers with equal weights, in both directions, and their predictions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

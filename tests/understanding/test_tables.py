@@ -1,7 +1,5 @@
 """Tables of annotated text: they are built once, from all of its files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -25,14 +25,14 @@ from xrep.config.fields import Count
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term
 from xrep.data.batch import Batch, TokenBatch, Vocabulary
 from xrep.data.build import Builder, build, chunks
-from xrep.data.table import ColumnType, DataDirectory, Table, flatten, token_type
+from xrep.data.table import ColumnType, Table, flatten, token_type
 from xrep.errors import UserError
 from xrep.hashing import scramble
 from xrep.tasks.task import TableTask, VocabularyOptions, given_tokenizers, text_spec
 from xrep.text.cleaning import sentence_hashes
 from xrep.text.find import TextFile, discover, of_split
 from xrep.text.languages import canonical
-from xrep.text.sides import SHARED, Tokenizers
+from xrep.text.sides import SHARED
 from xrep.text.tokenizer import Tokenizer
 from xrep.understanding.classifier import Annotation, Classifier
 
@@ -145,7 +145,7 @@ class AnnotatedTask(TableTask):
     what: ClassVar[str]
     forms: ClassVar[str]
     accepts: ClassVar[Callable[[Path], bool]]
-    read: ClassVar[Callable[[TextFile, Counter[str]], Iterator[Any]]]
+    read: ClassVar[Callable[[TextFile, Counter[str] | None], Iterator[Any]]]
     labels: ClassVar[Callable[[Any], Sequence[str]]]
     texts: ClassVar[Callable[[Any], Sequence[str]]]
     rows: ClassVar[Callable[..., Iterator[Row]]]
@@ -182,7 +182,18 @@ class AnnotatedTask(TableTask):
             there = sorted({file.language for file in of_split(files, "train")})
             cure = f"there is training text in {', '.join(there)}" if there else "name files with train in their names"
             raise UserError("no training text in these `languages`", path=config.data, cure=cure)
-        data = self._build(given_tokenizers(config.tokenizer, tokenizers or {}, shared=True))
+        options = {name: value for name, value in asdict(config).items() if name not in ("tokenizer", "batch_size")}
+        data = build(
+            "annotated text",
+            [self.kind, options, seed if config.dev_share else None],
+            [path for own in self._files.values() for file in own for path in file.paths],
+            self._fill,
+            given_tokenizers(config.tokenizer, tokenizers or {}, shared=True),
+            self._sentences,
+            title=config.data,
+            vocabulary_size=config.vocab_size,
+            exclude=config.exclude,
+        )
         annotation, languages = Annotation(kind=self.kind, labels=data.manifest["labels"]), data.manifest["languages"]
         text = text_spec(data.tokenizers, config.max_length, target_languages=languages, facts=annotation.facts())
         super().__init__(config, seed, data, data.splits, text)
@@ -207,28 +218,12 @@ class AnnotatedTask(TableTask):
             yield from compress(examples, held_out == (split == "valid"))
 
     def _read(self, split: str, counts: Counter[str] | None = None) -> Iterator[Any]:
-        counts = Counter() if counts is None else counts
         return chain.from_iterable(type(self).read(file, counts) for file in self._files[split])
 
     @functools.cached_property
     def _holds_out(self) -> bool:
         """Whether the dev split is a part of the training text."""
         return self.config.dev_share > 0 and next(self._read("valid"), None) is None
-
-    def _build(self, tokenizers: Tokenizers) -> DataDirectory:
-        config, files = self.config, [path for own in self._files.values() for file in own for path in file.paths]
-        options = {name: value for name, value in asdict(config).items() if name not in ("tokenizer", "batch_size")}
-        return build(
-            "annotated text",
-            [self.kind, options, self.seed if config.dev_share else None],
-            files,
-            self._fill,
-            tokenizers,
-            self._sentences,
-            title=config.data,
-            vocabulary_size=config.vocab_size,
-            exclude=config.exclude,
-        )
 
     def _sentences(self) -> Iterator[tuple[str, str]]:
         for example in self.examples_of("train"):

@@ -27,7 +27,6 @@ from xrep.understanding.labels import label_rows
 from xrep.understanding.questions import Question, question_rows
 from xrep.understanding.tags import TaggedSentence, tag_rows
 
-BATCH_TOKENS = 4096
 CANDIDATES, MAX_ANSWER = 20, 30
 """As in BERT's evaluation: the best beginnings and ends of a window that are combined, subwords of an answer."""
 
@@ -63,7 +62,7 @@ class SentenceClassifier(Predictor):
     path: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     training_hashes: Path | None = None
-    batch_tokens: int = BATCH_TOKENS
+    batch_tokens: int = 4096
 
     def __post_init__(self) -> None:
         self.annotation = self.model.annotation
@@ -73,12 +72,7 @@ class SentenceClassifier(Predictor):
 
     @classmethod
     def load(
-        cls,
-        path: str | Path,
-        *,
-        device: str | None = None,
-        dtype: Precision = "float32",
-        batch_tokens: int = BATCH_TOKENS,
+        cls, path: str | Path, *, device: str | None = None, dtype: Precision = "float32", batch_tokens: int = 4096
     ) -> SentenceClassifier:
         """Load a classifier from a checkpoint of a run, such as ``run1/best``, or from a directory of transformers.
 
