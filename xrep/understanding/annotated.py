@@ -175,7 +175,7 @@ class AnnotatedTask(TableTask):
 
     def __init__(self, config: Any, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config, self.seed = config, seed
-        files = self.discover(config.data, config.language)
+        files = discover(config.data, config.language, self)
         chosen = None if "all" in config.languages else [canonical(language) for language in config.languages]
         self._files = {split: of_split(files, split, chosen) for split in ("train", "valid")}
         if not self._files["train"]:
@@ -197,11 +197,6 @@ class AnnotatedTask(TableTask):
         annotation, languages = Annotation(kind=self.kind, labels=data.manifest["labels"]), data.manifest["languages"]
         text = text_spec(data.tokenizers, config.max_length, target_languages=languages, facts=annotation.facts())
         super().__init__(config, seed, data, data.splits, text)
-
-    @classmethod
-    def discover(cls, path: str, language: str) -> list[TextFile]:
-        """Return the files of a folder, or the single file."""
-        return discover(path, language, cls.what, cls.forms, cls.accepts)
 
     def examples_of(self, split: str, counts: Counter[str] | None = None) -> Iterator[Any]:
         """Read the examples of a split (``train`` or ``valid``) from its files. ``counts`` is as for ``read``.
@@ -234,8 +229,10 @@ class AnnotatedTask(TableTask):
         for example in self.examples_of("train"):
             labels.update(type(self).labels(example))
             languages.add(example.language)
-        builder.facts |= {"languages": sorted(languages), "labels": sorted(labels, key=_order)}
-        tokenizer, numbers = builder.tokenizers[SHARED], {own: n for n, own in enumerate(builder.facts["labels"])}
+        # Labels that are numbers are sorted by their values.
+        labels = sorted(labels, key=lambda label: (int(label) if re.fullmatch(r"\d{1,9}", label) else 0, label))
+        builder.facts |= {"languages": sorted(languages), "labels": labels}
+        tokenizer, numbers = builder.tokenizers[SHARED], {label: number for number, label in enumerate(labels)}
         reading = Reading(tokenizer, self.config.max_length, vars(self.config))
         ids, labels = token_type(tokenizer.vocabulary_size), ColumnType("<i4", ragged=True)
         schema = {"ids": ids, "labels": labels, "first": ColumnType("<u4")}
@@ -280,11 +277,6 @@ class AnnotatedTask(TableTask):
 
     def as_text(self, table: Table, number: int) -> str:
         return f"row {number}: {self.tokenizers[SHARED].decode(table['ids'][number])!r}"
-
-
-def _order(label: str) -> tuple[int, str]:
-    """Return a key that sorts labels; numbers by their value."""
-    return int(label) if re.fullmatch(r"\d{1,9}", label) else 0, label
 
 
 class AnnotationCriterion(Criterion):

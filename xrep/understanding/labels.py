@@ -57,11 +57,10 @@ def read_labelled(file: TextFile, counts: Counter[str] | None = None) -> Iterato
 def label_rows(texts: Iterable[Example], reading: Reading) -> Iterator[Row]:
     """Yield a row for each text or pair, with its label."""
     for chunk in chunks(enumerate(texts)):
-        widest = max(len(example.sentences) for _, example in chunk)
-        columns = [reading.tokenizer.encode([(*e.sentences, "")[column] for _, e in chunk]) for column in range(widest)]
-        for place, (number, example) in enumerate(chunk):
-            second = columns[1][place] if len(example.sentences) == 2 else None
-            ids, first = sequence(columns[0][place], second, reading)
+        encoded = iter(reading.tokenizer.encode([text for _, example in chunk for text in example.sentences]))
+        for number, example in chunk:
+            one, other = [*(next(encoded) for _ in example.sentences), None][:2]
+            ids, first = sequence(one or [], other, reading)
             yield Row(ids, first, [example.label or 0], number)
 
 

@@ -76,15 +76,6 @@ class Question:
         return [a for a in self.answers if a.text and self.context[a.start : a.start + len(a.text)] == a.text]
 
 
-def is_questions(path: Path) -> bool:
-    """Return whether a file may be questions: JSON that has paragraphs near its beginning."""
-    with suppress(UserError):
-        if ending_of(path) == "json":
-            with unpacked(path) as stream:
-                return b'"paragraphs"' in stream.read(1 << 20)
-    return False
-
-
 def read_questions(file: TextFile, counts: Counter[str] | None = None) -> Iterator[Question]:
     """Yield the questions of a file.
 
@@ -124,7 +115,14 @@ def _question(row: Any, context: str, language: str) -> Question:
 class QuestionText(TextFormat):
     """Questions and contexts in SQuAD's JSON."""
 
-    accepts = staticmethod(is_questions)
+    @staticmethod
+    def accepts(path: Path) -> bool:
+        """Return whether a file may be questions: JSON that has paragraphs near its beginning."""
+        with suppress(UserError):
+            if ending_of(path) == "json":
+                with unpacked(path) as stream:
+                    return b'"paragraphs"' in stream.read(1 << 20)
+        return False
 
     @staticmethod
     def texts(file: TextFile) -> Iterator[str]:
@@ -208,7 +206,7 @@ class QuestionAnsweringTask(AnnotatedTask):
 
     kind, gives = "span", QUESTIONS
     what, forms = "questions", ".json"
-    accepts, read, rows = staticmethod(is_questions), staticmethod(read_questions), staticmethod(question_rows)
+    accepts, read, rows = staticmethod(QuestionText.accepts), staticmethod(read_questions), staticmethod(question_rows)
     labels, texts = staticmethod(lambda example: ()), attrgetter("texts")
 
     @staticmethod
