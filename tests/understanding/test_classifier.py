@@ -85,9 +85,9 @@ def test_logits_are_those_of_transformers_and_an_export_is_bit_equal(family: str
             assert batch.tokens[place, :length].tolist() == read["input_ids"]
             assert family != "bert" or batch.types[place, :length].tolist() == read["token_type_ids"]
 
-    model, text, tokenizers = load_classifier(tmp_path / "model")
+    model, tokenizers = load_classifier(tmp_path / "model")
     (tmp_path / "again").mkdir()
-    model.write_for_transformers(tmp_path / "again", tokenizers[SHARED], text.max_length)
+    model.write_for_transformers(tmp_path / "again", tokenizers[SHARED], model.text.max_length)
     first, second = Weights(tmp_path / "model"), Weights(tmp_path / "again")
     assert set(second) <= set(first) and all(torch.equal(first[name], second[name]) for name in second)
     loaded = type(theirs).from_pretrained(tmp_path / "again").eval()

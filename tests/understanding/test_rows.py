@@ -1,4 +1,4 @@
-"""Rows of annotated text: what is read, where the labels stand, and what is cut."""
+"""Rows of annotated text: what is read, where the labels stand, what is cut; and tables, which are built once."""
 
 from pathlib import Path
 
@@ -10,7 +10,8 @@ from xrep.text.examples import Example
 from xrep.text.tokenizer import Tokenizer
 from xrep.text.train_tokenizer import train_tokenizer
 from xrep.understanding.annotated import IGNORED, Reading, batch_of_rows, sequence
-from xrep.understanding.labels import label_rows
+from xrep.understanding.classifier import Annotation
+from xrep.understanding.labels import ClassificationTask, label_rows
 from xrep.understanding.questions import Answer, Question, question_rows
 from xrep.understanding.tags import TaggedSentence, tag_rows
 
@@ -97,3 +98,19 @@ def test_a_context_of_spaces_has_no_answer(tokenizer: Tokenizer) -> None:
     question = Question("wo?", "   ")
     (row,) = question_rows([question], Reading(tokenizer, 20, {"stride": 5, "max_question": 9}))
     assert row.labels == [0, 0] and not row.spans
+
+
+def test_labels_in_a_file_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sentences of both sides and their labels are in three files, and read again when one of them has changed."""
+
+    def built() -> tuple[list[str], int, bool]:
+        task = ClassificationTask(ClassificationTask.Config(data=str(tmp_path), vocab_size=30), seed=1)
+        said = "train: 40 examples, 40 sequences\n" in capsys.readouterr().out
+        return Annotation.of(task.text).labels, task.examples, said
+
+    for name in ("s1.train", "s2.train"):
+        (tmp_path / name).write_text("".join(f"ein Satz mit der Zahl {n}\n" for n in range(40)), encoding="utf-8")
+    (tmp_path / "labels.train").write_text("a\nb\n" * 20, encoding="utf-8")
+    assert built() == (["a", "b"], 40, True) and built() == (["a", "b"], 40, False)
+    (tmp_path / "labels.train").write_text("a\nb\nc\nd\n" * 10, encoding="utf-8")
+    assert built() == (["a", "b", "c", "d"], 40, True)

@@ -96,6 +96,7 @@ class Translation(TranslationModel):
         shape = self.encoder.shape
         decoder_shape = DecoderShape(**saved["decoder"]) if saved else _decoder_shape(config, shape)
         _check(config, text, shape, decoder_shape)
+        self._architecture = architecture or {"encoder": shape.as_dict(), "decoder": asdict(decoder_shape)}
         self.decoder = TransformerDecoder(decoder_shape, **config.rates)
         width, words = decoder_shape.hidden_size, self.target_vocabulary
         tied = config.tie_embeddings
@@ -110,7 +111,7 @@ class Translation(TranslationModel):
         self.semantic_scale = nn.Parameter(torch.tensor(config.semantic_scale)) if config.semantic_bias else None
 
     def architecture(self) -> dict[str, Any]:
-        return {"encoder": self.encoder.shape.as_dict(), "decoder": asdict(self.decoder.shape)}
+        return self._architecture
 
     def write_for_transformers(self, directory: Path, tokenizer: Tokenizer, max_length: int) -> ForTransformers:
         write_huggingface(directory, self.encoder, tokenizer, max_length=max_length)

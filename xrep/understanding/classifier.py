@@ -26,8 +26,6 @@ from xrep.text.huggingface import save_as_huggingface
 from xrep.text.sides import SHARED, Tokenizers, open_tokenizer
 from xrep.text.tokenizer import Tokenizer
 
-SPAN_OUTPUTS = 2
-"""Outputs of each token in question answering: how well an answer begins there, and how well it ends there."""
 _FAMILIES = {"bert": ("Bert", "bert."), "xlm-roberta": ("XLMRoberta", "roberta."), "roberta": ("Roberta", "roberta.")}
 """The beginning of the names of each family's classes in transformers, and that of the names of its encoder's
 tensors."""
@@ -114,8 +112,9 @@ class Classifier(Model):
         self.config, self.text, self.annotation = config, text, Annotation.of(text)
         self.pipeline = ANNOTATIONS[self.annotation.kind].pipeline
         self.encoder, self.origins = build_encoder(config, text, SHARED, (architecture or {}).get("encoder"))
+        self._architecture = architecture or {"encoder": self.encoder.shape.as_dict()}
         width = self.encoder.shape.hidden_size
-        outputs = SPAN_OUTPUTS if self.annotation.kind == "span" else len(self.annotation.labels)
+        outputs = 2 if self.annotation.kind == "span" else len(self.annotation.labels)
         self.dense = Linear(width, width) if self.annotation.kind == "label" else None
         self.output = Linear(width, outputs)
         self.dropout = nn.Dropout(config.dropout)
@@ -123,7 +122,7 @@ class Classifier(Model):
             initialise(layer, 0.02)
 
     def architecture(self) -> dict[str, Any]:
-        return {"encoder": self.encoder.shape.as_dict()}
+        return self._architecture
 
     def forward(self, tokens: TokenBatch) -> Tensor:
         """Return the logits: [N, labels] of texts, [N, T, tags] of words, or [N, T, 2] of the answers' ends."""
@@ -162,7 +161,7 @@ class Classifier(Model):
         return ForTransformers(opening=opening, pipeline=self.pipeline, about=about, encoder=self.encoder)
 
 
-def load_classifier(directory: Path) -> tuple[Classifier, TextSpec, Tokenizers]:
+def load_classifier(directory: Path) -> tuple[Classifier, Tokenizers]:
     """Load a classifier that transformers or ``Classifier.write_for_transformers`` saved. Raises UserError if there is
     none of BERT, RoBERTa or XLM-R in the directory, or a file is damaged."""
     path = directory / HF_CONFIG
@@ -189,7 +188,7 @@ def load_classifier(directory: Path) -> tuple[Classifier, TextSpec, Tokenizers]:
         except (KeyError, RuntimeError):
             problem, cure = f"{theirs} is missing, or of another size", "fetch the directory again"
             raise UserError(problem, path=weights.path, cure=cure) from None
-    return model.eval(), text, tokenizers
+    return model.eval(), tokenizers
 
 
 def _layers(family: str, annotation: Annotation) -> Mapping[str, str]:

@@ -27,9 +27,6 @@ from xrep.understanding.questions import Normalisation, QuestionAnsweringTask
 from xrep.understanding.sentence_classifier import SentenceClassifier
 from xrep.understanding.tags import TaggingTask, is_entity_scheme
 
-_DETAILS = ("precision", "recall")
-"""Figures by which no test is quoted."""
-
 
 def percentages(numbers: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return the figures of ``AnnotatedTask.figures`` in percent."""
@@ -60,8 +57,7 @@ class AnnotationValidator(Validator):
 
     def measure(self, model: Classifier, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
         """Return the figures of ``AnnotatedTask.figures``, in percent."""
-        options: dict[str, Any] = vars(self._task.config)
-        classifier = SentenceClassifier(model, self._task.text, self._task.tokenizers, options=options)
+        classifier = SentenceClassifier(model, self._task.tokenizers, options=vars(self._task.config))
         return percentages(self._task.figures(classifier, self._examples))
 
 
@@ -118,7 +114,7 @@ class AnnotatedEvaluation(TableEvaluation):
 
     def score(self, model: SentenceClassifier, examples: Examples) -> Score:
         numbers = self.task.figures(model, list(examples.gold), getattr(self.config, "normalisation", None))
-        details = {name: numbers.pop(name) for name in _DETAILS if name in numbers}
+        details = {name: numbers.pop(name) for name in ("precision", "recall") if name in numbers}  # never quoted
         return Score(percentages(numbers), shares(numbers), percentages(details))
 
     def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xrep.data.batch import TextSpec, batches_of
+from xrep.data.batch import batches_of
 from xrep.errors import UserError
 from xrep.inference.predictor import Predictor
 from xrep.models.device import to_device
@@ -56,7 +56,6 @@ class SentenceClassifier(Predictor):
     """
 
     model: Classifier
-    text: TextSpec
     tokenizers: Tokenizers
     _: KW_ONLY
     path: str = ""
@@ -68,7 +67,7 @@ class SentenceClassifier(Predictor):
         self.annotation = self.model.annotation
         kind = ANNOTATIONS[self.annotation.kind]
         self.columns, self.form = kind.columns, kind.form
-        self._reading = Reading(self.tokenizers[SHARED], self.text.max_length, self.options)
+        self._reading = Reading(self.tokenizers[SHARED], self.model.text.max_length, self.options)
 
     @classmethod
     def load(
@@ -83,17 +82,16 @@ class SentenceClassifier(Predictor):
         """
         run: dict[str, Any] = {}
         if expect(path, Classifier, PRETRAINED[1]) == PRETRAINED[1]:
-            model, text, tokenizers = load_classifier(Path(path))
+            model, tokenizers = load_classifier(Path(path))
         else:
             checkpoint = open_checkpoint(path)
-            model, text = load_model(checkpoint), checkpoint.text
-            tokenizers = open_tokenizers(checkpoint.tokenizer)
+            model, tokenizers = load_model(checkpoint), open_tokenizers(checkpoint.tokenizer)
             run = {"options": checkpoint.config.get("task") or {}, "training_hashes": checkpoint.training_hashes}
-        return cls(to_device(model, device, dtype), text, tokenizers, path=str(path), batch_tokens=batch_tokens, **run)
+        return cls(to_device(model, device, dtype), tokenizers, path=str(path), batch_tokens=batch_tokens, **run)
 
     def fingerprint(self) -> str:
         """Return a digest that changes when the predictions change."""
-        return fingerprint(self.model, self.text)
+        return fingerprint(self.model, self.model.text)
 
     def check_kind(self, kind: str) -> None:
         """Raise UserError if the classifier predicts something else than annotations of this kind."""
