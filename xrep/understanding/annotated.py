@@ -161,8 +161,6 @@ class AnnotatedTask(TableTask):
         """Language of files that do not name it."""
         dev_share: Annotated[float, "[0, 1)"] = 0.0
         """Share of the training examples that are held out for validation, if there is no dev split (CMLM: 0.1)."""
-        exclude: list[str] = field(default_factory=list)
-        """Files or directories of evaluation sets. Training examples with a sentence that occurs there are dropped."""
         batch_size: Count = 32
         """Number of rows in a batch."""
         max_length: Annotated[int, "[8, inf)"] = 128
@@ -203,7 +201,7 @@ class AnnotatedTask(TableTask):
 
         Without a dev split, some training examples are held out; which ones depends on the seed and their places alone.
         """
-        if not self._holds_out:
+        if not self.config.dev_share or next(self._read("valid"), None) is not None:
             yield from self._read(split, counts)
             return
         limit = np.uint64(int(self.config.dev_share * 2**32))
@@ -214,11 +212,6 @@ class AnnotatedTask(TableTask):
 
     def _read(self, split: str, counts: Counter[str] | None = None) -> Iterator[Any]:
         return chain.from_iterable(type(self).read(file, counts) for file in self._files[split])
-
-    @functools.cached_property
-    def _holds_out(self) -> bool:
-        """Whether the dev split is a part of the training text."""
-        return self.config.dev_share > 0 and next(self._read("valid"), None) is None
 
     def _sentences(self) -> Iterator[tuple[str, str]]:
         for example in self.examples_of("train"):
