@@ -76,7 +76,7 @@ train ... --encoder raw                      | raw: no config.json: not the dire
 train ... --encoder two --encoder-type transformer | two: which of its towers?; two/source or two/target
 train raw ... --encoder lfs --encoder-type transformer | a pointer of Git LFS
 train ... --encoder gpt2 --encoder-type transformer | gpt2/config.json: a model of type 'gpt2'; xrep's own
-train raw ... --encoder deep --encoder-type transformer | 16 tensors missing: encoder.layer.1.
+train raw ... --encoder deep --encoder-type transformer | deep: the weights do not fit: Error(s) in loading
 train ... --encoder bare --encoder-type transformer | no such tokenizer: neither tokenizer.json nor
 train ... --plugin absent_plugin             | the plugin 'absent_plugin' cannot be imported: ModuleNotFoundError: No
 train ... --plugin a/b.py                    | the plugin 'a/b.py' cannot be imported:
@@ -130,7 +130,7 @@ encode ... --output - --json                 | --output and --json both go to st
 encode ... --batch-tokens 0                  | argument --batch-tokens: must be at least 1, not 0
 encode ... --device cuda:99                  | cuda:99 is not a device of this machine; choose another --device, such as
 encode ... --workers 2                       | --workers is an option of Ray; add --engine ray, or leave it out
-encode ... --engine ray --workers 0          | --workers 0; give at least 1
+encode ... --engine ray --workers 0          | argument --workers: must be at least 1, not 0
 WORLD_SIZE=2 RANK=5 encode ...               | this is process 5 of 2; the environment variable RANK must count from 0
 
 mine --output m.tsv                          | no source; give --source FILE with --path, or --source-vectors FILE.npy

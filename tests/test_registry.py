@@ -90,8 +90,9 @@ def test_a_name_is_registered_once():
 def test_every_builtin_loads():
     for registry in REGISTRIES.values():
         for name in registry.names():
-            # The options of encoders are those of the model that they belong to, and formats of text have none.
-            assert hasattr(registry.load(name), {"encoder": "Shape", "format": "texts"}.get(registry.kind, "Config"))
+            # The options of encoders are those of the model that they belong to; two kinds have none.
+            others = {"encoder": "Shape", "format": "texts", "predictor": "predict_lines"}
+            assert hasattr(registry.load(name), others.get(registry.kind, "Config"))
 
 
 @pytest.mark.slow

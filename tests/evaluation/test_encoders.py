@@ -81,7 +81,7 @@ def test_a_layer_is_pooled_measured_and_exported(shared_encoder, tatoeba_folder,
     vocabulary, table = whole.text.vocabulary("shared"), whole.model.encoders["shared"]
     ids = [vocabulary.bos_id, *whole.tokenizers["shared"].encode(SENTENCES[:1])[0], vocabulary.eos_id]
     with torch.no_grad():
-        expected = table.embed(torch.tensor(ids), torch.arange(len(ids))).mean(0).numpy()
+        expected = table.embed(table.token_embedding(torch.tensor(ids)), torch.arange(len(ids))).mean(0).numpy()
     found = embeddings.encode(SENTENCES)
     np.testing.assert_allclose(found[0], expected / np.linalg.norm(expected), atol=1e-5)
     assert len({each.fingerprint() for each in (last, embeddings, whole)}) == 3

@@ -48,7 +48,7 @@ from xrep.models.directory import file_facts
 from xrep.models.kinds import MANIFEST, read_mapping
 from xrep.retrieval.ivf import add_rows, make_index, train_index
 from xrep.store import addresses
-from xrep.store.texts import LINES, NUMBERS, TEXT_FILES
+from xrep.store.texts import LINES_FILE, NUMBERS, TEXT_FILES
 from xrep.store.vectors import Origin, Vectors
 from xrep.version import __version__
 
@@ -103,7 +103,7 @@ class ReadPart(Read):
         if not facts["rows"]:
             raise UserError("no sentence in it", path=self._source, cure="give a text with sentences")
         origin = vars(self._origin) | {"batch_tokens": 0}  # other batches make vectors that are as good
-        content = json.dumps([origin, *(sha256_of(folder / file) for file in (LINES, NUMBERS))])
+        content = json.dumps([origin, *(sha256_of(folder / file) for file in (LINES_FILE, NUMBERS))])
         name = f"part-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
         return {"folder": name, "source": self._source, "language": self._origin.language, **facts}
 

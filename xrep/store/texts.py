@@ -16,7 +16,7 @@ from xrep.store.addresses import Address
 from xrep.store.arrays import ArrayFile, by_part
 from xrep.store.contents import Bytes
 
-TEXT_FILES = LINES, OFFSETS, NUMBERS, CHUNKS = "lines.txt", "offsets.npy", "numbers.npy", "chunks.npy"
+TEXT_FILES = LINES_FILE, OFFSETS, NUMBERS, CHUNKS = "lines.txt", "offsets.npy", "numbers.npy", "chunks.npy"
 CHUNK_LINES = 1 << 12
 """Number of lines that are written, and later encoded, at a time."""
 CHUNK_CHARACTERS = 8_000_000
@@ -35,7 +35,7 @@ def write_lines(folder: Path, numbered: Iterable[tuple[int, str]], hashes: Array
     arrays = offsets, numbers, chunks = [ArrayFile.create(folder / name, np.int64) for name in TEXT_FILES[1:]]
     offsets.append(ends)
     chunks.append(ends)
-    with naming(folder / LINES), open(folder / LINES, "wb") as file:
+    with naming(folder / LINES_FILE), open(folder / LINES_FILE, "wb") as file:
         for chunk in _chunks(numbered):
             lines = [stored(line) for _, line in chunk]
             file.write(b"".join(lines))
