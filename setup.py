@@ -114,7 +114,7 @@ setup(
             "criterion.span=xrep.understanding.questions:Span",
             "criterion.tagging=xrep.understanding.tags:Tagging",
             "predictor.classifier=xrep.understanding.sentence_classifier:SentenceClassifier",
-            "validation.annotation=xrep.understanding.scoring:AnnotationValidator",
+            "validation.annotation=xrep.understanding.evaluations:AnnotationValidator",
             "evaluation.amazon=xrep.understanding.evaluations:Amazon",
             "evaluation.ner=xrep.understanding.evaluations:NamedEntities",
             "evaluation.pawsx=xrep.understanding.evaluations:PawsX",

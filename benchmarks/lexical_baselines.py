@@ -25,9 +25,8 @@ from harness import make_parser, write_json
 
 from xrep.text.examples import Example
 from xrep.text.find import discover
-from xrep.understanding import figures as answers
-from xrep.understanding.labels import is_labelled, read_labelled
-from xrep.understanding.questions import Question, is_questions, read_questions
+from xrep.understanding.labels import ClassificationTask, read_labelled
+from xrep.understanding.questions import Question, QuestionAnsweringTask, compare, read_questions
 
 WORD = re.compile(r"[\u3400-\u9fff]|[^\W_\u3400-\u9fff]+")
 MARK = re.compile(r"[.,;:!?()\[\]\"«»„“”，。；：！？、（）《》\n]")
@@ -84,8 +83,8 @@ def answer_baseline(questions: Sequence[Question]) -> dict[str, float]:
     for question in questions:
         guess = _window_answer(question, rarity, frequent)
         gold = [answer.text for answer in question.answers]
-        exact += answers.exact_match(guess, gold, question.language)
-        f1 += answers.f1(guess, gold, question.language)
+        scores = compare(guess, gold, question.language)
+        f1, exact = f1 + scores[0], exact + scores[1]
     return {"exact match": 100 * exact / len(questions), "f1": 100 * f1 / len(questions)}
 
 
@@ -129,11 +128,10 @@ def main() -> None:
 
 def measured(options: argparse.Namespace, path: str) -> dict[str, float]:
     if options.kind == "answers":
-        (file,) = discover(path, options.language, "questions", ".json", is_questions)
+        (file,) = discover(path, options.language, QuestionAnsweringTask)
         return answer_baseline(list(read_questions(file)))
-    forms = ".tsv, .jsonl or .review"
-    (train,) = discover(options.train, options.language, "labelled text", forms, is_labelled)
-    (test,) = discover(path, options.language, "labelled text", forms, is_labelled)
+    (train,) = discover(options.train, options.language, ClassificationTask)
+    (test,) = discover(path, options.language, ClassificationTask)
     return label_baseline(list(read_labelled(train)), list(read_labelled(test)))
 
 

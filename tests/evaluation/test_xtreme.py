@@ -14,8 +14,8 @@ from tests.support.annotated import CITIES, sentences, write_pairs, write_questi
 from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs
 from tests.support.encoders import write_encoder
-from tests.understanding.test_entities import plain_lenient
-from tests.understanding.test_entities import scores as entity_scores
+from tests.understanding.test_figures import plain_lenient
+from tests.understanding.test_figures import scores as entity_scores
 from xrep.errors import UserError
 from xrep.evaluation.xtreme import parse_runs
 from xrep.inference.sentence_encoder import SentenceEncoder

@@ -87,7 +87,7 @@ def test_evaluation_sets_are_dropped(make, texts: Path, tmp_path: Path) -> None:
     write_documents(tmp_path / "valid.de", VALID)
     small = make(data=str(tmp_path), batch_size=1)
     assert small.examples == 2 and small.fingerprint() != task.fingerprint()
-    with pytest.raises(UserError, match="no training sentence is left; check the text and `exclude`"):
+    with pytest.raises(UserError, match="no training text is left; check the text and `exclude`"):
         make(data=str(tmp_path), exclude=[str(tmp_path / "train.de")])
 
 

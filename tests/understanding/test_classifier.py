@@ -1,7 +1,5 @@
 """Classifiers beside those of transformers with equal weights, in both directions, and their predictions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +57,8 @@ def expected_logits(model: Any, batch: Any) -> list[torch.Tensor]:
 
 def _batch(classifier: SentenceClassifier) -> Any:
     examples = [Example(pair, ()) for pair in PAIRS]
-    reading = Reading(classifier.tokenizers[SHARED], classifier.text.vocabulary(SHARED), 64)
-    rows = list(label_rows(examples, reading, lambda _: [0]))
+    reading = Reading(classifier.tokenizers[SHARED], 64)
+    rows = list(label_rows(examples, reading))
     return batch_of_rows(rows, reading.vocabulary).tokens
 
 
@@ -87,9 +85,9 @@ def test_logits_are_those_of_transformers_and_an_export_is_bit_equal(family: str
             assert batch.tokens[place, :length].tolist() == read["input_ids"]
             assert family != "bert" or batch.types[place, :length].tolist() == read["token_type_ids"]
 
-    model, text, tokenizers = load_classifier(tmp_path / "model")
+    model, tokenizers = load_classifier(tmp_path / "model")
     (tmp_path / "again").mkdir()
-    model.write_for_transformers(tmp_path / "again", tokenizers[SHARED], text.max_length)
+    model.write_for_transformers(tmp_path / "again", tokenizers[SHARED], model.text.max_length)
     first, second = Weights(tmp_path / "model"), Weights(tmp_path / "again")
     assert set(second) <= set(first) and all(torch.equal(first[name], second[name]) for name in second)
     loaded = type(theirs).from_pretrained(tmp_path / "again").eval()

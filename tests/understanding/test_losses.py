@@ -1,7 +1,5 @@
 """The losses of annotations beside plain float64 readings, with gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -9,9 +9,9 @@ import pytest
 
 from xrep.errors import UserError
 from xrep.text.find import TextFile, discover, of_split
-from xrep.understanding.labels import is_labelled, read_labelled
-from xrep.understanding.questions import is_questions, read_questions
-from xrep.understanding.tags import is_tagged, read_tagged
+from xrep.understanding.labels import ClassificationTask, read_labelled
+from xrep.understanding.questions import QuestionAnsweringTask, read_questions
+from xrep.understanding.tags import TaggingTask, read_tagged
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -38,22 +38,24 @@ def read(reader: Any, folder: Path, name: str, content: str, *counts: Counter[st
 ])  # fmt: skip
 def test_split_and_language_are_read_from_names(name: str, split: str | None, language: str, tmp_path: Path) -> None:
     write(tmp_path / "data", {name: "x", "README.txt": "x", ".hidden.tsv": "x"})
-    (file,) = discover(tmp_path / "data", "xx", "labelled text", ".tsv", is_labelled)
+    (file,) = discover(tmp_path / "data", "xx", ClassificationTask)
     assert (file.path, file.split, file.language) == (tmp_path / "data" / name, split, language)
 
 
 def test_tagged_files_and_questions_are_found(tmp_path: Path) -> None:
     names = ("en_ewt-ud-train.conllu", "de_pud-ud-test.conllu", "panx/dev-zh.tsv", "LICENSE.txt")
-    files = discover(write(tmp_path / "tags", dict.fromkeys(names, "x")), "en", "tags", ".conllu", is_tagged)
+    files = discover(write(tmp_path / "tags", dict.fromkeys(names, "x")), "en", TaggingTask)
     assert [(file.split, file.language) for file in files] == [("test", "de"), ("train", "en"), ("valid", "zh")]
     assert [file.language for file in of_split(files, "train", ["en"])] == ["en"]
     squad = {"xquad.es.json": '{"data": [{"paragraphs": []}]}', "other.json": "{}"}
-    (file,) = discover(write(tmp_path / "qa", squad), "en", "questions", ".json", is_questions)
+    (file,) = discover(write(tmp_path / "qa", squad), "en", QuestionAnsweringTask)
     assert (file.split, file.language) == (None, "es") and of_split([file], "test") and not of_split([file], "valid")
     with pytest.raises(UserError, match="no such file or folder"):
-        discover(tmp_path / "nowhere", "en", "labelled text", ".tsv", is_labelled)
-    with pytest.raises(UserError, match="no labelled text; name a file, or a folder of files that end in .review"):
-        discover(tmp_path / "qa", "en", "labelled text", ".review", is_labelled)
+        discover(tmp_path / "nowhere", "en", ClassificationTask)
+    with pytest.raises(
+        UserError, match="no labelled text; name a file, or a folder of files that end in .tsv, .jsonl or .review"
+    ):
+        discover(tmp_path / "qa", "en", ClassificationTask)
 
 
 PAIR = [(("A cat.", "An animal."), "entailment")]
@@ -115,7 +117,7 @@ def test_questions(tmp_path: Path) -> None:
     moved = [{"text": text, "answer_start": start} for text, start in (("Kiel", 12), ("Kiel", 11), ("", 0))]
     counts = Counter[str]()
     (question,) = read(read_questions, tmp_path, "x.json", squad(moved), counts)
-    assert question.identity == "1" and len(question.answers) == 3
+    assert len(question.answers) == 3
     assert [answer.start for answer in question.spans] == [12]
     assert counts == {"read": 1, "answer not in context": 2}
 

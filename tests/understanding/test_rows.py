@@ -1,4 +1,4 @@
-"""Rows of annotated text: what is read, where the labels stand, and what is cut."""
+"""Rows of annotated text: what is read, where the labels stand, what is cut; and tables, which are built once."""
 
 from pathlib import Path
 
@@ -9,13 +9,9 @@ from xrep.errors import UserError
 from xrep.text.examples import Example
 from xrep.text.tokenizer import Tokenizer
 from xrep.text.train_tokenizer import train_tokenizer
-from xrep.understanding.annotated import (
-    IGNORED,
-    Reading,
-    batch_of_rows,
-    sequence,
-)
-from xrep.understanding.labels import label_rows
+from xrep.understanding.annotated import IGNORED, Reading, batch_of_rows, sequence
+from xrep.understanding.classifier import Annotation
+from xrep.understanding.labels import ClassificationTask, label_rows
 from xrep.understanding.questions import Answer, Question, question_rows
 from xrep.understanding.tags import TaggedSentence, tag_rows
 
@@ -25,14 +21,10 @@ def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     return Vocabulary.of(tokenizer)
 
 
-def text(*sentences: str) -> Example:
-    return Example(sentences, ("de",))
-
-
 def test_a_pair_is_one_sequence(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     one, two = tokenizer.encode(["der Koch", "the cook"])
-    both = [text("der Koch"), text("der Koch", "the cook")]
-    (single, pair) = label_rows(both, Reading(tokenizer, vocabulary, 64), lambda _: [7])
+    both = [Example(own, ("de",), 7) for own in (("der Koch",), ("der Koch", "the cook"))]
+    (single, pair) = label_rows(both, Reading(tokenizer, 64))
     assert single.ids == [vocabulary.bos_id, *one, vocabulary.eos_id] and single.first == len(single.ids)
     assert pair.ids == [*single.ids, vocabulary.eos_id, *two, vocabulary.eos_id] and pair.first == len(single.ids) + 1
     assert single.labels == pair.labels == [7] and (single.example, pair.example) == (0, 1)
@@ -49,14 +41,13 @@ def test_the_longer_sentence_is_cut_first(tokenizer: Tokenizer, vocabulary: Voca
     extra = vocabulary.leading_count + vocabulary.pair_separators + 1
     for lengths, room, kept in (((9, 4), 10, (6, 4)), ((4, 9), 6, (3, 3)), ((5, 5), 7, (4, 3)), ((2, 2), 0, (0, 0))):
         first, second = (range(100, 100 + length) for length in lengths)
-        ids, begin = sequence(first, second, Reading(tokenizer, vocabulary, room + extra))
+        ids, begin = sequence(first, second, Reading(tokenizer, room + extra))
         assert (begin - extra + 1, len(ids) - begin - 1) == kept
 
 
 def test_words_carry_their_tags(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     words = ("der", "Bäckermeister", "singt", "\u200b") * 9
-    sentence = TaggedSentence(words)
-    rows = list(tag_rows([sentence], Reading(tokenizer, vocabulary, 20), lambda s: range(len(s.words))))
+    rows = list(tag_rows([TaggedSentence(words, tuple(range(len(words))))], Reading(tokenizer, 20)))
     assert len(rows) > 1 and all(len(row.ids) == len(row.labels) <= 20 for row in rows)
     assert [tag for row in rows for tag in row.labels if tag != IGNORED] == list(range(len(words)))
     for row in rows:
@@ -74,18 +65,16 @@ def test_a_space_does_not_stand_for_a_word(tmp_path: Path) -> None:
     pieces = tokenizer.encode([f" {word}" for word in words])
     spaces = [not tokenizer.decode(ids[:1]).strip() for ids in pieces]
     assert spaces[0]
-    sentence = TaggedSentence(words)
-    reading = Reading(tokenizer, Vocabulary.of(tokenizer), 64)
-    (row,) = tag_rows([sentence], reading, lambda s: range(len(s.words)))
+    (row,) = tag_rows([TaggedSentence(words)], Reading(tokenizer, 64))
     assert row.ids[1:-1] == [token for ids, space in zip(pieces, spaces, strict=True) for token in ids[space:]]
     first = [ids[space] for ids, space in zip(pieces, spaces, strict=True)]
     assert [token for token, tag in zip(row.ids, row.labels, strict=True) if tag != IGNORED] == first
 
 
-def test_every_window_knows_its_answer(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+def test_every_window_knows_its_answer(tokenizer: Tokenizer) -> None:
     context = "der Koch singt im Haus. " * 8 + "die Ärztin wohnt in Köln. " + "der Maler lacht laut. " * 8
     question = Question("wo?", context, (Answer("Köln", context.index("Köln")),))
-    rows = list(question_rows([question], Reading(tokenizer, vocabulary, 40, stride=9, max_question=5)))
+    rows = list(question_rows([question], Reading(tokenizer, 40, {"stride": 9, "max_question": 5})))
     with_answer = [row for row in rows if row.labels != [0, 0]]
     assert len(rows) > 5 and with_answer and len(with_answer) < len(rows)
     covered = set[int]()
@@ -99,13 +88,29 @@ def test_every_window_knows_its_answer(tokenizer: Tokenizer, vocabulary: Vocabul
         assert "Köln" in context[begin[0] : end[1]] and len(context[begin[0] : end[1]].strip()) <= len("Köln.")
 
 
-def test_a_question_without_room_is_refused(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+def test_a_question_without_room_is_refused(tokenizer: Tokenizer) -> None:
     question = Question("wo ist der Bäcker und der Koch und die Katze?", "hier")
     with pytest.raises(UserError, match="no room for a context beside a question of"):
-        list(question_rows([question], Reading(tokenizer, vocabulary, 12)))
+        list(question_rows([question], Reading(tokenizer, 12)))
 
 
-def test_a_context_of_spaces_has_no_answer(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+def test_a_context_of_spaces_has_no_answer(tokenizer: Tokenizer) -> None:
     question = Question("wo?", "   ")
-    (row,) = question_rows([question], Reading(tokenizer, vocabulary, 20, stride=5, max_question=9))
+    (row,) = question_rows([question], Reading(tokenizer, 20, {"stride": 5, "max_question": 9}))
     assert row.labels == [0, 0] and not row.spans
+
+
+def test_labels_in_a_file_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sentences of both sides and their labels are in three files, and read again when one of them has changed."""
+
+    def built() -> tuple[list[str], int, bool]:
+        task = ClassificationTask(ClassificationTask.Config(data=str(tmp_path), vocab_size=30), seed=1)
+        said = "train: 40 examples, 40 sequences\n" in capsys.readouterr().out
+        return Annotation.of(task.text).labels, task.examples, said
+
+    for name in ("s1.train", "s2.train"):
+        (tmp_path / name).write_text("".join(f"ein Satz mit der Zahl {n}\n" for n in range(40)), encoding="utf-8")
+    (tmp_path / "labels.train").write_text("a\nb\n" * 20, encoding="utf-8")
+    assert built() == (["a", "b"], 40, True) and built() == (["a", "b"], 40, False)
+    (tmp_path / "labels.train").write_text("a\nb\nc\nd\n" * 10, encoding="utf-8")
+    assert built() == (["a", "b", "c", "d"], 40, True)

@@ -1,7 +1,5 @@
 """xrep without the entry points of this plugin: the rest works, and what the plugin has is not known."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -25,9 +25,10 @@ from xrep.data.table import (
     TableWriter,
     write_manifest,
 )
+from xrep.errors import UserError
 from xrep.files import build_once, digests_of
 from xrep.jobs.outputs import states_of
-from xrep.text.cleaning import HashSet
+from xrep.text.cleaning import NO_KEY, HashSet
 from xrep.text.exclusion import load_exclusion
 from xrep.text.resources import xrep_home
 from xrep.text.sides import SHARED, Tokenizers, save_tokenizers
@@ -69,14 +70,20 @@ class Builder:
         if writer.rows:
             self.splits.setdefault(split, []).append({"name": name, **facts, **writer.facts})
 
-    def allow(self, split: str, hashes: np.ndarray) -> np.ndarray:
-        """Return which rows the split may have, bool [N], given the hashes of their sentences, uint64 [N, S] or [N].
+    def allow(self, split: str, hashes: np.ndarray, counts: Sequence[int] | None = None) -> np.ndarray:
+        """Return which rows the split may have, bool [N], given the hashes of their sentences, uint64 [N, S] or [N]; or
+        the hashes of all sentences and, as ``counts`` [N], the number of sentences of each row.
 
         Training rows must not have an excluded sentence. The sentences of those that they may have are noted.
         """
         if split != "train":
-            return np.ones(len(hashes), dtype=bool)
+            return np.ones(len(hashes if counts is None else counts), dtype=bool)
         excluded = self.excluded.contains(hashes)
+        if counts is not None:
+            owners = np.repeat(np.arange(len(counts)), counts)
+            allowed = np.bincount(owners, excluded, len(counts)) == 0
+            self.training.add(hashes[allowed[owners] & (hashes != NO_KEY)])
+            return allowed
         allowed = np.logical_not(excluded.any(axis=1) if hashes.ndim == 2 else excluded)
         self.training.add(hashes[allowed].ravel())
         return allowed
@@ -102,7 +109,7 @@ def build(
         facts: What it depends on besides what the other arguments say; anything that JSON can express.
         files: Files that are read, also ``ARCHIVE.zip/NAME`` and ``FILE:FIELD``; path, size and time of those on disk
             count.
-        fill: Function that writes the tables.
+        fill: Function that writes the tables, of which there must be one of training text.
         tokenizers: Tokenizers by side; empty to train one that all sides share.
         sentences: Function that returns (language, sentence) of the training text, to train a vocabulary on.
         title: What is read, for the message.
@@ -110,7 +117,7 @@ def build(
         exclude: Files or folders of evaluation sets, whose sentences the training text must not have.
 
     Raises:
-        UserError: A file does not exist, or anything that ``fill`` and ``sentences`` raise.
+        UserError: A file does not exist, there is no training text, or anything that ``fill`` and ``sentences`` raise.
     """
     options = [vocabulary_size, exponent] if not tokenizers else []
 
@@ -118,9 +125,14 @@ def build(
         print(f"tokenising {title} (once; kept in {directory})")
         saved = folder / TOKENIZER_DIRECTORY
         save_tokenizers(tokenizers, saved)
+        nothing = UserError("no training text is left", path=title, cure="check the text and `exclude`")
+        if not tokenizers and next(sentences(), None) is None:
+            raise nothing
         used = tokenizers or {SHARED: train_vocabulary(sentences, vocabulary_size, saved, print, exponent=exponent)}
         builder = Builder(folder, used, load_exclusion(exclude), DiskSort(folder))
         fill(builder)
+        if "train" not in builder.splits:
+            raise nothing
         write_manifest(folder, kind, builder.splits, builder.training, builder.facts)
 
     read, depends_on = [*files, *files_in(exclude)], [kind, facts, options, list(exclude)]

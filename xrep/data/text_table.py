@@ -19,7 +19,6 @@ import numpy as np
 from xrep.data.batch import Vocabulary
 from xrep.data.build import Builder, build, chunks
 from xrep.data.table import HASH, ColumnType, DataDirectory, flatten, token_type
-from xrep.errors import UserError
 from xrep.hashing import GOLDEN, mix
 from xrep.text.cleaning import NO_KEY, sentence_hashes
 from xrep.text.examples import read_sentences
@@ -71,9 +70,6 @@ def prepare_text(data: str | Path, options: TextOptions, tokenizers: Tokenizers)
             for language in sorted({file.language for file in some}):
                 of_language = [file for file in some if file.language == language]
                 _write(builder, split, language, of_language, options.passage_length)
-        if "train" not in builder.splits:
-            cure = "check the text and `exclude`"
-            raise UserError("no training sentence is left", path=files["train"][0].path, cure=cure)
 
     def sentences() -> Iterator[tuple[str, str]]:
         text = ((file.language, text) for file in files["train"] for text, _ in read_sentences(file))

@@ -16,7 +16,7 @@ from xrep.interop.pretrained import Start, pooler_of
 from xrep.interop.sentence_modules import DenseActivation
 from xrep.models.model import EncoderOrigin, SentenceModel
 from xrep.models.projection import MeanOfSpaces, Projection, ProjectionShape, make_projection
-from xrep.models.start import StartOptions, check_vocabulary, encoder_shape, load_start, shape_from
+from xrep.models.start import StartOptions, check_shape, encoder_shape, load_start, shape_from
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling, pool
 from xrep.nn.shape import EncoderSizes
@@ -244,11 +244,7 @@ def _projected(config: DualEncoder.Config, starts: dict[str, Start]) -> str:
 
 
 def _check(name: str, shape: EncoderSizes, vocabulary: Vocabulary, max_length: int, config: DualEncoder.Config) -> None:
-    if max_length > shape.max_positions:
-        problem = f"sentences may have {max_length} subwords, the model has {shape.max_positions} positions"
-        cure = "lower `max_length`" if config.pretrained() else "lower `max_length` or raise `max_positions`"
-        raise UserError(problem, cure=cure)
-    check_vocabulary(shape, vocabulary, name)
+    check_shape(shape, config, vocabulary, max_length, name)
     if config.pooled_layer is not None and config.pooled_layer > shape.layers:
         cure = f"lower `pooled_layer` from {config.pooled_layer}"
         raise UserError(f"the {name} tower has {shape.layers} layers", cure=cure)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from torch import Tensor
 
 from xrep.config.fields import Count
-from xrep.data.batch import Vocabulary
+from xrep.data.batch import TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.interop.pretrained import AUTO, Start, State, find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import DenseSpec
@@ -121,8 +121,32 @@ def load_start(encoder: Encoder, start: Start, layers: int | None) -> EncoderOri
     return EncoderOrigin(path=start.path, languages=start.languages, details=details)
 
 
-def check_vocabulary(shape: EncoderSizes, vocabulary: Vocabulary, tower: str) -> None:
-    """Raise a UserError if an encoder cannot read the ids of a tokenizer."""
+def build_encoder(
+    config: StartOptions, text: TextSpec, side: str, saved: dict[str, Any] | None
+) -> tuple[Encoder, dict[str, EncoderOrigin]]:
+    """Return the only encoder of a model, and where its weights come from.
+
+    Args:
+        side: The side of the text that it reads.
+        saved: ``shape.as_dict()`` of a saved encoder that is to be built again without its weights. None: the encoder
+            is new, or begins at the pretrained one.
+
+    Raises:
+        UserError: There is no such pretrained encoder, or it does not fit the text.
+    """
+    start = next(iter(config.starts.values()), None) if saved is None else None
+    shape = encoder_shape(config, text.vocabulary(side), start) if saved is None else shape_from(saved)
+    check_shape(shape, config, text.vocabulary(side), text.max_length, side)
+    encoder = Encoder.build(shape, **config.rates)
+    return encoder, {"encoder": load_start(encoder, start, config.pretrained_layers)} if start else {}
+
+
+def check_shape(shape: EncoderSizes, config: StartOptions, vocabulary: Vocabulary, max_length: int, tower: str) -> None:
+    """Raise a UserError if text may be longer than an encoder's positions, or it cannot read a tokenizer's ids."""
+    if max_length > shape.max_positions:
+        problem = f"sentences may have {max_length} subwords, the model has {shape.max_positions} positions"
+        cure = "lower `max_length`" if config.pretrained() else "lower `max_length` or raise `max_positions`"
+        raise UserError(problem, cure=cure)
     if vocabulary.size > shape.vocabulary_size or shape.pad_id not in (None, vocabulary.pad_id):
         problem = (
             f"the tokenizer of the {tower} tower has {vocabulary.size} subwords and pad id {vocabulary.pad_id}, its "

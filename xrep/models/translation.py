@@ -16,10 +16,10 @@ from xrep.errors import UserError
 from xrep.interop.exported import write_huggingface
 from xrep.kernels.int8 import Int8Product, quantise
 from xrep.kernels.linear import PackedWeight, fused_linear, linear
-from xrep.models.model import EncoderOrigin, ForTransformers, TranslationModel
-from xrep.models.start import StartOptions, check_vocabulary, encoder_shape, load_start, shape_from
+from xrep.models.model import ForTransformers, TranslationModel
+from xrep.models.start import StartOptions, build_encoder
 from xrep.nn.decoder import SourceKeys, StepCache, TransformerDecoder
-from xrep.nn.encoder import Encoder, initialise
+from xrep.nn.encoder import initialise
 from xrep.nn.layers import Packing, is_quantised, layout_of
 from xrep.nn.shape import DecoderShape, EncoderSizes
 from xrep.text.sides import SHARED
@@ -90,16 +90,13 @@ class Translation(TranslationModel):
 
     def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.config, self.text, self.origins = config, text, dict[str, EncoderOrigin]()
+        self.config, self.text, saved = config, text, architecture or {}
         self.source_vocabulary, self.target_vocabulary = text.vocabulary("source"), text.vocabulary("target")
-        start = next(iter(config.starts.values()), None) if architecture is None else None
-        if architecture is None:
-            shape = encoder_shape(config, self.source_vocabulary, start)
-            architecture = {"encoder": shape.as_dict(), "decoder": asdict(_decoder_shape(config, shape))}
-        self._architecture = architecture
-        shape, decoder_shape = shape_from(architecture["encoder"]), DecoderShape(**architecture["decoder"])
+        self.encoder, self.origins = build_encoder(config, text, "source", saved.get("encoder"))
+        shape = self.encoder.shape
+        decoder_shape = DecoderShape(**saved["decoder"]) if saved else _decoder_shape(config, shape)
         _check(config, text, shape, decoder_shape)
-        self.encoder = Encoder.build(shape, **config.rates)
+        self._architecture = architecture or {"encoder": shape.as_dict(), "decoder": asdict(decoder_shape)}
         self.decoder = TransformerDecoder(decoder_shape, **config.rates)
         width, words = decoder_shape.hidden_size, self.target_vocabulary
         tied = config.tie_embeddings
@@ -112,8 +109,6 @@ class Translation(TranslationModel):
             if own is not None:
                 initialise(own, 0.02)
         self.semantic_scale = nn.Parameter(torch.tensor(config.semantic_scale)) if config.semantic_bias else None
-        if start is not None:
-            self.origins["encoder"] = load_start(self.encoder, start, config.pretrained_layers)
 
     def architecture(self) -> dict[str, Any]:
         return self._architecture
@@ -276,12 +271,9 @@ def _decoder_shape(config: Translation.Config, encoder: EncoderSizes) -> Decoder
 
 
 def _check(config: Translation.Config, text: TextSpec, encoder: EncoderSizes, decoder: DecoderShape) -> None:
-    for positions, whose in ((encoder.max_positions, "encoder"), (decoder.max_positions, "decoder")):
-        if text.max_length > positions:
-            cure = "lower `max_length`" if whose == "encoder" and config.encoder else "raise `max_positions`"
-            problem = f"sentences may have {text.max_length} subwords, the {whose} has {positions} positions"
-            raise UserError(problem, cure=cure)
-    check_vocabulary(encoder, text.vocabulary("source"), "source")
+    if text.max_length > decoder.max_positions:
+        problem = f"sentences may have {text.max_length} subwords, the decoder has {decoder.max_positions} positions"
+        raise UserError(problem, cure="raise `max_positions`")
     for option in ("semantic_bias", "tie_embeddings all"):
         asked = config.semantic_bias if option == "semantic_bias" else config.tie_embeddings == "all"
         if asked and SHARED not in text.vocabularies:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -61,8 +61,6 @@ class MonolingualTask(TableTask):
         vocabulary_alpha: Share = 0.3
         """Weight of languages in the text that the vocabulary is trained on: n ** vocabulary_alpha (CMLM, section 4.1:
         0.3)."""
-        exclude: list[str] = field(default_factory=list)
-        """Files or directories of evaluation sets, whose sentences are dropped from the training text."""
         batch_size: Count | None = None
         """Number of sentences, or pairs, in a batch; none: 128. With max_tokens it is the maximum number; none: no
         maximum."""

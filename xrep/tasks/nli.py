@@ -46,8 +46,6 @@ class NliTask(TableTask):
         target_languages: list[str] = field(default_factory=lambda: ["en"])
         """Languages of the target side, if the sides have separate towers or tokenizers; all other languages belong to
         the source side."""
-        exclude: list[str] = field(default_factory=list)
-        """Files or directories of evaluation sets. Training examples with a sentence that occurs there are dropped."""
         batch_size: Count = 128
         """Number of examples in a batch."""
         max_length: Annotated[int, "[3, inf)"] = 128

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -65,7 +65,7 @@ class Pool:
 
 @dataclass(kw_only=True)
 class VocabularyOptions:
-    """Options of tasks that tokenise text by the vocabulary of an encoder, or by one of their own."""
+    """Options of tasks that tokenise text as it is read, by the vocabulary of an encoder or by one of their own."""
 
     tokenizer: str | None = None
     """Directory that holds the tokenizer: a data directory (for a part trained along with bitext, that of the
@@ -73,6 +73,8 @@ class VocabularyOptions:
     trained on this text."""
     vocab_size: Annotated[int, "[8, 1e9]"] | None = None
     """Number of subwords in the vocabulary that is trained. none: 16,000, or fewer if the text is too small."""
+    exclude: list[str] = field(default_factory=list)
+    """Files or directories of evaluation sets. Training examples with a sentence that occurs there are dropped."""
 
 
 class Task(ABC):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from xrep.errors import UserError
 from xrep.text.languages import canonical, is_known
@@ -275,7 +275,7 @@ def find_text(data: str | Path) -> dict[str, list[TextFile]]:
 # -- annotated text ---------------------------------------------------------------------------------------------------
 
 
-def discover(path: str | Path, language: str, what: str, forms: str, accepts: Callable[[Path], bool]) -> list[TextFile]:
+def discover(path: str | Path, language: str, kind: Any) -> list[TextFile]:
     """Find the files of annotated text in a folder and its subfolders; a single file may be named as well.
 
     The split and the language are parts of the file's name (``dev-de.tsv``, ``xquad.es.json``,
@@ -283,17 +283,17 @@ def discover(path: str | Path, language: str, what: str, forms: str, accepts: Ca
 
     Args:
         language: Language of files that do not name it.
-        what: What the files are, for the error message.
-        forms: Their endings, for the error message.
-        accepts: Function that says whether a file of a folder is one of them.
+        kind: What is searched for: a class or object with a function ``accepts``, which says whether a file of a folder
+            is one of them, and, for the error message, the texts ``what`` (they are) and ``forms`` (their endings).
 
     Raises:
         UserError: The path does not exist, or no file is suitable.
     """
     path = Path(path)
-    found = [file for file in _files_in(path, DEPTH) if file == path or accepts(file)]
+    found = [file for file in _files_in(path, DEPTH) if file == path or kind.accepts(file)]
     if not found:
-        raise UserError(f"no {what}", path=path, cure=f"name a file, or a folder of files that end in {forms}")
+        cure = f"name a file, or a folder of files that end in {kind.forms}"
+        raise UserError(f"no {kind.what}", path=path, cure=cure)
     files = []
     for file in found:
         inside = file.relative_to(path).parts[:-1]

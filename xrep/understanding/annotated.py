@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import re
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain, compress
 from pathlib import Path
@@ -24,21 +25,19 @@ from xrep.config.fields import Count
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term
 from xrep.data.batch import Batch, TokenBatch, Vocabulary
 from xrep.data.build import Builder, build, chunks
-from xrep.data.table import ColumnType, DataDirectory, Table, flatten, token_type
+from xrep.data.table import ColumnType, Table, flatten, token_type
 from xrep.errors import UserError
 from xrep.hashing import scramble
 from xrep.tasks.task import TableTask, VocabularyOptions, given_tokenizers, text_spec
-from xrep.text.cleaning import NO_KEY, sentence_hashes
+from xrep.text.cleaning import sentence_hashes
 from xrep.text.find import TextFile, discover, of_split
 from xrep.text.languages import canonical
-from xrep.text.sides import SHARED, Tokenizers
+from xrep.text.sides import SHARED
 from xrep.text.tokenizer import Tokenizer
 from xrep.understanding.classifier import Annotation, Classifier
 
 IGNORED = -100
 """Label of tokens whose label is not predicted."""
-Numbering = Callable[[Any], Sequence[int]]
-"""Function that returns the numbers of the labels of an example."""
 
 
 class Row(NamedTuple):
@@ -47,8 +46,9 @@ class Row(NamedTuple):
     Attributes:
         ids: Token ids, special tokens included.
         first: Number of tokens of the first of two sentences, with the special tokens around it.
-        labels: The class of the text; or for each token the number of its tag (IGNORED where a word does not begin);
-            or the first and the last token of the answer (the first token of the row twice, if it has none).
+        labels: The label of the text; or for each token its tag (IGNORED where a word does not begin); or the first and
+            the last token of the answer (the first token of the row twice, if it has none). A batch has the numbers of
+            labels and tags; if they are not known, they are 0.
         example: Number of the example that the row belongs to; of a row in a table, its own number.
         spans: Of the tokens of a context, the characters (start, end) that they stand for; the first of these tokens
             has the place ``first``.
@@ -56,26 +56,22 @@ class Row(NamedTuple):
 
     ids: Sequence[int]
     first: int
-    labels: Sequence[int]
+    labels: Sequence[Any]
     example: int
     spans: Sequence[tuple[int, int]] = ()
 
 
-class Reading(NamedTuple):
-    """How text is read: the tokenizer, its special ids, how long a row may be, by how many subwords a window of a
-    context begins after the one before it, and how many subwords of a question are read."""
+@dataclass(frozen=True)
+class Reading:
+    """How text is read: the tokenizer, how long a row may be, and the options of the task."""
 
     tokenizer: Tokenizer
-    vocabulary: Vocabulary
     max_length: int
-    stride: int = 128
-    max_question: int = 64
+    options: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, max_length: int, options: Mapping[str, Any]) -> Reading:
-        """Return how a task with these options reads text."""
-        windows = {name: int(options[name]) for name in ("stride", "max_question") if name in options}
-        return cls(tokenizer, Vocabulary.of(tokenizer), max_length, **windows)
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary.of(self.tokenizer)
 
 
 def sequence(first: Sequence[int], second: Sequence[int] | None, reading: Reading) -> tuple[list[int], int]:
@@ -93,19 +89,13 @@ def sequence(first: Sequence[int], second: Sequence[int] | None, reading: Readin
     return front + behind, len(front)
 
 
-def numbering(known: Sequence[str], labels: Callable[[Any], Sequence[str]]) -> Numbering:
-    """Return a function that gives the numbers of the labels of an example, and raises UserError if one of them is not
-    known. ``labels`` returns the labels of an example."""
-    numbers = {label: number for number, label in enumerate(known)}
-
-    def numbers_of(example: Any) -> list[int]:
-        own = labels(example)
-        if unknown := [label for label in own if label not in numbers]:
+def check_labels(examples: Iterable[Any], labels: Callable[[Any], Sequence[str]], known: Sequence[str]) -> None:
+    """Raise UserError if an example has a label that is not known. ``labels`` returns the labels of an example."""
+    numbers = set(known)
+    for example in examples:
+        if unknown := [label for label in labels(example) if label not in numbers]:
             problem, cure = f"the label {unknown[0]!r} does not occur in the training text", ", ".join(known[:20])
             raise UserError(problem, path=example.path, line=example.line, cure=f"known: {cure}")
-        return [numbers[label] for label in own]
-
-    return numbers_of
 
 
 def batch_of_rows(rows: Sequence[Row], vocabulary: Vocabulary) -> Batch:
@@ -121,6 +111,11 @@ def batch_of_rows(rows: Sequence[Row], vocabulary: Vocabulary) -> Batch:
     types = torch.from_numpy(second) if second.any() else None
     sequences = TokenBatch(torch.from_numpy(tokens), torch.from_numpy(lengths), lengths, types)
     return Batch.of({SHARED: sequences}, labels=labels, indices=np.array([row.example for row in rows], np.int64))
+
+
+def outcomes(part: Any, whole: Any) -> np.ndarray:
+    """Return the ``part`` and the ``whole`` of each example, [N, 2], whose sums are a figure's."""
+    return np.stack(np.broadcast_arrays(np.array(part, float), whole), axis=1)
 
 
 class AnnotatedTask(TableTask):
@@ -150,7 +145,7 @@ class AnnotatedTask(TableTask):
     what: ClassVar[str]
     forms: ClassVar[str]
     accepts: ClassVar[Callable[[Path], bool]]
-    read: ClassVar[Callable[[TextFile, Counter[str]], Iterator[Any]]]
+    read: ClassVar[Callable[[TextFile, Counter[str] | None], Iterator[Any]]]
     labels: ClassVar[Callable[[Any], Sequence[str]]]
     texts: ClassVar[Callable[[Any], Sequence[str]]]
     rows: ClassVar[Callable[..., Iterator[Row]]]
@@ -166,8 +161,6 @@ class AnnotatedTask(TableTask):
         """Language of files that do not name it."""
         dev_share: Annotated[float, "[0, 1)"] = 0.0
         """Share of the training examples that are held out for validation, if there is no dev split (CMLM: 0.1)."""
-        exclude: list[str] = field(default_factory=list)
-        """Files or directories of evaluation sets. Training examples with a sentence that occurs there are dropped."""
         batch_size: Count = 32
         """Number of rows in a batch."""
         max_length: Annotated[int, "[8, inf)"] = 128
@@ -180,67 +173,48 @@ class AnnotatedTask(TableTask):
 
     def __init__(self, config: Any, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config, self.seed = config, seed
-        files = self.discover(config.data, config.language)
+        files = discover(config.data, config.language, self)
         chosen = None if "all" in config.languages else [canonical(language) for language in config.languages]
         self._files = {split: of_split(files, split, chosen) for split in ("train", "valid")}
         if not self._files["train"]:
             there = sorted({file.language for file in of_split(files, "train")})
             cure = f"there is training text in {', '.join(there)}" if there else "name files with train in their names"
             raise UserError("no training text in these `languages`", path=config.data, cure=cure)
-        data = self._build(given_tokenizers(config.tokenizer, tokenizers or {}, shared=True))
+        options = {name: value for name, value in asdict(config).items() if name not in ("tokenizer", "batch_size")}
+        data = build(
+            "annotated text",
+            [self.kind, options, seed if config.dev_share else None],
+            [path for own in self._files.values() for file in own for path in file.paths],
+            self._fill,
+            given_tokenizers(config.tokenizer, tokenizers or {}, shared=True),
+            self._sentences,
+            title=config.data,
+            vocabulary_size=config.vocab_size,
+            exclude=config.exclude,
+        )
         annotation, languages = Annotation(kind=self.kind, labels=data.manifest["labels"]), data.manifest["languages"]
         text = text_spec(data.tokenizers, config.max_length, target_languages=languages, facts=annotation.facts())
         super().__init__(config, seed, data, data.splits, text)
-
-    @classmethod
-    def discover(cls, path: str, language: str) -> list[TextFile]:
-        """Return the files of a folder, or the single file."""
-        return discover(path, language, cls.what, cls.forms, cls.accepts)
 
     def examples_of(self, split: str, counts: Counter[str] | None = None) -> Iterator[Any]:
         """Read the examples of a split (``train`` or ``valid``) from its files. ``counts`` is as for ``read``.
 
         Without a dev split, some training examples are held out; which ones depends on the seed and their places alone.
         """
-        if not self._holds_out:
+        if not self.config.dev_share or next(self._read("valid"), None) is not None:
             yield from self._read(split, counts)
             return
-        start, limit = 0, np.uint64(int(self.config.dev_share * 2**32))
-        for chunk in chunks(self._read("train", counts if split == "train" else None)):
-            places = np.arange(start, start + len(chunk), dtype=np.uint64)
-            held_out = scramble(places, self.seed) >> np.uint64(32) < limit
-            yield from compress(chunk, held_out == (split == "valid"))
-            start += len(chunk)
+        limit = np.uint64(int(self.config.dev_share * 2**32))
+        for chunk in chunks(enumerate(self._read("train", counts if split == "train" else None))):
+            places, examples = zip(*chunk, strict=True)
+            held_out = scramble(np.array(places, np.uint64), self.seed) >> np.uint64(32) < limit
+            yield from compress(examples, held_out == (split == "valid"))
 
     def _read(self, split: str, counts: Counter[str] | None = None) -> Iterator[Any]:
-        counts = Counter() if counts is None else counts
         return chain.from_iterable(type(self).read(file, counts) for file in self._files[split])
 
-    @functools.cached_property
-    def _holds_out(self) -> bool:
-        """Whether the dev split is a part of the training text."""
-        return self.config.dev_share > 0 and next(self._read("valid"), None) is None
-
-    def _build(self, tokenizers: Tokenizers) -> DataDirectory:
-        config, files = self.config, [path for own in self._files.values() for file in own for path in file.paths]
-        options = {name: value for name, value in asdict(config).items() if name not in ("tokenizer", "batch_size")}
-        return build(
-            "annotated text",
-            [self.kind, options, self.seed if config.dev_share else None],
-            files,
-            self._fill,
-            tokenizers,
-            self._sentences,
-            title=config.data,
-            vocabulary_size=config.vocab_size,
-            exclude=config.exclude,
-        )
-
     def _sentences(self) -> Iterator[tuple[str, str]]:
-        examples = self.examples_of("train")
-        if (first := next(examples, None)) is None:
-            raise self._nothing()
-        for example in chain([first], examples):
+        for example in self.examples_of("train"):
             yield from ((example.language, text) for text in type(self).texts(example))
 
     def _fill(self, builder: Builder) -> None:
@@ -248,44 +222,46 @@ class AnnotatedTask(TableTask):
         for example in self.examples_of("train"):
             labels.update(type(self).labels(example))
             languages.add(example.language)
-        builder.facts |= {"languages": sorted(languages), "labels": sorted(labels, key=_order)}
-        tokenizer, numbers_of = builder.tokenizers[SHARED], numbering(builder.facts["labels"], type(self).labels)
-        reading = Reading.of(tokenizer, self.config.max_length, vars(self.config))
+        # Labels that are numbers are sorted by their values.
+        labels = sorted(labels, key=lambda label: (int(label) if re.fullmatch(r"\d{1,9}", label) else 0, label))
+        builder.facts |= {"languages": sorted(languages), "labels": labels}
+        tokenizer, numbers = builder.tokenizers[SHARED], {label: number for number, label in enumerate(labels)}
+        reading = Reading(tokenizer, self.config.max_length, vars(self.config))
         ids, labels = token_type(tokenizer.vocabulary_size), ColumnType("<i4", ragged=True)
         schema = {"ids": ids, "labels": labels, "first": ColumnType("<u4")}
         for split in self._files:
             counts = Counter[str]()
             examples = self._allowed(builder, split, counts)
             with builder.table(split, "rows", schema) as table:
-                for chunk in chunks(type(self).rows(examples, reading, numbers_of)):
+                for chunk in chunks(type(self).rows(examples, reading)):
                     lengths = np.array([len(row.labels) for row in chunk])
-                    labels = np.fromiter(chain.from_iterable(row.labels for row in chunk), np.int32)
+                    labels = np.fromiter((numbers.get(own, own) for row in chunk for own in row.labels), np.int32)
                     ids, first = flatten([row.ids for row in chunk]), np.array([row.first for row in chunk])
                     table.append({"ids": ids, "labels": (labels, lengths), "first": first})
             if counts:
                 left_out = [f"{n:,} ({why})" for why, n in counts.items() if n and why not in ("read", "kept")]
                 said = f"; left out: {', '.join(left_out)}" if left_out else ""
                 print(f"{split}: {counts['kept']:,} examples, {table.rows:,} sequences{said}")
-        if "train" not in builder.splits:
-            raise self._nothing()
 
     def _allowed(self, builder: Builder, split: str, counts: Counter[str]) -> Iterator[Any]:
         """Yield the examples of a split without the training examples that have an excluded sentence."""
         for chunk in chunks(self.examples_of(split, counts)):
-            if split == "train":
-                texts = list(map(type(self).texts, chunk))
-                owners = np.repeat(np.arange(len(chunk)), list(map(len, texts)))
-                hashes = sentence_hashes(chain.from_iterable(texts))
-                excluded = np.bincount(owners, builder.excluded.contains(hashes), len(chunk)) > 0
-                builder.training.add(hashes[~excluded[owners] & (hashes != NO_KEY)])
-                counts["excluded"] += np.count_nonzero(excluded)
-                chunk = list(compress(chunk, ~excluded))
-            counts["kept"] += len(chunk)
-            yield from chunk
+            check_labels(chunk, type(self).labels, builder.facts["labels"])
+            texts = list(map(type(self).texts, chunk))
+            allowed = builder.allow(split, sentence_hashes(chain.from_iterable(texts)), list(map(len, texts)))
+            counts.update({"kept": np.count_nonzero(allowed), "excluded": np.count_nonzero(~allowed)})
+            yield from compress(chunk, allowed)
 
-    def _nothing(self) -> UserError:
-        path, cure = self._files["train"][0].path, "check the files and `exclude`"
-        return UserError("no example in the training text", path=path, cure=cure)
+    @staticmethod
+    @abstractmethod
+    def figures(classifier: Any, examples: Sequence[Any], form: Any = "mlqa") -> dict[str, np.ndarray]:
+        """Return what a classifier of these annotations gets right: two numbers of each example, [N, 2], for each
+        figure, which is the share of the sum of the first in that of the second.
+
+        Figures are ``accuracy`` of labels or tags; ``f1``, ``precision`` and ``recall`` of entities; or ``f1`` and
+        ``exact_match`` of answers, which are normalised in a ``form``. Of tags and entities there is also
+        ``xtreme_f1``, the F1 of ``lenient_entities``.
+        """
 
     def batch_of(self, tables: Sequence[Table], examples: np.ndarray) -> Batch:
         ids, labels, first = (tables[0][name] for name in ("ids", "labels", "first"))
@@ -294,11 +270,6 @@ class AnnotatedTask(TableTask):
 
     def as_text(self, table: Table, number: int) -> str:
         return f"row {number}: {self.tokenizers[SHARED].decode(table['ids'][number])!r}"
-
-
-def _order(label: str) -> tuple[int, str]:
-    """Return a key that sorts labels; numbers by their value."""
-    return int(label) if re.fullmatch(r"\d{1,9}", label) else 0, label
 
 
 class AnnotationCriterion(Criterion):

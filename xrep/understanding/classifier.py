@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 from xrep.data.batch import TextSpec, TokenBatch
 from xrep.errors import UserError
 from xrep.files import write_json
-from xrep.models.model import EncoderOrigin, ForTransformers, Model
-from xrep.models.start import StartOptions, check_vocabulary, encoder_shape, load_start, shape_from
+from xrep.models.model import ForTransformers, Model
+from xrep.models.start import StartOptions, build_encoder
 from xrep.nn.bert import HF_CONFIG
-from xrep.nn.encoder import Encoder, TransformerEncoder, initialise
+from xrep.nn.encoder import TransformerEncoder, initialise
 from xrep.nn.layers import Linear
 from xrep.nn.pooling import Pooling, pool
 from xrep.nn.weights import SAFETENSORS, Weights, read_json, save_tensors
@@ -25,8 +26,6 @@ from xrep.text.huggingface import save_as_huggingface
 from xrep.text.sides import SHARED, Tokenizers, open_tokenizer
 from xrep.text.tokenizer import Tokenizer
 
-SPAN_OUTPUTS = 2
-"""Outputs of each token in question answering: how well an answer begins there, and how well it ends there."""
 _FAMILIES = {"bert": ("Bert", "bert."), "xlm-roberta": ("XLMRoberta", "roberta."), "roberta": ("Roberta", "roberta.")}
 """The beginning of the names of each family's classes in transformers, and that of the names of its encoder's
 tensors."""
@@ -54,23 +53,27 @@ class Annotation:
 
 
 class _Kind(NamedTuple):
-    """What is said of classifiers of a kind of annotation: what they predict, the evaluations that measure them, and
-    the Hub's name of what they do. The names of their classes in transformers end with ``library_class``, and
-    ``layers`` are the names of our layers in transformers' BERT, where the dense one is the pooler."""
+    """What is said of classifiers of a kind of annotation: what they predict, the evaluations that measure them, the
+    Hub's name of what they do, and the lines of xrep-predict (``form``) with their possible numbers of columns. The
+    names of their classes in transformers end with ``library_class``, and ``layers`` are the names of our layers in
+    transformers' BERT, where the dense one is the pooler."""
 
     predicts: str
     evaluations: str
     pipeline: str
+    form: str
+    columns: Container[int]
     library_class: str
     layers: Mapping[str, str]
 
 
 ANNOTATIONS = {
-    "label": _Kind("labels of texts", "xnli, pawsx or amazon", "text-classification", "ForSequenceClassification",
-                   {"dense": "bert.pooler.dense", "output": "classifier"}),
-    "tags": _Kind("tags of words", "pos or ner", "token-classification", "ForTokenClassification",
-                  {"output": "classifier"}),
-    "span": _Kind("answers to questions", "qa", "question-answering", "ForQuestionAnswering", {"output": "qa_outputs"}),
+    "label": _Kind("labels of texts", "xnli, pawsx or amazon", "text-classification", "text, or text<TAB>text", (1, 2),
+                   "ForSequenceClassification", {"dense": "bert.pooler.dense", "output": "classifier"}),
+    "tags": _Kind("tags of words", "pos or ner", "token-classification", "words", range(1, sys.maxsize),
+                  "ForTokenClassification", {"output": "classifier"}),
+    "span": _Kind("answers to questions", "qa", "question-answering", "question<TAB>context", (2,),
+                  "ForQuestionAnswering", {"output": "qa_outputs"}),
 }  # fmt: skip
 _LABEL_LAYERS = {"dense": "classifier.dense", "output": "classifier.out_proj"}
 """The same layers of XLM-R's and RoBERTa's classifiers of texts, whose dense layer belongs to the head."""
@@ -83,10 +86,6 @@ class Classifier(Model):
       4.6), passes a dense layer with tanh and dropout before the linear layer.
     - ``tags``: the linear layer reads every token vector; the first subword of a word stands for it.
     - ``span``: two outputs of each token, the beginning and the end of the answer.
-
-    Args:
-        architecture: The result of ``architecture`` of a saved model, to build it again without its pretrained
-            directory.
 
     Attributes:
         annotation: What it predicts.
@@ -110,28 +109,17 @@ class Classifier(Model):
 
     def __init__(self, config: Config, text: TextSpec, architecture: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.config, self.text, self.origins = config, text, dict[str, EncoderOrigin]()
-        self.annotation = Annotation.of(text)
+        self.config, self.text, self.annotation = config, text, Annotation.of(text)
         self.pipeline = ANNOTATIONS[self.annotation.kind].pipeline
-        vocabulary = text.vocabulary(SHARED)
-        start = config.starts.get(SHARED) if architecture is None else None
-        if architecture is None:
-            architecture = {"encoder": encoder_shape(config, vocabulary, start).as_dict()}
-        self._architecture = architecture
-        shape = shape_from(architecture["encoder"])
-        if text.max_length > shape.max_positions:
-            problem = f"sequences may have {text.max_length} subwords, the model has {shape.max_positions} positions"
-            raise UserError(problem, cure="lower `max_length`")
-        check_vocabulary(shape, vocabulary, SHARED)
-        self.encoder = Encoder.build(shape, **config.rates)
-        outputs = SPAN_OUTPUTS if self.annotation.kind == "span" else len(self.annotation.labels)
-        self.dense = Linear(shape.hidden_size, shape.hidden_size) if self.annotation.kind == "label" else None
-        self.output = Linear(shape.hidden_size, outputs)
+        self.encoder, self.origins = build_encoder(config, text, SHARED, (architecture or {}).get("encoder"))
+        self._architecture = architecture or {"encoder": self.encoder.shape.as_dict()}
+        width = self.encoder.shape.hidden_size
+        outputs = 2 if self.annotation.kind == "span" else len(self.annotation.labels)
+        self.dense = Linear(width, width) if self.annotation.kind == "label" else None
+        self.output = Linear(width, outputs)
         self.dropout = nn.Dropout(config.dropout)
         for layer in filter(None, (self.dense, self.output)):
             initialise(layer, 0.02)
-        if start is not None:
-            self.origins["encoder"] = load_start(self.encoder, start, config.pretrained_layers)
 
     def architecture(self) -> dict[str, Any]:
         return self._architecture
@@ -162,9 +150,9 @@ class Classifier(Model):
             config["id2label"] = {str(number): label for number, label in enumerate(annotation.labels)}
             config["label2id"] = {label: number for number, label in enumerate(annotation.labels)}
             config["problem_type"] = "single_label_classification"
-        named, head = {prefix + key: tensor for key, tensor in tensors.items()}, self.state_dict()
+        named = {prefix + key: tensor for key, tensor in tensors.items()}
         for ours, theirs in _layers(family, annotation).items():
-            named |= {f"{theirs}.{part}": head[f"{ours}.{part}"].float() for part in ("weight", "bias")}
+            named |= {f"{theirs}.{part}": own.float() for part, own in self.get_submodule(ours).state_dict().items()}
         write_json(directory / HF_CONFIG, config)
         save_tensors(named, directory / SAFETENSORS)
         save_as_huggingface(tokenizer, directory, max_length)
@@ -173,7 +161,7 @@ class Classifier(Model):
         return ForTransformers(opening=opening, pipeline=self.pipeline, about=about, encoder=self.encoder)
 
 
-def load_classifier(directory: Path) -> tuple[Classifier, TextSpec, Tokenizers]:
+def load_classifier(directory: Path) -> tuple[Classifier, Tokenizers]:
     """Load a classifier that transformers or ``Classifier.write_for_transformers`` saved. Raises UserError if there is
     none of BERT, RoBERTa or XLM-R in the directory, or a file is damaged."""
     path = directory / HF_CONFIG
@@ -200,7 +188,7 @@ def load_classifier(directory: Path) -> tuple[Classifier, TextSpec, Tokenizers]:
         except (KeyError, RuntimeError):
             problem, cure = f"{theirs} is missing, or of another size", "fetch the directory again"
             raise UserError(problem, path=weights.path, cure=cure) from None
-    return model.eval(), text, tokenizers
+    return model.eval(), tokenizers
 
 
 def _layers(family: str, annotation: Annotation) -> Mapping[str, str]:

@@ -1,4 +1,5 @@
-"""Evaluations of classifiers: XNLI, PAWS-X, Amazon reviews, parts of speech, named entities, question answering."""
+"""Evaluations of classifiers: XNLI, PAWS-X, Amazon reviews, parts of speech, named entities, question answering; and
+validation by the same figures during training."""
 
 from __future__ import annotations
 
@@ -11,18 +12,53 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from xrep.config.fields import Count
+from xrep.criteria.criterion import Criterion
 from xrep.errors import UserError
 from xrep.evaluation.evaluation import Examples, OverlapOption, PrecisionOption, Result, Score, TableEvaluation, shares
 from xrep.evaluation.reading import choose_languages
-from xrep.text.find import of_split
+from xrep.tasks.task import Task
+from xrep.text.find import discover, of_split
 from xrep.text.languages import name
-from xrep.understanding import scoring
-from xrep.understanding.annotated import AnnotatedTask, numbering
-from xrep.understanding.figures import Normalisation
+from xrep.training.validator import OverRanks, Validator
+from xrep.understanding.annotated import AnnotatedTask, check_labels
+from xrep.understanding.classifier import Annotation, Classifier
 from xrep.understanding.labels import ClassificationTask
-from xrep.understanding.questions import QuestionAnsweringTask
+from xrep.understanding.questions import Normalisation, QuestionAnsweringTask
 from xrep.understanding.sentence_classifier import SentenceClassifier
-from xrep.understanding.tags import TaggingTask
+from xrep.understanding.tags import TaggingTask, is_entity_scheme
+
+
+def percentages(numbers: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return the figures of ``AnnotatedTask.figures`` in percent."""
+    return {name: 100 * float(own[:, 0].sum() / max(own[:, 1].sum(), 1)) for name, own in numbers.items()}
+
+
+class AnnotationValidator(Validator):
+    """Validate by what a classifier predicts of the dev split.
+
+    Attributes:
+        metric: ``accuracy`` of labels or of tags, ``f1`` of entities, ``f1`` of answers.
+
+    Raises:
+        UserError: The task has no annotated text, or no dev split.
+    """
+
+    needs = Classifier
+    maximize = True
+
+    def __init__(self, config: Any, task: Task) -> None:
+        if not isinstance(task, AnnotatedTask) or not task.has_validation:
+            cure = "give it a file such as dev-en.tsv, set `dev_share`, or choose the `validation` loss"
+            raise UserError("there is no dev split of annotated text to validate on", cure=cure)
+        self._task, self._examples = task, list(task.examples_of("valid"))
+        annotation = Annotation.of(task.text)
+        has_f1 = annotation.kind == "span" or is_entity_scheme(annotation.labels)
+        self.metric = "f1" if has_f1 else "accuracy"
+
+    def measure(self, model: Classifier, criterion: Criterion, over_ranks: OverRanks) -> dict[str, float]:
+        """Return the figures of ``AnnotatedTask.figures``, in percent."""
+        classifier = SentenceClassifier(model, self._task.tokenizers, options=vars(self._task.config))
+        return percentages(self._task.figures(classifier, self._examples))
 
 
 class AnnotatedEvaluation(TableEvaluation):
@@ -49,17 +85,20 @@ class AnnotatedEvaluation(TableEvaluation):
     def read(self) -> list[Examples]:
         """Return a table for each language, whose ``gold`` are the annotated examples."""
         data, split = self.config.data, "valid" if self.config.split == "dev" else "test"
-        files = self.task.discover(data, self.config.language)
+        files = discover(data, self.config.language, self.task)
         chosen = files if Path(data).is_file() else of_split(files, split)
         self.counts = Counter[str]()
-        found = [(example, file.path) for file in chosen for example in self.task.read(file, self.counts)]
+        found = dict[str, list[tuple[Any, Path]]]()
+        for file in chosen:
+            for example in self.task.read(file, self.counts):
+                found.setdefault(example.language, []).append((example, file.path))
         if not found:
             splits = ", ".join(sorted({"dev" if file.split == "valid" else str(file.split) for file in files}))
             cure = f"set `split` to one with labels; there are files of {splits}"
             raise UserError(f"no annotated example of the {self.config.split} split", path=data, cure=cure)
-        tables, known = [], sorted({example.language for example, _ in found})
-        for language in choose_languages(self.config.langs, known, "test of", data):
-            examples, paths = zip(*(pair for pair in found if pair[0].language == language), strict=True)
+        tables = []
+        for language in choose_languages(self.config.langs, sorted(found), "test of", data):
+            examples, paths = zip(*found[language], strict=True)
             columns = tuple(map(list, zip(*(self.task.texts(example)[:2] for example in examples), strict=True)))
             languages, files = (language,) * len(columns), tuple(dict.fromkeys(paths))
             tables.append(Examples(language, languages, columns, np.array(examples, object), files))
@@ -70,15 +109,13 @@ class AnnotatedEvaluation(TableEvaluation):
 
     def check(self, model: SentenceClassifier) -> None:
         model.check_kind(self.task.kind)
-        numbers_of = numbering(model.annotation.labels, self.task.labels)
         for table in self.tables:
-            for example in table.gold:
-                numbers_of(example)  # or an error, of an unknown label
+            check_labels(table.gold, self.task.labels, model.annotation.labels)
 
     def score(self, model: SentenceClassifier, examples: Examples) -> Score:
-        numbers = scoring.score(model, list(examples.gold), getattr(self.config, "normalisation", "mlqa"))
-        details = {name: numbers.pop(name) for name in scoring.DETAILS if name in numbers}
-        return Score(scoring.percentages(numbers), shares(numbers), scoring.percentages(details))
+        numbers = self.task.figures(model, list(examples.gold), getattr(self.config, "normalisation", None))
+        details = {name: numbers.pop(name) for name in ("precision", "recall") if name in numbers}  # never quoted
+        return Score(percentages(numbers), shares(numbers), percentages(details))
 
     def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
         figures = next(iter(results.values())).score.figures

@@ -1,4 +1,4 @@
-"""Labels of texts and of pairs of texts: their files, the sequences that are read, the task and the objective.
+"""Labels of texts and of pairs of texts: their files, the sequences that are read, the task, its objective and figure.
 
 The files are described in ``xrep.text.examples``. Rows without a label (``-`` or empty) and rows whose text is ``NS``
 (PAWS-X: a sentence without a translation) are left out and counted.
@@ -7,9 +7,12 @@ The files are described in ``xrep.text.examples``. Rows without a label (``-`` o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from xrep.data.build import chunks
 from xrep.tasks.task import ExampleKind
@@ -17,7 +20,7 @@ from xrep.text.examples import Example, read_rows
 from xrep.text.find import PARALLEL, TextFile
 from xrep.text.lines import is_too_long
 from xrep.text.records import ending_of, plain_name
-from xrep.understanding.annotated import AnnotatedTask, AnnotationCriterion, Numbering, Reading, Row, sequence
+from xrep.understanding.annotated import AnnotatedTask, AnnotationCriterion, Reading, Row, outcomes, sequence
 
 LABELLED_TEXTS = ExampleKind("labelled texts", "`task` to classification")
 
@@ -51,15 +54,14 @@ def read_labelled(file: TextFile, counts: Counter[str] | None = None) -> Iterato
             yield example
 
 
-def label_rows(texts: Iterable[Example], reading: Reading, numbers_of: Numbering) -> Iterator[Row]:
-    """Yield a row for each text or pair, with its class."""
+def label_rows(texts: Iterable[Example], reading: Reading) -> Iterator[Row]:
+    """Yield a row for each text or pair, with its label."""
     for chunk in chunks(enumerate(texts)):
-        widest = max(len(example.sentences) for _, example in chunk)
-        columns = [reading.tokenizer.encode([(*e.sentences, "")[column] for _, e in chunk]) for column in range(widest)]
-        for place, (number, example) in enumerate(chunk):
-            second = columns[1][place] if len(example.sentences) == 2 else None
-            ids, first = sequence(columns[0][place], second, reading)
-            yield Row(ids, first, numbers_of(example), number)
+        encoded = iter(reading.tokenizer.encode([text for _, example in chunk for text in example.sentences]))
+        for number, example in chunk:
+            one, other = [*(next(encoded) for _ in example.sentences), None][:2]
+            ids, first = sequence(one or [], other, reading)
+            yield Row(ids, first, [example.label or 0], number)
 
 
 class ClassificationTask(AnnotatedTask):
@@ -72,6 +74,11 @@ class ClassificationTask(AnnotatedTask):
     what, forms = "labelled text", ".tsv, .jsonl or .review"
     accepts, read, rows = staticmethod(is_labelled), staticmethod(read_labelled), staticmethod(label_rows)
     labels, texts = staticmethod(lambda example: (example.label,)), attrgetter("sentences")
+
+    @staticmethod
+    def figures(classifier: Any, examples: Sequence[Any], form: Any = None) -> dict[str, np.ndarray]:
+        labels, _ = classifier.predict([example.sentences for example in examples])
+        return {"accuracy": outcomes([label == own.label for label, own in zip(labels, examples, strict=True)], 1)}
 
 
 class Classification(AnnotationCriterion):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import product
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xrep.data.batch import TextSpec, batches_of
+from xrep.data.batch import batches_of
 from xrep.errors import UserError
 from xrep.inference.predictor import Predictor
 from xrep.models.device import to_device
@@ -28,16 +27,8 @@ from xrep.understanding.labels import label_rows
 from xrep.understanding.questions import Question, question_rows
 from xrep.understanding.tags import TaggedSentence, tag_rows
 
-BATCH_TOKENS = 4096
 CANDIDATES, MAX_ANSWER = 20, 30
 """As in BERT's evaluation: the best beginnings and ends of a window that are combined, subwords of an answer."""
-
-_LINES = {
-    "label": ((1, 2), "text, or text<TAB>text"),
-    "tags": (range(1, sys.maxsize), "words"),
-    "span": ((2,), "question<TAB>context"),
-}
-"""Of each kind of annotation, the numbers of columns of a line of xrep-predict, and what they are."""
 
 
 @dataclass(frozen=True)
@@ -65,27 +56,22 @@ class SentenceClassifier(Predictor):
     """
 
     model: Classifier
-    text: TextSpec
     tokenizers: Tokenizers
     _: KW_ONLY
     path: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     training_hashes: Path | None = None
-    batch_tokens: int = BATCH_TOKENS
+    batch_tokens: int = 4096
 
     def __post_init__(self) -> None:
         self.annotation = self.model.annotation
-        self.columns, self.form = _LINES[self.annotation.kind]
-        self._reading = Reading.of(self.tokenizers[SHARED], self.text.max_length, self.options)
+        kind = ANNOTATIONS[self.annotation.kind]
+        self.columns, self.form = kind.columns, kind.form
+        self._reading = Reading(self.tokenizers[SHARED], self.model.text.max_length, self.options)
 
     @classmethod
     def load(
-        cls,
-        path: str | Path,
-        *,
-        device: str | None = None,
-        dtype: Precision = "float32",
-        batch_tokens: int = BATCH_TOKENS,
+        cls, path: str | Path, *, device: str | None = None, dtype: Precision = "float32", batch_tokens: int = 4096
     ) -> SentenceClassifier:
         """Load a classifier from a checkpoint of a run, such as ``run1/best``, or from a directory of transformers.
 
@@ -96,17 +82,16 @@ class SentenceClassifier(Predictor):
         """
         run: dict[str, Any] = {}
         if expect(path, Classifier, PRETRAINED[1]) == PRETRAINED[1]:
-            model, text, tokenizers = load_classifier(Path(path))
+            model, tokenizers = load_classifier(Path(path))
         else:
             checkpoint = open_checkpoint(path)
-            model, text = load_model(checkpoint), checkpoint.text
-            tokenizers = open_tokenizers(checkpoint.tokenizer)
+            model, tokenizers = load_model(checkpoint), open_tokenizers(checkpoint.tokenizer)
             run = {"options": checkpoint.config.get("task") or {}, "training_hashes": checkpoint.training_hashes}
-        return cls(to_device(model, device, dtype), text, tokenizers, path=str(path), batch_tokens=batch_tokens, **run)
+        return cls(to_device(model, device, dtype), tokenizers, path=str(path), batch_tokens=batch_tokens, **run)
 
     def fingerprint(self) -> str:
         """Return a digest that changes when the predictions change."""
-        return fingerprint(self.model, self.text)
+        return fingerprint(self.model, self.model.text)
 
     def check_kind(self, kind: str) -> None:
         """Raise UserError if the classifier predicts something else than annotations of this kind."""
@@ -122,7 +107,7 @@ class SentenceClassifier(Predictor):
         pairs = [(text,) if isinstance(text, str) else text for text in texts]
         examples = [Example(tuple(" ".join(one.split()) for one in pair), ()) for pair in pairs]
         logits = torch.empty(len(examples), len(self.annotation.labels))
-        for _, row, own in self._logits(label_rows(examples, self._reading, lambda _: (0,))):
+        for _, row, own in self._logits(label_rows(examples, self._reading)):
             logits[row.example] = own
         probabilities = logits.softmax(dim=1).numpy()
         return [self.annotation.labels[best] for best in probabilities.argmax(axis=1)], probabilities
@@ -132,8 +117,7 @@ class SentenceClassifier(Predictor):
         self.check_kind("tags")
         examples = [TaggedSentence(tuple(words)) for words in sentences]
         tags = [list[str]() for _ in examples]
-        rows = tag_rows(examples, self._reading, lambda example: (0,) * len(example.words))
-        for _, row, logits in sorted(self._logits(rows), key=lambda found: found[0]):
+        for _, row, logits in sorted(self._logits(tag_rows(examples, self._reading)), key=lambda found: found[0]):
             best = logits.argmax(dim=1)[: len(row.ids)][torch.tensor(row.labels) != IGNORED]
             tags[row.example] += [self.annotation.labels[number] for number in best.tolist()]
         return tags

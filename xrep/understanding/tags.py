@@ -1,10 +1,12 @@
-"""Tags of words: the files in which they are published, the sequences that are read, the task and the objective.
+"""Tags of words: the files in which they are published, the sequences that are read, the task, its objective and
+figures.
 
 Tags are parts of speech in CoNLL-U (Universal Dependencies), or entities as in PAN-X (WikiAnn). A ``.conllu`` file has
 ten columns, of which the second is the word and the fourth the part of speech (UPOS). Lines of multi-word tokens
 (``3-4``) and of empty nodes (``5.1``) are skipped, as in XTREME. A ``.tsv`` or ``.txt`` file has a word and a tag on
 each line, separated by a tab or, if there is none, by the last space; the word may have the prefix of its language
-(``en:Paris``), as in the files of WikiAnn. Empty lines separate sentences in both.
+(``en:Paris``), as in the files of WikiAnn. Empty lines separate sentences in both. Entities in IOB2
+tags are counted as by seqeval, in its strict mode and by default.
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from xrep.data.build import chunks
 from xrep.errors import UserError
@@ -26,8 +31,11 @@ from xrep.text.exclusion import TextFormat
 from xrep.text.find import TextFile
 from xrep.text.lines import read_lines
 from xrep.text.records import ending_of, plain_name
-from xrep.understanding.annotated import IGNORED, AnnotatedTask, AnnotationCriterion, Numbering, Reading, Row, sequence
+from xrep.understanding.annotated import IGNORED, AnnotatedTask, AnnotationCriterion, Reading, Row, outcomes, sequence
 
+Tags = Sequence[Sequence[str]]
+Entity = tuple[int, int, str]
+"""First word, word behind the last one, and type."""
 TAGGED_WORDS = ExampleKind("tagged words", "`task` to tagging")
 _COLUMNS, _FIRST_LINES = 10, 1000
 _PREFIX = re.compile(r"[a-z]{2,3}(?:-[a-z]+)?:(?=.)")
@@ -61,24 +69,14 @@ def read_tagged(file: TextFile, counts: Counter[str] | None = None) -> Iterator[
     """Yield the tagged sentences of a file. ``counts`` stays as it is, because none is left out. Raises UserError if a
     line has another number of columns, or a word has no tag."""
     word_of = _conllu_word if ending_of(file.path) == "conllu" else _tagged_word
-    rows, is_prefixed = list[tuple[int, str, str]](), None
-
-    def sentence() -> Iterator[TaggedSentence]:
+    is_prefixed = None if word_of is _tagged_word else False
+    for is_empty, lines in groupby(read_lines(file.path), key=lambda line: not line[1].strip()):
+        rows = [] if is_empty else [(n, *own) for n, line in lines if (own := word_of(line, file.path, n))]
         if rows:
-            lines, words, tags = zip(*rows, strict=True)
-            rows.clear()
-            yield TaggedSentence(words, tags, file.language, file.path, lines[0])
-
-    for number, line in read_lines(file.path):
-        if not line.strip():
-            yield from sentence()
-        elif pair := word_of(line, file.path, number):
-            word, tag = pair
-            if word_of is _tagged_word:
-                is_prefixed = bool(_PREFIX.match(word)) if is_prefixed is None else is_prefixed
-                word = _PREFIX.sub("", word, count=1) if is_prefixed else word
-            rows.append((number, word, tag))
-    yield from sentence()
+            numbers, words, tags = zip(*rows, strict=True)
+            is_prefixed = bool(_PREFIX.match(words[0])) if is_prefixed is None else is_prefixed
+            words = tuple(_PREFIX.sub("", word, count=1) for word in words) if is_prefixed else words
+            yield TaggedSentence(words, tags, file.language, file.path, numbers[0])
 
 
 def _conllu_word(line: str, path: Path, number: int) -> tuple[str, str] | None:
@@ -132,7 +130,7 @@ class TaggedText(TextFormat):
         return (sentence.text for sentence in read_tagged(file))
 
 
-def tag_rows(sentences: Iterable[TaggedSentence], reading: Reading, numbers_of: Numbering) -> Iterator[Row]:
+def tag_rows(sentences: Iterable[TaggedSentence], reading: Reading) -> Iterator[Row]:
     """Yield the rows of each sentence. The first subword of a word has its tag.
 
     Every word is encoded alone, as the beginning of a word. A subword that is nothing but the space before a word is
@@ -150,14 +148,14 @@ def tag_rows(sentences: Iterable[TaggedSentence], reading: Reading, numbers_of: 
         subwords = {word: (ids or [vocabulary.unk_id])[:room] for word, ids in zip(unique, visible, strict=True)}
         for number, sentence in chunk:
             words = [subwords[word] for word in sentence.words]
-            for ids, tags in _divided(words, numbers_of(sentence), room):
+            for ids, tags in _divided(words, sentence.tags or [0] * len(words), room):
                 whole, first = sequence(ids, None, reading)
                 yield Row(whole, first, [*[IGNORED] * vocabulary.leading_count, *tags, IGNORED], number)
 
 
-def _divided(words: list[list[int]], tags: Sequence[int], room: int) -> Iterator[tuple[list[int], list[int]]]:
+def _divided(words: list[list[int]], tags: Sequence[Any], room: int) -> Iterator[tuple[list[int], list[Any]]]:
     """Yield the subwords of as many words as there is room for, and the tag of each first subword."""
-    ids, labels = list[int](), list[int]()
+    ids, labels = list[int](), list[Any]()
     for word, tag in zip(words, tags, strict=True):
         if len(ids) + len(word) > room:
             yield ids, labels
@@ -165,6 +163,66 @@ def _divided(words: list[list[int]], tags: Sequence[int], room: int) -> Iterator
         ids += word
         labels += [tag, *[IGNORED] * (len(word) - 1)]
     yield ids, labels
+
+
+def entities_of(tags: Sequence[str]) -> set[Entity]:
+    """Return the entities of a sentence: B-X, followed by any number of I-X. Other I-X belong to no entity.
+
+    >>> sorted(entities_of(["B-PER", "I-PER", "O", "I-LOC", "B-LOC", "I-PER"]))
+    [(0, 2, 'PER'), (4, 5, 'LOC')]
+    """
+    entities = list[Entity]()
+    for word, tag in enumerate(tags):
+        prefix, _, kind = tag.partition("-")
+        if prefix == "B":
+            entities.append((word, word + 1, kind))
+        elif prefix == "I" and entities and entities[-1][1:] == (word, kind):
+            entities[-1] = (entities[-1][0], word + 1, kind)
+    return set(entities)
+
+
+def lenient_entities(sentences: Tags) -> list[set[Entity]]:
+    """Return the entities that end in each sentence, as seqeval finds them by default; XTREME scores all tags so.
+
+    The first character of a tag is its prefix, and the rest is its type (without what precedes a hyphen; ``_`` if
+    nothing is left). An entity is a sequence of words of one type. A word with B or S begins another one, S and E end
+    it, and O is no entity. Unlike in IOB2, an I may begin an entity, and tags without a prefix, such as UPOS, are read
+    in the same way: neighbours of one tag are one entity, SCONJ and SYM always stand alone, and the types of CCONJ and
+    SCONJ are equal. seqeval reads all sentences as one sequence with an O behind each, and O has the type ``_`` like X.
+    So words are counted across all sentences, and an X beside the end of a sentence is joined to what precedes it.
+
+    >>> lenient_entities([["I-LOC", "I-LOC", "O"], ["NOUN", "NOUN", "VERB"]])
+    [{(0, 2, 'LOC')}, {(4, 6, 'OUN'), (6, 7, 'ERB')}]
+    """
+    entities, begin, word, previous, previous_type = list[set[Entity]](), 0, 0, "O", ""
+    for tags in sentences:
+        ending = set[Entity]()
+        for tag in (*tags, "O"):
+            prefix, kind = tag[0], tag[1:].split("-", maxsplit=1)[-1] or "_"
+            changes = kind != previous_type
+            if previous in "ES" or (previous in "BI" and prefix in "BSO") or (previous not in "O." and changes):
+                ending.add((begin, word, previous_type))
+            if prefix in "BS" or (previous in "OES" and prefix in "EI") or (prefix not in "O." and changes):
+                begin = word
+            previous, previous_type, word = prefix, kind, word + 1
+        entities.append(ending)
+    return entities
+
+
+def entity_counts(gold: Tags, predicted: Tags, *, lenient: bool = False) -> np.ndarray:
+    """Return the numbers of right, of expected and of given entities of each sentence, int64 [3, N].
+
+    Entities are those of ``lenient_entities`` or those of ``entities_of``; one is right if ends and type agree.
+    """
+    find = lenient_entities if lenient else lambda sentences: list(map(entities_of, sentences))
+    pairs = zip(find(gold), find(predicted), strict=True)
+    counts = [(len(expected & given), len(expected), len(given)) for expected, given in pairs]
+    return np.array(counts, np.int64).reshape(-1, 3).T
+
+
+def is_entity_scheme(labels: Sequence[str]) -> bool:
+    """Return whether tags are those of entities: all are O, B-X or I-X, and there is a B-X."""
+    return any(tag.startswith("B-") for tag in labels) and all(tag == "O" or tag[:2] in ("B-", "I-") for tag in labels)
 
 
 class TaggingTask(AnnotatedTask):
@@ -177,6 +235,18 @@ class TaggingTask(AnnotatedTask):
     what, forms = "tagged words", ".conllu or .tsv"
     accepts, read, rows = staticmethod(is_tagged), staticmethod(read_tagged), staticmethod(tag_rows)
     labels, texts = attrgetter("tags"), staticmethod(lambda example: (example.text,))
+
+    @staticmethod
+    def figures(classifier: Any, examples: Sequence[Any], form: Any = None) -> dict[str, np.ndarray]:
+        gold, tags = [example.tags for example in examples], classifier.tag([example.words for example in examples])
+        right, expected, given = entity_counts(gold, tags, lenient=True)
+        of_xtreme = {"xtreme_f1": outcomes(2 * right, expected + given)}
+        if not is_entity_scheme(classifier.annotation.labels):
+            agree = [sum(map(str.__eq__, *pair)) for pair in zip(gold, tags, strict=True)]
+            return {"accuracy": outcomes(agree, list(map(len, gold))), **of_xtreme}
+        right, expected, given = entity_counts(gold, tags)
+        details = {"precision": outcomes(right, given), "recall": outcomes(right, expected)}
+        return {"f1": outcomes(2 * right, expected + given), **details, **of_xtreme}
 
 
 class Tagging(AnnotationCriterion):

@@ -1,10 +1,17 @@
-"""Entities beside a reading of seqeval's rules by hand, and figures that seqeval computed."""
+"""Figures: answers by the rules of SQuAD and MLQA, entities by seqeval's, and what tasks say of a classifier."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xrep.understanding.figures import entities_of, entity_counts, is_entity_scheme
+from xrep.understanding.classifier import Annotation
+from xrep.understanding.evaluations import percentages
+from xrep.understanding.labels import ClassificationTask
+from xrep.understanding.questions import QuestionAnsweringTask, compare, normalise
+from xrep.understanding.tags import TaggingTask, entities_of, entity_counts, is_entity_scheme
 
 IOB2 = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 UPOS = ["NOUN", "VERB", "X", "CCONJ", "SCONJ", "SYM", "INTJ", "_"]
@@ -35,7 +42,7 @@ def test_entities() -> None:
 
 def scores(gold: list[list[str]], found: list[list[str]], *, lenient: bool = False) -> list[float]:
     """Return precision, recall and F1 in percent."""
-    right, expected, given = map(int, entity_counts(gold, found, lenient=lenient).sum(axis=0))
+    right, expected, given = map(int, entity_counts(gold, found, lenient=lenient).sum(axis=1))
     parts = (right, given), (right, expected), (2 * right, expected + given)
     return [100 * part / max(whole, 1) for part, whole in parts]
 
@@ -88,3 +95,62 @@ def test_the_default_of_seqeval_as_two_tables(sentences: Sentences) -> None:
 def test_the_scheme_is_recognised() -> None:
     assert is_entity_scheme(["B-LOC", "I-LOC", "O"]) and not is_entity_scheme(["NOUN", "O"])
     assert not is_entity_scheme([]) and not is_entity_scheme(["O"])
+
+
+@pytest.mark.parametrize(("answer", "language", "form", "words"), [
+    ("The  Eiffel-Tower!", "en", "squad", ["eiffeltower"]),
+    ("an apple a day", "en", "mlqa", ["apple", "day"]),
+    ("Der Turm von der Stadt", "de", "mlqa", ["turm", "von", "stadt"]),
+    ("Der Turm", "de", "squad", ["der", "turm"]),
+    ("los “niños”", "es", "mlqa", ["niños"]),
+    ("“Zitat”", "en", "squad", ["“zitat”"]),
+    ("北京 2008年", "zh", "mlqa", ["北", "京", "2008", "年"]),
+    ("北京。", "zh", "squad", ["北京。"]),
+    ("البيت", "ar", "mlqa", ["بيت"]),
+    ("những cái nhà", "vi", "mlqa", ["nhà"]),
+    ("a b", "fi", "mlqa", ["a", "b"]),
+    ("", "en", "mlqa", []),
+])  # fmt: skip
+def test_normalisation(answer: str, language: str, form: str, words: list[str]) -> None:
+    assert normalise(answer, language, form) == words  # pyright: ignore[reportArgumentType]
+
+
+def test_the_best_gold_answer_counts() -> None:
+    assert compare("in the old town", ["Old Town", "elsewhere"], "en") == pytest.approx((2 * 2 / (3 + 2), 0))
+    assert compare("the Old Town.", ["x", "old town"], "en") == (1, 1)
+    assert compare("x", ["y"], "en") == compare("x", [], "en") == (0, 0)
+    assert compare("年年", ["年"], "zh") == pytest.approx((2 / 3, 0))
+    assert compare("the", ["a"], "en") == (0, 1)
+
+
+def example(**values: Any) -> SimpleNamespace:
+    return SimpleNamespace(language="en", **values)
+
+
+def text(value: str) -> SimpleNamespace:
+    return SimpleNamespace(text=value)
+
+
+GOLD = [["B-X", "I-X", "O"], ["B-Y", "O"], ["O"]]
+FOUND = [["B-X", "I-X", "B-Y"], ["B-X", "O"], ["O"]]
+ANSWERS = ("red house", "Bonn")
+UPOS, TAGGED = ["NOUN", "VERB"], [["NOUN"] * 3, ["VERB"]]
+CASES = {
+    "label": (["a", "b"], [example(sentences=["x"], label=own) for own in "abba"], list("abab"), 50),
+    "tags": (UPOS, [example(words=own, tags=own) for own in (["NOUN", "VERB", "NOUN"], ["VERB"])], TAGGED, 75),
+    "entities": (["O", "B-X", "B-Y", "I-X"], [example(words=own, tags=own) for own in GOLD], FOUND, 40),
+    "span": ([], [example(answers=[text(own)]) for own in ("the red house", "Kiel")], list(map(text, ANSWERS)), 50),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_numbers_of_examples_add_up(name: str) -> None:
+    labels, examples, answers, expected = CASES[name]
+    kind: Any = "tags" if name == "entities" else name
+    annotation = Annotation(kind=kind, labels=labels)
+    classifier: Any = SimpleNamespace(annotation=annotation, predict=lambda texts: (answers, None))
+    classifier.tag = classifier.answer = lambda examples: answers
+    task = {"label": ClassificationTask, "span": QuestionAnsweringTask}.get(kind, TaggingTask)
+    numbers = task.figures(classifier, examples)
+    assert {own.shape for own in numbers.values()} == {(len(examples), 2)}
+    assert next(iter(percentages(numbers).values())) == pytest.approx(expected)
