@@ -11,45 +11,13 @@ This module must be imported before torch, and it needs g++ and torch's headers.
 # ruff: noqa: E402
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import importlib.util
 import os
-import subprocess
-import sys
-import tempfile
-from collections import Counter
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
-
-def library() -> Path:
-    """Return the compiled device.cpp; it is compiled if no earlier process has left it in the temporary folder."""
-    spec = importlib.util.find_spec("torch")
-    assert spec is not None and spec.origin is not None
-    source, torch_folder = Path(__file__).with_name("device.cpp"), Path(spec.origin).parent
-    version = (torch_folder / "version.py").read_bytes()
-    name = hashlib.sha256(source.read_bytes() + version + str(torch_folder).encode()).hexdigest()[:16]
-    path = Path(tempfile.gettempdir()) / f"xrep-tests-cuda-{os.getuid()}-{name}.so"
-    if not path.exists():
-        includes = [f"-I{torch_folder / 'include' / part}" for part in ("", "torch/csrc/api/include")]
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder) / path.name
-            command = ["g++", "-std=c++20", "-DUSE_DISTRIBUTED", "-w", "-shared", "-fPIC", *includes, str(source)]
-            libraries = [f"-L{torch_folder / 'lib'}", f"-Wl,-rpath,{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu"]
-            subprocess.run([*command, "-o", str(made), *libraries], check=True)
-            os.replace(made, path)
-    return path
-
-
-def load() -> None:
-    """Tell torch, which must not be imported yet, of a CUDA device."""
-    if "torch" in sys.modules:
-        raise ImportError("the emulated device must be imported before torch")
-    ctypes.CDLL(str(library()))
-
+from tests.cuda.library import load
 
 load()
 
@@ -59,10 +27,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from tests.cuda.counts import Counts, lines_of_xrep
 from tests.cuda.flash import flash, flash_backward
 
 CUDA = torch.device("cuda", 0)
-ROOT = Path(__file__).parents[2]
 READ_ON_THE_HOST = {
     "_local_scalar_dense", "nonzero", "nonzero_numpy", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
     "bincount", "equal", "is_nonzero", "histc",
@@ -76,36 +44,6 @@ KERNELS = {
     "triton_kernels": ("absorb_row", "vocabulary_row"),
     "triton_norm": ("normalise_rows", "differentiate_rows", "add_parts"),
 }
-
-
-class Counts:
-    """What happened since the last ``clear``.
-
-    Attributes:
-        syncs: operations after which the host waits for the device, with the lines of xrep that made them.
-        launches: operations that start a kernel, by name; one on a list of tensors counts once.
-        float32_products: matrix products of float32 operands, by line.
-        collectives: exchanges between ranks of tensors on the device, by name.
-        exchanged: bytes of these tensors, by name; what is received counts beside what is sent.
-    """
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        self.syncs, self.launches, self.float32_products = Counter[str](), Counter[str](), Counter[str]()
-        self.collectives, self.exchanged = Counter[str](), Counter[str]()
-
-
-def lines_of_xrep() -> str:
-    """Return the innermost three lines of xrep on the stack."""
-    frame, found = sys._getframe(1), list[str]()
-    while frame is not None and len(found) < 3:
-        path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(ROOT / "xrep"):
-            found.append(f"{path.relative_to(ROOT)}:{frame.f_lineno}")
-        frame = frame.f_back
-    return " < ".join(found) or "torch"
 
 
 class DeviceMismatch(RuntimeError):
