@@ -6,14 +6,14 @@ import shlex
 
 import pytest
 
+from tests.support.annotated import write_labels, write_questions, write_tags
 from tests.support.commands import Commands
 from tests.support.corpus import write_corpus
 from tests.support.encoders import write_encoder
 from tests.support.nli_data import nli_rows, write_parallel
 from xrep.registry import CRITERIA
 
-NAMES = [name for name in CRITERIA.names() if CRITERIA.load(name).__module__.startswith("xrep.criteria.")]
-NAMES = [name for name in NAMES if "annotated" not in CRITERIA.load(name).__module__]
+NAMES = [name for name in CRITERIA.names() if CRITERIA.load(name).__module__.startswith("xrep.")]
 TINY = "--layers 2 --hidden-size 16 --heads 2 --feedforward-size 16 --max-positions 64 --vocab-size 60 --max-steps 1"
 TINY += " --batch-size 8 --max-length 30 --device cpu --no-tensorboard --save-dir run"
 
@@ -44,9 +44,12 @@ def test_the_example_runs(name: str, cli: Commands) -> None:
     (cli.folder / "nli").mkdir()
     for split, premises in (("train", 10), ("dev", 3)):
         write_parallel(cli.folder / "nli", split, nli_rows(premises))
+    for folder, write in {"xnli": write_labels, "panx": write_tags, "squad": write_questions}.items():
+        write(cli.folder / folder)
     write_encoder(cli.folder / "minilm", languages=(["en"], ["en"]))
     for line in sections(name)["Example"].splitlines():
         words = shlex.split(line)[1:]
+        words += ["--languages", "de"] if words[0] in ("xnli/", "panx/", "squad/") else []
         done = cli("train", *words, *TINY.split(), *(["--validation", "loss"] if "loss" not in words else []))
         assert done.code == 0, done.err
         assert (cli.folder / "run" / "last" / "model.safetensors").is_file()

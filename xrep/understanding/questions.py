@@ -231,6 +231,16 @@ class Span(AnnotationCriterion):
 
     A row whose window of the context has no answer points at its first token. The metric ``exact`` is the percentage of
     rows in which both ends have the largest logits.
+
+    Use:
+        Needs: questions, their contexts and the places of the answers (task question_answering), and a pretrained
+            encoder, which is trained, too.
+        Choose it: to find the answer to a question in a text, also in languages without questions (XTREME's XQuAD, MLQA
+            and TyDiQA-GoldP).
+        Related: tagging gives every word a tag; classification labels whole texts.
+
+    Example:
+        xrep-train squad/ --task question_answering --criterion span --encoder minilm
     """
 
     reads = (QUESTIONS,)
