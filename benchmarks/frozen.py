@@ -38,9 +38,9 @@ def measured(options: argparse.Namespace) -> dict[str, float]:
     )
     model = DualEncoder(config, task.text)
     steps = {}
-    stored = {"teacher_vectors": options.vectors, "teacher_text": options.text}
-    for name, known in (("plain", {}), ("stored", stored)):
-        given = FrozenSource.Config(source_side="target", queue_size=options.queue_size, **known)
+    known = {"teacher_vectors": options.vectors, "teacher_text": options.text}
+    for name, chosen in (("plain", {}), ("stored", known)):
+        given = FrozenSource.Config(source_side="target", queue_size=options.queue_size, **chosen)
         own = copy.deepcopy(model)
         criterion = FrozenSource(given, own, task.text)
         steps[name] = make_step(own, criterion, options.device, lr=1e-3, clip_norm=10.0)
@@ -50,20 +50,20 @@ def measured(options: argparse.Namespace) -> dict[str, float]:
     def read(both):
         return stored.pair.criterion.plan(both[0], torch.Generator())
 
-    def plan(step, batch):
-        return step.pair.criterion.plan(batch, torch.Generator()).to(step.world.device)
+    def plan(batch):
+        return plain.pair.criterion.plan(batch, torch.Generator()).to(plain.world.device)
 
-    def constants(step, planned):
+    def constants(planned):
         with torch.no_grad():
-            return step.pair.criterion.constants(step.pair.model, planned)
+            return plain.pair.criterion.constants(plain.pair.model, planned)
 
     contestants = {
         "plain": lambda both: run_step(plain, both[0]),
         "stored": lambda both: run_step(stored, both[0]),
-        "teacher": lambda both: constants(plain, both[1]),
+        "teacher": lambda both: constants(both[1]),
         "reading": read,
     }
-    inputs = ((batch, plan(plain, batch)) for batch in batches)
+    inputs = ((batch, plan(batch)) for batch in batches)
     turns = take_turns(contestants, inputs, warm_up=WARM_UP, device=options.device)
     return {name: 1000 * seconds for name, seconds in turns.medians().items()}
 

@@ -39,9 +39,6 @@ class Passes(HiCTL):
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         return Loss({"sentence": Term(torch.stack([side.sum() for side in vectors]).sum())})
 
-    def _add_words(self, *given: object) -> None:
-        pass
-
 
 class Plain(HiCTL):
     """HiCTL with plain negatives only."""
@@ -64,9 +61,10 @@ def measured(options: argparse.Namespace) -> dict[str, float]:
     places = {"max_positions": max(512, 2 * options.length)}
     config = DualEncoder.Config(towers="shared", pooling="cls", normalize=False, **places, **sizes)
     model = DualEncoder(config, text)
-    given = HiCTL.Config(temperature=options.temperature, word_temperature=options.temperature)
     steps = {}
     for name, kind in CRITERIA.items():
+        temperatures = {"temperature": options.temperature, "word_temperature": options.temperature}
+        given = HiCTL.Config(word_contrast=kind is not Passes, **temperatures)
         own = copy.deepcopy(model)
         criterion = kind(given, own, text)
         assert criterion.hardness is not None

@@ -180,7 +180,7 @@ def searched(sides: Sequence[Side], k: int, index: str, probes: int, folder: str
     """Return the neighbours of both sides, int64 [N, k] each, which are the result of a job in a folder."""
     from xrep.inference.nearest import SideSource, search_stages
     from xrep.inference.settings import PART_GIGABYTES
-    from xrep.jobs.engines import Share, work
+    from xrep.jobs.engines import WorkerShare, work
     from xrep.jobs.plan import Job
 
     x, y = (SideSource() for _ in sides)
@@ -188,7 +188,7 @@ def searched(sides: Sequence[Side], k: int, index: str, probes: int, folder: str
     stages, merge = search_stages(x, y, index, probes, PART_GIGABYTES, "cpu")
     job = Job(folder, "search", {}, stages)
     job.begin()
-    work(job, Share(), False)
+    work(job, WorkerShare(), False)
     return [found.slice(0, len(found)).index.numpy() for found in (merge.found("x"), merge.found("y"))]
 
 

@@ -99,5 +99,6 @@ def test_lines_without_words_share_no_vector(tmp_path: Path) -> None:
     write_teacher(tmp_path, ["A dog.", "...", "!!!"])
     teacher = TeacherVectors(tmp_path / "teacher.npy", tmp_path / "teacher.txt")
     assert teacher.rows(sentence_hashes(["a dog"])).tolist() == [0]
+    assert teacher.has(sentence_hashes(["a dog"])) and not teacher.has(sentence_hashes(["a dog", "???"]))
     with pytest.raises(UserError, match="1 of 2 training pairs have a source sentence without words"):
         teacher.read(sentence_hashes(["a dog", "???"]))

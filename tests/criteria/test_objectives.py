@@ -13,7 +13,6 @@ from tests.support.closeness import assert_near
 from tests.support.planning import loss_of, plan, sizes_of
 from xrep.criteria.contrastive import ContrastiveCriterion, encode_in_pieces
 from xrep.criteria.criterion import Criterion, Loss
-from xrep.kernels.precision import fast_float32_is_exact, multiplies_bfloat16
 from xrep.registry import CRITERIA
 
 WEIGHTS = {"rtl_to_pivot": 0.5, "rtl_from_pivot": 0.5}
@@ -100,11 +99,6 @@ class NoWaiting(TorchDispatchMode):
 
     aten = torch.ops.aten
     FORBIDDEN = (aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.repeat_interleave)
-
-    def __enter__(self):
-        for ask in (fast_float32_is_exact, multiplies_bfloat16):  # the first products of a process do so, and read
-            ask()
-        return super().__enter__()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

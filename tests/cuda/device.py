@@ -233,9 +233,6 @@ class EmulatedDevice(TorchDispatchMode):
         name = func._schema.name.partition("::")[2]
         if func is torch.ops.prim.device.default:
             return args[0].device
-        if func.namespace == "xrep":
-            with self.again(), torch.no_grad():
-                return torch._library.custom_ops.OPDEFS[func._schema.name]._init_fn(*args, **kwargs)
         if func.namespace == "c10d":
             return self._collective(func, args, kwargs)
         if torch.is_inference_mode_enabled() and func.namespace == "aten":  # composite ones arrive undivided

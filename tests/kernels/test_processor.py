@@ -74,17 +74,21 @@ def wrong(x: Tensor, weight: Tensor, bias: Tensor, *attributes: Any) -> Tensor:
     return F.gelu(F.linear(x, weight, bias), approximate="tanh") * 1.1
 
 
-@pytest.mark.parametrize("machine, library, available, expected", [
-    ("aarch64", {}, True, [False, False, False]),
-    ("x86_64", {}, False, [False, False, False]),
-    ("aarch64", {"_is_mkldnn_bf16_supported": lambda: True, "_linear_pointwise": refuses}, True, [True, False, False]),
-    ("x86_64", {"_is_mkldnn_bf16_supported": lambda: True, "_linear_pointwise": refuses}, True, 3 * [False]),
-    ("aarch64", {"_is_mkldnn_bf16_supported": lambda: False, "_linear_pointwise": refuses}, True, 3 * [False]),
-    ("x86_64", {"_is_mkldnn_bf16_supported": lambda: False, "_linear_pointwise": wrong}, True, 3 * [False]),
+@pytest.mark.parametrize("machine, library, available, native, expected", [
+    ("aarch64", {}, True, False, [False, False, False]),
+    ("x86_64", {}, False, False, [False, False, False]),
+    ("aarch64", {"_is_mkldnn_bf16_supported": lambda: True, "_linear_pointwise": refuses}, True, False, [True, False, False]),
+    ("x86_64", {"_is_mkldnn_bf16_supported": lambda: True, "_linear_pointwise": refuses}, True, True,
+     [True, False, False]),
+    ("x86_64", {"_is_mkldnn_bf16_supported": lambda: True, "_linear_pointwise": refuses}, True, False, 3 * [False]),
+    ("aarch64", {"_is_mkldnn_bf16_supported": lambda: False, "_linear_pointwise": refuses}, True, False, 3 * [False]),
+    ("x86_64", {"_is_mkldnn_bf16_supported": lambda: False, "_linear_pointwise": wrong}, True, True, 3 * [False]),
 ])  # fmt: skip
-def test_other_machines_and_other_builds_of_torch(machine, library, available, expected, asked_anew, monkeypatch):
+def test_other_machines_and_other_builds_of_torch(
+    machine, library, available, native, expected, asked_anew, monkeypatch
+):
     """Elsewhere than on x86, oneDNN's word on bfloat16 is taken. A fused product that is wrong is not taken."""
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
     monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace(**library))
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: available)

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.planning import token_batch
 from xrep.data.batch import TokenBatch
+from xrep.errors import UserError
 from xrep.nn import compile as of_layers
 from xrep.nn.compile import compile_layers
 from xrep.nn.encoder import EncoderShape, TransformerEncoder, set_activation_checkpointing
@@ -102,3 +103,12 @@ def test_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert float((one.grad - other.grad).abs().max()) < 1e-3
     assert counters["stats"]["unique_graphs"] == 6, "three layouts, each with and without gradient"
     assert not counters["graph_break"]
+
+
+def test_without_a_compiler() -> None:
+    compiler = (None, "/nowhere/g++")
+    with torch._inductor.config.patch({"cpp.cxx": compiler}), pytest.raises(UserError) as error:
+        compile_layers(make_pair()[1])
+    text = str(error.value)
+    assert "\n" not in text and "/nowhere/g++" in text and "torch.compile does not work on cpu here" in text
+    assert text.endswith("or train without `compile`")

@@ -176,7 +176,7 @@ def test_sentences_of_one_length_are_computed_together(lengths: list[int], monke
     with torch.autocast("cpu", torch.bfloat16):
         assert not EqualLengths.is_faster(batch)
     results = []
-    for _ in ("runs", "padded"):
+    for _ in ("by length", "padded"):
         encoder.zero_grad()
         hidden = encoder(batch)
         hidden.square().sum().backward()

@@ -85,9 +85,10 @@ class FrozenSource(ContrastiveCriterion):
         if sentences repeat."""
         teacher_vectors: str | None = None
         """Vectors of the source sentences, computed once before training: a .npy file of floats [N, D], such as that of
-        xrep-encode, with one row for each line of teacher_text. With a source tower (towers separate) they must be its
-        own, and it encodes what is not trained on. With towers shared the model is only the student of any other
-        system: set projection_size D, and choose the best checkpoint with validation sts, not retrieval."""
+        xrep-encode, with one row for each line of teacher_text. With a source tower (towers separate) the vectors
+        must be those of this tower, which then encodes only hard negatives and sentences that the file lacks, such as
+        those of validation. With towers shared the model is only the student, of any other system: set projection_size
+        D, and choose the best checkpoint with validation sts, not retrieval."""
         teacher_text: str | None = None
         """The source sentences of teacher_vectors, one per line. Every source sentence of the training text must be
         there, in any order; case and punctuation do not count."""

@@ -81,7 +81,7 @@ class Planner:
         ratio: probability with which each token of y is predicted, independently of the others.
         vocabulary: of the tower that reads both sides.
         labels: int64 [V] by language of y, the label of each subword; -1: it becomes a [MASK], too, but is not
-            predicted. No language: each subword is its own label, in all languages.
+            predicted. If it is empty, each subword is its own label in all languages.
     """
 
     pivot: int

@@ -49,7 +49,7 @@ class TeacherVectors:
 
     def has(self, hashes: np.ndarray) -> bool:
         """Return whether all sentences with these hashes, uint64 [N], have a vector."""
-        return bool((find_sorted(self._hashes, hashes) >= 0).all())
+        return bool(((hashes != NO_KEY) & (find_sorted(self._hashes, hashes) >= 0)).all())
 
     def rows(self, hashes: np.ndarray) -> np.ndarray:
         """Return the row of the vector of each sentence, int64 [N], given the sentences' hashes, uint64 [N]. Raises

@@ -1,11 +1,12 @@
-"""Contrastive losses and the cross-entropy of a large vocabulary, each of use without xrep.
+"""Contrastive losses and the cross-entropy of a large vocabulary, which can also be used without the rest of xrep.
 
-What cannot be stored is fused: ``queue_infonce`` and ``linear_cross_entropy`` never store their logits (but those of a
-small queue), and their gradients are known after the forward pass. They work in blocks, in Triton's kernels on GPUs
-where these agree with plain torch at their first use, and else in plain torch (``xrep.kernels.fused``).
+What cannot be stored is fused: ``queue_infonce`` and ``linear_cross_entropy`` never store all of their logits, except
+those of a small queue, and their gradients are known after the forward pass. They work in blocks: on GPUs in Triton's
+kernels, where these agree with plain torch at their first use, and else in plain torch (``xrep.kernels.fused``).
 
 Losses within a batch (``inbatch_infonce``, ``hard_infonce``, ``triplet_infonce``) are plain torch on every device. They
-keep up to 2^24 similarities for the backward pass, and compute more of them in blocks of rows, each of them twice.
+keep up to 2^24 similarities for the backward pass. If there are more, they compute them in blocks of rows, each block
+twice.
 ``word_infonce`` and ``add_own_negatives`` are plain torch, too.
 """
 

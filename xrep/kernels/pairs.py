@@ -113,7 +113,7 @@ def at_columns(logits: Tensor, columns: Tensor) -> Tensor:
 def leave_out(values: Tensor, excluded: Tensor, same: Tensor | None, value: float = NOTHING) -> Tensor:
     """Write ``value`` over the pairs that are not compared, in place, and return ``values`` [R, C].
 
-    Autograd does not see it, and need not: an excluded logit has an exponential of 0, and so has its gradient.
+    Autograd does not see it, and need not: the exponential of an excluded logit is 0, and so is its gradient.
 
     Args:
         excluded: int64 [R, M], columns with which a row is not compared.
@@ -156,8 +156,8 @@ def merge(best: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
     if len(best) == 1:
         return best[0], total[0]
     best = best.detach()
-    highest = best.amax(0)
-    return highest, (total * (best - highest).exp_()).sum(0)
+    largest = best.amax(0)
+    return largest, (total * (best - largest).exp_()).sum(0)
 
 
 def infonce(best: Tensor, total: Tensor, positive: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SLOW_BFLOAT16 = (
-    "bfloat16 products are not accelerated on this processor, so they are computed in float32; "
-    "the precision float32 itself is as fast or faster, and more exact"
+    "bfloat16 products are not accelerated on this processor, so everything is computed in float32, "
+    "which is faster here and more exact"
 )
 """Text that a command shows if bfloat16 was asked for and ``multiplies_bfloat16`` returns False."""
 _LIBRARY_TYPES = torch.float32, torch.bfloat16
@@ -123,7 +123,7 @@ def multiply_add(total: Tensor, a: Tensor, b: Tensor) -> None:
         torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
 
 
-# -- abilities of this machine's CPU, found by small test products once per process -------------------------------
+# -- abilities of this machine's CPU; those that test products find are found once per process --------------------
 
 
 @functools.cache

@@ -1,7 +1,8 @@
 """InfoNCE of queries against their positives and a queue of negatives that carry no gradient.
 
 If the queue carries no gradient, InfoNCE is attention with K = V: one online-softmax sweep over the queue gives the
-loss and everything that its gradient needs, so no [B, K] array exists in either pass.
+loss and everything that its gradient needs, so no [B, K] array exists in either pass. Only the logits of a small queue
+(``WHOLE``) are computed at once.
 """
 
 from __future__ import annotations

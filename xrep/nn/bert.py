@@ -14,7 +14,7 @@ from torch import Tensor
 
 from xrep.errors import UserError
 from xrep.nn.shape import Activation, EncoderShape
-from xrep.nn.weights import Weights, read_json
+from xrep.nn.weights import Weights, check_entries, read_json
 
 HF_CONFIG = "config.json"
 FAMILIES = ("bert", "roberta", "camembert", "xlm-roberta")
@@ -77,7 +77,7 @@ def read_shape(path: Path) -> EncoderShape:
     if problem := obstacle(config):
         raise UserError(problem, path=path, cure="use another encoder")
     check_inert(config, path)
-    read_json(path, needed=SIZES)
+    check_entries(config, SIZES, path)
     is_bert = config["model_type"] == "bert"
     values = {"pad_token_id": 0 if is_bert else 1, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "hidden_act": "gelu"}
     values |= {key: value for key, value in config.items() if value is not None}

@@ -147,10 +147,15 @@ def read_json(path: Path, kind: type[dict] | type[list] = dict, needed: Iterable
     if not isinstance(content, kind):
         wanted = "an object" if kind is dict else "a list"
         raise UserError(f"damaged: not {wanted} in JSON", path=path, cure=AGAIN)
-    for key in needed:
-        if cast(Any, content).get(key) is None:
-            raise UserError(f"no {key}", path=path, cure=AGAIN)
+    check_entries(cast(Any, content), needed, path)
     return content
+
+
+def check_entries(content: Mapping[str, Any], needed: Iterable[str], path: Path) -> None:
+    """Raise UserError if the content of a JSON file lacks one of the ``needed`` entries."""
+    for key in needed:
+        if content.get(key) is None:
+            raise UserError(f"no {key}", path=path, cure=AGAIN)
 
 
 def inside(directory: Path, name: str, source: Path) -> Path:
