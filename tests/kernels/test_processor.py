@@ -77,7 +77,8 @@ def wrong(x: Tensor, weight: Tensor, bias: Tensor, *attributes: Any) -> Tensor:
 @pytest.mark.parametrize("machine, library, available, native, expected", [
     ("aarch64", {}, True, False, [False, False, False]),
     ("x86_64", {}, False, False, [False, False, False]),
-    ("aarch64", {"_is_mkldnn_bf16_supported": lambda: True, "_linear_pointwise": refuses}, True, False, [True, False, False]),
+    ("aarch64", {"_is_mkldnn_bf16_supported": lambda: True, "_linear_pointwise": refuses}, True, False,
+     [True, False, False]),
     ("x86_64", {"_is_mkldnn_bf16_supported": lambda: True, "_linear_pointwise": refuses}, True, True,
      [True, False, False]),
     ("x86_64", {"_is_mkldnn_bf16_supported": lambda: True, "_linear_pointwise": refuses}, True, False, 3 * [False]),
