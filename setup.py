@@ -121,8 +121,8 @@ setup(
             "evaluation.pos=xrep.understanding.evaluations:PartsOfSpeech",
             "evaluation.qa=xrep.understanding.evaluations:Questions",
             "evaluation.xnli=xrep.understanding.evaluations:Xnli",
-            "format.questions=xrep.understanding.questions:QuestionText",
-            "format.tagged=xrep.understanding.tags:TaggedText",
+            "format.questions=xrep.understanding.formats:QuestionText",
+            "format.tagged=xrep.understanding.formats:TaggedText",
         ],
     },
 )

@@ -25,8 +25,9 @@ from harness import make_parser, write_json
 
 from xrep.text.examples import Example
 from xrep.text.find import discover
+from xrep.understanding.formats import Question, read_questions
 from xrep.understanding.labels import ClassificationTask, read_labelled
-from xrep.understanding.questions import Question, QuestionAnsweringTask, compare, read_questions
+from xrep.understanding.questions import QuestionAnsweringTask, compare
 
 WORD = re.compile(r"[\u3400-\u9fff]|[^\W_\u3400-\u9fff]+")
 MARK = re.compile(r"[.,;:!?()\[\]\"«»„“”，。；：！？、（）《》\n]")

@@ -21,7 +21,7 @@ from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep.text.find import TextFile
 from xrep.text.lines import read_lines
-from xrep.understanding.questions import read_questions
+from xrep.understanding.formats import read_questions
 
 _END = re.compile(r"(?<=[.!?])[\"”)]*\s+(?=[\"“(]?[A-Z0-9])")
 _REFERENCE = re.compile(r"\[\d+\]")  # to a footnote of Wikipedia

@@ -19,9 +19,8 @@ from xrep.evaluation.senteval.evaluate import find_sets, read_set
 from xrep.text.examples import read_pairs, read_text
 from xrep.text.exclusion import load_exclusion
 from xrep.text.find import TextFile, parse_bitext
+from xrep.understanding.formats import read_questions, read_tagged
 from xrep.understanding.labels import read_labelled
-from xrep.understanding.questions import read_questions
-from xrep.understanding.tags import read_tagged
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 SECONDS = 4.0

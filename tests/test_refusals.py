@@ -230,8 +230,9 @@ export ... --average 0                       | --average must be at least 1, not
 export ... --average 3                       | enc: has 0 checkpoints
 export ... --no-projection                   | enc: has no projection to leave out; export it without --no
 export ... --format hf --pooling cls         | are for the format sentence-transformers and graphs, not
-export ... --path nmt --format sentence-transformers | nmt: a translation model, which sentence-transformers does not
-export ... --path nmt --format onnx          | model, which onnx does not have
+export ... --path nmt --format onnx          | nmt: its model 'translation' cannot be exported to onnx; set --format to
+export ... --path nmt --format sentence-transformers | --format to xrep, or to hf for its encoder alone
+export ... --path cls/best --format openvino | --format to xrep, or to hf for the encoder and its head
 
 report absent --output page.html             | absent: no such directory; name the directory of a run
 report dir --output page.html                | dir: holds no run; name the directory of a run

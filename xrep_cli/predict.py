@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from xrep.errors import UserError
 from xrep_cli import common
 from xrep_cli.command import Command
+
+if TYPE_CHECKING:
+    from xrep.inference.predictor import Predictor
 
 
 @dataclass(kw_only=True)
@@ -39,17 +42,17 @@ class Options(common.Computing, common.Batches):
 
 def run(options: Options) -> None:
     """Write a line for each line of the input; those of a pipe are answered as they arrive."""
-    from xrep.inference.predictor import Predictor
     from xrep.models.kinds import model_name
     from xrep.registry import PREDICTORS
     from xrep.text.chunks import read_chunks
 
     known, name = PREDICTORS.names(), model_name(options.path)
     if not known:
-        raise UserError("nothing that is installed predicts", cure="install a plugin with a predictor, or xrep anew")
-    kind = PREDICTORS.load(name if name in known else known[0])  # which says what another directory holds
-    assert issubclass(kind, Predictor)
-    predictor = kind.load(
+        raise UserError("no predictor is installed", cure="reinstall xrep, or install a plugin that has a predictor")
+    kinds: list[Any] = [PREDICTORS.load(own) for own in ([name] if name in known else known)]
+    # The first one also says what a directory holds that it cannot open.
+    kind = next((own for own in kinds if own.opens(options.path)), kinds[0])
+    predictor: Predictor = kind.load(
         options.path, device=options.device, dtype=options.precision, batch_tokens=options.batch_tokens
     )
     before, origin = 0, "standard input" if options.input == "-" else options.input

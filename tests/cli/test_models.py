@@ -25,7 +25,7 @@ KINDS = {
     "tagger": "predict by xrep-predict --path {m}",
     "answerer": "predict by xrep-predict --path {m}",
     "huggingface": "encode sentences by xrep-encode --path {m}",
-    "huggingface_classifier": "encode sentences by xrep-encode --path {m}",
+    "huggingface_classifier": "predict by xrep-predict --path {m}, or encode sentences by xrep-encode --path {m}",
     "huggingface_towers": "name one of them: {m}/source or {m}/target",
     "sentence_transformers": "encode sentences by xrep-encode --path {m}",
     "router": "encode sentences by xrep-encode --path {m}",
@@ -77,7 +77,8 @@ TABLE: dict[str, tuple[str, str, dict[str, str]]] = {
                 {"encoder": TRAIN.format(task="classification", m="{m}")}),
     "export": ("export --path {m} --output made", ENCODERS.replace(" int8", ""), {
         "int8": INT8, "int8_translator": INT8,
-        **dict.fromkeys(f"translator {CLASSIFIERS}".split(), "set --format to hf or xrep")}),
+        "translator": "set --format to xrep, or to hf for its encoder alone",
+        **dict.fromkeys(CLASSIFIERS.split(), "set --format to xrep, or to hf for the encoder and its head")}),
     "export hf": ("export --path {m} --output made --format hf", f"{ENCODERS} {CHECKPOINTS}".replace(" int8", ""),
                   {"int8": INT8, "int8_translator": INT8}),
     "export xrep": ("export --path {m} --output made --format xrep", f"{CHECKPOINTS} int8 int8_translator",

@@ -2,7 +2,9 @@
 
 import os
 import resource
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,11 @@ from torch import nn
 from tests.support.runs import contents
 from xrep.config import to_yaml
 from xrep.errors import UserError
+from xrep.inference.sentence_encoder import encoder_of
+from xrep.interop.sentence_modules import PROMPTS
 from xrep.models.directory import (
+    CRITERION,
+    STATE,
     Snapshot,
     load_matching,
     load_model,
@@ -18,6 +24,7 @@ from xrep.models.directory import (
     write_checkpoint,
 )  # fmt: skip
 from xrep.models.dual_encoder import DualEncoder
+from xrep.text.sides import open_tokenizers
 
 SHAPE = {"layers": 1, "hidden_size": 16, "heads": 2, "feedforward_size": 16, "max_positions": 48}
 CONFIG = {
@@ -26,6 +33,19 @@ CONFIG = {
     "checkpoint": {"save_dir": "runs/${"},
     "plugins": ["somewhere.plugin"],
 }
+
+
+READERS = {
+    "manifest.json": lambda checkpoint: checkpoint.step,
+    "config.yaml": load_model,
+    "model.safetensors": load_model,
+    "tokenizer": lambda checkpoint: open_tokenizers(checkpoint.tokenizer),
+    CRITERION: lambda checkpoint: checkpoint.tensors(CRITERION),
+    STATE: lambda checkpoint: checkpoint.training_state(),
+    "training_hashes.npy": lambda checkpoint: checkpoint.training_hashes,
+    PROMPTS: encoder_of,
+}
+"""What reads each file of a checkpoint."""
 
 
 @pytest.fixture
@@ -60,17 +80,23 @@ def test_what_is_written_is_read_back(write, text, tmp_path):
 
 
 def test_a_changed_byte_in_any_file_is_refused_and_named(write, tmp_path):
-    checkpoint = write(tmp_path / "c")
+    """By what reads the file."""
+    hashes, prompts = tmp_path / "training_hashes.npy", tmp_path / PROMPTS
+    np.save(hashes, np.arange(5, dtype=np.uint64))
+    prompts.write_text("{}")
+    checkpoint = write(tmp_path / "c", files={path.name: path for path in (hashes, prompts)})
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
-    assert len(files) == 7
+    assert {path.relative_to(checkpoint).parts[0] for path in files} == {*READERS} and len(files) == 9
     for path in files:
+        name = path.relative_to(checkpoint).parts[0]
         whole = path.read_bytes()
         middle = len(whole) // 2
         for damaged in (whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :], whole[:-1]):
             path.write_bytes(damaged)
-            with pytest.raises(UserError, match=path.name):
-                open_checkpoint(checkpoint).check()
+            with pytest.raises(UserError, match=f"{path.name}: damaged checkpoint|no valid {path.name}"):
+                READERS[name](open_checkpoint(checkpoint))
         path.write_bytes(whole)
+        READERS[name](open_checkpoint(checkpoint))
     manifest = checkpoint / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"step": 7', '"step": 9'))
     with pytest.raises(UserError, match=r"manifest\.json: damaged checkpoint"):
@@ -81,6 +107,15 @@ def test_the_folder_of_a_run_is_told_from_its_checkpoints(write, tmp_path):
     write(tmp_path / "run" / "last")
     with pytest.raises(UserError, match="did you mean .*run/last"):
         open_checkpoint(tmp_path / "run")
+
+
+def test_the_tensors_of_a_part_are_those_whose_names_begin_so(write, tmp_path):
+    """Also where a mean takes the place of the tensors in the file."""
+    checkpoint = open_checkpoint(write(tmp_path / "c"))
+    raised = {name: tensor + 1 for name, tensor in checkpoint.tensors().items()}
+    expected, mean = (of.tensors(prefix="encoders.source.") for of in (checkpoint, replace(checkpoint, mean=raised)))
+    assert expected and "token_embedding.weight" in expected and expected.keys() == mean.keys()
+    assert all(torch.equal(mean[name], tensor + 1) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("large", ["criterion", "training_state", "tokenizers"])

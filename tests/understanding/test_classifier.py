@@ -15,8 +15,8 @@ from xrep.text.examples import Example
 from xrep.text.sides import SHARED
 from xrep.understanding.annotated import Reading, Row, batch_of_rows
 from xrep.understanding.classifier import load_classifier
+from xrep.understanding.formats import Question
 from xrep.understanding.labels import label_rows
-from xrep.understanding.questions import Question
 from xrep.understanding.sentence_classifier import SentenceClassifier, best_span
 
 pytestmark = pytest.mark.slow  # transformers takes seconds to import

@@ -2,14 +2,20 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Measure
 from tests.support.annotated import write_labels, write_pairs, write_questions, write_tags
 from tests.support.commands import Commands
+from tests.support.models import write_classifier
+from xrep.errors import UserError
+from xrep.inference.predictor import Predictor
 from xrep.kernels.precision import multiplies_int8
 from xrep.nn.weights import read_tensors
+from xrep.registry import PREDICTORS
+from xrep.understanding.classifier import Annotation
 
 pytestmark = pytest.mark.slow
 SMALL = (
@@ -25,6 +31,41 @@ def train(cli: Commands, data: Path, task: str, more: str = "", run: str = "run"
     line = f"--task {task} --criterion {criterion} --save-dir {run} {SMALL} {more}"
     assert cli("train", data, *line.split()).code == 0
     return f"{run}/best"
+
+
+class Other(Predictor):
+    """A predictor of somebody else, whose name comes before that of ours."""
+
+    @classmethod
+    def load(cls, path: str | Path, **options: Any) -> Predictor:
+        raise UserError("not mine", path=path, cure="choose another")
+
+    predict_lines: Any = None
+
+
+def test_a_directory_of_transformers_is_opened_by_the_predictor_that_can(
+    cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PREDICTORS, "_targets", {name: PREDICTORS.target(name) for name in PREDICTORS.names()})
+    PREDICTORS.register("aaa")(Other)
+    write_classifier(tmp_path / "ours", "classification", Annotation(kind="label", labels=["a", "b"]))
+    assert cli("export", "--path", "ours", "--format", "hf", "--output", "hf").code == 0
+    for path in ("ours", "hf"):
+        (line,) = predicted(cli, path, "der Koch singt\n")
+        assert line.split("\t")[0] in ("a", "b")
+    assert "not mine" in cli("predict", "--path", tmp_path).err
+    monkeypatch.setattr(PREDICTORS, "_targets", {})
+    done = cli("predict", "--path", "hf")
+    assert "error: no predictor is installed; reinstall xrep, or install a plugin that has a predictor" in done.err
+
+
+def test_texts_and_pairs_of_one_language_are_measured(cli: Commands, measure: Measure, tmp_path: Path) -> None:
+    write_classifier(tmp_path / "model", "classification", Annotation(kind="label", labels=["a", "b"]))
+    for name, line in {"test-de.tsv": "a\tder Koch\n", "pairs/test-de.tsv": "der Koch\tein Koch\tb\n"}.items():
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_text(line, encoding="utf-8")
+    values = measure("amazon", "--path", "model", "--data", tmp_path / "data")["values"]["tables"]["de"]
+    assert values["examples"] == 2
 
 
 def predicted(cli: Commands, path: str, text: str, *more: str) -> list[str]:

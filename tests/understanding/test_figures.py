@@ -134,10 +134,10 @@ def text(value: str) -> SimpleNamespace:
 GOLD = [["B-X", "I-X", "O"], ["B-Y", "O"], ["O"]]
 FOUND = [["B-X", "I-X", "B-Y"], ["B-X", "O"], ["O"]]
 ANSWERS = ("red house", "Bonn")
-UPOS, TAGGED = ["NOUN", "VERB"], [["NOUN"] * 3, ["VERB"]]
+TWO_TAGS, TAGGED = ["NOUN", "VERB"], [["NOUN"] * 3, ["VERB"]]
 CASES = {
     "label": (["a", "b"], [example(sentences=["x"], label=own) for own in "abba"], list("abab"), 50),
-    "tags": (UPOS, [example(words=own, tags=own) for own in (["NOUN", "VERB", "NOUN"], ["VERB"])], TAGGED, 75),
+    "tags": (TWO_TAGS, [example(words=own, tags=own) for own in (["NOUN", "VERB", "NOUN"], ["VERB"])], TAGGED, 75),
     "entities": (["O", "B-X", "B-Y", "I-X"], [example(words=own, tags=own) for own in GOLD], FOUND, 40),
     "span": ([], [example(answers=[text(own)]) for own in ("the red house", "Kiel")], list(map(text, ANSWERS)), 50),
 }

@@ -1,17 +1,21 @@
 """Readers of annotated text: every published form, and the files of which it is said what is wrong."""
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.runs import environment
 from xrep.errors import UserError
 from xrep.text.find import TextFile, discover, of_split
+from xrep.understanding.formats import read_questions, read_tagged
 from xrep.understanding.labels import ClassificationTask, read_labelled
-from xrep.understanding.questions import QuestionAnsweringTask, read_questions
-from xrep.understanding.tags import TaggingTask, read_tagged
+from xrep.understanding.questions import QuestionAnsweringTask
+from xrep.understanding.tags import TaggingTask
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -120,6 +124,23 @@ def test_questions(tmp_path: Path) -> None:
     assert len(question.answers) == 3
     assert [answer.start for answer in question.spans] == [12]
     assert counts == {"read": 1, "answer not in context": 2}
+
+
+EXCLUDE = """
+import sys
+from xrep.text.cleaning import sentence_hashes
+from xrep.text.exclusion import load_exclusion
+assert load_exclusion(sys.argv[1:]).contains(sentence_hashes(["It does n't", "He lives in Kiel."])).all()
+assert "torch" not in sys.modules
+"""
+
+
+def test_exclusion_reads_the_formats_without_torch(tmp_path: Path) -> None:
+    """Importing torch takes seconds, and memory in each of its workers."""
+    write(tmp_path, {"x.conllu": CONLLU, "x.json": squad()})
+    command = [sys.executable, "-c", EXCLUDE, str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(("reader", "name", "content", "message"), [

@@ -11,9 +11,10 @@ from xrep.text.tokenizer import Tokenizer
 from xrep.text.train_tokenizer import train_tokenizer
 from xrep.understanding.annotated import IGNORED, Reading, batch_of_rows, sequence
 from xrep.understanding.classifier import Annotation
+from xrep.understanding.formats import Answer, Question, TaggedSentence
 from xrep.understanding.labels import ClassificationTask, label_rows
-from xrep.understanding.questions import Answer, Question, question_rows
-from xrep.understanding.tags import TaggedSentence, tag_rows
+from xrep.understanding.questions import question_rows
+from xrep.understanding.tags import tag_rows
 
 
 @pytest.fixture(scope="module")

@@ -95,7 +95,7 @@ def _write_checkpoint(
             config = to_yaml({"model": {"name": "dual_encoder", **asdict(options)}})
             save, kept = partial(save_tokenizers, encoder.tokenizers), [path / PROMPTS]
         else:
-            path, model, text = checkpoint.path, load_model(checkpoint), checkpoint.text
+            path, model, text = checkpoint.check(PROMPTS).path, load_model(checkpoint), checkpoint.text
             identity = partial(fingerprint, model, text)
             config = checkpoint.file(CONFIG).read_text(encoding="utf-8")
             save, kept = partial(shutil.copytree, checkpoint.tokenizer), [*checkpoint.training_hashes, path / PROMPTS]
@@ -121,10 +121,12 @@ def _write_checkpoint(
 
 def _write_for_transformers(checkpoint: Checkpoint, directory: Path, format: Format, **facts: Any) -> dict[Path, str]:
     """Write a model that is no sentence encoder as it writes itself for transformers."""
-    path, text = checkpoint.path, checkpoint.text
+    path, text, named = checkpoint.path, checkpoint.text, checkpoint.model_options["name"]
+    written_part = (model_class(path) or Model).in_transformers
+    if format != "hf" or written_part is None:
+        cure = "set `format` to xrep" + ("" if written_part is None else f", or to hf for {written_part}")
+        raise UserError(f"its model {named!r} cannot be exported to {format}", path=path, cure=cure)
     model: Model = load_model(checkpoint)
-    if format != "hf":
-        raise UserError(f"a {model.kind}, which {format} does not have", path=path, cure="set `format` to hf or xrep")
     tokenizer = tokenizer_of(open_tokenizers(checkpoint.tokenizer), "source")
     facts |= {"name": directory.name, "path": path, "fingerprint": partial(fingerprint, model, text)}
     with naming(directory), directory_aside(directory) as aside:

@@ -28,6 +28,11 @@ class Predictor(ABC):
     def load(cls, path: str | Path, *, device: str | None, dtype: Precision, batch_tokens: int) -> Predictor:
         """Load a checkpoint, or a directory of another library. Raises UserError if it holds something else."""
 
+    @classmethod
+    def opens(cls, path: str | Path) -> bool:
+        """Return whether this is a directory of another library that it loads."""
+        return False
+
     @abstractmethod
     def predict_lines(self, rows: Sequence[Sequence[str]]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield of the columns of each line what is predicted: as a line of text, and as the fields of an object."""
+        """Yield what is predicted from the columns of each line: a line of text, and the fields of a JSON object."""

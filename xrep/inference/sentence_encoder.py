@@ -18,7 +18,7 @@ from xrep.data.batch import TextSpec, Vocabulary, batches_of, collate
 from xrep.errors import UserError
 from xrep.inference.encoder_files import Format, write_encoder
 from xrep.interop.pretrained import find_pretrained
-from xrep.interop.sentence_modules import Prompts, read_prompts, read_router
+from xrep.interop.sentence_modules import PROMPTS, Prompts, read_prompts, read_router
 from xrep.models.device import to_device
 from xrep.models.directory import Checkpoint, fingerprint, load_model, open_checkpoint
 from xrep.models.dual_encoder import DualEncoder
@@ -241,9 +241,10 @@ def unit_rows(vectors: Any) -> Tensor:
 
 def encoder_of(checkpoint: Checkpoint, random_weights: bool = False) -> SentenceEncoder:
     """Return the encoder of an open checkpoint on the CPU, in the precision in which it was saved."""
-    path, hashes = checkpoint.path, () if random_weights else checkpoint.training_hashes
+    hashes = () if random_weights else checkpoint.training_hashes
     model, tokenizers = load_model(checkpoint, random_weights), open_tokenizers(checkpoint.tokenizer)
-    return SentenceEncoder(model, tokenizers, checkpoint.text, hashes, path=path, prompts=read_prompts(path))
+    prompts = read_prompts(checkpoint.check(PROMPTS).path)
+    return SentenceEncoder(model, tokenizers, checkpoint.text, hashes, path=checkpoint.path, prompts=prompts)
 
 
 def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:

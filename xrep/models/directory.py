@@ -81,9 +81,12 @@ class Checkpoint:
 
     @property
     def training_hashes(self) -> list[Path]:
-        """Files of the training sentences' hashes (sorted uint64 ``.npy``), in the directory or beside it."""
+        """Files of the training sentences' hashes (sorted uint64 ``.npy``), in the directory or beside it. Those in it
+        are compared with their checksums."""
         real = self.path.resolve()
-        return sorted(real.glob(TRAINING_HASHES)) or sorted(real.parent.glob(TRAINING_HASHES))
+        if own := sorted(real.glob(TRAINING_HASHES)):
+            self.check("training_hashes")
+        return own or sorted(real.parent.glob(TRAINING_HASHES))
 
     @property
     def is_quantised(self) -> bool:
@@ -122,7 +125,7 @@ class Checkpoint:
             problem = "its weights are in int8, which serve to compute vectors or translations and nothing else"
             raise UserError(problem, path=self.path, cure="use the checkpoint that it was made from")
         if name == MODEL and self.mean is not None:
-            return self.mean
+            return {own.removeprefix(prefix): mean for own, mean in self.mean.items() if own.startswith(prefix)}
         return read_tensors(self.file(name), prefix) if name in self.manifest["files"] else {}
 
     def training_state(self) -> dict[str, Any]:

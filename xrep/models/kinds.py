@@ -18,13 +18,15 @@ from xrep.nn.weights import LAYOUTS
 from xrep.registry import MODELS
 
 MANIFEST, CONFIG = "manifest.json", "config.yaml"
-PRETRAINED = ("pretrained encoder", "pretrained model with a head")
-"""Kinds of directories of Hugging Face and sentence-transformers. The head is for something else than words."""
+WITH_HEAD = "pretrained model with a head for labels or answers"
+PRETRAINED = ("pretrained encoder", WITH_HEAD)
+"""Kinds of directories of Hugging Face and sentence-transformers. The head of the second predicts labels or answers,
+not masked words."""
 _HEAD = re.compile(r"For\w*(?:Classification|QuestionAnswering|MultipleChoice)")
 """What the names of transformers' classes with such a head have in them."""
 COMMANDS = {
     "pretrained encoder": "encode sentences by xrep-encode --path {path}",
-    "pretrained model with a head": "encode sentences by xrep-encode --path {path}",
+    WITH_HEAD: "predict by xrep-predict --path {path}, or encode sentences by xrep-encode --path {path}",
     "graph for ONNX Runtime or OpenVINO": "name the model that it was exported from",
     "folder of two encoders": "name one of them: {path}/source or {path}/target",
     "folder of vectors": "measure them by xrep-eval TEST --path {path}",

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from xrep.data.batch import TextSpec, TokenBatch, Vocabulary
-from xrep.errors import UserError
 from xrep.text.tokenizer import Tokenizer
 
 
@@ -56,6 +55,7 @@ class Model(nn.Module, ABC):
         use: What can be done with a checkpoint of such a model at ``{path}``, for messages.
         start: How such a model is trained from the encoder of another one at ``{path}``, for messages.
         opening: Line of Python that loads a checkpoint at ``{path}``, a string in quotation marks.
+        in_transformers: What ``write_for_transformers`` writes, for messages; None: it writes nothing.
         pipeline: The Hub's name of what the model does.
         default_validation: Name of the validation of a run that names none; None: that of the task.
         idle_parameters: Whether some parameters get no gradient from what the model computes.
@@ -69,6 +69,7 @@ class Model(nn.Module, ABC):
     opening: ClassVar[str] = (
         "from xrep.models import directory; directory.load_model(directory.open_checkpoint({path}))"
     )
+    in_transformers: ClassVar[str | None] = None
     pipeline: str = "feature-extraction"
     default_validation: ClassVar[str | None] = None
     idle_parameters: bool = False
@@ -79,7 +80,8 @@ class Model(nn.Module, ABC):
         """Return as plain data what is needed to build the model again; it is saved beside the weights."""
 
     def write_for_transformers(self, directory: Path, tokenizer: Tokenizer, max_length: int) -> ForTransformers:
-        """Write configuration, weights and tokenizer into an empty directory, for the library transformers.
+        """Write configuration, weights and tokenizer into an empty directory, for the library transformers. A model
+        without ``in_transformers`` needs no such method.
 
         Args:
             max_length: Longest sentence in tokens.
@@ -87,7 +89,7 @@ class Model(nn.Module, ABC):
         Raises:
             UserError: Transformers has no counterpart of the model.
         """
-        raise UserError(f"a {self.kind}, which transformers does not have", cure="set `format` to xrep")
+        raise NotImplementedError
 
     def carried_over(self, tensors: dict[str, Tensor], text: TextSpec) -> dict[str, Tensor]:
         """Return the tensors of an earlier model of this class, trained on ``text``, as they start this one."""

@@ -60,6 +60,8 @@ class Translation(TranslationModel):
             fit the text; or the options need a shared vocabulary and there is none.
     """
 
+    in_transformers = "its encoder alone"
+
     @dataclass(kw_only=True)
     class Config(StartOptions):
         share_vocabulary: bool = True
@@ -116,13 +118,13 @@ class Translation(TranslationModel):
     def write_for_transformers(self, directory: Path, tokenizer: Tokenizer, max_length: int) -> ForTransformers:
         write_huggingface(directory, self.encoder, tokenizer, max_length=max_length)
         languages = self.text.source_languages
-        about = (
-            f"The encoder of a model trained with xrep to translate from {', '.join(languages)}; the decoder is left "
-        )
-        about += "out. It gives a vector for each token."
-        opening, encoder = self.encoder.library_class, self.encoder
         return ForTransformers(
-            opening=opening, pipeline="feature-extraction", about=about, encoder=encoder, languages=languages
+            opening=self.encoder.library_class,
+            pipeline="feature-extraction",
+            about=f"The encoder of a model trained with xrep to translate from {', '.join(languages)}; the decoder is "
+            "left out. It gives a vector for each token.",
+            encoder=self.encoder,
+            languages=languages,
         )
 
     def carried_over(self, tensors: dict[str, Tensor], text: TextSpec) -> dict[str, Tensor]:

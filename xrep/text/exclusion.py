@@ -42,7 +42,8 @@ class TextFormat(ABC):
     @staticmethod
     @abstractmethod
     def accepts(path: Path) -> bool:
-        """Return whether a file has this form: one of lines, a table or JSON. It may be any file that a user has."""
+        """Return whether a file has this form. This is asked of every file of lines, every table and every file of
+        JSON."""
 
     @staticmethod
     @abstractmethod
@@ -57,8 +58,8 @@ def load_exclusion(paths: Iterable[str | Path]) -> HashSet:
       identifiers and labels. If the header names the texts, only these columns are read.
     - Of records (JSON lines, Parquet, TMX, XLIFF) all texts are sentences, such as the translations in
       ``{"translation": {"de": ..., "en": ...}}``, or those that the keys of labelled data name.
-    - Of JSON all strings are read.
-    - Files of a ``TextFormat`` are read by it, such as tagged words, and questions in SQuAD's JSON.
+    - All strings of other JSON are sentences. A file in a registered ``TextFormat`` is read by its class, such as
+      tagged words or questions in SQuAD's JSON.
     - Of XML and SGML the text between two tags is a sentence; of the Amazon reviews, each review.
     - Hidden files, ``__MACOSX``, and what describes a set (README, LICENSE, ...) are left out.
 

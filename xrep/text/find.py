@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from xrep.errors import UserError
 from xrep.text.languages import canonical, is_known
@@ -275,7 +275,20 @@ def find_text(data: str | Path) -> dict[str, list[TextFile]]:
 # -- annotated text ---------------------------------------------------------------------------------------------------
 
 
-def discover(path: str | Path, language: str, kind: Any) -> list[TextFile]:
+class FileKind(Protocol):
+    """Files that are searched for: what they are and how their names end, for messages, and which files they are."""
+
+    @property
+    def what(self) -> str: ...
+
+    @property
+    def forms(self) -> str: ...
+
+    @property
+    def accepts(self) -> Callable[[Path], bool]: ...
+
+
+def discover(path: str | Path, language: str, kind: FileKind) -> list[TextFile]:
     """Find the files of annotated text in a folder and its subfolders; a single file may be named as well.
 
     The split and the language are parts of the file's name (``dev-de.tsv``, ``xquad.es.json``,
@@ -283,8 +296,7 @@ def discover(path: str | Path, language: str, kind: Any) -> list[TextFile]:
 
     Args:
         language: Language of files that do not name it.
-        kind: What is searched for: a class or object with a function ``accepts``, which says whether a file of a folder
-            is one of them, and, for the error message, the texts ``what`` (they are) and ``forms`` (their endings).
+        kind: What is searched for.
 
     Raises:
         UserError: The path does not exist, or no file is suitable.

@@ -1,4 +1,5 @@
-"""Labels of texts, tags of words and answers to questions: a plugin, which registers as those of others do.
+"""Labels of texts, tags of words and answers to questions: a plugin, which is registered as third parties register
+theirs.
 
 ``SentenceClassifier`` predicts with a trained classifier.
 """

@@ -47,8 +47,8 @@ class Row(NamedTuple):
         ids: Token ids, special tokens included.
         first: Number of tokens of the first of two sentences, with the special tokens around it.
         labels: The label of the text; or for each token its tag (IGNORED where a word does not begin); or the first and
-            the last token of the answer (the first token of the row twice, if it has none). A batch has the numbers of
-            labels and tags; if they are not known, they are 0.
+            the last token of the answer (the first token of the row twice, if it has none). In a batch, labels and tags
+            are numbers; they are 0 where they are not known.
         example: Number of the example that the row belongs to; of a row in a table, its own number.
         spans: Of the tokens of a context, the characters (start, end) that they stand for; the first of these tokens
             has the place ``first``.
@@ -114,7 +114,8 @@ def batch_of_rows(rows: Sequence[Row], vocabulary: Vocabulary) -> Batch:
 
 
 def outcomes(part: Any, whole: Any) -> np.ndarray:
-    """Return the ``part`` and the ``whole`` of each example, [N, 2], whose sums are a figure's."""
+    """Return two numbers of each example, [N, 2]: ``part`` and ``whole``. A figure is the sum of the parts divided by
+    that of the wholes."""
     return np.stack(np.broadcast_arrays(np.array(part, float), whole), axis=1)
 
 
@@ -173,7 +174,7 @@ class AnnotatedTask(TableTask):
 
     def __init__(self, config: Any, seed: int, tokenizers: Mapping[str, str] | None = None) -> None:
         self.config, self.seed = config, seed
-        files = discover(config.data, config.language, self)
+        files = discover(config.data, config.language, type(self))
         chosen = None if "all" in config.languages else [canonical(language) for language in config.languages]
         self._files = {split: of_split(files, split, chosen) for split in ("train", "valid")}
         if not self._files["train"]:
@@ -218,17 +219,20 @@ class AnnotatedTask(TableTask):
             yield from ((example.language, text) for text in type(self).texts(example))
 
     def _fill(self, builder: Builder) -> None:
-        labels, languages = set[str](), set[str]()
+        found, languages = set[str](), set[str]()
         for example in self.examples_of("train"):
-            labels.update(type(self).labels(example))
+            found.update(type(self).labels(example))
             languages.add(example.language)
         # Labels that are numbers are sorted by their values.
-        labels = sorted(labels, key=lambda label: (int(label) if re.fullmatch(r"\d{1,9}", label) else 0, label))
-        builder.facts |= {"languages": sorted(languages), "labels": labels}
-        tokenizer, numbers = builder.tokenizers[SHARED], {label: number for number, label in enumerate(labels)}
+        known = sorted(found, key=lambda label: (int(label) if re.fullmatch(r"\d{1,9}", label) else 0, label))
+        builder.facts |= {"languages": sorted(languages), "labels": known}
+        tokenizer, numbers = builder.tokenizers[SHARED], {label: number for number, label in enumerate(known)}
         reading = Reading(tokenizer, self.config.max_length, vars(self.config))
-        ids, labels = token_type(tokenizer.vocabulary_size), ColumnType("<i4", ragged=True)
-        schema = {"ids": ids, "labels": labels, "first": ColumnType("<u4")}
+        schema = {
+            "ids": token_type(tokenizer.vocabulary_size),
+            "labels": ColumnType("<i4", ragged=True),
+            "first": ColumnType("<u4"),
+        }
         for split in self._files:
             counts = Counter[str]()
             examples = self._allowed(builder, split, counts)
@@ -254,13 +258,11 @@ class AnnotatedTask(TableTask):
 
     @staticmethod
     @abstractmethod
-    def figures(classifier: Any, examples: Sequence[Any], form: Any = "mlqa") -> dict[str, np.ndarray]:
-        """Return what a classifier of these annotations gets right: two numbers of each example, [N, 2], for each
-        figure, which is the share of the sum of the first in that of the second.
+    def figures(classifier: Any, examples: Sequence[Any]) -> dict[str, np.ndarray]:
+        """Return the ``outcomes`` of what a classifier of these annotations predicts, for each figure.
 
         Figures are ``accuracy`` of labels or tags; ``f1``, ``precision`` and ``recall`` of entities; or ``f1`` and
-        ``exact_match`` of answers, which are normalised in a ``form``. Of tags and entities there is also
-        ``xtreme_f1``, the F1 of ``lenient_entities``.
+        ``exact_match`` of answers. Of tags and entities there is also ``xtreme_f1``, the F1 of ``lenient_entities``.
         """
 
     def batch_of(self, tables: Sequence[Table], examples: np.ndarray) -> Batch:

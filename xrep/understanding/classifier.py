@@ -99,6 +99,7 @@ class Classifier(Model):
     example = "classifier"
     use = "predict by xrep-predict --path {path}"
     start = "train one from its encoder: xrep-train DATA --task classification --encoder {path}"
+    in_transformers = "the encoder and its head"
     opening = "from xrep.understanding import SentenceClassifier; SentenceClassifier.load({path})"
 
     @dataclass(kw_only=True)

@@ -4,8 +4,9 @@ validation by the same figures during training."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -99,7 +100,8 @@ class AnnotatedEvaluation(TableEvaluation):
         tables = []
         for language in choose_languages(self.config.langs, sorted(found), "test of", data):
             examples, paths = zip(*found[language], strict=True)
-            columns = tuple(map(list, zip(*(self.task.texts(example)[:2] for example in examples), strict=True)))
+            texts = (self.task.texts(example)[:2] for example in examples)
+            columns = tuple(map(list, zip_longest(*texts, fillvalue="")))
             languages, files = (language,) * len(columns), tuple(dict.fromkeys(paths))
             tables.append(Examples(language, languages, columns, np.array(examples, object), files))
         return tables
@@ -112,9 +114,14 @@ class AnnotatedEvaluation(TableEvaluation):
         for table in self.tables:
             check_labels(table.gold, self.task.labels, model.annotation.labels)
 
+    def numbers(self, model: SentenceClassifier, examples: Sequence[Any]) -> dict[str, np.ndarray]:
+        """Return the figures of ``AnnotatedTask.figures``."""
+        return self.task.figures(model, examples)
+
     def score(self, model: SentenceClassifier, examples: Examples) -> Score:
-        numbers = self.task.figures(model, list(examples.gold), getattr(self.config, "normalisation", None))
-        details = {name: numbers.pop(name) for name in ("precision", "recall") if name in numbers}  # never quoted
+        numbers = self.numbers(model, list(examples.gold))
+        # Results are not quoted by these two.
+        details = {name: numbers.pop(name) for name in ("precision", "recall") if name in numbers}
         return Score(percentages(numbers), shares(numbers), percentages(details))
 
     def quoted(self, results: Mapping[str, Result]) -> dict[str, tuple[str, list[str]]]:
@@ -221,3 +228,6 @@ class Questions(AnnotatedEvaluation):
             if not any(answer.text for question in table.gold for answer in question.answers):
                 problem, cure = f"no question in {name(table.name)} has an answer", "take the files of the publisher"
                 raise UserError(problem, path=self.config.data, cure=cure)
+
+    def numbers(self, model: SentenceClassifier, examples: Sequence[Any]) -> dict[str, np.ndarray]:
+        return QuestionAnsweringTask.figures(model, examples, self.config.normalisation)

@@ -76,7 +76,7 @@ class ClassificationTask(AnnotatedTask):
     labels, texts = staticmethod(lambda example: (example.label,)), attrgetter("sentences")
 
     @staticmethod
-    def figures(classifier: Any, examples: Sequence[Any], form: Any = None) -> dict[str, np.ndarray]:
+    def figures(classifier: Any, examples: Sequence[Any]) -> dict[str, np.ndarray]:
         labels, _ = classifier.predict([example.sentences for example in examples])
         return {"accuracy": outcomes([label == own.label for label, own in zip(labels, examples, strict=True)], 1)}
 

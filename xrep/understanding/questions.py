@@ -1,7 +1,6 @@
-"""Questions whose answers are parts of a text: files, the windows that are read, the task, its objective and figures.
+"""Questions whose answers are parts of a text: the windows that are read, the task, its objective and figures.
 
-The files are the JSON of SQuAD (Rajpurkar et al., 2016): XQuAD, MLQA, TyDiQA-GoldP. Exact match and F1 of answers are
-computed as for SQuAD and MLQA (Lewis et al., 2020).
+Exact match and F1 of answers are computed as for SQuAD and MLQA (Lewis et al., 2020).
 """
 
 from __future__ import annotations
@@ -11,11 +10,9 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
-from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -27,16 +24,14 @@ from xrep.data.batch import Batch
 from xrep.data.build import chunks
 from xrep.errors import UserError
 from xrep.tasks.task import ExampleKind
-from xrep.text.exclusion import TextFormat
-from xrep.text.find import TextFile
-from xrep.text.lines import read_bytes, unpacked
-from xrep.text.records import ending_of, parse_json
 from xrep.understanding.annotated import AnnotatedTask, AnnotationCriterion, Reading, Row, outcomes, sequence
 from xrep.understanding.classifier import Classifier
+from xrep.understanding.formats import Question, QuestionText, read_questions
 
 Normalisation = Literal["squad", "mlqa"]
 QUESTIONS = ExampleKind("questions", "`task` to question_answering")
-_CURE = "give a file in SQuAD's form: data, paragraphs, context, qas, question, answers, text, answer_start"
+STRIDE, MAX_QUESTION = 128, 64
+"""Subwords from the beginning of a window to that of the next one, and those of a question that are read."""
 ARTICLES = {
     "en": r"\b(a|an|the)\b",
     "es": r"\b(un|una|unos|unas|el|la|los|las)\b",
@@ -49,91 +44,11 @@ _IDEOGRAPH = re.compile("[\u4e00-\u9fa5]")
 """A character that MLQA counts as a word in Chinese."""
 
 
-class Answer(NamedTuple):
-    """An answer: characters ``start`` to ``start + len(text)`` of the context."""
-
-    text: str
-    start: int
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question, the context that it is asked about, and the answers of the annotators."""
-
-    question: str
-    context: str
-    answers: tuple[Answer, ...] = ()
-    language: str = ""
-
-    @property
-    def texts(self) -> list[str]:
-        """The question, and the paragraphs of the context."""
-        return [self.question, *filter(None, self.context.splitlines())]
-
-    @property
-    def spans(self) -> list[Answer]:
-        """The answers that are where their ``start`` says; an empty one is nowhere."""
-        return [a for a in self.answers if a.text and self.context[a.start : a.start + len(a.text)] == a.text]
-
-
-def read_questions(file: TextFile, counts: Counter[str] | None = None) -> Iterator[Question]:
-    """Yield the questions of a file.
-
-    Args:
-        counts: Counter to which are added the questions ``read``, and the answers that are not where ``answer_start``
-            says (``answer not in context``), which no model is trained on.
-
-    Raises:
-        UserError: The file is not in SQuAD's form, or a context is empty.
-    """
-    counts = Counter() if counts is None else counts
-    content, number = parse_json(read_bytes(file.path), file.path), 0
-    try:
-        paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
-        for number, paragraph in enumerate(paragraphs, 1):
-            if not paragraph["context"].strip():
-                problem = f"the context of paragraph {number} is empty"
-                raise UserError(problem, path=file.path, cure="give each question a text that answers it")
-            for question in [_question(row, paragraph["context"], file.language) for row in paragraph["qas"]]:
-                counts["read"] += 1
-                counts["answer not in context"] += len(question.answers) - len(question.spans)
-                yield question
-    except (KeyError, TypeError, ValueError, AttributeError):
-        problem = f"paragraph {number} is not in SQuAD's form" if number else "not questions in SQuAD's form"
-        raise UserError(problem, path=file.path, cure=_CURE) from None
-
-
-def _question(row: Any, context: str, language: str) -> Question:
-    answers = tuple(Answer(answer["text"], answer["answer_start"]) for answer in row.get("answers") or ())
-    texts = row["question"], *(answer.text for answer in answers)
-    starts_are_places = all(type(answer.start) is int and answer.start >= 0 for answer in answers)
-    if not starts_are_places or not all(isinstance(text, str) for text in texts):
-        raise ValueError
-    return Question(row["question"], context, answers, language)
-
-
-class QuestionText(TextFormat):
-    """Questions and contexts in SQuAD's JSON."""
-
-    @staticmethod
-    def accepts(path: Path) -> bool:
-        """Return whether a file may be questions: JSON that has paragraphs near its beginning."""
-        with suppress(UserError):
-            if ending_of(path) == "json":
-                with unpacked(path) as stream:
-                    return b'"paragraphs"' in stream.read(1 << 20)
-        return False
-
-    @staticmethod
-    def texts(file: TextFile) -> Iterator[str]:
-        return (text for question in read_questions(file) for text in question.texts)
-
-
 def question_rows(questions: Iterable[Question], reading: Reading) -> Iterator[Row]:
     """Yield a row for each window of each context: [CLS] question [SEP] window [SEP]. Raises UserError if there is no
     room for a window."""
     tokenizer, max_length, options = reading.tokenizer, reading.max_length, reading.options
-    stride, most = int(options.get("stride", 128)), int(options.get("max_question", 64))
+    stride, most = int(options.get("stride", STRIDE)), int(options.get("max_question", MAX_QUESTION))
     context, ids, spans = "", list[int](), list[tuple[int, int]]()
     for chunk in chunks(enumerate(questions)):
         encoded = tokenizer.encode([question.question for _, question in chunk])
@@ -220,9 +135,9 @@ class QuestionAnsweringTask(AnnotatedTask):
     class Config(AnnotatedTask.Config):
         max_length: Annotated[int, "[8, inf)"] = 384
         """Maximum length of a question with a window of its text in subwords, special tokens included."""
-        stride: Count = 128
+        stride: Count = STRIDE
         """Number of subwords by which a window begins after the one before it."""
-        max_question: Count = 64
+        max_question: Count = MAX_QUESTION
         """Number of subwords of a question that are read."""
 
 

@@ -17,15 +17,16 @@ from xrep.errors import UserError
 from xrep.inference.predictor import Predictor
 from xrep.models.device import to_device
 from xrep.models.directory import fingerprint, load_model, open_checkpoint
-from xrep.models.kinds import PRETRAINED, expect
+from xrep.models.kinds import WITH_HEAD, expect, kind_of
 from xrep.number_types import Precision
 from xrep.text.examples import Example
 from xrep.text.sides import SHARED, Tokenizers, open_tokenizers
 from xrep.understanding.annotated import IGNORED, Reading, Row, batch_of_rows
 from xrep.understanding.classifier import ANNOTATIONS, Classifier, load_classifier
+from xrep.understanding.formats import Question, TaggedSentence
 from xrep.understanding.labels import label_rows
-from xrep.understanding.questions import Question, question_rows
-from xrep.understanding.tags import TaggedSentence, tag_rows
+from xrep.understanding.questions import question_rows
+from xrep.understanding.tags import tag_rows
 
 CANDIDATES, MAX_ANSWER = 20, 30
 """As in BERT's evaluation: the best beginnings and ends of a window that are combined, subwords of an answer."""
@@ -52,7 +53,7 @@ class SentenceClassifier(Predictor):
         path: Where it was loaded from.
         annotation: What it predicts: its kind and its labels.
         options: Those of the task that it was trained for, of which the windows of a context are made.
-        training_hashes: File of the hashes of its training sentences, or None.
+        training_hashes: Files of the hashes of its training sentences, if there are any.
     """
 
     model: Classifier
@@ -60,7 +61,7 @@ class SentenceClassifier(Predictor):
     _: KW_ONLY
     path: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    training_hashes: Path | None = None
+    training_hashes: Sequence[Path] = ()
     batch_tokens: int = 4096
 
     def __post_init__(self) -> None:
@@ -81,13 +82,18 @@ class SentenceClassifier(Predictor):
             UserError: It is neither, or its model is not a classifier, or the device does not compute in ``dtype``.
         """
         run: dict[str, Any] = {}
-        if expect(path, Classifier, PRETRAINED[1]) == PRETRAINED[1]:
+        if expect(path, Classifier, WITH_HEAD) == WITH_HEAD:
             model, tokenizers = load_classifier(Path(path))
         else:
             checkpoint = open_checkpoint(path)
             model, tokenizers = load_model(checkpoint), open_tokenizers(checkpoint.tokenizer)
             run = {"options": checkpoint.config.get("task") or {}, "training_hashes": checkpoint.training_hashes}
         return cls(to_device(model, device, dtype), tokenizers, path=str(path), batch_tokens=batch_tokens, **run)
+
+    @classmethod
+    def opens(cls, path: str | Path) -> bool:
+        """Return whether this is a directory of transformers whose model has a head for labels or answers."""
+        return kind_of(path) == WITH_HEAD
 
     def fingerprint(self) -> str:
         """Return a digest that changes when the predictions change."""

@@ -1,133 +1,26 @@
-"""Tags of words: the files in which they are published, the sequences that are read, the task, its objective and
-figures.
+"""Tags of words: the sequences that are read, the task, its objective and figures.
 
-Tags are parts of speech in CoNLL-U (Universal Dependencies), or entities as in PAN-X (WikiAnn). A ``.conllu`` file has
-ten columns, of which the second is the word and the fourth the part of speech (UPOS). Lines of multi-word tokens
-(``3-4``) and of empty nodes (``5.1``) are skipped, as in XTREME. A ``.tsv`` or ``.txt`` file has a word and a tag on
-each line, separated by a tab or, if there is none, by the last space; the word may have the prefix of its language
-(``en:Paris``), as in the files of WikiAnn. Empty lines separate sentences in both. Entities in IOB2
-tags are counted as by seqeval, in its strict mode and by default.
+Entities in IOB2 tags are counted as by seqeval, in its strict mode and by default.
 """
 
 from __future__ import annotations
 
 import functools
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from itertools import groupby, islice
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from xrep.data.build import chunks
-from xrep.errors import UserError
 from xrep.tasks.task import ExampleKind
-from xrep.text.exclusion import TextFormat
-from xrep.text.find import TextFile
-from xrep.text.lines import read_lines
-from xrep.text.records import ending_of, plain_name
 from xrep.understanding.annotated import IGNORED, AnnotatedTask, AnnotationCriterion, Reading, Row, outcomes, sequence
+from xrep.understanding.formats import TaggedSentence, is_tagged, read_tagged
 
 Tags = Sequence[Sequence[str]]
 Entity = tuple[int, int, str]
 """First word, word behind the last one, and type."""
 TAGGED_WORDS = ExampleKind("tagged words", "`task` to tagging")
-_COLUMNS, _FIRST_LINES = 10, 1000
-_PREFIX = re.compile(r"[a-z]{2,3}(?:-[a-z]+)?:(?=.)")
-_UPOS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X".split()
-_TAG = re.compile(rf"O|[BIESLU]-\S+|{'|'.join(_UPOS)}")
-
-
-@dataclass(frozen=True)
-class TaggedSentence:
-    """The words of a sentence and the tag of each word; and where the first word is written."""
-
-    words: tuple[str, ...]
-    tags: tuple[str, ...] = ()
-    language: str = ""
-    path: Path = Path()
-    line: int = 0
-
-    @property
-    def text(self) -> str:
-        """The sentence, with one space between two words."""
-        return " ".join(self.words)
-
-
-def is_tagged(path: Path) -> bool:
-    """Return whether a file of a folder may be tagged words; one such as README.txt is not."""
-    name = plain_name(path).lower()
-    return ending_of(path) in ("conllu", "tsv", "txt", "bio", "iob2") and not name.startswith(("readme", "license"))
-
-
-def read_tagged(file: TextFile, counts: Counter[str] | None = None) -> Iterator[TaggedSentence]:
-    """Yield the tagged sentences of a file. ``counts`` stays as it is, because none is left out. Raises UserError if a
-    line has another number of columns, or a word has no tag."""
-    word_of = _conllu_word if ending_of(file.path) == "conllu" else _tagged_word
-    is_prefixed = None if word_of is _tagged_word else False
-    for is_empty, lines in groupby(read_lines(file.path), key=lambda line: not line[1].strip()):
-        rows = [] if is_empty else [(n, *own) for n, line in lines if (own := word_of(line, file.path, n))]
-        if rows:
-            numbers, words, tags = zip(*rows, strict=True)
-            is_prefixed = bool(_PREFIX.match(words[0])) if is_prefixed is None else is_prefixed
-            words = tuple(_PREFIX.sub("", word, count=1) for word in words) if is_prefixed else words
-            yield TaggedSentence(words, tags, file.language, file.path, numbers[0])
-
-
-def _conllu_word(line: str, path: Path, number: int) -> tuple[str, str] | None:
-    """Return the word and the tag of a line; None if it has none."""
-    if line.startswith("#"):
-        return None
-    columns = line.split("\t")
-    if len(columns) != _COLUMNS:
-        problem = f"{len(columns)} columns where CoNLL-U has {_COLUMNS}"
-        raise UserError(problem, path=path, line=number, cure="separate them by tabs")
-    identity, word, _, tag = columns[:4]
-    if re.fullmatch(r"\d+[-.]\d+", identity):
-        return None
-    if tag in ("", "_"):
-        raise UserError(f"the word {word!r} has no UPOS", path=path, line=number, cure="tag it, or leave it out")
-    return word, tag
-
-
-def _tagged_word(line: str, path: Path, number: int) -> tuple[str, str]:
-    columns = _split(line)
-    if len(columns) < 2 or not columns[0] or not columns[-1].strip():
-        cure = "write word<TAB>tag, and an empty line after each sentence"
-        raise UserError("not a word and its tag", path=path, line=number, cure=cure)
-    return columns[0], columns[-1].strip()
-
-
-def _split(line: str) -> list[str]:
-    return line.split("\t") if "\t" in line else line.rsplit(" ", 1)
-
-
-class TaggedText(TextFormat):
-    """Tagged words, which ``--exclude`` joins to sentences by spaces."""
-
-    @staticmethod
-    def accepts(path: Path) -> bool:
-        """Return whether this is CoNLL-U, or its first lines are words with their tags: the tags are known, or no word
-        and no tag has a space and there are blank lines between sentences."""
-        if ending_of(path) in ("conllu", "json"):
-            return ending_of(path) == "conllu"
-        lines = list[str]()
-        with suppress(UserError):  # some published sets are in another encoding, but none of tagged words
-            lines = [line for _, line in islice(read_lines(path, allow_empty=True), _FIRST_LINES)]
-        rows = [_split(line) for line in lines if line.strip()]
-        if not rows or min(map(len, rows)) < 2:
-            return False
-        are_words = not any(" " in line or "\t" not in line for line in lines if line.strip())
-        return all(_TAG.fullmatch(row[-1].strip()) for row in rows) or are_words and not all(map(str.strip, lines[:-1]))
-
-    @staticmethod
-    def texts(file: TextFile) -> Iterator[str]:
-        return (sentence.text for sentence in read_tagged(file))
 
 
 def tag_rows(sentences: Iterable[TaggedSentence], reading: Reading) -> Iterator[Row]:
@@ -237,7 +130,7 @@ class TaggingTask(AnnotatedTask):
     labels, texts = attrgetter("tags"), staticmethod(lambda example: (example.text,))
 
     @staticmethod
-    def figures(classifier: Any, examples: Sequence[Any], form: Any = None) -> dict[str, np.ndarray]:
+    def figures(classifier: Any, examples: Sequence[Any]) -> dict[str, np.ndarray]:
         gold, tags = [example.tags for example in examples], classifier.tag([example.words for example in examples])
         right, expected, given = entity_counts(gold, tags, lenient=True)
         of_xtreme = {"xtreme_f1": outcomes(2 * right, expected + given)}
