@@ -14,7 +14,7 @@ HF = ["transformers>=5"]  # encoders of any architecture
 ONNX = ["onnxruntime>=1.20", "onnxscript>=0.5"]  # not among the tests' packages, because they are large
 OPENVINO = ["openvino>=2025.0", "onnxscript>=0.5"]
 WANDB = ["wandb>=0.17"]
-DOCS = ["mkdocs-material>=9.5"]
+DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=1"]
 PARQUET = ["pyarrow>=15"]
 ZSTD = ["zstandard>=0.22"]
 RAY = ["ray>=2.49"]  # has ray symmetric-run
