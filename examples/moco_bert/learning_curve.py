@@ -34,8 +34,8 @@ LABELS = {
     "multiple_negatives": "sentence-transformers, MultipleNegativesRankingLoss",
 }
 STEPS = {
-    "dual_moco": [100, 200, 400, 800, 1600, 3200],
-    "translation_ranking": [200, 400, 800, 1600, 3200, 6400],
+    "dual_moco": [200, 400, 800, 1600, 3200],
+    "translation_ranking": [200, 400, 800, 1600, 3200],
     "multiple_negatives": [100, 200, 400, 800, 1600],
 }
 RATES, MIDDLE = [1e-3, 2e-3, 3e-3, 5e-3], 800
