@@ -15,11 +15,11 @@ DESCRIPTION = """\
 Train a recipe with each combination of values of some options, and rank the runs by their validation.
 
   # Search the learning rate and the size of a batch
-  xrep-sweep recipe.yaml --grid optimizer.lr=1e-5,3e-5,5e-5 --grid task.batch_size=16,32 --save-dir runs/search
+  xrep-sweep dap/xnli --grid optimizer.lr=1e-5,3e-5,5e-5 --grid task.batch_size=16,32 --save-dir runs/search
   # Compare two temperatures by three seeds, and train two runs at a time
   xrep-sweep recipe.yaml --grid criterion.temperature=0.04,0.05 --seeds 1,2,3 --parallel 2 --save-dir runs/search
   # Give all runs a further option of xrep-train
-  xrep-sweep recipe.yaml --grid optimizer.lr=1e-5,3e-5 --save-dir runs/search --max-steps 1000
+  xrep-sweep dap/xnli --grid optimizer.lr=1e-5,3e-5 --save-dir runs/search --max-steps 1000
 
 Each run has a directory in --save-dir, which is named after its values, and a log beside it. The same command goes on
 with runs that were stopped and trains only those that are not finished. The table of all runs, the best first, is
@@ -34,7 +34,8 @@ TRAINING = [sys.executable, "-m", "xrep_cli.train"]
 def build_parser() -> argparse.ArgumentParser:
     parser = command_parser("xrep-sweep", DESCRIPTION)
     parser.allow_abbrev = False
-    parser.add_argument("config", metavar="CONFIG", help="the recipe, a YAML file as xrep-train --config reads it")
+    recipe = "a recipe, by its name (xrep recipes), or a YAML file, as xrep-train --config reads it"
+    parser.add_argument("config", metavar="RECIPE", help=recipe)
     grid = "values of an option, by its key, such as optimizer.lr=1e-4,3e-4 (repeatable)"
     parser.add_argument("--grid", metavar="KEY=A,B,...", action="append", required=True, help=grid)
     parser.add_argument("--seeds", metavar="A,B,...", help="train each combination with these seeds")
