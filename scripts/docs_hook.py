@@ -9,6 +9,7 @@ import itertools
 import posixpath
 import re
 import tempfile
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from unittest import mock
@@ -61,6 +62,13 @@ def on_page_markdown(markdown, page, **_):
     return re.sub(r"\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*|)\)", link, markdown)
 
 
+def on_page_content(html, **_):
+    """Let the lines of a command break between words, and not at the hyphens of an option."""
+    words, word = re.compile(r"<[^>]+>|[^\s<>]*-[^\s<>]*"), '<span class="word">{}</span>'.format
+    kept = partial(words.sub, lambda found: found[0] if found[0].startswith("<") else word(found[0]))
+    return re.sub(r"<pre>.*?</pre>", lambda found: kept(found[0]), html, flags=re.DOTALL)
+
+
 class Sections(griffe.Extension):
     """Shows the sections "Use" and "Example" of the docstring of a class as a list and as code."""
 
@@ -71,7 +79,7 @@ class Sections(griffe.Extension):
 
 
 def uses(text):
-    return re.sub("^(Needs|Choose it|Related|Left open):", r"- **\1:**", text, flags=re.M).replace("<", r"\<")
+    return re.sub("^(Needs|Choose it|Related|Left open):", r"- **\1:**", text, flags=re.M).replace("<", "&lt;")
 
 
 def code(text):
@@ -84,24 +92,25 @@ def command(name, *words):
     texts = [f"{'##' if words else '#'} {parser.prog}"]
     for is_code, lines in itertools.groupby(parser.description.splitlines(), lambda line: line.startswith("  ")):
         text = "\n".join(lines)
-        texts.append(code(text) if is_code else text.replace("<", r"\<"))
+        texts.append(code(text) if is_code else text.replace("<", "&lt;"))
     if name == "train":
-        texts += [options(parser, group, "## {}") for group in parser._action_groups[1:3]] + parts_to_train()
+        texts += parts_to_train(parser)
     else:
-        texts += [options(parser, group, "**{}**") for group in parser._action_groups]
+        texts += [options(parser, group, f"**{group.title.capitalize()}**") for group in parser._action_groups]
     below = next((action.choices for action in parser._actions if isinstance(action.choices, dict)), ())
     return "\n\n".join([*texts, *(command(name, choice) for choice in below)])
 
 
-def parts_to_train():
+def parts_to_train(parser):
     """Return a section for each part: the help of xrep-train has only the options of those that are chosen."""
     names = [(kind, name) for kind in CHOICES for name in REGISTRIES[kind].names()]
-    parts = {f"{kind} {name}": parser_of("train", f"--{kind.replace('_', '-')}", name) for kind, name in names}
+    parts = {"options": parser, "parts to choose": parser}
+    parts |= {f"{kind} {name}": parser_of("train", f"--{kind.replace('_', '-')}", name) for kind, name in names}
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         print("parts: [{name: NAME, task: bitext, criterion: dual_moco}]", file=file, flush=True)
         parts |= dict.fromkeys((*FIXED_SECTIONS, "parts.NAME", "run"), parser_of("train", "--config", file.name))
     groups = [(parser, group, title) for title, parser in parts.items() for group in parser._action_groups]
-    return [options(parser, group, "## {}") for parser, group, title in groups if group.title == title]
+    return [options(parser, group, f"## {title}") for parser, group, title in groups if group.title == title]
 
 
 def parser_of(name, *words):
@@ -115,21 +124,20 @@ def parser_of(name, *words):
 
 def options(parser, group, heading):
     """Return the options of a group below its title, as terms and their definitions."""
-    texts, formatter = [], parser._get_formatter()
+    formatter, texts = parser._get_formatter(), list(filter(None, [uses(group.description or "")]))
     for action in group._group_actions:
         if action.help not in (None, argparse.SUPPRESS) and action.dest not in ("help", "version"):
             needed = " (required)" if action.required and action.option_strings else ""
-            text = formatter._expand_help(action).replace("<", r"\<")
+            text = formatter._expand_help(action).replace("<", "&lt;")
             texts.append(f"`{formatter._format_action_invocation(action)}`{needed}\n:   {text}")
-    texts = [group.description and uses(group.description), *texts]
-    return "\n\n".join([heading.format(group.title[0].upper() + group.title[1:]), *filter(None, texts)]) if any(texts) else ""
+    return "\n\n".join([heading, *texts]) if texts else ""
 
 
 def measured():
     """Return the figures of the benchmarks, a table for each machine and day."""
     rows, text = [*csv.DictReader((ROOT / "benchmarks/results.csv").open(encoding="utf-8"))], ""
     for place, found in itertools.groupby(rows, lambda row: f"{row['machine']}, {row['date']}"):
-        text += f"\n## {place}\n\n| benchmark | text | ours | beside | ratio | range | rounds |\n{'| --- ' * 7}|\n"
-        line = "| {benchmark} | {text} | {ours} | {beside} | {ratio} | {low} to {high} | {rounds} |\n"
+        text += f"\n## {place}\n\n| benchmark | text | ours | beside | ratio | low | high | rounds |\n{'| --- ' * 8}|\n"
+        line = "| {benchmark} | {text} | {ours} | {beside} | {ratio} | {low} | {high} | {rounds} |\n"
         text += "".join(line.format_map(row) for row in found)
     return text
