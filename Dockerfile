@@ -16,8 +16,8 @@ COPY xrep_cli xrep_cli
 RUN pip install --no-cache-dir --constraint constraints.txt ".[$EXTRAS]"
 
 # Any user may write here, because `docker run --user` names the one that is to own the files in /work.
-RUN mkdir --mode 1777 /xrep /work
 ENV XREP_HOME=/xrep HOME=/xrep USER=xrep
+RUN mkdir --mode 1777 /xrep /work
 VOLUME /xrep
 WORKDIR /work
 USER 10001
