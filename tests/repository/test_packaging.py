@@ -1,6 +1,7 @@
 """setup.py, pyproject.toml and constraints.txt agree with each other and with the code."""
 
 import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -71,6 +72,24 @@ def test_the_version_is_written_once(setup_arguments: dict) -> None:
     files = [REPOSITORY / "setup.py", *(REPOSITORY / "xrep").glob("*.py"), *(REPOSITORY / "xrep_cli").glob("*.py")]
     version = f'"{xrep.__version__}"'
     assert [path.name for path in files if version in path.read_text(encoding="utf-8")] == ["version.py"]
+    assert f"\nversion: {xrep.__version__}\n" in (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
+
+
+def test_all_is_every_extra_of_users(setup_arguments: dict) -> None:
+    extras = setup_arguments["extras_require"]
+    of_users = extras.keys() - {"all", "bench", "dev", "docs", "test"}
+    assert set(extras["all"]) == set().union(*(extras[name] for name in of_users))
+
+
+@pytest.mark.parametrize("file", ["Dockerfile", "Dockerfile.cuda"])
+def test_images_are_made_of_what_is_there(file: str, setup_arguments: dict) -> None:
+    text = (REPOSITORY / file).read_text(encoding="utf-8")
+    copied = " ".join(re.findall(r"^COPY (.+) \S+$", text, flags=re.MULTILINE)).split()
+    ignored = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert set(copied) == {line[1:] for line in ignored if line.startswith("!")}
+    assert all((REPOSITORY / name).exists() for name in copied)
+    (extras,) = re.findall(r'EXTRAS="(.+)"', text)
+    assert set(extras.split(",")) <= setup_arguments["extras_require"].keys()
 
 
 @pytest.fixture(scope="module")
