@@ -1,7 +1,7 @@
 """Train an encoder from scratch by sentence-transformers' MultipleNegativesRankingLoss, to compare what it learns.
 
   xrep-export --path run1/best --output shape                # architecture and tokenizer; the weights are drawn anew
-  python benchmarks/multiple_negatives.py --shape shape --bitext de-en=deu-eng.tsv:2,1 --minutes 5 --output peer
+  python examples/moco_bert/multiple_negatives.py --shape shape --bitext de-en=deu-eng.tsv:2,1 --minutes 5 --output peer
   xrep-eval tatoeba --path peer --data tatoeba/ --langs de
 
 Each learning rate trains for these minutes with the same pairs in the same order, and the model with the best dev
