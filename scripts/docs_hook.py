@@ -23,7 +23,8 @@ from xrep_cli.xrep import PROGRAMS, help_text
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md", "benchmarks.md": "benchmarks/README.md"}
-COPIES |= {f"papers/{path.parent.name}.md": str(path.relative_to(ROOT)) for path in ROOT.glob("examples/*/README.md")}
+EXAMPLES = [path.relative_to(ROOT) for path in sorted(ROOT.glob("examples/*/*.md"))]
+COPIES |= {f"papers/{path.parent.name}_{path.stem}.md".replace("_README", ""): str(path) for path in EXAMPLES}
 COPIES["guides/clusters.md"] = COPIES.pop("papers/cluster.md")
 
 
@@ -66,7 +67,7 @@ def on_page_content(html, **_):
     """Let the lines of a command break between words, and not at the hyphens of an option."""
     words, word = re.compile(r"<[^>]+>|[^\s<>]*-[^\s<>]*"), '<span class="word">{}</span>'.format
     kept = partial(words.sub, lambda found: found[0] if found[0].startswith("<") else word(found[0]))
-    return re.sub(r"<pre>.*?</pre>", lambda found: kept(found[0]), html, flags=re.DOTALL)
+    return re.sub(r"<code>.*?</code>", lambda found: kept(found[0]), html, flags=re.DOTALL)
 
 
 class Sections(griffe.Extension):
@@ -135,9 +136,11 @@ def options(parser, group, heading):
 
 def measured():
     """Return the figures of the benchmarks, a table for each machine and day."""
-    rows, text = [*csv.DictReader((ROOT / "benchmarks/results.csv").open(encoding="utf-8"))], ""
-    for place, found in itertools.groupby(rows, lambda row: f"{row['machine']}, {row['date']}"):
-        text += f"\n## {place}\n\n| benchmark | text | ours | beside | ratio | low | high | rounds |\n{'| --- ' * 8}|\n"
+    rows, text = [*csv.DictReader((ROOT / "benchmarks/results.csv").open(encoding="utf-8"))], "\n## Each machine\n"
+    for place in dict.fromkeys(f"{row['machine']}, {row['date']}" for row in rows):
+        text += (
+            f"\n**{place}**\n\n| benchmark | text | ours | beside | ratio | low | high | rounds |\n{'| --- ' * 8}|\n"
+        )
         line = "| {benchmark} | {text} | {ours} | {beside} | {ratio} | {low} | {high} | {rounds} |\n"
-        text += "".join(line.format_map(row) for row in found)
+        text += "".join(line.format_map(row) for row in rows if f"{row['machine']}, {row['date']}" == place)
     return text
