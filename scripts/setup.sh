@@ -1,4 +1,4 @@
-# scripts/demo, scripts/quick_start and scripts/test source this file: `set_up EXTRA` makes a complete .venv in the
+# scripts/demo and scripts/test source this file: `set_up EXTRA` makes a complete .venv in the
 # repository, or ends the script with one line that says what to do. EXTRA is one of setup.py's extras, or empty.
 # Afterwards the repository is the current folder, .venv/bin is first in PATH, and programs use one thread unless
 # OMP_NUM_THREADS is set.
