@@ -52,7 +52,7 @@ def test_links_and_files_exist() -> None:
 def test_pages_and_recipes_that_are_named_are_linked(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     links = {(page.parent / target).resolve() for target in re.findall(r"\]\(([^)#:]+)\)", text)}
-    assert DOCS / "guides" / "quick-start.md" in links
+    assert DOCS / "guides" / "own-data.md" in links
     for name in re.findall(r"`([\w./+-]+\.(?:md|yaml))`", text):
         for file in (page.parent / name, ROOT / name):
             assert not file.exists() or file in links or file == page, f"{name} is named, but not linked"
@@ -64,7 +64,7 @@ def test_the_pages_build_a_site(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
-    assert (tmp_path / "guides" / "quick-start" / "index.html").exists()
+    assert (tmp_path / "guides" / "own-data" / "index.html").exists()
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------

@@ -59,10 +59,11 @@ def write_data(folder: Path) -> None:
     for name, first in (("mono", 520), ("old", 600)):
         write_lines(folder / f"{name}.de", [german for _, german, _ in rows[first : first + 200]])
         write_lines(folder / f"{name}.en", [english for english, _, _ in reversed(rows[first + 40 : first + 240])])
-    write_sides(folder / "mono", "news", rows)
+    for name, some in (("news", rows[:600]), ("valid", rows[600:])):
+        write_sides(folder / "mono", name, some)
     for code, column in (("deu", 1), ("eng", 0)):
         write_lines(folder / "test" / f"tatoeba.deu-eng.{code}", [row[column] for row in parts["test"]])
-    write_lines(folder / "lines.txt", [row[0] for row in parts["lines"]])
+    write_lines(folder / "lines.txt", [row[0] for row in rows[:50]])
     write_lines(folder / "more.txt", [row[0] for row in parts["dev"]])
     with (folder / "memory.tmx").open("w", encoding="utf-8") as file:
         write_memory(file, ("de", "en"), ((1.0, german, english) for english, german, _ in rows[:600]))
