@@ -8,7 +8,7 @@ on CPUs, so set OMP_NUM_THREADS=1) and the ratios of the medians:
 - plain: the contrastive losses with the sentences of the batch as negatives, without equations 5 and 6;
 - hictl: all of HiCTL.
 
-  python benchmarks/hictl.py --data data-bin/hictl_small           # examples/hictl/hictl_small.yaml
+  python benchmarks/hictl.py --data data-bin/hictl_small           # hictl/hictl_small
   python benchmarks/hictl.py --layers 12 --hidden-size 768 --heads 12 --feedforward-size 3072 \\
       --vocabulary-size 250002 --length 64 --device cuda --precision bf16 --steps 30       # random sentences
 """
