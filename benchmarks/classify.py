@@ -86,7 +86,7 @@ def measure(options: argparse.Namespace, kind: str, folder: Path) -> list[Row]:
     grouped = f"{TRAINER}, rows by length"
     contestants = {"xrep": training(run, task), TRAINER: their_trainer(options, lines[20:], labels, by_length=False)}
     contestants[grouped] = their_trainer(options, lines[20:], labels, by_length=True)
-    turns = take_turns(contestants, range(options.repeats + 1))
+    turns = take_turns(contestants, range(options.repeats + 1), title=f"classify, training, {kind} text")
     found = compare("classify, training", kind, turns.seconds, [("xrep", TRAINER), ("xrep", grouped)])
 
     saved = str(folder / "classifier")
@@ -101,7 +101,7 @@ def measure(options: argparse.Namespace, kind: str, folder: Path) -> list[Row]:
         contestants[name] = lambda _, size=size: [
             row["label"] for row in theirs(lines, batch_size=size, truncation=True)
         ]
-    turns = take_turns(contestants, range(options.repeats + 1))
+    turns = take_turns(contestants, range(options.repeats + 1), title=f"classify, labels, {kind} text")
     same = statistics.fmean(a == b for a, b in zip(turns.results["xrep"], turns.results[PIPELINE], strict=True))
     progress(f"{100 * same:.1f}% of the labels are the same")
     return found + compare("classify, labels", kind, turns.seconds, [("xrep", PIPELINE), ("xrep", batched)])
@@ -117,7 +117,6 @@ def main() -> None:
     options = parser.parse_args()
     keep_freed_memory()  # as xrep-train does
     for kind in [options.text] if options.text else ["short", "long"]:
-        progress(f"classify, {kind} text")
         with tempfile.TemporaryDirectory() as folder:
             report(measure(options, kind, Path(folder)), options.csv)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import make_parser, multiplies_bfloat16, progress, read_pairs, take_turns
+from harness import make_parser, multiplies_bfloat16, progress, read_pairs, say_absent, take_turns
 from results import RESTRICTED, compare, report
 
 from xrep.data.batch import batches_of, collate
@@ -155,7 +155,7 @@ def contestants(options: argparse.Namespace, folder: Path, examples: list[str]) 
         try:
             found.update(entries)
         except Exception as error:  # the others can be compared without this one
-            progress(f"without {entries.__name__}: {str(error).splitlines()[0]}")
+            say_absent(entries.__name__, error)
     for precision in PRECISIONS:
         found[f"xrep, {precision}"] = SentenceEncoder.load(path, device="cpu", dtype=precision).encode
     return {name: encode for name, encode in found.items() if not options.only or options.only in name}
@@ -195,7 +195,7 @@ def main() -> None:
                 calls = [[line] for line in lines[: WARM_UP_CALLS + 100 * options.repeats]]
                 turns = take_turns(entries, calls, warm_up=WARM_UP_CALLS)
             else:
-                turns = take_turns(entries, [lines] * (options.repeats + 1))
+                turns = take_turns(entries, [lines] * (options.repeats + 1), title=f"encode, {kind}")
         expected = turns.results.get("sentence-transformers")
         for name, vectors in turns.results.items():
             if expected is not None:

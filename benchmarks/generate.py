@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from harness import make_parser, multiplies_bfloat16, progress, take_turns
+from harness import make_parser, multiplies_bfloat16, progress, say_absent, take_turns
 from results import Row, compare, report
 from torch import Tensor, nn
 
@@ -249,8 +249,8 @@ def measure(options: argparse.Namespace, kind: str) -> list[Row]:
         try:
             contestants |= stack.enter_context(ctranslate2(theirs, options))
         except ImportError as error:
-            progress(f"without CTranslate2: {error}")
-        turns = take_turns(contestants, [batch] * (options.repeats + 1))
+            say_absent("CTranslate2", error)
+        turns = take_turns(contestants, [batch] * (options.repeats + 1), title=f"generate, {kind}")
     for name, found in turns.results.items():
         share = 100 * same(found, turns.results["transformers"])
         progress(f"{name}: the hypotheses of transformers in {share:.0f}% of the sentences")
@@ -268,7 +268,6 @@ def main() -> None:
     add("--batch", type=int, default=32, help="sentences in a batch")
     options = parser.parse_args()
     for kind in [options.text] if options.text else ["short", "long"]:
-        progress(f"generate, {kind} text")
         report(measure(options, kind), options.csv)
 
 

@@ -49,7 +49,12 @@ class Turns:
 
 
 def take_turns(
-    contestants: Mapping[str, Callable[[Any], Any]], inputs: Iterable[Any], *, warm_up: int = 1, device: str = "cpu"
+    contestants: Mapping[str, Callable[[Any], Any]],
+    inputs: Iterable[Any],
+    *,
+    warm_up: int = 1,
+    device: str = "cpu",
+    title: str = "",
 ) -> Turns:
     """Time contestants that take turns, so that a busy machine disturbs all of them.
 
@@ -58,10 +63,13 @@ def take_turns(
         inputs: One input for each round.
         warm_up: Number of first rounds that are not measured.
         device: A time on a GPU ends when the GPU has finished.
+        title: Name of the contest, which is printed on stderr with the number of each round.
     """
     names = list(contestants)
     turns = Turns({name: [] for name in names}, {name: [] for name in names})
     for number, value in enumerate(inputs):
+        if title:
+            progress(f"{title}: round {number}")
         first = number % len(names)
         for name in names[first:] + names[:first]:
             began, processor = time.perf_counter(), time.process_time()
@@ -80,10 +88,11 @@ def take_turns(
     return turns
 
 
-def read_pairs(kind: str, count: int, data: Sequence[str] | None = None) -> list[tuple[str, str]]:
+def read_pairs(kind: str, count: int | None = None, data: Sequence[str] | None = None) -> list[tuple[str, str]]:
     """Return pairs of lines (German, English): ``short`` ones, or ``long`` ones, each made of consecutive lines.
 
     Args:
+        count: How many, at most; None: all.
         data: Two files whose lines translate each other, the second in English; None: the demo corpus.
     """
     if data is None:
@@ -118,6 +127,16 @@ def multiplies_bfloat16() -> bool:
     from xrep.training.numbers import type_on
 
     return type_on(torch.device("cpu"), "bf16") == torch.bfloat16
+
+
+def markdown_table(rows: list[list[str]]) -> list[str]:
+    """Return the lines of a table in Markdown, whose first row is the head."""
+    return [f"| {' | '.join(row)} |" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:])]
+
+
+def say_absent(name: str, reason: object) -> None:
+    """Say that a contestant cannot take part, which is no error."""
+    progress(f"without {name}: {str(reason).splitlines()[0]}")
 
 
 def progress(line: str) -> None:

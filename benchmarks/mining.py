@@ -75,7 +75,7 @@ def exact_search(options: argparse.Namespace) -> list[Row]:
             "xrep": lambda _, x=x, y=y: neighbours(x, y, NEIGHBOURS, NEIGHBOURS),
             "faiss": lambda _, x=x, y=y: faiss_both_ways(x, y),
         }
-        turns = take_turns(contestants, range(options.repeats + 1))
+        turns = take_turns(contestants, range(options.repeats + 1), title=f"search, {size} vectors")
         progress(f"{size} vectors: {differing(x, y, turns.results['xrep'], turns.results['faiss'])} neighbours differ")
         name = f"{size} random vectors of {options.width}"
         rows += compare("mining, exact search both ways", name, turns.seconds, [("xrep", "faiss")])
@@ -102,7 +102,7 @@ def text_to_pairs(options: argparse.Namespace, kind: str, pairs: list[tuple[str,
         contestants: dict[str, Callable[[Any], set[str]]] = {peer: lambda _: run(PEER, options.path, source, target)}
         for precision in precisions:
             contestants[f"xrep-mine, {precision}"] = lambda _, precision=precision: ours(precision)
-        turns = take_turns(contestants, range(options.repeats + 1))
+        turns = take_turns(contestants, range(options.repeats + 1), title=f"mining, {kind} text")
     for name, found in turns.results.items():
         progress(f"{name}: {len(found)} pairs, of which {len(found & turns.results[peer])} are those of {peer}")
     chosen = [(f"xrep-mine, {precision}", peer) for precision in precisions]
@@ -139,7 +139,6 @@ def main() -> None:
     report(exact_search(options), options.csv)
     for kind in [options.text] if options.text else ["short", "long"]:
         if options.path:
-            progress(f"mining, {kind} text")
             pairs = read_pairs(kind, options.lines if kind == "short" else options.lines // 5, options.data)
             report(text_to_pairs(options, kind, pairs), options.csv)
             report(answers(options, kind, pairs), options.csv)

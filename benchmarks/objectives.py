@@ -32,8 +32,7 @@ TEACHER = "frozen_source=--towers separate --criterion frozen_source --source-si
 
 
 def measure(options: argparse.Namespace, kind: str, folder: Path) -> list[Row]:
-    pairs = options.steps * options.batch_size
-    corpus = write_corpus(read_pairs(kind, pairs + 16, options.data), folder / "text")
+    corpus = write_corpus(read_pairs(kind, data=options.data), folder / "text")
     sizes = {name.replace("_", "-"): getattr(options, name) for name in ("batch_size", "max_length")}
     sizes |= {"layers": options.layers, "hidden-size": options.width, "heads": options.width // 64}
     sizes |= {"feedforward-size": 4 * options.width, "max-steps": options.steps}
@@ -45,7 +44,7 @@ def measure(options: argparse.Namespace, kind: str, folder: Path) -> list[Row]:
         )
         run, task = configured([str(corpus), "--task", "bitext", *given, *shlex.split(words)], folder / name)
         contestants[name] = training(run, task)
-    turns = take_turns(contestants, range(options.repeats + 1))
+    turns = take_turns(contestants, range(options.repeats + 1), title=f"objectives, {kind} text")
     first, *others = contestants
     chosen = [(name, first) for name in others]
     for row in compare("processor time", kind, turns.processor, chosen):
@@ -68,7 +67,6 @@ def main() -> None:
     options.arms = options.arms or [*ARMS, *teacher]
     keep_freed_memory()  # as xrep-train does
     for kind in [options.text] if options.text else ["short", "long"]:
-        progress(f"objectives, {kind} text")
         with tempfile.TemporaryDirectory() as folder:
             report(measure(options, kind, Path(folder)), options.csv)
 

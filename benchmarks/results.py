@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, fields
 from datetime import date
 from pathlib import Path
 
+from harness import markdown_table
+
 FIGURES = Path(__file__).resolve().with_name("results.csv")
 """The rows of all machines."""
 FLAGS = "avx2 avx512f avx512_vnni avx512_bf16 avx_vnni amx_bf16 amx_int8".split()
@@ -99,7 +101,10 @@ def latest(path: Path = FIGURES) -> list[dict[str, str]]:
 
 
 def table(path: Path = FIGURES) -> list[str]:
-    """Return the lines of a table in Markdown with the range of each ratio over the machines."""
+    """Return the lines of a table in Markdown with the range of each ratio over the machines.
+
+    The last column, for other texts than short and long lines, has the range over all of these.
+    """
     found = dict[tuple[str, str, str], dict[str, list[float]]]()
     for row in latest(path):
         texts = found.setdefault((row["benchmark"], row["ours"], row["beside"]), {})
@@ -109,14 +114,14 @@ def table(path: Path = FIGURES) -> list[str]:
     rows = []
     for names, texts in found.items():
         rows.append([*names, *(_range(texts.get(column, [])) for column in ("short", "long", "other"))])
-    return _markdown([head, *sorted(rows)])
+    return markdown_table([head, *sorted(rows)])
 
 
 def page(path: Path = FIGURES) -> str:
     """Return a page with the ranges, and with every row."""
     rows = sorted(latest(path), key=lambda row: (row["benchmark"], row["ours"], row["beside"], row["machine"]))
     names = ["benchmark", "text", "ours", "beside", "ratio", "low", "high", "rounds", "date", "machine"]
-    single = _markdown([names, *([row[name] for name in names] for row in rows)])
+    single = markdown_table([names, *([row[name] for name in names] for row in rows)])
     about = "A ratio is the time of the other program over that of xrep: above 1, xrep is faster."
     return "\n".join(["# Benchmarks", "", about, "", *table(path), "", "## Each measurement", "", *single, ""])
 
@@ -124,7 +129,3 @@ def page(path: Path = FIGURES) -> str:
 def _range(ratios: Sequence[float]) -> str:
     low, high = (f"{pick(ratios, default=0):.2f}" for pick in (min, max))
     return "" if not ratios else low if low == high else f"{low} to {high}"
-
-
-def _markdown(rows: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:])]

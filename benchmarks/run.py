@@ -4,7 +4,7 @@
   python benchmarks/run.py --quick --only encode --only mining
   python benchmarks/run.py --csv benchmarks/results.csv            # the sizes of the scripts: hours
   ATEN_CPU_CAPABILITY=avx2 python benchmarks/run.py --quick        # all that can be are restricted to AVX2
-  python benchmarks/run.py --table                                 # the table of README.md, of results.csv
+  python benchmarks/run.py --table                                 # write the table of README.md anew, of results.csv
 
 Each script runs in a process of its own, in which the contestants take turns. The demo corpus and a small English
 encoder are fetched on first use.
@@ -22,10 +22,12 @@ from pathlib import Path
 from harness import progress
 from results import table
 
+from xrep.files import write_aside
 from xrep.text.resources import find_resource
 from xrep_cli.command import HelpFormatter
 
 HERE = Path(__file__).resolve().parent
+README = HERE / "README.md"
 BENCHMARKS = {
     "kernels": ("", "--cases queue-small,inbatch,hard,vocabulary --scale 0.25 --precision fast --repeats 5"),
     "encode": ("--path {encoder}", "--lines 250 --repeats 3"),
@@ -53,15 +55,25 @@ def run(name: str, quick: bool, csv: str | None) -> bool:
     return subprocess.run([sys.executable, *line], env=environment).returncode == 0
 
 
+def write_table() -> None:
+    """Replace the lines of README.md from the head of the table to its end."""
+    lines = README.read_text(encoding="utf-8").splitlines()
+    places = [number for number, line in enumerate(lines) if line.startswith("| ")]
+    start = next(number for number in places if lines[number].startswith("| benchmark | ours |"))
+    lines[start : places[-1] + 1] = table()
+    with write_aside(README) as aside:
+        aside.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--only", action="append", choices=list(BENCHMARKS), help="this one alone; can be repeated")
     parser.add_argument("--csv", metavar="FILE", help="append the rows to this file")
-    parser.add_argument("--table", action="store_true", help="print the table of the rows that there are, and stop")
+    parser.add_argument("--table", action="store_true", help="write the table of README.md anew, and stop")
     options = parser.parse_args()
     if options.table:
-        print("\n".join(table()))
+        write_table()
         return 0
     failed = [name for name in options.only or BENCHMARKS if not run(name, options.quick, options.csv)]
     progress(f"failed: {', '.join(failed)}" if failed else "all benchmarks ran")

@@ -1,10 +1,10 @@
-"""An epoch of training beside the loops that others would write, on the same pairs.
+"""Training beside the loops that others would write, on the same pairs.
 
-- Translation ranking from a pretrained encoder, beside the trainer of sentence-transformers with
+- An epoch of translation ranking from a pretrained encoder, beside the trainer of sentence-transformers with
   MultipleNegativesRankingLoss and its defaults, and beside the same trainer when it gets batches of similar length, as
   xrep's are. Both sides have AdamW and clip gradients. In float32, and in bfloat16 where the processor multiplies it.
-- Dual momentum contrast from scratch, beside a plain loop: torch.nn.TransformerEncoder with the same sizes on padded
-  batches, a momentum encoder that is updated parameter by parameter, and all similarities with the queue written out.
+- Steps of dual momentum contrast from scratch, beside a plain loop: torch.nn.TransformerEncoder with the same sizes on
+  padded batches, a momentum encoder updated parameter by parameter, all similarities with the queue written out.
 
 Time is counted from the first batch that is asked for to the end of the last step. Loading a model and saving it do not
 count. Every turn begins anew with the same pairs.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from harness import Taken, make_parser, multiplies_bfloat16, progress, read_pairs, take_turns, write_corpus
+from harness import Taken, make_parser, multiplies_bfloat16, read_pairs, take_turns, write_corpus
 from results import Row, compare, report
 from torch import Tensor, nn
 
@@ -97,8 +98,10 @@ class PlainEncoder(nn.Module):
         return F.normalize((x * mask.unsqueeze(-1)).sum(1), dim=1)
 
 
-def plain_loop(options: argparse.Namespace, task: BitextTask) -> Turn:
-    """Return an epoch of dual momentum contrast in the order of the corpus."""
+def plain_loop(options: argparse.Namespace, task: BitextTask, steps: int) -> Turn:
+    """Return steps of dual momentum contrast on the pairs that xrep trains on, in batches that are drawn at random."""
+    planned = np.concatenate([plan.rows for plan in itertools.islice(task.plan(), steps)])
+    drawn = np.array_split(np.random.default_rng(1).permutation(planned), steps)
 
     def turn(_: Any) -> Taken:
         torch.manual_seed(1)
@@ -107,9 +110,8 @@ def plain_loop(options: argparse.Namespace, task: BitextTask) -> Turn:
         queues = [F.normalize(torch.randn(options.queue_size, options.width), dim=1) for _ in range(2)]
         optimizer, place = torch.optim.AdamW(model.parameters(), lr=1e-4), 0
         seconds, processor = time.perf_counter(), time.process_time()
-        for start in range(0, task.examples, options.batch_size):
-            rows = range(start, min(start + options.batch_size, task.examples))
-            batch = task.make(np.array([(0, row, row) for row in rows]))
+        for rows in drawn:
+            batch = task.make(rows)
             sides = [(side.tokens, side.mask) for side in (batch.source, batch.target)]
             queries = [model(*side) for side in sides]
             with torch.no_grad():
@@ -189,46 +191,53 @@ def in_batches(task: BitextTask) -> Iterator[tuple[str, str]]:
             yield source, target
 
 
-def measure(options: argparse.Namespace, kind: str, folder: Path) -> list[Row]:
+def ranking(options: argparse.Namespace, kind: str, folder: Path, words: list[str]) -> list[Row]:
     corpus = write_corpus(read_pairs(kind, options.pairs + 16, options.data), folder / "text")
-    words = [str(corpus), "--task", "bitext", "--towers", "shared", "--batch-size", str(options.batch_size)]
-    words += ["--max-length", str(options.max_length), "--lr", "1e-4", "--max-epochs", "1"]
-    rounds, rows = range(options.repeats + 1), list[Row]()
-    if options.encoder:
-        for half in [False, True] if multiplies_bfloat16() else [False]:
-            chosen = ["--criterion", "translation_ranking", "--encoder", options.encoder]
-            run, task = configured([*words, *chosen, "--precision", "bf16" if half else "float32"], folder / "run")
-            assert isinstance(task, BitextTask)
-            ours, pairs = "xrep, bfloat16" if half else "xrep, float32", [*in_batches(task)]
-            theirs = "sentence-transformers", "sentence-transformers, batches by length"
-            contestants = {ours: training(run, task)}
-            contestants |= {name: sentence_transformers(options, pairs, half, name == theirs[1]) for name in theirs}
-            turns = take_turns(contestants, rounds)
-            rows += compare("train, translation_ranking", kind, turns.seconds, [(ours, name) for name in theirs])
-    chosen = f"--criterion dual_moco --queue-size {options.queue_size} --layers {options.layers} "
+    words = [str(corpus), *words, "--criterion", "translation_ranking", "--encoder", options.encoder]
+    theirs, rows = ("sentence-transformers", "sentence-transformers, batches by length"), list[Row]()
+    for half in [False, True] if multiplies_bfloat16() else [False]:
+        chosen = ["--max-epochs", "1", "--precision", "bf16" if half else "float32"]
+        run, task = configured([*words, *chosen], folder / "run")
+        assert isinstance(task, BitextTask)
+        ours, pairs = "xrep, bfloat16" if half else "xrep, float32", [*in_batches(task)]
+        contestants = {ours: training(run, task)}
+        contestants |= {name: sentence_transformers(options, pairs, half, name == theirs[1]) for name in theirs}
+        turns = take_turns(contestants, range(options.repeats + 1), title=f"{kind} text, {ours}")
+        rows += compare("train, translation_ranking", kind, turns.seconds, [(ours, name) for name in theirs])
+    return rows
+
+
+def momentum_contrast(options: argparse.Namespace, kind: str, folder: Path, words: list[str]) -> list[Row]:
+    corpus = write_corpus(read_pairs(kind, data=options.data), folder / "all")
+    steps = options.pairs // options.batch_size
+    chosen = f"--criterion dual_moco --queue-size {options.queue_size} --layers {options.layers} --max-steps {steps} "
     chosen += f"--hidden-size {options.width} --heads {options.width // 64} --feedforward-size {4 * options.width} "
-    run, task = configured([*words, *chosen.split(), "--dropout", "0", "--attention-dropout", "0"], folder / "moco")
+    chosen += "--dropout 0 --attention-dropout 0"
+    run, task = configured([str(corpus), *words, *chosen.split()], folder / "moco")
     assert isinstance(task, BitextTask)
-    contestants = {"xrep": training(run, task), "plain loop": plain_loop(options, task)}
-    return rows + compare("train, dual_moco", kind, take_turns(contestants, rounds).seconds, [("xrep", "plain loop")])
+    contestants = {"xrep": training(run, task), "plain loop": plain_loop(options, task, steps)}
+    turns = take_turns(contestants, range(options.repeats + 1), title=f"{kind} text, dual_moco")
+    return compare("train, dual_moco", kind, turns.seconds, [("xrep", "plain loop")])
 
 
 def main() -> None:
     parser = make_parser(__doc__)
     add = parser.add_argument
     add("--encoder", help="a sentence-transformers directory; without it only dual momentum contrast is measured")
-    add("--pairs", type=int, default=1024, help="pairs of the epoch")
+    add("--pairs", type=int, default=1024, help="pairs on which all train")
     add("--batch-size", type=int, default=32, help="pairs in a step")
     add("--max-length", type=int, default=128, help="longest sentence in subwords")
     add("--queue-size", type=int, default=4096, help="vectors in each queue")
     add("--layers", type=int, default=4, help="layers of the encoder of dual momentum contrast")
     add("--width", type=int, default=256, help="width of its token vectors")
     options = parser.parse_args()
+    words = ["--task", "bitext", "--towers", "shared", "--batch-size", str(options.batch_size), "--lr", "1e-4"]
+    words += ["--max-length", str(options.max_length)]
     keep_freed_memory()  # as xrep-train does
     for kind in [options.text] if options.text else ["short", "long"]:
-        progress(f"train, {kind} text")
         with tempfile.TemporaryDirectory() as folder:
-            report(measure(options, kind, Path(folder)), options.csv)
+            rows = ranking(options, kind, Path(folder), words) if options.encoder else []
+            report(rows + momentum_contrast(options, kind, Path(folder), words), options.csv)
 
 
 if __name__ == "__main__":
