@@ -1,25 +1,28 @@
-"""One page about one GPU: its tests, kernels, training steps, encoding and mining, each measured beside a model.
+"""One page about one GPU: its tests, losses, training steps, encoding and mining, measured beside a model.
 
-  python benchmarks/gpu.py                     # at most eight minutes; writes benchmarks/gpu.md and benchmarks/gpu.json
-  python benchmarks/gpu.py --small --device cpu --page /tmp/cpu.md     # tries everything without a GPU
+  python benchmarks/gpu.py                                 # at most eight minutes; writes gpu.md and gpu.json beside it
+  python benchmarks/gpu.py --small --device cpu --page cpu.md     # tries everything without a GPU
 
-Each section runs in a process of its own. One that fails, takes too long or has no time left becomes a line of the
-page. A modelled figure is a roofline: the longer of operations / peak and bytes / bandwidth, with the peaks of the
-card's data sheet (of a card that is not in the table, those that the first section measures). It is a bound that no
-program reaches, with these formulas for vectors of width D:
+Each section runs in a process of its own, so that one that fails or takes too long is a line of the page.
 
-- a loss of R x C similarities: 2 R C D operations and (R + C) D numbers a product; memory: its gradients
-- a training step: 2 operations for each weight of a layer and each token, and attention, forward (1), backward (2) and
-  through the momentum encoder (1); the products with the queue; 28 bytes for AdamW and 12 for the momentum encoder for
-  each parameter. Memory: 20 bytes for each parameter, the queues, and 34 bytes a token for each number of a layer
-- encoding: the forward pass. Mining: one product of all pairs for both directions
+A modelled figure is a roofline: the longer of operations / peak and bytes / bandwidth, by the card's data sheet. It is
+a bound that no program reaches. For vectors of width D:
 
-MFU is the share of the peak of bfloat16 that those operations are in the time measured.
+- a loss of R x C similarities: 2 R C D operations and (R + C) D numbers for each product; memory: its gradients
+- a training step: 8 operations for each weight of a layer and each token (forward, backward twice that, and through the
+  momentum encoder), attention, and the products with the queues; 40 bytes for each parameter (AdamW 28, momentum 12).
+  Memory: 20 bytes for each parameter, the queues, and 34 bytes for each token and each number of each layer
+- encoding: 2 operations for each weight of a layer and each token
+- mining: one product of all pairs, for both directions
+
+MFU is the share of the card's peak in bfloat16 at which these operations were done.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -32,15 +35,18 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import make_parser, markdown_table, progress, say_absent, take_turns, write_json
+from harness import progress, take_turns, write_corpus
+from results import commit
 
 from xrep.errors import UserError
-from xrep_cli.command import console_script
+from xrep.files import check_output, write_aside
+from xrep_cli.command import HelpFormatter, console_script
 
 HERE = Path(__file__).resolve().parent
 CARDS = {
@@ -48,148 +54,121 @@ CARDS = {
     "H100": (989, 495, 3.35), "A100-SXM4-80GB": (312, 156, 2.04), "A100 80GB": (312, 156, 1.94),
     "A100": (312, 156, 1.56), "L40S": (362, 183, 0.86), "L4": (121, 60, 0.3), "RTX 4090": (165, 83, 1.01),
 }  # fmt: skip
-"""Dense TFLOP/s in bfloat16 and in TF32, and TB/s of the memory, by a part of the card's name, as in data sheets."""
+"""Dense TFLOP/s in bfloat16 and in TF32, and TB/s of memory, in NVIDIA's data sheets, by a part of a card's name."""
 LEAST = 15
 """Seconds without which a section is not begun."""
-Row = dict[str, Any]
-
-
-def row(what: str, unit: str, measured: float | None, modelled: float | None = None) -> Row:
-    return {"what": what, "unit": unit, "measured": measured, "modelled": modelled}
-
-
-def reached(options: Namespace) -> tuple[float, float, float]:
-    """Return what a large product in bfloat16, one in TF32 and a copy reach: operations and bytes a second."""
-    import torch
-
-    from xrep.kernels.precision import allow_tf32
-
-    size, device = 256 if options.small else 8192, torch.device(options.device)
-    half = torch.randn(size, size, device=device).to(torch.bfloat16)
-    single, other = half.float(), half.float()
-    work = {"bf16": lambda _: half @ half, "tf32": lambda _: single @ single, "copy": lambda _: other.copy_(single)}
-    with allow_tf32(device):
-        best = {name: min(taken) for name, taken in take_turns(work, range(9), device=options.device).seconds.items()}
-    return 2 * size**3 / best["bf16"], 2 * size**3 / best["tf32"], 8 * size**2 / best["copy"]
+Row = tuple[str, str, float, float]
+"""What was measured, its unit, the measured figure and the modelled one (nan: none)."""
 
 
 def peaks(options: Namespace) -> tuple[float, float, float]:
-    """Return the card's peaks by its data sheet or, if it is not known, what it reaches."""
+    """Return operations a second in bfloat16 and in TF32, and bytes a second; nan for a card that is not known."""
     import torch
 
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    known = next((card for card in CARDS if card in name), None)
-    return reached(options) if known is None else tuple(peak * 1e12 for peak in CARDS[known])
-
-
-def roofline(operations: float, size: float, peak: float, bandwidth: float) -> float:
-    """Return the seconds that operations and the bytes of ``size`` take at least."""
-    return max(operations / peak, size / bandwidth)
-
-
-def card(options: Namespace) -> Iterator[Row]:
-    units = ("TFLOP/s, product in bfloat16", "TFLOP/s, product in TF32", "TB/s, copy")
-    for unit, found, sheet in zip(units, reached(options), peaks(options), strict=True):
-        yield row("the card", unit, found / 1e12, sheet / 1e12)
+    return tuple(1e12 * peak for peak in next((CARDS[card] for card in CARDS if card in name), 3 * (math.nan,)))
 
 
 def tests(options: Namespace) -> Iterator[Row]:
     chosen = "tests/cuda/test_real.py" if options.small else "tests/cuda"
     line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", chosen]
     said = subprocess.run(line, cwd=HERE.parent, capture_output=True, text=True)
-    counts = re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", (said.stdout.splitlines() or [""])[-1])
-    if not counts:
-        raise RuntimeError((said.stderr or said.stdout).strip().splitlines()[-1])
-    yield from (row(chosen, outcome, int(count)) for count, outcome in counts)
-    yield from (row(line[:160], "", None) for line in said.stdout.splitlines() if line.startswith(("FAILED", "ERROR")))
+    lines = (said.stdout + said.stderr).strip().splitlines() or ["pytest said nothing"]
+    yield from ((chosen, outcome, int(n), math.nan) for n, outcome in re.findall(r"(\d+) (\w+)\b(?=.* in )", lines[-1]))
+    if said.returncode:
+        failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+        raise RuntimeError("; ".join(failed[:9] or lines[-1:]))
 
 
-def kernel(case: str, options: Namespace) -> Iterator[Row]:
+def loss(case: str, options: Namespace) -> Iterator[Row]:
     import kernels
 
     size, (peak, _, bandwidth) = "tiny" if options.small else "paper", peaks(options)
-    (rows, columns, width), products = kernels.CASES[case][1][size], 2 if case == "queue" else 3
-    each = (4 if options.device == "cpu" else 2) * width
-    operations, sides = 2 * products * rows * columns * width, products * (rows + columns) * each
-    gradients = (2 * rows if case == "queue" else rows + columns) * each / 1e6
-    for found in kernels.measure(case, size, options.device, rounds=5):
-        what = f"{case} {found['size']}, {found['contestant']}"
-        yield row(what, "ms", found["ms"], 1000 * roofline(operations, sides, peak, bandwidth))
-        if "MB" in found:
-            yield row(what, "MB", found["MB"], gradients)
+    contest = kernels.make(case, size, options.device)
+    rows, columns, width = len(contest.sides[0]), *contest.sides[1].shape
+    numbers = contest.products * (rows + columns) * width * contest.sides[0].element_size()
+    bound = max(2 * contest.products * rows * columns * width / peak, numbers / bandwidth)
+    gradients = sum(leaf.numel() * leaf.element_size() for leaf in contest.leaves) / 1e6
+    del contest
+    turns, memory = kernels.measure(case, size, options.device, 5)
+    for name, seconds in turns.medians().items():
+        yield f"{rows:,} x {columns:,} x {width}, {name}", "ms", 1000 * seconds, 1000 * bound
+        if name in memory:
+            yield f"{rows:,} x {columns:,} x {width}, {name}", "MB", memory[name], gradients
 
 
 def sentences(count: int, words: tuple[int, int], seed: int = 0) -> list[str]:
-    """Return random sentences of random words, of which few are frequent, as in a language."""
-    draw = random.Random(seed)
-    known = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 8))) for _ in range(4000)]
-    return [" ".join(draw.choices(known, [1 / (n + 9) for n in range(4000)], k=draw.randint(*words))) for _ in range(count)]
+    """Return random sentences of made-up words, few of which are frequent, as in a language."""
+    draw, letters = random.Random(seed), "abcdefghijklmnopqrstuvwxyz"
+    known = ["".join(draw.choices(letters, k=draw.randint(2, 8))) for _ in range(4000)]
+    share = [1 / (number + 9) for number in range(4000)]
+    return [" ".join(draw.choices(known, share, k=draw.randint(*words))) for _ in range(count)]
 
 
 def step(pairs: int, compiled: bool, options: Namespace) -> Iterator[Row]:
-    """Measure steps of dual momentum contrast as xrep-train makes them, with two towers and bfloat16 queues."""
+    """Train by dual momentum contrast as xrep-train does, with two towers and queues in bfloat16."""
     import torch
+    from train import Unsaved
 
     from xrep.config import runs_of
-    from xrep.training.checkpoint import Checkpoints
     from xrep.training.distributed import alone
     from xrep.training.log import Quiet
     from xrep.training.trainer import Trainer
     from xrep_cli.train_options import parse
 
-    class Unsaved(Checkpoints):
-        def save(self, *_: Any, **__: Any) -> None:
-            pass
-
     class Watch(Quiet):
         def record(self, step: int, values: dict[str, float], kind: str) -> None:
             records.append(values)
 
-    records, raw = list[dict[str, float]](), options.work / "raw"
-    raw.mkdir(exist_ok=True)
-    for seed, side in enumerate(("de", "en")):
-        text = "\n".join(sentences(200 if options.small else 4096, (3, 40), seed))
-        (raw / f"train.de-en.{side}").write_text(text + "\n", encoding="utf-8")
-    queue, pairs, steps = (64, 8, 1) if options.small else (409600, pairs, 10)
-    shape = "--layers 1 --hidden-size 32 --heads 2 --feedforward-size 64" if options.small else "--size base"
-    line = f"{raw} --task bitext --criterion dual_moco --towers separate {shape} --queue-size {queue} --queue-dtype bfloat16"
-    line += f" --batch-size {pairs} --max-length 64 --precision bf16 --device {options.device} --log-every {steps}"
-    line += f" --max-steps {5 * steps} --validate-every 0 --save-every 0 --no-tensorboard --save-dir {options.work}/run"
-    parsed = parse(line.split() + ["--compile"] * compiled)
+    records, (pairs, queue, steps) = [], (8, 64, 1) if options.small else (pairs, 409600, 10)
+    if not (raw := options.work / "pairs").exists():
+        sides = (sentences(216 if options.small else 4112, (3, 40), seed) for seed in range(2))
+        write_corpus(list(zip(*sides, strict=True)), raw)
+    small = "--layers 1 --hidden-size 32 --heads 2 --feedforward-size 64 --dropout 0 --attention-dropout 0"
+    line = f"{raw} --task bitext --criterion dual_moco --towers separate {small if options.small else '--size base'}"
+    line += f" --queue-size {queue} --queue-dtype bfloat16 --batch-size {pairs} --max-length 64 --precision bf16"
+    line += (
+        f" --device {options.device} --max-steps {5 * steps} --log-every {steps} --validate-every 0 --no-tensorboard"
+    )
+    parsed = parse([*line.split(), *["--compile"] * compiled, "--save-dir", str(options.work / "run")])
     run = runs_of(parsed.layers, parsed.problems)[0]
-    torch.manual_seed(run.seed)
     task = run.classes["task"](run.configs["task"], run.seed)
     model = run.classes["model"](run.configs["model"], task.text)
     criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
     criterion.prepare(task)
-    place = torch.device(options.device, 0 if options.device == "cuda" else None)
-    Trainer(run, task, model, criterion, Unsaved(run.configs["checkpoint"], raw), Watch(), None, alone(place)).train()
-    each, all_tokens = (
-        statistics.median(record[name] for record in records[2:]) for name in ("pairs_per_second", "tokens_per_second")
+    checkpoints, place = Unsaved(run.configs["checkpoint"], raw), torch.empty(0, device=options.device).device
+    Trainer(run, task, model, criterion, checkpoints, Watch(), None, alone(place)).train()
+
+    train = [record for record in records if "pairs_per_second" in record][2:]  # the first steps allocate and compile
+    seconds = pairs / statistics.median(record["pairs_per_second"] for record in train)
+    tokens = seconds * statistics.median(record["tokens_per_second"] for record in train)
+    (peak, _, bandwidth), shape, numbers = (
+        peaks(options),
+        run.configs["model"],
+        sum(p.numel() for p in model.parameters()),
     )
-    seconds, tokens, width, (peak, _, bandwidth) = pairs / each, all_tokens / each * pairs, model.output_size, peaks(options)
-    parameters, layers = sum(one.numel() for one in model.parameters()), run.configs["model"].layers
-    in_layers = 4 * (products_of(model) / 2 * tokens + 4 * layers * width * tokens**2 / (2 * pairs))
-    with_queue, rows = 8 * pairs * queue * width, 8 * queue * width
-    modelled = roofline(in_layers, 0, peak, bandwidth) + roofline(with_queue, rows, peak, bandwidth)
-    modelled += 40 * parameters / bandwidth
-    what = f"{pairs:,} pairs, {tokens / (2 * pairs):.0f} tokens a sentence, queue {queue:,}{', --compile' * compiled}"
-    kept = 20 * parameters + 4 * queue * width + 34 * tokens * layers * width
-    yield row(what, "ms", 1000 * seconds, 1000 * modelled)
-    yield row(what, "tokens/s", tokens / seconds, tokens / modelled)
-    yield row(what, "MFU, %", *(100 * (in_layers + with_queue) / (time * peak) for time in (seconds, modelled)))
-    yield row(what, "MB", records[-1]["memory_megabytes"], kept / 1e6)
+    attention = 4 * shape.layers * shape.hidden_size * tokens / (2 * pairs)  # of a token with those of its sentence
+    work = 4 * tokens * (operations(model) / 2 + attention) + 8 * pairs * queue * shape.hidden_size
+    modelled = work / peak + 40 * numbers / bandwidth
+    kept = 20 * numbers + 4 * queue * shape.hidden_size + 34 * tokens * shape.layers * shape.hidden_size
+    what = f"{pairs:,} pairs, {tokens / (2 * pairs):.0f} tokens a sentence, queues of {queue:,}"
+    yield what, "ms", 1000 * seconds, 1000 * modelled
+    yield what, "tokens/s", tokens / seconds, tokens / modelled
+    if peak == peak:
+        yield what, "MFU, %", 100 * work / seconds / peak, 100 * work / modelled / peak
+    yield what, "MB", train[-1]["memory_megabytes"], kept / 1e6
 
 
-def products_of(model: Any) -> int:
-    """Return the operations of a forward pass of the layers for a token (two for each weight)."""
+def operations(model: Any) -> int:
+    """Return the operations of the layers for a token, two for each weight, summed over the towers."""
     import torch
 
     return sum(2 * part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear))
 
 
 def encode(options: Namespace) -> Iterator[Row]:
-    """Encode through BERT-base, with random weights unless an encoder is given, beside sentence-transformers."""
+    """Encode through BERT-base with random weights, or a given encoder, beside sentence-transformers."""
+    sys.modules.setdefault("kernels", None)  # transformers looks for a package of this name, and would find kernels.py
     import torch
 
     from xrep.data.batch import TextSpec, Vocabulary
@@ -197,33 +176,31 @@ def encode(options: Namespace) -> Iterator[Row]:
     from xrep.models.dual_encoder import DualEncoder
     from xrep.text.train_tokenizer import train_tokenizer
 
-    path = options.encoder or str(options.work / "encoder")
+    path, (half, single, _) = options.encoder or str(options.work / "encoder"), peaks(options)
     if not options.encoder:
-        tokenizer = train_tokenizer(sentences(1000, (3, 40)), None, options.work / "tokenizer")
-        text = TextSpec({"shared": Vocabulary.of(tokenizer)}, 256, [], [])
-        shape = {"layers": 1, "hidden_size": 32, "heads": 2, "feedforward_size": 64} if options.small else {}
-        model = DualEncoder(DualEncoder.Config(towers="shared", max_positions=256, **shape), text)
+        tokenizer = train_tokenizer(sentences(2000, (3, 40)), None, options.work / "tokenizer")
+        text = TextSpec(vocabularies={"shared": Vocabulary.of(tokenizer)}, max_length=256)
+        small = {"layers": 1, "hidden_size": 32, "heads": 2, "feedforward_size": 64} if options.small else {}
+        model = DualEncoder(DualEncoder.Config(towers="shared", max_positions=256, **small), text)
         SentenceEncoder(model, {"shared": tokenizer}, text).save(path)
-    kinds, (half, single, _) = ("bfloat16", "float32"), peaks(options)
-    ours = {kind: SentenceEncoder.load(path, device=options.device, dtype=kind) for kind in kinds}
     work: dict[str, Callable[[list[str]], Any]] = {}
-    for kind in kinds:
-        work[f"ours, {kind}"] = partial(ours[kind].encode, batch_tokens=16384)
+    for kind in ("bfloat16", "float32"):
+        ours = SentenceEncoder.load(path, device=options.device, dtype=kind)
+        work[f"ours, {kind}"] = partial(ours.encode, batch_tokens=16384)
         try:
             from sentence_transformers import SentenceTransformer
 
             dtype = {"torch_dtype": getattr(torch, kind)}
             theirs = SentenceTransformer(path, device=options.device, model_kwargs=dtype)
             work[f"sentence-transformers, {kind}"] = partial(theirs.encode, batch_size=128, convert_to_tensor=True)
-        except Exception as error:  # not installed, or a version that does not know this device
-            say_absent("sentence-transformers", error)
-    count = 16 if options.small else 4096
+        except Exception as error:  # ours can be measured without it
+            progress(f"no sentence-transformers: {error}")
     for length, words in (("short", (5, 11)), ("long", (50, 70))):
-        text = sentences(count, words)
-        tokens = sum(len(ids) + 2 for ids in ours["float32"].tokenizers["shared"].encode(text))
-        for name, seconds in take_turns(work, [text] * 4, device=options.device, title=length).medians().items():
-            peak = half if name.endswith("bfloat16") else single
-            yield row(f"{length} text, {name}", "sentences/s", count / seconds, count * peak / products_of(ours["float32"].model) / tokens)
+        text = sentences(16 if options.small else 4096, words)
+        tokens = sum(len(ids) + 2 for ids in ours.tokenizers["shared"].encode(text))
+        for name, seconds in take_turns(work, [text] * 4, device=options.device).medians().items():
+            bound = tokens * operations(ours.model) / (half if "bfloat16" in name else single)
+            yield f"{length} sentences, {name}", "sentences/s", len(text) / seconds, len(text) / bound
 
 
 def mine(options: Namespace) -> Iterator[Row]:
@@ -234,71 +211,144 @@ def mine(options: Namespace) -> Iterator[Row]:
     from xrep.retrieval.tiles import Operand, search_tile
     from xrep.retrieval.topk import TopK
 
-    size, width, k = (300, 32, 4) if options.small else (50_000, 768, 4)
-    torch.manual_seed(0)
-    x, y = (torch.nn.functional.normalize(torch.randn(size, width), dim=1) for _ in range(2))
+    size, width = (300, 32) if options.small else (50_000, 768)
+    sides = [torch.nn.functional.normalize(torch.randn(size, width), dim=1) for _ in range(2)]
 
     def ours(_: Any) -> Any:
-        sides = [Operand.of(side.to(options.device)) for side in (x, y)]
-        best = [TopK.none(size, k, device=options.device) for _ in sides]
-        search_tile(*sides, *best, 0, 0)
+        best = [TopK.none(size, 4, device=options.device) for _ in sides]
+        search_tile(*(Operand.of(side.to(options.device)) for side in sides), *best, 0, 0)
         return [found.index.cpu().numpy() for found in best]
 
     def theirs(on_gpu: bool, _: Any) -> Any:
         found = []
-        for queries, side in ((x, y), (y, x)):
-            index = faiss.IndexFlatIP(width)
-            index = faiss.index_cpu_to_all_gpus(index) if on_gpu else index
+        for queries, side in (sides, sides[::-1]):
+            index = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(width)) if on_gpu else faiss.IndexFlatIP(width)
             index.add(side.numpy())
-            found.append(index.search(queries.numpy(), k)[1])
+            found.append(index.search(queries.numpy(), 4)[1])
         return found
 
     work: dict[str, Callable[[Any], Any]] = {"ours": ours, "faiss on the CPU": partial(theirs, False)}
-    if getattr(faiss, "get_num_gpus", int)() and options.device == "cuda":
+    if options.device == "cuda" and getattr(faiss, "get_num_gpus", int)():
         work["faiss on the GPU"] = partial(theirs, True)
-    turns, (peak, _, bandwidth) = take_turns(work, range(3), device=options.device), peaks(options)
-    modelled = roofline(2 * size**2 * width, 4 * size * width, peak, bandwidth)
+    turns = take_turns(work, range(3), device=options.device)
     for name, seconds in turns.medians().items():
-        yield row(f"{size:,} x {width} on both sides, {name}", "ms", 1000 * seconds, 1000 * modelled)
-    same = [(a == b).mean() for a, b in zip(*(turns.results[name] for name in list(work)[:2]), strict=True)]
-    yield row("neighbours that are those of faiss", "%", 100 * float(sum(same)) / 2, 100.0)
+        yield (
+            f"{size:,} x {width} on both sides, {name}",
+            "ms",
+            1000 * seconds,
+            2000 * size**2 * width / peaks(options)[0],
+        )
+    same = [(a == b).mean() for a, b in zip(turns.results["ours"], turns.results["faiss on the CPU"], strict=True)]
+    yield "neighbours that are those of faiss", "%", 50 * float(sum(same)), 100.0
 
 
 SECTIONS: dict[str, tuple[str, int, Callable[[Namespace], Iterator[Row]]]] = {
-    "card": ("What the card reaches", 40, card),
     "tests": ("Tests on the device", 130, tests),
-    **{case: (f"The loss {case}, forward and backward", 60, partial(kernel, case))
-       for case in ("queue", "inbatch", "inbatch-large", "vocabulary")},
-    "step-256": ("A training step of BERT-base with 256 pairs", 70, partial(step, 256, False)),
-    "step-1024": ("A training step of BERT-base with 1,024 pairs", 70, partial(step, 1024, False)),
+    "queue": ("The loss of dual momentum contrast", 60, partial(loss, "queue")),
+    "inbatch": ("The loss of translation ranking, 1,024 pairs", 60, partial(loss, "inbatch")),
+    "inbatch-large": ("The loss of translation ranking, 8,192 pairs", 60, partial(loss, "inbatch-large")),
+    "vocabulary": ("The cross-entropy of a large vocabulary", 60, partial(loss, "vocabulary")),
+    "step-256": ("A training step of BERT-base, 256 pairs", 70, partial(step, 256, False)),
+    "step-1024": ("A training step of BERT-base, 1,024 pairs", 70, partial(step, 1024, False)),
     "encode": ("Encoding through BERT-base", 60, encode),
     "mine": ("Nearest neighbours in both directions", 60, mine),
     "step-1024-compiled": ("The step with 1,024 pairs and --compile", 100, partial(step, 1024, True)),
     "step-256-compiled": ("The step with 256 pairs and --compile", 100, partial(step, 256, True)),
-}  # fmt: skip
+}
 """The title of each section, its seconds of eight minutes at most, and what yields its rows."""
 
 
 def apart(name: str, options: Namespace, seconds: float) -> dict[str, Any]:
     """Run a section in a process of its own; return its rows, and what went wrong."""
-    rows, said, began = options.work / f"{name}.jsonl", options.work / f"{name}.txt", time.monotonic()
+    if seconds < LEAST:
+        return {"section": name, "rows": [], "note": "skipped: no time was left"}
+    rows, said = options.work / f"{name}.jsonl", options.work / f"{name}.txt"
     rows.touch()
     line = [sys.executable, __file__, "--section", name, "--device", options.device, "--work", str(options.work)]
     line += ["--small"] * options.small + (["--encoder", options.encoder] if options.encoder else [])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
+    paths = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "XREP_HOME": str(options.work / "home")}
     with said.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(line, stdout=output, stderr=output, env=environment, start_new_session=True)
-        try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:  # with what it has started
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
+    try:
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        with suppress(ProcessLookupError):  # with all that it has started
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     last = (said.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-    note = "" if code == 0 else f"stopped after {seconds:.0f} s" if code is None else f"failed: {last[:300]}"
-    found = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
-    return {"seconds": time.monotonic() - began, "rows": found, "note": note}
+    note = "" if code == 0 else f"stopped after {seconds:.0f} seconds" if code is None else f"failed: {last[:500]}"
+    return {"section": name, "rows": [json.loads(row) for row in rows.read_text("utf-8").splitlines()], "note": note}
+
+
+def page(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
+    """Return the page about the figures of a run, in Markdown."""
+    lines = ["# One GPU, measured", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
+    formulas = (__doc__ or "").partition("\n\nA modelled")[2].strip()
+    lines += ["The measured figures are medians of this run. A modelled" + formulas.removeprefix("A modelled"), ""]
+    for section in found:
+        lines += [f"## {SECTIONS[section['section']][0]}", ""]
+        cells = [
+            [what, unit, *("-" if n is None else f"{n:,.4g}" for n in figures)]
+            for what, unit, *figures in section["rows"]
+        ]
+        if cells:
+            head = ["what", "unit", "measured", "modelled"], 4 * ["---"]
+            lines += [*(f"| {' | '.join(row)} |" for row in (*head, *cells)), ""]
+        lines += [section["note"], ""] if section["note"] else []
+    return "\n".join(lines)
+
+
+@console_script("benchmarks/gpu.py")
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
+    add = parser.add_argument
+    add("--minutes", type=float, default=8.0, help="after which nothing goes on")
+    add(
+        "--page",
+        metavar="FILE",
+        default=str(HERE / "gpu.md"),
+        help="the page; the figures are written to .json beside it",
+    )
+    add("--encoder", metavar="PATH", help="a sentence-transformers directory; default: BERT-base with random weights")
+    add("--device", choices=("cpu", "cuda"), default="cuda", help="where to measure")
+    add("--small", action="store_true", help="tiny inputs, to try everything")
+    add("--section", choices=SECTIONS, help=argparse.SUPPRESS)
+    add("--work", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.section:
+        with (options.work / f"{options.section}.jsonl").open("a", encoding="utf-8") as file:
+            for what, unit, *figures in SECTIONS[options.section][2](options):
+                row = [what, unit, *(None if math.isnan(figure) else figure for figure in figures)]
+                print(json.dumps(row), file=file, flush=True)
+        return
+    import torch
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("there is no CUDA GPU", cure="give --small --device cpu to try the script without one")
+    files = Path(options.page), Path(options.page).with_suffix(".json")
+    for path in files:
+        check_output(path)
+    began, found = time.monotonic(), []
+    facts = {
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or "CPU",
+        "date": date.today().isoformat(), "commit": commit(), "python": platform.python_version(),
+        "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
+        "command": " ".join(["python benchmarks/gpu.py", *argv]),
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        options.work = Path(folder)
+        for name, (title, most, _) in SECTIONS.items():
+            left = 60 * options.minutes - (time.monotonic() - began)
+            found.append(apart(name, options, min(left, most * options.minutes / 8)))
+            progress(f"{title}: {found[-1]['note'] or 'done'}, {time.monotonic() - began:.0f} s")
+    for path, text in zip(files, (page(facts, found), json.dumps({**facts, "sections": found}, indent=1)), strict=True):
+        with write_aside(path) as aside:
+            aside.write_text(text + "\n", encoding="utf-8")
+    print(page(facts, found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

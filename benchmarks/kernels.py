@@ -3,10 +3,9 @@
   python benchmarks/kernels.py                                # every loss at a small size, a minute on a CPU
   python benchmarks/kernels.py --size paper --cases queue     # as large as in the papers; a GPU can take all of them
 
-A figure is that of one forward and backward pass, the median over rounds in which the contestants take turns on the
-same random inputs: in float32 on CPUs, where all have the precision of our products, and in bfloat16 on GPUs. A time
-over ours above 1 says that ours is faster. Memory is the peak above the inputs, gradients included: on GPUs what torch
-allocates, on CPUs the growth of a process of its own for each contestant.
+A time is that of one forward and backward pass, by turns on the same random inputs: in float32 on CPUs, where all have
+the precision of our products, and in bfloat16 on GPUs. Memory is the peak above the inputs, gradients included: on GPUs
+what torch allocates, on CPUs the growth of a process of its own for each contestant.
 
 Beside ours stand plain torch, which writes all similarities out ("torch"), the same compiled and, if it is installed,
 Liger-Kernel (both on GPUs), and the matrix products that the loss and its gradient need, computed in blocks.
@@ -14,6 +13,7 @@ Liger-Kernel (both on GPUs), and the matrix products that the loss and its gradi
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import re
 import sys
@@ -28,7 +28,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from harness import make_parser, markdown_table, say_absent, take_turns, write_json
+from harness import Turns, progress, take_turns
+from results import compare, report
 from torch import Tensor
 
 from xrep.errors import UserError
@@ -38,7 +39,7 @@ from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.kernels.precision import allow_tf32, fast_products
 from xrep.kernels.queue_infonce import queue_infonce
 from xrep.memory import keep_freed_memory
-from xrep_cli.command import console_script
+from xrep_cli.command import HelpFormatter, console_script
 
 TEMPERATURE = 0.04
 PRODUCTS = "matrix products only"
@@ -186,7 +187,7 @@ def contestants(contest: Contest, only: str = "") -> dict[str, Callable[[Any], A
         except Exception as error:
             if name == "ours":
                 raise
-            say_absent(name, f"{type(error).__name__}: {error}")
+            progress(f"no {name}: {type(error).__name__}: {str(error)[:200]}")
             del able[name]
     return able
 
@@ -210,45 +211,40 @@ def peak_megabytes(case: str, size: str, device: str, name: str) -> float:
     return peak() - before
 
 
-def measure(case: str, size: str, device: str, rounds: int, memory: bool = True) -> list[dict[str, Any]]:
-    """Return a row for each contestant, ours first: its median time and its peak memory."""
-    contest = make(case, size, device)
-    shape = [len(contest.sides[0]), *contest.sides[1].shape]
-    seconds = take_turns(contestants(contest), range(rounds + 1), device=device, title=case).medians()
-    del contest  # each measurement of memory makes its own
-    rows = []
-    for name, taken in seconds.items():
-        row = {"case": case, "size": " x ".join(f"{number:,}" for number in shape), "contestant": name}
-        row |= {"ms": 1000 * taken, "time over ours": taken / seconds["ours"]}
-        if memory and name != PRODUCTS:
-            with ProcessPoolExecutor(1, get_context("spawn")) if device == "cpu" else nullcontext() as apart:
-                given = peak_megabytes, case, size, device, name
-                row["MB"] = apart.submit(*given).result() if apart else peak_megabytes(*given[1:])
-        rows.append(row)
-    return rows
+def measure(case: str, size: str, device: str, rounds: int) -> tuple[Turns, dict[str, float]]:
+    """Return the times of the contestants, ours first, and their peak memory in megabytes."""
+    turns = take_turns(contestants(make(case, size, device)), range(rounds + 1), device=device)
+    peaks = dict[str, float]()
+    for name in [name for name in turns.seconds if name != PRODUCTS]:
+        with ProcessPoolExecutor(1, get_context("spawn")) if device == "cpu" else nullcontext() as apart:
+            given = case, size, device, name
+            peaks[name] = apart.submit(peak_megabytes, *given).result() if apart else peak_megabytes(*given)
+    return turns, peaks
 
 
 @console_script("benchmarks/kernels.py")
 def main(argv: Sequence[str]) -> None:
-    parser = make_parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     add, here = parser.add_argument, "cuda" if torch.cuda.is_available() else "cpu"
     add("--size", choices=("tiny", "small", "paper"), default="small", help="how large the inputs are")
     add("--cases", default=",".join(CASES), metavar="NAMES", help="which losses, with commas between")
     add("--device", choices=("cpu", "cuda"), default=here, help="where to measure")
-    add("--rounds", type=int, default=7, help="rounds after the warm-up")
-    add("--no-memory", action="store_true", help="do not measure memory")
+    add("--repeats", type=int, default=5, help="rounds after the warm-up")
+    add("--csv", metavar="FILE", help="append the rows to this file")
     options = parser.parse_args(argv)
-    cases = [name.strip() for name in options.cases.split(",")]
+    cases = options.cases.split(",")
     if unknown := [name for name in cases if name not in CASES]:
         raise UserError(f"there is no case {unknown[0]!r}", cure=f"the cases are {', '.join(CASES)}")
     keep_freed_memory()  # as xrep-train does
-    rows = []
-    for name in cases:
-        rows += measure(name, options.size, options.device, options.rounds, not options.no_memory)
-    write_json(options.json, rows)
-    cells = [[f"{cell:.4g}" if isinstance(cell, float) else cell for cell in row.values()] for row in rows]
-    cells = [row + [""] * (len(rows[0]) - len(row)) for row in cells]
-    print("\n".join([*markdown_table([[*rows[0]], *cells]), "", describe(torch.device(options.device))]))
+    for case in cases:
+        turns, peaks = measure(case, options.size, options.device, options.repeats)
+        shape = " x ".join(f"{number:,}" for number in CASES[case][1][options.size])
+        for name, seconds in turns.medians().items():
+            memory = f", {peaks[name]:.0f} MB" if name in peaks else ""
+            print(f"{case} {shape}, {name}: {1000 * seconds:.2f} ms{memory}")
+        pairs = [("ours", name) for name in turns.seconds if name != "ours"]
+        report(compare("kernels", f"{case} {shape}", turns.seconds, pairs), options.csv)
+    print(describe(torch.device(options.device)))
 
 
 if __name__ == "__main__":
