@@ -91,7 +91,10 @@ def text_to_pairs(options: argparse.Namespace, kind: str, pairs: list[tuple[str,
 
         def run(*words: str | Path) -> set[str]:
             output = folder / f"{len([*folder.iterdir()])}.tsv"
-            subprocess.run([sys.executable, *map(str, words), str(output)], check=True, stderr=subprocess.DEVNULL)
+            line = [sys.executable, *map(str, words), str(output)]
+            done = subprocess.run(line, stderr=subprocess.PIPE, text=True)
+            if done.returncode:
+                raise SystemExit(done.stderr)
             return {line.partition("\t")[2] for line in output.read_text(encoding="utf-8").splitlines()}
 
         def ours(precision: str) -> set[str]:
