@@ -47,7 +47,7 @@ setup(
     package_data={
         "xrep": [
             "py.typed",
-            "recipes/*.yaml",
+            "recipes/**/*.yaml",
             "inference/card.md.jinja",
             "report/page.html",
             "text/languages.tsv",

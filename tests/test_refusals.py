@@ -66,8 +66,9 @@ train ... --config broken.yaml               | broken.yaml:2: not a valid config
 train ... --config twice.yaml                | twice.yaml:3: not a valid configuration: found duplicate key seed
 train ... --config list.yaml                 | list.yaml: is not a mapping of sections; write for example 'task: bitext'
 train --config parts.yaml                    | parts must be a list of the values of each item
-train ... --config absent.yaml               | absent.yaml: no such file; name an existing YAML file
-train ... --config dir                       | dir: Is a directory
+train ... --config absent.yaml               | absent.yaml: no such file or recipe; name a YAML file, or one
+train ... --config moco_bert/en-hz           | moco_bert/en-hz: no such file or recipe; did you mean 'moco_bert/en-zh'?
+train ... --config dir                       | dir: no such file or recipe; name a YAML file
 train ... --init absent                      | absent: no such checkpoint; name a directory such as RUN/best or RUN/last
 train ... --init done                        | done: a directory of a run, not a checkpoint; did you mean done/best?
 train ... --init hf                          | hf: a pretrained encoder, not a checkpoint; encode sentences by

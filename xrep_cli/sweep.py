@@ -14,7 +14,7 @@ from xrep_cli.command import command_parser, console_script, naming_options
 DESCRIPTION = """\
 Train a recipe with each combination of values of some options, and rank the runs by their validation.
 
-  xrep-sweep recipe.yaml --grid optimizer.lr=1e-5,3e-5,5e-5 --grid task.batch_size=16,32 --save-dir runs/search
+  xrep-sweep dap/xnli --grid optimizer.lr=1e-5,3e-5,5e-5 --grid task.batch_size=16,32 --save-dir runs/search
   xrep-sweep recipe.yaml --grid criterion.temperature=0.04,0.05 --seeds 1,2,3 --parallel 2 --save-dir runs/search
 
 Further options are those of xrep-train, and all runs have them: xrep-sweep recipe.yaml ... --max-steps 1000. Each run
@@ -31,7 +31,8 @@ TRAINING = [sys.executable, "-m", "xrep_cli.train"]
 def build_parser() -> argparse.ArgumentParser:
     parser = command_parser("xrep-sweep", DESCRIPTION)
     parser.allow_abbrev = False
-    parser.add_argument("config", metavar="CONFIG", help="the recipe, a YAML file as xrep-train --config reads it")
+    recipe = "a recipe, by its name (xrep recipes), or a YAML file, as xrep-train --config reads it"
+    parser.add_argument("config", metavar="RECIPE", help=recipe)
     grid = "values of an option, by its key, such as optimizer.lr=1e-4,3e-4 (repeatable)"
     parser.add_argument("--grid", metavar="KEY=A,B,...", action="append", required=True, help=grid)
     parser.add_argument("--seeds", metavar="A,B,...", help="train each combination with these seeds")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import os
 import re
 import typing
@@ -11,21 +10,21 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, dataclass
 from inspect import cleandoc
-from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 from xrep.config.fields import FieldSpec, choices, members
+from xrep.config.recipes import read_recipe
 from xrep.config.resolve import COMMAND_LINE, merged_layers, plugins_of, stages_of
 from xrep.config.sections import SECTIONS, TOP_LEVEL, fields_of, sections_of
-from xrep.config.values import CHOICES, LISTS, Layer, flat, read_yaml
+from xrep.config.values import CHOICES, LISTS, Layer, flat
 from xrep.registry import REGISTRIES, import_plugin, nearest
 from xrep_cli.command import Parser, command_parser
 
 ASSIGNMENT = re.compile(rf"({'|'.join([*SECTIONS, *TOP_LEVEL, *LISTS, 'mixing'])})(\.[\w-]+)*=")
 """The beginning of ``section.option=value``."""
-DEMO_RECIPE = Path(str(importlib.resources.files("xrep"))) / "recipes" / "demo.yaml"
-"""The options of a run for which no data is named."""
+DEMO_RECIPE = "demo"
+"""The recipe of a run for which no data is named."""
 METAVARS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "STR", list[str]: "A,B,...", list[float]: "X,Y,..."}
 USAGE = "xrep-train [DATA] --task NAME --criterion NAME [options] [section.option=value ...]"
 DESCRIPTION = """\
@@ -34,14 +33,14 @@ Train a cross-lingual sentence encoder, or a translator.
   xrep-train --task bitext --criterion dual_moco                      trains on the demo corpus with its recipe
   xrep-train corpus/ --task bitext --criterion dual_moco --save-dir run1 --max-steps 20000
   xrep-train corpus/ --task translation --criterion label_smoothed_cross_entropy --encoder run2/best --save-dir nmt
-  xrep-train --config examples/moco_bert/en-zh.yaml optimizer.lr=2e-5
+  xrep-train --config moco_bert/en-zh optimizer.lr=2e-5                     trains a recipe (xrep recipes lists them)
   xrep-train ... --print-config                                       prints the resolved configuration and stops
 
 DATA is a directory made by xrep-preprocess, or a directory of raw text with the files train.de-en.de and
 train.de-en.en, or train.de-en.tsv (also .tmx, .jsonl and so on). The same command with the same --save-dir resumes a
 run that was stopped.
 Every option can be given in three ways: --queue-size 1024, criterion.queue_size=1024, or criterion: {queue_size: 1024}
-in the file given by --config. The command line overrides the file."""
+in a YAML file given by --config. The command line overrides the file."""
 
 
 @dataclass
@@ -72,7 +71,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
     first.add_argument("--config", action="append", default=[])
     first.add_argument("--plugin", "--plugins", action="append", default=[], dest="plugins")
     files, words = first.parse_known_args([_as_option(word) for word in argv])
-    layers = [(path, read_yaml(path)) for path in files.config]
+    layers = [(name, read_recipe(name)) for name in files.config]
     values, _ = merged_layers(layers)
     plugins = plugins_of(values, {"plugins": ",".join(files.plugins)})
     for plugin in plugins:
@@ -106,7 +105,7 @@ def parse(argv: Sequence[str]) -> CommandLine:
     else:
         line.problems += _read_data(others, [spec.key for spec in fields if spec.name == "data"], command)
     if not layers and command.get("task.name") == "bitext" and not command.get("task.data"):
-        line.layers.append((str(DEMO_RECIPE), read_yaml(DEMO_RECIPE)))
+        line.layers.append((DEMO_RECIPE, read_recipe(DEMO_RECIPE)))
     line.layers.append((COMMAND_LINE, command))
     return line
 
@@ -115,8 +114,8 @@ def train_parser(fields: Sequence[FieldSpec], stages: Sequence[tuple[str, Layer]
     """Return a parser of the options of the parts that the stages choose."""
     parser = command_parser("xrep-train", DESCRIPTION)
     parser.usage, parser.allow_abbrev = USAGE, False
-    config = "YAML file of options. If several are given, later ones override earlier ones."
-    parser.add_argument("--config", metavar="FILE", default=SUPPRESS, help=config)
+    config = "A recipe, by its name (xrep recipes), or a YAML file. Of several, later ones override earlier ones."
+    parser.add_argument("--config", metavar="RECIPE", default=SUPPRESS, help=config)
     plugin = "Import a Python module that registers further parts. Can be given several times."
     parser.add_argument("--plugin", metavar="MODULE", default=SUPPRESS, help=plugin)
     printing = "Print the resolved configuration as YAML and stop."

@@ -7,7 +7,7 @@
 # At the paper's scale, whose base arm has a queue of 204,800 (section 3.4), on four GPUs:
 #   export STS="--data sts/" BUCC="--data bucc2018/ --langs zh-en" TATOEBA="--data tatoeba/ --langs zh" SCALE=paper
 #   TRAIN="torchrun --nproc-per-node 4 -m xrep_cli.train" examples/moco_bert/ablations.sh runs/ablations \
-#       --config examples/moco_bert/en-zh.yaml
+#       --config moco_bert/en-zh
 # To run only some of the changes:
 #   CHANGES="criterion.queue_size=1024 criterion.momentum=0" examples/moco_bert/ablations.sh ...
 #

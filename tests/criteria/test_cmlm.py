@@ -13,7 +13,6 @@ from tests.support.planning import loss_of, sizes_of
 from xrep.models.directory import open_checkpoint
 from xrep_cli.train import main
 
-RECIPES = Path(__file__).parents[2] / "examples" / "cmlm"
 TINY = """--layers 1 --hidden-size 16 --heads 2 --feedforward-size 32 --max-positions 32 --precision float32 --lr 0
     --weight-decay 0 --device cpu --no-tensorboard --log-every 1""".split()
 
@@ -49,7 +48,7 @@ def test_the_projections_go_on_in_the_next_stage(documents: Path, data_directory
              "br": {"data": data_directory, "batch_size": 10, "max_length": 32}}  # fmt: skip
     tasks = [f"parts.{part}.task.{key}={value}" for part, own in parts.items() for key, value in own.items()]
     steps = [f"stages.{stage}.trainer.max_steps={count}" for stage, count in (("cmlm", 1), ("cmlm_br", 2))]
-    line = ["--config", str(RECIPES / "cmlm-cmlm+br.yaml"), "--save-dir", str(tmp_path / "run"), *TINY]
+    line = ["--config", "cmlm/cmlm-cmlm+br", "--save-dir", str(tmp_path / "run"), *TINY]
     assert main([*line, *tasks, *steps]) == 0
     checkpoints = [open_checkpoint(tmp_path / "run" / stage / "last") for stage in ("cmlm", "cmlm_br")]
     first, second = (checkpoint.tensors("criterion.safetensors") for checkpoint in checkpoints)

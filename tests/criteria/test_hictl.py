@@ -13,7 +13,7 @@ from tests.criteria.objectives import EVERYTHING, Maker, hictl
 from tests.support.corpus import sentence_pairs
 from tests.support.planning import loss_of, token_batch
 from tests.support.runs import SMALL_MODEL
-from xrep.config import flat, read_yaml, runs_of
+from xrep.config import flat, read_recipe, runs_of
 from xrep.criteria import hictl as module
 from xrep.criteria.hictl import BATCHES, HiCTL, PositiveProbability, bag_of_words
 from xrep.data.batch import TextSpec
@@ -83,7 +83,7 @@ def test_text_without_translations_beside_bitext(data_directory, tmp_path: Path,
     monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
     for language, sentences in zip(("de", "en"), zip(*sentence_pairs(300), strict=True), strict=True):
         (tmp_path / f"{language}.txt").write_text("\n".join(sentences), encoding="utf-8")
-    recipe = read_yaml(Path(__file__).parents[2] / "examples" / "hictl" / "hictl.yaml")
+    recipe = read_recipe("hictl/hictl")
     own = [{"data": str(data_directory)}, {"data": str(tmp_path), "tokenizer": str(data_directory)}]
     for part, task in zip(recipe["parts"], own, strict=True):
         changes = {"task": {"batch_size": 20, "max_length": 24, **task}, "criterion": {"word_samples": 30}}

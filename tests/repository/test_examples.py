@@ -7,19 +7,17 @@ from pathlib import Path
 import pytest
 
 from tests.repository.test_docs import check_command
-from xrep.config import over, read_yaml, runs_of
+from xrep.config import over, read_recipe, recipe_names, runs_of
 from xrep.config.sections import OF_A_PART
 from xrep.config.values import strip
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted([*ROOT.glob("examples/**/*.yaml"), *ROOT.glob("xrep/recipes/*.yaml")])
-RECIPES = [path for path in FILES if path.parent.name not in ("cluster", "effects")]  # of Kubernetes, scripts/replicate
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_a_recipe_composes(path):
-    given = read_yaml(path)
-    runs = runs_of([(str(path), given)])
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_composes(name):
+    given = read_recipe(name)
+    runs = runs_of([(name, given)])
     # What a recipe learns does not depend on the clock: a slow or busy machine must not stop earlier.
     assert [run.configs["trainer"].max_minutes for run in runs] == [None] * len(runs)
     common = {key: value for key, value in given.items() if key.split(".")[0] not in ("stages", "checkpoint")}
@@ -44,13 +42,13 @@ def test_the_commands_of_a_readme_that_measure_parse(readme):
 
 def test_recipes_do_not_share_a_directory():
     """Recipes can run one after the other, because none finds the run of another in its directory."""
-    courses = [runs_of([(str(path), read_yaml(path))]) for path in RECIPES]
+    courses = [runs_of([(name, read_recipe(name))]) for name in recipe_names()]
     directories = [run.directory for course in courses for run in course]
     assert len(set(directories)) == len(directories)
 
 
 def test_the_recipe_with_nli_has_the_values_of_appendix_b():
-    both, paper = (read_yaml(ROOT / "examples" / "moco_bert" / f"{name}.yaml") for name in ("nli", "en-zh"))
+    both, paper = (read_recipe(f"moco_bert/{name}") for name in ("nli", "en-zh"))
     shared = {key: value for key, value in paper.items() if key.startswith(("task.", "criterion."))}
     moco, nli = strip(both, "parts.moco."), strip(both, "parts.nli.")
     assert {key: moco[key] for key in shared} == shared
@@ -96,19 +94,18 @@ papers."""
 
 @pytest.mark.parametrize(("recipe", "stage", "published"), PUBLISHED)
 def test_recipes_have_the_values_of_their_papers(recipe, stage, published):
-    run = runs_of([("", read_yaml(ROOT / "examples" / f"{recipe}.yaml"))])[stage]
+    run = runs_of([("", read_recipe(recipe))])[stage]
     parts = {name: name.split(".") for name in published}
     assert {name: getattr(run.configs[part], option) for name, (part, option) in parts.items()} == published
 
 
 def test_the_source_of_a_frozen_source_starts_from_the_first_stage():
-    _, nli, last, _ = runs_of([("", read_yaml(ROOT / "examples" / "frozen_source" / "zh-en.yaml"))])
+    _, nli, last, _ = runs_of([("", read_recipe("frozen_source/zh-en"))])
     assert last.init is None and nli.init == "runs/frozen_source/zh-en/A/best"
 
 
 def test_an_encoder_under_a_fresh_decoder_has_the_papers_rate():
     for name in ("nmt_iwslt14_de-en", "nmt_wmt14_en-de", "nmt_pair"):
-        recipe = ROOT / "examples" / "hictl" / f"{name}.yaml"
-        for run in runs_of([("", read_yaml(recipe))]):
+        for run in runs_of([("", read_recipe(f"hictl/{name}"))]):
             (multiplier,) = run.configs["optimizer"].lr_multipliers
             assert run.configs["optimizer"].lr * float(multiplier.rpartition("=")[2]) == pytest.approx(2e-5, rel=0.01)

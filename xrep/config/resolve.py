@@ -207,7 +207,7 @@ def stages_of(values: Layer, command: Layer) -> list[tuple[str, Layer]]:
     if not names:
         return [("", over(base, general))]
     later = {**base, "init": f"{PREVIOUS}/best"}
-    stages = [_over(later if i else base, strip(values, f"stages.{name}.")) for i, name in enumerate(names)]
+    stages = [over_stage(later if i else base, strip(values, f"stages.{name}.")) for i, name in enumerate(names)]
     chosen = {key: value for key, value in general.items() if key.endswith(".name")}
     known = [_keys_of(over(stage, chosen)) for stage in stages]
     everywhere = set().union(*known)
@@ -215,13 +215,13 @@ def stages_of(values: Layer, command: Layer) -> list[tuple[str, Layer]]:
         taken = {k: v for k, v in general.items() if k in known[number] or k not in everywhere}
         if number:
             taken.pop("init", None)
-        stages[number] = _over(over(stages[number], taken), strip(command, f"stages.{name}."))
+        stages[number] = over_stage(over(stages[number], taken), strip(command, f"stages.{name}."))
     return list(zip(names, stages, strict=True))
 
 
-def _over(base: Layer, stage: Layer) -> Layer:
-    """Return the values of a stage over ``base``. The stage's own parts replace the task and criterion of ``base``; its
-    own task or criterion replaces the parts of ``base``."""
+def over_stage(base: Layer, stage: Layer) -> Layer:
+    """Return the values of a stage, or of a recipe, over those of its ``base``. Its own parts replace the task and
+    criterion of ``base``; its own task or criterion replaces the parts of ``base``."""
     if "parts" in stage:
         replaced = OF_A_PART
     else:
