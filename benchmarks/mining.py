@@ -91,7 +91,7 @@ def text_to_pairs(options: argparse.Namespace, kind: str, pairs: list[tuple[str,
         def run(*words: str | Path) -> set[str]:
             output = folder / f"{len([*folder.iterdir()])}.tsv"
             line = [sys.executable, *map(str, words), str(output)]
-            done = subprocess.run(line, stderr=subprocess.PIPE, text=True)
+            done = subprocess.run(line, capture_output=True, text=True)
             if done.returncode:
                 raise SystemExit(done.stderr)
             return {line.partition("\t")[2] for line in output.read_text(encoding="utf-8").splitlines()}

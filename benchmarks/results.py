@@ -117,15 +117,6 @@ def table(path: Path = FIGURES) -> list[str]:
     return markdown_table([head, *sorted(rows)])
 
 
-def page(path: Path = FIGURES) -> str:
-    """Return a page with the ranges, and with every row."""
-    rows = sorted(latest(path), key=lambda row: (row["benchmark"], row["ours"], row["beside"], row["machine"]))
-    names = ["benchmark", "text", "ours", "beside", "ratio", "low", "high", "rounds", "date", "machine"]
-    single = markdown_table([names, *([row[name] for name in names] for row in rows)])
-    about = "A ratio is the time of the other program over that of xrep: above 1, xrep is faster."
-    return "\n".join(["# Benchmarks", "", about, "", *table(path), "", "## Each measurement", "", *single, ""])
-
-
 def _range(ratios: Sequence[float]) -> str:
     low, high = (f"{pick(ratios, default=0):.2f}" for pick in (min, max))
     return "" if not ratios else low if low == high else f"{low} to {high}"
