@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass, fields
 from datetime import date
 from pathlib import Path
 
-from harness import markdown_table
-
 FIGURES = Path(__file__).resolve().with_name("results.csv")
 """The rows of all machines."""
 FLAGS = "avx2 avx512f avx512_vnni avx512_bf16 avx_vnni amx_bf16 amx_int8".split()
@@ -110,11 +108,11 @@ def table(path: Path = FIGURES) -> list[str]:
         texts = found.setdefault((row["benchmark"], row["ours"], row["beside"]), {})
         column = row["text"] if row["text"] in ("short", "long") else "other"
         texts.setdefault(column, []).append(float(row["ratio"]))
-    head = ["benchmark", "ours", "beside", "short lines", "long lines", "other input"]
-    rows = []
-    for names, texts in found.items():
-        rows.append([*names, *(_range(texts.get(column, [])) for column in ("short", "long", "other"))])
-    return markdown_table([head, *sorted(rows)])
+    lines = ["| benchmark | ours | beside | short lines | long lines | other input |", f"|{' --- |' * 6}"]
+    for names, texts in sorted(found.items()):
+        cells = [*names, *(_range(texts.get(column, [])) for column in ("short", "long", "other"))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def _range(ratios: Sequence[float]) -> str:
