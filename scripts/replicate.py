@@ -6,10 +6,11 @@
 
 An effect is a YAML file, examples/PAPER/effects/EFFECT.yaml. `prepare` makes the data: each command writes {out}, or
 prints its place (--print-path), and {NAME} stands for that place from there on. `options` are those of xrep-train that
-all arms share; `settings` and `arms` have their own. xrep-sweep trains an arm with the first seed at each point of
-`grid`, and with the other seeds at the point that is best on dev; an arm with `path` is only measured, and one with
-`command` writes a model as {out} with {seed}. `evaluations` are arguments of xrep-eval. `claims` compare a figure of
-two arms, seed by seed, by a paired t test; those that say something (`says`) are in the table.
+all arms share; `settings` and `arms` have their own, and `arms` of a setting those of an arm there. xrep-sweep trains
+an arm with the first seed at each point of `grid`, and with the other seeds at the point that is best on dev; an arm
+with `path` is only measured, and one with `command` writes a model as {out} with {seed}. `evaluations` are arguments of
+xrep-eval. `claims` compare a figure of two arms, seed by seed, by a paired t test; those that say something (`says`)
+are in the table.
 """
 
 from __future__ import annotations
@@ -57,8 +58,7 @@ class Runner:
         """Prepare the data, train and measure every arm in every setting, and return the figures."""
         for name, command in self.effect.get("prepare", {}).items():
             self.places[name] = self.make(self.folder.parent / "prepared" / name, command)
-        settings = self.effect.get("settings", {"": {}}).items()
-        for (setting, shared), (arm, own) in itertools.product(settings, self.effect["arms"].items()):
+        for setting, (arm, own) in itertools.product(self.effect.get("settings", [""]), self.effect["arms"].items()):
             place = self.folder / file_name(setting or "runs") / file_name(arm)
             row, own = {"effect": self.folder.name, "setting": setting, "arm": arm}, own or {}
             if "path" in own:
@@ -69,7 +69,7 @@ class Runner:
                     model = self.make(place / f"seed{seed}", own["command"])
                     self.measure(row | {"seed": seed}, model, place / f"seed{seed}.measured")
             else:
-                self.train(row, [self.effect.get("options", {}), shared or {}, own.get("options", {})], own, place)
+                self.train(row, layers_of(self.effect, setting, arm), own, place)
         return self.rows
 
     def make(self, place: Path, command: str) -> str:
@@ -148,6 +148,14 @@ class Runner:
         return log.read_text(encoding="utf-8", errors="replace")
 
 
+def layers_of(effect: Mapping[str, Any], setting: str, arm: str) -> list[Mapping[str, Any]]:
+    """Return the options of an arm in a setting: those of all, of the setting, of the arm, and of it in the setting."""
+    shared = effect.get("settings", {}).get(setting) or {}
+    own = {key: value for key, value in shared.items() if key != "arms"}
+    arms = effect["arms"][arm] or {}, shared.get("arms", {}).get(arm, {})
+    return [effect.get("options", {}), own, arms[0].get("options", {}), arms[1]]
+
+
 def read_results(path: Path) -> list[Row]:
     with path.open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
@@ -195,7 +203,8 @@ def table(effects: Mapping[str, Mapping[str, Any]], rows: Sequence[Row], everyth
             arms = (values.get((name, setting, claim[arm], claim["figure"]), {}) for arm in ("better", "worse"))
             gain, half, count = compare(*arms)
             if count and claim.get("setting", setting) == setting:
-                says = claim.get("says", f"{claim['better']} over {claim['worse']}{', ' * bool(setting)}{setting}")
+                says = claim.get("says", f"{claim['better']} over {claim['worse']}")
+                says += f", {setting}" if setting and "setting" not in claim else ""
                 cells = [says, claim.get("paper", ""), f"{gain:+.2f} {claim['figure']}"]
                 cells += [f"{gain - half:+.2f} to {gain + half:+.2f}", str(count)]
                 verdict = "better" if gain > half else "worse" if -gain > half else "undecided"

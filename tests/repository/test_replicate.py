@@ -49,10 +49,10 @@ def replicate() -> ModuleType:
 @pytest.mark.parametrize("path", EFFECTS, ids=lambda path: f"{path.parents[1].name}/{path.stem}")
 def test_every_arm_can_be_trained_and_every_claim_compared(path: Path, replicate: ModuleType) -> None:
     effect = load_yaml(path)
-    for setting in effect.get("settings", {"": {}}).values():
-        for arm in effect["arms"].values():
-            if not {"path", "command"} & {*(arm or {})}:
-                layers = [effect.get("options", {}), setting or {}, (arm or {}).get("options", {})]
+    for setting in effect.get("settings", [""]):
+        for arm, own in effect["arms"].items():
+            if not {"path", "command"} & {*(own or {})}:
+                layers = replicate.layers_of(effect, setting, arm)
                 trainer = runs_of([(str(path), layer) for layer in layers])[0].configs["trainer"]
                 assert (trainer.max_steps is None) != (trainer.max_minutes is None)
     results = replicate.read_results(path.parents[1] / "results.csv")
