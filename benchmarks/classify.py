@@ -14,14 +14,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from harness import Taken, make_parser, progress, read_pairs, take_turns
 from results import Row, compare, report
-from train import configured, training
+from train import callback, configured, training
 
 from xrep.memory import keep_freed_memory
 from xrep.understanding import SentenceClassifier
@@ -58,18 +57,11 @@ def their_trainer(
         train_sampling_strategy="group_by_length" if by_length else "random",
     )  # fmt: skip
 
-    class Clock(transformers.TrainerCallback):
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            self.began = time.perf_counter(), time.process_time()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.ended = time.perf_counter(), time.process_time()
-
     def turn(_: Any) -> Taken:
         model = transformers.AutoModelForSequenceClassification.from_pretrained(options.encoder, num_labels=len(LABELS))
-        clock, collator = Clock(), transformers.DataCollatorWithPadding(tokenizer)
+        clock, collator = callback(), transformers.DataCollatorWithPadding(tokenizer)
         transformers.Trainer(model, arguments, collator, train_dataset=rows, callbacks=[clock]).train()
-        return Taken(*(end - begin for begin, end in zip(clock.began, clock.ended, strict=True)))
+        return clock.taken()
 
     return turn
 
@@ -90,7 +82,8 @@ def measure(options: argparse.Namespace, kind: str, folder: Path) -> list[Row]:
     found = compare("classify, training", kind, turns.seconds, [("xrep", TRAINER), ("xrep", grouped)])
 
     saved = str(folder / "classifier")
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(options.encoder, num_labels=len(LABELS))
+    names = {"id2label": dict(enumerate(LABELS)), "label2id": {label: row for row, label in enumerate(LABELS)}}
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(options.encoder, **names)
     model.save_pretrained(saved)
     transformers.AutoTokenizer.from_pretrained(options.encoder).save_pretrained(saved)
     ours = SentenceClassifier.load(saved, device="cpu")

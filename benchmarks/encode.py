@@ -65,8 +65,6 @@ def onnxruntime(encoder: SentenceEncoder, path: str, folder: Path) -> Iterator[t
     import onnxruntime as ort
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    if RESTRICTED:
-        raise RuntimeError("it cannot be restricted to AVX2")
     encoder.save(folder / "onnx", "onnx")
     graph, quantised = folder / "onnx" / "onnx" / "model.onnx", folder / "int8.onnx"
     quantize_dynamic(graph, quantised, per_channel=True, weight_type=QuantType.QInt8)
@@ -150,7 +148,9 @@ def contestants(options: argparse.Namespace, folder: Path, examples: list[str]) 
     """Return everyone who can take part; the others are named on stderr with the reason."""
     encoder, path = SentenceEncoder.load(options.path, device="cpu"), options.path
     found = dict[str, Encode]()
-    peers = [sentence_transformers(path), onnxruntime(encoder, path, folder), openvino(encoder, path, folder, examples)]
+    peers = [sentence_transformers(path)]
+    if not RESTRICTED:  # neither of these can be held to AVX2
+        peers += [onnxruntime(encoder, path, folder), openvino(encoder, path, folder, examples)]
     for entries in peers:
         try:
             found.update(entries)
@@ -161,7 +161,7 @@ def contestants(options: argparse.Namespace, folder: Path, examples: list[str]) 
     return {name: encode for name, encode in found.items() if not options.only or options.only in name}
 
 
-def profile(path: str, lines: list[str]) -> None:
+def profile(path: str, kind: str, lines: list[str]) -> None:
     """Print the operations of xrep that take most of the time, in each precision."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -170,7 +170,7 @@ def profile(path: str, lines: list[str]) -> None:
         encoder.encode(lines)
         with profile(activities=[ProfilerActivity.CPU]) as recorded:
             encoder.encode(lines)
-        print(f"{precision}\n{recorded.key_averages().table(sort_by='self_cpu_time_total', row_limit=15)}")
+        print(f"{kind} text, {precision}\n{recorded.key_averages().table(sort_by='self_cpu_time_total', row_limit=15)}")
 
 
 def main() -> None:
@@ -182,25 +182,30 @@ def main() -> None:
     add("--one", action="store_true", help="measure calls with one line instead")
     add("--profile", action="store_true", help="print where the time of xrep goes instead")
     options = parser.parse_args()
-    for kind in [options.text] if options.text else ["short", "long"]:
-        count = options.lines if kind == "short" else max(1, options.lines // 10)
-        lines = [english for _, english in read_pairs(kind, count, options.data)]
-        progress(f"encode, {kind} text: {len(lines)} lines, {torch.get_num_threads()} threads")
-        if options.profile:
-            profile(options.path, lines)
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            entries = contestants(options, Path(folder), lines[:EXAMPLES])
+    kinds = {"short": options.lines, "long": max(1, options.lines // 10)}
+    texts = {
+        kind: [english for _, english in read_pairs(kind, count, options.data)]
+        for kind, count in kinds.items()
+        if options.text in (None, kind)
+    }
+    if options.profile:
+        for kind, lines in texts.items():
+            profile(options.path, kind, lines)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        entries = contestants(options, Path(folder), next(iter(texts.values()))[:EXAMPLES])
+        for kind, lines in texts.items():
+            title = f"encode, {kind} text"
             if options.one:
                 calls = [[line] for line in lines[: WARM_UP_CALLS + 100 * options.repeats]]
                 turns = take_turns(entries, calls, warm_up=WARM_UP_CALLS)
             else:
-                turns = take_turns(entries, [lines] * (options.repeats + 1), title=f"encode, {kind}")
-        expected = turns.results.get("sentence-transformers")
-        for name, vectors in turns.results.items():
-            if expected is not None:
-                progress(f"{name}: smallest cosine {(vectors * expected).sum(1).min():.4f}")
-        report(compare("encode, one line" if options.one else "encode", kind, turns.seconds, PAIRS), options.csv)
+                turns = take_turns(entries, [lines] * (options.repeats + 1), title=title)
+            expected = turns.results.get("sentence-transformers")
+            for name, vectors in turns.results.items():
+                if expected is not None:
+                    progress(f"{title}: {name}: smallest cosine {(vectors * expected).sum(1).min():.4f}")
+            report(compare("encode, one line" if options.one else "encode", kind, turns.seconds, PAIRS), options.csv)
 
 
 if __name__ == "__main__":

@@ -129,11 +129,6 @@ def multiplies_bfloat16() -> bool:
     return type_on(torch.device("cpu"), "bf16") == torch.bfloat16
 
 
-def markdown_table(rows: list[list[str]]) -> list[str]:
-    """Return the lines of a table in Markdown, whose first row is the head."""
-    return [f"| {' | '.join(row)} |" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:])]
-
-
 def say_absent(name: str, reason: object) -> None:
     """Say that a contestant cannot take part, which is no error."""
     progress(f"without {name}: {str(reason).splitlines()[0]}")

@@ -24,13 +24,12 @@ import torch
 from harness import make_parser, progress, read_pairs, take_turns
 from results import Row, compare, report
 
-import xrep_cli
 from xrep.inference.search_index import SearchIndex
 from xrep.retrieval.in_memory import neighbours
 from xrep.retrieval.topk import TopK
 from xrep.store.vectors import normalize_rows
 
-MINE, PEER = Path(xrep_cli.__file__).with_name("mine.py"), Path(__file__).with_name("mining_peer.py")
+PEER = Path(__file__).with_name("mining_peer.py")
 CLOSE = 1e-6
 """Similarities that differ by less count as equal, because rounding decides between two such neighbours."""
 NEIGHBOURS, QUERIES = 4, 100
@@ -91,12 +90,15 @@ def text_to_pairs(options: argparse.Namespace, kind: str, pairs: list[tuple[str,
 
         def run(*words: str | Path) -> set[str]:
             output = folder / f"{len([*folder.iterdir()])}.tsv"
-            subprocess.run([sys.executable, *map(str, words), str(output)], check=True, stderr=subprocess.DEVNULL)
+            line = [sys.executable, *map(str, words), str(output)]
+            done = subprocess.run(line, capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(done.stderr)
             return {line.partition("\t")[2] for line in output.read_text(encoding="utf-8").splitlines()}
 
         def ours(precision: str) -> set[str]:
             given = ["--path", options.path, "--source", source, "--target", target, "--one-to-one"]
-            return run(MINE, *given, "--precision", precision, "--device", "cpu", "--output")
+            return run("-m", "xrep_cli.mine", *given, "--precision", precision, "--device", "cpu", "--output")
 
         peer, precisions = "sentence-transformers and faiss", ("float32", "int8")
         contestants: dict[str, Callable[[Any], set[str]]] = {peer: lambda _: run(PEER, options.path, source, target)}

@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass, fields
 from datetime import date
 from pathlib import Path
 
-from harness import markdown_table
-
 FIGURES = Path(__file__).resolve().with_name("results.csv")
 """The rows of all machines."""
 FLAGS = "avx2 avx512f avx512_vnni avx512_bf16 avx_vnni amx_bf16 amx_int8".split()
@@ -110,20 +108,11 @@ def table(path: Path = FIGURES) -> list[str]:
         texts = found.setdefault((row["benchmark"], row["ours"], row["beside"]), {})
         column = row["text"] if row["text"] in ("short", "long") else "other"
         texts.setdefault(column, []).append(float(row["ratio"]))
-    head = ["benchmark", "ours", "beside", "short lines", "long lines", "other input"]
-    rows = []
-    for names, texts in found.items():
-        rows.append([*names, *(_range(texts.get(column, [])) for column in ("short", "long", "other"))])
-    return markdown_table([head, *sorted(rows)])
-
-
-def page(path: Path = FIGURES) -> str:
-    """Return a page with the ranges, and with every row."""
-    rows = sorted(latest(path), key=lambda row: (row["benchmark"], row["ours"], row["beside"], row["machine"]))
-    names = ["benchmark", "text", "ours", "beside", "ratio", "low", "high", "rounds", "date", "machine"]
-    single = markdown_table([names, *([row[name] for name in names] for row in rows)])
-    about = "A ratio is the time of the other program over that of xrep: above 1, xrep is faster."
-    return "\n".join(["# Benchmarks", "", about, "", *table(path), "", "## Each measurement", "", *single, ""])
+    lines = ["| benchmark | ours | beside | short lines | long lines | other input |", f"|{' --- |' * 6}"]
+    for names, texts in sorted(found.items()):
+        cells = [*names, *(_range(texts.get(column, [])) for column in ("short", "long", "other"))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def _range(ratios: Sequence[float]) -> str:

@@ -135,6 +135,23 @@ def plain_loop(options: argparse.Namespace, task: BitextTask, steps: int) -> Tur
     return turn
 
 
+def callback() -> Any:
+    """Return a callback of transformers' Trainer that takes the time until the end of the last step."""
+    from transformers import TrainerCallback
+
+    class Callback(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            self.began = time.perf_counter(), time.process_time()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.ended = time.perf_counter(), time.process_time()
+
+        def taken(self) -> Taken:
+            return Taken(*(end - begin for begin, end in zip(self.began, self.ended, strict=True)))
+
+    return Callback()
+
+
 def sentence_transformers(
     options: argparse.Namespace, pairs: Sequence[tuple[str, str]], half: bool, in_order: bool
 ) -> Turn:
@@ -148,7 +165,6 @@ def sentence_transformers(
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
     from sentence_transformers.sentence_transformer.training_args import SentenceTransformerTrainingArguments
     from torch.utils.data import BatchSampler, SequentialSampler
-    from transformers import TrainerCallback
 
     columns = {name: [pair[side] for pair in pairs] for side, name in enumerate(("anchor", "positive"))}
     dataset, folder = Dataset.from_dict(columns), tempfile.gettempdir()
@@ -157,25 +173,18 @@ def sentence_transformers(
         bf16=half, use_cpu=True, save_strategy="no", logging_strategy="no", report_to=[], disable_tqdm=True,
     )  # fmt: skip
 
-    class Clock(TrainerCallback):
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            self.began = time.perf_counter(), time.process_time()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.ended = time.perf_counter(), time.process_time()
-
     class InOrder(SentenceTransformerTrainer):
         def get_batch_sampler(self, dataset: Any, batch_size: int, drop_last: bool, **_: Any) -> BatchSampler:
             return BatchSampler(SequentialSampler(dataset), batch_size, drop_last)
 
     def turn(_: Any) -> Taken:
-        model, clock = SentenceTransformer(options.encoder, device="cpu"), Clock()
+        model, clock = SentenceTransformer(options.encoder, device="cpu"), callback()
         model.max_seq_length = options.max_length
         trainer = (InOrder if in_order else SentenceTransformerTrainer)(
             model, arguments, train_dataset=dataset, loss=MultipleNegativesRankingLoss(model), callbacks=[clock]
         )
         trainer.train()
-        return Taken(*(end - begin for begin, end in zip(clock.began, clock.ended, strict=True)))
+        return clock.taken()
 
     return turn
 
