@@ -127,10 +127,10 @@ def step(pairs: int, compiled: bool, options: Namespace) -> Iterator[Row]:
     small = "--layers 1 --hidden-size 32 --heads 2 --feedforward-size 64 --dropout 0 --attention-dropout 0"
     line = f"{raw} --task bitext --criterion dual_moco --towers separate {small if options.small else '--size base'}"
     line += f" --queue-size {queue} --queue-dtype bfloat16 --batch-size {pairs} --max-length 64 --precision bf16"
-    line += (
-        f" --device {options.device} --max-steps {5 * steps} --log-every {steps} --validate-every 0 --no-tensorboard"
+    line += f" --device {options.device} --max-steps {5 * steps} --log-every {steps} --validate-every 0"
+    parsed = parse(
+        [*line.split(), *["--compile"] * compiled, "--no-tensorboard", "--save-dir", str(options.work / "run")]
     )
-    parsed = parse([*line.split(), *["--compile"] * compiled, "--save-dir", str(options.work / "run")])
     run = runs_of(parsed.layers, parsed.problems)[0]
     task = run.classes["task"](run.configs["task"], run.seed)
     model = run.classes["model"](run.configs["model"], task.text)
@@ -142,15 +142,12 @@ def step(pairs: int, compiled: bool, options: Namespace) -> Iterator[Row]:
     train = [record for record in records if "pairs_per_second" in record][2:]  # the first steps allocate and compile
     seconds = pairs / statistics.median(record["pairs_per_second"] for record in train)
     tokens = seconds * statistics.median(record["tokens_per_second"] for record in train)
-    (peak, _, bandwidth), shape, numbers = (
-        peaks(options),
-        run.configs["model"],
-        sum(p.numel() for p in model.parameters()),
-    )
-    attention = 4 * shape.layers * shape.hidden_size * tokens / (2 * pairs)  # of a token with those of its sentence
-    work = 4 * tokens * (operations(model) / 2 + attention) + 8 * pairs * queue * shape.hidden_size
+    width, layers = run.configs["model"].hidden_size, run.configs["model"].layers
+    (peak, _, bandwidth), numbers = peaks(options), sum(each.numel() for each in model.parameters())
+    attention = 4 * layers * width * tokens / (2 * pairs)  # of a token with those of its sentence
+    work = 4 * tokens * (operations(model) / 2 + attention) + 8 * pairs * queue * width
     modelled = work / peak + 40 * numbers / bandwidth
-    kept = 20 * numbers + 4 * queue * shape.hidden_size + 34 * tokens * shape.layers * shape.hidden_size
+    kept = 20 * numbers + 4 * queue * width + 34 * tokens * layers * width
     what = f"{pairs:,} pairs, {tokens / (2 * pairs):.0f} tokens a sentence, queues of {queue:,}"
     yield what, "ms", 1000 * seconds, 1000 * modelled
     yield what, "tokens/s", tokens / seconds, tokens / modelled
@@ -173,6 +170,7 @@ def encode(options: Namespace) -> Iterator[Row]:
 
     from xrep.data.batch import TextSpec, Vocabulary
     from xrep.inference.sentence_encoder import SentenceEncoder
+    from xrep.kernels.precision import allow_tf32
     from xrep.models.dual_encoder import DualEncoder
     from xrep.text.train_tokenizer import train_tokenizer
 
@@ -198,7 +196,9 @@ def encode(options: Namespace) -> Iterator[Row]:
     for length, words in (("short", (5, 11)), ("long", (50, 70))):
         text = sentences(16 if options.small else 4096, words)
         tokens = sum(len(ids) + 2 for ids in ours.tokenizers["shared"].encode(text))
-        for name, seconds in take_turns(work, [text] * 4, device=options.device).medians().items():
+        with allow_tf32(torch.device(options.device)):  # for all of them
+            turns = take_turns(work, [text] * 4, device=options.device)
+        for name, seconds in turns.medians().items():
             bound = tokens * operations(ours.model) / (half if "bfloat16" in name else single)
             yield f"{length} sentences, {name}", "sentences/s", len(text) / seconds, len(text) / bound
 
@@ -231,13 +231,9 @@ def mine(options: Namespace) -> Iterator[Row]:
     if options.device == "cuda" and getattr(faiss, "get_num_gpus", int)():
         work["faiss on the GPU"] = partial(theirs, True)
     turns = take_turns(work, range(3), device=options.device)
+    bound = 2 * size**2 * width / peaks(options)[0]
     for name, seconds in turns.medians().items():
-        yield (
-            f"{size:,} x {width} on both sides, {name}",
-            "ms",
-            1000 * seconds,
-            2000 * size**2 * width / peaks(options)[0],
-        )
+        yield f"{size:,} x {width} on both sides, {name}", "ms", 1000 * seconds, 1000 * bound
     same = [(a == b).mean() for a, b in zip(turns.results["ours"], turns.results["faiss on the CPU"], strict=True)]
     yield "neighbours that are those of faiss", "%", 50 * float(sum(same)), 100.0
 
@@ -286,8 +282,8 @@ def apart(name: str, options: Namespace, seconds: float) -> dict[str, Any]:
 def page(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
     """Return the page about the figures of a run, in Markdown."""
     lines = ["# One GPU, measured", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
-    formulas = (__doc__ or "").partition("\n\nA modelled")[2].strip()
-    lines += ["The measured figures are medians of this run. A modelled" + formulas.removeprefix("A modelled"), ""]
+    about = __doc__ or ""
+    lines += ["The measured figures are medians of this run.", about[about.index("A modelled") :]]
     for section in found:
         lines += [f"## {SECTIONS[section['section']][0]}", ""]
         cells = [

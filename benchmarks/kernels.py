@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from harness import Turns, progress, take_turns
+from harness import Turns, say_absent, take_turns
 from results import compare, report
 from torch import Tensor
 
@@ -180,14 +180,14 @@ def contestants(contest: Contest, only: str = "") -> dict[str, Callable[[Any], A
             found = losses[name]()
             return found.detach(), torch.autograd.grad(found.mean(), contest.leaves)
 
-    able = {name: partial(run, name) for name in (*losses, PRODUCTS) if name.startswith(only)}
+    able = {name: partial(run, name) for name in (*losses, PRODUCTS) if only in ("", name)}
     for name in list(able):
         try:
             able[name](None)
         except Exception as error:
             if name == "ours":
                 raise
-            progress(f"no {name}: {type(error).__name__}: {str(error)[:200]}")
+            say_absent(name, error)
             del able[name]
     return able
 
