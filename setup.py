@@ -104,6 +104,8 @@ setup(
             "xrep-predict=xrep_cli.predict:main",
             "xrep-report=xrep_cli.report:main",
             "xrep-sweep=xrep_cli.sweep:main",
+            "xrep-recipes=xrep_cli.recipes:main",
+            "xrep-doctor=xrep_cli.doctor:main",
         ],
         "xrep.plugins": [
             "task.classification=xrep.understanding.labels:ClassificationTask",
