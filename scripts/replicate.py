@@ -1,304 +1,246 @@
 #!/usr/bin/env python3
 """Show whether the effects of a paper appear: train its arms with several seeds, measure them and compare them.
 
-  scripts/replicate hictl --only nmt_gain --seeds 3 --budget 60m
-  scripts/replicate dap                      # all effects of examples/dap/effects/
+  scripts/replicate hictl --only nmt_gain --seeds 5 --data DATA   # the same command goes on where it was stopped
+  scripts/replicate dap --table                                   # the table of examples/dap/README.md
 
-Each effect is a YAML file: how the data is prepared, the options of xrep-train that its arms share, those of each arm,
-a grid of learning rates, and evaluations. Every arm is trained with each point of the grid and the first seed
-(xrep-sweep), and then with the point that is best on dev and the other seeds. Arms with the same seed see the same data
-in the same order. The same command goes on where it was stopped: what is there is neither trained nor measured again.
-
-It writes OUTPUT/PAPER/EFFECT.json, .md and .png. Whether an effect shows is decided by the 95% interval of the
-difference between two arms, over seeds and over the examples of the test, both drawn with replacement.
+An effect is a YAML file, examples/PAPER/effects/EFFECT.yaml. `prepare` makes the data: each command writes {out}, or
+prints its place (--print-path), and {NAME} stands for that place from there on. `options` are those of xrep-train that
+all arms share; `settings` and `arms` have their own, and `arms` of a setting those of an arm there. xrep-sweep trains
+an arm with the first seed at each point of `grid`, and with the other seeds at the point that is best on dev; an arm
+with `path` is only measured, and one with `command` writes a model as {out} with {seed}. `evaluations` are arguments of
+xrep-eval. `claims` compare a figure of two arms, seed by seed, by a paired t test; those that say something (`says`)
+are in the table.
 """
 
 from __future__ import annotations
 
-import argparse
+import csv
 import functools
+import itertools
 import json
 import os
+import re
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from replicate_results import Measured, plot, results, to_markdown
-
-from xrep.config import flat, over, to_yaml
 from xrep.config.values import load_yaml
 from xrep.errors import UserError
 from xrep.files import write_aside, write_json
-from xrep_cli.command import console_script
+from xrep_cli.command import command_parser, console_script
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-EFFECT = {"title", "paper", "arms", "evaluations", "claims"}
-OPTIONAL = {"prepare", "settings", "options", "grid", "published", "random_weights"}
-EVALUATION, CLAIM = {"run", "figures"}, {"better", "worse", "figure"}
-ARM = {"options", "grid", "path", "command"}
-UNITS = {"s": 1, "m": 60, "h": 3600}
-
-
-class OutOfTime(Exception):
-    """The budget is spent; what was running has saved its work."""
+COLUMNS = ["effect", "setting", "arm", "seed", "metric", "value", "steps", "minutes", "chosen", "commit"]
+file_name = functools.partial(re.sub, r"[^\w+.-]", "_")
+Row = dict[str, str]
+"""A line of results.csv; a model that is not trained with several seeds has the seed 0."""
 
 
 @dataclass
 class Runner:
-    """Runs the commands of one effect below ``folder`` and keeps what they gave.
-
-    Attributes:
-        places: Paths by the names that stand in braces in the YAML file.
-        deadline: Time (``time.monotonic``) at which the command that runs is asked to save and stop.
-    """
+    """Runs the commands of one effect below ``folder``; ``places`` are paths by the names that stand in braces."""
 
     effect: Mapping[str, Any]
     folder: Path
     places: dict[str, str]
-    seeds: Sequence[int]
+    seeds: Sequence[str]
     parallel: int
-    deadline: float
-    is_complete: bool = True
-    measured: dict[tuple[str, str], Measured] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
 
-    def run(self) -> None:
-        """Prepare the data, and train and measure every arm in every setting, until the budget is spent.
+    def run(self) -> list[Row]:
+        """Prepare the data, train and measure every arm in every setting, and return the figures."""
+        for name, command in self.effect.get("prepare", {}).items():
+            self.places[name] = self.make(self.folder.parent / "prepared" / name, command)
+        for setting, (arm, own) in itertools.product(self.effect.get("settings", [""]), self.effect["arms"].items()):
+            place = self.folder / file_name(setting or "runs") / file_name(arm)
+            row, own = {"effect": self.folder.name, "setting": setting, "arm": arm}, own or {}
+            if "path" in own:
+                self.measure(row | {"seed": "0"}, self.filled(own["path"]), place)
+            elif "command" in own:
+                for seed in self.seeds:
+                    self.places["seed"] = seed
+                    model = self.make(place / f"seed{seed}", own["command"])
+                    self.measure(row | {"seed": seed}, model, place / f"seed{seed}.measured")
+            else:
+                self.train(row, layers_of(self.effect, setting, arm), own, place)
+        return self.rows
 
-        Raises:
-            UserError: A command failed, or what is there was made by another command.
-        """
-        try:
-            for name, command in self.effect.get("prepare", {}).items():
-                self.prepare(name, command)
-            for setting, own in self.effect.get("settings", {"": {}}).items():
-                for arm, values in self.effect["arms"].items():
-                    self.run_arm(setting, own or {}, arm, values or {})
-        except OutOfTime:
-            self.is_complete = False
-
-    def prepare(self, name: str, command: str) -> None:
-        """Run a command that makes ``{name}``, unless it was made before by the same command.
-
-        A command with --print-path prints the place; any other one writes it as ``{out}``.
-        """
-        place = self.folder.parent / "prepared" / name
-        done = place.with_name(f"{name}.made")
+    def make(self, place: Path, command: str) -> str:
+        """Run a command that makes ``place``, unless it has made it before; return what it made."""
         self.places["out"] = str(place)
-        line = self.filled(shlex.split(command))
-        if done.is_file():
-            made = json.loads(done.read_text(encoding="utf-8"))
-            if made["command"] != line:
-                raise UserError("was made by another command", path=place, cure=f"remove it, and {done}")
-            self.places[name] = made["place"]
-            return
-        say(f"preparing {name}")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        printed = self.call(line, place.with_name(f"{name}.log"))
-        self.places[name] = printed.strip().split("\n")[-1] if "--print-path" in line else str(place)
-        write_json(done, {"command": line, "place": self.places[name]})
+        done, line = place.with_name(f"{place.name}.made"), [self.filled(word) for word in shlex.split(command)]
+        if not done.is_file():
+            printed = self.call(line, place.with_name(f"{place.name}.log")).strip()
+            made = printed.split("\n")[-1] if "--print-path" in line else str(place)
+            write_json(done, {"command": line, "place": made})
+        known = json.loads(done.read_text(encoding="utf-8"))
+        if known["command"] != line:
+            raise UserError("was made by another command", path=place, cure=f"remove it, and {done}")
+        return known["place"]
 
-    def run_arm(self, setting: str, options: Mapping[str, Any], arm: str, values: Mapping[str, Any]) -> None:
-        """Train an arm in one setting with all seeds, and measure its models."""
-        found = self.measured.setdefault((setting, arm), Measured())
-        place = self.folder / _file_name(setting or "runs") / _file_name(arm)
-        place.mkdir(parents=True, exist_ok=True)
-        label = ", ".join(filter(None, [self.folder.name, setting, arm]))
-        if "path" in values:
-            self.measure(found, 0, self.filled([values["path"]])[0], place, label)
-        elif "command" in values:
-            for seed in self.seeds:
-                model = place / f"seed{seed}"
-                self.places |= {"out": str(model), "seed": str(seed)}
-                if not (done := place / f"seed{seed}.made").is_file():
-                    say(f"{label}: seed {seed}")
-                    self.call(self.filled(shlex.split(values["command"])), place / f"seed{seed}.log")
-                    done.touch()
-                self.measure(found, seed, str(model), place / f"seed{seed}.measured", label)
-        else:
-            layers = [self.effect.get("options", {}), options, values.get("options", {})]
-            recipe = functools.reduce(over, map(flat, layers))
-            with write_aside(place / "recipe.yaml") as aside:
-                aside.write_text(self.filled([to_yaml(recipe)])[0], encoding="utf-8")
-            grid = values.get("grid", self.effect.get("grid", {}))
-            found.grid = {key: [str(value) for value in own] for key, own in grid.items()}
-            self.train(found, place, label, arm == self.effect.get("random_weights"))
-
-    def train(self, found: Measured, place: Path, label: str, has_random: bool) -> None:
+    def train(self, row: Row, layers: Sequence[Mapping[str, Any]], own: Mapping[str, Any], place: Path) -> None:
         """Search the grid with the first seed, train the best point with all seeds, and measure each run."""
-        grid = "; ".join(f"{key} {', '.join(values)}" for key, values in found.grid.items())
-        say(f"{label}: searching {grid} with seed {self.seeds[0]}")
-        found.chosen, run = self.sweep(found.grid, self.seeds[0], place)
-        for seed in self.seeds:
-            if seed != self.seeds[0]:
-                say(f"{label}: seed {seed}")
-                _, run = self.sweep({key: [value] for key, value in found.chosen.items()}, seed, place)
-            summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-            found.steps[seed], found.minutes[seed] = summary["steps"], summary["train_seconds"] / 60
-            random = has_random and seed == self.seeds[0]
-            self.measure(found, seed, str(run / "best"), place / f"{run.name}.measured", label, random)
+        from xrep.config import flat, over, to_yaml
+        from xrep.training.sweep import Trial, ranking, trials_of
 
-    def sweep(self, grid: Mapping[str, Sequence[str]], seed: int, place: Path) -> tuple[dict[str, str], Path]:
-        """Train the points of a grid that are not trained yet; return the one that is best on dev, and its run."""
-        given = [f"--grid={key}={','.join(values)}" for key, values in grid.items()]
-        command = ["xrep-sweep", str(place / "recipe.yaml"), *given, "--seeds", str(seed)]
-        self.call([*command, "--parallel", str(self.parallel), "--save-dir", str(place)], place / "sweep.log")
-        header, best, *_ = (place / "sweep.tsv").read_text(encoding="utf-8").splitlines()
-        columns = dict(zip(header.split("\t"), best.split("\t"), strict=True))
-        return {key: columns[key] for key in grid}, Path(columns["directories"])
+        def sweep(grid: Mapping[str, Sequence[str]], seeds: Sequence[str]) -> Sequence[Trial]:
+            given = [f"--grid={key}={','.join(values)}" for key, values in grid.items()]
+            given += [f"--seeds={','.join(seeds)}", f"--parallel={self.parallel}", f"--save-dir={place}"]
+            self.call(["xrep-sweep", str(place / "recipe.yaml"), *given], place / "sweep.log")
+            return ranking(trials_of(grid, seeds, place, []))[0].trials
 
-    def measure(
-        self, found: Measured, seed: int, model: str, place: Path, label: str, has_random: bool = False
-    ) -> None:
-        """Run the evaluations of a model that have no results yet, and read the results."""
-        place.mkdir(exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
+        recipe = self.filled(to_yaml(functools.reduce(over, map(flat, layers))))
+        (place / "recipe.yaml").write_text(recipe, encoding="utf-8")
+        grid = own.get("grid", self.effect["grid"])
+        best = sweep({key: [*map(str, values)] for key, values in grid.items()}, self.seeds[:1])[0].values
+        row = row | {"chosen": " ".join(f"{key}={value}" for key, value in best.items())}
+        for seed, trial in zip(self.seeds, sweep({key: [best[key]] for key in best}, self.seeds), strict=True):
+            summary = json.loads((trial.directory / "summary.json").read_text(encoding="utf-8"))
+            cost = {"steps": str(summary["steps"]), "minutes": f"{summary['train_seconds'] / 60:.2f}"}
+            random = seed == self.seeds[0] and row["arm"] == self.effect.get("random_weights")
+            measured = place / f"{trial.directory.name}.measured"
+            self.measure(row | cost | {"seed": seed}, str(trial.directory / "best"), measured, random)
+
+    def measure(self, row: Row, model: str, place: Path, random: bool = False) -> None:
+        """Run the evaluations of a model that have no results yet, and add a row for each figure."""
         for name, evaluation in self.effect["evaluations"].items():
-            file, drawn = place / f"{_file_name(name)}.json", place / f"{_file_name(name)}.resamples.json"
-            if not (file.is_file() and drawn.is_file()):
-                say(f"{label}: measuring {name}" + (f", seed {seed}" if seed else ""))
-                command = ["xrep-eval", *self.filled(shlex.split(evaluation["run"])), "--path", model]
-                command += ["--json", str(file), "--resamples", str(drawn)]
-                self.call(command + ["--random-baseline"] * has_random, place / f"{_file_name(name)}.log")
-            record, resamples = (json.loads(path.read_text(encoding="utf-8")) for path in (file, drawn))
-            for figure, headline in evaluation["figures"].items():
-                if headline not in record["headline"]:
-                    cure = f"name one of {', '.join(record['headline'])}"
-                    raise UserError(f"evaluation {name} has no figure {headline!r}", path=file, cure=cure)
-                found.add(figure, seed, record["headline"][headline], resamples[headline])
-                if random := record.get("random_weights"):
-                    found.random[figure] = random["headline"][headline]["by_seed"]
+            file = place / f"{file_name(name)}.json"
+            if not file.is_file():
+                command = ["xrep-eval", *map(self.filled, shlex.split(evaluation["run"])), "--path", model]
+                self.call([*command, "--json", str(file), *["--random-baseline"] * random], file.with_suffix(".log"))
+            record = json.loads(file.read_text(encoding="utf-8"))
+            for metric, headline in evaluation["figures"].items():
+                self.rows.append(row | {"metric": metric, "value": f"{record['headline'][headline]:.4f}"})
+                if "random_weights" in record:
+                    drawn = enumerate(record["random_weights"]["headline"][headline]["by_seed"], start=1)
+                    own = {"arm": "random weights", "metric": metric, "steps": "0", "minutes": "0", "chosen": ""}
+                    self.rows += [row | own | {"seed": str(seed), "value": f"{value:.4f}"} for seed, value in drawn]
 
-    def filled(self, words: Sequence[str]) -> list[str]:
-        """Return the words with each ``{name}`` that is known replaced by its place."""
-        filled = list(words)
-        for name, place in self.places.items():
-            filled = [word.replace(f"{{{name}}}", place) for word in filled]
-        return filled
+    def filled(self, text: str) -> str:
+        """Return a text with each ``{name}`` that is known replaced by its place."""
+        return functools.reduce(lambda done, name: done.replace(f"{{{name}}}", self.places[name]), self.places, text)
 
     def call(self, command: Sequence[str], log: Path) -> str:
-        """Run a command and return what it printed, which is also in ``log``.
-
-        Raises:
-            UserError: It failed.
-            OutOfTime: The budget is spent; the command was asked to save and to stop.
-        """
+        """Run a command and return what it printed, which is also in ``log``."""
         program, *arguments = command
         own = ["-m", program.replace("xrep-", "xrep_cli.")] if program.startswith("xrep-") else []
-        line = [sys.executable, *own, *arguments] if own or program == "python" else list(command)
-        if (left := self.deadline - time.monotonic()) <= 0:
-            raise OutOfTime
-        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "start_new_session": True}
-        with log.open("w+", encoding="utf-8") as output:
-            process = subprocess.Popen(line, stdout=output, **streams)
+        line = [sys.executable, *own, *arguments] if own or program == "python" else command
+        print(f"{program}: {log}", file=sys.stderr, flush=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as out:
+            process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
             try:
-                code = process.wait(None if left == float("inf") else left)
-            except BaseException as stop:
-                process.send_signal(signal.SIGINT)
                 process.wait()
-                raise OutOfTime if isinstance(stop, subprocess.TimeoutExpired) else stop from None
-            output.seek(0)
-            printed = output.read()
-        if code:
-            last = (printed.strip().split("\n") or [""])[-1]
+            finally:  # after Ctrl-C it saves its work
+                process.terminate()
+                process.wait()
+        if process.returncode:
+            last = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
             raise UserError(f"{program} failed: {last}", path=log, cure="the same command goes on from here")
-        return printed
+        return log.read_text(encoding="utf-8", errors="replace")
 
 
-def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+def layers_of(effect: Mapping[str, Any], setting: str, arm: str) -> list[Mapping[str, Any]]:
+    """Return the options of an arm in a setting: those of all, of the setting, of the arm, and of it in the setting."""
+    shared = effect.get("settings", {}).get(setting) or {}
+    own = {key: value for key, value in shared.items() if key != "arms"}
+    arms = effect["arms"][arm] or {}, shared.get("arms", {}).get(arm, {})
+    return [effect.get("options", {}), own, arms[0].get("options", {}), arms[1]]
 
 
-def _file_name(text: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "+-." else "_" for letter in text)
+def read_results(path: Path) -> list[Row]:
+    with path.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
 
 
-def read_effect(path: Path) -> Mapping[str, Any]:
-    """Read the description of an effect and check its keys.
+def add_results(path: Path, rows: Sequence[Row]) -> list[Row]:
+    """Add rows to a file, in place of older ones of the same effect, setting, arm, seed and metric; return all."""
+    old = read_results(path) if path.is_file() else []
+    everything = list({tuple(map(row.get, COLUMNS[:5])): row for row in [*old, *rows]}.values())
+    with write_aside(path) as aside, aside.open("w", encoding="utf-8", newline="") as lines:
+        writer = csv.DictWriter(lines, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(everything)
+    return everything
 
-    Raises:
-        UserError: A key is missing or unknown, or a claim names an arm or a figure that there is not.
+
+def compare(better: Mapping[str, float], worse: Mapping[str, float]) -> tuple[float, float, int]:
+    """Compare the figures of two arms, by seed; a model of seed 0 is compared with every seed of the other arm.
+
+    Returns:
+        The mean difference, half the width of the 95% interval of a paired t test (infinite for a single seed), and
+        the number of seeds, which is 0 if an arm has no figures.
     """
-    effect = load_yaml(path)
-    for own, known, needed in [
-        (effect, EFFECT | OPTIONAL, EFFECT),
-        *((arm or {}, ARM, set()) for arm in effect.get("arms", {}).values()),
-        *((own, EVALUATION, EVALUATION) for own in effect.get("evaluations", {}).values()),
-        *((claim, CLAIM, CLAIM) for claim in effect.get("claims", [])),
-    ]:
-        if wrong := sorted({*own} - known) or sorted(needed - {*own}):
-            problem = f"key {wrong[0]!r} is {'not known' if wrong[0] in own else 'missing'}"
-            raise UserError(problem, path=path, cure=f"the keys are {', '.join(sorted(known))}")
-    figures = {figure for own in effect["evaluations"].values() for figure in own["figures"]}
-    for claim in effect["claims"]:
-        for key, known in (("better", effect["arms"]), ("worse", effect["arms"]), ("figure", figures)):
-            if claim[key] not in known:
-                raise UserError(f"a claim names {claim[key]!r}", path=path, cure=f"name one of {', '.join(known)}")
-    return effect
+    from scipy.stats import t  # takes half a second
+
+    seeds = ({*better} | {*worse}) - {"0"} or {"0"}
+    pairs = [(better.get(seed, better.get("0")), worse.get(seed, worse.get("0"))) for seed in seeds]
+    differences = [one - other for one, other in pairs if one is not None and other is not None]
+    if (count := len(differences)) < 2:
+        return sum(differences), float("inf"), count
+    half = float(t.ppf(0.975, count - 1)) * statistics.stdev(differences) / count**0.5
+    return statistics.fmean(differences), half, count
 
 
-def _seconds(text: str) -> float:
-    try:
-        return float(text[:-1]) * UNITS[text[-1:]]
-    except (KeyError, ValueError):
-        raise UserError(f"--budget {text}", cure="write 90s, 60m or 6h") from None
+def table(effects: Mapping[str, Mapping[str, Any]], rows: Sequence[Row], everything: bool = False) -> str:
+    """Return the claims that say something, or all, as a table of Markdown."""
+    values: dict[tuple[str, ...], dict[str, float]] = {}
+    for row in rows:
+        key = row["effect"], row["setting"], row["arm"], row["metric"]
+        values.setdefault(key, {})[row["seed"]] = float(row["value"])
+    lines = ["| effect | gain in the paper | gain here | 95% interval | seeds | verdict |", f"|{' --- |' * 6}"]
+    for name, effect in effects.items():
+        claims = [claim for claim in effect["claims"] if everything or "says" in claim]
+        for claim, setting in itertools.product(claims, effect.get("settings", [""])):
+            arms = (values.get((name, setting, claim[arm], claim["figure"]), {}) for arm in ("better", "worse"))
+            gain, half, count = compare(*arms)
+            if count and claim.get("setting", setting) == setting:
+                says = claim.get("says", f"{claim['better']} over {claim['worse']}")
+                says += f", {setting}" if setting and "setting" not in claim else ""
+                cells = [says, claim.get("paper", ""), f"{gain:+.2f} {claim['figure']}"]
+                cells += [f"{gain - half:+.2f} to {gain + half:+.2f}", str(count)]
+                verdict = "better" if gain > half else "worse" if -gain > half else "undecided"
+                lines.append(f"| {' | '.join([*cells, verdict])} |")
+    return "\n".join(lines) + "\n"
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+@console_script("scripts/replicate")
+def main(argv: Sequence[str]) -> None:
+    parser = command_parser("scripts/replicate", __doc__ or "")
     papers = sorted(path.parent.name for path in REPOSITORY.glob("examples/*/effects"))
     parser.add_argument("paper", choices=papers, help="folder of examples/")
-    options: dict[str, dict[str, Any]] = {
-        "--only": {"metavar": "EFFECT", "help": "one effect of the paper, the name of its YAML file"},
-        "--seeds": {"type": int, "default": 3, "help": "number of seeds (default: 3)"},
-        "--budget": {"metavar": "TIME", "help": "time after which to save and stop, such as 90s, 60m or 6h"},
-        "--parallel": {"type": int, "default": 1, "help": "number of runs that train at a time (default: 1, which is "
-                       "needed where arms are compared at equal minutes)"},
-        "--data": {"default": os.environ.get("XREP_DATA"), "help": "folder of the data sets (default: $XREP_DATA)"},
-        "--output": {"type": Path, "default": Path("runs/replicate"), "help": "folder of runs and results "
-                     "(default: runs/replicate)"},
-    }  # fmt: skip
-    for option, values in options.items():
-        parser.add_argument(option, **values)
-    return parser
-
-
-@console_script("scripts/replicate.py")
-def main(argv: Sequence[str]) -> None:
-    options = build_parser().parse_args(argv)
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell: the commands must hear it
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
-    if not options.data or not Path(options.data).is_dir():
-        raise UserError("no such folder", path=options.data or "--data", cure="name the folder of the data by --data")
-    if options.seeds < 1:
-        raise UserError(f"--seeds {options.seeds}", cure="give at least 1")
-    files = sorted((REPOSITORY / "examples" / options.paper / "effects").glob("*.yaml"))
-    chosen = [path for path in files if options.only in (None, path.stem)]
-    if not chosen:
-        raise UserError(f"no effect {options.only}", cure=f"name one of {', '.join(path.stem for path in files)}")
-    effects = {path.stem: read_effect(path) for path in chosen}
-    deadline = time.monotonic() + _seconds(options.budget) if options.budget else float("inf")
-    places = {"data": str(Path(options.data).resolve()), "repository": str(REPOSITORY)}
-    folder, seeds = options.output / options.paper, list(range(1, options.seeds + 1))
-    for name, effect in effects.items():
-        runner = Runner(effect, folder / name, dict(places), seeds, options.parallel, deadline)
-        runner.run()
-        found = results(effect, runner.measured, seeds, runner.is_complete)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / f"{name}.json", found)
-        with write_aside(folder / f"{name}.md") as aside:
-            aside.write_text(to_markdown(found), encoding="utf-8")
-        if found["rows"]:
-            plot(found, folder / f"{name}.png")
-        print(f"{to_markdown(found)}\n({folder / name}.json, .md and .png)", flush=True)
-        if not runner.is_complete:
-            say("the budget is spent; the same command goes on from here")
-            break
+    parser.add_argument("--table", action="store_true", help="train nothing; print the table of the figures")
+    parser.add_argument("--only", metavar="EFFECT", help="one effect, the name of its file; its table has all claims")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--parallel", type=int, default=1, help="runs at a time; 1 to compare equal minutes")
+    parser.add_argument("--data", default=os.environ.get("XREP_DATA", "data"), help="data sets, also $XREP_DATA")
+    parser.add_argument("--output", type=Path, default=Path("runs/replicate"), help="folder of the runs")
+    parser.add_argument("--results", type=Path, help="file of the figures (default: examples/PAPER/results.csv)")
+    options = parser.parse_args(argv)
+    files = {path.stem: path for path in sorted((REPOSITORY / "examples" / options.paper).glob("effects/*.yaml"))}
+    if options.only and options.only not in files:
+        raise UserError(f"no effect {options.only}", cure=f"name one of {', '.join(files)}")
+    if not (options.table or Path(options.data).is_dir()):
+        raise UserError("no such folder", path=options.data, cure="name the folder of the data by --data")
+    effects = {name: load_yaml(path) for name, path in files.items() if options.only in (None, name)}
+    results = options.results or REPOSITORY / "examples" / options.paper / "results.csv"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    git = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty", "--abbrev=8"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    for name, effect in {} if options.table else effects.items():
+        places = {"data": str(Path(options.data).resolve()), "repository": str(REPOSITORY)}
+        folder, seeds = options.output / options.paper / name, [str(n + 1) for n in range(options.seeds)]
+        rows = Runner(effect, folder, places, seeds, options.parallel).run()
+        add_results(results, [row | {"commit": commit} for row in rows])
+    print(table(effects, read_results(results), bool(options.only)), end="")
 
 
 if __name__ == "__main__":

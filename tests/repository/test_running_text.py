@@ -1,4 +1,4 @@
-"""scripts/running_text.py writes the sentences of documents in their order."""
+"""examples/cmlm/running_text.py writes the sentences of documents in their order."""
 
 import json
 import runpy
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def gather(repository: Path):
-    return runpy.run_path(str(repository / "scripts" / "running_text.py"))["main"]
+    return runpy.run_path(str(repository / "examples" / "cmlm" / "running_text.py"))["main"]
 
 
 def test_documents_of_all_forms(gather, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from xrep.kernels.arguments import check_number, check_tensors
 from xrep.kernels.linear import linear
@@ -43,8 +44,8 @@ def word_infonce(
     noise of one query is independent for each word, and the noise of one word for each query. But row i reads the noise
     of row 0 shifted by i places, so that only V + N values are drawn instead of V · N.
 
-    The products of all queries and words [N, V] are stored, for the sampling and for the gradient: 128 MB for 128
-    queries and 250,000 words. No size depends on what is sampled, so a GPU is not waited for.
+    The products of all queries and words [N, V] are stored for the sampling: 128 MB for 128 queries and 250,000 words.
+    Gradients are sums over the words that are read. No size depends on what is sampled, so a GPU is not waited for.
 
     Args:
         query: [N, D], vectors of any length.
@@ -78,13 +79,13 @@ def word_infonce(
     accumulate = accumulation_dtype(query, embedding)
     lowest = torch.finfo(accumulate).min
     with torch.autocast(query.device.type, enabled=False):
-        vectors = embedding.to(accumulate)
-        lengths = vectors.norm(dim=1).clamp(min=SHORTEST)
-        products = linear(F.normalize(query.to(accumulate), dim=1), vectors)
+        vectors, unit = embedding.to(accumulate), F.normalize(query.to(accumulate), dim=1)
+        lengths = vectors.detach().norm(dim=1).clamp(min=SHORTEST)
+        products = linear(unit.detach(), vectors.detach())
         barred = torch.cat([words, special.expand(len(words), -1)], dim=1)
-        sampled = _sampled(products.detach(), lengths.detach() * temperature, barred, min(samples, len(embedding)))
+        sampled = _sampled(products, lengths * temperature, barred, min(samples, len(embedding)))
         read = torch.cat([words, sampled.clamp(min=0)], dim=1)
-        logits = products.gather(1, read) / (lengths[read] * temperature)
+        logits = _Cosines.apply(unit, vectors, lengths, products, read) / temperature
         positive, negative = logits.split([words.size(1), sampled.size(1)], dim=1)
         negative = negative.masked_fill(sampled < 0, lowest)
         # The threshold of softplus, above which it is the identity, keeps float64 losses exact.
@@ -92,6 +93,44 @@ def word_infonce(
         best = F.pad(negative.detach(), (0, 1), value=lowest).amax(1, keepdim=True)
         correct = beaten(best - positive.detach(), positive.detach()) & bag
     return WordInfoNCE(losses.sum(1) / bag.sum(1).clamp(min=1), correct, sampled)
+
+
+class _Cosines(torch.autograd.Function):
+    """Cosines [N, K] of unit vectors [N, D] and some of the words [V, D], whose products [N, V] are known.
+
+    Each query reads few of the V words, so sums over these cost much less than products with all words.
+    """
+
+    @staticmethod
+    def forward(ctx, unit, vectors, lengths, products, words):
+        cosines = products.gather(1, words) / lengths[words]
+        ctx.save_for_backward(unit, vectors, lengths, words, cosines)
+        return cosines
+
+    @staticmethod
+    # In torch's annotations, once_differentiable loses the names of the parameters.
+    @once_differentiable
+    def backward(ctx, of_cosines):  # pyright: ignore[reportIncompatibleMethodOverride]
+        unit, vectors, lengths, words, cosines = ctx.saved_tensors
+        # A cosine does not depend on the length of a vector, so the part of the gradient along the vector is removed.
+        along = torch.zeros_like(lengths).index_add_(0, words.flatten(), (of_cosines * cosines).flatten())
+        weights = of_cosines / lengths[words]
+        for_query = F.embedding_bag(words, vectors, per_sample_weights=weights, mode="sum")
+        for_words = _by_word(words, weights, unit, len(vectors))
+        return for_query, for_words.addcmul_(vectors, (along / -lengths.square()).unsqueeze(1)), None, None, None
+
+
+def _by_word(words: Tensor, weights: Tensor, unit: Tensor, count: int) -> Tensor:
+    """Return for each word the sum of weight times vector over the queries that read it: [V, D] of [N, K] and [N, D].
+
+    Padding has weight 0. It is spread over many words, because one word that is read far more often is slow on GPUs.
+    """
+    rows = torch.arange(len(unit), device=words.device).unsqueeze(1)
+    words = torch.where(weights == 0, rows % count, words).flatten()
+    places = words.int().argsort()
+    times = torch.zeros(count, dtype=torch.int64, device=words.device).scatter_add_(0, words, torch.ones_like(words))
+    rows, weights = (each.expand(weights.shape).flatten()[places] for each in (rows, weights))
+    return F.embedding_bag(rows, unit, times.cumsum(0) - times, per_sample_weights=weights, mode="sum")
 
 
 def _sampled(products: Tensor, scales: Tensor, barred: Tensor, samples: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Train an encoder from scratch by sentence-transformers' MultipleNegativesRankingLoss, to compare what it learns.
 
   xrep-export --path run1/best --output shape                # architecture and tokenizer; the weights are drawn anew
-  python benchmarks/multiple_negatives.py --shape shape --bitext de-en=deu-eng.tsv:2,1 --minutes 5 --output peer
+  python examples/moco_bert/multiple_negatives.py --shape shape --bitext de-en=deu-eng.tsv:2,1 --minutes 5 --output peer
   xrep-eval tatoeba --path peer --data tatoeba/ --langs de
 
 Each learning rate trains for these minutes with the same pairs in the same order, and the model with the best dev
@@ -47,7 +47,8 @@ def random_model(shape: str, seed: int, max_length: int) -> Any:
 
 
 def train(options: argparse.Namespace, lr: float, pairs: Pairs) -> tuple[Any, int]:
-    """Train for ``options.minutes``; the rate rises in the first twentieth and falls to 0. Return model and steps."""
+    """Train for ``options.steps`` steps, or ``options.minutes``; the rate rises in the first twentieth and falls to 0.
+    Return model and steps."""
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     model = random_model(options.shape, options.seed, options.max_length)
@@ -56,7 +57,7 @@ def train(options: argparse.Namespace, lr: float, pairs: Pairs) -> tuple[Any, in
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     draw, steps, size = np.random.default_rng(options.seed), 0, options.batch_size
     order, start, limit = np.empty(0, dtype=np.int64), time.monotonic(), 60 * options.minutes
-    while (spent := (time.monotonic() - start) / limit) < 1:
+    while (spent := steps / options.steps if options.steps else (time.monotonic() - start) / limit) < 1:
         if len(order) < size:
             order = draw.permutation(len(pairs))
         rows, order = order[:size], order[size:]
@@ -84,6 +85,7 @@ def main() -> None:
     parser.add_argument("--bitext", required=True, action="append", help="parallel text as xrep-preprocess reads it")
     parser.add_argument("--output", required=True, type=Path, help="directory of the trained encoder")
     parser.add_argument("--minutes", type=float, default=5.0, help="minutes for each learning rate")
+    parser.add_argument("--steps", type=int, help="steps for each learning rate, in place of minutes")
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-3, 2e-3], help="learning rates to try")
     parser.add_argument("--temperature", type=float, default=0.05, help="1 / scale of the loss (its default: 0.05)")
     parser.add_argument("--batch-size", type=int, default=128)
