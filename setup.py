@@ -72,6 +72,7 @@ setup(
         "tokenizers>=0.20.1",
         "tqdm>=4.65",
         "huggingface_hub>=0.24",  # tokenizers brings it
+        "packaging>=22",  # huggingface_hub brings it
         "jinja2>=3.1",  # torch brings it
         "shtab>=1.7",
     ],

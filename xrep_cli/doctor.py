@@ -50,11 +50,15 @@ LEAST = {"memory": 2, "disk": 2}
 
 @dataclass(kw_only=True)
 class Diagnosis(common.JsonOption):
-    """Print what a report of a bug should tell, and check it: versions, processor, memory, GPUs, extras, caches, plugins,
-    and in a few seconds the computation on every device.
+    """Print what a report of a bug should tell, and check it: versions, extras, processor, memory, GPUs, caches,
+    plugins, and in a few seconds the computation on every device.
 
-      xrep-doctor                 each line says ok, absent (what is optional) or problem, with what to do
-      xrep-doctor --json          the same as JSON
+      # Check an installation and a machine
+      xrep-doctor                      # each line says ok, absent (what is optional) or problem, with what to do
+      # See the problems alone
+      xrep-doctor | grep problem
+      # Write what a report of a bug should contain
+      xrep-doctor --json doctor.json
 
     The exit code is 1 if there is a problem."""
 
@@ -184,7 +188,9 @@ def of_processor(threads: int) -> Iterator[Finding]:
     yield Finding("Processor", "products", ", ".join(products))
     usable = len(os.sched_getaffinity(0))
     given = os.environ.get("OMP_NUM_THREADS")
-    told = f"{os.cpu_count()}, {usable} of them usable; torch uses {threads} threads, OMP_NUM_THREADS is {given or 'unset'}"
+    told = (
+        f"{os.cpu_count()}, {usable} of them usable; torch has {threads} threads, OMP_NUM_THREADS is {given or 'unset'}"
+    )
     too_many = threads > usable
     cure = f"set OMP_NUM_THREADS to {usable}" if too_many else None
     yield Finding("Processor", "cores", told, "problem" if too_many else "ok", cure)
@@ -200,6 +206,7 @@ def of_memory() -> Iterator[Finding]:
 
 def of_gpus() -> Iterator[Finding]:
     import torch
+    from torch.cuda import nccl
 
     from xrep.kernels.fused import triton_problem
 
@@ -212,8 +219,9 @@ def of_gpus() -> Iterator[Finding]:
             cure = "install the build of torch for the CUDA of this driver"
             yield Finding("GPUs", "GPUs", told, "problem", cure)
         return
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else "none"
-    yield Finding("GPUs", "software", f"driver {driver or 'unknown'}, CUDA {torch.version.cuda}, NCCL {nccl}")
+    has_nccl = torch.distributed.is_nccl_available()
+    library = ".".join(map(str, nccl.version())) if has_nccl else "none"
+    yield Finding("GPUs", "software", f"driver {driver or 'unknown'}, CUDA {torch.version.cuda}, NCCL {library}")
     for number in range(torch.cuda.device_count()):
         own = torch.cuda.get_device_properties(number)
         free, total = (size / GIGABYTE for size in torch.cuda.mem_get_info(number))
@@ -277,15 +285,14 @@ def of_computation(device: torch.device) -> Iterator[Finding]:
             yield Finding(section, name, told, "ok" if good else "problem", None if good else cure)
         before, after = _train(device)
         good = after < before
-        told = (
-            f"loss {before:.2f} -> {after:.2f} in {STEPS} steps, {time.perf_counter() - start:.1f} s with the kernels"
-        )
+        seconds = time.perf_counter() - start
+        told = f"loss {before:.2f} -> {after:.2f} in {_TINY_STEPS} steps, {seconds:.1f} s with the kernels"
         yield Finding(section, "training", told, "ok" if good else "problem", None if good else cure)
     except Exception as error:  # whatever the device does, the report goes on
         yield Finding(section, "error", f"{type(error).__name__}: {one_line(error)}", "problem", cure)
 
 
-STEPS = 5
+_TINY_STEPS = 5
 
 
 def _train(device: torch.device) -> tuple[float, float]:
@@ -301,9 +308,10 @@ def _train(device: torch.device) -> tuple[float, float]:
 
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        sizes = {"hidden_size": 64, "layers": 2, "heads": 4, "feedforward_size": 128, "max_positions": 16}
-        shape = EncoderShape(vocabulary_size=200, pad_id=0, **sizes)
-        encoder = Encoder.build(shape, dropout=0.0, attention_dropout=0.0).to(device)
+        small = EncoderShape(
+            vocabulary_size=200, pad_id=0, hidden_size=64, layers=2, heads=4, feedforward_size=128, max_positions=16
+        )
+        encoder = Encoder.build(small, dropout=0.0, attention_dropout=0.0).to(device)
         optimizer = torch.optim.AdamW(encoder.parameters(), lr=1e-3)
         lengths = torch.arange(2, 34) % 12 + 4
         batches = []
@@ -311,7 +319,7 @@ def _train(device: torch.device) -> tuple[float, float]:
             tokens = torch.randint(1, 200, (32, 16)) * (torch.arange(16) < lengths.unsqueeze(1))
             batches.append(TokenBatch(tokens.to(device), lengths.to(device), np.asarray(lengths)))
         losses = []
-        for _ in range(STEPS + 1):
+        for _ in range(_TINY_STEPS + 1):
             x, y = (torch.nn.functional.normalize(pool(encoder(each), each.mask, "mean"), dim=-1) for each in batches)
             loss = inbatch_infonce(x, y, 0.1).forward.mean()
             losses.append(float(loss.detach()))

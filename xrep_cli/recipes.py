@@ -15,7 +15,7 @@ PAPERS = {
     "": "Without a paper",
     "cmlm": "CMLM: Universal Sentence Representation Learning with Conditional Masked Language Model (EMNLP 2021)",
     "dap": "DAP: Dual-Alignment Pre-training for Cross-lingual Sentence Embedding (ACL 2023)",
-    "frozen_source": "Frozen source: Learning Monolingual Sentence Embeddings with Large-scale Parallel Translation Datasets",
+    "frozen_source": "Learning Monolingual Sentence Embeddings with Large-scale Parallel Translation Datasets",
     "hictl": "HiCTL: On Learning Universal Representations Across Languages (ICLR 2021)",
     "moco_bert": "MoCo-BERT: Aligning Cross-lingual Sentence Representations with Dual Momentum Contrast (EMNLP 2021)",
 }
@@ -26,10 +26,14 @@ PAPERS = {
 class RecipeCommands(common.JsonOption):
     """List the recipes that come with xrep: configurations of xrep-train, most of them with the values of a paper.
 
-      xrep-recipes                                          a line for each recipe, grouped by paper
-      xrep-recipes show moco_bert/en-zh                     prints the file; redirect it to begin a recipe of your own
-      xrep-train --config moco_bert/en-zh task.data=pairs   trains a recipe, here on other data
+      # List the recipes, grouped by paper
+      xrep-recipes                     # a line for each
+      # Print the file of a recipe, to read it or to begin one of your own
+      xrep-recipes show moco_bert/en-zh
+      # Write the list for a program
+      xrep-recipes --json recipes.json
 
+    xrep-train --config moco_bert/en-zh task.data=pairs trains a recipe, here on other data.
     xrep-train --config NAME --print-config prints every option of a recipe. A file of your own that begins with
     `base: moco_bert/en-zh` has the values of that recipe, but for those that it sets."""
 
@@ -50,9 +54,7 @@ def _paper(name: str) -> str:
 
 @dataclass(kw_only=True)
 class Show:
-    """Print the file of a recipe.
-
-    xrep-recipes show moco_bert/en-zh > mine.yaml"""
+    """Print the file of a recipe."""
 
     name: Annotated[str, common.Option(positional=True, metavar="NAME")]
     """Name of a recipe, such as moco_bert/en-zh; xrep-recipes lists them."""
