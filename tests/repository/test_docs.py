@@ -62,7 +62,7 @@ def test_help_begins_with_three_uses(name: str, capsys: pytest.CaptureFixture[st
     assert len(lines) == 6 and all(line.startswith("# ") for line in lines[::2])
     for command in lines[1::2]:
         assert f"xrep-{name} " in command
-        check_command(shlex.split(command.rpartition(" | ")[2]))
+        check_command(shlex.split(command.rpartition(" | ")[2], comments=True))
 
 
 @pytest.mark.nightly
