@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import make_parser, multiplies_bfloat16, progress, say_absent, take_turns
+from harness import make_parser, multiplies_bfloat16, progress, say_absent, take_turns, texts_of
 from results import Row, compare, report
 from torch import Tensor, nn
 
@@ -38,7 +38,7 @@ from xrep.nn.layers import pack_weights
 from xrep.number_types import Precision
 
 PAD, UNK, BOS, EOS, MASK = range(5)
-LENGTHS = {"short": (12, 12), "long": (80, 60)}
+LENGTHS = {"short": (12, 12), "mixed": (40, 30), "long": (80, 60)}
 """Tokens of a source, on average, and of its translation."""
 PAIRS = [
     ("xrep, float32", "transformers"),
@@ -245,7 +245,7 @@ def main() -> None:
     add("--beam", type=int, default=5, help="hypotheses of each sentence")
     add("--batch", type=int, default=32, help="sentences in a batch")
     options = parser.parse_args()
-    for kind in [options.text] if options.text else ["short", "long"]:
+    for kind, _ in texts_of(options, 0):
         report(measure(options, kind), options.csv)
 
 
