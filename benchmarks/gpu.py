@@ -186,7 +186,7 @@ def encode(options: Namespace) -> Iterator[Row]:
             theirs = SentenceTransformer(path, device=options.device, model_kwargs=dtype)
             work[f"sentence-transformers, {kind}"] = partial(theirs.encode, batch_size=128, convert_to_tensor=True)
         except Exception as error:  # ours can be measured without it
-            say_absent("sentence-transformers", error)
+            say_absent("sentence-transformers", f"{type(error).__name__}: {error}")
     for length, words in (("short", (5, 11)), ("long", (50, 70))):
         text = sentences(16 if options.small else 4096, words)
         tokens = sum(len(ids) + 2 for ids in ours.tokenizers["shared"].encode(text))
@@ -246,7 +246,7 @@ SECTIONS: dict[str, tuple[str, int, Callable[[Namespace], Iterator[Row]]]] = {
 def apart(name: str, options: Namespace, seconds: float) -> dict[str, Any]:
     """Run a section in a process of its own; return its rows, and what went wrong."""
     if seconds < LEAST:
-        return {"section": name, "rows": [], "note": "skipped: no time was left"}
+        return {"section": name, "rows": [], "notes": ["skipped: no time was left"]}
     rows, said = options.work / f"{name}.jsonl", options.work / f"{name}.txt"
     rows.touch()
     line = [sys.executable, __file__, "--section", name, "--device", options.device, "--work", str(options.work)]
@@ -256,9 +256,13 @@ def apart(name: str, options: Namespace, seconds: float) -> dict[str, Any]:
     with said.open("w", encoding="utf-8") as output:  # a time-out ends all that the section has started
         timed = ["timeout", "--signal", "KILL", f"{seconds:.0f}", *line]
         code = subprocess.run(timed, stdout=output, stderr=output, env=environment).returncode
-    last = (said.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-    note = "" if code == 0 else f"stopped after {seconds:.0f} seconds" if code in (137, -9) else f"failed: {last[:500]}"
-    return {"section": name, "rows": [json.loads(row) for row in rows.read_text("utf-8").splitlines()], "note": note}
+    lines = said.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
+    notes = [line for line in dict.fromkeys(lines) if line.startswith("without ")]
+    if code:
+        is_late = code in (137, -9)
+        notes.append(f"stopped after {seconds:.0f} seconds" if is_late else f"failed: {lines[-1][:500]}")
+    found = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
+    return {"section": name, "rows": found, "notes": notes}
 
 
 def page(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
@@ -268,14 +272,11 @@ def page(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
     lines += ["The measured figures are medians of this run.", about[about.index("A modelled") :]]
     for section in found:
         lines += [f"## {SECTIONS[section['section']][0]}", ""]
-        cells = [
-            [what, unit, *("-" if n is None else f"{n:,.4g}" for n in figures)]
-            for what, unit, *figures in section["rows"]
-        ]
-        if cells:
-            head = ["what", "unit", "measured", "modelled"], 4 * ["---"]
-            lines += [*(f"| {' | '.join(row)} |" for row in (*head, *cells)), ""]
-        lines += [section["note"], ""] if section["note"] else []
+        cells = [["what", "unit", "measured", "modelled"], 4 * ["---"]]
+        for what, unit, *pair in section["rows"]:
+            cells.append([what, unit, *("-" if figure is None else f"{figure:,.4g}" for figure in pair)])
+        lines += [*(f"| {' | '.join(row)} |" for row in cells), ""] if section["rows"] else []
+        lines += [line for note in section["notes"] for line in (note, "")]
     return "\n".join(lines)
 
 
@@ -284,12 +285,7 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     add = parser.add_argument
     add("--minutes", type=float, default=8.0, help="after which nothing goes on")
-    add(
-        "--page",
-        metavar="FILE",
-        default=str(HERE / "gpu.md"),
-        help="the page; the figures are written to .json beside it",
-    )
+    add("--page", metavar="FILE", default=str(HERE / "gpu.md"), help="the page; its figures become a .json beside it")
     add("--encoder", metavar="PATH", help="a sentence-transformers directory; default: BERT-base with random weights")
     add("--device", choices=("cpu", "cuda"), default="cuda", help="where to measure")
     add("--small", action="store_true", help="tiny inputs, to try everything")
@@ -313,16 +309,20 @@ def main(argv: Sequence[str]) -> None:
         "date": date.today().isoformat(), "commit": commit(), "python": platform.python_version(),
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
         "command": " ".join(["python benchmarks/gpu.py", *argv]),
+        "peaks": "{:g} TFLOP/s in bfloat16, {:g} in TF32, {:g} TB/s".format(*(peak / 1e12 for peak in peaks(options))),
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         options.work = Path(folder)
         for name, (title, most, _) in SECTIONS.items():
             left = 60 * options.minutes - (time.monotonic() - began)
-            found.append(apart(name, options, min(left, most * options.minutes / 8)))
-            progress(f"{title}: {found[-1]['note'] or 'done'}, {time.monotonic() - began:.0f} s")
-    for path, text in zip(files, (page(facts, found), json.dumps({**facts, "sections": found}, indent=1)), strict=True):
-        with write_aside(path) as aside:
-            aside.write_text(text + "\n", encoding="utf-8")
+            found.append(apart(name, options, min(left, max(LEAST, most * options.minutes / 8))))
+            progress(f"{title}: {'; '.join(found[-1]['notes']) or 'done'}, {time.monotonic() - began:.0f} s")
+            figures = json.dumps({**facts, "sections": found}, indent=1)
+            for path, text in zip(
+                files, (page(facts, found), figures), strict=True
+            ):  # also for a run that is cut short
+                with write_aside(path) as aside:
+                    aside.write_text(text + "\n", encoding="utf-8")
     print(page(facts, found))
 
 

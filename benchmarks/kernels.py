@@ -179,7 +179,7 @@ def contestants(contest: Contest, only: str = "") -> dict[str, Callable[[Any], A
         except Exception as error:
             if name == "ours":
                 raise
-            say_absent(name, error)
+            say_absent(name, f"{type(error).__name__}: {error}")
             del able[name]
     return able
 
