@@ -29,7 +29,7 @@ from xrep_cli.command import HelpFormatter
 HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
 BENCHMARKS = {
-    "kernels": ("", "--size small --repeats 3"),
+    "kernels": ("--size small", ""),
     "encode": ("--path {encoder}", "--lines 250 --repeats 3"),
     "train": ("--encoder {encoder}", "--pairs 128 --batch-size 16 --repeats 3 --layers 2 --width 128"),
     "generate": ("", "--layers 3 --decoder-layers 2 --hidden-size 256 --words 8000 --batch 8 --repeats 3"),

@@ -25,8 +25,7 @@ from xrep.kernels.softmax import QueueSoftmax, mask_equal
 
 WHOLE = 512, 8192
 """Most queries, and most rows of a queue, whose logits are computed at once. Up to here this is faster than blocks, and
-from 64 x 4,096 on as fast as plain torch (``benchmarks/kernels.py --cases queue-tiny,queue-whole``). The sum of a
-softmax over more rows would be rounded too often."""
+from 64 x 4,096 on as fast as plain torch. The sum of a softmax over more rows would be rounded too often."""
 
 
 class InfoNCE(NamedTuple):
