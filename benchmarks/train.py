@@ -7,7 +7,8 @@
   padded batches, a momentum encoder updated parameter by parameter, all similarities with the queue written out.
 
 Time is counted from the first batch that is asked for to the end of the last step. Loading a model and saving it do not
-count. Every turn begins anew with the same pairs.
+count, nor does that xrep splits text into subwords once before it trains, while sentence-transformers does so in every
+step. Every turn begins anew with the same pairs.
 
   python benchmarks/train.py --encoder $(xrep-data get minilm --print-path)
 """
