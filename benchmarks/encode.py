@@ -176,7 +176,7 @@ def profile(path: str, kind: str, lines: list[str]) -> None:
 def main() -> None:
     parser = make_parser(__doc__)
     add = parser.add_argument
-    add("--path", required=True, help="a sentence-transformers directory, such as minilm's")
+    add("--path", required=True, help="a sentence-transformers directory, such as minilm's or what xrep-export writes")
     add("--lines", type=int, default=2000, help="short lines that are encoded in a round; a fifth of that if long")
     add("--only", default="", metavar="NAME", help="leave out contestants without this in their names")
     add("--one", action="store_true", help="measure calls with one line instead")
