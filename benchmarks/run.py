@@ -35,7 +35,7 @@ BENCHMARKS = {
     "generate": ("", "--layers 3 --decoder-layers 2 --hidden-size 256 --words 8000 --batch 8 --repeats 3"),
     "mining": ("--path {encoder}", "--sizes 4000 --lines 500 --repeats 3"),
     "classify": ("--encoder {encoder}", "--lines 80 --batch-size 8 --repeats 3"),
-    "objectives": ("--teacher {encoder}", "--steps 4 --batch-size 32 --repeats 3"),
+    "objectives": ("--teacher {encoder}", "--steps 4 --batch-size 16 --repeats 3"),
 }
 """Arguments of each script, and those of a quick run besides."""
 
