@@ -66,7 +66,7 @@ class Runner:
                 models = self.train(layers_of(self.effect, setting, arm), own.get("grid", self.effect["grid"]), place)
             for model, columns in models.items():
                 row = {"effect": self.folder.name, "setting": setting, "arm": arm, **columns}
-                yield from self.measure(row, model, place / f"{row['seed']}.measured")
+                yield from self.measure(row, model, place)
 
     def make(self, place: Path, command: str, seed: str = "") -> str:
         """Run a command that makes ``place``, unless the same command has made it before; return what it made."""
@@ -78,13 +78,11 @@ class Runner:
             done.write_text(made, encoding="utf-8")
         return done.read_text(encoding="utf-8")
 
-    def train(
-        self, layers: Sequence[Mapping[str, Any]], grid: Mapping[str, Sequence[Any]], place: Path
-    ) -> dict[str, Row]:
+    def train(self, layers: Sequence[Mapping[str, Any]], grid: Mapping[str, Any], place: Path) -> dict[str, Row]:
         """Search the grid with the first seed, and train the point that is best on dev with all seeds."""
         from xrep.training.sweep import Trial, ranking, trials_of  # imports torch
 
-        def sweep(grid: Mapping[str, Sequence[Any]], seeds: Sequence[str]) -> Sequence[Trial]:
+        def sweep(grid: Mapping[str, Any], seeds: Sequence[str]) -> Sequence[Trial]:
             values = {key: [*map(str, own)] for key, own in grid.items()}
             given = [f"--grid={key}={','.join(own)}" for key, own in values.items()]
             given += [f"--seeds={','.join(seeds)}", f"--parallel={self.parallel}", f"--save-dir={place}"]
@@ -103,16 +101,15 @@ class Runner:
         return models
 
     def measure(self, row: Row, model: str, place: Path) -> Iterator[Row]:
-        """Run the evaluations of a model that have no results yet, and yield a row for each figure."""
-        random = ["--random-baseline"] * ((row["arm"], row["seed"]) == (self.effect.get("random_weights"), "1"))
+        """Run the evaluations of a model, and yield a row for each figure."""
+        has_random = (row["arm"], row["seed"]) == (self.effect.get("random_weights"), "1")
         for name, evaluation in self.effect["evaluations"].items():
-            if not (file := place / f"{file_name(name)}.json").is_file():
-                given = [*map(self.filled, shlex.split(evaluation["run"])), "--path", model, "--json", str(file)]
-                self.call(["xrep-eval", *given, *random], file.with_suffix(".log"))
-            record = json.loads(file.read_text(encoding="utf-8"))
+            given = f"{evaluation['run']} --path {shlex.quote(model)} {'--random-baseline' * has_random}"
+            file = self.make(place / f"{row['seed']}-{file_name(name)}", f"xrep-eval {given} --json {{out}}")
+            record = json.loads(Path(file).read_text(encoding="utf-8"))
             for metric, headline in evaluation["figures"].items():
                 yield row | {"metric": metric, "value": f"{record['headline'][headline]:.4f}"}
-                drawn = record["random_weights"]["headline"][headline]["by_seed"] if random else []
+                drawn = record["random_weights"]["headline"][headline]["by_seed"] if has_random else []
                 own = row | {"arm": "random weights", "metric": metric, "steps": "0", "minutes": "0", "chosen": ""}
                 yield from (own | {"seed": str(n + 1), "value": f"{value:.4f}"} for n, value in enumerate(drawn))
 
@@ -126,11 +123,11 @@ class Runner:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
-            try:
-                process.wait()
-            finally:  # after Ctrl-C it saves its work
-                process.terminate()
-                process.wait()
+        try:
+            process.wait()
+        finally:
+            process.terminate()  # after Ctrl-C it saves its work
+            process.wait()
         printed = log.read_text(encoding="utf-8", errors="replace").strip()
         if process.returncode:
             problem = f"{command[0]} failed: {printed.rpartition(chr(10))[2]}"
