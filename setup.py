@@ -14,18 +14,20 @@ HF = ["transformers>=5"]  # encoders of any architecture
 ONNX = ["onnxruntime>=1.20", "onnxscript>=0.5"]  # not among the tests' packages, because they are large
 OPENVINO = ["openvino>=2025.0", "onnxscript>=0.5"]
 WANDB = ["wandb>=0.17"]
-DOCS = ["mkdocs-material>=9.5"]
+DOCS = ["mkdocs-material>=9.5", "mkdocs-gen-files>=0.5", "mkdocstrings[python]>=0.26"]
 PARQUET = ["pyarrow>=15"]
 ZSTD = ["zstandard>=0.22"]
 RAY = ["ray>=2.49"]  # has ray symmetric-run
 S3 = ["s3fs>=2025.2"]  # creates a file only if there is none
 GCS = ["gcsfs>=2025.2"]
 TRITON = "triton>=3.4; platform_machine == 'x86_64'"  # torch's CUDA build brings it; its CPU build does not
-BENCH = ["sentence-transformers>=5"]  # the peers, which the tests of what goes in and out need too
+PEERS = ["sentence-transformers>=5"]  # the tests of what goes in and out compare with it
+ALL = [*PLOT, *SENTEVAL, *HF, *PARQUET, *ZSTD, *WANDB, *RAY, *S3, *GCS, *ONNX, *OPENVINO]  # all that users can ask for
+BENCH = [*PEERS, *HF, *ONNX, *OPENVINO, "accelerate>=1.0", "ctranslate2>=4.5", "liger-kernel>=0.5", "nncf>=2.14"]
 PYRIGHT = "pyright[nodejs]>=1.1.407"  # Node.js and the checker itself are in the wheels, so a run needs no network
 PYTEST = ["hypothesis>=6.100", "pytest>=8.2", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
 MOTO = ["moto[server]>=5.1"]  # an object store on this machine
-TEST = [*PYTEST, "matplotlib>=3.8", "ruff>=0.12", PYRIGHT, TRITON, *BENCH, *HF, *PARQUET, *ZSTD, *RAY, *S3, *MOTO]
+TEST = [*PYTEST, "matplotlib>=3.8", "ruff>=0.12", PYRIGHT, TRITON, *PEERS, *HF, *PARQUET, *ZSTD, *RAY, *S3, *MOTO]
 
 setup(
     name="xrep",
@@ -37,10 +39,12 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     classifiers=[
-        "Programming Language :: Python :: 3",
+        "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 14)),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: Text Processing :: Linguistic",
+        "Typing :: Typed",
     ],
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["xrep", "xrep.*", "xrep_cli", "xrep_cli.*"]),
@@ -83,6 +87,7 @@ setup(
         "gcs": GCS,
         "onnx": ONNX,
         "openvino": OPENVINO,
+        "all": ALL,
         "docs": DOCS,
         "test": TEST,
         "bench": BENCH,
