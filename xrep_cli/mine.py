@@ -13,7 +13,7 @@ from xrep.text.find import parse_bitext
 from xrep_cli import common
 from xrep_cli.command import Command
 
-PairsFile = Annotated[str, common.Option(metavar="FILE.tsv", writes=common.check_anywhere)]
+PairsFile = Annotated[str, common.Option(metavar="FILE", writes=common.check_anywhere)]
 VectorsFile = Annotated[
     str,
     common.Option(
@@ -28,7 +28,7 @@ VectorsFile = Annotated[
 @dataclass(kw_only=True)
 class Mining(common.Computing, common.Batches, common.JsonOption):
     """Find translations in two texts that are not aligned. The output has lines score<TAB>source<TAB>target, best
-    first.
+    first; an output FILE.tmx is a translation memory with the scores as properties.
 
       xrep-mine --path run1/best --source de.txt --source-lang de --target en.txt --target-lang en --output mined.tsv
       xrep-mine --source-vectors de.npy --target-vectors en.npy --source de.txt --target en.txt --output mined.tsv \\

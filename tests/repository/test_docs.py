@@ -63,7 +63,7 @@ def test_the_pages_build_a_site(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
-    assert (tmp_path / "guides" / "quick-start" / "index.html").exists()
+    assert (tmp_path / "guides" / "own-data" / "index.html").exists()
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
