@@ -1,6 +1,7 @@
 """scripts/replicate: the effects' files, their results and tables, and a small effect from end to end."""
 
 import math
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -89,6 +90,7 @@ def test_an_effect_from_end_to_end(
     (effects / "steps.yaml").write_text(EFFECT, encoding="utf-8")
     monkeypatch.setattr(replicate, "REPOSITORY", tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     monkeypatch.chdir(tmp_path)
     (data / "tatoeba").mkdir(parents=True)
     write_encoder(data / "encoder")
