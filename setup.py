@@ -73,6 +73,7 @@ setup(
         "tokenizers>=0.20.1",
         "tqdm>=4.65",
         "huggingface_hub>=0.24",  # tokenizers brings it
+        "packaging>=22",  # huggingface_hub brings it
         "jinja2>=3.1",  # torch brings it
         "shtab>=1.7",
     ],
@@ -110,6 +111,8 @@ setup(
             "xrep-predict=xrep_cli.predict:main",
             "xrep-report=xrep_cli.report:main",
             "xrep-sweep=xrep_cli.sweep:main",
+            "xrep-recipes=xrep_cli.recipes:main",
+            "xrep-doctor=xrep_cli.doctor:main",
         ],
         "xrep.plugins": [
             "task.classification=xrep.understanding.labels:ClassificationTask",
