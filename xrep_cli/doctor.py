@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -11,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -93,18 +94,19 @@ def run(options: Diagnosis) -> None:
 
 
 def findings() -> Iterator[Finding]:
-    """Find out about one thing after another."""
-    yield from of_packages()
+    """Find out about one thing after another; an error, of whatever kind, is a problem and ends nothing else."""
     import torch
 
-    yield from of_processor(torch.get_num_threads())
-    yield from of_memory()
-    yield from of_gpus()
-    yield from of_folders()
-    yield from of_plugins()
     devices = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-    for name in devices:
-        yield from of_computation(torch.device(name))
+    parts = {"Versions": of_packages, "Processor": of_processor, "Memory": of_memory, "GPUs": of_gpus}
+    parts |= {"Folders": of_folders, "Plugins": of_plugins}
+    parts |= {f"Computation on {device}": functools.partial(of_computation, device) for device in devices}
+    for section, part in parts.items():
+        try:
+            yield from part()
+        except Exception as error:
+            cure = "report it with this output"
+            yield Finding(section, "error", f"{type(error).__name__}: {one_line(error)}", "problem", cure)
 
 
 # -- what is installed ------------------------------------------------------------------------------------------------
@@ -162,10 +164,10 @@ def of_plugins() -> Iterator[Finding]:
     yield Finding("Plugins", "registered parts", told or "none")
 
 
-def _problem_of(action: object) -> str | None:
+def _problem_of(action: Callable[[], object]) -> str | None:
     """Call a function, and return what it raises as one line; None if it raises nothing."""
     try:
-        action()  # type: ignore[operator]
+        action()
     except Exception as error:  # code of others can fail in any way
         return f"{type(error).__name__}: {one_line(error)}"
     return None
@@ -174,7 +176,9 @@ def _problem_of(action: object) -> str | None:
 # -- the machine ------------------------------------------------------------------------------------------------------
 
 
-def of_processor(threads: int) -> Iterator[Finding]:
+def of_processor() -> Iterator[Finding]:
+    import torch
+
     from xrep.kernels.precision import fast_float32_is_exact, multiplies_bfloat16
 
     text = _text_of("/proc/cpuinfo")
@@ -186,7 +190,7 @@ def of_processor(threads: int) -> Iterator[Finding]:
     products = [f"fast float32 {'exact' if fast_float32_is_exact() else 'not used'}"]
     products.append(f"bfloat16 {'in hardware' if multiplies_bfloat16() else 'emulated, slow'}")
     yield Finding("Processor", "products", ", ".join(products))
-    usable = len(os.sched_getaffinity(0))
+    usable, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
     given = os.environ.get("OMP_NUM_THREADS")
     told = (
         f"{os.cpu_count()}, {usable} of them usable; torch has {threads} threads, OMP_NUM_THREADS is {given or 'unset'}"
@@ -271,25 +275,22 @@ def _text_of(file: str) -> str:
 # -- the computation --------------------------------------------------------------------------------------------------
 
 
-def of_computation(device: torch.device) -> Iterator[Finding]:
+def of_computation(name: str) -> Iterator[Finding]:
     """Compare the kernels on a device with their formulas, and train a tiny encoder there."""
+    import torch
+
     from xrep.kernels.self_check import kernel_errors, tolerance
 
-    cure = "report it with this output" if device.type == "cpu" else "update torch and the driver, or use --device cpu"
-    section, start = f"Computation on {device}", time.perf_counter()
-    try:
-        errors = kernel_errors(device)
-        for name, error in errors.items():
-            told = f"differs from float64 by {error:.1e}"
-            good = error <= tolerance(device)
-            yield Finding(section, name, told, "ok" if good else "problem", None if good else cure)
-        before, after = _train(device)
-        good = after < before
-        seconds = time.perf_counter() - start
-        told = f"loss {before:.2f} -> {after:.2f} in {_TINY_STEPS} steps, {seconds:.1f} s with the kernels"
-        yield Finding(section, "training", told, "ok" if good else "problem", None if good else cure)
-    except Exception as error:  # whatever the device does, the report goes on
-        yield Finding(section, "error", f"{type(error).__name__}: {one_line(error)}", "problem", cure)
+    device, start = torch.device(name), time.perf_counter()
+    section, cure = f"Computation on {name}", "report it with this output"
+    for kernel, error in kernel_errors(device).items():
+        good = error <= tolerance(device)
+        told = f"differs from float64 by {error:.1e}"
+        yield Finding(section, kernel, told, "ok" if good else "problem", None if good else cure)
+    before, after = _train(device)
+    good, seconds = after < before, time.perf_counter() - start
+    told = f"loss {before:.2f} -> {after:.2f} in {_TINY_STEPS} steps, {seconds:.1f} s with the kernels"
+    yield Finding(section, "training", told, "ok" if good else "problem", None if good else cure)
 
 
 _TINY_STEPS = 5
