@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -82,7 +83,7 @@ def run(options: Diagnosis) -> None:
     found, lines = list[Finding](), list[str]()
     for finding in findings():
         if not found or found[-1].section != finding.section:
-            lines.append(f"{finding.section}")
+            lines.append(finding.section)
         found.append(finding)
         lines.append(str(finding))
     problems = sum(finding.state == "problem" for finding in found)
@@ -123,23 +124,22 @@ def of_packages() -> Iterator[Finding]:
         yield Finding("Versions", "requirements", "xrep is not installed", "problem", "pip install xrep")
         return
     for requirement in required:
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+        if _is_for(requirement, ""):
             version, fits = _installed(requirement)
             cure = None if fits else f"pip install '{requirement.name}{requirement.specifier}'"
             yield Finding("Versions", requirement.name, version or "not installed", "ok" if fits else "problem", cure)
     for extra, purpose in EXTRAS.items():
-        own = [
-            requirement
-            for requirement in required
-            if requirement.marker
-            and requirement.marker.evaluate({"extra": extra})
-            and not requirement.marker.evaluate({"extra": ""})
-        ]
+        own = [each for each in required if _is_for(each, extra) and not _is_for(each, "")]
         versions = {requirement.name: _installed(requirement) for requirement in own}
         told = ", ".join(f"{name} {version or 'missing'}" for name, (version, _) in versions.items())
         fits = all(fits for _, fits in versions.values())
         cure = None if fits else f"pip install 'xrep[{extra}]'"
         yield Finding("Extras", extra, f"{purpose} ({told})", "ok" if fits else "absent", cure)
+
+
+def _is_for(requirement: Requirement, extra: str) -> bool:
+    """Return whether xrep with an extra, or without one, needs a package on this machine."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def _installed(requirement: Requirement) -> tuple[str | None, bool]:
@@ -152,25 +152,20 @@ def _installed(requirement: Requirement) -> tuple[str | None, bool]:
 
 
 def of_plugins() -> Iterator[Finding]:
-    kinds = dict[str, int]()
+    counts = Counter[str]()
     for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         package = entry.dist.name if entry.dist else "unknown"
-        kinds[package] = kinds.get(package, 0) + 1
-        if package != "xrep":
-            problem = _problem_of(lambda target=entry.value: load_target(target))
-            state, cure = ("problem", "mend or remove the package") if problem else ("ok", None)
-            yield Finding("Plugins", entry.name, problem or f"{entry.value} of {package}", state, cure)
-    told = ", ".join(f"{count} of {package}" for package, count in kinds.items())
+        counts[package] += 1
+        if package == "xrep":
+            continue
+        try:
+            load_target(entry.value)
+            yield Finding("Plugins", entry.name, f"{entry.value} of {package}")
+        except Exception as error:  # code of others can fail in any way
+            told = f"{type(error).__name__}: {one_line(error)}"
+            yield Finding("Plugins", entry.name, told, "problem", "mend or remove the package")
+    told = ", ".join(f"{count} of {package}" for package, count in counts.items())
     yield Finding("Plugins", "registered parts", told or "none")
-
-
-def _problem_of(action: Callable[[], object]) -> str | None:
-    """Call a function, and return what it raises as one line; None if it raises nothing."""
-    try:
-        action()
-    except Exception as error:  # code of others can fail in any way
-        return f"{type(error).__name__}: {one_line(error)}"
-    return None
 
 
 # -- the machine ------------------------------------------------------------------------------------------------------

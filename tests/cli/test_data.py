@@ -37,7 +37,7 @@ def test_the_commands_of_the_list_parse() -> None:
         for text in re.findall(r"xrep-(?:train|eval|preprocess) [^;()]*", resource.instructions):
             words = shlex.split(text.removesuffix(", "))
             if "--" in text and "..." not in words and "$" not in text:
-                check_command(words)
+                check_command(shlex.join(words))
                 commands += 1
     assert commands > 25
 
