@@ -235,7 +235,7 @@ def main(argv: Sequence[str]) -> None:
             memory = f", {peaks[name]:.0f} MB" if name in peaks else ""
             print(f"{case} {shape}, {name}: {1000 * seconds:.2f} ms{memory}")
         pairs = [("ours", name) for name in turns.seconds if name != "ours"]
-        report(compare("kernels", f"{case} {shape}", turns.seconds, pairs), options.csv)
+        report(compare(f"kernels, {case}", shape, turns.seconds, pairs), options.csv)
     print(describe(torch.device(options.device)))
 
 
