@@ -14,7 +14,7 @@ HF = ["transformers>=5"]  # encoders of any architecture
 ONNX = ["onnxruntime>=1.20", "onnxscript>=0.5"]  # not among the tests' packages, because they are large
 OPENVINO = ["openvino>=2025.0", "onnxscript>=0.5"]
 WANDB = ["wandb>=0.17"]
-DOCS = ["mkdocs-material>=9.5", "mkdocs-gen-files>=0.5", "mkdocstrings[python]>=0.26"]
+DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=1"]
 PARQUET = ["pyarrow>=15"]
 ZSTD = ["zstandard>=0.22"]
 RAY = ["ray>=2.49"]  # has ray symmetric-run
@@ -73,6 +73,7 @@ setup(
         "tokenizers>=0.20.1",
         "tqdm>=4.65",
         "huggingface_hub>=0.24",  # tokenizers brings it
+        "packaging>=22",  # huggingface_hub brings it
         "jinja2>=3.1",  # torch brings it
         "shtab>=1.7",
     ],
@@ -110,6 +111,8 @@ setup(
             "xrep-predict=xrep_cli.predict:main",
             "xrep-report=xrep_cli.report:main",
             "xrep-sweep=xrep_cli.sweep:main",
+            "xrep-recipes=xrep_cli.recipes:main",
+            "xrep-doctor=xrep_cli.doctor:main",
         ],
         "xrep.plugins": [
             "task.classification=xrep.understanding.labels:ClassificationTask",

@@ -144,6 +144,7 @@ mine ... --source-vectors zero.npy           | zero.npy:1: the vector of this ro
 mine ... --source-vectors wide.npy           | wide.npy: vectors of 9 numbers, but y.npy has 8
 mine ... --source de.txt                     | de.txt:4: 3 lines, but x.npy has 50 vectors; row i must be the vector of
 mine ... --neighbours 41                     | lower --neighbours to 40, or give more sentences
+mine ... --output m.tmx                      | memory needs the text and the language of the source; give --source and
 mine ... --threshold nan                     | argument --threshold: must be a finite number or none, not 'nan'
 mine ... --index-gigabytes 0                 | argument --index-gigabytes: must be above 0, not 0.0
 mine ... --index tree                        | --index tree is not possible: could not parse index string tree

@@ -13,6 +13,8 @@ from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs, write_lines
 from tests.text.test_formats import FORMATS
 from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.text.examples import read_pairs
+from xrep.text.find import parse_bitext
 from xrep_cli import encode
 
 PAIRS = sentence_pairs(60)
@@ -66,6 +68,8 @@ def test_pairs_on_standard_output(here: Path, cli: Commands) -> None:
     assert "60 x 60 sentences" in printed.err
     assert cli("mine", *ENCODER, *TEXTS, "--output", "m.tsv").code == 0
     assert (here / "m.tsv").read_text(encoding="utf-8") == printed.out
+    assert cli("mine", *ENCODER, *TEXTS, "--output", "m.tmx").code == 0
+    assert [row[1:] for row in read_pairs(parse_bitext(f"de-en={here / 'm.tmx'}"))] == [tuple(row[1:]) for row in rows]
 
 
 @pytest.mark.slow

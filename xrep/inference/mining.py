@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -30,6 +30,7 @@ from xrep.store.arrays import READ_BYTES, ArrayFile, block_bounds
 from xrep.store.texts import Texts
 from xrep.store.vectors import Origin, Vectors, text_digest
 from xrep.text.languages import canonical
+from xrep.text.tmx import write_memory
 from xrep.version import __version__
 
 _PAIRS, _ROWS = "pairs.tsv", "rows.npy"
@@ -81,7 +82,8 @@ def mine(
     engine: Engine = LOCAL,
     show_progress: bool = False,
 ) -> Mined | None:
-    """Write pairs that may be translations as lines ``score<TAB>source<TAB>target``, sorted by score, best first.
+    """Write pairs that may be translations as lines ``score<TAB>source<TAB>target``, sorted by score, best first; or as
+    a translation memory if the output is called ``*.tmx``.
 
     Empty lines are left out, and of equal lines only the first is used. For a side without a text, line numbers (from
     1) are written. Texts, vectors and neighbours are kept in ``{output}.job`` until the pairs are written, and a second
@@ -93,8 +95,8 @@ def mine(
         engine: What does the units. None is returned by processes that share the work and had nothing left to do.
 
     Raises:
-        UserError: If a side is invalid, there are fewer sentences than neighbours, or there is an unfinished job
-            with other inputs or options.
+        UserError: If a side is invalid or, for a memory, without its text or language, there are fewer sentences than
+            neighbours, or there is an unfinished job with other inputs or options.
         Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
     """
     began, k = time.monotonic(), options.neighbours
@@ -102,7 +104,7 @@ def mine(
     x, y = sides = [TextSide(text, output, held, options, k) for text in (source, target)]
     _check_vectors(x, y)
     found, merge = search_stages(x, y, options.index, options.probes, options.index_gigabytes, options.device)
-    choose = ChoosePairs(x, y, merge, options)
+    choose = ChoosePairs(x, y, merge, options, _memory_languages(source, target) if _is_memory(output) else None)
     stages = [stage for side in sides for stage in side.stages]
     inputs = {"source": x.facts, "target": y.facts, "encoder": held and held.fingerprint}
     facts = {name: value for name, value in asdict(options).items() if name != "device"} | inputs
@@ -127,6 +129,18 @@ def mine(
 
     mined = run_job(job, engine, finish, str(output), show_progress=show_progress)
     return Mined(**mined) if mined else None
+
+
+def _is_memory(output: str | Path) -> bool:
+    return str(output).lower().endswith(".tmx")
+
+
+def _memory_languages(source: Text, target: Text) -> tuple[str, str]:
+    for side in (source, target):
+        if side.text is None or side.lang is None:
+            cure = f"give `{side.name}` and `{side.name}_lang`, or an output FILE.tsv"
+            raise UserError(f"a translation memory needs the text and the language of the {side.name}", cure=cure)
+    return canonical(str(source.lang)), canonical(str(target.lang))
 
 
 class TextSide(SideSource):
@@ -278,23 +292,31 @@ class ChoosePairs(Stage):
 
     name, unit = "choose", "files"
 
-    def __init__(self, x: TextSide, y: TextSide, merge: Merge, options: MiningOptions) -> None:
-        self._x, self._y, self._merge, self._options = x, y, merge, options
+    def __init__(
+        self, x: TextSide, y: TextSide, merge: Merge, options: MiningOptions, languages: tuple[str, str] | None
+    ) -> None:
+        """``languages`` are those of a translation memory; None writes lines."""
+        self._x, self._y, self._merge, self._options, self._languages = x, y, merge, options, languages
 
     def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
-        options, written = self._options, 0
-        found = self._merge.found("x"), self._merge.found("y")
-        how = {"one_to_one": options.one_to_one, "folder": folder}
+        rows, written = self._rows(folder), 0
         with naming(folder), open(folder / _PAIRS, "w", encoding="utf-8", newline="\n") as file:
-            for pairs in choose_in_blocks(*found, options.margin, options.retrieval, **how):
-                if options.threshold is not None:
-                    with np.errstate(over="ignore"):  # a threshold that float32 cannot hold
-                        pairs = pairs.take(pairs.score >= options.threshold)
-                columns = self._x.columns(pairs.source), self._y.columns(pairs.target)
-                for score, source, target in zip(pairs.score.tolist(), *columns, strict=True):
-                    file.write(f"{score:.6f}\t{source}\t{target}\n")
-                written += len(pairs)
+            if self._languages:
+                return {"pairs": write_memory(file, self._languages, rows)}
+            for score, source, target in rows:
+                file.write(f"{score:.6f}\t{source}\t{target}\n")
+                written += 1
         return {"pairs": written}
+
+    def _rows(self, folder: Path) -> Iterator[tuple[float, Any, Any]]:
+        options, found = self._options, (self._merge.found("x"), self._merge.found("y"))
+        how = {"one_to_one": options.one_to_one, "folder": folder}
+        for pairs in choose_in_blocks(*found, options.margin, options.retrieval, **how):
+            if options.threshold is not None:
+                with np.errstate(over="ignore"):  # a threshold that float32 cannot hold
+                    pairs = pairs.take(pairs.score >= options.threshold)
+            columns = self._x.columns(pairs.source), self._y.columns(pairs.target)
+            yield from zip(pairs.score.tolist(), *columns, strict=True)
 
 
 def fields(lines: Texts, rows: np.ndarray) -> list[str]:

@@ -60,8 +60,8 @@ def queue_infonce(
         queue: h_{y_i} [K, D]; its type may differ from that of the queries. It never receives gradient.
         temperature: tau, a float or a tensor of one element, which may be learnable.
         valid: number of filled rows at the start of the queue; the rest is masked. Default: all rows are filled.
-        query_ids, queue_ids: int64 [B, C] and [K, C], both or neither. A row of the queue that equals the query in any
-            column is masked.
+        query_ids: int64 [B, C]. A row of the queue that equals the query in any column is masked.
+        queue_ids: int64 [K, C]; both or neither.
         margin: m, subtracted from the positive's similarity before the temperature.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Translation memories: the units of TMX 1.4 and XLIFF 1.2 and 2.0, read one at a time.
+"""Translation memories: the units of TMX 1.4 and XLIFF 1.2 and 2.0, read one at a time, and TMX 1.4, written.
 
 Text within inline markup is kept where it is text of the sentence (``g``, ``mrk``, ``hi``, ``pc``), and left out where
 it is code of another format (``bpt``, ``ph`` and so on).
@@ -6,16 +6,28 @@ it is code of another format (``bpt``, ``ph`` and so on).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TextIO
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
+from xml.sax.saxutils import escape
 
 from xrep.errors import UserError
 from xrep.text.lines import unpacked
+from xrep.version import __version__
 
 _CODES = frozenset(("bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sub", "note", "prop"))
 _UNITS = frozenset(("tu", "trans-unit", "segment"))
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that no XML may have."""
+_HEADER = """<?xml version="1.0" encoding="UTF-8"?>
+<tmx version="1.4">
+<header creationtool="xrep" creationtoolversion="{}" segtype="sentence" o-tmf="xrep" adminlang="en" srclang="{}" \
+datatype="plaintext"/>
+<body>
+"""
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 
@@ -43,6 +55,27 @@ def read_memory(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
             ancestors[-1].remove(element)  # or the whole file would stay in memory
     if not is_memory:
         raise UserError("neither TMX nor XLIFF", path=path, cure="give a translation memory of one of these formats")
+
+
+def write_memory(file: TextIO, languages: tuple[str, str], units: Iterable[tuple[float, str, str]]) -> int:
+    """Write a translation memory in TMX 1.4, and return the number of its units.
+
+    Args:
+        file: An open file of UTF-8.
+        languages: Codes of source and target.
+        units: Score, source and target of each unit. The score becomes the property ``x-score``.
+    """
+    count = 0
+    file.write(_HEADER.format(__version__, languages[0]))
+    for score, *texts in units:
+        variants = "".join(
+            f'<tuv xml:lang="{language}"><seg>{escape(_NO_XML.sub(" ", text))}</seg></tuv>'
+            for language, text in zip(languages, texts, strict=True)
+        )
+        file.write(f'<tu><prop type="x-score">{score:.6f}</prop>{variants}</tu>\n')
+        count += 1
+    file.write("</body>\n</tmx>\n")
+    return count
 
 
 def xml_events(path: str | Path) -> Iterator[tuple[str, Element]]:
