@@ -28,8 +28,13 @@ def test_links_and_files_exist(page: Path) -> None:
         assert (ROOT / path).exists() or re.search("NAME|PAPER", path), path
 
 
-def check_command(words: list[str]) -> None:
-    """Parse a command of xrep as its program does, without running it."""
+def check_command(command: str) -> None:
+    """Parse each command of xrep in a line as its program does, without running it."""
+    for part in command.split(" | "):
+        check_words(shlex.split(part, comments=True))
+
+
+def check_words(words: list[str]) -> None:
     if words[:1] == ["torchrun"]:
         place = words.index("-m")
         words = [f"xrep-{words[place + 1].rpartition('.')[2]}", *words[place + 2 :]]
@@ -50,7 +55,7 @@ def test_commands_of_guides_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(ROOT)
     blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     for command in "".join(blocks).replace("\\\n", " ").splitlines():
-        check_command(shlex.split(command, comments=True))
+        check_command(command)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -62,7 +67,7 @@ def test_help_begins_with_three_uses(name: str, capsys: pytest.CaptureFixture[st
     assert len(lines) == 6 and all(line.startswith("# ") for line in lines[::2])
     for command in lines[1::2]:
         assert f"xrep-{name} " in command
-        check_command(shlex.split(command.rpartition(" | ")[2], comments=True))
+        check_command(command)
 
 
 @pytest.mark.nightly
