@@ -14,7 +14,7 @@ HF = ["transformers>=5"]  # encoders of any architecture
 ONNX = ["onnxruntime>=1.20", "onnxscript>=0.5"]  # not among the tests' packages, because they are large
 OPENVINO = ["openvino>=2025.0", "onnxscript>=0.5"]
 WANDB = ["wandb>=0.17"]
-DOCS = ["mkdocs-material>=9.5", "mkdocs-gen-files>=0.5", "mkdocstrings[python]>=0.26"]
+DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=1"]
 PARQUET = ["pyarrow>=15"]
 ZSTD = ["zstandard>=0.22"]
 RAY = ["ray>=2.49"]  # has ray symmetric-run
@@ -23,7 +23,8 @@ GCS = ["gcsfs>=2025.2"]
 TRITON = "triton>=3.4; platform_machine == 'x86_64'"  # torch's CUDA build brings it; its CPU build does not
 PEERS = ["sentence-transformers>=5"]  # the tests of what goes in and out compare with it
 ALL = [*PLOT, *SENTEVAL, *HF, *PARQUET, *ZSTD, *WANDB, *RAY, *S3, *GCS, *ONNX, *OPENVINO]  # all that users can ask for
-BENCH = [*PEERS, *HF, *ONNX, *OPENVINO, "accelerate>=1.0", "ctranslate2>=4.5", "liger-kernel>=0.5", "nncf>=2.14"]
+TRAINERS = ["accelerate>=1.0", "datasets>=5.2"]  # with which transformers and sentence-transformers train
+BENCH = [*PEERS, *HF, *ONNX, *OPENVINO, *TRAINERS, "ctranslate2>=4.5", "liger-kernel>=0.5", "nncf>=2.14"]
 PYRIGHT = "pyright[nodejs]>=1.1.407"  # Node.js and the checker itself are in the wheels, so a run needs no network
 PYTEST = ["hypothesis>=6.100", "pytest>=8.2", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
 MOTO = ["moto[server]>=5.1"]  # an object store on this machine
@@ -72,6 +73,7 @@ setup(
         "tokenizers>=0.20.1",
         "tqdm>=4.65",
         "huggingface_hub>=0.24",  # tokenizers brings it
+        "packaging>=22",  # huggingface_hub brings it
         "jinja2>=3.1",  # torch brings it
         "shtab>=1.7",
     ],
@@ -109,6 +111,8 @@ setup(
             "xrep-predict=xrep_cli.predict:main",
             "xrep-report=xrep_cli.report:main",
             "xrep-sweep=xrep_cli.sweep:main",
+            "xrep-recipes=xrep_cli.recipes:main",
+            "xrep-doctor=xrep_cli.doctor:main",
         ],
         "xrep.plugins": [
             "task.classification=xrep.understanding.labels:ClassificationTask",

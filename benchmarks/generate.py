@@ -1,21 +1,15 @@
 """Beam search beside that of transformers and of CTranslate2, with the same weights and the same number of tokens.
 
-Each gets a random model of BART's form (6 + 4 layers, width 512, 16,000 words), whose embeddings are drawn wide so that
-translations vary. Contestants take turns on the same batches, in float32 unless their names say otherwise, and
-CTranslate2 is in processes of its own. The script prints target tokens a second over those of transformers' generate
-with its defaults, as ratios of medians, and the share of sentences with the same hypotheses as transformers has, in any
-order. "fast products" are those of torch with reduced precision where the processor has it (AMX). "products alone" is
-the time of nothing but the float32 products of a decoder step, with weights in torch's order.
+Each gets a random model of the form of BART, whose embeddings are drawn wide so that translations vary. Short sources
+have 12 tokens and their translations 12, long ones 80 and 60. CTranslate2 runs in processes of its own, because in one
+process with torch it slows torch down. It is printed how often the hypotheses are those of transformers.
 
-  pip install transformers ctranslate2
-  python benchmarks/generate.py --repeats 5
-  python benchmarks/generate.py --semantic-bias     what HiCTL's bias costs, in beam search and in a training step
+  python benchmarks/generate.py
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
@@ -31,39 +25,42 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from harness import make_parser, progress, say_absent, take_turns, write_json
+from harness import make_parser, multiplies_bfloat16, progress, say_absent, take_turns
+from results import Row, compare, report
 from torch import Tensor, nn
 
 from xrep.data.batch import TextSpec, TokenBatch, Vocabulary, collate
 from xrep.inference.generation.beam_search import search
 from xrep.inference.generation.decoding import DecodingOptions
-from xrep.kernels.linear_cross_entropy import linear_cross_entropy
-from xrep.kernels.precision import fast_products, float32_precision
 from xrep.models.device import to_device
 from xrep.models.translation import Translation
 from xrep.nn.layers import pack_weights
 from xrep.number_types import Precision
 
 PAD, UNK, BOS, EOS, MASK = range(5)
+LENGTHS = {"short": (12, 12), "long": (80, 60)}
+"""Tokens of a source, on average, and of its translation."""
+PAIRS = [
+    ("xrep, float32", "transformers"),
+    ("xrep, float32", "CTranslate2"),
+    ("xrep, bfloat16", "transformers"),
+    ("xrep, int8", "transformers"),
+    ("xrep, int8", "CTranslate2, int8"),
+]
 Translate = Callable[[TokenBatch], list[list[list[int]]]]
 """Returns the hypotheses of each sentence of a batch, without special ids."""
 
 
 def make_model(options: argparse.Namespace) -> Translation:
+    torch.manual_seed(0)
     vocabulary = Vocabulary(size=options.words, pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS, mask_id=MASK)
-    text = TextSpec(
-        vocabularies={"shared": vocabulary}, max_length=128, source_languages=["xx"], target_languages=["yy"]
-    )
+    languages = {"source_languages": ["xx"], "target_languages": ["yy"]}
+    text = TextSpec(vocabularies={"shared": vocabulary}, max_length=128, **languages)
     config = Translation.Config(
-        layers=options.layers,
-        decoder_layers=options.decoder_layers,
-        hidden_size=options.hidden_size,
-        heads=options.hidden_size // 64,
-        feedforward_size=4 * options.hidden_size,
-        max_positions=128,
+        layers=options.layers, decoder_layers=options.decoder_layers, hidden_size=options.hidden_size,
+        heads=options.hidden_size // 64, feedforward_size=4 * options.hidden_size, max_positions=128,
         tie_embeddings="all",
-        semantic_bias=options.semantic_bias,
-    )
+    )  # fmt: skip
     sizes = Translation(config, text).architecture()
     sizes = {part: {**shape, "norm_epsilon": 1e-5} for part, shape in sizes.items()}  # BART's
     model = Translation(config, text, sizes).eval()
@@ -77,18 +74,13 @@ def make_model(options: argparse.Namespace) -> Translation:
             layer.feedforward_out.weight.mul_(8)
             layer.source_attention.output.weight.mul_(4)
         model.language_embedding.weight.copy_(words[BOS : BOS + 1])
-    pack(model)
+    pack_weights(model)
+    model.pack_scores()
     return model
 
 
-def pack(model: Translation) -> None:
-    pack_weights(model)
-    model.pack_scores()
-
-
-def copy_in(precision: Precision, model: Translation, options: argparse.Namespace) -> Translation:
+def copy_in(precision: Precision, options: argparse.Namespace) -> Translation:
     copy = make_model(options)
-    copy.load_state_dict(model.state_dict())
     to_device(copy, "cpu", precision).pack_scores()
     return copy
 
@@ -99,21 +91,11 @@ def bart(model: Translation) -> nn.Module:
 
     encoder, decoder = model.encoder.shape, model.decoder.shape
     config = BartConfig(
-        vocab_size=encoder.vocabulary_size,
-        d_model=encoder.hidden_size,
-        encoder_layers=encoder.layers,
-        decoder_layers=decoder.layers,
-        encoder_attention_heads=encoder.heads,
-        decoder_attention_heads=decoder.heads,
-        encoder_ffn_dim=encoder.feedforward_size,
-        decoder_ffn_dim=decoder.feedforward_size,
-        max_position_embeddings=encoder.max_positions,
-        pad_token_id=PAD,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-        decoder_start_token_id=BOS,
-        forced_eos_token_id=None,
-    )
+        vocab_size=encoder.vocabulary_size, d_model=encoder.hidden_size, max_position_embeddings=encoder.max_positions,
+        encoder_layers=encoder.layers, encoder_attention_heads=encoder.heads, encoder_ffn_dim=encoder.feedforward_size,
+        decoder_layers=decoder.layers, decoder_attention_heads=decoder.heads, decoder_ffn_dim=decoder.feedforward_size,
+        pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS, decoder_start_token_id=BOS, forced_eos_token_id=None,
+    )  # fmt: skip
     theirs = BartForConditionalGeneration(config).eval()
     state = {"model.shared.weight": model.encoder.token_embedding.weight}
     for side, ours in (("encoder", model.encoder), ("decoder", model.decoder)):
@@ -165,23 +147,15 @@ def ours(model: Translation, options: argparse.Namespace) -> Translate:
     return run
 
 
-def transformers(theirs: nn.Module, options: argparse.Namespace, fast: bool) -> Translate:
+def transformers(theirs: nn.Module, options: argparse.Namespace) -> Translate:
     def run(batch: TokenBatch) -> list[list[list[int]]]:
-        with (
-            torch.inference_mode(),
-            float32_precision("medium") if fast else fast_products(torch.zeros(0, dtype=torch.int8)),
-        ):
+        with torch.inference_mode():
             found = theirs.generate(
-                input_ids=batch.tokens,
-                attention_mask=batch.mask.long(),
-                num_beams=options.beam,
-                num_return_sequences=options.beam,
-                min_new_tokens=options.tokens,
-                max_new_tokens=options.tokens,
-                do_sample=False,
-            )
-        rows = found[:, 1:].unflatten(0, (len(batch), options.beam))
-        return rows.tolist()
+                input_ids=batch.tokens, attention_mask=batch.mask.long(), do_sample=False,
+                num_beams=options.beam, num_return_sequences=options.beam,
+                min_new_tokens=options.tokens, max_new_tokens=options.tokens,
+            )  # fmt: skip
+        return found[:, 1:].unflatten(0, (len(batch), options.beam)).tolist()
 
     return run
 
@@ -254,48 +228,36 @@ class Translator:
         return [each.hypotheses for each in found]
 
 
-def products_alone(model: Translation, options: argparse.Namespace) -> Translate:
-    """Return the matrix products of the decoder's steps and of the vocabulary, with their numbers of rows."""
-    weights = [m.weight for layer in model.decoder.layers for m in layer.modules() if isinstance(m, nn.Linear)]
-    skipped = {id(layer.source_attention.key_value.weight) for layer in model.decoder.layers}
-    weights = [weight for weight in weights if id(weight) not in skipped] + [model.encoder.token_embedding.weight]
-
-    def run(batch: TokenBatch) -> list[list[list[int]]]:
-        rows = {size: torch.randn(len(batch) * options.beam, size) for size in {w.size(1) for w in weights}}
-        with torch.inference_mode(), fast_products(weights[0]):
-            for _ in range(options.tokens):
-                for weight in weights:
-                    nn.functional.linear(rows[weight.size(1)], weight)
-        return []
-
-    return run
-
-
-def training_step(model: Translation, options: argparse.Namespace) -> Translate:
-    """Return the loss and the gradients of a batch whose targets are as long as the translations."""
-    draw = np.random.default_rng(1)
-    targets = [draw.integers(5, options.words, size=options.tokens) for _ in range(options.batch)]
-    target = collate(targets, model.target_vocabulary, 128)
-
-    def run(batch: TokenBatch) -> list[list[list[int]]]:
-        found = model.predict(batch, target, torch.zeros(len(batch), dtype=torch.int64))
-        loss = linear_cross_entropy(
-            found.vectors, found.matrix, found.labels, bias=found.bias, groups=found.sentences, label_smoothing=0.1
-        )
-        model.zero_grad()
-        loss.loss.backward()
-        return []
-
-    return run
-
-
 def same(found: list[list[list[int]]], expected: list[list[list[int]]]) -> float:
-    """Return the share of sentences with the same hypotheses, in any order, in percent."""
+    """Return the share of sentences with the same hypotheses, in any order."""
     pairs = zip(found, expected, strict=True)
-    return 100 * statistics.fmean(sorted(map(tuple, a)) == sorted(map(tuple, b)) for a, b in pairs)
+    return statistics.fmean(sorted(map(tuple, a)) == sorted(map(tuple, b)) for a, b in pairs)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def measure(options: argparse.Namespace, kind: str) -> list[Row]:
+    source, options.tokens = LENGTHS[kind]
+    model, draw = make_model(options), np.random.default_rng(0)
+    lengths = sorted(draw.integers(source // 2, source + source // 2, size=options.batch))
+    sources = [draw.integers(5, options.words, size=length) for length in lengths]
+    batch = collate(sources, model.source_vocabulary, 128)
+    theirs = bart(model)
+    contestants = {"transformers": transformers(theirs, options), "xrep, float32": ours(model, options)}
+    if multiplies_bfloat16():
+        contestants["xrep, bfloat16"] = ours(copy_in("bfloat16", options), options)
+    contestants["xrep, int8"] = ours(copy_in("int8", options), options)
+    with ExitStack() as stack:
+        try:
+            contestants |= stack.enter_context(ctranslate2(theirs, options))
+        except ImportError as error:
+            say_absent("CTranslate2", error)
+        turns = take_turns(contestants, [batch] * (options.repeats + 1), title=f"generate, {kind}")
+    for name, found in turns.results.items():
+        share = 100 * same(found, turns.results["transformers"])
+        progress(f"{name}: the hypotheses of transformers in {share:.0f}% of the sentences")
+    return compare("generate", kind, turns.seconds, PAIRS)
+
+
+def main() -> None:
     parser = make_parser(__doc__)
     add = parser.add_argument
     add("--layers", type=int, default=6, help="layers of the encoder")
@@ -304,60 +266,10 @@ def main(arguments: list[str] | None = None) -> None:
     add("--words", type=int, default=16000, help="size of the vocabulary")
     add("--beam", type=int, default=5, help="hypotheses of each sentence")
     add("--batch", type=int, default=32, help="sentences in a batch")
-    add("--tokens", type=int, default=50, help="new tokens of each sentence")
-    add("--repeats", type=int, default=5, help="rounds after the warm-up")
-    add("--semantic-bias", action="store_true", help="compare ours with and without HiCTL's bias, and no others")
-    options = parser.parse_args(arguments)
-    torch.manual_seed(0)
-    model = make_model(options)
-    draw = np.random.default_rng(0)
-    vocabulary = model.source_vocabulary
-    sources = [draw.integers(5, options.words, size=n) for n in draw.integers(10, 40, size=options.batch)]
-    batch = collate(sorted(sources, key=len), vocabulary, 128)
-    rows = []
-    with ExitStack() as stack:
-        contestants = {"xrep": ours(model, options)}
-        if options.semantic_bias:
-            plain = make_model(argparse.Namespace(**{**vars(options), "semantic_bias": False}))
-            rows += report({"plain": ours(plain, options), "semantic bias": contestants["xrep"]}, batch, options)
-            contestants = {"plain, training": training_step(plain, options)}
-            contestants["semantic bias, training"] = training_step(model, options)
-        else:
-            theirs = bart(model)
-            contestants = {
-                "transformers": transformers(theirs, options, fast=False),
-                "transformers, fast products": transformers(theirs, options, fast=True),
-                **contestants,
-                "xrep, bfloat16": ours(copy_in("bfloat16", model, options), options),
-                "xrep, int8": ours(copy_in("int8", model, options), options),
-                "products alone": products_alone(model, options),
-            }
-            try:
-                contestants |= stack.enter_context(ctranslate2(theirs, options))
-            except ImportError as error:
-                say_absent("CTranslate2", error)
-        rows += report(contestants, batch, options)
-    write_json(options.json, {"threads": torch.get_num_threads(), "options": vars(options), "rows": rows})
-
-
-def report(contestants: dict[str, Translate], batch: TokenBatch, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Print and return the speed of each contestant over that of the first, and its share of the same hypotheses."""
-    turns = take_turns(contestants, [batch] * (options.repeats + 1))
-    medians, outputs = turns.medians(), turns.results
-    first, *_ = contestants
-    if outputs[first]:
-        different = len({tuple(tokens) for each in outputs[first] for tokens in each})
-        words = len({word for each in outputs[first] for tokens in each for word in tokens})
-        progress(f"{torch.get_num_threads()} threads; {different} different hypotheses of {words} words")
-    rows = []
-    for name, taken in medians.items():
-        share = same(outputs[name], outputs[first]) if outputs[name] else None
-        rows.append({"name": name, "speed": medians[first] / taken, "same": share})
-        agreement = "" if share is None else f"   same hypotheses {share:5.1f}%"
-        print(f"{name:30} {rows[-1]['speed']:5.2f}x{agreement}")
-    return rows
+    options = parser.parse_args()
+    for kind in [options.text] if options.text else ["short", "long"]:
+        report(measure(options, kind), options.csv)
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     main()

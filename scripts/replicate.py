@@ -7,16 +7,14 @@
 An effect is a YAML file, examples/PAPER/effects/EFFECT.yaml. `prepare` makes the data: each command writes {out}, or
 prints its place (--print-path), and {NAME} stands for that place from there on. `options` are those of xrep-train that
 all arms share; `settings` and `arms` have their own, and `arms` of a setting those of an arm there. xrep-sweep trains
-an arm with the first seed at each point of `grid`, and with the other seeds at the point that is best on dev; an arm
-with `path` is only measured, and one with `command` writes a model as {out} with {seed}. `evaluations` are arguments of
-xrep-eval. `claims` compare a figure of two arms, seed by seed, by a paired t test; those that say something (`says`)
-are in the table.
+an arm with the first seed at each point of `grid`, and with all seeds at the point that is best on dev; an arm with
+`path` is only measured, and one with `command` writes a model as {out} with {seed}. `evaluations` are arguments of
+xrep-eval. `claims` compare a figure of two arms, seed by seed; those that say something (`says`) are in the table.
 """
-
-from __future__ import annotations
 
 import csv
 import functools
+import hashlib
 import itertools
 import json
 import os
@@ -26,21 +24,24 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xrep.config import flat, over, to_yaml
 from xrep.config.values import load_yaml
 from xrep.errors import UserError
-from xrep.files import write_aside, write_json
+from xrep.files import write_aside
 from xrep_cli.command import command_parser, console_script
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 COLUMNS = ["effect", "setting", "arm", "seed", "metric", "value", "steps", "minutes", "chosen", "commit"]
-file_name = functools.partial(re.sub, r"[^\w+.-]", "_")
 Row = dict[str, str]
 """A line of results.csv; a model that is not trained with several seeds has the seed 0."""
+Model = tuple[str, str, Row]
+"""The seed of a model, its path, and the steps and minutes of its training and the values that were chosen for it."""
+file_name = functools.partial(re.sub, r"[^\w+.-]", "_")
 
 
 @dataclass
@@ -52,77 +53,72 @@ class Runner:
     places: dict[str, str]
     seeds: Sequence[str]
     parallel: int
-    rows: list[Row] = field(default_factory=list)
 
-    def run(self) -> list[Row]:
-        """Prepare the data, train and measure every arm in every setting, and return the figures."""
+    def run(self) -> Iterator[Row]:
+        """Prepare the data, train and measure every arm in every setting, and yield the figures."""
         for name, command in self.effect.get("prepare", {}).items():
             self.places[name] = self.make(self.folder.parent / "prepared" / name, command)
         for setting, (arm, own) in itertools.product(self.effect.get("settings", [""]), self.effect["arms"].items()):
             place = self.folder / file_name(setting or "runs") / file_name(arm)
-            row, own = {"effect": self.folder.name, "setting": setting, "arm": arm}, own or {}
-            if "path" in own:
-                self.measure(row | {"seed": "0"}, self.filled(own["path"]), place)
-            elif "command" in own:
-                for seed in self.seeds:
-                    self.places["seed"] = seed
-                    model = self.make(place / f"seed{seed}", own["command"])
-                    self.measure(row | {"seed": seed}, model, place / f"seed{seed}.measured")
-            else:
-                self.train(row, layers_of(self.effect, setting, arm), own, place)
-        return self.rows
+            models: list[Model] = [("0", self.filled((own or {}).get("path", "")), {})]
+            if "command" in (own or {}):
+                models = [(seed, self.make(place / seed, own["command"], seed), {}) for seed in self.seeds]
+            elif not models[0][1]:
+                grid = (own or {}).get("grid", self.effect.get("grid", {}))
+                models = self.train(layers_of(self.effect, setting, arm), grid, place)
+            for seed, model, cost in models:
+                row = {"effect": self.folder.name, "setting": setting, "arm": arm, "seed": seed, **cost}
+                has_random = seed == self.seeds[0] and arm == self.effect.get("random_weights")
+                yield from self.measure(row, model, place / f"{seed}.measured", has_random)
 
-    def make(self, place: Path, command: str) -> str:
-        """Run a command that makes ``place``, unless it has made it before; return what it made."""
-        self.places["out"] = str(place)
-        done, line = place.with_name(f"{place.name}.made"), [self.filled(word) for word in shlex.split(command)]
-        if not done.is_file():
-            printed = self.call(line, place.with_name(f"{place.name}.log")).strip()
-            made = printed.split("\n")[-1] if "--print-path" in line else str(place)
-            write_json(done, {"command": line, "place": made})
-        known = json.loads(done.read_text(encoding="utf-8"))
-        if known["command"] != line:
-            raise UserError("was made by another command", path=place, cure=f"remove it, and {done}")
-        return known["place"]
+    def make(self, place: Path, command: str, seed: str = "") -> str:
+        """Run a command that makes ``place``, unless the same command has made it before; return what it made."""
+        given = [self.filled(word).replace("{seed}", seed) for word in shlex.split(command)]
+        place = place.with_name(f"{place.name}-{hashlib.sha256(repr(given).encode()).hexdigest()[:8]}")
+        if not (done := place.with_name(f"{place.name}.made")).is_file():
+            printed = self.call([word.replace("{out}", str(place)) for word in given], place.with_suffix(".log"))
+            made = printed.strip().rpartition("\n")[2] if "--print-path" in given else str(place)
+            done.write_text(made, encoding="utf-8")
+        return done.read_text(encoding="utf-8")
 
-    def train(self, row: Row, layers: Sequence[Mapping[str, Any]], own: Mapping[str, Any], place: Path) -> None:
-        """Search the grid with the first seed, train the best point with all seeds, and measure each run."""
-        from xrep.config import flat, over, to_yaml
-        from xrep.training.sweep import Trial, ranking, trials_of
+    def train(self, layers: Sequence[Mapping[str, Any]], grid: Mapping[str, Sequence[Any]], place: Path) -> list[Model]:
+        """Search the grid with the first seed, and train the point that is best on dev with all seeds."""
+        from xrep.training.sweep import Trial, ranking, trials_of  # imports torch
 
-        def sweep(grid: Mapping[str, Sequence[str]], seeds: Sequence[str]) -> Sequence[Trial]:
-            given = [f"--grid={key}={','.join(values)}" for key, values in grid.items()]
+        def sweep(grid: Mapping[str, Sequence[Any]], seeds: Sequence[str]) -> Sequence[Trial]:
+            values = {key: [*map(str, own)] for key, own in grid.items()}
+            given = [f"--grid={key}={','.join(own)}" for key, own in values.items()]
             given += [f"--seeds={','.join(seeds)}", f"--parallel={self.parallel}", f"--save-dir={place}"]
             self.call(["xrep-sweep", str(place / "recipe.yaml"), *given], place / "sweep.log")
-            return ranking(trials_of(grid, seeds, place, []))[0].trials
+            return ranking(trials_of(values, seeds, place, []))[0].trials
 
         place.mkdir(parents=True, exist_ok=True)
         recipe = self.filled(to_yaml(functools.reduce(over, map(flat, layers))))
         (place / "recipe.yaml").write_text(recipe, encoding="utf-8")
-        grid = own.get("grid", self.effect["grid"])
-        best = sweep({key: [*map(str, values)] for key, values in grid.items()}, self.seeds[:1])[0].values
-        row = row | {"chosen": " ".join(f"{key}={value}" for key, value in best.items())}
+        best = sweep(grid, self.seeds[:1])[0].values
+        chosen, models = " ".join(f"{key}={value}" for key, value in best.items()), []
         for seed, trial in zip(self.seeds, sweep({key: [best[key]] for key in best}, self.seeds), strict=True):
             summary = json.loads((trial.directory / "summary.json").read_text(encoding="utf-8"))
-            cost = {"steps": str(summary["steps"]), "minutes": f"{summary['train_seconds'] / 60:.2f}"}
-            random = seed == self.seeds[0] and row["arm"] == self.effect.get("random_weights")
-            measured = place / f"{trial.directory.name}.measured"
-            self.measure(row | cost | {"seed": seed}, str(trial.directory / "best"), measured, random)
+            minutes = f"{summary['train_seconds'] / 60:.2f}"
+            cost = {"steps": str(summary["steps"]), "minutes": minutes, "chosen": chosen}
+            models.append((seed, str(trial.directory / "best"), cost))
+        return models
 
-    def measure(self, row: Row, model: str, place: Path, random: bool = False) -> None:
-        """Run the evaluations of a model that have no results yet, and add a row for each figure."""
+    def measure(self, row: Row, model: str, place: Path, has_random: bool) -> Iterator[Row]:
+        """Run the evaluations of a model that have no results yet, and yield a row for each figure."""
         for name, evaluation in self.effect["evaluations"].items():
             file = place / f"{file_name(name)}.json"
             if not file.is_file():
                 command = ["xrep-eval", *map(self.filled, shlex.split(evaluation["run"])), "--path", model]
-                self.call([*command, "--json", str(file), *["--random-baseline"] * random], file.with_suffix(".log"))
+                command += ["--json", str(file), *["--random-baseline"] * has_random]
+                self.call(command, file.with_suffix(".log"))
             record = json.loads(file.read_text(encoding="utf-8"))
             for metric, headline in evaluation["figures"].items():
-                self.rows.append(row | {"metric": metric, "value": f"{record['headline'][headline]:.4f}"})
-                if "random_weights" in record:
-                    drawn = enumerate(record["random_weights"]["headline"][headline]["by_seed"], start=1)
-                    own = {"arm": "random weights", "metric": metric, "steps": "0", "minutes": "0", "chosen": ""}
-                    self.rows += [row | own | {"seed": str(seed), "value": f"{value:.4f}"} for seed, value in drawn]
+                yield row | {"metric": metric, "value": f"{record['headline'][headline]:.4f}"}
+                random = record.get("random_weights", {"headline": {headline: {"by_seed": []}}})
+                for seed, value in enumerate(random["headline"][headline]["by_seed"], start=1):
+                    own = {"arm": "random weights", "seed": str(seed), "metric": metric, "value": f"{value:.4f}"}
+                    yield row | own | {"steps": "0", "minutes": "0", "chosen": ""}
 
     def filled(self, text: str) -> str:
         """Return a text with each ``{name}`` that is known replaced by its place."""
@@ -130,30 +126,27 @@ class Runner:
 
     def call(self, command: Sequence[str], log: Path) -> str:
         """Run a command and return what it printed, which is also in ``log``."""
-        program, *arguments = command
-        own = ["-m", program.replace("xrep-", "xrep_cli.")] if program.startswith("xrep-") else []
-        line = [sys.executable, *own, *arguments] if own or program == "python" else command
-        print(f"{program}: {log}", file=sys.stderr, flush=True)
+        print(f"{command[0]}: {log}", file=sys.stderr, flush=True)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out:
-            process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+            process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
             try:
                 process.wait()
             finally:  # after Ctrl-C it saves its work
                 process.terminate()
                 process.wait()
+        printed = log.read_text(encoding="utf-8", errors="replace")
         if process.returncode:
-            last = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-            raise UserError(f"{program} failed: {last}", path=log, cure="the same command goes on from here")
-        return log.read_text(encoding="utf-8", errors="replace")
+            problem = f"{command[0]} failed: {printed.strip().rpartition(chr(10))[2]}"
+            raise UserError(problem, path=log, cure="the same command goes on from here")
+        return printed
 
 
 def layers_of(effect: Mapping[str, Any], setting: str, arm: str) -> list[Mapping[str, Any]]:
     """Return the options of an arm in a setting: those of all, of the setting, of the arm, and of it in the setting."""
-    shared = effect.get("settings", {}).get(setting) or {}
-    own = {key: value for key, value in shared.items() if key != "arms"}
-    arms = effect["arms"][arm] or {}, shared.get("arms", {}).get(arm, {})
-    return [effect.get("options", {}), own, arms[0].get("options", {}), arms[1]]
+    shared = dict(effect.get("settings", {}).get(setting) or {})
+    special = shared.pop("arms", {}).get(arm, {})
+    return [effect.get("options", {}), shared, (effect["arms"][arm] or {}).get("options", {}), special]
 
 
 def read_results(path: Path) -> list[Row]:
@@ -161,15 +154,14 @@ def read_results(path: Path) -> list[Row]:
         return list(csv.DictReader(lines))
 
 
-def add_results(path: Path, rows: Sequence[Row]) -> list[Row]:
-    """Add rows to a file, in place of older ones of the same effect, setting, arm, seed and metric; return all."""
+def add_results(path: Path, rows: Sequence[Row]) -> None:
+    """Add rows to a file, in place of older ones of the same effect, setting, arm, seed and metric."""
     old = read_results(path) if path.is_file() else []
     everything = list({tuple(map(row.get, COLUMNS[:5])): row for row in [*old, *rows]}.values())
     with write_aside(path) as aside, aside.open("w", encoding="utf-8", newline="") as lines:
         writer = csv.DictWriter(lines, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(everything)
-    return everything
 
 
 def compare(better: Mapping[str, float], worse: Mapping[str, float]) -> tuple[float, float, int]:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from xrep.config import SECTIONS, TOP_LEVEL, flat, nested, over, read_yaml, runs_of
+from xrep.config import SECTIONS, TOP_LEVEL, flat, nested, over, read_recipe, read_yaml, runs_of
 from xrep.criteria.dual_moco import DualMoco
 from xrep.criteria.multitask import Multitask
 from xrep.criteria.translation_ranking import TranslationRanking
-from xrep.errors import ConfigError
+from xrep.errors import ConfigError, UserError
 from xrep.registry import CRITERIA, REGISTRIES
 from xrep.tasks.bitext import BitextTask
 from xrep.tasks.mixture import MixtureTask
@@ -152,3 +152,57 @@ def test_a_size_reaches_the_criteria_of_parts(tmp_path, options, expected):
     first, second, rank = (part.config for part in criteria)
     assert (first.queue_size, second.queue_size, second.momentum, first.momentum) == expected
     assert rank.temperature == 0.1
+
+
+BASE = """
+task: {name: bitext, data: a, batch_size: 16}
+criterion: {name: dual_moco, queue_size: 64}
+optimizer.lr: 1e-4
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ("optimizer.lr: 1e-3", {"optimizer.lr": 1e-3, "criterion.queue_size": 64, "task.batch_size": 16}),
+        ("task: {data: b}\ncriterion: translation_ranking", {"task.data": "b", "task.batch_size": 16}),
+        (
+            "parts: [{name: moco}, {name: rank, weight: 0.5, criterion: {name: translation_ranking}}]",
+            {"parts.moco.criterion.queue_size": 64, "parts.rank.task.data": "a", "parts.rank.weight": 0.5},
+        ),
+        ("stages: [{parts: [moco], seed: 2}]", {"parts": ["moco"], "parts.moco.criterion.queue_size": 64, "seed": 2}),
+    ],
+)
+def test_a_file_lies_over_its_base(tmp_path, own: str, expected: dict[str, Any]) -> None:
+    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "c.yaml").write_text(f"base: base.yaml\n{own}\n")
+    (run,) = runs_of([("c.yaml", read_recipe(tmp_path / "c.yaml"))])
+    assert {key: run.values[key] for key in expected} == expected
+
+
+def test_a_stage_takes_parts_of_the_course_by_name(tmp_path) -> None:
+    text = TEXT + "stages: [{name: a, parts: [rank]}, {name: b}, {name: c, parts: [{name: rank, weight: 0.1}]}]"
+    first, second, third = runs_of([layer(tmp_path, text)])
+    assert [run.values["parts"] for run in (first, second, third)] == [["rank"], second.values["parts"], ["rank"]]
+    assert len(second.values["parts"]) == 3 and [
+        first.values["parts.rank.weight"],
+        third.values["parts.rank.weight"],
+    ] == [1, 0.1]
+    assert third.values["parts.rank.criterion.temperature"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("base", "problem"),
+    [
+        ("c.yaml", "c.yaml: is its own base; name another base"),
+        (
+            "moco_bert/en-hz",
+            "moco_bert/en-hz: no such file or recipe; did you mean 'moco_bert/en-zh'? (xrep recipes lists",
+        ),
+        ("[a]", r"c.yaml: base \['a'\] is no name; write for example"),
+    ],
+)
+def test_a_base_that_is_none(tmp_path, base: str, problem: str) -> None:
+    (tmp_path / "c.yaml").write_text(f"base: {base}\n")
+    with pytest.raises(UserError, match=problem.replace("(", r"\(").replace("?", r"\?")):
+        read_recipe(tmp_path / "c.yaml")

@@ -12,8 +12,9 @@ from pathlib import Path
 class UserError(Exception):
     """An error in the user's input; its message says on one line where it is, what is wrong and how to correct it.
 
-    >>> str(UserError("12 lines, but train.en has 11", path="train.de", cure="align the two files"))
-    'train.de: 12 lines, but train.en has 11; align the two files'
+    Example:
+        >>> str(UserError("12 lines, but train.en has 11", path="train.de", cure="align the two files"))
+        'train.de: 12 lines, but train.en has 11; align the two files'
     """
 
     def __init__(

@@ -86,11 +86,22 @@ def naming_options(options: Mapping[str, str]) -> Iterator[None]:
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Formatter that keeps the line breaks of a description and prints every default that is not empty."""
+    """Formatter that keeps the line breaks of a description, names in the usage only what must be given, because the
+    list of options follows, and prints every default that is not empty."""
+
+    def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        needed = [action for action in actions if _is_named(action)]
+        others = [argparse.Action([], "options", metavar="[options]")] if len(needed) < len([*actions]) else []
+        super().add_usage(usage, [*needed, *others], [] if others else groups, prefix)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         is_shown = action.default not in (None, []) and not isinstance(action.default, bool)
         return super()._get_help_string(action) if is_shown else action.help
+
+
+def _is_named(action: argparse.Action) -> bool:
+    """Return whether the usage names an option or a place: what may be left out is among "[options]"."""
+    return action.required or not (action.option_strings or isinstance(action, argparse._SubParsersAction))
 
 
 class Parser(argparse.ArgumentParser):

@@ -18,12 +18,14 @@ HEADINGS = {"corpus": "Corpora", "encoder": "Pretrained encoders"}
 class DataCommands:
     """List the known corpora and pretrained encoders, with their licences, layouts and origins, and fetch them.
 
-    examples:
+      # List all of them
       xrep-data list
-      xrep-data get demo                 fetch and check the demo corpus, and print where it is
-      xrep-data get demo --print-path    the same, but print only its folder, for use in scripts
-      xrep-data get minilm               fetch and check a pretrained encoder
-      xrep-data get un                   print where to download it and how to use it"""
+      # Fetch and check the demo corpus, and print where it is
+      xrep-data get demo
+      # Fetch a pretrained encoder, and print only its folder, for use in scripts
+      xrep-data get minilm --print-path
+
+    Of a corpus that xrep cannot fetch, get prints where to download it and how to use it."""
 
 
 @dataclass(kw_only=True)

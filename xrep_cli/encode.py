@@ -31,11 +31,12 @@ def check(output: str) -> None:
 class Options(common.Computing, common.Batches, common.JsonOption):
     """Encode each line of a text file: row i of the output is the vector of line i.
 
+      # Write the vectors of a German text
       xrep-encode --path run1/best --lang de --input lines.txt.gz --output vectors.npy
+      # Compute with a pretrained encoder in bfloat16, and write float16
       xrep-encode --path all-MiniLM-L6-v2/ --input lines.txt --output vectors.npy --precision bfloat16 --dtype float16
-      xrep-encode --path run1/best --lang de --input lines.txt.gz --output vectors/
+      # Share a large text among the machines of a cluster
       xrep-encode --path run1/best --lang de --input 's3://bucket/de/*.zst' --output s3://bucket/vectors/de --engine ray
-      sbatch --array=0-63 --wrap "xrep-encode ... --output vectors/ --engine slurm"
 
     An output that ends in .npy is one file: read it with numpy.load("vectors.npy", mmap_mode="r"). Any other name is a
     folder of parts and a manifest, which names the encoder, the language and a checksum of the text. xrep-mine and

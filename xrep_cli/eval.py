@@ -36,15 +36,17 @@ SEEDS = common.Option(metavar="SEEDS", nargs="?", const=3)
 class Evaluations(common.Plugins):
     """Measure a sentence encoder, or a translation model, on published test sets.
 
+      # Find the translation of each sentence
       xrep-eval tatoeba --path run1/best --data tatoeba/ --langs de,fr
-      xrep-eval translation --path nmt/best --data 'multi30k/test.{lang}' --langs de,fr --target-lang en
+      # Compare two models, with the intervals of their differences
+      xrep-eval tatoeba --path run1/best --path run2/best --data tatoeba/
+      # Run every test that finds its data in a folder
       xrep-eval all --path run1/best --data data/ --json results.json
-      xrep-eval tatoeba --path run1/best --path run2/best --data tatoeba/      # both, and a table to compare them
-      xrep-eval sts --help
 
-    The encoder is a checkpoint, a directory of Hugging Face or sentence-transformers, or the vectors of any other
-    system: --list-sentences writes the sentences of a test; put that list, as sentences.tsv, and vectors.npy [N, D]
-    into one folder."""
+    xrep-eval COMMAND --help lists the options of a test, and says how its data is laid out. The encoder is a
+    checkpoint, a directory of Hugging Face or sentence-transformers, or the vectors of any other system:
+    --list-sentences writes the sentences of a test; put that list, as sentences.tsv, and vectors.npy [N, D] into one
+    folder."""
 
 
 @dataclass(kw_only=True)

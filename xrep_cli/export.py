@@ -16,10 +16,15 @@ class Options(common.Plugins):
     """Write an encoder as a directory that sentence-transformers, transformers, ONNX Runtime, OpenVINO or xrep load,
     with its tokenizer.
 
+      # For sentence-transformers; it prints the Python line that opens the directory
       xrep-export --path run1/best --format sentence-transformers --output my-encoder
+      # For ONNX Runtime
+      xrep-export --path run1/best --format onnx --output my-encoder-onnx
+      # The mean of the last five checkpoints, for xrep
+      xrep-export --path run1 --average 5 --format xrep --output run1-mean
 
-    prints the directory and the Python line that opens it. If the encoder has a tower for each side of its language
-    pairs, sentence-transformers (5 or newer) opens both as one model, and the language of the sentences is the task:
+    If the encoder has a tower for each side of its language pairs, sentence-transformers (5 or newer) opens both as one
+    model, and the language of the sentences is the task:
 
       SentenceTransformer("my-encoder").encode(["Hallo"], task="de")
 
@@ -34,16 +39,8 @@ class Options(common.Plugins):
     appears.
 
     The mean of the last checkpoints of a run often measures better than any of them, and most papers on translation
-    measure it. A checkpoint of it, for xrep-eval, xrep-encode, xrep-generate and xrep-train --init, without what
-    training alone needs:
-
-      xrep-train corpus/ ... --save-dir run1 --save-every 500 --keep-last 5
-      xrep-export --path run1 --average 5 --format xrep --output run1-mean
-      xrep-eval tatoeba --path run1-mean --data tatoeba/
-
-      xrep-train iwslt14/ --task translation ... --save-dir nmt --save-every 1000 --keep-last 10
-      xrep-export --path nmt --average 10 --format xrep --output nmt-mean
-      xrep-generate --path nmt-mean --input test.de --output hyp.en
+    measure it. Train with --save-every 500 --keep-last 5 to have them. What --average writes has not what training
+    alone needs; xrep-eval, xrep-encode, xrep-generate and xrep-train --init read it.
 
     --format int8 writes a checkpoint of a run's model, or of a pretrained encoder, whose transformer layers are in
     int8, a quarter of their size. It gives the vectors that --precision int8 gives, and cannot be trained further:

@@ -29,12 +29,12 @@ FLAGS = {"length_penalty": "--lenpen", "length_penalty_form": "--lenpen-form", "
 class Options(common.Computing, common.JsonOption):
     """Translate each line of a text: line i of the output is the translation of line i.
 
-      echo "Guten Tag" | xrep-generate --path nmt/best
-      xrep-generate --path nmt/best --input test.de --output hyp.en --beam 5 --lenpen 1.0
-      xrep-generate --path nmt/best --input test.de --output hyp.en --reference test.en       BLEU and chrF at the end
-      xrep-generate --path nmt/best --input test.de --nbest 5           number<TAB>score<TAB>text, five for each line
-      xrep-generate --path nmt/best --input test.de --sampling --sampling-topp 0.9 --nbest 3 --seed 1 --jsonl
-      xrep-generate --path multi/best --input test.en --target-lang fr
+      # Translate a file, and print BLEU and chrF at the end
+      xrep-generate --path nmt/best --input test.de --output hyp.en --reference test.en
+      # Print the five best translations of each line, as number<TAB>score<TAB>text
+      xrep-generate --path nmt/best --input test.de --nbest 5
+      # Translate what a pipe gives, with a model of several languages
+      echo "Guten Tag" | xrep-generate --path multi/best --target-lang fr
 
     The text may have any number of lines; memory does not grow with it. The order of lines is kept, and an empty line
     stays empty. Lines from a pipe are translated as they arrive. An output file is written only if all lines were

@@ -20,9 +20,12 @@ JobOutput = Annotated[str, common.Option(positional=True, metavar="OUTPUT")]
 class JobCommands:
     """Tell how far a command is that does its work in units: xrep-encode, xrep-mine, xrep-search build and others.
 
-      xrep-encode --path run1/best --lang de --input 's3://bucket/de/*.zst' --output s3://bucket/de --engine ray
-      xrep-jobs status s3://bucket/de      # from any machine: units done, running and failed, and the time left
-      xrep-jobs retry s3://bucket/de       # after the cause of failures is gone: try these units again
+      # From any machine: the units that are done, running and failed, and the time that is left
+      xrep-jobs status s3://bucket/de
+      # What is known of the failures
+      xrep-jobs status s3://bucket/de --log
+      # After the cause of failures is gone: try these units again
+      xrep-jobs retry s3://bucket/de
 
     Such a command keeps what is done in a folder beside its output, OUTPUT.job, until all of it is done."""
 

@@ -30,9 +30,12 @@ class Mining(common.Computing, common.Batches, common.JsonOption):
     """Find translations in two texts that are not aligned. The output has lines score<TAB>source<TAB>target, best
     first; an output FILE.tmx is a translation memory with the scores as properties.
 
+      # Mine two texts
       xrep-mine --path run1/best --source de.txt --source-lang de --target en.txt --target-lang en --output mined.tsv
-      xrep-mine --source-vectors de.npy --target-vectors en.npy --source de.txt --target en.txt --output mined.tsv \\
-          --margin ratio --neighbours 4 --threshold 1.06 --one-to-one
+      # Mine vectors that xrep-encode wrote, and keep each sentence in one pair
+      xrep-mine --source-vectors de.npy --target-vectors en.npy --output mined.tsv --threshold 1.06 --one-to-one
+      # Find hard negatives of pairs, to train on
+      xrep-mine negatives --path run1/best --bitext de-en=train.de,train.en --output negatives.tsv
 
     The texts may have any number of lines: what grows with them is on disk, beside the output, except for about 10
     bytes of memory for each sentence.
@@ -40,9 +43,7 @@ class Mining(common.Computing, common.Batches, common.JsonOption):
     interrupted, repeat it: it continues where it stopped.
 
     Several processes share the work with --engine: a Slurm array, or Ray on this machine or a cluster. Files and
-    folders may be in an object store (s3://, gs://).
-
-    xrep-mine negatives finds hard negatives of pairs, to train on."""
+    folders may be in an object store (s3://, gs://)."""
 
     path: common.EncoderPath | None = None
     source: common.TextInput | None = None

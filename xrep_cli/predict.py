@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 class Options(common.Computing, common.Batches):
     """Predict with a classifier that xrep-train trained: line i of the output belongs to line i of the input.
 
-      xrep-predict --path xnli-run/best --input pairs.tsv           premise<TAB>hypothesis -> label<TAB>probability
-      echo "A lovely film" | xrep-predict --path review-run/best    text -> label<TAB>probability
-      echo "Angela lives in Kiel ." | xrep-predict --path ner-run/best      words -> tags, one for each word
-      xrep-predict --path qa-run/best --input asked.tsv             question<TAB>context -> answer<TAB>place in the
-                                                                    context
-      xrep-predict --path xnli-run/best --input pairs.tsv --jsonl   an object per line, with the probabilities of all
-                                                                    labels
+      # Label pairs of texts: premise<TAB>hypothesis gives label<TAB>probability
+      xrep-predict --path xnli-run/best --input pairs.tsv
+      # Tag words, one tag for each
+      echo "Angela lives in Kiel ." | xrep-predict --path ner-run/best
+      # Answer questions: question<TAB>context gives answer<TAB>place in the context
+      xrep-predict --path qa-run/best --input asked.tsv
 
-    What the lines are is decided by the task that the classifier was trained for. Words are separated by spaces. Lines
-    from a pipe are answered as they arrive. An output file is written only if all lines were read."""
+    With --jsonl each line is an object, which has the probabilities of all labels. What the lines are is decided by the
+    task that the classifier was trained for. Words are separated by spaces. Lines from a pipe are answered as they
+    arrive. An output file is written only if all lines were read."""
 
     path: Annotated[str, common.Option(metavar="CHECKPOINT")]
     """A classifier: RUN/best."""

@@ -30,13 +30,12 @@ TokenizerOption = Annotated[str, common.Option(metavar="PATH")]
 class Options(common.JsonOption):
     """Clean parallel text, train a SentencePiece vocabulary on it and write the tokens that xrep-train reads.
 
-    examples:
+      # Two languages in one file
       xrep-preprocess --bitext de-en=deu-eng.tsv --destdir data-bin
-      xrep-preprocess --bitext de-en=deu-eng.tsv --bitext fr-en=train.fr,train.en \\
-          --vocab-size 16000 --exclude tatoeba/ --destdir data-bin
+      # Several pairs of languages, without the sentences of a test
+      xrep-preprocess --bitext de-en=deu-eng.tsv --bitext fr-en=train.fr,train.en --exclude tatoeba/ --destdir data-bin
+      # A sample of a large corpus, with validation text
       xrep-preprocess --bitext zh-en=un.zh.gz,un.en.gz --sample 1000000 --valid zh-en=dev.zh,dev.en --destdir data-bin
-      sbatch --array=0-7 --wrap "xrep-preprocess --bitext de-en=1.tsv --bitext de-en=2.tsv --engine slurm \\
-          --destdir data-bin"
 
     Parallel text is written PAIR=FILES:
       de-en=x.tsv          one file with columns separated by tabs; the English column is recognised by its words
@@ -51,7 +50,9 @@ class Options(common.JsonOption):
 
     At the end, a table says how many pairs each cleaning rule dropped. Nothing is written to --destdir if a step fails.
     If the command is interrupted, repeat it: it goes on with the text that it has cleaned and the vocabulary that it
-    has trained."""
+    has trained. Several machines share the work with --engine:
+      sbatch --array=0-7 --wrap "xrep-preprocess --bitext de-en=1.tsv --bitext de-en=2.tsv --engine slurm ..."
+    """
 
     bitext: BitextOption = field(default_factory=list)
     """Training text (repeatable)."""

@@ -15,9 +15,12 @@ from xrep_cli.command import Command
 class Options(common.Plugins, common.Batches):
     """Write a page about a run, or about what differs between runs: a single HTML file that needs no network.
 
+      # Compare two runs
       xrep-report run1 run2 --output report.html
-      xrep-report run1 run2 --data data/ --output report.html      # measures the runs on the tests in data/, too
-      xrep-report run1 --results labse.json --output report.html   # with the figures of another system
+      # Measure them first on the tests in data/
+      xrep-report run1 run2 --data data/ --output report.html
+      # Add the figures of another system, which xrep-eval --json wrote
+      xrep-report run1 --results labse.json --output report.html
 
     It has the options that differ, the curves of loss and validation, tables of the evaluations with 95% bootstrap
     intervals, pictures of alignment and uniformity and of sentences, the data, the overlap with the training text, and

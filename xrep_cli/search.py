@@ -24,10 +24,14 @@ Prompt = Annotated[str, common.Option(metavar="NAME")]
 class SearchCommands:
     """Search the lines of a text by their meaning, with queries in any language of the encoder.
 
-    xrep-search build --path run1/best --input corpus.txt --lang en --output index/
-    xrep-search query index/ "Wo ist der Bahnhof?" -k 5 --lang de
-    xrep-search add index/ --input more.txt
-    xrep-search check index/"""
+      # Write an index of a text
+      xrep-search build --path run1/best --input corpus.txt --lang en --output index/
+      # Ask in another language
+      xrep-search query index/ "Wo ist der Bahnhof?" -k 5 --lang de
+      # Add lines to the index
+      xrep-search add index/ --input more.txt
+
+    xrep-search COMMAND --help lists the options of a command."""
 
 
 @dataclass(kw_only=True)

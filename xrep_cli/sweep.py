@@ -14,15 +14,18 @@ from xrep_cli.command import command_parser, console_script, naming_options
 DESCRIPTION = """\
 Train a recipe with each combination of values of some options, and rank the runs by their validation.
 
+  # Search the learning rate and the size of a batch
   xrep-sweep dap/xnli --grid optimizer.lr=1e-5,3e-5,5e-5 --grid task.batch_size=16,32 --save-dir runs/search
+  # Compare two temperatures by three seeds, and train two runs at a time
   xrep-sweep recipe.yaml --grid criterion.temperature=0.04,0.05 --seeds 1,2,3 --parallel 2 --save-dir runs/search
+  # Give all runs a further option of xrep-train
+  xrep-sweep dap/xnli --grid optimizer.lr=1e-5,3e-5 --save-dir runs/search --max-steps 1000
 
-Further options are those of xrep-train, and all runs have them: xrep-sweep recipe.yaml ... --max-steps 1000. Each run
-has a directory in --save-dir, which is named after its values, and a log beside it. The same command goes on with runs
-that were stopped and trains only those that are not finished. The table of all runs, the best first, is printed and
-written to sweep.tsv. With several seeds, combinations are ranked by the mean over them, and recipes with stages by the
-validation of the last stage. There a value is that of every stage, and --grid stages.second.optimizer.lr=1e-4,3e-4 that
-of the stage `second`."""
+Each run has a directory in --save-dir, which is named after its values, and a log beside it. The same command goes on
+with runs that were stopped and trains only those that are not finished. The table of all runs, the best first, is
+printed and written to sweep.tsv. With several seeds, combinations are ranked by the mean over them, and recipes with
+stages by the validation of the last stage. There a value is that of every stage, and
+--grid stages.second.optimizer.lr=1e-4,3e-4 that of the stage `second`."""
 TABLE = "sweep.tsv"
 TRAINING = [sys.executable, "-m", "xrep_cli.train"]
 """The command that trains a run in a process of its own."""

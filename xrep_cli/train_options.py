@@ -30,11 +30,14 @@ USAGE = "xrep-train [DATA] --task NAME --criterion NAME [options] [section.optio
 DESCRIPTION = """\
 Train a cross-lingual sentence encoder, or a translator.
 
-  xrep-train --task bitext --criterion dual_moco                      trains on the demo corpus with its recipe
+  # Train on pairs of sentences of your own
   xrep-train corpus/ --task bitext --criterion dual_moco --save-dir run1 --max-steps 20000
-  xrep-train corpus/ --task translation --criterion label_smoothed_cross_entropy --encoder run2/best --save-dir nmt
-  xrep-train --config moco_bert/en-zh optimizer.lr=2e-5                     trains a recipe (xrep recipes lists them)
-  xrep-train ... --print-config                                       prints the resolved configuration and stops
+  # Train by the recipe of a paper (xrep recipes lists them) with another learning rate
+  xrep-train --config moco_bert/en-zh optimizer.lr=2e-5
+  # Train a translator that starts from an encoder
+  xrep-train corpus/ --task translation --criterion label_smoothed_cross_entropy --encoder run1/best --save-dir nmt
+
+Without DATA, --task bitext trains on the demo corpus. --print-config prints the resolved configuration and stops.
 
 DATA is a directory made by xrep-preprocess, or a directory of raw text with the files train.de-en.de and
 train.de-en.en, or train.de-en.tsv (also .tmx, .jsonl and so on). The same command with the same --save-dir resumes a

@@ -10,7 +10,9 @@ from xrep.errors import UserError
 from xrep.registry import suggestion
 from xrep_cli.command import VERSION, console_script
 
-PROGRAMS = tuple("train eval report sweep preprocess encode mine search jobs generate predict export data".split())
+PROGRAMS = tuple(
+    "train recipes eval report sweep preprocess encode mine search jobs generate predict export data doctor".split()
+)
 """The commands, in the order of the help; ``xrep-train`` is ``xrep train``."""
 HELP = """\
 usage: xrep COMMAND [options]

@@ -132,6 +132,7 @@ class EmulatedDevice(TorchDispatchMode):
         set(torch.cuda, get_rng_state=lambda device=None: of_cpu(), set_rng_state=lambda state, device=None: None)
         set(torch.cuda, mem_get_info=lambda device=None: (10**11, 10**11), memory_reserved=lambda device=None: 0)
         set(torch.cuda, max_memory_allocated=lambda device=None: 0, get_device_capability=lambda device=None: (9, 0))
+        set(torch.cuda, memory_allocated=lambda device=None: 0, reset_peak_memory_stats=lambda device=None: None)
         set(torch.cuda, is_bf16_supported=lambda including_emulation=True: True, get_device_name=lambda d=None: "none")
         set(torch.cuda, synchronize=lambda device=None: self.note_sync("synchronize"), Event=self._event())
         set(torch.backends.cuda, is_flash_attention_available=lambda: True)

@@ -295,7 +295,7 @@ def own_negatives(draw: Draw) -> Problem:
     generator = torch.Generator().manual_seed(draw.seed)
     x, y, negative = draw.sides(draw.many)
     rows = torch.randint(max(1, draw.batch), (draw.many if draw.batch else 0,), generator=generator)
-    negative = negative[: len(rows)]
+    negative, rows = negative[: len(rows)], rows.to(draw.device)
 
     def kernel(x: Tensor, y: Tensor, negative: Tensor, tau: Tensor) -> Found:
         found = inbatch_infonce(x, y, tau, margin=draw.margin)
@@ -304,7 +304,7 @@ def own_negatives(draw: Draw) -> Problem:
 
     def formula(x: Tensor, y: Tensor, negative: Tensor, tau: Tensor) -> Found:
         batch = (x @ y.T / tau).masked_fill(same_pairs(draw, None), -math.inf)
-        foreign = rows != torch.arange(draw.batch).unsqueeze(1)
+        foreign = rows != torch.arange(draw.batch, device=draw.device).unsqueeze(1)
         own = (x @ negative.T / tau).masked_fill(foreign, -math.inf)
         return infonce(((x * y).sum(1) - draw.margin) / tau, torch.cat([batch, own], 1))
 
@@ -316,7 +316,7 @@ def words(draw: Draw) -> Problem:
     """HiCTL's equation 7, with the words that the kernel sampled."""
     generator = torch.Generator().manual_seed(draw.seed)
     query, _, embedding = draw.sides(draw.many)
-    embedding = embedding * 10 ** torch.rand(draw.many, 1, generator=generator, dtype=torch.float64)
+    embedding = embedding * 10 ** torch.rand(draw.many, 1, generator=generator, dtype=torch.float64).to(draw.device)
     special = torch.tensor([0, draw.many - 1])
     embedding[0] = 0
     texts = [torch.randperm(draw.many, generator=generator)[:6] for _ in range(draw.batch)]
@@ -326,6 +326,7 @@ def words(draw: Draw) -> Problem:
     # A word that is named twice counts once, special ones do not count, and one query has no word to find.
     bag = (torch.tensor(6 * [True] + 4 * [False]) & ~torch.isin(texts, special)).clone()
     bag[-1:] = False
+    texts, bag, special = (tensor.to(draw.device) for tensor in (texts, bag, special))
     samples, sampled = 1 + round(draw.share * draw.many), list[Tensor]()
 
     def kernel(query: Tensor, embedding: Tensor) -> Found:

@@ -1,14 +1,12 @@
 """Every shipped recipe is a valid configuration."""
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 
 from tests.repository.test_docs import check_command
-from xrep.config import over, read_recipe, recipe_names, runs_of
-from xrep.config.sections import OF_A_PART
+from xrep.config import read_recipe, recipe_names, runs_of
 from xrep.config.values import strip
 
 ROOT = Path(__file__).parents[2]
@@ -16,28 +14,21 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_composes(name):
-    given = read_recipe(name)
-    runs = runs_of([(name, given)])
+    runs = runs_of([(name, read_recipe(name))])
     # What a recipe learns does not depend on the clock: a slow or busy machine must not stop earlier.
     assert [run.configs["trainer"].max_minutes for run in runs] == [None] * len(runs)
-    common = {key: value for key, value in given.items() if key.split(".")[0] not in ("stages", "checkpoint")}
-    for run in runs:
-        own = {key: value for key, value in strip(given, f"stages.{run.stage}.").items() if key != "init"}
-        expected = over(common, own)
-        if "parts" in own:
-            expected = {key: value for key, value in expected.items() if key.split(".")[0] not in OF_A_PART}
-        assert {key: run.values[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize(
     "readme", sorted(ROOT.glob("examples/*/*.md")), ids=lambda path: f"{path.parent.name}/{path.name}"
 )
-def test_the_commands_of_a_readme_that_measure_parse(readme):
+def test_the_commands_of_a_readme_parse(readme, monkeypatch):
+    monkeypatch.chdir(ROOT)
     text = readme.read_text(encoding="utf-8").replace("\\\n", " ")
-    commands = re.findall(r"^xrep-(?:eval|export|mine|report) .*", text, flags=re.MULTILINE)
+    commands = re.findall(r"^ *(?:xrep-|torchrun ).*", text, flags=re.MULTILINE)
     assert commands
     for command in commands:
-        check_command(shlex.split(command, comments=True))
+        check_command(re.sub(r" \$(pairs|change)\b", "", command))  # they stand for options
 
 
 def test_recipes_do_not_share_a_directory():
@@ -82,6 +73,10 @@ PUBLISHED = [
         "optimizer.lr": 1e-4, "optimizer.betas": [0.9, 0.999], "model.projection_size": 1024,
         "trainer.max_steps": 200_000,
     }),
+    ("hictl/nmt_iwslt14_de-en", 0, {"trainer.max_steps": 100_000, "trainer.freeze": ["encoder", "semantic_scale"]}),
+    ("hictl/nmt_wmt14_en-de", 1, {"model.decoder_layers": 6, "validation.beam": 4, "validation.lenpen": 0.6}),
+    ("cmlm/cmlm-br", 0, {"trainer.max_steps": 1_500_000}),
+    ("cmlm/cmlm-cmlm+br", 1, {"trainer.max_steps": 1_000_000}),
     ("cmlm/english", 0, {
         "optimizer.lr": 1e-3, "optimizer.betas": [0.9, 0.999], "lr_scheduler.warmup_steps": 10_000,
         "trainer.max_steps": 1_000_000, "task.batch_size": 2048 // 8, "task.max_length": 256, "task.units": "adjacent",

@@ -220,13 +220,27 @@ def stages_of(values: Layer, command: Layer) -> list[tuple[str, Layer]]:
 
 
 def over_stage(base: Layer, stage: Layer) -> Layer:
-    """Return the values of a stage, or of a recipe, over those of its ``base``. Its own parts replace the task and
-    criterion of ``base``; its own task or criterion replaces the parts of ``base``."""
+    """Return the values of a stage, or of a recipe, over those of its ``base``.
+
+    Its own parts replace the task and criterion of ``base``; its own task or criterion replaces the parts of ``base``.
+    A part that does not name both its task and its criterion has the rest from the part of ``base`` of that name, or
+    else from the task and criterion of ``base``.
+    """
     if "parts" in stage:
-        replaced = OF_A_PART
+        replaced, stage = OF_A_PART, _with_rest(base, stage)
     else:
         replaced = ("parts", "mixing") if any(key.split(".")[0] in OF_A_PART for key in stage) else ()
     return over({key: value for key, value in base.items() if key.split(".")[0] not in replaced}, stage)
+
+
+def _with_rest(base: Layer, stage: Layer) -> Layer:
+    rest: Layer = {}
+    single = {key: value for key, value in base.items() if key.split(".")[0] in OF_A_PART}
+    for name in stage["parts"] if isinstance(stage["parts"], list) else ():
+        above = f"parts.{name}."
+        if not {f"{above}{kind}.name" for kind in OF_A_PART} <= {*stage}:
+            rest |= {above + key: value for key, value in (strip(base, above) or single).items()}
+    return {**over(rest, {key: value for key, value in stage.items() if key != "parts"}), "parts": stage["parts"]}
 
 
 def _keys_of(values: Layer) -> set[str]:

@@ -115,8 +115,8 @@ class Clean(_Step):
 
 @dataclass(eq=False)
 class DecideFates(_Step):
-    """Decide what becomes of each pair (``selection.choose``), and note the sentences of the training pairs. One unit
-    does it, because each pair is compared with all others."""
+    """Decide what becomes of each pair (``selection.decide_fates``), and note the sentences of the training pairs.
+    One unit does it, because each pair is compared with all others."""
 
     clean: Clean
     options: CleaningOptions

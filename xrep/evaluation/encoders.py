@@ -123,7 +123,7 @@ class Precomputed:
     def encode(
         self, sentences: Sequence[str], lang: str | None = None, *, normalize: bool = True, **_: Any
     ) -> np.ndarray:
-        """Return vectors as ``Encoder.encode`` does; there is nothing to compute, so other options do nothing."""
+        """Return vectors as ``SentenceEncoder.encode`` does; there is nothing to compute, so options do nothing."""
         language = canonical(lang) if lang else ""
         keys = [(language, on_one_line(sentence)) for sentence in sentences]
         if missing := [sentence for key, sentence in zip(keys, sentences, strict=True) if key not in self._rows]:

@@ -179,8 +179,8 @@ class Evaluation(ABC):
         self.tables = [each for each in self.tables if (set(each.languages) - {"en"} or {"en"}) <= set(languages)]
 
     def open(self, path: str) -> Any:
-        """Open the model that ``measure`` takes, by default an ``Encoder``. It has a ``path``, ``training_hashes``, and
-        a ``fingerprint()``, which changes when the output changes."""
+        """Open the model that ``measure`` takes, by default a ``MeasuredEncoder``. It has a ``path``,
+        ``training_hashes``, and a ``fingerprint()``, which changes when the output changes."""
         options = {name: getattr(self.config, name) for name in ("batch_tokens", "cache", "layer", "precision")}
         return open_encoder(path, **options)
 

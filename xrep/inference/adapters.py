@@ -1,11 +1,11 @@
 """Adapters that make a sentence encoder a model of mteb or a transformer of scikit-learn.
 
-With mteb 2 (``pip install mteb``), for any text task::
+With mteb 2 (``pip install mteb``), for any text task:
 
     tasks = mteb.get_tasks(tasks=["BUCC.v2", "STS17"], languages=["deu", "eng"])
     results = mteb.evaluate(MtebEncoder("run1/best"), tasks)
 
-With scikit-learn (``pip install 'xrep[senteval]'``), as a step that turns sentences into features::
+With scikit-learn (``pip install 'xrep[senteval]'``), as a step that turns sentences into features:
 
     classifier = make_pipeline(SentenceVectors("run1/best", lang="de"), LogisticRegression())
     classifier.fit(sentences, labels)

@@ -45,10 +45,11 @@ class Hit:
 class SearchIndex:
     """A directory with the vectors of sentences, which is searched exactly or with faiss.
 
-    >>> index = SearchIndex.build("run1/best", "corpus.txt", "index/", lang="en")    # doctest: +SKIP
-    >>> index.search("Wo ist der Bahnhof?", k=5, lang="de")[0].text                  # doctest: +SKIP
-    'Where is the station?'
-    >>> index.add(["The bus stop is over there."])                                   # doctest: +SKIP
+    Example:
+        >>> index = SearchIndex.build("run1/best", "corpus.txt", "index/", lang="en")    # doctest: +SKIP
+        >>> index.search("Wo ist der Bahnhof?", k=5, lang="de")[0].text                  # doctest: +SKIP
+        'Where is the station?'
+        >>> index.add(["The bus stop is over there."])                                   # doctest: +SKIP
 
     ``xrep.inference.index_files`` describes the files of the directory. ``manifest`` is what it says of itself.
 
@@ -112,13 +113,15 @@ class SearchIndex:
             encoder: The encoder, or what ``SentenceEncoder.load`` accepts.
             lines: A file, whose lines are sentences (``-`` is standard input), or the sentences. Empty ones are left
                 out, and each run of white space becomes one space.
-            lang, batch_tokens: As in ``SentenceEncoder.encode``.
+            lang: As in ``SentenceEncoder.encode``.
+            batch_tokens: As in ``SentenceEncoder.encode``.
             index: flat: the search is exact. A description of faiss's ``index_factory``, such as ``IVF4096,PQ48``: an
                 index of faiss proposes sentences, and their vectors decide. auto: flat up to 100,000 sentences, and
                 inverted lists with 8-bit numbers (``IVF{n},SQ8``) beyond.
             prompt_name: Name of the encoder's prompt that is put in front of each sentence; the default is the first
                 of document, passage and corpus that there is, or else the encoder's default.
-            precision, device: Type and device in which an encoder that is loaded computes.
+            precision: Type in which an encoder that is loaded computes.
+            device: Device on which it computes.
 
         Raises:
             UserError: Something else is at ``path``, there is no such prompt, the sentences cannot be read or encoded,

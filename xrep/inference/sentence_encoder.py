@@ -37,9 +37,10 @@ QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 class SentenceEncoder:
     """A trained encoder with its tokenizers.
 
-    >>> encoder = SentenceEncoder.load("run1/best")                          # doctest: +SKIP
-    >>> encoder.encode(["Guten Tag", "Wie geht es?"], lang="de").shape       # doctest: +SKIP
-    (2, 512)
+    Example:
+        >>> encoder = SentenceEncoder.load("run1/best")                          # doctest: +SKIP
+        >>> encoder.encode(["Guten Tag", "Wie geht es?"], lang="de").shape       # doctest: +SKIP
+        (2, 512)
 
     Attributes:
         languages: Codes of the languages it was trained on, as far as they are known.

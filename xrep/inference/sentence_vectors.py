@@ -33,8 +33,12 @@ class SentenceVectors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     another process, where the path must exist. ``fit`` learns nothing from the sentences.
 
     Args:
-        path, device, dtype: As in ``SentenceEncoder.load``.
-        lang, batch_tokens, normalize: As in ``SentenceEncoder.encode``.
+        path: As in ``SentenceEncoder.load``.
+        lang: As in ``SentenceEncoder.encode``.
+        normalize: As there.
+        batch_tokens: As there.
+        device: As in ``SentenceEncoder.load``.
+        dtype: As there.
     """
 
     path: str | Path

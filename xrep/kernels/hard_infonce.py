@@ -20,10 +20,13 @@ class HardInfoNCE(NamedTuple):
     """Results of each pair, with x and with y as the query.
 
     Attributes:
-        forward, backward: losses [B] (nats).
-        forward_correct, backward_correct: bool [B], whether the positive beat every negative of the batch as it was
-            before it was made harder.
-        forward_interpolation, backward_interpolation: [B], mean λ of the query's negatives; 1 if they are unchanged.
+        forward: losses [B] (nats) with x as the query.
+        backward: those with y as the query.
+        forward_correct: bool [B], whether the positive beat every negative of the batch as it was before it was made
+            harder.
+        backward_correct: the same with y as the query.
+        forward_interpolation: [B], mean λ of the query's negatives; 1 if they are unchanged.
+        backward_interpolation: the same with y as the query.
     """
 
     forward: Tensor
@@ -53,12 +56,14 @@ def hard_infonce(
     λ c; across, k has √(|k|² - c²), of which k̂ keeps λ. So the cosine of q and k̂ is ĉ / √(ĉ² + λ² (|k|² - c²)).
 
     Args:
-        x, y: [B, D], vectors of any length; row i of ``y`` is the positive of row i of ``x``.
+        x: [B, D], vectors of any length.
+        y: [B, D]; row i is the positive of row i of ``x``.
         temperature: divides all cosines; a float or a tensor of one element, which may be learnable. The paper uses 1.
         exponent: ζ · p⁺ in eq. 6: 0.9 times the mean of exp(-loss) over the last 100 batches. 0 leaves the negatives
             unchanged.
         ids: int64 [B, I]; two pairs that are equal in any column are not negatives of each other.
-        group, sizes: processes whose pairs are also used as negatives, as in ``inbatch_infonce``.
+        group: processes whose pairs are also used as negatives, as in ``inbatch_infonce``.
+        sizes: number of pairs of each process, as in ``inbatch_infonce``.
 
     Raises:
         ValueError: the shapes do not fit.

@@ -45,7 +45,8 @@ def inbatch_infonce(
     whatever the type of the inputs, under autocast too.
 
     Args:
-        x, y: [B, D]; row i of ``y`` is the positive of row i of ``x``.
+        x: [B, D].
+        y: [B, D]; row i is the positive of row i of ``x``.
         temperature: divides all similarities; a float or a tensor of one element, which may be learnable.
         margin: subtracted from the similarity of each positive before the temperature (additive margin softmax).
         ids: int64 [B, I]; two pairs that are equal in any column are not negatives of each other.

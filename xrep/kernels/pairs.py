@@ -196,11 +196,14 @@ def add_own_negatives(
     logits h of a query's own negatives it becomes log(e^loss + Σ e^(h - s⁺)).
 
     Args:
-        loss, correct: float and bool [B], the results of any InfoNCE of ``query`` and ``positive``.
-        query, positive: float [B, D].
+        loss: float [B], the result of any InfoNCE of ``query`` and ``positive``.
+        correct: bool [B], the result of the same.
+        query: float [B, D].
+        positive: float [B, D].
         negative: float [N, D]. A query may have any number of them, also none.
         rows: int64 [N], the row of the query that each negative belongs to.
-        temperature, margin: those of ``loss``.
+        temperature: That of ``loss``.
+        margin: That of ``loss``.
 
     Returns:
         The losses and whether the positives beat all negatives, [B] each.

@@ -25,8 +25,7 @@ from xrep.kernels.softmax import QueueSoftmax, mask_equal
 
 WHOLE = 512, 8192
 """Most queries, and most rows of a queue, whose logits are computed at once. Up to here this is faster than blocks, and
-from 64 x 4,096 on as fast as plain torch (``benchmarks/kernels.py --cases queue-tiny,queue-whole``). The sum of a
-softmax over more rows would be rounded too often."""
+from 64 x 4,096 on as fast as plain torch. The sum of a softmax over more rows would be rounded too often."""
 
 
 class InfoNCE(NamedTuple):
@@ -61,8 +60,8 @@ def queue_infonce(
         queue: h_{y_i} [K, D]; its type may differ from that of the queries. It never receives gradient.
         temperature: tau, a float or a tensor of one element, which may be learnable.
         valid: number of filled rows at the start of the queue; the rest is masked. Default: all rows are filled.
-        query_ids, queue_ids: int64 [B, C] and [K, C], both or neither. A row of the queue that equals the query in any
-            column is masked.
+        query_ids: int64 [B, C]. A row of the queue that equals the query in any column is masked.
+        queue_ids: int64 [K, C]; both or neither.
         margin: m, subtracted from the positive's similarity before the temperature.
 
     Returns:

@@ -40,12 +40,15 @@ def triplet_infonce(
     are kept in float32 (float64 for float64 inputs) whatever the type of the inputs, under autocast too.
 
     Args:
-        anchor, positive, negative: [B, D]; row i of each is one triplet.
+        anchor: [B, D].
+        positive: [B, D].
+        negative: [B, D]; row i of each is one triplet.
         temperature: divides all similarities; a float or a tensor of one element, which may be learnable.
         weight: α, above 0: weight of the anchor's own hard negative compared with all others.
         ids: int64 [B, 3], equal for equal sentences. The positive of another triplet is then no negative if the anchors
             or the positives are equal, and its hard negative is none if it equals the anchor or the anchor's positive.
-        group, sizes: processes whose triplets also provide negatives, as in ``inbatch_infonce``.
+        group: processes whose triplets also provide negatives, as in ``inbatch_infonce``.
+        sizes: number of triplets of each process, as in ``inbatch_infonce``.
 
     Raises:
         ValueError: the shapes do not fit, or the weight is not above 0.

@@ -52,7 +52,7 @@ class VectorPart:
 
 
 def text_digest(lines: Iterable[str]) -> str:
-    """Return the sha256 of lines, each of them stripped and as ``Lines`` stores it, in hexadecimal digits."""
+    """Return the sha256 of lines, each of them stripped and as ``Texts`` stores it, in hexadecimal digits."""
     return hashlib.sha256(b"".join(stored(line.strip()) for line in lines)).hexdigest()
 
 

@@ -53,7 +53,7 @@ def template_hash(text: str, text_hash: int | None = None) -> int:
     """Return the ``sentence_hash`` of the text without numbers and ``{placeholders}``: the same for near-duplicates.
 
     Args:
-        own: The ``sentence_hash`` of the text itself, if it is known.
+        text_hash: The ``sentence_hash`` of the text itself, if it is known.
     """
     template = _PLACEHOLDERS.sub(" ", text)
     return text_hash if text_hash is not None and template == text else sentence_hash(template)

@@ -45,9 +45,10 @@ class FoundAnswer:
 class SentenceClassifier(Predictor):
     """A trained classifier with its tokenizer. It predicts annotations of one kind; other predictions are a UserError.
 
-    >>> classifier = SentenceClassifier.load("xnli-run/best")                               # doctest: +SKIP
-    >>> classifier.predict([("A man sleeps.", "Nobody is awake.")])                         # doctest: +SKIP
-    (['neutral'], array([[0.2, 0.7, 0.1]]))
+    Example:
+        >>> classifier = SentenceClassifier.load("xnli-run/best")                               # doctest: +SKIP
+        >>> classifier.predict([("A man sleeps.", "Nobody is awake.")])                         # doctest: +SKIP
+        (['neutral'], array([[0.2, 0.7, 0.1]]))
 
     Attributes:
         path: Where it was loaded from.

@@ -47,9 +47,10 @@ class Source:
 class Translator:
     """A trained translator with its tokenizers.
 
-    >>> translator = Translator.load("nmt/best")                             # doctest: +SKIP
-    >>> translator.translate(["Guten Tag"])[0][0].text                       # doctest: +SKIP
-    'good day'
+    Example:
+        >>> translator = Translator.load("nmt/best")                             # doctest: +SKIP
+        >>> translator.translate(["Guten Tag"])[0][0].text                       # doctest: +SKIP
+        'good day'
 
     Attributes:
         path: Where it was loaded from.

@@ -1,13 +1,12 @@
-"""The script that users of sentence-transformers write to mine pairs, which `bitext_mining.py` runs as a process.
+"""The script that users of sentence-transformers write to mine pairs, which `mining.py` runs as a process.
 
 It encodes both texts with the defaults of ``encode``, searches both directions with faiss's exact index, and scores
 candidates by the ratio margin. It has no line of xrep in it.
 
-  python benchmarks/bitext_mining_peer.py MODEL source.txt target.txt mined.tsv
+  python benchmarks/mining_peer.py MODEL source.txt target.txt mined.tsv
 """
 
 import sys
-import time
 
 import numpy as np
 
@@ -31,22 +30,15 @@ def search(queries: np.ndarray, side: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 def main() -> None:
     model_path, source_path, target_path, output = sys.argv[1:]
-    began = time.monotonic()
-
-    def say(stage: str) -> None:
-        print(f"{time.monotonic() - began:8.1f} s  {stage}", file=sys.stderr, flush=True)
-
+    del sys.path[0]  # transformers looks for a package named kernels, and would import the script of that name here
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(model_path, device="cpu")
     sources, targets = read(source_path), read(target_path)
-    say("loaded")
     x = model.encode(sources, normalize_embeddings=True, show_progress_bar=False)
     y = model.encode(targets, normalize_embeddings=True, show_progress_bar=False)
-    say("encoded")
     x_cosines, x_rows = search(x, y)
     y_cosines, y_rows = search(y, x)
-    say("searched")
 
     x_mean, y_mean = x_cosines.mean(axis=1), y_cosines.mean(axis=1)
     x_scores = x_cosines / ((x_mean[:, None] + y_mean[x_rows]) / 2)
@@ -65,7 +57,6 @@ def main() -> None:
                 seen_sources.add(source)
                 seen_targets.add(target)
                 file.write(f"{scores[number]:.4f}\t{sources[source]}\t{targets[target]}\n")
-    say("written")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,350 @@
+"""One page about one GPU: its tests, losses, training steps, encoding and mining, measured beside a model.
+
+  python benchmarks/gpu.py                                 # at most eight minutes; writes gpu.md and gpu.json beside it
+  python benchmarks/gpu.py --small --device cpu --page cpu.md     # tries everything without a GPU
+
+Each section runs in a process of its own, so that one that fails or takes too long is a line of the page.
+
+A modelled figure is a roofline: the longer of operations / peak and bytes / bandwidth, by the card's data sheet. It is
+a bound that no program reaches. For vectors of width D:
+
+- a loss of R x C similarities: 2 R C D operations and (R + C) D numbers for each product; memory: its gradients
+- a training step: 8 operations for each weight of a layer and each token (forward, backward twice that, and through the
+  momentum encoder), attention, and the products with the queues; 40 bytes for each parameter (AdamW 28, momentum 12).
+  Memory: 20 bytes for each parameter, the queues, and 34 bytes for each token and each number of each layer
+- encoding: 2 operations for each weight of a layer and each token
+- mining: one product of all pairs, for both directions
+
+MFU is the share of the card's peak in bfloat16 at which these operations were done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from harness import progress, take_turns, write_corpus
+from results import commit
+
+from xrep.errors import UserError
+from xrep.files import check_output, write_aside
+from xrep_cli.command import HelpFormatter, console_script
+
+HERE = Path(__file__).resolve().parent
+CARDS = {
+    "B200": (2250, 1125, 8.0), "H200": (989, 495, 4.8), "H100 NVL": (835, 417, 3.9), "H100 PCIe": (756, 378, 2.0),
+    "H100": (989, 495, 3.35), "A100-SXM4-80GB": (312, 156, 2.04), "A100 80GB": (312, 156, 1.94),
+    "A100": (312, 156, 1.56), "L40S": (362, 183, 0.86), "L4": (121, 60, 0.3), "RTX 4090": (165, 83, 1.01),
+}  # fmt: skip
+"""Dense TFLOP/s in bfloat16 and in TF32, and TB/s of memory, in NVIDIA's data sheets, by a part of a card's name."""
+LEAST = 15
+"""Seconds without which a section is not begun."""
+Row = tuple[str, str, float, float]
+"""What was measured, its unit, the measured figure and the modelled one (nan: none)."""
+
+
+def peaks(options: Namespace) -> tuple[float, float, float]:
+    """Return operations a second in bfloat16 and in TF32, and bytes a second; nan for a card that is not known."""
+    import torch
+
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    return tuple(1e12 * peak for peak in next((CARDS[card] for card in CARDS if card in name), 3 * (math.nan,)))
+
+
+def tests(options: Namespace) -> Iterator[Row]:
+    chosen = "tests/cuda/test_real.py" if options.small else "tests/cuda"
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", chosen]
+    said = subprocess.run(line, cwd=HERE.parent, capture_output=True, text=True)
+    lines = (said.stdout + said.stderr).strip().splitlines() or ["pytest said nothing"]
+    yield from ((chosen, outcome, int(n), math.nan) for n, outcome in re.findall(r"(\d+) (\w+)\b(?=.* in )", lines[-1]))
+    if said.returncode:
+        failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+        raise RuntimeError("; ".join(failed[:9] or lines[-1:]))
+
+
+def loss(case: str, options: Namespace) -> Iterator[Row]:
+    import kernels
+
+    size, (peak, _, bandwidth) = "tiny" if options.small else "paper", peaks(options)
+    contest = kernels.make(case, size, options.device)
+    rows, columns, width = len(contest.sides[0]), *contest.sides[1].shape
+    numbers = contest.products * (rows + columns) * width * contest.sides[0].element_size()
+    bound = max(2 * contest.products * rows * columns * width / peak, numbers / bandwidth)
+    gradients = sum(leaf.numel() * leaf.element_size() for leaf in contest.leaves) / 1e6
+    del contest
+    turns, memory = kernels.measure(case, size, options.device, 5)
+    for name, seconds in turns.medians().items():
+        yield f"{rows:,} x {columns:,} x {width}, {name}", "ms", 1000 * seconds, 1000 * bound
+        if name in memory:
+            yield f"{rows:,} x {columns:,} x {width}, {name}", "MB", memory[name], gradients
+
+
+def sentences(count: int, words: tuple[int, int], seed: int = 0) -> list[str]:
+    """Return random sentences of made-up words, few of which are frequent, as in a language."""
+    draw, letters = random.Random(seed), "abcdefghijklmnopqrstuvwxyz"
+    known = ["".join(draw.choices(letters, k=draw.randint(2, 8))) for _ in range(4000)]
+    share = [1 / (number + 9) for number in range(4000)]
+    return [" ".join(draw.choices(known, share, k=draw.randint(*words))) for _ in range(count)]
+
+
+def step(pairs: int, compiled: bool, options: Namespace) -> Iterator[Row]:
+    """Train by dual momentum contrast as xrep-train does, with two towers and queues in bfloat16."""
+    import torch
+    from train import Unsaved
+
+    from xrep.config import runs_of
+    from xrep.training.distributed import alone
+    from xrep.training.log import Quiet
+    from xrep.training.trainer import Trainer
+    from xrep_cli.train_options import parse
+
+    class Watch(Quiet):
+        def record(self, step: int, values: dict[str, float], kind: str) -> None:
+            records.append(values)
+
+    records, (pairs, queue, steps) = [], (8, 64, 1) if options.small else (pairs, 409600, 10)
+    if not (raw := options.work / "pairs").exists():
+        sides = (sentences(216 if options.small else 4112, (3, 40), seed) for seed in range(2))
+        write_corpus(list(zip(*sides, strict=True)), raw)
+    small = "--layers 1 --hidden-size 32 --heads 2 --feedforward-size 64 --dropout 0 --attention-dropout 0"
+    line = f"{raw} --task bitext --criterion dual_moco --towers separate {small if options.small else '--size base'}"
+    line += f" --queue-size {queue} --queue-dtype bfloat16 --batch-size {pairs} --max-length 64 --precision bf16"
+    line += f" --device {options.device} --max-steps {5 * steps} --log-every {steps} --validate-every 0"
+    parsed = parse(
+        [*line.split(), *["--compile"] * compiled, "--no-tensorboard", "--save-dir", str(options.work / "run")]
+    )
+    run = runs_of(parsed.layers, parsed.problems)[0]
+    task = run.classes["task"](run.configs["task"], run.seed)
+    model = run.classes["model"](run.configs["model"], task.text)
+    criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
+    criterion.prepare(task)
+    checkpoints, place = Unsaved(run.configs["checkpoint"], raw), torch.empty(0, device=options.device).device
+    Trainer(run, task, model, criterion, checkpoints, Watch(), None, alone(place)).train()
+
+    train = [record for record in records if "pairs_per_second" in record][2:]  # the first steps allocate and compile
+    seconds = pairs / statistics.median(record["pairs_per_second"] for record in train)
+    tokens = seconds * statistics.median(record["tokens_per_second"] for record in train)
+    width, layers = run.configs["model"].hidden_size, run.configs["model"].layers
+    (peak, _, bandwidth), numbers = peaks(options), sum(each.numel() for each in model.parameters())
+    attention = 4 * layers * width * tokens / (2 * pairs)  # of a token with those of its sentence
+    work = 4 * tokens * (operations(model) / 2 + attention) + 8 * pairs * queue * width
+    modelled = work / peak + 40 * numbers / bandwidth
+    kept = 20 * numbers + 4 * queue * width + 34 * tokens * layers * width
+    what = f"{pairs:,} pairs, {tokens / (2 * pairs):.0f} tokens a sentence, queues of {queue:,}"
+    yield what, "ms", 1000 * seconds, 1000 * modelled
+    yield what, "tokens/s", tokens / seconds, tokens / modelled
+    if peak == peak:
+        yield what, "MFU, %", 100 * work / seconds / peak, 100 * work / modelled / peak
+    yield what, "MB", train[-1]["memory_megabytes"], kept / 1e6
+
+
+def operations(model: Any) -> int:
+    """Return the operations of the layers for a token, two for each weight, summed over the towers."""
+    import torch
+
+    return sum(2 * part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear))
+
+
+def encode(options: Namespace) -> Iterator[Row]:
+    """Encode through BERT-base with random weights, or a given encoder, beside sentence-transformers."""
+    sys.modules.setdefault("kernels", None)  # transformers looks for a package of this name, and would find kernels.py
+    import torch
+
+    from xrep.data.batch import TextSpec, Vocabulary
+    from xrep.inference.sentence_encoder import SentenceEncoder
+    from xrep.kernels.precision import allow_tf32
+    from xrep.models.dual_encoder import DualEncoder
+    from xrep.text.train_tokenizer import train_tokenizer
+
+    path, (half, single, _) = options.encoder or str(options.work / "encoder"), peaks(options)
+    if not options.encoder:
+        tokenizer = train_tokenizer(sentences(2000, (3, 40)), None, options.work / "tokenizer")
+        text = TextSpec(vocabularies={"shared": Vocabulary.of(tokenizer)}, max_length=256)
+        small = {"layers": 1, "hidden_size": 32, "heads": 2, "feedforward_size": 64} if options.small else {}
+        model = DualEncoder(DualEncoder.Config(towers="shared", max_positions=256, **small), text)
+        SentenceEncoder(model, {"shared": tokenizer}, text).save(path)
+    work: dict[str, Callable[[list[str]], Any]] = {}
+    for kind in ("bfloat16", "float32"):
+        ours = SentenceEncoder.load(path, device=options.device, dtype=kind)
+        work[f"ours, {kind}"] = partial(ours.encode, batch_tokens=16384)
+        try:
+            from sentence_transformers import SentenceTransformer
+
+            dtype = {"torch_dtype": getattr(torch, kind)}
+            theirs = SentenceTransformer(path, device=options.device, model_kwargs=dtype)
+            work[f"sentence-transformers, {kind}"] = partial(theirs.encode, batch_size=128, convert_to_tensor=True)
+        except Exception as error:  # ours can be measured without it
+            progress(f"no sentence-transformers: {error}")
+    for length, words in (("short", (5, 11)), ("long", (50, 70))):
+        text = sentences(16 if options.small else 4096, words)
+        tokens = sum(len(ids) + 2 for ids in ours.tokenizers["shared"].encode(text))
+        with allow_tf32(torch.device(options.device)):  # for all of them
+            turns = take_turns(work, [text] * 4, device=options.device)
+        for name, seconds in turns.medians().items():
+            bound = tokens * operations(ours.model) / (half if "bfloat16" in name else single)
+            yield f"{length} sentences, {name}", "sentences/s", len(text) / seconds, len(text) / bound
+
+
+def mine(options: Namespace) -> Iterator[Row]:
+    """Find the four nearest neighbours of both sides beside faiss, which searches twice."""
+    import faiss
+    import torch
+
+    from xrep.retrieval.tiles import Operand, search_tile
+    from xrep.retrieval.topk import TopK
+
+    size, width = (300, 32) if options.small else (50_000, 768)
+    sides = [torch.nn.functional.normalize(torch.randn(size, width), dim=1) for _ in range(2)]
+
+    def ours(_: Any) -> Any:
+        best = [TopK.none(size, 4, device=options.device) for _ in sides]
+        search_tile(*(Operand.of(side.to(options.device)) for side in sides), *best, 0, 0)
+        return [found.index.cpu().numpy() for found in best]
+
+    def theirs(on_gpu: bool, _: Any) -> Any:
+        found = []
+        for queries, side in (sides, sides[::-1]):
+            index = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(width)) if on_gpu else faiss.IndexFlatIP(width)
+            index.add(side.numpy())
+            found.append(index.search(queries.numpy(), 4)[1])
+        return found
+
+    work: dict[str, Callable[[Any], Any]] = {"ours": ours, "faiss on the CPU": partial(theirs, False)}
+    if options.device == "cuda" and getattr(faiss, "get_num_gpus", int)():
+        work["faiss on the GPU"] = partial(theirs, True)
+    turns = take_turns(work, range(3), device=options.device)
+    bound = 2 * size**2 * width / peaks(options)[0]
+    for name, seconds in turns.medians().items():
+        yield f"{size:,} x {width} on both sides, {name}", "ms", 1000 * seconds, 1000 * bound
+    same = [(a == b).mean() for a, b in zip(turns.results["ours"], turns.results["faiss on the CPU"], strict=True)]
+    yield "neighbours that are those of faiss", "%", 50 * float(sum(same)), 100.0
+
+
+SECTIONS: dict[str, tuple[str, int, Callable[[Namespace], Iterator[Row]]]] = {
+    "tests": ("Tests on the device", 130, tests),
+    "queue": ("The loss of dual momentum contrast", 60, partial(loss, "queue")),
+    "inbatch": ("The loss of translation ranking, 1,024 pairs", 60, partial(loss, "inbatch")),
+    "inbatch-large": ("The loss of translation ranking, 8,192 pairs", 60, partial(loss, "inbatch-large")),
+    "vocabulary": ("The cross-entropy of a large vocabulary", 60, partial(loss, "vocabulary")),
+    "step-256": ("A training step of BERT-base, 256 pairs", 70, partial(step, 256, False)),
+    "step-1024": ("A training step of BERT-base, 1,024 pairs", 70, partial(step, 1024, False)),
+    "encode": ("Encoding through BERT-base", 60, encode),
+    "mine": ("Nearest neighbours in both directions", 60, mine),
+    "step-1024-compiled": ("The step with 1,024 pairs and --compile", 100, partial(step, 1024, True)),
+    "step-256-compiled": ("The step with 256 pairs and --compile", 100, partial(step, 256, True)),
+}
+"""The title of each section, its seconds of eight minutes at most, and what yields its rows."""
+
+
+def apart(name: str, options: Namespace, seconds: float) -> dict[str, Any]:
+    """Run a section in a process of its own; return its rows, and what went wrong."""
+    if seconds < LEAST:
+        return {"section": name, "rows": [], "note": "skipped: no time was left"}
+    rows, said = options.work / f"{name}.jsonl", options.work / f"{name}.txt"
+    rows.touch()
+    line = [sys.executable, __file__, "--section", name, "--device", options.device, "--work", str(options.work)]
+    line += ["--small"] * options.small + (["--encoder", options.encoder] if options.encoder else [])
+    paths = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "XREP_HOME": str(options.work / "home")}
+    with said.open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(line, stdout=output, stderr=output, env=environment, start_new_session=True)
+    try:
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        with suppress(ProcessLookupError):  # with all that it has started
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    last = (said.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+    note = "" if code == 0 else f"stopped after {seconds:.0f} seconds" if code is None else f"failed: {last[:500]}"
+    return {"section": name, "rows": [json.loads(row) for row in rows.read_text("utf-8").splitlines()], "note": note}
+
+
+def page(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
+    """Return the page about the figures of a run, in Markdown."""
+    lines = ["# One GPU, measured", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
+    about = __doc__ or ""
+    lines += ["The measured figures are medians of this run.", about[about.index("A modelled") :]]
+    for section in found:
+        lines += [f"## {SECTIONS[section['section']][0]}", ""]
+        cells = [
+            [what, unit, *("-" if n is None else f"{n:,.4g}" for n in figures)]
+            for what, unit, *figures in section["rows"]
+        ]
+        if cells:
+            head = ["what", "unit", "measured", "modelled"], 4 * ["---"]
+            lines += [*(f"| {' | '.join(row)} |" for row in (*head, *cells)), ""]
+        lines += [section["note"], ""] if section["note"] else []
+    return "\n".join(lines)
+
+
+@console_script("benchmarks/gpu.py")
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
+    add = parser.add_argument
+    add("--minutes", type=float, default=8.0, help="after which nothing goes on")
+    add(
+        "--page",
+        metavar="FILE",
+        default=str(HERE / "gpu.md"),
+        help="the page; the figures are written to .json beside it",
+    )
+    add("--encoder", metavar="PATH", help="a sentence-transformers directory; default: BERT-base with random weights")
+    add("--device", choices=("cpu", "cuda"), default="cuda", help="where to measure")
+    add("--small", action="store_true", help="tiny inputs, to try everything")
+    add("--section", choices=SECTIONS, help=argparse.SUPPRESS)
+    add("--work", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.section:
+        with (options.work / f"{options.section}.jsonl").open("a", encoding="utf-8") as file:
+            for what, unit, *figures in SECTIONS[options.section][2](options):
+                row = [what, unit, *(None if math.isnan(figure) else figure for figure in figures)]
+                print(json.dumps(row), file=file, flush=True)
+        return
+    import torch
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("there is no CUDA GPU", cure="give --small --device cpu to try the script without one")
+    files = Path(options.page), Path(options.page).with_suffix(".json")
+    for path in files:
+        check_output(path)
+    began, found = time.monotonic(), []
+    facts = {
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or "CPU",
+        "date": date.today().isoformat(), "commit": commit(), "python": platform.python_version(),
+        "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
+        "command": " ".join(["python benchmarks/gpu.py", *argv]),
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        options.work = Path(folder)
+        for name, (title, most, _) in SECTIONS.items():
+            left = 60 * options.minutes - (time.monotonic() - began)
+            found.append(apart(name, options, min(left, most * options.minutes / 8)))
+            progress(f"{title}: {found[-1]['note'] or 'done'}, {time.monotonic() - began:.0f} s")
+    for path, text in zip(files, (page(facts, found), json.dumps({**facts, "sections": found}, indent=1)), strict=True):
+        with write_aside(path) as aside:
+            aside.write_text(text + "\n", encoding="utf-8")
+    print(page(facts, found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
