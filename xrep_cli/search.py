@@ -42,8 +42,8 @@ class Build(common.Computing, common.Batches, common.JsonOption):
       xrep-search build --path run1/best --input corpus.txt --output index/ --index IVF4096,PQ48
 
     The text may have any number of lines. If the command is interrupted, repeat it: it goes on where it stopped. Blank
-    lines are left out. While faiss builds an index, it holds up to 2 GB of vectors in memory, in float32 even if the index
-    compresses them.
+    lines are left out. While faiss builds an index, it holds up to 2 GB of vectors in memory, in float32 even if the
+    index compresses them.
 
     Other programs can read each part of the index: lines.txt (the sentences), numbers.npy (their lines in the text),
     vectors.npy (16-bit vectors, length 1) and, unless the search is exact, 00000.faiss, 00001.faiss, ... (faiss)."""
