@@ -10,8 +10,8 @@ a bound that no program reaches. For vectors of width D:
 
 - a loss of R x C similarities: 2 R C D operations and (R + C) D numbers for each product; memory: its gradients
 - a training step: 8 operations for each weight of a layer and each token (forward, backward twice that, and through the
-  momentum encoder), attention, and the products with the queues; 40 bytes for each parameter (AdamW 28, momentum 12).
-  Memory: 20 bytes for each parameter, the queues, and 34 bytes for each token and each number of each layer
+  momentum encoder), attention, and the products with the queues; then 40 bytes for each parameter (AdamW 28, momentum
+  encoder 12). Memory: 20 bytes for each parameter, the queues, and 34 bytes for each token and number of each layer
 - encoding: 2 operations for each weight of a layer and each token
 - mining: one product of all pairs, for both directions
 
@@ -27,7 +27,6 @@ import os
 import platform
 import random
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -35,18 +34,34 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import progress, take_turns, write_corpus
+import faiss
+import kernels
+import torch
+from harness import progress, say_absent, take_turns, write_corpus
 from results import commit
+from torch.nn.functional import normalize
+from train import Unsaved
 
+from xrep.config import runs_of
+from xrep.data.batch import TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.files import check_output, write_aside
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.kernels.precision import allow_tf32
+from xrep.models.dual_encoder import DualEncoder
+from xrep.retrieval.tiles import Operand, search_tile
+from xrep.retrieval.topk import TopK
+from xrep.text.train_tokenizer import train_tokenizer
+from xrep.training.distributed import alone
+from xrep.training.log import Quiet
+from xrep.training.trainer import Trainer
 from xrep_cli.command import HelpFormatter, console_script
+from xrep_cli.train_options import parse
 
 HERE = Path(__file__).resolve().parent
 CARDS = {
@@ -55,6 +70,7 @@ CARDS = {
     "A100": (312, 156, 1.56), "L40S": (362, 183, 0.86), "L4": (121, 60, 0.3), "RTX 4090": (165, 83, 1.01),
 }  # fmt: skip
 """Dense TFLOP/s in bfloat16 and in TF32, and TB/s of memory, in NVIDIA's data sheets, by a part of a card's name."""
+PEAKS = "{:g} TFLOP/s in bfloat16, {:g} in TF32, {:g} TB/s"
 LEAST = 15
 """Seconds without which a section is not begun."""
 Row = tuple[str, str, float, float]
@@ -63,26 +79,23 @@ Row = tuple[str, str, float, float]
 
 def peaks(options: Namespace) -> tuple[float, float, float]:
     """Return operations a second in bfloat16 and in TF32, and bytes a second; nan for a card that is not known."""
-    import torch
-
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     return tuple(1e12 * peak for peak in next((CARDS[card] for card in CARDS if card in name), 3 * (math.nan,)))
 
 
-def tests(options: Namespace) -> Iterator[Row]:
-    chosen = "tests/cuda/test_real.py" if options.small else "tests/cuda"
-    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", chosen]
+def tests(file: str, options: Namespace) -> Iterator[Row]:
+    chosen = f"tests/cuda/{file}" + "::test_every_criterion_has_a_case" * (options.small and file == "test_cuda.py")
+    line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", chosen]
     said = subprocess.run(line, cwd=HERE.parent, capture_output=True, text=True)
     lines = (said.stdout + said.stderr).strip().splitlines() or ["pytest said nothing"]
-    yield from ((chosen, outcome, int(n), math.nan) for n, outcome in re.findall(r"(\d+) (\w+)\b(?=.* in )", lines[-1]))
+    for count, outcome in re.findall(r"(\d+) (passed|failed|skipped|error)", lines[-1]):
+        yield chosen, outcome, int(count), math.nan
     if said.returncode:
         failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
         raise RuntimeError("; ".join(failed[:9] or lines[-1:]))
 
 
 def loss(case: str, options: Namespace) -> Iterator[Row]:
-    import kernels
-
     size, (peak, _, bandwidth) = "tiny" if options.small else "paper", peaks(options)
     contest = kernels.make(case, size, options.device)
     rows, columns, width = len(contest.sides[0]), *contest.sides[1].shape
@@ -107,14 +120,6 @@ def sentences(count: int, words: tuple[int, int], seed: int = 0) -> list[str]:
 
 def step(pairs: int, compiled: bool, options: Namespace) -> Iterator[Row]:
     """Train by dual momentum contrast as xrep-train does, with two towers and queues in bfloat16."""
-    import torch
-    from train import Unsaved
-
-    from xrep.config import runs_of
-    from xrep.training.distributed import alone
-    from xrep.training.log import Quiet
-    from xrep.training.trainer import Trainer
-    from xrep_cli.train_options import parse
 
     class Watch(Quiet):
         def record(self, step: int, values: dict[str, float], kind: str) -> None:
@@ -158,22 +163,12 @@ def step(pairs: int, compiled: bool, options: Namespace) -> Iterator[Row]:
 
 def operations(model: Any) -> int:
     """Return the operations of the layers for a token, two for each weight, summed over the towers."""
-    import torch
-
     return sum(2 * part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear))
 
 
 def encode(options: Namespace) -> Iterator[Row]:
     """Encode through BERT-base with random weights, or a given encoder, beside sentence-transformers."""
-    sys.modules.setdefault("kernels", None)  # transformers looks for a package of this name, and would find kernels.py
-    import torch
-
-    from xrep.data.batch import TextSpec, Vocabulary
-    from xrep.inference.sentence_encoder import SentenceEncoder
-    from xrep.kernels.precision import allow_tf32
-    from xrep.models.dual_encoder import DualEncoder
-    from xrep.text.train_tokenizer import train_tokenizer
-
+    sys.modules["kernels"] = None  # transformers looks for a package of this name, and would find kernels.py
     path, (half, single, _) = options.encoder or str(options.work / "encoder"), peaks(options)
     if not options.encoder:
         tokenizer = train_tokenizer(sentences(2000, (3, 40)), None, options.work / "tokenizer")
@@ -192,7 +187,7 @@ def encode(options: Namespace) -> Iterator[Row]:
             theirs = SentenceTransformer(path, device=options.device, model_kwargs=dtype)
             work[f"sentence-transformers, {kind}"] = partial(theirs.encode, batch_size=128, convert_to_tensor=True)
         except Exception as error:  # ours can be measured without it
-            progress(f"no sentence-transformers: {error}")
+            say_absent("sentence-transformers", f"{type(error).__name__}: {error}")
     for length, words in (("short", (5, 11)), ("long", (50, 70))):
         text = sentences(16 if options.small else 4096, words)
         tokens = sum(len(ids) + 2 for ids in ours.tokenizers["shared"].encode(text))
@@ -205,14 +200,8 @@ def encode(options: Namespace) -> Iterator[Row]:
 
 def mine(options: Namespace) -> Iterator[Row]:
     """Find the four nearest neighbours of both sides beside faiss, which searches twice."""
-    import faiss
-    import torch
-
-    from xrep.retrieval.tiles import Operand, search_tile
-    from xrep.retrieval.topk import TopK
-
     size, width = (300, 32) if options.small else (50_000, 768)
-    sides = [torch.nn.functional.normalize(torch.randn(size, width), dim=1) for _ in range(2)]
+    sides = [normalize(torch.randn(size, width), dim=1) for _ in range(2)]
 
     def ours(_: Any) -> Any:
         best = [TopK.none(size, 4, device=options.device) for _ in sides]
@@ -239,7 +228,8 @@ def mine(options: Namespace) -> Iterator[Row]:
 
 
 SECTIONS: dict[str, tuple[str, int, Callable[[Namespace], Iterator[Row]]]] = {
-    "tests": ("Tests on the device", 130, tests),
+    "kernels": ("Tests of the kernels", 80, partial(tests, "test_real.py")),
+    "training": ("Tests of training and of the commands", 130, partial(tests, "test_cuda.py")),
     "queue": ("The loss of dual momentum contrast", 60, partial(loss, "queue")),
     "inbatch": ("The loss of translation ranking, 1,024 pairs", 60, partial(loss, "inbatch")),
     "inbatch-large": ("The loss of translation ranking, 8,192 pairs", 60, partial(loss, "inbatch-large")),
@@ -257,26 +247,23 @@ SECTIONS: dict[str, tuple[str, int, Callable[[Namespace], Iterator[Row]]]] = {
 def apart(name: str, options: Namespace, seconds: float) -> dict[str, Any]:
     """Run a section in a process of its own; return its rows, and what went wrong."""
     if seconds < LEAST:
-        return {"section": name, "rows": [], "note": "skipped: no time was left"}
+        return {"section": name, "rows": [], "notes": ["skipped: no time was left"]}
     rows, said = options.work / f"{name}.jsonl", options.work / f"{name}.txt"
     rows.touch()
     line = [sys.executable, __file__, "--section", name, "--device", options.device, "--work", str(options.work)]
     line += ["--small"] * options.small + (["--encoder", options.encoder] if options.encoder else [])
     paths = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "XREP_HOME": str(options.work / "home")}
-    with said.open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(line, stdout=output, stderr=output, env=environment, start_new_session=True)
-    try:
-        code = process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        code = None
-    finally:
-        with suppress(ProcessLookupError):  # with all that it has started
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    last = (said.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-    note = "" if code == 0 else f"stopped after {seconds:.0f} seconds" if code is None else f"failed: {last[:500]}"
-    return {"section": name, "rows": [json.loads(row) for row in rows.read_text("utf-8").splitlines()], "note": note}
+    with said.open("w", encoding="utf-8") as output:  # a time-out ends all that the section has started
+        timed = ["timeout", "--signal", "KILL", f"{seconds:.0f}", *line]
+        code = subprocess.run(timed, stdout=output, stderr=output, env=environment).returncode
+    lines = said.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
+    notes = [line for line in dict.fromkeys(lines) if line.startswith("without ")]
+    if code:
+        is_late = code in (137, -9)
+        notes.append(f"stopped after {seconds:.0f} seconds" if is_late else f"failed: {lines[-1][:500]}")
+    found = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
+    return {"section": name, "rows": found, "notes": notes}
 
 
 def page(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
@@ -286,14 +273,11 @@ def page(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
     lines += ["The measured figures are medians of this run.", about[about.index("A modelled") :]]
     for section in found:
         lines += [f"## {SECTIONS[section['section']][0]}", ""]
-        cells = [
-            [what, unit, *("-" if n is None else f"{n:,.4g}" for n in figures)]
-            for what, unit, *figures in section["rows"]
-        ]
-        if cells:
-            head = ["what", "unit", "measured", "modelled"], 4 * ["---"]
-            lines += [*(f"| {' | '.join(row)} |" for row in (*head, *cells)), ""]
-        lines += [section["note"], ""] if section["note"] else []
+        cells = [["what", "unit", "measured", "modelled"], 4 * ["---"]]
+        for what, unit, *pair in section["rows"]:
+            cells.append([what, unit, *("-" if figure is None else f"{figure:,.4g}" for figure in pair)])
+        lines += [*(f"| {' | '.join(row)} |" for row in cells), ""] if section["rows"] else []
+        lines += [line for note in section["notes"] for line in (note, "")]
     return "\n".join(lines)
 
 
@@ -302,12 +286,7 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     add = parser.add_argument
     add("--minutes", type=float, default=8.0, help="after which nothing goes on")
-    add(
-        "--page",
-        metavar="FILE",
-        default=str(HERE / "gpu.md"),
-        help="the page; the figures are written to .json beside it",
-    )
+    add("--page", metavar="FILE", default=str(HERE / "gpu.md"), help="the page; its figures become a .json beside it")
     add("--encoder", metavar="PATH", help="a sentence-transformers directory; default: BERT-base with random weights")
     add("--device", choices=("cpu", "cuda"), default="cuda", help="where to measure")
     add("--small", action="store_true", help="tiny inputs, to try everything")
@@ -320,29 +299,31 @@ def main(argv: Sequence[str]) -> None:
                 row = [what, unit, *(None if math.isnan(figure) else figure for figure in figures)]
                 print(json.dumps(row), file=file, flush=True)
         return
-    import torch
-
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("there is no CUDA GPU", cure="give --small --device cpu to try the script without one")
     files = Path(options.page), Path(options.page).with_suffix(".json")
     for path in files:
         check_output(path)
-    began, found = time.monotonic(), []
+    began, found, sheet = time.monotonic(), [], [peak / 1e12 for peak in peaks(options)]
     facts = {
         "device": torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or "CPU",
         "date": date.today().isoformat(), "commit": commit(), "python": platform.python_version(),
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
         "command": " ".join(["python benchmarks/gpu.py", *argv]),
+        "peaks": "not known" if math.isnan(sheet[0]) else PEAKS.format(*sheet),
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         options.work = Path(folder)
         for name, (title, most, _) in SECTIONS.items():
             left = 60 * options.minutes - (time.monotonic() - began)
-            found.append(apart(name, options, min(left, most * options.minutes / 8)))
-            progress(f"{title}: {found[-1]['note'] or 'done'}, {time.monotonic() - began:.0f} s")
-    for path, text in zip(files, (page(facts, found), json.dumps({**facts, "sections": found}, indent=1)), strict=True):
-        with write_aside(path) as aside:
-            aside.write_text(text + "\n", encoding="utf-8")
+            found.append(apart(name, options, min(left, max(LEAST, most * options.minutes / 8))))
+            progress(f"{title}: {'; '.join(found[-1]['notes']) or 'done'}, {time.monotonic() - began:.0f} s")
+            figures = json.dumps({**facts, "sections": found}, indent=1)
+            for path, text in zip(
+                files, (page(facts, found), figures), strict=True
+            ):  # also for a run that is cut short
+                with write_aside(path) as aside:
+                    aside.write_text(text + "\n", encoding="utf-8")
     print(page(facts, found))
 
 

@@ -68,39 +68,31 @@ class Contest:
 
 
 def vectors(count: int, width: int, like: Tensor) -> Tensor:
-    """Return random vectors of length 1, [count, width], made in parts to save memory."""
-    parts = (torch.randn(min(65536, count - n), width, device=like.device) for n in range(0, count, 65536))
-    return torch.cat([F.normalize(part, dim=1).to(like.dtype) for part in parts])
-
-
-def translations(count: int, width: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return pairs with a cosine of about 0.24, whose losses are neither very small nor very large; the temperature."""
-    x, noise = (vectors(count, width, like.float()) for _ in range(2))
-    x, y = (side.to(like.dtype).requires_grad_() for side in (x, F.normalize(x + 4 * noise, dim=1)))
-    return x, y, torch.tensor(TEMPERATURE, device=like.device)
+    """Return random vectors of length 1 in the type of ``like``, [count, width]."""
+    return F.normalize(torch.randn(count, width, device=like.device), dim=1).to(like.dtype).requires_grad_()
 
 
 def queue(rows: int, columns: int, width: int, like: Tensor) -> Contest:
     """Dual momentum contrast."""
-    query, positive, tau = translations(rows, width, like)
-    given = query, positive, vectors(columns, width, like), tau
-    return Contest((query, given[2]), 2, (query, positive), lambda: queue_infonce(*given).loss, plain_queue, given)
+    query, positive, keys = (vectors(count, width, like) for count in (rows, rows, columns))
+    given = query, positive, keys.requires_grad_(False), torch.tensor(TEMPERATURE, device=like.device)
+    return Contest((query, keys), 2, (query, positive), lambda: queue_infonce(*given).loss, plain_queue, given)
 
 
 def inbatch(rows: int, _: int, width: int, like: Tensor) -> Contest:
     """Translation ranking. Equal sentences are masked, as in training, though there are none."""
-    x, y, tau = translations(rows, width, like)
-    given = x, y, tau, torch.arange(rows, device=like.device).unsqueeze(1)
-    ours = partial(inbatch_infonce, *given[:3], ids=given[3])
-    return Contest((x, y), 3, (x, y), lambda: torch.cat(ours()[:2]), plain_inbatch, given)
+    x, y = (vectors(rows, width, like) for _ in range(2))
+    tau, ids = torch.tensor(TEMPERATURE, device=like.device), torch.arange(rows, device=like.device).unsqueeze(1)
+    ours = partial(inbatch_infonce, x, y, tau, ids=ids)
+    return Contest((x, y), 3, (x, y), lambda: torch.cat(ours()[:2]), plain_inbatch, (x, y, tau, ids))
 
 
 def vocabulary(rows: int, columns: int, width: int, like: Tensor) -> Contest:
-    """The words of a language model. Vectors have length 4, so that logits spread as those of a trained one do."""
-    sides = hidden, weight = [(4 * vectors(count, width, like)).requires_grad_() for count in (rows, columns)]
+    """The cross-entropy of a language model."""
+    hidden, weight = (vectors(count, width, like) for count in (rows, columns))
     given = hidden, weight, torch.randint(columns, (rows,), device=like.device)
     ours = partial(linear_cross_entropy, *given)
-    return Contest((hidden, weight), 3, tuple(sides), lambda: ours().loss / rows, plain_vocabulary, given)
+    return Contest((hidden, weight), 3, given[:2], lambda: ours().loss / rows, plain_vocabulary, given)
 
 
 def plain_queue(query: Tensor, positive: Tensor, keys: Tensor, tau: Tensor) -> Tensor:
@@ -187,7 +179,7 @@ def contestants(contest: Contest, only: str = "") -> dict[str, Callable[[Any], A
         except Exception as error:
             if name == "ours":
                 raise
-            say_absent(name, error)
+            say_absent(name, f"{type(error).__name__}: {error}")
             del able[name]
     return able
 
@@ -243,7 +235,7 @@ def main(argv: Sequence[str]) -> None:
             memory = f", {peaks[name]:.0f} MB" if name in peaks else ""
             print(f"{case} {shape}, {name}: {1000 * seconds:.2f} ms{memory}")
         pairs = [("ours", name) for name in turns.seconds if name != "ours"]
-        report(compare("kernels", f"{case} {shape}", turns.seconds, pairs), options.csv)
+        report(compare(f"kernels, {case}", shape, turns.seconds, pairs), options.csv)
     print(describe(torch.device(options.device)))
 
 

@@ -14,8 +14,8 @@ from xrep.kernels.linear import linear
 from xrep.kernels.pairs import beaten
 from xrep.kernels.precision import accumulation_dtype
 
-BLOCK_KEYS = 1 << 22
-"""Number of similarities from which words are drawn at a time, always in whole rows."""
+BLOCK_KEYS = 1 << 19
+"""Number of similarities from which words are drawn at a time on a CPU, whose caches hold them; always whole rows."""
 SHORTEST = 1e-12
 """Smallest length of a word vector: shorter ones are treated as this long, as in ``torch.nn.functional.normalize``."""
 
@@ -142,7 +142,7 @@ def _sampled(products: Tensor, scales: Tensor, barred: Tensor, samples: int) -> 
     """
     rows, count = products.shape
     noise = products.new_empty(rows + count).exponential_().log_().neg_().as_strided((rows, count), (1, 1))
-    block, drawn = max(1, BLOCK_KEYS // count), []
+    block, drawn = max(1, BLOCK_KEYS // count if products.device.type == "cpu" else rows), []
     for start in range(0, max(rows, 1), block):
         part = slice(start, start + block)
         keys = torch.addcdiv(noise[part], products[part], scales).scatter_(1, barred[part], -torch.inf)
