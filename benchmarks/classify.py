@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import Taken, make_parser, progress, read_pairs, take_turns
+from harness import Taken, make_parser, progress, read_pairs, take_turns, texts_of
 from results import Row, compare, report
 from train import callback, configured, training
 
@@ -66,10 +66,9 @@ def their_trainer(
     return turn
 
 
-def measure(options: argparse.Namespace, kind: str, folder: Path) -> list[Row]:
+def measure(options: argparse.Namespace, kind: str, count: int, folder: Path) -> list[Row]:
     import transformers
 
-    count = options.lines if kind == "short" else options.lines // 4
     lines = [english for _, english in read_pairs(kind, count + 20, options.data)]
     labels = write_labelled(lines, folder / "text")
     words = [str(folder / "text"), "--task", "classification", "--criterion", "classification", "--languages", "all"]
@@ -104,14 +103,14 @@ def main() -> None:
     parser = make_parser(__doc__)
     add = parser.add_argument
     add("--encoder", required=True, help="a directory of a BERT, such as minilm's")
-    add("--lines", type=int, default=1000, help="short lines that are learnt and labelled; a quarter of that if long")
+    add("--lines", type=int, default=1000, help="short lines that are learnt and labelled; a fifth of that if long")
     add("--batch-size", type=int, default=16, help="rows in a step")
     add("--max-length", type=int, default=128, help="longest row in subwords")
     options = parser.parse_args()
     keep_freed_memory()  # as xrep-train does
-    for kind in [options.text] if options.text else ["short", "long"]:
+    for kind, count in texts_of(options, options.lines):
         with tempfile.TemporaryDirectory() as folder:
-            report(measure(options, kind, Path(folder)), options.csv)
+            report(measure(options, kind, count, Path(folder)), options.csv)
 
 
 if __name__ == "__main__":

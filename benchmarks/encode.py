@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import make_parser, multiplies_bfloat16, progress, read_pairs, say_absent, take_turns
+from harness import make_parser, multiplies_bfloat16, progress, read_pairs, say_absent, take_turns, texts_of
 from results import RESTRICTED, compare, report
 
 from xrep.data.batch import batches_of, collate
@@ -176,18 +176,15 @@ def profile(path: str, kind: str, lines: list[str]) -> None:
 def main() -> None:
     parser = make_parser(__doc__)
     add = parser.add_argument
-    add("--path", required=True, help="a sentence-transformers directory, such as minilm's")
-    add("--lines", type=int, default=2000, help="short lines that are encoded in a round; a tenth of that if long")
+    add("--path", required=True, help="a sentence-transformers directory, such as minilm's or what xrep-export writes")
+    add("--lines", type=int, default=2000, help="short lines that are encoded in a round; a fifth of that if long")
     add("--only", default="", metavar="NAME", help="leave out contestants without this in their names")
     add("--one", action="store_true", help="measure calls with one line instead")
     add("--profile", action="store_true", help="print where the time of xrep goes instead")
     options = parser.parse_args()
-    kinds = {"short": options.lines, "long": max(1, options.lines // 10)}
-    texts = {
-        kind: [english for _, english in read_pairs(kind, count, options.data)]
-        for kind, count in kinds.items()
-        if options.text in (None, kind)
-    }
+    texts = dict[str, list[str]]()
+    for kind, count in texts_of(options, options.lines):
+        texts[kind] = [english for _, english in read_pairs(kind, count, options.data)]
     if options.profile:
         for kind, lines in texts.items():
             profile(options.path, kind, lines)

@@ -16,16 +16,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import ExitStack
+from functools import cache
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
-from harness import make_parser, multiplies_bfloat16, progress, say_absent, take_turns
+from harness import make_parser, multiplies_bfloat16, progress, say_absent, take_turns, texts_of
 from results import Row, compare, report
 from torch import Tensor, nn
 
@@ -38,7 +38,7 @@ from xrep.nn.layers import pack_weights
 from xrep.number_types import Precision
 
 PAD, UNK, BOS, EOS, MASK = range(5)
-LENGTHS = {"short": (12, 12), "long": (80, 60)}
+LENGTHS = {"short": (12, 12), "mixed": (40, 30), "long": (80, 60)}
 """Tokens of a source, on average, and of its translation."""
 PAIRS = [
     ("xrep, float32", "transformers"),
@@ -77,12 +77,6 @@ def make_model(options: argparse.Namespace) -> Translation:
     pack_weights(model)
     model.pack_scores()
     return model
-
-
-def copy_in(precision: Precision, options: argparse.Namespace) -> Translation:
-    copy = make_model(options)
-    to_device(copy, "cpu", precision).pack_scores()
-    return copy
 
 
 def bart(model: Translation) -> nn.Module:
@@ -175,57 +169,39 @@ def write_ctranslate2(theirs: nn.Module, words: list[str], folder: Path) -> None
     subprocess.run([*convert, "--model", str(folder / "hf"), "--output_dir", str(folder / "ct2")], check=True)
 
 
-@contextmanager
-def ctranslate2(theirs: nn.Module, options: argparse.Namespace) -> Iterator[dict[str, Translate]]:
-    """Context manager that yields CTranslate2 in two precisions, each in a process of its own.
+@cache
+def translator(path: str, precision: str, threads: int) -> Any:
+    import ctranslate2
 
-    In one process with torch it slows torch's searches down (by 1.2 in float32 and 1.5 in int8 on one machine).
+    return ctranslate2.Translator(path, compute_type=precision, inter_threads=1, intra_threads=threads)
 
-    Raises:
-        ImportError: It is not installed.
-    """
-    if not find_spec("ctranslate2"):
-        raise ImportError("No module named 'ctranslate2'")
+
+def translated(how: tuple[str, str, int], sentences: list[list[str]], limits: dict[str, int]) -> list[list[list[str]]]:
+    """Return the words of the hypotheses of each sentence by CTranslate2, which each process loads once."""
+    unused = [["<pad>"], ["<s>"], ["<mask>"]]
+    found = translator(*how).translate_batch(sentences, suppress_sequences=unused, **limits)
+    return [each.hypotheses for each in found]
+
+
+def ctranslate2(theirs: nn.Module, options: argparse.Namespace, stack: ExitStack) -> Iterator[tuple[str, Translate]]:
+    """Yield CTranslate2 in two precisions, each in a process of its own, which ends with the stack."""
     words = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", *(f"w{i}" for i in range(5, options.words))]
     ids = {word: i for i, word in enumerate(words)}
     limits = {"num_hypotheses": options.beam, "min_decoding_length": options.tokens}
     limits |= {"beam_size": options.beam, "max_decoding_length": options.tokens}
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    write_ctranslate2(theirs, words, folder)
+    for name, precision in (("CTranslate2", "float32"), ("CTranslate2, int8", "int8")):
+        process = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
+        how = str(folder / "ct2"), precision, torch.get_num_threads()
 
-    def translate(process: ProcessPoolExecutor, batch: TokenBatch) -> list[list[list[int]]]:
-        sides = zip(batch.tokens.tolist(), batch.host_lengths.tolist(), strict=True)
-        sentences = [[words[i] for i in tokens[:length]] for tokens, length in sides]
-        found = process.submit(Translator.run, sentences, limits).result()
-        return [[[ids[word] for word in hypothesis] for hypothesis in each] for each in found]
+        def translate(batch: TokenBatch, process: Any = process, how: Any = how) -> list[list[list[int]]]:
+            sides = zip(batch.tokens.tolist(), batch.host_lengths.tolist(), strict=True)
+            sentences = [[words[i] for i in tokens[:length]] for tokens, length in sides]
+            found = process.submit(translated, how, sentences, limits).result()
+            return [[[ids[word] for word in hypothesis] for hypothesis in each] for each in found]
 
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        write_ctranslate2(theirs, words, folder)
-        contestants: dict[str, Translate] = {}
-        for name, precision in (("CTranslate2", "float32"), ("CTranslate2, int8", "int8")):
-            start = str(folder / "ct2"), precision, torch.get_num_threads()
-            context = get_context("spawn")
-            process = ProcessPoolExecutor(1, mp_context=context, initializer=Translator.start, initargs=start)
-            contestants[name] = partial(translate, stack.enter_context(process))
-        yield contestants
-
-
-class Translator:
-    """The translator of CTranslate2 in a process of its own."""
-
-    loaded: ClassVar[Any]
-
-    @classmethod
-    def start(cls, path: str, precision: str, threads: int) -> None:
-        import ctranslate2
-
-        cls.loaded = ctranslate2.Translator(path, compute_type=precision, inter_threads=1, intra_threads=threads)
-
-    @classmethod
-    def run(cls, sentences: list[list[str]], limits: dict[str, int]) -> list[list[list[str]]]:
-        """Return the words of the hypotheses of each sentence."""
-        unused = [["<pad>"], ["<s>"], ["<mask>"]]
-        found = cls.loaded.translate_batch(sentences, suppress_sequences=unused, **limits)
-        return [each.hypotheses for each in found]
+        yield name, translate
 
 
 def same(found: list[list[list[int]]], expected: list[list[list[int]]]) -> float:
@@ -242,14 +218,16 @@ def measure(options: argparse.Namespace, kind: str) -> list[Row]:
     batch = collate(sources, model.source_vocabulary, 128)
     theirs = bart(model)
     contestants = {"transformers": transformers(theirs, options), "xrep, float32": ours(model, options)}
-    if multiplies_bfloat16():
-        contestants["xrep, bfloat16"] = ours(copy_in("bfloat16", options), options)
-    contestants["xrep, int8"] = ours(copy_in("int8", options), options)
+    precisions: list[Precision] = ["bfloat16", "int8"] if multiplies_bfloat16() else ["int8"]
+    for precision in precisions:
+        copy = make_model(options)
+        to_device(copy, "cpu", precision).pack_scores()
+        contestants[f"xrep, {precision}"] = ours(copy, options)
     with ExitStack() as stack:
-        try:
-            contestants |= stack.enter_context(ctranslate2(theirs, options))
-        except ImportError as error:
-            say_absent("CTranslate2", error)
+        if find_spec("ctranslate2"):
+            contestants |= dict(ctranslate2(theirs, options, stack))
+        else:
+            say_absent("CTranslate2", "it is not installed")
         turns = take_turns(contestants, [batch] * (options.repeats + 1), title=f"generate, {kind}")
     for name, found in turns.results.items():
         share = 100 * same(found, turns.results["transformers"])
@@ -267,7 +245,7 @@ def main() -> None:
     add("--beam", type=int, default=5, help="hypotheses of each sentence")
     add("--batch", type=int, default=32, help="sentences in a batch")
     options = parser.parse_args()
-    for kind in [options.text] if options.text else ["short", "long"]:
+    for kind, _ in texts_of(options, 0):
         report(measure(options, kind), options.csv)
 
 

@@ -88,8 +88,15 @@ def take_turns(
     return turns
 
 
+def texts_of(options: argparse.Namespace, count: int) -> list[tuple[str, int]]:
+    """Return the kinds of text that were asked for, and the number of lines of each: a fifth of ``count`` if long."""
+    kinds = [options.text] if options.text else ["short", "long"]
+    return [(kind, max(1, count // 5) if kind == "long" else count) for kind in kinds]
+
+
 def read_pairs(kind: str, count: int | None = None, data: Sequence[str] | None = None) -> list[tuple[str, str]]:
-    """Return pairs of lines (German, English): ``short`` ones, or ``long`` ones, each made of consecutive lines.
+    """Return pairs of lines (German, English): ``short`` ones, ``long`` ones that are made of consecutive lines, or
+    all as they come (``mixed``).
 
     Args:
         count: How many, at most; None: all.
@@ -103,9 +110,9 @@ def read_pairs(kind: str, count: int | None = None, data: Sequence[str] | None =
     for pair in zip(*sides, strict=True):
         joined.append(pair)
         words = sum(len(english.split()) for _, english in joined)
-        if words >= LONG or kind == "short":
+        if words >= LONG or kind != "long":
             source, target = (" ".join(lines) for lines in zip(*joined, strict=True))
-            if kind == "long" or words in SHORT:
+            if kind != "short" or words in SHORT:
                 found[source, target] = None
             joined.clear()
     return list(found)[:count]
@@ -145,11 +152,8 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=HelpFormatter)
     add = parser.add_argument
     add("--csv", metavar="FILE", help="append the rows to this file")
-    add(
-        "--text",
-        choices=("short", "long"),
-        help="lines of 4 to 12 words or of about 60; default: both",
-    )
+    kinds = "lines of 4 to 12 words, of about 60, or as they come; default: the first two"
+    add("--text", choices=("short", "long", "mixed"), help=kinds)
     add("--data", nargs=2, metavar="FILE", help="two files of lines that translate each other, the second in English")
     add("--repeats", type=int, default=5, help="rounds after the warm-up")
     return parser

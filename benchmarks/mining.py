@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import make_parser, progress, read_pairs, take_turns
+from harness import make_parser, progress, read_pairs, take_turns, texts_of
 from results import Row, compare, report
 
 from xrep.inference.search_index import SearchIndex
@@ -139,9 +139,9 @@ def main() -> None:
     add("--lines", type=int, default=4000, help="short lines of each text; a fifth of that if long")
     options = parser.parse_args()
     report(exact_search(options), options.csv)
-    for kind in [options.text] if options.text else ["short", "long"]:
+    for kind, count in texts_of(options, options.lines):
         if options.path:
-            pairs = read_pairs(kind, options.lines if kind == "short" else options.lines // 5, options.data)
+            pairs = read_pairs(kind, count, options.data)
             report(text_to_pairs(options, kind, pairs), options.csv)
             report(answers(options, kind, pairs), options.csv)
 

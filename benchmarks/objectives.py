@@ -17,7 +17,7 @@ import shlex
 import tempfile
 from pathlib import Path
 
-from harness import make_parser, progress, read_pairs, take_turns, write_corpus
+from harness import make_parser, progress, read_pairs, take_turns, texts_of, write_corpus
 from results import Row, compare, report
 from train import configured, training
 
@@ -66,7 +66,7 @@ def main() -> None:
     teacher = [f"{TEACHER} --target-encoder {options.teacher}"] if options.teacher else []
     options.arms = options.arms or [*ARMS, *teacher]
     keep_freed_memory()  # as xrep-train does
-    for kind in [options.text] if options.text else ["short", "long"]:
+    for kind, _ in texts_of(options, 0):
         with tempfile.TemporaryDirectory() as folder:
             report(measure(options, kind, Path(folder)), options.csv)
 

@@ -31,11 +31,11 @@ README = HERE / "README.md"
 BENCHMARKS = {
     "kernels": ("--size small", ""),
     "encode": ("--path {encoder}", "--lines 250 --repeats 3"),
-    "train": ("--encoder {encoder}", "--pairs 64 --repeats 3 --layers 2 --width 128"),
+    "train": ("--encoder {encoder}", "--pairs 128 --batch-size 16 --repeats 3 --layers 2 --width 128"),
     "generate": ("", "--layers 3 --decoder-layers 2 --hidden-size 256 --words 8000 --batch 8 --repeats 3"),
     "mining": ("--path {encoder}", "--sizes 4000 --lines 500 --repeats 3"),
-    "classify": ("--encoder {encoder}", "--lines 60 --batch-size 8 --repeats 3"),
-    "objectives": ("--teacher {encoder}", "--steps 4 --batch-size 32 --repeats 3"),
+    "classify": ("--encoder {encoder}", "--lines 80 --batch-size 8 --repeats 3"),
+    "objectives": ("--teacher {encoder}", "--steps 4 --batch-size 16 --repeats 3"),
 }
 """Arguments of each script, and those of a quick run besides."""
 

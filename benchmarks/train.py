@@ -7,7 +7,8 @@
   padded batches, a momentum encoder updated parameter by parameter, all similarities with the queue written out.
 
 Time is counted from the first batch that is asked for to the end of the last step. Loading a model and saving it do not
-count. Every turn begins anew with the same pairs.
+count, nor does that xrep splits text into subwords once before it trains, while sentence-transformers does so in every
+step. Every turn begins anew with the same pairs.
 
   python benchmarks/train.py --encoder $(xrep-data get minilm --print-path)
 """
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from harness import Taken, make_parser, multiplies_bfloat16, read_pairs, take_turns, write_corpus
+from harness import Taken, make_parser, multiplies_bfloat16, read_pairs, take_turns, texts_of, write_corpus
 from results import Row, compare, report
 from torch import Tensor, nn
 
@@ -200,8 +201,8 @@ def in_batches(task: BitextTask) -> Iterator[tuple[str, str]]:
             yield source, target
 
 
-def ranking(options: argparse.Namespace, kind: str, folder: Path, words: list[str]) -> list[Row]:
-    corpus = write_corpus(read_pairs(kind, options.pairs + 16, options.data), folder / "text")
+def ranking(options: argparse.Namespace, kind: str, count: int, folder: Path, words: list[str]) -> list[Row]:
+    corpus = write_corpus(read_pairs(kind, count + 16, options.data), folder / "text")
     words = [str(corpus), *words, "--criterion", "translation_ranking", "--encoder", options.encoder]
     theirs, rows = ("sentence-transformers", "sentence-transformers, batches by length"), list[Row]()
     for half in [False, True] if multiplies_bfloat16() else [False]:
@@ -216,9 +217,8 @@ def ranking(options: argparse.Namespace, kind: str, folder: Path, words: list[st
     return rows
 
 
-def momentum_contrast(options: argparse.Namespace, kind: str, folder: Path, words: list[str]) -> list[Row]:
+def momentum_contrast(options: argparse.Namespace, kind: str, steps: int, folder: Path, words: list[str]) -> list[Row]:
     corpus = write_corpus(read_pairs(kind, data=options.data), folder / "all")
-    steps = options.pairs // options.batch_size
     chosen = f"--criterion dual_moco --queue-size {options.queue_size} --layers {options.layers} --max-steps {steps} "
     chosen += f"--hidden-size {options.width} --heads {options.width // 64} --feedforward-size {4 * options.width} "
     chosen += "--dropout 0 --attention-dropout 0"
@@ -233,7 +233,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     add = parser.add_argument
     add("--encoder", help="a sentence-transformers directory; without it only dual momentum contrast is measured")
-    add("--pairs", type=int, default=1024, help="pairs on which all train")
+    add("--pairs", type=int, default=1024, help="pairs on which all train; a fifth of that if long")
     add("--batch-size", type=int, default=32, help="pairs in a step")
     add("--max-length", type=int, default=128, help="longest sentence in subwords")
     add("--queue-size", type=int, default=4096, help="vectors in each queue")
@@ -243,10 +243,12 @@ def main() -> None:
     words = ["--task", "bitext", "--towers", "shared", "--batch-size", str(options.batch_size), "--lr", "1e-4"]
     words += ["--max-length", str(options.max_length)]
     keep_freed_memory()  # as xrep-train does
-    for kind in [options.text] if options.text else ["short", "long"]:
+    for kind, count in texts_of(options, options.pairs):
         with tempfile.TemporaryDirectory() as folder:
-            rows = ranking(options, kind, Path(folder), words) if options.encoder else []
-            report(rows + momentum_contrast(options, kind, Path(folder), words), options.csv)
+            place, steps = Path(folder), max(1, count // options.batch_size)
+            rows = ranking(options, kind, count, place, words) if options.encoder else []
+            rows += momentum_contrast(options, kind, steps, place, words)
+            report(rows, options.csv)
 
 
 if __name__ == "__main__":
