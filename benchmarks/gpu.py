@@ -70,6 +70,7 @@ CARDS = {
     "A100": (312, 156, 1.56), "L40S": (362, 183, 0.86), "L4": (121, 60, 0.3), "RTX 4090": (165, 83, 1.01),
 }  # fmt: skip
 """Dense TFLOP/s in bfloat16 and in TF32, and TB/s of memory, in NVIDIA's data sheets, by a part of a card's name."""
+PEAKS = "{:g} TFLOP/s in bfloat16, {:g} in TF32, {:g} TB/s"
 LEAST = 15
 """Seconds without which a section is not begun."""
 Row = tuple[str, str, float, float]
@@ -84,7 +85,7 @@ def peaks(options: Namespace) -> tuple[float, float, float]:
 
 def tests(file: str, options: Namespace) -> Iterator[Row]:
     chosen = f"tests/cuda/{file}" + "::test_every_criterion_has_a_case" * (options.small and file == "test_cuda.py")
-    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", chosen]
+    line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", chosen]
     said = subprocess.run(line, cwd=HERE.parent, capture_output=True, text=True)
     lines = (said.stdout + said.stderr).strip().splitlines() or ["pytest said nothing"]
     for count, outcome in re.findall(r"(\d+) (passed|failed|skipped|error)", lines[-1]):
@@ -303,13 +304,13 @@ def main(argv: Sequence[str]) -> None:
     files = Path(options.page), Path(options.page).with_suffix(".json")
     for path in files:
         check_output(path)
-    began, found = time.monotonic(), []
+    began, found, sheet = time.monotonic(), [], [peak / 1e12 for peak in peaks(options)]
     facts = {
         "device": torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or "CPU",
         "date": date.today().isoformat(), "commit": commit(), "python": platform.python_version(),
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
         "command": " ".join(["python benchmarks/gpu.py", *argv]),
-        "peaks": "{:g} TFLOP/s in bfloat16, {:g} in TF32, {:g} TB/s".format(*(peak / 1e12 for peak in peaks(options))),
+        "peaks": "not known" if math.isnan(sheet[0]) else PEAKS.format(*sheet),
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         options.work = Path(folder)

@@ -38,9 +38,7 @@ from xrep_cli.command import command_parser, console_script
 REPOSITORY = Path(__file__).resolve().parents[1]
 COLUMNS = ["effect", "setting", "arm", "seed", "metric", "value", "steps", "minutes", "chosen", "commit"]
 Row = dict[str, str]
-"""A line of results.csv; a model that is not trained with several seeds has the seed 0."""
-Model = tuple[str, str, Row]
-"""The seed of a model, its path, and the steps and minutes of its training and the values that were chosen for it."""
+"""A line of results.csv, or some of its columns; a model that is not trained with several seeds has the seed 0."""
 file_name = functools.partial(re.sub, r"[^\w+.-]", "_")
 
 
@@ -59,17 +57,16 @@ class Runner:
         for name, command in self.effect.get("prepare", {}).items():
             self.places[name] = self.make(self.folder.parent / "prepared" / name, command)
         for setting, (arm, own) in itertools.product(self.effect.get("settings", [""]), self.effect["arms"].items()):
-            place = self.folder / file_name(setting or "runs") / file_name(arm)
-            models: list[Model] = [("0", self.filled((own or {}).get("path", "")), {})]
-            if "command" in (own or {}):
-                models = [(seed, self.make(place / seed, own["command"], seed), {}) for seed in self.seeds]
-            elif not models[0][1]:
-                grid = (own or {}).get("grid", self.effect.get("grid", {}))
-                models = self.train(layers_of(self.effect, setting, arm), grid, place)
-            for seed, model, cost in models:
-                row = {"effect": self.folder.name, "setting": setting, "arm": arm, "seed": seed, **cost}
-                has_random = seed == self.seeds[0] and arm == self.effect.get("random_weights")
-                yield from self.measure(row, model, place / f"{seed}.measured", has_random)
+            place, own = self.folder / file_name(setting or "runs") / file_name(arm), own or {}
+            if "path" in own:
+                models = {self.filled(own["path"]): {"seed": "0"}}
+            elif "command" in own:
+                models = {self.make(place / seed, own["command"], seed): {"seed": seed} for seed in self.seeds}
+            else:
+                models = self.train(layers_of(self.effect, setting, arm), own.get("grid", self.effect["grid"]), place)
+            for model, columns in models.items():
+                row = {"effect": self.folder.name, "setting": setting, "arm": arm, **columns}
+                yield from self.measure(row, model, place)
 
     def make(self, place: Path, command: str, seed: str = "") -> str:
         """Run a command that makes ``place``, unless the same command has made it before; return what it made."""
@@ -77,15 +74,15 @@ class Runner:
         place = place.with_name(f"{place.name}-{hashlib.sha256(repr(given).encode()).hexdigest()[:8]}")
         if not (done := place.with_name(f"{place.name}.made")).is_file():
             printed = self.call([word.replace("{out}", str(place)) for word in given], place.with_suffix(".log"))
-            made = printed.strip().rpartition("\n")[2] if "--print-path" in given else str(place)
+            made = printed.rpartition("\n")[2] if "--print-path" in given else str(place)
             done.write_text(made, encoding="utf-8")
         return done.read_text(encoding="utf-8")
 
-    def train(self, layers: Sequence[Mapping[str, Any]], grid: Mapping[str, Sequence[Any]], place: Path) -> list[Model]:
+    def train(self, layers: Sequence[Mapping[str, Any]], grid: Mapping[str, Any], place: Path) -> dict[str, Row]:
         """Search the grid with the first seed, and train the point that is best on dev with all seeds."""
         from xrep.training.sweep import Trial, ranking, trials_of  # imports torch
 
-        def sweep(grid: Mapping[str, Sequence[Any]], seeds: Sequence[str]) -> Sequence[Trial]:
+        def sweep(grid: Mapping[str, Any], seeds: Sequence[str]) -> Sequence[Trial]:
             values = {key: [*map(str, own)] for key, own in grid.items()}
             given = [f"--grid={key}={','.join(own)}" for key, own in values.items()]
             given += [f"--seeds={','.join(seeds)}", f"--parallel={self.parallel}", f"--save-dir={place}"]
@@ -96,29 +93,25 @@ class Runner:
         recipe = self.filled(to_yaml(functools.reduce(over, map(flat, layers))))
         (place / "recipe.yaml").write_text(recipe, encoding="utf-8")
         best = sweep(grid, self.seeds[:1])[0].values
-        chosen, models = " ".join(f"{key}={value}" for key, value in best.items()), []
+        chosen, models = " ".join(f"{key}={value}" for key, value in best.items()), {}
         for seed, trial in zip(self.seeds, sweep({key: [best[key]] for key in best}, self.seeds), strict=True):
             summary = json.loads((trial.directory / "summary.json").read_text(encoding="utf-8"))
-            minutes = f"{summary['train_seconds'] / 60:.2f}"
-            cost = {"steps": str(summary["steps"]), "minutes": minutes, "chosen": chosen}
-            models.append((seed, str(trial.directory / "best"), cost))
+            cost = {"steps": str(summary["steps"]), "minutes": f"{summary['train_seconds'] / 60:.2f}"}
+            models[str(trial.directory / "best")] = {"seed": seed, "chosen": chosen, **cost}
         return models
 
-    def measure(self, row: Row, model: str, place: Path, has_random: bool) -> Iterator[Row]:
-        """Run the evaluations of a model that have no results yet, and yield a row for each figure."""
+    def measure(self, row: Row, model: str, place: Path) -> Iterator[Row]:
+        """Run the evaluations of a model, and yield a row for each figure."""
+        has_random = (row["arm"], row["seed"]) == (self.effect.get("random_weights"), "1")
         for name, evaluation in self.effect["evaluations"].items():
-            file = place / f"{file_name(name)}.json"
-            if not file.is_file():
-                command = ["xrep-eval", *map(self.filled, shlex.split(evaluation["run"])), "--path", model]
-                command += ["--json", str(file), *["--random-baseline"] * has_random]
-                self.call(command, file.with_suffix(".log"))
-            record = json.loads(file.read_text(encoding="utf-8"))
+            given = f"{evaluation['run']} --path {shlex.quote(model)} {'--random-baseline' * has_random}"
+            file = self.make(place / f"{row['seed']}-{file_name(name)}", f"xrep-eval {given} --json {{out}}")
+            record = json.loads(Path(file).read_text(encoding="utf-8"))
             for metric, headline in evaluation["figures"].items():
                 yield row | {"metric": metric, "value": f"{record['headline'][headline]:.4f}"}
-                random = record.get("random_weights", {"headline": {headline: {"by_seed": []}}})
-                for seed, value in enumerate(random["headline"][headline]["by_seed"], start=1):
-                    own = {"arm": "random weights", "seed": str(seed), "metric": metric, "value": f"{value:.4f}"}
-                    yield row | own | {"steps": "0", "minutes": "0", "chosen": ""}
+                drawn = record["random_weights"]["headline"][headline]["by_seed"] if has_random else []
+                own = row | {"arm": "random weights", "metric": metric, "steps": "0", "minutes": "0", "chosen": ""}
+                yield from (own | {"seed": str(n + 1), "value": f"{value:.4f}"} for n, value in enumerate(drawn))
 
     def filled(self, text: str) -> str:
         """Return a text with each ``{name}`` that is known replaced by its place."""
@@ -130,14 +123,14 @@ class Runner:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
-            try:
-                process.wait()
-            finally:  # after Ctrl-C it saves its work
-                process.terminate()
-                process.wait()
-        printed = log.read_text(encoding="utf-8", errors="replace")
+        try:
+            process.wait()
+        finally:
+            process.terminate()  # after Ctrl-C it saves its work
+            process.wait()
+        printed = log.read_text(encoding="utf-8", errors="replace").strip()
         if process.returncode:
-            problem = f"{command[0]} failed: {printed.strip().rpartition(chr(10))[2]}"
+            problem = f"{command[0]} failed: {printed.rpartition(chr(10))[2]}"
             raise UserError(problem, path=log, cure="the same command goes on from here")
         return printed
 
@@ -214,14 +207,11 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time; 1 to compare equal minutes")
     parser.add_argument("--data", default=os.environ.get("XREP_DATA", "data"), help="data sets, also $XREP_DATA")
-    parser.add_argument("--output", type=Path, default=Path("runs/replicate"), help="folder of the runs")
     parser.add_argument("--results", type=Path, help="file of the figures (default: examples/PAPER/results.csv)")
     options = parser.parse_args(argv)
     files = {path.stem: path for path in sorted((REPOSITORY / "examples" / options.paper).glob("effects/*.yaml"))}
     if options.only and options.only not in files:
         raise UserError(f"no effect {options.only}", cure=f"name one of {', '.join(files)}")
-    if not (options.table or Path(options.data).is_dir()):
-        raise UserError("no such folder", path=options.data, cure="name the folder of the data by --data")
     effects = {name: load_yaml(path) for name, path in files.items() if options.only in (None, name)}
     results = options.results or REPOSITORY / "examples" / options.paper / "results.csv"
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -229,7 +219,7 @@ def main(argv: Sequence[str]) -> None:
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     for name, effect in {} if options.table else effects.items():
         places = {"data": str(Path(options.data).resolve()), "repository": str(REPOSITORY)}
-        folder, seeds = options.output / options.paper / name, [str(n + 1) for n in range(options.seeds)]
+        folder, seeds = Path("runs/replicate", options.paper, name), [str(n + 1) for n in range(options.seeds)]
         rows = Runner(effect, folder, places, seeds, options.parallel).run()
         add_results(results, [row | {"commit": commit} for row in rows])
     print(table(effects, read_results(results), bool(options.only)), end="")

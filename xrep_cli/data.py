@@ -25,7 +25,7 @@ class DataCommands:
       # Fetch a pretrained encoder, and print only its folder, for use in scripts
       xrep-data get minilm --print-path
 
-    Of a corpus that xrep cannot fetch, get prints where to download it and how to use it."""
+    For a corpus that xrep cannot fetch, get prints where to download it and how to use it."""
 
 
 @dataclass(kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -81,7 +83,7 @@ def run(options: Diagnosis) -> None:
     found, lines = list[Finding](), list[str]()
     for finding in findings():
         if not found or found[-1].section != finding.section:
-            lines.append(f"{finding.section}")
+            lines.append(finding.section)
         found.append(finding)
         lines.append(str(finding))
     problems = sum(finding.state == "problem" for finding in found)
@@ -93,18 +95,19 @@ def run(options: Diagnosis) -> None:
 
 
 def findings() -> Iterator[Finding]:
-    """Find out about one thing after another."""
-    yield from of_packages()
+    """Find out about one thing after another; an error, of whatever kind, is a problem and ends nothing else."""
     import torch
 
-    yield from of_processor(torch.get_num_threads())
-    yield from of_memory()
-    yield from of_gpus()
-    yield from of_folders()
-    yield from of_plugins()
     devices = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-    for name in devices:
-        yield from of_computation(torch.device(name))
+    parts = {"Versions": of_packages, "Processor": of_processor, "Memory": of_memory, "GPUs": of_gpus}
+    parts |= {"Folders": of_folders, "Plugins": of_plugins}
+    parts |= {f"Computation on {device}": functools.partial(of_computation, device) for device in devices}
+    for section, part in parts.items():
+        try:
+            yield from part()
+        except Exception as error:
+            cure = "report it with this output"
+            yield Finding(section, "error", f"{type(error).__name__}: {one_line(error)}", "problem", cure)
 
 
 # -- what is installed ------------------------------------------------------------------------------------------------
@@ -121,23 +124,22 @@ def of_packages() -> Iterator[Finding]:
         yield Finding("Versions", "requirements", "xrep is not installed", "problem", "pip install xrep")
         return
     for requirement in required:
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+        if _is_for(requirement, ""):
             version, fits = _installed(requirement)
             cure = None if fits else f"pip install '{requirement.name}{requirement.specifier}'"
             yield Finding("Versions", requirement.name, version or "not installed", "ok" if fits else "problem", cure)
     for extra, purpose in EXTRAS.items():
-        own = [
-            requirement
-            for requirement in required
-            if requirement.marker
-            and requirement.marker.evaluate({"extra": extra})
-            and not requirement.marker.evaluate({"extra": ""})
-        ]
+        own = [each for each in required if _is_for(each, extra) and not _is_for(each, "")]
         versions = {requirement.name: _installed(requirement) for requirement in own}
         told = ", ".join(f"{name} {version or 'missing'}" for name, (version, _) in versions.items())
         fits = all(fits for _, fits in versions.values())
         cure = None if fits else f"pip install 'xrep[{extra}]'"
         yield Finding("Extras", extra, f"{purpose} ({told})", "ok" if fits else "absent", cure)
+
+
+def _is_for(requirement: Requirement, extra: str) -> bool:
+    """Return whether xrep with an extra, or without one, needs a package on this machine."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def _installed(requirement: Requirement) -> tuple[str | None, bool]:
@@ -150,31 +152,28 @@ def _installed(requirement: Requirement) -> tuple[str | None, bool]:
 
 
 def of_plugins() -> Iterator[Finding]:
-    kinds = dict[str, int]()
+    counts = Counter[str]()
     for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         package = entry.dist.name if entry.dist else "unknown"
-        kinds[package] = kinds.get(package, 0) + 1
-        if package != "xrep":
-            problem = _problem_of(lambda target=entry.value: load_target(target))
-            state, cure = ("problem", "mend or remove the package") if problem else ("ok", None)
-            yield Finding("Plugins", entry.name, problem or f"{entry.value} of {package}", state, cure)
-    told = ", ".join(f"{count} of {package}" for package, count in kinds.items())
+        counts[package] += 1
+        if package == "xrep":
+            continue
+        try:
+            load_target(entry.value)
+            yield Finding("Plugins", entry.name, f"{entry.value} of {package}")
+        except Exception as error:  # code of others can fail in any way
+            told = f"{type(error).__name__}: {one_line(error)}"
+            yield Finding("Plugins", entry.name, told, "problem", "mend or remove the package")
+    told = ", ".join(f"{count} of {package}" for package, count in counts.items())
     yield Finding("Plugins", "registered parts", told or "none")
-
-
-def _problem_of(action: object) -> str | None:
-    """Call a function, and return what it raises as one line; None if it raises nothing."""
-    try:
-        action()  # type: ignore[operator]
-    except Exception as error:  # code of others can fail in any way
-        return f"{type(error).__name__}: {one_line(error)}"
-    return None
 
 
 # -- the machine ------------------------------------------------------------------------------------------------------
 
 
-def of_processor(threads: int) -> Iterator[Finding]:
+def of_processor() -> Iterator[Finding]:
+    import torch
+
     from xrep.kernels.precision import fast_float32_is_exact, multiplies_bfloat16
 
     text = _text_of("/proc/cpuinfo")
@@ -186,7 +185,7 @@ def of_processor(threads: int) -> Iterator[Finding]:
     products = [f"fast float32 {'exact' if fast_float32_is_exact() else 'not used'}"]
     products.append(f"bfloat16 {'in hardware' if multiplies_bfloat16() else 'emulated, slow'}")
     yield Finding("Processor", "products", ", ".join(products))
-    usable = len(os.sched_getaffinity(0))
+    usable, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
     given = os.environ.get("OMP_NUM_THREADS")
     told = (
         f"{os.cpu_count()}, {usable} of them usable; torch has {threads} threads, OMP_NUM_THREADS is {given or 'unset'}"
@@ -271,25 +270,22 @@ def _text_of(file: str) -> str:
 # -- the computation --------------------------------------------------------------------------------------------------
 
 
-def of_computation(device: torch.device) -> Iterator[Finding]:
+def of_computation(name: str) -> Iterator[Finding]:
     """Compare the kernels on a device with their formulas, and train a tiny encoder there."""
+    import torch
+
     from xrep.kernels.self_check import kernel_errors, tolerance
 
-    cure = "report it with this output" if device.type == "cpu" else "update torch and the driver, or use --device cpu"
-    section, start = f"Computation on {device}", time.perf_counter()
-    try:
-        errors = kernel_errors(device)
-        for name, error in errors.items():
-            told = f"differs from float64 by {error:.1e}"
-            good = error <= tolerance(device)
-            yield Finding(section, name, told, "ok" if good else "problem", None if good else cure)
-        before, after = _train(device)
-        good = after < before
-        seconds = time.perf_counter() - start
-        told = f"loss {before:.2f} -> {after:.2f} in {_TINY_STEPS} steps, {seconds:.1f} s with the kernels"
-        yield Finding(section, "training", told, "ok" if good else "problem", None if good else cure)
-    except Exception as error:  # whatever the device does, the report goes on
-        yield Finding(section, "error", f"{type(error).__name__}: {one_line(error)}", "problem", cure)
+    device, start = torch.device(name), time.perf_counter()
+    section, cure = f"Computation on {name}", "report it with this output"
+    for kernel, error in kernel_errors(device).items():
+        good = error <= tolerance(device)
+        told = f"differs from float64 by {error:.1e}"
+        yield Finding(section, kernel, told, "ok" if good else "problem", None if good else cure)
+    before, after = _train(device)
+    good, seconds = after < before, time.perf_counter() - start
+    told = f"loss {before:.2f} -> {after:.2f} in {_TINY_STEPS} steps, {seconds:.1f} s with the kernels"
+    yield Finding(section, "training", told, "ok" if good else "problem", None if good else cure)
 
 
 _TINY_STEPS = 5

@@ -1,4 +1,4 @@
-"""xrep-export: a model as a directory for other libraries, or for xrep."""
+"""xrep-export: write a model as a directory for other libraries, or for xrep."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Options(common.Plugins):
 
     my-encoder/source and my-encoder/target can also be opened alone; --format hf writes these two. A README says which
     is which. Reading a directory back into xrep gives the same weights, bit by bit. transformers always gives BERT a
-    row of token types, which xrep's encoders lack: it is zero, the README has the lines that freeze it for training
-    there, and a row that was trained is added to the positions when xrep reads the directory.
+    row of token types, which xrep's encoders lack. The export writes zeros there, and its README has the lines that
+    keep them zero when transformers trains; a row that was trained is added to the positions when xrep reads it.
 
     --format onnx writes onnx/model.onnx, and --format openvino writes openvino/openvino_model.xml, in float32 and where
     sentence-transformers looks for them (backend="onnx"). Pooling, projection and normalisation are inside: input_ids
@@ -39,8 +39,8 @@ class Options(common.Plugins):
     appears.
 
     The mean of the last checkpoints of a run often measures better than any of them, and most papers on translation
-    measure it. Train with --save-every 500 --keep-last 5 to have them. What --average writes has not what training
-    alone needs; xrep-eval, xrep-encode, xrep-generate and xrep-train --init read it.
+    measure it. Train with --save-every 500 --keep-last 5 to have them. --average writes a checkpoint without what only
+    training needs, which xrep-eval, xrep-encode, xrep-generate and xrep-train --init read.
 
     --format int8 writes a checkpoint of a run's model, or of a pretrained encoder, whose transformer layers are in
     int8, a quarter of their size. It gives the vectors that --precision int8 gives, and cannot be trained further:
@@ -48,8 +48,8 @@ class Options(common.Plugins):
       xrep-export --path run1/best --format int8 --output run1-int8
       xrep-encode --path run1-int8 --input lines.txt --output vectors.npy
 
-    Of a translation model --format hf writes the encoder alone. README.md is a model card with metadata for the Hugging
-    Face Hub: languages, the checksums of the training data and, if they are given, licence and results:
+    For a translation model, --format hf writes only the encoder. README.md is a model card with metadata for the
+    Hugging Face Hub: languages, the checksums of the training data and, if they are given, licence and results:
 
       xrep-eval all --path run1/best --data data/ --json results.json
       xrep-export --path run1/best --output my-encoder --license apache-2.0 --results results.json"""

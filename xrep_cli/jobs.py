@@ -1,4 +1,4 @@
-"""xrep-jobs: how far a command is that several processes share, and another try for what failed."""
+"""xrep-jobs: show the progress of a command that several processes share, and try again what failed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JobOutput = Annotated[str, common.Option(positional=True, metavar="OUTPUT")]
 
 @dataclass(kw_only=True)
 class JobCommands:
-    """Tell how far a command is that does its work in units: xrep-encode, xrep-mine, xrep-search build and others.
+    """Show the progress of a command that works in units (xrep-encode, xrep-mine, xrep-search build and others).
 
       # From any machine: the units that are done, running and failed, and the time that is left
       xrep-jobs status s3://bucket/de
@@ -87,12 +87,12 @@ def _row(state: dict[str, Any]) -> tuple[str, ...]:
 
 @dataclass(kw_only=True)
 class Retry:
-    """Let the units be tried again that failed.
+    """Try again the units that failed.
 
       xrep-jobs retry mined.tsv
 
     The processes that share the work try them when they come to them; if all have ended, start the same command again.
-    A command that one process does, or Ray, tries them again without this, when it is started."""
+    A command that is done by one process or by Ray needs no retry: it tries them again whenever it is started."""
 
     output: JobOutput
     """The output of a command, or its folder OUTPUT.job."""

@@ -1,4 +1,4 @@
-"""xrep-predict: labels of texts, tags of words and answers to questions, by a trained model."""
+"""xrep-predict: predict labels of texts, tags of words and answers to questions."""
 
 from __future__ import annotations
 

@@ -22,10 +22,11 @@ class Options(common.Plugins, common.Batches):
       # Add the figures of another system, which xrep-eval --json wrote
       xrep-report run1 --results labse.json --output report.html
 
-    It has the options that differ, the curves of loss and validation, tables of the evaluations with 95% bootstrap
-    intervals, pictures of alignment and uniformity and of sentences, the data, the overlap with the training text, and
-    versions. The evaluations are those in the directories of the runs: write them with xrep-eval --json run1/NAME.json.
-    Records that are damaged are left out and named, on the page and on stderr. Its pictures need the extra 'plot'."""
+    The page shows the options that differ, the curves of loss and validation, tables of the evaluations with 95%
+    bootstrap intervals, pictures of alignment and uniformity and of sentences, the data, the overlap with the training
+    text, and versions. The evaluations are those in the directories of the runs: write them with xrep-eval --json
+    run1/NAME.json. Damaged records are left out and named, on the page and on stderr. The pictures need the
+    extra 'plot'."""
 
     runs: Annotated[list[str], common.Option(positional=True, metavar="RUN", nargs="+")]
     """Directory of a run, which xrep-train wrote."""

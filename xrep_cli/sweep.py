@@ -23,9 +23,9 @@ Train a recipe with each combination of values of some options, and rank the run
 
 Each run has a directory in --save-dir, which is named after its values, and a log beside it. The same command goes on
 with runs that were stopped and trains only those that are not finished. The table of all runs, the best first, is
-printed and written to sweep.tsv. With several seeds, combinations are ranked by the mean over them, and recipes with
-stages by the validation of the last stage. There a value is that of every stage, and
---grid stages.second.optimizer.lr=1e-4,3e-4 that of the stage `second`."""
+printed and written to sweep.tsv. With several seeds, combinations are ranked by their mean over the seeds. A
+recipe with stages is ranked by the validation of its last stage, and a value of the grid applies to every stage;
+--grid stages.second.optimizer.lr=1e-4,3e-4 changes only the stage `second`."""
 TABLE = "sweep.tsv"
 TRAINING = [sys.executable, "-m", "xrep_cli.train"]
 """The command that trains a run in a process of its own."""

@@ -1,4 +1,4 @@
-"""xrep-train: train an encoder."""
+"""xrep-train: train an encoder, a translator or a classifier."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ PROGRAMS = tuple(
 HELP = """\
 usage: xrep COMMAND [options]
 
-Train, evaluate and use cross-lingual sentence encoders. Each command is also a program, xrep-train and so on, and says
-by --help what it takes.
+Train, evaluate and use cross-lingual sentence encoders. Each command is also a program (xrep-train and so on), whose
+options --help lists.
 
 {commands}
 

@@ -13,7 +13,7 @@ from xrep_cli import doctor
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the computation, which one test does."""
-    monkeypatch.setattr(doctor, "of_computation", lambda device: iter(()))
+    monkeypatch.setattr(doctor, "of_computation", lambda name: iter(()))
 
 
 @pytest.mark.slow
@@ -64,3 +64,10 @@ def test_a_plugin_that_cannot_be_loaded(cli: Commands, monkeypatch: pytest.Monke
     done = cli("doctor")
     assert done.code == 1
     assert "  problem  criterion.own: UserError: absent_module:Own cannot be loaded" in done.out
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_error_ends_nothing_else(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "of_memory", lambda: 1 // 0)
+    done = cli("doctor")
+    assert "  problem  error: ZeroDivisionError: " in done.out and "Plugins" in done.out and done.code == 1

@@ -93,6 +93,8 @@ COMPLETED = {
     "/usr/bin/xrep-export --form": ["--format"],
     "xrep-export --format s": ["sentence-transformers"],
     "xrep-search bu": ["build"],
+    "xrep doct": ["doctor"],
+    "xrep-recipes sh": ["show"],
     "xrep-encode --path run": [],
 }
 

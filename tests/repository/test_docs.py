@@ -29,8 +29,12 @@ def test_links_and_files_exist(page: Path) -> None:
 
 
 def check_command(command: str) -> None:
-    """Parse a command of xrep as its program does, without running it."""
-    words = shlex.split(command.rpartition(" | ")[2], comments=True)
+    """Parse each command of xrep in a line as its program does, without running it."""
+    for part in command.split(" | "):
+        check_words(shlex.split(part, comments=True))
+
+
+def check_words(words: list[str]) -> None:
     if words[:1] == ["torchrun"]:
         place = words.index("-m")
         words = [f"xrep-{words[place + 1].rpartition('.')[2]}", *words[place + 2 :]]

@@ -98,7 +98,7 @@ def test_an_effect_from_end_to_end(
         lines = [pair[column] + "\n" for pair in sentence_pairs(320)]
         (data / f"text.{code}").write_text("".join(lines[:300]), encoding="utf-8")
         (data / "tatoeba" / f"tatoeba.deu-eng.{name}").write_text("".join(lines[300:]), encoding="utf-8")
-    command = ["toy", "--data", str(data), "--seeds", "2", "--output", "out put"]
+    command = ["toy", "--data", str(data), "--seeds", "2"]
     assert replicate.main(command) == 0, capsys.readouterr().err
     printed = capsys.readouterr()
     assert "| More steps find more, long | +9 Tatoeba | +" in printed.out and " Tatoeba | " in printed.out

@@ -1,6 +1,7 @@
 """scripts/setup.sh as scripts/test runs it: environments made, kept, made again and refused. Only pip is replaced."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -127,3 +128,10 @@ def test_unfit_python_is_one_line(checkout: Checkout, script: str | None, proble
 def test_scripts_can_be_executed(repository: Path, script: str) -> None:
     assert os.access(repository / script, os.X_OK)
     subprocess.run(["bash", "-n", str(repository / script)], check=True)
+
+
+def test_workflows_call_what_is_there(repository: Path) -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in (repository / ".github" / "workflows").glob("*.yml"))
+    called = set(re.findall(r"\b(?:scripts|benchmarks)/[\w.]+", text))
+    assert {"scripts/test", "scripts/docs", "benchmarks/gpu.py"} == called
+    assert all((repository / name).exists() for name in called)

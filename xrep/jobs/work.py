@@ -41,7 +41,8 @@ class Engine:
     """local: this process, or those that torchrun starts. slurm: the tasks of an array, each of which runs this
     command. ray: the cluster that RAY_ADDRESS names or, without it, the processors and GPUs of this machine."""
     workers: Count | None = None
-    """Number of processes that Ray starts; none: one for each GPU, or else for each cpus_per_worker processors."""
+    """Number of processes that Ray starts. none: one for each GPU or, without GPUs, for each cpus_per_worker
+    processors."""
     cpus_per_worker: Count = 1
     """Number of processors for each process of Ray."""
     gpus_per_worker: NotNegative = 0

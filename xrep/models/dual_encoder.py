@@ -60,8 +60,8 @@ class DualEncoder(SentenceModel):
         projection: Literal["auto", "linear", "tanh", "spaces"] = "auto"
         """Kind of a new projection. linear: a linear layer. tanh: a linear layer and tanh (with pooling cls this is
         SimCSE's '[CLS] with an MLP'; xrep-export can leave it out). spaces: the mean of the vectors that CMLM predicts
-        from (see projection_spaces). auto: linear, but without projection_size only if the widths of the towers
-        differ."""
+        from (see projection_spaces). auto: linear, if there is a projection_size or the widths of the towers differ,
+        otherwise no projection."""
         pooler: Literal["none", "source", "target", "all"] = "none"
         """Towers whose pretrained directory has a layer with tanh after [CLS] (pooler.*) that becomes their projection:
         that of SimCSE was trained for sentence vectors, that of BERT for another task. It needs pooling cls."""

@@ -42,7 +42,7 @@ class World:
         check_every: CountOrZero = 1000
         """Steps between checks that weights, momentum encoders and queues are equal on every rank. 0: never."""
         shard: Literal["none", "optimizer"] = "none"
-        """What each rank has only a share of. optimizer: the optimizer's state (ZeRO, stage 1), for models above a
+        """What is divided among the ranks. optimizer: the optimizer's state (ZeRO, stage 1), for models above a
         billion parameters. Weights are the same as without it, and so are checkpoints."""
         gradient_compression: Literal["none", "bf16"] = "none"
         """Type in which gradients are summed over the ranks. bf16: half the bytes, for slow networks; the sums have 8

@@ -40,10 +40,11 @@ class TrainerOptions:
     lora_alpha: Annotated[float, "(0, 1e9]"] = 16.0
     """Factor of the changes of LoRA, which are multiplied by lora_alpha / lora_rank."""
     precision: TrainingPrecision = "auto"
-    """Type that matrix products read; weights stay float32. auto: bf16 on GPUs that have it, else float32, which is
-    TF32 (10 bits of fraction) on GPUs. CPUs without bf16 use float32. fp16: for older GPUs; the loss is scaled."""
+    """Type in which matrices are multiplied; weights stay float32. auto: bf16 on GPUs that have it, else float32, which
+    is TF32 (10 bits of fraction) on GPUs. CPUs without bf16 use float32. fp16: for older GPUs; the loss is scaled."""
     compile: bool = False
-    """Compile the encoder's layers with torch.compile. For GPUs; CPUs get slower. The first steps take long."""
+    """Compile the encoder's layers with torch.compile. It is for GPUs and makes CPUs slower. The first steps take
+    long."""
     activation_checkpointing: bool = False
     """Compute each encoder layer again in the backward pass instead of keeping its activations. This needs less
     memory and a third more work."""
