@@ -32,7 +32,7 @@ WRITTEN = {
     "objective": [f"runs/bitext-{name}/best" for name in ("hardest_negative", "sigmoid")],
     "own-data": ["report.html", "mined.tsv", "my-encoder/modules.json", "runs/third/best"],
     "serving": ["vectors.npy", "my-encoder/modules.json", "index/manifest.json"],
-    "translation-memory": ["clean.tmx", "mined.tmx", "runs/both/best"],
+    "translation-memory": ["clean.tmx", "mined.tmx", "index/manifest.json"],
     "troubleshooting": ["runs/large/best"],
 }
 """Files that there must be in the end, for each guide whose commands are run."""
