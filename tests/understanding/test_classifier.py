@@ -28,8 +28,8 @@ PAIRS = [("the red house", "a house is red"), ("nobody", "the cats are sleeping 
 LABELS = {0: "contradiction", 1: "entailment", 2: "neutral"}
 
 
-def write_model(folder: Path, family: str, kind: str) -> Any:
-    """Write a small random classifier as transformers does, and return it."""
+def write_model(folder: Path, family: str, kind: str, labels: dict[int, str] | None = LABELS) -> Any:
+    """Write a small random classifier as transformers does, and return it; None: two labels that have no names."""
     torch.manual_seed(len(family) + len(kind))
     if family == "bert":
         write_wordpiece(folder, tokenizer_class="BertTokenizer", do_lower_case=False)
@@ -37,8 +37,8 @@ def write_model(folder: Path, family: str, kind: str) -> Any:
     else:
         write_xlm_roberta(folder)
         config = transformers.XLMRobertaConfig(vocab_size=1500, type_vocab_size=1, pad_token_id=1, **SIZES)
-    if kind != "QuestionAnswering":
-        config.id2label, config.label2id = LABELS, {label: number for number, label in LABELS.items()}
+    if kind != "QuestionAnswering" and labels:
+        config.id2label, config.label2id = labels, {label: number for number, label in labels.items()}
     name = {"bert": "Bert", "xlm-roberta": "XLMRoberta"}[family]
     model = getattr(transformers, f"{name}For{kind}")(config).eval()
     for parameter in model.parameters():
@@ -134,3 +134,9 @@ def test_the_best_span_is_found_by_trying_all() -> None:
         begin, end = max(scores, key=lambda pair: scores[pair])
         assert best_span(logits, row) == (2 * begin, 2 * end + 2, scores[begin, end])
     assert best_span(np.zeros((5, 2), dtype=np.float32), Row([0] * 5, 4, [0, 0], 0)) is None
+
+
+def test_two_labels_without_names(tmp_path: Path) -> None:
+    write_model(tmp_path, "bert", "SequenceClassification", labels=None)
+    assert "id2label" not in (tmp_path / "config.json").read_text(encoding="utf-8")
+    assert SentenceClassifier.load(tmp_path).annotation.labels == ["LABEL_0", "LABEL_1"]

@@ -29,6 +29,8 @@ from xrep.text.tokenizer import Tokenizer
 _FAMILIES = {"bert": ("Bert", "bert."), "xlm-roberta": ("XLMRoberta", "roberta."), "roberta": ("Roberta", "roberta.")}
 """The beginning of the names of each family's classes in transformers, and that of the names of its encoder's
 tensors."""
+_TWO_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}
+"""The labels of a classifier of transformers whose configuration names none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +176,7 @@ def load_classifier(directory: Path) -> tuple[Classifier, Tokenizers]:
         problem = f"no classifier of BERT, RoBERTa or XLM-R (architectures: {name})"
         raise UserError(problem, path=path, cure="give one with a head for sequences, tokens or questions")
     try:
-        named: Any = {} if kind == "span" else config["id2label"]
+        named: Any = {} if kind == "span" else config.get("id2label", _TWO_LABELS)
         annotation = Annotation(kind=kind, labels=[str(named[str(number)]) for number in range(len(named))])
     except (KeyError, TypeError):
         problem = "id2label does not name its labels by 0, 1 and so on"
