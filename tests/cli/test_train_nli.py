@@ -9,7 +9,7 @@ import torch
 from tests.support.commands import Commands
 from tests.support.nli_data import nli_rows, write_jsonl
 from tests.support.once import made_once
-from tests.support.programs import ROOT, run_on_ranks
+from tests.support.programs import run_on_ranks
 from tests.support.runs import SMALL_MODEL, environment, figures, options
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.directory import CRITERION, open_checkpoint
@@ -37,8 +37,8 @@ def test_the_recipe_with_nli_beside_bitext(nli: Path, data_directory: Path, cli:
     texts += [f"parts.nli.task.tokenizer={data_directory}"]
     texts += [f"parts.{part}.task.max_length=32" for part in ("moco", "nli")]
     given = "--max-steps=3 --log-every=1 --no-tensorboard --device=cpu --save-dir=run".split()
-    recipe, run = ROOT / "examples" / "moco_bert" / "nli_small.yaml", cli.folder / "run"
-    assert cli("train", "--config", recipe, *small, *texts, *given).code == 0
+    run = cli.folder / "run"
+    assert cli("train", "--config", "moco_bert/nli_small", *small, *texts, *given).code == 0
     tensors = open_checkpoint(run / "last").tensors(CRITERION)
     assert list(tensors["parts.nli.hidden.0.weight"].shape) == [256, 4 * 32]
     assert list(tensors["parts.moco.source_queue.vectors"].shape) == [1024, 32]

@@ -1,6 +1,7 @@
 """Graphs for ONNX Runtime and OpenVINO compute the vectors of the encoder, for batches of any size with padding."""
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -80,10 +81,11 @@ def check_onnx(line: str, directory: Path, encoder: SentenceEncoder, lang: str |
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
-def test_onnx(kind: str, tmp_path: Path) -> None:
+def test_onnx(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     need("onnx")
     path = ENCODERS[kind](tmp_path / "in")
     ((directory, line),) = export_path(path, tmp_path / "out", "onnx").items()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]  # torch's tell users nothing
     check_onnx(line, directory, SentenceEncoder.load(path, device="cpu"))
     assert set(os.listdir(directory / "onnx")) == {"model.onnx"}
     assert (directory / "modules.json").is_file() == (kind != "pre-norm")

@@ -42,6 +42,15 @@ def put(address: str, content: bytes) -> str:
     return address
 
 
+def test_what_two_processes_publish_is_one_file(tmp_path: Path) -> None:
+    """Where both names lead to one file already, the system leaves the other name when it renames."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "made").write_bytes(b"x")
+    for _ in range(2):
+        addresses.publish(tmp_path / "made", tmp_path / "out" / "a")
+    assert os.listdir(tmp_path / "out") == ["a"]
+
+
 def test_files_are_written_read_and_removed(folder: str, tmp_path: Path) -> None:
     place = join(folder, "a", "b.json")
     assert not addresses.exists(place) and addresses.names_in(folder) == []

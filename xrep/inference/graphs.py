@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import logging
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -83,8 +85,12 @@ def _traced(model: DualEncoder, tower: str) -> Any:
     """Return a tower as torch's ONNX program."""
     batch = _random_batch(model, tower, rows=3, length=7)
     sizes = {0: "batch", 1: "tokens"}
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns of libraries that are not installed, and of names of its own
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             return torch.onnx.export(
                 _SentenceVectors(model, tower).eval(),
                 (batch.tokens, batch.mask.long()),
@@ -97,6 +103,8 @@ def _traced(model: DualEncoder, tower: str) -> Any:
     except Exception as error:  # of any kind: torch runs the whole encoder with symbols for its sizes
         problem = f"torch cannot express this encoder as a graph: {one_line(error)[:200]}"
         raise UserError(problem, cure="choose the format sentence-transformers") from error
+    finally:
+        log.setLevel(level)
 
 
 def _compare(run: Callable[[dict[str, np.ndarray]], Sequence[np.ndarray]], model: DualEncoder, tower: str) -> None:

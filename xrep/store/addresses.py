@@ -181,7 +181,10 @@ def publish(file: Address, output: Address) -> None:
             os.link(file, aside)
         except OSError:  # a file system without hard links
             shutil.copyfile(file, aside)
-        replace_file(aside, target)
+        try:
+            replace_file(aside, target)
+        finally:
+            aside.unlink(missing_ok=True)  # it stays if another process has linked the same file to the target already
 
 
 def remove(address: Address) -> None:
