@@ -7,7 +7,7 @@ that of their own quantisers (OpenVINO's is nncf). The smallest cosine between v
 sentence-transformers is printed, too: a fast encoder may be inexact.
 
   python benchmarks/encode.py --path $(xrep-data get minilm --print-path)
-  python benchmarks/encode.py --path ... --one              # how long a call with one line takes
+  python benchmarks/encode.py --path ... --one              # also how long a call with one line takes
   python benchmarks/encode.py --path ... --profile          # in which operations the time of xrep goes
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import make_parser, multiplies_bfloat16, progress, read_pairs, say_absent, take_turns, texts_of
+from harness import Turns, make_parser, multiplies_bfloat16, progress, read_pairs, say_absent, take_turns, texts_of
 from results import RESTRICTED, compare, report
 
 from xrep.data.batch import batches_of, collate
@@ -158,7 +158,7 @@ def contestants(options: argparse.Namespace, folder: Path, examples: list[str]) 
             say_absent(entries.__name__, error)
     for precision in PRECISIONS:
         found[f"xrep, {precision}"] = SentenceEncoder.load(path, device="cpu", dtype=precision).encode
-    return {name: encode for name, encode in found.items() if not options.only or options.only in name}
+    return found
 
 
 def profile(path: str, kind: str, lines: list[str]) -> None:
@@ -173,13 +173,19 @@ def profile(path: str, kind: str, lines: list[str]) -> None:
         print(f"{kind} text, {precision}\n{recorded.key_averages().table(sort_by='self_cpu_time_total', row_limit=15)}")
 
 
+def say_cosines(title: str, turns: Turns) -> None:
+    expected = turns.results.get("sentence-transformers")
+    for name, seconds in turns.medians().items():
+        lowest = f"{(turns.results[name] * expected).sum(1).min():.4f}" if expected is not None else "unknown"
+        progress(f"{title}: {name}: {1000 * seconds:.1f} ms a call, smallest cosine {lowest}")
+
+
 def main() -> None:
     parser = make_parser(__doc__)
     add = parser.add_argument
     add("--path", required=True, help="a sentence-transformers directory, such as minilm's or what xrep-export writes")
     add("--lines", type=int, default=2000, help="short lines that are encoded in a round; a fifth of that if long")
-    add("--only", default="", metavar="NAME", help="leave out contestants without this in their names")
-    add("--one", action="store_true", help="measure calls with one line instead")
+    add("--one", action="store_true", help="measure calls with one line, too")
     add("--profile", action="store_true", help="print where the time of xrep goes instead")
     options = parser.parse_args()
     texts = dict[str, list[str]]()
@@ -192,17 +198,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         entries = contestants(options, Path(folder), next(iter(texts.values()))[:EXAMPLES])
         for kind, lines in texts.items():
-            title = f"encode, {kind} text"
+            inputs = {"encode": [lines] * (options.repeats + 1)}
             if options.one:
-                calls = [[line] for line in lines[: WARM_UP_CALLS + 100 * options.repeats]]
-                turns = take_turns(entries, calls, warm_up=WARM_UP_CALLS)
-            else:
-                turns = take_turns(entries, [lines] * (options.repeats + 1), title=title)
-            expected = turns.results.get("sentence-transformers")
-            for name, vectors in turns.results.items():
-                if expected is not None:
-                    progress(f"{title}: {name}: smallest cosine {(vectors * expected).sum(1).min():.4f}")
-            report(compare("encode, one line" if options.one else "encode", kind, turns.seconds, PAIRS), options.csv)
+                inputs["encode, one line"] = [[line] for line in lines[: WARM_UP_CALLS + 100 * options.repeats]]
+            for name, calls in inputs.items():
+                turns = take_turns(entries, calls, warm_up=1 if name == "encode" else WARM_UP_CALLS)
+                say_cosines(f"{name}, {kind} text", turns)
+                report(compare(name, kind, turns.seconds, PAIRS), options.csv)
 
 
 if __name__ == "__main__":

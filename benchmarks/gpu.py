@@ -45,9 +45,8 @@ import torch
 from harness import progress, say_absent, take_turns, write_corpus
 from results import commit
 from torch.nn.functional import normalize
-from train import Unsaved
+from train import configured, trainer_of
 
-from xrep.config import runs_of
 from xrep.data.batch import TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.files import check_output, write_aside
@@ -57,11 +56,8 @@ from xrep.models.dual_encoder import DualEncoder
 from xrep.retrieval.tiles import Operand, search_tile
 from xrep.retrieval.topk import TopK
 from xrep.text.train_tokenizer import train_tokenizer
-from xrep.training.distributed import alone
 from xrep.training.log import Quiet
-from xrep.training.trainer import Trainer
 from xrep_cli.command import HelpFormatter, console_script
-from xrep_cli.train_options import parse
 
 HERE = Path(__file__).resolve().parent
 CARDS = {
@@ -132,25 +128,17 @@ def step(pairs: int, compiled: bool, options: Namespace) -> Iterator[Row]:
     small = "--layers 1 --hidden-size 32 --heads 2 --feedforward-size 64 --dropout 0 --attention-dropout 0"
     line = f"{raw} --task bitext --criterion dual_moco --towers separate {small if options.small else '--size base'}"
     line += f" --queue-size {queue} --queue-dtype bfloat16 --batch-size {pairs} --max-length 64 --precision bf16"
-    line += f" --device {options.device} --max-steps {5 * steps} --log-every {steps} --validate-every 0"
-    parsed = parse(
-        [*line.split(), *["--compile"] * compiled, "--no-tensorboard", "--save-dir", str(options.work / "run")]
-    )
-    run = runs_of(parsed.layers, parsed.problems)[0]
-    task = run.classes["task"](run.configs["task"], run.seed)
-    model = run.classes["model"](run.configs["model"], task.text)
-    criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
-    criterion.prepare(task)
-    checkpoints, place = Unsaved(run.configs["checkpoint"], raw), torch.empty(0, device=options.device).device
-    Trainer(run, task, model, criterion, checkpoints, Watch(), None, alone(place)).train()
-
+    line += f" --device {options.device} --max-steps {5 * steps} --log-every {steps}"
+    run, task = configured([*line.split(), *["--compile"] * compiled], options.work / "run")
+    trainer = trainer_of(run, task, Watch())
+    trainer.train()
     train = [record for record in records if "pairs_per_second" in record][2:]  # the first steps allocate and compile
     seconds = pairs / statistics.median(record["pairs_per_second"] for record in train)
     tokens = seconds * statistics.median(record["tokens_per_second"] for record in train)
     width, layers = run.configs["model"].hidden_size, run.configs["model"].layers
-    (peak, _, bandwidth), numbers = peaks(options), sum(each.numel() for each in model.parameters())
+    (peak, _, bandwidth), numbers = peaks(options), sum(each.numel() for each in trainer.pair.model.parameters())
     attention = 4 * layers * width * tokens / (2 * pairs)  # of a token with those of its sentence
-    work = 4 * tokens * (operations(model) / 2 + attention) + 8 * pairs * queue * width
+    work = 4 * tokens * (operations(trainer.pair.model) / 2 + attention) + 8 * pairs * queue * width
     modelled = work / peak + 40 * numbers / bandwidth
     kept = 20 * numbers + 4 * queue * width + 34 * tokens * layers * width
     what = f"{pairs:,} pairs, {tokens / (2 * pairs):.0f} tokens a sentence, queues of {queue:,}"

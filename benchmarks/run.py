@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
 BENCHMARKS = {
     "kernels": ("--size small", ""),
-    "encode": ("--path {encoder}", "--lines 250 --repeats 3"),
+    "encode": ("--path {encoder} --one", "--lines 250 --repeats 3"),
     "train": ("--encoder {encoder}", "--pairs 128 --batch-size 16 --repeats 3 --layers 2 --width 128"),
     "generate": ("", "--layers 3 --decoder-layers 2 --hidden-size 256 --words 8000 --batch 8 --repeats 3"),
     "mining": ("--path {encoder}", "--sizes 4000 --lines 500 --repeats 3"),

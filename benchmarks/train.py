@@ -61,22 +61,27 @@ class Unsaved(Checkpoints):
 def configured(words: Sequence[str], folder: Path) -> tuple[RunConfig, Task]:
     """Return the run that ``xrep-train`` would make of ``words``, and its task."""
     own = ["--log-every", "1", "--validate-every", "0", "--device", "cpu", "--no-tensorboard"]
-    line = parse([*words, *own, "--save-dir", str(folder)])
+    line = parse([*own, *words, "--save-dir", str(folder)])
     run = runs_of(line.layers, line.problems)[0]
     return run, run.classes["task"](run.configs["task"], run.seed, run.configs["model"].tokenizers())
+
+
+def trainer_of(run: RunConfig, task: Task, log: Quiet) -> Trainer:
+    """Return a trainer of a new model that saves nothing."""
+    torch.manual_seed(1)
+    model = run.classes["model"](run.configs["model"], task.text)
+    criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
+    criterion.prepare(task)
+    checkpoints, device = Unsaved(run.configs["checkpoint"], run.directory), run.configs["trainer"].device
+    return Trainer(run, task, model, criterion, checkpoints, log, None, alone(torch.empty(0, device=device).device))
 
 
 def training(run: RunConfig, task: Task) -> Turn:
     """Return what trains a new model by ``Trainer.train()``, whose record of each step gives the time."""
 
     def turn(_: Any) -> Taken:
-        torch.manual_seed(1)
-        model = run.classes["model"](run.configs["model"], task.text)
-        criterion = run.classes["criterion"](run.configs["criterion"], model, task.text)
-        criterion.prepare(task)
-        checkpoints, clock = Unsaved(run.configs["checkpoint"], run.directory), Clock()
-        trainer = Trainer(run, task, model, criterion, checkpoints, clock, None, alone(torch.device("cpu")))
-        seconds, processor = time.perf_counter(), time.process_time()
+        clock = Clock()
+        trainer, seconds, processor = trainer_of(run, task, clock), time.perf_counter(), time.process_time()
         trainer.train()
         return Taken(clock.seconds - seconds, clock.processor - processor)
 

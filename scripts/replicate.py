@@ -190,7 +190,7 @@ def table(effects: Mapping[str, Mapping[str, Any]], rows: Sequence[Row], everyth
             if count and claim.get("setting", setting) == setting:
                 says = claim.get("says", f"{claim['better']} over {claim['worse']}")
                 says += f", {setting}" if setting and "setting" not in claim else ""
-                cells = [says, claim.get("paper", ""), f"{gain:+.2f} {claim['figure']}"]
+                cells = [says, claim.get("paper", "not in the paper"), f"{gain:+.2f} {claim['figure']}"]
                 cells += [f"{gain - half:+.2f} to {gain + half:+.2f}", str(count)]
                 verdict = "better" if gain > half else "worse" if -gain > half else "undecided"
                 lines.append(f"| {' | '.join([*cells, verdict])} |")

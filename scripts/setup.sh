@@ -1,13 +1,14 @@
 # The other scripts source this file: `set_up EXTRA` makes a complete .venv in the repository, or ends the script with
 # one line that says what to do. EXTRA is one of setup.py's extras, or empty. Afterwards the repository is the current
 # folder, .venv/bin is first in PATH, and programs use one thread unless OMP_NUM_THREADS is set.
-unset CDPATH && cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+unset CDPATH
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." || exit
 repository="$(pwd -P)"
 venv="$repository/.venv"
 made_for="$venv/.xrep-made-for" # of a .venv made here: its place once it is complete; it cannot be moved or copied
 python="${PYTHON:-python3}"
 
-stop() { echo "$0: error: $1" >&2 && exit 2; }
+stop() { echo "$0: error: $1" >&2; exit 2; }
 version_of() { "$1" -c 'import sys; print(*sys.version_info[:3], sep=".")'; }
 
 check_python() {
@@ -40,7 +41,8 @@ pip_install() {
 }
 
 set_up() {
-  local installed="$venv/.xrep-installed${1:+-$1}" why state="$(cat setup.py pyproject.toml constraints.txt | cksum)"
+  local installed="$venv/.xrep-installed${1:+-$1}" why state
+  state="$(cat setup.py pyproject.toml constraints.txt | cksum)"
   [ -z "${PYTHON:-}" ] || check_python
   if why="$(why_anew)"; then
     check_python

@@ -12,7 +12,7 @@ from pathlib import Path
 class UserError(Exception):
     """An error in the user's input; its message says on one line where it is, what is wrong and how to correct it.
 
-    Example:
+    Examples:
         >>> str(UserError("12 lines, but train.en has 11", path="train.de", cure="align the two files"))
         'train.de: 12 lines, but train.en has 11; align the two files'
     """

@@ -1,4 +1,4 @@
-"""xrep-doctor: check the installation and the machine, as a report of a bug should tell them."""
+"""xrep-doctor: check the installation and the machine, and print what a bug report needs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from xrep_cli.command import Command
 
 @dataclass(kw_only=True)
 class Diagnosis(common.JsonOption):
-    """Print what a report of a bug should tell, and check it: versions, extras, processor, memory, GPUs, caches,
-    plugins, and in a few seconds the computation on every device.
+    """Check the installation and the machine, and print what a bug report needs: versions, extras, processor, memory,
+    GPUs, caches and plugins. The computation on every device is checked, too, in a few seconds.
 
       # Check an installation and a machine
       xrep-doctor                      # each line says ok, absent (what is optional) or problem, with what to do
-      # See the problems alone
+      # Print only the problems
       xrep-doctor | grep problem
-      # Write what a report of a bug should contain
+      # Write what a bug report needs
       xrep-doctor --json doctor.json
 
     The exit code is 1 if there is a problem."""

@@ -23,10 +23,10 @@ PATH = Annotated[
     common.Option(
         metavar="MODEL",
         nargs=1,
-        help="The model to measure: a checkpoint, a directory of Hugging Face or sentence-transformers, or a folder of "
-        "vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>sentence name the rows. Repeat it to compare "
-        "models: the table then has the difference of each from the first, with its 95% interval by a paired "
-        "bootstrap.",
+        help="The model to measure: a checkpoint or, for tests of sentence vectors, also a directory of Hugging Face "
+        "or sentence-transformers, or a folder of vectors.npy [N, D] and sentences.tsv, whose lines language<TAB>"
+        "sentence name the rows. Repeat it to compare models: the table then has the difference of each from the "
+        "first, with its 95% interval by a paired bootstrap.",
     ),
 ]
 SEEDS = common.Option(metavar="SEEDS", nargs="?", const=3)

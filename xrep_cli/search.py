@@ -42,8 +42,8 @@ class Build(common.Computing, common.Batches, common.JsonOption):
       xrep-search build --path run1/best --input corpus.txt --output index/ --index IVF4096,PQ48
 
     The text may have any number of lines. If the command is interrupted, repeat it: it goes on where it stopped. Blank
-    lines are left out. While faiss builds an index, it holds up to 2 GB of float32 vectors in memory, compressed as it
-    is.
+    lines are left out. While faiss builds an index, it holds up to 2 GB of vectors in memory, in float32 even if the
+    index compresses them.
 
     Other programs can read each part of the index: lines.txt (the sentences), numbers.npy (their lines in the text),
     vectors.npy (16-bit vectors, length 1) and, unless the search is exact, 00000.faiss, 00001.faiss, ... (faiss)."""
@@ -83,7 +83,7 @@ class Add(common.Device, common.Batches, common.JsonOption):
 
     index: Index
     path: common.EncoderPath | None = None
-    """The encoder, where it is not where it was when the index was built."""
+    """The encoder, if it is no longer where it was when the index was built."""
     input: common.TextInput
     lang: common.Language | None = None
     """Language of the lines; needed if the encoder has a tower for each side (default: that with which the index was
@@ -133,7 +133,7 @@ class Query(common.Device):
     queries: Queries = field(default_factory=list)
     """A query; without any, standard input has one per line."""
     path: common.EncoderPath | None = None
-    """The encoder, where it is not where it was when the index was built."""
+    """The encoder, if it is no longer where it was when the index was built."""
     k: Annotated[Count, common.Option(flag="-k")] = 10
     """Number of sentences for each query."""
     probes: Count = 32

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import math
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -38,7 +40,7 @@ def test_what_has_no_time_left_is_a_line_of_the_page(tmp_path: Path) -> None:
     assert page.read_text().count("\nskipped: no time was left\n") == len(gpu.SECTIONS)
 
 
-def test_failures_are_lines_of_the_page_and_the_card_is_the_model(tmp_path: Path) -> None:
+def test_failures_are_lines_of_the_page(tmp_path: Path) -> None:
     gpu = importlib.import_module("gpu")
     rows = [["1 x 2 x 3, ours", "ms", 1234.5, None], ["1 x 2 x 3, ours", "MB", 1.0, 0.25]]
     written = gpu.page(
@@ -73,3 +75,14 @@ def test_sections_run_on_the_emulated_device(tmp_path: Path) -> None:
     for name in names:
         rows = [json.loads(row) for row in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
         assert len(rows) >= 2 and all(row[2] is not None for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "bandwidth"),
+    [("NVIDIA H100 80GB HBM3", 3.35e12), ("NVIDIA H100 PCIe", 2e12), ("NVIDIA H200", 4.8e12), ("NVIDIA L40S", 0.86e12)],
+)
+def test_the_peaks_are_those_of_the_card(name: str, bandwidth: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device=None: name)
+    gpu = importlib.import_module("gpu")
+    assert gpu.peaks(Namespace(device="cuda"))[2] == pytest.approx(bandwidth)
+    assert all(map(math.isnan, gpu.peaks(Namespace(device="cpu"))))

@@ -24,11 +24,18 @@ def sections(name: str) -> dict[str, str]:
     return {title: inspect.cleandoc("\n" + text) for title, text in re.findall(r"^(\w+):\n((?:    .*\n?)+)", doc, re.M)}
 
 
+def examples(name: str) -> list[str]:
+    """Return the commands of the section Example, which is a block of Markdown."""
+    first, *commands, last = sections(name)["Example"].splitlines()
+    assert (first, last) == ("```sh", "```") and commands
+    return commands
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_docstring_helps_to_choose(name: str) -> None:
-    told = re.findall(r"^([\w ]+):", sections(name)["Use"], re.M)
+    told = re.findall(r"^- ([\w ]+):", sections(name)["Use"], re.M)
     assert told[:3] == ["Needs", "Choose it", "Related"] and told[3:] in ([], ["Left open"])
-    for line in sections(name)["Example"].splitlines():
+    for line in examples(name):
         assert line.startswith("xrep-train ") and f" --criterion {name}" in line
 
 
@@ -47,7 +54,7 @@ def test_the_example_runs(name: str, cli: Commands) -> None:
     for folder, write in {"xnli": write_labels, "panx": write_tags, "squad": write_questions}.items():
         write(cli.folder / folder)
     write_encoder(cli.folder / "minilm", languages=(["en"], ["en"]))
-    for line in sections(name)["Example"].splitlines():
+    for line in examples(name):
         words = shlex.split(line)[1:]
         words += ["--languages", "de"] if words[0] in ("xnli/", "panx/", "squad/") else []
         done = cli("train", *words, *TINY.split(), *(["--validation", "loss"] if "loss" not in words else []))

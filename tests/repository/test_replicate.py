@@ -29,6 +29,7 @@ settings:
 arms:
   trained: {options: {lr_scheduler: {warmup_steps: 0}}}
   given: {path: "{data}/encoder"}
+  copied: {command: "cp -r {data}/encoder {out}"}
 grid: {optimizer.lr: [1e-2]}
 evaluations:
   tatoeba: {run: "tatoeba --data {data}/tatoeba", figures: {Tatoeba: mean of 1}}
@@ -104,8 +105,8 @@ def test_an_effect_from_end_to_end(
     assert "| More steps find more, long | +9 Tatoeba | +" in printed.out and " Tatoeba | " in printed.out
     results = tmp_path / "examples" / "toy" / "results.csv"
     rows = replicate.read_results(results)
-    assert [row["arm"] for row in rows] == ["trained", *["random weights"] * 3, "trained", "given"]
-    assert {row["chosen"] for row in rows[::4]} == {"optimizer.lr=0.01"} and rows[0]["steps"] == "30"
+    assert [row["arm"] for row in rows] == ["trained", *["random weights"] * 3, "trained", "given", "copied", "copied"]
+    assert {row["chosen"] for row in rows[:5:4]} == {"optimizer.lr=0.01"} and rows[0]["steps"] == "30"
     before = results.read_bytes()
     assert replicate.main(command) == 0  # nothing is trained or measured again
     again = capsys.readouterr()

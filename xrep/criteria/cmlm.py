@@ -32,21 +32,23 @@ class CMLM(Criterion):
     2), which depend on s1 only through the N vectors.
 
     Use:
-        Needs: running text (task monolingual, units adjacent), no pairs, and one tower. It takes two passes of the
+        - Needs: running text (task monolingual, units adjacent), no pairs, and one tower. It takes two passes of the
             encoder. Watch ``gap`` in validation by the loss: how much larger the loss is if each s2 gets the vector of
             another sentence. While it is near 0 the vector carries nothing that predicts the words of a neighbour.
-        Choose it: to train sentence vectors of languages without translations or labels, before or beside another
+        - Choose it: to train sentence vectors of languages without translations or labels, before or beside another
             objective.
-        Related: mlm has no sentence vector; simcse also needs only text; translation_ranking, as another part of the
+        - Related: mlm has no sentence vector; simcse also needs only text; translation_ranking, as another part of the
             run, is the paper's bitext retrieval.
-        Left open: v is taken after its projection, but before it is normalised to length 1. ``vector_embedding`` says
+        - Left open: v is taken after its projection, but before it is normalised to length 1. ``vector_embedding`` says
             how the N vectors enter the encoder. Logits come from BERT's head. The paper's sequences all have 256
             tokens; here sentences keep their length, and a share of each is masked. With the model's ``projection:
             spaces``, P belongs to the model, which at inference returns the mean of the N vectors (``proj`` in table
             7).
 
     Example:
+        ```sh
         xrep-train mono/ --task monolingual --units adjacent --criterion cmlm --towers shared
+        ```
 
     Raises:
         UserError: the languages do not share one encoder; the vocabulary has no [MASK]; v is not as wide as the token

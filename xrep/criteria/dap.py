@@ -74,18 +74,20 @@ class DAP(TranslationRanking):
     [MASK] for each token of y.
 
     Use:
-        Needs: pairs with one side in the pivot language (task bitext), and one tower, best a pretrained one (``encoder:
-            bert-base-multilingual-cased``).
-        Choose it: to align words as well as sentences. In the paper it is ahead of translation ranking, alone and with
-            tlm.
-        Related: translation_ranking is its first half; hictl contrasts words instead of predicting them.
-        Left open: "all but [CLS]" includes [SEP], in x and in y, which a released run of the authors predicts too. Each
-            [MASK] is embedded by the encoder at its position in y (``mask_positions``). Logits have their own bias in
-            addition to the encoder's embedding matrix. Token vectors come from the layer that the sentence vector is
+        - Needs: pairs with one side in the pivot language (task bitext), and one tower, best a pretrained one
+            (``encoder: bert-base-multilingual-cased``).
+        - Choose it: to align words as well as sentences. In the paper it is ahead of translation ranking, alone and
+            with tlm.
+        - Related: translation_ranking is its first half; hictl contrasts words instead of predicting them.
+        - Left open: "all but [CLS]" includes [SEP], in x and in y, which a released run of the authors predicts too.
+            Each [MASK] is embedded by the encoder at its position in y (``mask_positions``). Logits have their own bias
+            in addition to the encoder's embedding matrix. Token vectors come from the layer that the sentence vector is
             pooled from, which the head treats as the last one.
 
     Example:
+        ```sh
         xrep-train text/ --task bitext --criterion dap --towers shared --pooling cls --rtl-vocabulary target-language
+        ```
 
     Raises:
         UserError: the languages have separate towers, there is no [MASK], the pivot language is unknown, or the head is

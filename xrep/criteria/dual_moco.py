@@ -32,15 +32,17 @@ class DualMoco(ContrastiveCriterion):
     Without queues (the smallest size in figure 2) the negatives are the other keys of the batch.
 
     Use:
-        Needs: pairs (task bitext), and more of them than twice the queue's size. Momentum encoders take the time and
+        - Needs: pairs (task bitext), and more of them than twice the queue's size. Momentum encoders take the time and
             memory of another forward pass.
-        Choose it: to have many negatives with small batches.
-        Related: translation_ranking needs no momentum encoders, and large batches; frozen_source has one queue.
-        Left open: dropout of momentum encoders (``momentum_dropout``). Hard negatives (option ``negatives`` of the
+        - Choose it: to have many negatives with small batches.
+        - Related: translation_ranking needs no momentum encoders, and large batches; frozen_source has one queue.
+        - Left open: dropout of momentum encoders (``momentum_dropout``). Hard negatives (option ``negatives`` of the
             task) are keys, too, each for its own source alone; they do not join the queue.
 
     Example:
+        ```sh
         xrep-train text/ --task bitext --criterion dual_moco --queue-size 65536 --temperature 0.04 --momentum 0.999
+        ```
     """
 
     reads = PAIRS

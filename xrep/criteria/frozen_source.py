@@ -41,17 +41,19 @@ class FrozenSource(ContrastiveCriterion):
     positive counts once. Vectors join the queue after the optimizer step, and rows not yet filled never count.
 
     Use:
-        Needs: pairs (task bitext) and a good encoder of one language, as a tower of its own or by its vectors
+        - Needs: pairs (task bitext) and a good encoder of one language, as a tower of its own or by its vectors
             (``teacher_vectors``), which save the teacher's part of each step.
-        Choose it: to teach a language to a new encoder, with the similarity that the teacher has learnt.
-        Related: with ``loss: mse`` it is the distillation of Reimers and Gurevych (2020). ``source: trained`` gives the
-            models that the paper compares with (table 5, queue 0): the dual encoder (``towers: separate``) and the
+        - Choose it: to teach a language to a new encoder, with the similarity that the teacher has learnt.
+        - Related: with ``loss: mse`` it is the distillation of Reimers and Gurevych (2020). ``source: trained`` gives
+            the models that the paper compares with (table 5, queue 0): the dual encoder (``towers: separate``) and the
             multilingual one (``shared``).
-        Left open: whether the temperature is bounded (here by [0.01, 1]). Hard negatives (option ``negatives`` of the
+        - Left open: whether the temperature is bounded (here by [0.01, 1]). Hard negatives (option ``negatives`` of the
             task) are of the target side of the pairs, so they need ``source_side: target``.
 
     Example:
+        ```sh
         xrep-train text/ --task bitext --criterion frozen_source --source-side target --target-encoder minilm/
+        ```
 
     Raises:
         UserError: the frozen tower is also the target's or starts from an encoder of other languages, files of

@@ -98,16 +98,19 @@ class HiCTL(ContrastiveCriterion):
     L_LM: ``tlm`` on x and y as one sequence, or ``mlm`` on x alone, for monolingual data whose y is x reordered.
 
     Use:
-        Needs: pairs (task bitext), or monolingual text (``units: reordered``, with ``monolingual``); one tower, best
+        - Needs: pairs (task bitext), or monolingual text (``units: reordered``, with ``monolingual``); one tower, best
             XLM-R. Every token is encoded twice, alone and as part of a pair.
-        Choose it: to go on pretraining an encoder that will be fine-tuned as well as used for sentence vectors.
-        Related: translation_ranking is L_S without harder negatives; tlm and mlm are L_LM alone; dap aligns words, too.
-        Left open: the subwords for L_W are sampled by softmax of the same logits as in the loss; each pair has its own
-            samples; special tokens are neither in the bag of words nor sampled. The distances of equation 5 are between
-            the model's vectors, which the paper does not normalise (``normalize: false``).
+        - Choose it: to go on pretraining an encoder that will be fine-tuned as well as used for sentence vectors.
+        - Related: translation_ranking is L_S without harder negatives; tlm and mlm are L_LM alone; dap aligns words,
+            too.
+        - Left open: the subwords for L_W are sampled by softmax of the same logits as in the loss; each pair has its
+            own samples; special tokens are neither in the bag of words nor sampled. The distances of equation 5 are
+            between the model's vectors, which the paper does not normalise (``normalize: false``).
 
     Example:
+        ```sh
         xrep-train text/ --task bitext --criterion hictl --towers shared --normalize false --temperature 0.05
+        ```
 
     Raises:
         UserError: the languages have separate towers, or there is no [MASK].

@@ -24,12 +24,14 @@ class LabelSmoothedCrossEntropy(Criterion):
     have the largest logit).
 
     Use:
-        Needs: pairs, and a translator (task translation).
-        Choose it: to train a translator, also one whose encoder another objective has trained (``encoder``).
-        Related: none of the others trains a decoder.
+        - Needs: pairs, and a translator (task translation).
+        - Choose it: to train a translator, also one whose encoder another objective has trained (``encoder``).
+        - Related: none of the others trains a decoder.
 
     Example:
+        ```sh
         xrep-train text/ --task translation --criterion label_smoothed_cross_entropy --decoder-layers 1
+        ```
     """
 
     reads = (ExampleKind.TRANSLATIONS,)

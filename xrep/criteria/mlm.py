@@ -23,13 +23,15 @@ class MLM(Criterion):
     Tokens are masked anew whenever a batch is seen; ``xrep.data.masking`` says which tokens are chosen.
 
     Use:
-        Needs: sentences (task monolingual), or pairs, each side of which is read separately.
-        Choose it: to pretrain or adapt an encoder to languages or a domain, before an objective that trains sentence
+        - Needs: sentences (task monolingual), or pairs, each side of which is read separately.
+        - Choose it: to pretrain or adapt an encoder to languages or a domain, before an objective that trains sentence
             vectors.
-        Related: tlm reads translations together; cmlm also trains a sentence vector.
+        - Related: tlm reads translations together; cmlm also trains a sentence vector.
 
     Example:
+        ```sh
         xrep-train mono/ --task monolingual --criterion mlm --towers shared
+        ```
     """
 
     reads = (ExampleKind.SENTENCES, ExampleKind.TRANSLATIONS, ExampleKind.NEIGHBOURS)

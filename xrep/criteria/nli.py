@@ -26,16 +26,18 @@ class Nli(Criterion):
     The features are [u, v, |u - v|, u * v] as in CMLM (4.3), whose classifier is linear.
 
     Use:
-        Needs: pairs with labels entailment, neutral and contradiction (task nli).
-        Choose it: as a second part of a run, to give a contrastive objective similarity of meaning (dual momentum
+        - Needs: pairs with labels entailment, neutral and contradiction (task nli).
+        - Choose it: as a second part of a run, to give a contrastive objective similarity of meaning (dual momentum
             contrast).
-        Related: nli_triplet contrasts the sentences of such data, with harder negatives.
-        Left open: dual momentum contrast (appendix B) uses a two-layer MLP "on top of the sentence representations" and
-            does not say what it concatenates. Here it reads the same four features, and ``features`` chooses among them
-            (sentence-BERT uses the first three).
+        - Related: nli_triplet contrasts the sentences of such data, with harder negatives.
+        - Left open: dual momentum contrast (appendix B) uses a two-layer MLP "on top of the sentence representations"
+            and does not say what it concatenates. Here it reads the same four features, and ``features`` chooses among
+            them (sentence-BERT uses the first three).
 
     Example:
+        ```sh
         xrep-train nli/ --task nli --criterion nli --towers shared --head mlp
+        ```
     """
 
     reads = (ExampleKind.LABELLED_PAIRS,)

@@ -22,12 +22,14 @@ class NliTriplet(ContrastiveCriterion):
     This is equation 5 of Gao et al., 2021 (supervised SimCSE); frozen_source uses it for fine-tuning (section 4.2.3).
 
     Use:
-        Needs: inference data with an entailed and a contradicting sentence of each premise (task nli, form triplets).
-        Choose it: to fine-tune an encoder for semantic similarity.
-        Related: simcse needs no labels; nli trains a classifier; translation_ranking has translations for positives.
+        - Needs: inference data with an entailed and a contradicting sentence of each premise (task nli, form triplets).
+        - Choose it: to fine-tune an encoder for semantic similarity.
+        - Related: simcse needs no labels; nli trains a classifier; translation_ranking has translations for positives.
 
     Example:
+        ```sh
         xrep-train nli/ --task nli --form triplets --criterion nli_triplet --towers shared
+        ```
     """
 
     reads = (ExampleKind.TRIPLETS,)

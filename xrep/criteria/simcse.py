@@ -26,14 +26,17 @@ class SimCSE(ContrastiveCriterion):
     independent dropout (equation 4 of SimCSE; equation 1 of the frozen source paper with s_i+ = s_i).
 
     Use:
-        Needs: pairs, of which ``side`` chooses the sentences, dropout above 0, and a pretrained encoder.
-        Choose it: to make the vectors of a pretrained encoder comparable where there are no labels and no translations.
-        Related: nli_triplet with labels; cmlm from running text; translation_ranking with translations.
-        Left open: two sides of bitext are two corpora: the sentences of one side are never negatives of the other's,
+        - Needs: pairs, of which ``side`` chooses the sentences, dropout above 0, and a pretrained encoder.
+        - Choose it: to make the vectors of a pretrained encoder comparable where there are no labels and no
+            translations.
+        - Related: nli_triplet with labels; cmlm from running text; translation_ranking with translations.
+        - Left open: two sides of bitext are two corpora: the sentences of one side are never negatives of the other's,
             which could be their translations. The objective is the mean over the sentences of both.
 
     Example:
+        ```sh
         xrep-train text/ --task bitext --criterion simcse --side target --towers shared --dropout 0.1
+        ```
     """
 
     reads = PAIRS

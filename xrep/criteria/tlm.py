@@ -28,12 +28,15 @@ class TLM(MLM):
     the first vector, through a layer with tanh, tells which they are. BERT also marks the two sentences by types.
 
     Use:
-        Needs: pairs (task bitext), or neighbouring sentences, and one tower.
-        Choose it: to align the words of languages in pretraining, best with mlm as another part of the run, as in XLM.
-        Related: mlm reads one sentence; hictl and dap join such an objective with contrast of sentences.
+        - Needs: pairs (task bitext), or neighbouring sentences, and one tower.
+        - Choose it: to align the words of languages in pretraining, best with mlm as another part of the run, as in
+            XLM.
+        - Related: mlm reads one sentence; hictl and dap join such an objective with contrast of sentences.
 
     Example:
+        ```sh
         xrep-train text/ --task bitext --criterion tlm --towers shared --validation loss
+        ```
 
     Raises:
         UserError: the languages have separate towers, or anything that ``MLM`` raises.

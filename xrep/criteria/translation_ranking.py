@@ -26,15 +26,17 @@ class TranslationRanking(ContrastiveCriterion):
     sum over y' of their own x, where the target is found.
 
     Use:
-        Needs: pairs (task bitext, or neighbouring sentences), in batches as large as possible: their rows, of all
+        - Needs: pairs (task bitext, or neighbouring sentences), in batches as large as possible: their rows, of all
             ranks, are the only negatives. ``micro_batch`` makes room for them.
-        Choose it: first. It is the simplest objective whose vectors find translations.
-        Related: dual_moco takes its negatives from a queue; dap adds the alignment of words; hictl makes negatives
+        - Choose it: first. It is the simplest objective whose vectors find translations.
+        - Related: dual_moco takes its negatives from a queue; dap adds the alignment of words; hictl makes negatives
             harder. It is the baseline of dual momentum contrast, the bitext retrieval of CMLM (section 4.2: both
             directions; 4.4: margin 0.3) and L_TR of DAP (equation 5: forward).
 
     Example:
+        ```sh
         xrep-train text/ --task bitext --criterion translation_ranking --towers shared --batch-size 256 --margin 0.3
+        ```
     """
 
     reads = PAIRS

@@ -36,8 +36,8 @@ class All(Evaluation):
     is left out.
 
     A test that cannot be measured is named, and the others go on; the exit code is then 2. Each test has its usual
-    options; for others run it by its name. Of BUCC with a single split the threshold is that split's best, and labelled
-    (oracle).
+    options; for others run it by its name. If BUCC has a single split, the threshold is the best of that split, and is
+    labelled (oracle).
     """
 
     @dataclass(kw_only=True)

@@ -45,7 +45,7 @@ class Hit:
 class SearchIndex:
     """A directory with the vectors of sentences, which is searched exactly or with faiss.
 
-    Example:
+    Examples:
         >>> index = SearchIndex.build("run1/best", "corpus.txt", "index/", lang="en")    # doctest: +SKIP
         >>> index.search("Wo ist der Bahnhof?", k=5, lang="de")[0].text                  # doctest: +SKIP
         'Where is the station?'

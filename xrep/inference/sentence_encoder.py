@@ -37,7 +37,7 @@ QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 class SentenceEncoder:
     """A trained encoder with its tokenizers.
 
-    Example:
+    Examples:
         >>> encoder = SentenceEncoder.load("run1/best")                          # doctest: +SKIP
         >>> encoder.encode(["Guten Tag", "Wie geht es?"], lang="de").shape       # doctest: +SKIP
         (2, 512)

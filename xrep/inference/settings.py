@@ -33,8 +33,8 @@ class SearchOptions:
     probes: Number = PROBES
     """Number of cells of an inverted file that are searched for each sentence."""
     index_gigabytes: Positive = PART_GIGABYTES
-    """Memory of the part of an index that a worker holds, and of the vectors in it, in GB. Larger parts are fewer, and
-    all sentences are read, and searched for, once for each part."""
+    """Memory of the part of an index that a worker holds, and of the vectors in it, in GB. All sentences are read
+    and searched for once for each part, and larger parts are fewer."""
     batch_tokens: Number = 4096
     """Number of subwords per batch of the encoder."""
     device: str = "cpu"

@@ -72,7 +72,7 @@ class AnnotatedEvaluation(TableEvaluation):
     @dataclass(kw_only=True)
     class Config(PrecisionOption, OverlapOption):
         data: str
-        """File or folder of the test, as its publisher has it: XTREME's script leaves the labels out. The names of
+        """File or folder of the test, as published: the files of XTREME's own script have no labels. The names of
         files tell their split and language."""
         langs: str = "all"
         """Languages to measure (de,fr or deu,fra), or all that are there."""

@@ -87,13 +87,15 @@ class Classification(AnnotationCriterion):
     The metric ``accuracy`` is the percentage of texts whose label has the largest logit.
 
     Use:
-        Needs: texts or pairs with a label (task classification), and a pretrained encoder, which is trained, too.
-        Choose it: for a classifier of texts or pairs that also works in languages without labelled text (XNLI and
+        - Needs: texts or pairs with a label (task classification), and a pretrained encoder, which is trained, too.
+        - Choose it: for a classifier of texts or pairs that also works in languages without labelled text (XNLI and
             PAWS-X of XTREME, reviews in section 4.5.2 of CMLM).
-        Related: nli trains a classifier above sentence vectors, which stay useful; tagging labels words.
+        - Related: nli trains a classifier above sentence vectors, which stay useful; tagging labels words.
 
     Example:
+        ```sh
         xrep-train xnli/ --task classification --criterion classification --encoder minilm
+        ```
     """
 
     reads, term = (LABELLED_TEXTS,), "classification"

@@ -148,14 +148,16 @@ class Span(AnnotationCriterion):
     rows in which both ends have the largest logits.
 
     Use:
-        Needs: questions, their contexts and the places of the answers (task question_answering), and a pretrained
+        - Needs: questions, their contexts and the places of the answers (task question_answering), and a pretrained
             encoder, which is trained, too.
-        Choose it: to find the answer to a question in a text, also in languages without questions (XTREME's XQuAD, MLQA
-            and TyDiQA-GoldP).
-        Related: tagging gives every word a tag; classification labels whole texts.
+        - Choose it: to find the answer to a question in a text, also in languages without questions (XTREME's XQuAD,
+            MLQA and TyDiQA-GoldP).
+        - Related: tagging gives every word a tag; classification labels whole texts.
 
     Example:
+        ```sh
         xrep-train squad/ --task question_answering --criterion span --encoder minilm
+        ```
     """
 
     reads = (QUESTIONS,)

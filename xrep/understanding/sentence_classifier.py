@@ -45,7 +45,7 @@ class FoundAnswer:
 class SentenceClassifier(Predictor):
     """A trained classifier with its tokenizer. It predicts annotations of one kind; other predictions are a UserError.
 
-    Example:
+    Examples:
         >>> classifier = SentenceClassifier.load("xnli-run/best")                               # doctest: +SKIP
         >>> classifier.predict([("A man sleeps.", "Nobody is awake.")])                         # doctest: +SKIP
         (['neutral'], array([[0.2, 0.7, 0.1]]))

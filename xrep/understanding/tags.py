@@ -148,13 +148,15 @@ class Tagging(AnnotationCriterion):
     The metric ``accuracy`` is the percentage of words whose tag has the largest logit.
 
     Use:
-        Needs: words with tags (task tagging), and a pretrained encoder, which is trained, too.
-        Choose it: for parts of speech or named entities, also of languages without tagged text (XTREME's UD-POS and
+        - Needs: words with tags (task tagging), and a pretrained encoder, which is trained, too.
+        - Choose it: for parts of speech or named entities, also of languages without tagged text (XTREME's UD-POS and
             PAN-X).
-        Related: classification labels whole texts; span finds one part of a text, which a question asks for.
+        - Related: classification labels whole texts; span finds one part of a text, which a question asks for.
 
     Example:
+        ```sh
         xrep-train panx/ --task tagging --criterion tagging --encoder minilm
+        ```
     """
 
     reads, term = (TAGGED_WORDS,), "tagging"

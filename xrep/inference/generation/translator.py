@@ -47,7 +47,7 @@ class Source:
 class Translator:
     """A trained translator with its tokenizers.
 
-    Example:
+    Examples:
         >>> translator = Translator.load("nmt/best")                             # doctest: +SKIP
         >>> translator.translate(["Guten Tag"])[0][0].text                       # doctest: +SKIP
         'good day'
