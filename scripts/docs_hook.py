@@ -12,6 +12,7 @@ from textwrap import dedent
 
 from mkdocs.structure.files import File
 
+from xrep.config.recipes import find_recipe, recipe_names
 from xrep.config.sections import fields_of
 from xrep.config.values import CHOICES, flat
 from xrep.registry import CRITERIA, FIXED_SECTIONS, REGISTRIES
@@ -30,8 +31,7 @@ def on_files(files, config):
     header, *rows = csv.reader((ROOT / "benchmarks/results.csv").open(encoding="utf-8"))
     rows = [f"| {' | '.join(row)} |\n" for row in [header, ["---"] * len(header), *rows]]
     pages["benchmarks.md"] += f"\n## Each machine\n\n{''.join(rows)}"
-    recipes = {path: path.relative_to(ROOT / "xrep/recipes") for path in sorted(ROOT.glob("xrep/recipes/**/*.yaml"))}
-    texts = [f"## {name.with_suffix('')}\n\n```yaml\n{path.read_text()}```" for path, name in recipes.items()]
+    texts = [f"## {name}\n\n```yaml\n{find_recipe(name).read_text()}```" for name in sorted(recipe_names())]
     pages["papers/recipes.md"] = "\n\n".join(["# Recipes", *texts])
     pages["commands/xrep.md"] = f"# xrep\n\n```text\n{help_text()}```\n"
     for name in PROGRAMS:

@@ -23,9 +23,11 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from scipy.stats import t
 
 from xrep.config import flat, over, to_yaml
 from xrep.config.values import load_yaml
@@ -33,7 +35,8 @@ from xrep.errors import UserError
 from xrep_cli.command import command_parser, console_script
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-COLUMNS = ["effect", "setting", "arm", "seed", "metric", "value", "steps", "minutes", "chosen", "commit"]
+KEY = ["effect", "setting", "arm", "seed", "metric"]
+COLUMNS = [*KEY, "value", "steps", "minutes", "chosen", "commit"]
 Effect = Mapping[str, Any]
 Row = dict[str, str]
 """A line of results.csv, or some of its columns; a model that is not trained with several seeds has the seed 0."""
@@ -112,13 +115,10 @@ def call(command: Sequence[str], log: Path) -> list[str]:
     print(f"{command[0]}: {log}", file=sys.stderr, flush=True)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out)
-    try:
-        process.wait()
-    finally:
-        process.wait()  # Ctrl-C also goes to the command, which saves its work
+        # Ctrl-C reaches the command, too, which then saves its work; subprocess.run would kill it.
+        code = subprocess.Popen(command, stdout=out, stderr=out).wait()
     printed = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    if process.returncode:
+    if code:
         problem = " ".join([f"{command[0]} failed:", *printed[-1:]])
         raise UserError(problem, path=log, cure="the same command goes on from here")
     return printed
@@ -136,35 +136,18 @@ def read_table(path: Path, delimiter: str = ",") -> list[Row]:
         return list(csv.DictReader(lines, delimiter=delimiter))
 
 
-def add_results(path: Path, rows: Sequence[Row]) -> None:
-    """Add rows to a file, in place of older ones of the same effect, setting, arm, seed and metric."""
-    old = read_table(path) if path.is_file() else []
-    kept = {tuple(map(row.get, COLUMNS[:5])): row for row in [*old, *rows]}
-    with path.open("w", encoding="utf-8", newline="") as lines:
-        writer = csv.DictWriter(lines, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(kept.values())
-
-
 def compare(better: Mapping[str, float], worse: Mapping[str, float]) -> tuple[float, float, int]:
-    """Compare the figures of two arms, by seed; a model of seed 0 is compared with every seed of the other arm.
-
-    Returns:
-        The mean difference, half the width of the 95% interval of a paired t test (infinite for a single seed), and
-        the number of seeds, which is 0 if an arm has no figures.
-    """
-    from scipy.stats import t  # takes half a second
-
+    """Return the mean difference of two arms by seed, half the width of its 95% interval (a paired t test), and the
+    number of seeds; 0 if an arm has no figures. A model of seed 0 is compared with every seed of the other arm."""
     seeds = ({*better} | {*worse}) - {"0"} or {"0"}
     pairs = [(better.get(seed, better.get("0")), worse.get(seed, worse.get("0"))) for seed in seeds]
     differences = [one - other for one, other in pairs if one is not None and other is not None]
-    if (count := len(differences)) < 2:
-        return sum(differences), float("inf"), count
-    half = float(t.ppf(0.975, count - 1)) * statistics.stdev(differences) / count**0.5
-    return statistics.fmean(differences), half, count
+    count = len(differences)
+    half = t.ppf(0.975, count - 1) * statistics.stdev(differences) / count**0.5 if count > 1 else float("inf")
+    return sum(differences) / max(count, 1), float(half), count
 
 
-def table(effects: Mapping[str, Mapping[str, Any]], rows: Sequence[Row], everything: bool = False) -> str:
+def table(effects: Mapping[str, Mapping[str, Any]], rows: Iterable[Row], everything: bool = False) -> str:
     """Return the claims that say something, or all, as a table of Markdown."""
     values: dict[tuple[str, ...], dict[str, float]] = {}
     for row in rows:
@@ -197,17 +180,23 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--data", default=os.environ.get("XREP_DATA", "data"), help="data sets, also $XREP_DATA")
     options = parser.parse_args(argv)
     folder = REPOSITORY / "examples" / options.paper
+    results = folder / "results.csv"
     effects = {path.stem: load_yaml(path) for path in sorted(folder.glob(f"effects/{options.only or '*'}.yaml"))}
     if not effects:
         raise UserError("no such effect", path=folder / f"effects/{options.only}.yaml", cure="name one that is there")
     git = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty", "--abbrev=8"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    rows = {tuple(map(row.get, KEY)): row for row in read_table(results)} if results.is_file() else {}
     for name, effect in {} if options.table else effects.items():
-        places = {"data": str(Path(options.data).resolve()), "repository": str(REPOSITORY)}
+        places = {"data": os.path.abspath(options.data), "repository": str(REPOSITORY)}
         seeds = [str(n + 1) for n in range(options.seeds)]
-        rows = figures(effect, Path("runs/replicate", options.paper, name), places, seeds)
-        add_results(folder / "results.csv", [row | {"commit": commit} for row in rows])
-    print(table(effects, read_table(folder / "results.csv"), bool(options.only)), end="")
+        for row in figures(effect, Path("runs/replicate", options.paper, name), places, seeds):
+            rows[tuple(map(row.get, KEY))] = row | {"commit": commit}
+        with results.open("w", encoding="utf-8", newline="") as lines:
+            writer = csv.DictWriter(lines, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows.values())
+    print(table(effects, rows.values(), bool(options.only)), end="")
 
 
 if __name__ == "__main__":
