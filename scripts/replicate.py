@@ -147,7 +147,7 @@ def compare(better: Mapping[str, float], worse: Mapping[str, float]) -> tuple[fl
     return sum(differences) / max(count, 1), float(half), count
 
 
-def table(effects: Mapping[str, Mapping[str, Any]], rows: Iterable[Row], everything: bool = False) -> str:
+def table(effects: Mapping[str, Effect], rows: Iterable[Row], everything: bool = False) -> str:
     """Return the claims that say something, or all, as a table of Markdown."""
     values: dict[tuple[str, ...], dict[str, float]] = {}
     for row in rows:
