@@ -20,14 +20,14 @@ import json
 import os
 import re
 import shlex
-import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from scipy.stats import t
 
 from xrep.config import flat, over, to_yaml
 from xrep.config.values import load_yaml
@@ -36,146 +36,119 @@ from xrep.files import write_aside
 from xrep_cli.command import command_parser, console_script
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-COLUMNS = ["effect", "setting", "arm", "seed", "metric", "value", "steps", "minutes", "chosen", "commit"]
+KEY = ["effect", "setting", "arm", "seed", "metric"]
+COLUMNS = [*KEY, "value", "steps", "minutes", "chosen", "commit"]
+Effect = Mapping[str, Any]
 Row = dict[str, str]
 """A line of results.csv, or some of its columns; a model that is not trained with several seeds has the seed 0."""
 file_name = functools.partial(re.sub, r"[^\w+.-]", "_")
 
 
-@dataclass
-class Runner:
-    """Runs the commands of one effect below ``folder``; ``places`` are paths by the names that stand in braces."""
-
-    effect: Mapping[str, Any]
-    folder: Path
-    places: dict[str, str]
-    seeds: Sequence[str]
-    parallel: int
-
-    def run(self) -> Iterator[Row]:
-        """Prepare the data, train and measure every arm in every setting, and yield the figures."""
-        for name, command in self.effect.get("prepare", {}).items():
-            self.places[name] = self.make(self.folder.parent / "prepared" / name, command)
-        for setting, (arm, own) in itertools.product(self.effect.get("settings", [""]), self.effect["arms"].items()):
-            place, own = self.folder / file_name(setting or "runs") / file_name(arm), own or {}
-            if "path" in own:
-                models = {self.filled(own["path"]): {"seed": "0"}}
-            elif "command" in own:
-                models = {self.make(place / seed, own["command"], seed): {"seed": seed} for seed in self.seeds}
-            else:
-                models = self.train(layers_of(self.effect, setting, arm), own.get("grid", self.effect["grid"]), place)
-            for model, columns in models.items():
-                row = {"effect": self.folder.name, "setting": setting, "arm": arm, **columns}
-                yield from self.measure(row, model, place)
-
-    def make(self, place: Path, command: str, seed: str = "") -> str:
-        """Run a command that makes ``place``, unless the same command has made it before; return what it made."""
-        given = [self.filled(word).replace("{seed}", seed) for word in shlex.split(command)]
-        place = place.with_name(f"{place.name}-{hashlib.sha256(repr(given).encode()).hexdigest()[:8]}")
-        if not (done := place.with_name(f"{place.name}.made")).is_file():
-            printed = self.call([word.replace("{out}", str(place)) for word in given], place.with_suffix(".log"))
-            made = printed.rpartition("\n")[2] if "--print-path" in given else str(place)
-            done.write_text(made, encoding="utf-8")
-        return done.read_text(encoding="utf-8")
-
-    def train(self, layers: Sequence[Mapping[str, Any]], grid: Mapping[str, Any], place: Path) -> dict[str, Row]:
-        """Search the grid with the first seed, and train the point that is best on dev with all seeds."""
-        from xrep.training.sweep import Trial, ranking, trials_of  # imports torch
-
-        def sweep(grid: Mapping[str, Any], seeds: Sequence[str]) -> Sequence[Trial]:
-            values = {key: [*map(str, own)] for key, own in grid.items()}
-            given = [f"--grid={key}={','.join(own)}" for key, own in values.items()]
-            given += [f"--seeds={','.join(seeds)}", f"--parallel={self.parallel}", f"--save-dir={place}"]
-            self.call(["xrep-sweep", str(place / "recipe.yaml"), *given], place / "sweep.log")
-            return ranking(trials_of(values, seeds, place, []))[0].trials
-
-        place.mkdir(parents=True, exist_ok=True)
-        recipe = self.filled(to_yaml(functools.reduce(over, map(flat, layers))))
-        (place / "recipe.yaml").write_text(recipe, encoding="utf-8")
-        best = sweep(grid, self.seeds[:1])[0].values
-        chosen, models = " ".join(f"{key}={value}" for key, value in best.items()), {}
-        for seed, trial in zip(self.seeds, sweep({key: [best[key]] for key in best}, self.seeds), strict=True):
-            summary = json.loads((trial.directory / "summary.json").read_text(encoding="utf-8"))
-            cost = {"steps": str(summary["steps"]), "minutes": f"{summary['train_seconds'] / 60:.2f}"}
-            models[str(trial.directory / "best")] = {"seed": seed, "chosen": chosen, **cost}
-        return models
-
-    def measure(self, row: Row, model: str, place: Path) -> Iterator[Row]:
-        """Run the evaluations of a model, and yield a row for each figure."""
-        has_random = (row["arm"], row["seed"]) == (self.effect.get("random_weights"), "1")
-        for name, evaluation in self.effect["evaluations"].items():
-            given = f"{evaluation['run']} --path {shlex.quote(model)} {'--random-baseline' * has_random}"
-            file = self.make(place / f"{row['seed']}-{file_name(name)}", f"xrep-eval {given} --json {{out}}")
-            record = json.loads(Path(file).read_text(encoding="utf-8"))
-            for metric, headline in evaluation["figures"].items():
-                yield row | {"metric": metric, "value": f"{record['headline'][headline]:.4f}"}
-                drawn = record["random_weights"]["headline"][headline]["by_seed"] if has_random else []
-                own = row | {"arm": "random weights", "metric": metric, "steps": "0", "minutes": "0", "chosen": ""}
-                yield from (own | {"seed": str(n + 1), "value": f"{value:.4f}"} for n, value in enumerate(drawn))
-
-    def filled(self, text: str) -> str:
-        """Return a text with each ``{name}`` that is known replaced by its place."""
-        return functools.reduce(lambda done, name: done.replace(f"{{{name}}}", self.places[name]), self.places, text)
-
-    def call(self, command: Sequence[str], log: Path) -> str:
-        """Run a command and return what it printed, which is also in ``log``."""
-        print(f"{command[0]}: {log}", file=sys.stderr, flush=True)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
-        try:
-            process.wait()
-        finally:
-            process.terminate()  # after Ctrl-C it saves its work
-            process.wait()
-        printed = log.read_text(encoding="utf-8", errors="replace").strip()
-        if process.returncode:
-            problem = f"{command[0]} failed: {printed.rpartition(chr(10))[2]}"
-            raise UserError(problem, path=log, cure="the same command goes on from here")
-        return printed
+def figures(effect: Effect, folder: Path, places: Row, seeds: Sequence[str]) -> Iterator[Row]:
+    """Prepare the data, train and measure every arm in every setting, and yield the figures; ``places`` are paths by
+    the names that stand in braces."""
+    for name, command in effect.get("prepare", {}).items():
+        places[name] = make(folder.parent / "prepared" / name, command, places)
+    for setting, (arm, own) in itertools.product(effect.get("settings", [""]), effect["arms"].items()):
+        place, own = folder / file_name(setting or "runs") / file_name(arm), own or {}
+        if "path" in own:
+            models = {filled(own["path"], places): {"seed": "0"}}
+        elif "command" in own:
+            models = {make(place / seed, own["command"], {**places, "seed": seed}): {"seed": seed} for seed in seeds}
+        else:
+            recipe = filled(to_yaml(functools.reduce(over, map(flat, layers_of(effect, setting, arm)))), places)
+            models = train(recipe, own.get("grid", effect["grid"]), place, seeds)
+        for model, columns in models.items():
+            row = {"effect": folder.name, "setting": setting, "arm": arm, **columns}
+            yield from measure(effect, row, place, {**places, "model": model})
 
 
-def layers_of(effect: Mapping[str, Any], setting: str, arm: str) -> list[Mapping[str, Any]]:
+def filled(text: str, places: Row) -> str:
+    """Return a text with each ``{name}`` that is known replaced by its place."""
+    return re.sub(r"\{(\w+)\}", lambda found: places.get(found[1], found[0]), text)
+
+
+def make(place: Path, command: str, places: Row) -> str:
+    """Run a command that makes ``place``, unless the same command has made it before; return what it made."""
+    given = [filled(word, places) for word in shlex.split(command)]
+    place = place.with_name(f"{place.name}-{hashlib.sha256(repr(given).encode()).hexdigest()[:8]}")
+    done = place.with_suffix(".made")
+    if not done.is_file():
+        printed = call([filled(word, {"out": str(place)}) for word in given], place.with_suffix(".log"))
+        done.write_text(printed[-1] if "--print-path" in given else str(place), encoding="utf-8")
+    return done.read_text(encoding="utf-8")
+
+
+def train(recipe: str, grid: Mapping[str, Any], place: Path, seeds: Sequence[str]) -> dict[str, Row]:
+    """Search the grid with the first seed, and train the point that is best on dev with all seeds."""
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    for some in (seeds[:1], seeds):
+        given = [f"--grid={key}={','.join(map(str, values))}" for key, values in grid.items()]
+        given += [f"--seeds={','.join(some)}", f"--save-dir={place}"]
+        call(["xrep-sweep", str(place / "recipe.yaml"), *given], place / "sweep.log")
+        best = read_table(place / "sweep.tsv", "\t")[0]
+        grid = {key: [best[key]] for key in grid}
+    models, chosen = dict[str, Row](), " ".join(f"{key}={best[key]}" for key in grid)
+    for seed, directory in zip(seeds, best["directories"].split(), strict=True):
+        summary = json.loads(Path(directory, "summary.json").read_text(encoding="utf-8"))
+        cost = {"steps": str(summary["steps"]), "minutes": f"{summary['train_seconds'] / 60:.2f}"}
+        models[f"{directory}/best"] = {"seed": seed, "chosen": chosen, **cost}
+    return models
+
+
+def measure(effect: Effect, row: Row, place: Path, places: Row) -> Iterator[Row]:
+    """Run the evaluations of a model, and yield a row for each figure."""
+    has_random = (row["arm"], row["seed"]) == (effect.get("random_weights"), "1")
+    for name, evaluation in effect["evaluations"].items():
+        command = f"xrep-eval {evaluation['run']} --path {{model}} --json {{out}} {'--random-baseline' * has_random}"
+        file = make(place / f"{row['seed']}-{file_name(name)}", command, places)
+        record = json.loads(Path(file).read_text(encoding="utf-8"))
+        for metric, headline in evaluation["figures"].items():
+            yield row | {"metric": metric, "value": f"{record['headline'][headline]:.4f}"}
+            drawn = record["random_weights"]["headline"][headline]["by_seed"] if has_random else []
+            own = row | {"arm": "random weights", "metric": metric, "steps": "0", "minutes": "0", "chosen": ""}
+            yield from (own | {"seed": str(n + 1), "value": f"{value:.4f}"} for n, value in enumerate(drawn))
+
+
+def call(command: Sequence[str], log: Path) -> list[str]:
+    """Run a command and return the lines that it printed, which are also in ``log``."""
+    print(f"{command[0]}: {log}", file=sys.stderr, flush=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as out:
+        # Ctrl-C reaches the command, too, which then saves its work; subprocess.run would kill it.
+        code = subprocess.Popen(command, stdout=out, stderr=out).wait()
+    printed = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    if code:
+        problem = " ".join([f"{command[0]} failed:", *printed[-1:]])
+        raise UserError(problem, path=log, cure="the same command goes on from here")
+    return printed
+
+
+def layers_of(effect: Effect, setting: str, arm: str) -> list[Mapping[str, Any]]:
     """Return the options of an arm in a setting: those of all, of the setting, of the arm, and of it in the setting."""
     shared = dict(effect.get("settings", {}).get(setting) or {})
     special = shared.pop("arms", {}).get(arm, {})
     return [effect.get("options", {}), shared, (effect["arms"][arm] or {}).get("options", {}), special]
 
 
-def read_results(path: Path) -> list[Row]:
+def read_table(path: Path, delimiter: str = ",") -> list[Row]:
     with path.open(encoding="utf-8", newline="") as lines:
-        return list(csv.DictReader(lines))
-
-
-def add_results(path: Path, rows: Sequence[Row]) -> None:
-    """Add rows to a file, in place of older ones of the same effect, setting, arm, seed and metric."""
-    old = read_results(path) if path.is_file() else []
-    everything = list({tuple(map(row.get, COLUMNS[:5])): row for row in [*old, *rows]}.values())
-    with write_aside(path) as aside, aside.open("w", encoding="utf-8", newline="") as lines:
-        writer = csv.DictWriter(lines, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(everything)
+        return list(csv.DictReader(lines, delimiter=delimiter))
 
 
 def compare(better: Mapping[str, float], worse: Mapping[str, float]) -> tuple[float, float, int]:
-    """Compare the figures of two arms, by seed; a model of seed 0 is compared with every seed of the other arm.
-
-    Returns:
-        The mean difference, half the width of the 95% interval of a paired t test (infinite for a single seed), and
-        the number of seeds, which is 0 if an arm has no figures.
-    """
-    from scipy.stats import t  # takes half a second
-
+    """Return the mean difference of two arms by seed, half the width of its 95% interval (a paired t test), and the
+    number of seeds; 0 if an arm has no figures. A model of seed 0 is compared with every seed of the other arm."""
     seeds = ({*better} | {*worse}) - {"0"} or {"0"}
     pairs = [(better.get(seed, better.get("0")), worse.get(seed, worse.get("0"))) for seed in seeds]
     differences = [one - other for one, other in pairs if one is not None and other is not None]
-    if (count := len(differences)) < 2:
-        return sum(differences), float("inf"), count
-    half = float(t.ppf(0.975, count - 1)) * statistics.stdev(differences) / count**0.5
-    return statistics.fmean(differences), half, count
+    count = len(differences)
+    half = t.ppf(0.975, count - 1) * statistics.stdev(differences) / count**0.5 if count > 1 else float("inf")
+    return sum(differences) / max(count, 1), float(half), count
 
 
-def table(effects: Mapping[str, Mapping[str, Any]], rows: Sequence[Row], everything: bool = False) -> str:
+def table(effects: Mapping[str, Effect], rows: Iterable[Row], everything: bool = False) -> str:
     """Return the claims that say something, or all, as a table of Markdown."""
     values: dict[tuple[str, ...], dict[str, float]] = {}
     for row in rows:
@@ -205,24 +178,26 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--table", action="store_true", help="train nothing; print the table of the figures")
     parser.add_argument("--only", metavar="EFFECT", help="one effect, the name of its file; its table has all claims")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
-    parser.add_argument("--parallel", type=int, default=1, help="runs at a time; 1 to compare equal minutes")
     parser.add_argument("--data", default=os.environ.get("XREP_DATA", "data"), help="data sets, also $XREP_DATA")
-    parser.add_argument("--results", type=Path, help="file of the figures (default: examples/PAPER/results.csv)")
     options = parser.parse_args(argv)
-    files = {path.stem: path for path in sorted((REPOSITORY / "examples" / options.paper).glob("effects/*.yaml"))}
-    if options.only and options.only not in files:
-        raise UserError(f"no effect {options.only}", cure=f"name one of {', '.join(files)}")
-    effects = {name: load_yaml(path) for name, path in files.items() if options.only in (None, name)}
-    results = options.results or REPOSITORY / "examples" / options.paper / "results.csv"
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    folder = REPOSITORY / "examples" / options.paper
+    results = folder / "results.csv"
+    effects = {path.stem: load_yaml(path) for path in sorted(folder.glob(f"effects/{options.only or '*'}.yaml"))}
+    if not effects:
+        raise UserError("no such effect", path=folder / f"effects/{options.only}.yaml", cure="name one that is there")
     git = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty", "--abbrev=8"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    rows = {tuple(map(row.get, KEY)): row for row in read_table(results)} if results.is_file() else {}
     for name, effect in {} if options.table else effects.items():
-        places = {"data": str(Path(options.data).resolve()), "repository": str(REPOSITORY)}
-        folder, seeds = Path("runs/replicate", options.paper, name), [str(n + 1) for n in range(options.seeds)]
-        rows = Runner(effect, folder, places, seeds, options.parallel).run()
-        add_results(results, [row | {"commit": commit} for row in rows])
-    print(table(effects, read_results(results), bool(options.only)), end="")
+        places = {"data": os.path.abspath(options.data), "repository": str(REPOSITORY)}
+        seeds = [str(n + 1) for n in range(options.seeds)]
+        for row in figures(effect, Path("runs/replicate", options.paper, name), places, seeds):
+            rows[tuple(map(row.get, KEY))] = row | {"commit": commit}
+        with write_aside(results) as aside, aside.open("w", encoding="utf-8", newline="") as lines:
+            writer = csv.DictWriter(lines, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows.values())
+    print(table(effects, rows.values(), bool(options.only)), end="")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def test_every_arm_can_be_trained_and_every_claim_compared(path: Path, replicate
                 layers = replicate.layers_of(effect, setting, arm)
                 trainer = runs_of([(str(path), layer) for layer in layers])[0].configs["trainer"]
                 assert (trainer.max_steps is None) != (trainer.max_minutes is None)
-    results = replicate.read_results(path.parents[1] / "results.csv")
+    results = replicate.read_table(path.parents[1] / "results.csv")
     for claim in effect["claims"]:
         compared = replicate.table({path.stem: {**effect, "claims": [claim]}}, results, everything=True).count("\n") - 2
         assert compared == (1 if "setting" in claim else len(effect.get("settings", [""])))
@@ -104,7 +104,7 @@ def test_an_effect_from_end_to_end(
     printed = capsys.readouterr()
     assert "| More steps find more, long | +9 Tatoeba | +" in printed.out and " Tatoeba | " in printed.out
     results = tmp_path / "examples" / "toy" / "results.csv"
-    rows = replicate.read_results(results)
+    rows = replicate.read_table(results)
     assert [row["arm"] for row in rows] == ["trained", *["random weights"] * 3, "trained", "given", "copied", "copied"]
     assert {row["chosen"] for row in rows[:5:4]} == {"optimizer.lr=0.01"} and rows[0]["steps"] == "30"
     before = results.read_bytes()
