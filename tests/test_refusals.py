@@ -34,7 +34,7 @@ USUAL = {
 }
 REFUSALS = r"""
 xrep trian                                   | there is no command 'trian'; did you mean 'train'?
-xrep banana                                  | there is no command 'banana'; known: train, eval,
+xrep banana                                  | there is no command 'banana'; known: train, recipes, eval,
 xrep completion csh                          | no completion for 'csh'; write xrep completion bash, or zsh, tcsh
 
 data get ../../etc/passwd                    | unknown corpus or pretrained encoder '../../etc/passwd'
