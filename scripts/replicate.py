@@ -10,6 +10,8 @@ all arms share; `settings` and `arms` have their own, and `arms` of a setting th
 an arm with the first seed at each point of `grid`, and with all seeds at the point that is best on dev; an arm with
 `path` is only measured, and one with `command` writes a model as {out} with {seed}. `evaluations` are arguments of
 xrep-eval. `claims` compare a figure of two arms, seed by seed; those that say something (`says`) are in the table.
+The figures of an effect replace those that results.csv had of it. In rows of November 2026, steps and minutes are means
+over the seeds.
 """
 
 import csv
@@ -57,6 +59,7 @@ def figures(effect: Effect, folder: Path, places: Row, seeds: Sequence[str]) -> 
             models = {make(place / seed, own["command"], {**places, "seed": seed}): {"seed": seed} for seed in seeds}
         else:
             recipe = filled(to_yaml(functools.reduce(over, map(flat, layers_of(effect, setting, arm)))), places)
+            place = place.with_name(f"{place.name}-{hashlib.sha256(recipe.encode()).hexdigest()[:8]}")
             models = train(recipe, own.get("grid", effect["grid"]), place, seeds)
         for model, columns in models.items():
             row = {"effect": folder.name, "setting": setting, "arm": arm, **columns}
@@ -178,7 +181,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--table", action="store_true", help="train nothing; print the table of the figures")
     parser.add_argument("--only", metavar="EFFECT", help="one effect, the name of its file; its table has all claims")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
-    parser.add_argument("--data", default=os.environ.get("XREP_DATA", "data"), help="data sets, also $XREP_DATA")
+    parser.add_argument(
+        "--data", default=os.environ.get("XREP_DATA", "data"), help="a path without spaces, also $XREP_DATA"
+    )
     options = parser.parse_args(argv)
     folder = REPOSITORY / "examples" / options.paper
     results = folder / "results.csv"
@@ -191,8 +196,11 @@ def main(argv: Sequence[str]) -> None:
     for name, effect in {} if options.table else effects.items():
         places = {"data": os.path.abspath(options.data), "repository": str(REPOSITORY)}
         seeds = [str(n + 1) for n in range(options.seeds)]
+        before, rows = rows, {key: row for key, row in rows.items() if key[0] != name}
         for row in figures(effect, Path("runs/replicate", options.paper, name), places, seeds):
-            rows[tuple(map(row.get, KEY))] = row | {"commit": commit}
+            key = tuple(map(row.get, KEY))
+            known = before.get(key, {})
+            rows[key] = row | {"commit": known["commit"] if known and known | row == known else commit}
         with write_aside(results) as aside, aside.open("w", encoding="utf-8", newline="") as lines:
             writer = csv.DictWriter(lines, COLUMNS, lineterminator="\n")
             writer.writeheader()

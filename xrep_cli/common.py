@@ -81,7 +81,8 @@ TEXT_HELP = (
     "these; also .gz, .bz2, .xz and .zst; - reads standard input."
 )
 ENCODER_HELP = (
-    "A checkpoint, a directory of Hugging Face or sentence-transformers, or a name in the local Hugging Face cache."
+    "A checkpoint, a directory of Hugging Face or sentence-transformers, or organisation/name, which is fetched from "
+    "the Hugging Face Hub if it is not in the local cache."
 )
 InputFile = Annotated[str, Option(metavar="FILE", reads=itself)]
 InputFiles = Annotated[list[str], Option(metavar="FILE", reads=itself)]

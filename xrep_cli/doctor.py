@@ -17,7 +17,7 @@ class Diagnosis(common.JsonOption):
       # Check an installation and a machine
       xrep-doctor                      # each line says ok, absent (what is optional) or problem, with what to do
       # Print only the problems
-      xrep-doctor | grep problem
+      xrep-doctor | grep '^problem '
       # Write what a bug report needs
       xrep-doctor --json doctor.json
 

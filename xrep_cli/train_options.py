@@ -28,7 +28,7 @@ DEMO_RECIPE = "demo"
 METAVARS = {int: "INT", float: "FLOAT", bool: "BOOL", str: "STR", list[str]: "A,B,...", list[float]: "X,Y,..."}
 USAGE = "xrep-train [DATA] --task NAME --criterion NAME [options] [section.option=value ...]"
 DESCRIPTION = """\
-Train a cross-lingual sentence encoder, or a translator.
+Train a cross-lingual sentence encoder, a translator or a classifier.
 
   # Train on pairs of sentences of your own
   xrep-train corpus/ --task bitext --criterion dual_moco --save-dir run1 --max-steps 20000

@@ -1,8 +1,9 @@
 """Recipes: the configuration files that come with xrep, which are found by name, and files whose ``base`` is another.
 
 A file with the key ``base: moco_bert/en-zh`` has the values of that recipe, but for its own. What lies deep can be
-written as one key (``optimizer.lr: 1e-5``), and parts and stages are addressed by name (``parts.nli.weight: 0.2``). Its
-own list of parts or stages replaces that of the base; see ``over_stage`` for parts that it has from the base.
+written as one key (``optimizer.lr: 1e-5``), and parts and stages are addressed by name (``parts.nli.weight: 0.2``).
+Its own list of parts or stages replaces that of the base. A part that names both its task and its criterion has nothing
+from the base, also not its weight; see ``over_stage`` for the others.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ def over_stage(base: Layer, stage: Layer) -> Layer:
     if "parts" in stage:
         replaced, stage = OF_A_PART, _with_rest(base, stage)
     else:
-        replaced = ("parts", "mixing") if any(key.split(".")[0] in OF_A_PART for key in stage) else ()
+        replaced = ("parts", "mixing") if any(f"{kind}.name" in stage for kind in OF_A_PART) else ()
     return over({key: value for key, value in base.items() if key.split(".")[0] not in replaced}, stage)
 
 
