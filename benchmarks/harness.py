@@ -8,11 +8,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from results import compare, report
 
 from xrep.text.resources import find_resource
 from xrep_cli.command import HelpFormatter
@@ -22,10 +25,9 @@ SHORT, LONG = range(4, 13), 60
 
 
 class Taken(NamedTuple):
-    """What a contestant returns that measures its time itself: seconds by the clock and of processors, and a result."""
+    """What a contestant returns that measures its time itself."""
 
     seconds: float
-    processor: float = 0.0
     result: Any = None
 
 
@@ -35,12 +37,10 @@ class Turns:
 
     Attributes:
         seconds: The time of each round after the warm-up, by contestant.
-        processor: The same in seconds of processors, which other programs disturb less.
         results: What each contestant returned last.
     """
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    processor: dict[str, list[float]] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
 
     def medians(self) -> dict[str, float]:
@@ -49,12 +49,7 @@ class Turns:
 
 
 def take_turns(
-    contestants: Mapping[str, Callable[[Any], Any]],
-    inputs: Iterable[Any],
-    *,
-    warm_up: int = 1,
-    device: str = "cpu",
-    title: str = "",
+    contestants: Mapping[str, Callable[[Any], Any]], inputs: Iterable[Any], *, warm_up: int = 1, device: str = "cpu"
 ) -> Turns:
     """Time contestants that take turns, so that a busy machine disturbs all of them.
 
@@ -63,35 +58,50 @@ def take_turns(
         inputs: One input for each round.
         warm_up: Number of first rounds that are not measured.
         device: A time on a GPU ends when the GPU has finished.
-        title: Name of the contest, which is printed on stderr with the number of each round.
     """
-    names = list(contestants)
-    turns = Turns({name: [] for name in names}, {name: [] for name in names})
+    names, turns = list(contestants), Turns({name: [] for name in contestants})
     for number, value in enumerate(inputs):
-        if title:
-            progress(f"{title}: round {number}")
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            began, processor = time.perf_counter(), time.process_time()
+            began = time.perf_counter()
             result = contestants[name](value)
             if device != "cpu":
                 import torch
 
                 torch.cuda.synchronize(device)
-            seconds, processor = time.perf_counter() - began, time.process_time() - processor
-            if not isinstance(result, Taken):
-                result = Taken(seconds, processor, result)
-            turns.results[name] = result.result
+            taken = result if isinstance(result, Taken) else Taken(time.perf_counter() - began, result)
+            turns.results[name] = taken.result
             if number >= warm_up:
-                turns.seconds[name].append(result.seconds)
-                turns.processor[name].append(result.processor)
+                turns.seconds[name].append(taken.seconds)
     return turns
 
 
-def texts_of(options: argparse.Namespace, count: int) -> list[tuple[str, int]]:
-    """Return the kinds of text that were asked for, and the number of lines of each: a fifth of ``count`` if long."""
-    kinds = [options.text] if options.text else ["short", "long"]
-    return [(kind, max(1, count // 5) if kind == "long" else count) for kind in kinds]
+def contest(
+    options: argparse.Namespace,
+    benchmark: str,
+    text: str,
+    contestants: Mapping[str, Callable[[Any], Any]],
+    pairs: Mapping[str, Sequence[str]],
+    inputs: Iterable[Any] | None = None,
+    warm_up: int = 1,
+) -> Turns:
+    """Let contestants take turns, print the ratios of ``pairs`` (as ``compare`` takes them), and append them to --csv.
+
+    Args:
+        inputs: One for each round; None: as many rounds as --repeats says, whose number is no input.
+    """
+    progress(f"== {benchmark}, {text}")
+    turns = take_turns(contestants, inputs or range(options.repeats + 1), warm_up=warm_up)
+    report(compare(benchmark, text, turns.seconds, pairs), options.csv)
+    return turns
+
+
+def texts_of(options: argparse.Namespace, count: int = 0) -> Iterator[tuple[str, int, Path]]:
+    """Yield the kinds of text that were asked for, the number of lines of each (a fifth of ``count`` if long), and an
+    empty folder that is deleted in the end."""
+    for kind in [options.text] if options.text else ["short", "long"]:
+        with tempfile.TemporaryDirectory() as folder:
+            yield kind, max(1, count // 5) if kind == "long" else count, Path(folder)
 
 
 def read_pairs(kind: str, count: int | None = None, data: Sequence[str] | None = None) -> list[tuple[str, str]]:
@@ -147,8 +157,6 @@ def progress(line: str) -> None:
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options of every benchmark, which prints its description as it is written."""
-    # transformers looks for a package named kernels, and would import the script of that name here.
-    sys.modules.setdefault("kernels", None)
     parser = argparse.ArgumentParser(description=description, formatter_class=HelpFormatter)
     add = parser.add_argument
     add("--csv", metavar="FILE", help="append the rows to this file")

@@ -8,7 +8,7 @@ import platform
 import re
 import statistics
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import date
 from pathlib import Path
@@ -47,12 +47,11 @@ class Row:
 
 
 def compare(
-    benchmark: str, text: str, seconds: Mapping[str, Sequence[float]], pairs: Iterable[tuple[str, str]]
+    benchmark: str, text: str, seconds: Mapping[str, Sequence[float]], pairs: Mapping[str, Sequence[str]]
 ) -> list[Row]:
-    """Return a row for each pair of names (ours, beside) that took part."""
-    here = machine(), date.today().isoformat(), commit()
-    rows = []
-    for ours, beside in pairs:
+    """Return a row for each of ours and each of those that ``pairs`` names beside it, if both took part."""
+    here, rows = (machine(), date.today().isoformat(), commit()), []
+    for ours, beside in [(ours, beside) for ours, names in pairs.items() for beside in names]:
         if ours in seconds and beside in seconds:
             each = [theirs / mine for mine, theirs in zip(seconds[ours], seconds[beside], strict=True)]
             spread = [round(value, 3) for value in (statistics.median(each), min(each), max(each))]
@@ -65,10 +64,9 @@ def report(rows: Sequence[Row], path: str | None) -> None:
     for row in rows:
         print(f"{row.benchmark}, {row.text}: {row.ours} beside {row.beside}: {row.ratio:.2f} ({row.low} to {row.high})")
     if path:
-        new = not Path(path).exists() or not Path(path).stat().st_size
         with open(path, "a", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, [column.name for column in fields(Row)], lineterminator="\n")
-            if new:
+            if not file.tell():
                 writer.writeheader()
             writer.writerows(asdict(row) for row in rows)
 
@@ -84,10 +82,8 @@ def machine() -> str:
 
 
 def commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short=10", "HEAD"], cwd=FIGURES.parent, capture_output=True, text=True
-    )
-    return done.stdout.strip()
+    line = ["git", "rev-parse", "--short=10", "HEAD"]
+    return subprocess.run(line, cwd=FIGURES.parent, capture_output=True, text=True).stdout.strip()
 
 
 def latest(path: Path = FIGURES) -> list[dict[str, str]]:
