@@ -9,8 +9,6 @@ The label of a line says whether it has more words than most, because only speed
   python benchmarks/classify.py --encoder $(xrep-data get minilm --print-path)
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile
@@ -20,7 +18,7 @@ from typing import Any
 
 import transformers
 from harness import Taken, contest, make_parser, progress, read_pairs, texts_of
-from train import Turn, configured, training
+from train import MAX_LENGTH, Turn, configured, training
 
 from xrep.memory import keep_freed_memory
 from xrep.understanding import SentenceClassifier
@@ -43,7 +41,7 @@ def write_labelled(lines: list[str], folder: Path) -> list[int]:
 def their_trainer(options: argparse.Namespace, lines: list[str], labels: list[int], sampling: str) -> Turn:
     """Return an epoch of transformers' Trainer."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.encoder)
-    encoded = tokenizer(lines, truncation=True, max_length=options.max_length)
+    encoded = tokenizer(lines, truncation=True, max_length=MAX_LENGTH)
     names = [*encoded, "labels"]
     rows = [dict(zip(names, row, strict=True)) for row in zip(*encoded.values(), labels, strict=True)]
     arguments = transformers.TrainingArguments(
@@ -65,7 +63,7 @@ def their_trainer(options: argparse.Namespace, lines: list[str], labels: list[in
 def measure_training(options: argparse.Namespace, kind: str, lines: list[str], folder: Path) -> None:
     labels = write_labelled(lines, folder / "text")
     words = f"--task classification --criterion classification --languages all --batch-size {options.batch_size} "
-    words += f"--lr 2e-5 --clip-norm 1 --max-length {options.max_length} --max-epochs 1"
+    words += f"--lr 2e-5 --clip-norm 1 --max-length {MAX_LENGTH} --max-epochs 1"
     line = [str(folder / "text"), "--encoder", options.encoder, *words.split()]
     contestants = {"xrep": training(*configured(line, folder / "run"))}
     for name, sampling in {TRAINER: "random", f"{TRAINER}, rows by length": "group_by_length"}.items():
@@ -97,7 +95,6 @@ def main() -> None:
     add("--encoder", required=True, help="a directory of a BERT, such as minilm's")
     add("--lines", type=int, default=1000, help="short lines that are learnt and labelled; a fifth of that if long")
     add("--batch-size", type=int, default=16, help="rows in a step")
-    add("--max-length", type=int, default=128, help="longest row in subwords")
     options = parser.parse_args()
     keep_freed_memory()  # as xrep-train does
     for kind, count, folder in texts_of(options, options.lines):

@@ -8,12 +8,8 @@ sentence-transformers is printed, too: a fast encoder may be inexact.
 
   python benchmarks/encode.py --path $(xrep-data get minilm --print-path)
   python benchmarks/encode.py --path ... --one              # also how long a call with one line takes
-  python benchmarks/encode.py --path ... --profile          # in which operations the time of xrep goes
 """
 
-from __future__ import annotations
-
-import argparse
 import math
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import contest, make_parser, multiplies_bfloat16, progress, read_pairs, say_absent, texts_of
+from harness import Turns, contest, make_parser, multiplies_bfloat16, progress, read_pairs, say_absent, texts_of
 from results import RESTRICTED
 
 from xrep.data.batch import batches_of, collate
@@ -150,26 +146,11 @@ def contestants(path: str, folder: Path, examples: list[str]) -> dict[str, Encod
     return found
 
 
-def profile(path: str, kind: str, lines: list[str]) -> None:
-    """Print the operations of xrep that take most of the time, in each precision."""
-    from torch.profiler import ProfilerActivity, profile
-
-    for precision in PRECISIONS:
-        encoder = SentenceEncoder.load(path, device="cpu", dtype=precision)
-        encoder.encode(lines)
-        with profile(activities=[ProfilerActivity.CPU]) as recorded:
-            encoder.encode(lines)
-        print(f"{kind} text, {precision}\n{recorded.key_averages().table(sort_by='self_cpu_time_total', row_limit=15)}")
-
-
-def measure(
-    options: argparse.Namespace, name: str, kind: str, entries: dict[str, Encode], calls: list[list[str]], warm_up: int
-) -> None:
-    turns = contest(options, name, kind, entries, PAIRS, calls, warm_up)
+def say_cosines(turns: Turns) -> None:
     expected = turns.results.get(PLAIN, math.nan)
-    for entry, seconds in turns.medians().items():
-        cosine = np.sum(turns.results[entry] * expected, 1).min()
-        progress(f"{entry}: {1000 * seconds:.1f} ms a call, smallest cosine {cosine:.4f}")
+    for name, seconds in turns.medians().items():
+        cosine = np.sum(turns.results[name] * expected, 1).min()
+        progress(f"{name}: {1000 * seconds:.1f} ms a call, smallest cosine {cosine:.4f}")
 
 
 def main() -> None:
@@ -178,22 +159,19 @@ def main() -> None:
     add("--path", required=True, help="a sentence-transformers directory, such as minilm's or what xrep-export writes")
     add("--lines", type=int, default=2000, help="short lines that are encoded in a round; a fifth of that if long")
     add("--one", action="store_true", help="measure calls with one line, too")
-    add("--profile", action="store_true", help="print where the time of xrep goes instead")
     options = parser.parse_args()
     texts = dict[str, list[str]]()
     for kind, count, _ in texts_of(options, options.lines):
         texts[kind] = [english for _, english in read_pairs(kind, count, options.data)]
-        if options.profile:
-            profile(options.path, kind, texts[kind])
-    if options.profile:
-        return
     with tempfile.TemporaryDirectory() as folder:
         entries = contestants(options.path, Path(folder), next(iter(texts.values()))[:EXAMPLES])
         for kind, lines in texts.items():
-            measure(options, "encode", kind, entries, [lines] * (options.repeats + 1), 1)
+            inputs = {"encode": ([lines] * (options.repeats + 1), 1)}
             if options.one:
-                calls = [[line] for line in lines[: WARM_UP_CALLS + 100 * options.repeats]]
-                measure(options, "encode, one line", kind, entries, calls, WARM_UP_CALLS)
+                one = [[line] for line in lines[: WARM_UP_CALLS + 100 * options.repeats]]
+                inputs["encode, one line"] = one, WARM_UP_CALLS
+            for name, (calls, warm_up) in inputs.items():
+                say_cosines(contest(options, name, kind, entries, PAIRS, calls, warm_up))
 
 
 if __name__ == "__main__":

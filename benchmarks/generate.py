@@ -7,8 +7,6 @@ process with torch it slows torch down. It is printed how often the hypotheses a
   python benchmarks/generate.py
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import subprocess
@@ -201,12 +199,6 @@ def ctranslate2(theirs: nn.Module, options: argparse.Namespace, folder: Path, st
     return found
 
 
-def same(found: list[list[list[int]]], expected: list[list[list[int]]]) -> float:
-    """Return the share of sentences with the same hypotheses, in any order."""
-    pairs = zip(found, expected, strict=True)
-    return statistics.fmean(sorted(map(tuple, a)) == sorted(map(tuple, b)) for a, b in pairs)
-
-
 def measure(options: argparse.Namespace, kind: str, folder: Path) -> None:
     source, options.tokens = LENGTHS[kind]
     model, draw = make_model(options), np.random.default_rng(0)
@@ -227,7 +219,8 @@ def measure(options: argparse.Namespace, kind: str, folder: Path) -> None:
             say_absent("CTranslate2", "it is not installed")
         found = contest(options, "generate", kind, contestants, PAIRS, [batch] * (options.repeats + 1)).results
     for name, hypotheses in found.items():
-        share = 100 * same(hypotheses, found["transformers"])
+        pairs = zip(hypotheses, found["transformers"], strict=True)
+        share = 100 * statistics.fmean(sorted(ours) == sorted(theirs) for ours, theirs in pairs)
         progress(f"{name}: the hypotheses of transformers in {share:.0f}% of the sentences")
 
 

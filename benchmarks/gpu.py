@@ -18,12 +18,9 @@ a bound that no program reaches. For vectors of width D:
 MFU is the share of the card's peak in bfloat16 at which these operations were done.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os
-import platform
 import random
 import re
 import statistics
@@ -42,7 +39,7 @@ import faiss
 import losses
 import torch
 from harness import progress, say_absent, take_turns, write_corpus
-from mining import NEIGHBOURS, drawn, faiss_both_ways
+from mining import NEIGHBOURS, drawn, faiss_both_ways, same_neighbours
 from results import commit
 from train import Clock, configured, trainer_of
 
@@ -88,14 +85,14 @@ def tests(file: str, options: Namespace) -> Iterator[Row]:
 
 
 def loss(case: str, options: Namespace) -> Iterator[Row]:
-    size, (peak, _, bandwidth) = "tiny" if options.small else "paper", peaks(options)
-    contest = losses.make(case, size, options.device)
+    given, (peak, _, bandwidth) = (case, "tiny" if options.small else "paper", options.device), peaks(options)
+    contest = losses.make(*given)
     rows, columns, width = len(contest.sides[0]), *contest.sides[1].shape
     numbers = contest.products * (rows + columns) * width * contest.sides[0].element_size()
     bound = max(2 * contest.products * rows * columns * width / peak, numbers / bandwidth)
     gradients = sum(leaf.numel() * leaf.element_size() for leaf in contest.leaves) / 1e6
     del contest
-    turns, memory = losses.measure(case, size, options.device, 5)
+    turns, memory = losses.measure(*given, 5)
     for name, seconds in turns.medians().items():
         what = f"{rows:,} x {columns:,} x {width}, {name}"
         yield what, "ms", 1000 * seconds, 1000 * bound
@@ -197,8 +194,7 @@ def mine(options: Namespace) -> Iterator[Row]:
     bound = 2 * size**2 * width / peaks(options)[0]
     for name, seconds in turns.medians().items():
         yield f"{size:,} x {width} on both sides, {name}", "ms", 1000 * seconds, 1000 * bound
-    both = zip(turns.results["ours"], turns.results["faiss on the CPU"], strict=True)
-    same = statistics.fmean((mine.index == theirs.index).float().mean().item() for mine, theirs in both)
+    same = same_neighbours(turns.results["ours"], turns.results["faiss on the CPU"])
     yield "neighbours that are those of faiss", "%", 100 * same, 100.0
 
 
@@ -229,12 +225,12 @@ def apart(name: str, options: Namespace, seconds: float) -> list[str]:
     """Run a section in a process of its own; return its lines of the page: its table, and what went wrong."""
     if seconds < LEAST:
         return ["- skipped: no time was left"]
-    said, place = options.work / f"{name}.txt", ["--work", str(options.work), "--device", options.device]
-    line = [sys.executable, __file__, "--section", name, *place, *["--small"] * options.small]
-    timed = ["timeout", "--signal", "KILL", f"{seconds:.0f}", *line]  # ends all that the section has started
+    said = options.work / f"{name}.txt"
+    line = ["timeout", "--signal", "KILL", f"{seconds:.0f}", sys.executable, __file__]  # ends all that it has started
+    line += ["--section", name, "--work", str(options.work), "--device", options.device, *["--small"] * options.small]
     with said.open("w", encoding="utf-8") as output:
         environment = {**os.environ, "XREP_HOME": str(options.work / "home")}
-        code = subprocess.run(timed, stdout=output, stderr=output, env=environment).returncode
+        code = subprocess.run(line, stdout=output, stderr=output, env=environment).returncode
     lines = said.read_text(encoding="utf-8", errors="replace").splitlines()
     rows = [line for line in lines if line.startswith("| ")]
     found = ["| what | unit | measured | modelled |", "| --- | --- | --- | --- |", *rows, ""] if rows else []
@@ -274,12 +270,11 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("there is no CUDA GPU", cure="give --small --device cpu to try the script without one")
     peak, single, bandwidth = (figure / 1e12 for figure in peaks(options))
     facts = {
-        "device": torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or "CPU",
-        "date": date.today().isoformat(), "commit": commit(), "python": platform.python_version(),
-        "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else "CPU",
+        "date, commit, torch": f"{date.today()}, {commit()}, {torch.__version__} with CUDA {torch.version.cuda}",
         "command": " ".join(["python benchmarks/gpu.py", *argv]),
         "peaks (nan: not known)": f"{peak:g} TFLOP/s in bfloat16, {single:g} in TF32, {bandwidth:g} TB/s",
-    }  # fmt: skip
+    }
     began, sections = time.monotonic(), dict[str, list[str]]()
     with tempfile.TemporaryDirectory() as folder:
         options.work = Path(folder)

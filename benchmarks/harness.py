@@ -1,9 +1,4 @@
-"""What the benchmarks share: contestants that take turns, texts and options.
-
-It imports torch only where a GPU is waited for, so that ``--help`` answers at once.
-"""
-
-from __future__ import annotations
+"""What the benchmarks share: contestants that take turns, texts and options."""
 
 import argparse
 import statistics
@@ -11,37 +6,29 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from results import compare, report
+import torch
+from results import report
 
 from xrep.text.resources import find_resource
+from xrep.training.numbers import type_on
 from xrep_cli.command import HelpFormatter
 
 SHORT, LONG = range(4, 13), 60
 """Words of a short line, and those to which consecutive lines are joined to a long one."""
 
 
-class Taken(NamedTuple):
-    """What a contestant returns that measures its time itself."""
-
-    seconds: float
-    result: Any = None
+class Taken(float):
+    """The seconds that a contestant returns which measures its time itself."""
 
 
-@dataclass
-class Turns:
-    """The measurements of contestants that took turns.
+class Turns(NamedTuple):
+    """The seconds of each round after the warm-up, and what was returned last, by contestant."""
 
-    Attributes:
-        seconds: The time of each round after the warm-up, by contestant.
-        results: What each contestant returned last.
-    """
-
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    results: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, list[float]]
+    results: dict[str, Any]
 
     def medians(self) -> dict[str, float]:
         """Return the median time of each contestant, in seconds."""
@@ -59,20 +46,18 @@ def take_turns(
         warm_up: Number of first rounds that are not measured.
         device: A time on a GPU ends when the GPU has finished.
     """
-    names, turns = list(contestants), Turns({name: [] for name in contestants})
+    names, turns = list(contestants), Turns({name: [] for name in contestants}, {})
     for number, value in enumerate(inputs):
         first = number % len(names)
         for name in names[first:] + names[:first]:
             began = time.perf_counter()
             result = contestants[name](value)
             if device != "cpu":
-                import torch
-
                 torch.cuda.synchronize(device)
-            taken = result if isinstance(result, Taken) else Taken(time.perf_counter() - began, result)
-            turns.results[name] = taken.result
+            seconds = result if isinstance(result, Taken) else time.perf_counter() - began
+            turns.results[name] = result
             if number >= warm_up:
-                turns.seconds[name].append(taken.seconds)
+                turns.seconds[name].append(seconds)
     return turns
 
 
@@ -85,14 +70,14 @@ def contest(
     inputs: Iterable[Any] | None = None,
     warm_up: int = 1,
 ) -> Turns:
-    """Let contestants take turns, print the ratios of ``pairs`` (as ``compare`` takes them), and append them to --csv.
+    """Let contestants take turns, print the ratios of ``pairs`` (as ``report`` takes them), and append them to --csv.
 
     Args:
         inputs: One for each round; None: as many rounds as --repeats says, whose number is no input.
     """
     progress(f"== {benchmark}, {text}")
     turns = take_turns(contestants, inputs or range(options.repeats + 1), warm_up=warm_up)
-    report(compare(benchmark, text, turns.seconds, pairs), options.csv)
+    report(benchmark, text, turns.seconds, pairs, options.csv)
     return turns
 
 
@@ -139,10 +124,6 @@ def write_corpus(pairs: Sequence[tuple[str, str]], folder: Path) -> Path:
 
 def multiplies_bfloat16() -> bool:
     """Return whether this processor multiplies in bfloat16; if it does not, nobody is measured in it."""
-    import torch
-
-    from xrep.training.numbers import type_on
-
     return type_on(torch.device("cpu"), "bf16") == torch.bfloat16
 
 

@@ -11,8 +11,6 @@ Beside ours stand plain torch, which writes all similarities out ("torch"), the 
 Liger-Kernel (both on GPUs), and the matrix products that the loss and its gradient need, computed in blocks.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import re
@@ -28,7 +26,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from harness import Turns, say_absent, take_turns
-from results import compare, report
+from results import report
 from torch import Tensor
 
 from xrep.kernels.fused import describe
@@ -173,22 +171,22 @@ def contestants(contest: Contest, only: str = "") -> dict[str, Callable[[Any], A
             found = losses[name](*contest.arguments)
             return found.detach(), torch.autograd.grad(found.mean(), contest.leaves)
 
-    able = {name: partial(run, name) for name in (*losses, PRODUCTS) if only in ("", name)}
-    for name in list(able):
+    able: dict[str, Callable[[Any], Any]] = {}
+    for name in [only] if only else [*losses, PRODUCTS]:
         try:
-            able[name](None)
+            run(name, None)
+            able[name] = partial(run, name)
         except Exception as error:
             if name == "ours":
                 raise
             say_absent(name, f"{type(error).__name__}: {error}")
-            del able[name]
     return able
 
 
 def peak_megabytes(case: str, size: str, device: str, name: str) -> float:
     """Return the peak memory of a contestant's pass above what is held before it."""
     run = contestants(make(case, size, device), name)[name]
-    if device != "cpu":
+    if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         run(None)
@@ -206,12 +204,11 @@ def peak_megabytes(case: str, size: str, device: str, name: str) -> float:
 
 def measure(case: str, size: str, device: str, rounds: int) -> tuple[Turns, dict[str, float]]:
     """Return the times of the contestants, ours first, and their peak memory in megabytes."""
-    turns = take_turns(contestants(make(case, size, device)), range(rounds + 1), device=device)
-    peaks = dict[str, float]()
+    turns, peaks = take_turns(contestants(make(case, size, device)), range(rounds + 1), device=device), {}
     for name in [name for name in turns.seconds if name != PRODUCTS]:
         with ProcessPoolExecutor(1, get_context("spawn")) if device == "cpu" else nullcontext() as apart:
             given = case, size, device, name
-            with suppress(OSError):  # a system that does not tell the peak of a process
+            with suppress(AttributeError, OSError):  # only Linux tells the peak of a process
                 peaks[name] = apart.submit(peak_megabytes, *given).result() if apart else peak_megabytes(*given)
     return turns, peaks
 
@@ -233,7 +230,7 @@ def main() -> None:
             memory = f", {peaks[name]:.0f} MB" if name in peaks else ""
             print(f"{case} {shape}, {name}: {1000 * seconds:.2f} ms{memory}")
         pairs = {"ours": [name for name in turns.seconds if name != "ours"]}
-        report(compare(f"losses, {case}", shape, turns.seconds, pairs), options.csv)
+        report(f"losses, {case}", shape, turns.seconds, pairs, options.csv)
     print(describe(torch.device(options.device)))
 
 

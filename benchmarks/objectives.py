@@ -9,14 +9,12 @@ the arm takes twice the time of a step of the first one. That is no contest: the
   python benchmarks/objectives.py --arm "TR=--criterion translation_ranking" --arm "DAP=--config dap/small"
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from pathlib import Path
 
 from harness import contest, make_parser, read_pairs, texts_of, write_corpus
-from train import configured, training
+from train import MAX_LENGTH, configured, training
 
 from xrep.memory import keep_freed_memory
 
@@ -30,7 +28,7 @@ TEACHER = "frozen_source=--towers separate --criterion frozen_source --source-si
 
 def measure(options: argparse.Namespace, kind: str, folder: Path) -> None:
     corpus = write_corpus(read_pairs(kind, data=options.data), folder / "text")
-    sizes = f"--batch-size {options.batch_size} --max-length {options.max_length} --max-steps {options.steps} "
+    sizes = f"--batch-size {options.batch_size} --max-length {MAX_LENGTH} --max-steps {options.steps} "
     sizes += f"--layers {options.layers} --hidden-size {options.width} --heads {options.width // 64} "
     sizes += f"--feedforward-size {4 * options.width}"
     contestants = {}
@@ -50,7 +48,6 @@ def main() -> None:
     add("--teacher", metavar="ENCODER", help="a pretrained encoder of English, for frozen_source")
     add("--steps", type=int, default=10, help="training steps of each turn")
     add("--batch-size", type=int, default=64, help="pairs in a step")
-    add("--max-length", type=int, default=128, help="longest sentence in subwords")
     add("--layers", type=int, default=2, help="layers of the encoder")
     add("--width", type=int, default=192, help="width of its token vectors")
     options = parser.parse_args()

@@ -13,8 +13,6 @@ step. Every turn begins anew with the same pairs.
   python benchmarks/train.py --encoder $(xrep-data get minilm --print-path)
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import itertools
@@ -40,6 +38,8 @@ from xrep.training.log import Quiet
 from xrep.training.trainer import Trainer
 from xrep_cli.train_options import parse
 
+MAX_LENGTH, QUEUE_SIZE = 128, 4096
+"""Subwords of the longest sentence, and vectors in each queue."""
 Turn = Callable[[Any], Taken]
 
 
@@ -116,7 +116,7 @@ def plain_loop(options: argparse.Namespace, task: Any, steps: int) -> Turn:
         torch.manual_seed(1)
         model = PlainEncoder(task.text.vocabulary("shared").size, options)
         momentum = copy.deepcopy(model).requires_grad_(False)
-        queues = [F.normalize(torch.randn(options.queue_size, options.width), dim=1) for _ in range(2)]
+        queues = [F.normalize(torch.randn(QUEUE_SIZE, options.width), dim=1) for _ in range(2)]
         optimizer, place = torch.optim.AdamW(model.parameters(), lr=1e-4), 0
         began = time.perf_counter()
         for rows in drawn:
@@ -162,7 +162,7 @@ def sentence_transformers(options: argparse.Namespace, pairs: list[tuple[str, st
 
     def turn(_: Any) -> Taken:
         model = SentenceTransformer(options.encoder, device="cpu")
-        model.max_seq_length = options.max_length
+        model.max_seq_length = MAX_LENGTH
         loss = MultipleNegativesRankingLoss(model)
         trainer = SentenceTransformerTrainer(model, arguments, train_dataset=dataset, loss=loss)
         return Taken(trainer.train().metrics["train_runtime"])
@@ -201,7 +201,7 @@ def ranking(options: argparse.Namespace, kind: str, count: int, folder: Path, wo
 
 def momentum_contrast(options: argparse.Namespace, kind: str, steps: int, folder: Path, words: list[str]) -> None:
     corpus = write_corpus(read_pairs(kind, data=options.data), folder / "all")
-    chosen = f"--criterion dual_moco --queue-size {options.queue_size} --layers {options.layers} --max-steps {steps} "
+    chosen = f"--criterion dual_moco --queue-size {QUEUE_SIZE} --layers {options.layers} --max-steps {steps} "
     chosen += f"--hidden-size {options.width} --heads {options.width // 64} --feedforward-size {4 * options.width} "
     chosen += "--dropout 0 --attention-dropout 0"
     run, task = configured([str(corpus), *words, *chosen.split()], folder / "moco")
@@ -215,14 +215,10 @@ def main() -> None:
     add("--encoder", help="a sentence-transformers directory; without it only dual momentum contrast is measured")
     add("--pairs", type=int, default=1024, help="pairs on which all train; a fifth of that if long")
     add("--batch-size", type=int, default=32, help="pairs in a step")
-    add("--max-length", type=int, default=128, help="longest sentence in subwords")
-    add("--queue-size", type=int, default=4096, help="vectors in each queue")
     add("--layers", type=int, default=4, help="layers of the encoder of dual momentum contrast")
     add("--width", type=int, default=256, help="width of its token vectors")
     options = parser.parse_args()
-    words = (
-        f"--task bitext --towers shared --batch-size {options.batch_size} --max-length {options.max_length} --lr 1e-4"
-    )
+    words = f"--task bitext --towers shared --batch-size {options.batch_size} --max-length {MAX_LENGTH} --lr 1e-4"
     keep_freed_memory()  # as xrep-train does
     for kind, count, folder in texts_of(options, options.pairs):
         if options.encoder:
