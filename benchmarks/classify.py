@@ -52,9 +52,8 @@ def their_trainer(options: argparse.Namespace, lines: list[str], labels: list[in
 
     def turn(_: Any) -> Taken:
         model = transformers.AutoModelForSequenceClassification.from_pretrained(options.encoder, num_labels=len(LABELS))
-        trainer = transformers.Trainer(
-            model, arguments, transformers.DataCollatorWithPadding(tokenizer), train_dataset=rows
-        )
+        collator = transformers.DataCollatorWithPadding(tokenizer)
+        trainer = transformers.Trainer(model, arguments, collator, train_dataset=rows)
         return Taken(trainer.train().metrics["train_runtime"])
 
     return turn
@@ -72,8 +71,7 @@ def measure_training(options: argparse.Namespace, kind: str, lines: list[str], f
 
 
 def measure_labels(options: argparse.Namespace, kind: str, lines: list[str], folder: Path) -> None:
-    names = {"id2label": dict(enumerate(LABELS)), "label2id": {label: row for row, label in enumerate(LABELS)}}
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(options.encoder, **names)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(options.encoder)
     model.save_pretrained(folder / "classifier")
     transformers.AutoTokenizer.from_pretrained(options.encoder).save_pretrained(folder / "classifier")
     ours = SentenceClassifier.load(folder / "classifier", device="cpu")

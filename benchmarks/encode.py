@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import Turns, contest, make_parser, multiplies_bfloat16, progress, read_pairs, say_absent, texts_of
+from harness import contest, make_parser, multiplies_bfloat16, progress, read_pairs, say_absent, texts_of
 from results import RESTRICTED
 
 from xrep.data.batch import batches_of, collate
@@ -36,8 +36,6 @@ PAIRS = {
     "xrep, int8": [PLAIN, "ONNX Runtime, int8", "OpenVINO, int8"],
 }
 PRECISIONS: list[Any] = ["float32", *["bfloat16"] * multiplies_bfloat16(), "int8"]
-EXAMPLES = 64
-"""Lines from which OpenVINO's quantiser learns."""
 WARM_UP_CALLS = 20
 
 
@@ -146,13 +144,6 @@ def contestants(path: str, folder: Path, examples: list[str]) -> dict[str, Encod
     return found
 
 
-def say_cosines(turns: Turns) -> None:
-    expected = turns.results.get(PLAIN, math.nan)
-    for name, seconds in turns.medians().items():
-        cosine = np.sum(turns.results[name] * expected, 1).min()
-        progress(f"{name}: {1000 * seconds:.1f} ms a call, smallest cosine {cosine:.4f}")
-
-
 def main() -> None:
     parser = make_parser(__doc__)
     add = parser.add_argument
@@ -163,15 +154,20 @@ def main() -> None:
     texts = dict[str, list[str]]()
     for kind, count, _ in texts_of(options, options.lines):
         texts[kind] = [english for _, english in read_pairs(kind, count, options.data)]
+    examples = next(iter(texts.values()))[:64]  # from which OpenVINO's quantiser learns
     with tempfile.TemporaryDirectory() as folder:
-        entries = contestants(options.path, Path(folder), next(iter(texts.values()))[:EXAMPLES])
+        entries = contestants(options.path, Path(folder), examples)
         for kind, lines in texts.items():
             inputs = {"encode": ([lines] * (options.repeats + 1), 1)}
             if options.one:
                 one = [[line] for line in lines[: WARM_UP_CALLS + 100 * options.repeats]]
                 inputs["encode, one line"] = one, WARM_UP_CALLS
             for name, (calls, warm_up) in inputs.items():
-                say_cosines(contest(options, name, kind, entries, PAIRS, calls, warm_up))
+                turns = contest(options, name, kind, entries, PAIRS, calls, warm_up)
+                expected = turns.results.get(PLAIN, math.nan)
+                for entry, seconds in turns.medians().items():
+                    cosine = np.sum(turns.results[entry] * expected, 1).min()
+                    progress(f"{entry}: {1000 * seconds:.1f} ms a call, smallest cosine {cosine:.4f}")
 
 
 if __name__ == "__main__":

@@ -68,9 +68,8 @@ def make_model(options: argparse.Namespace) -> Translation:
         heads=options.hidden_size // 64, feedforward_size=4 * options.hidden_size, max_positions=128,
         tie_embeddings="all",
     )  # fmt: skip
-    sizes = Translation(config, text).architecture()
-    sizes = {part: {**shape, "norm_epsilon": 1e-5} for part, shape in sizes.items()}  # BART's
-    model = Translation(config, text, sizes).eval()
+    sizes = Translation(config, text).architecture().items()
+    model = Translation(config, text, {part: {**shape, "norm_epsilon": 1e-5} for part, shape in sizes}).eval()  # BART's
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -38,7 +38,7 @@ from typing import Any
 import faiss
 import losses
 import torch
-from harness import progress, say_absent, take_turns, write_corpus
+from harness import progress, take_turns, write_corpus
 from mining import NEIGHBOURS, drawn, faiss_both_ways, same_neighbours
 from results import commit
 from train import Clock, configured, trainer_of
@@ -110,22 +110,18 @@ def sentences(count: int, words: tuple[int, int], seed: int = 0) -> list[str]:
 
 def step(pairs: int, compiled: bool, options: Namespace) -> Iterator[Row]:
     """Train by dual momentum contrast as xrep-train does, with two towers and queues in bfloat16."""
-
     pairs, queue, steps = (8, 64, 1) if options.small else (pairs, 409600, 10)
-    if not (raw := options.work / "pairs").exists():
-        sides = (sentences(216 if options.small else 4112, (3, 40), seed) for seed in range(2))
-        write_corpus(list(zip(*sides, strict=True)), raw)
+    sides = (sentences(216 if options.small else 4112, (3, 40), seed) for seed in range(2))
+    raw = write_corpus(list(zip(*sides, strict=True)), options.work / f"{pairs}-{compiled}")
     small = "--layers 1 --hidden-size 32 --heads 2 --feedforward-size 64 --dropout 0 --attention-dropout 0"
     line = f"{raw} --task bitext --criterion dual_moco --towers separate {small if options.small else '--size base'}"
     line += f" --queue-size {queue} --queue-dtype bfloat16 --batch-size {pairs} --max-length 64 --precision bf16"
     line += f" --device {options.device} --max-steps {5 * steps} --log-every {steps}"
     run, task = configured([*line.split(), *["--compile"] * compiled], options.work / "run")
-    clock = Clock()
-    trainer = trainer_of(run, task, clock)
+    trainer = trainer_of(run, task, clock := Clock())
     trainer.train()
-    train = [record for record in clock.records if "pairs_per_second" in record][
-        2:
-    ]  # the first steps allocate and compile
+    # The first steps allocate and compile.
+    train = [record for record in clock.records if "pairs_per_second" in record][2:]
     seconds = pairs / statistics.median(record["pairs_per_second"] for record in train)
     tokens = seconds * statistics.median(record["tokens_per_second"] for record in train)
     width, layers = run.configs["model"].hidden_size, run.configs["model"].layers
@@ -149,6 +145,8 @@ def operations(model: Any) -> int:
 
 def encode(options: Namespace) -> Iterator[Row]:
     """Encode through BERT-base with random weights beside sentence-transformers."""
+    from sentence_transformers import SentenceTransformer
+
     path, (half, single, _) = str(options.work / "encoder"), peaks(options)
     tokenizer = train_tokenizer(sentences(2000, (3, 40)), None, options.work / "tokenizer")
     text = TextSpec(vocabularies={"shared": Vocabulary.of(tokenizer)}, max_length=256)
@@ -159,14 +157,8 @@ def encode(options: Namespace) -> Iterator[Row]:
     for kind in ("bfloat16", "float32"):
         ours = SentenceEncoder.load(path, device=options.device, dtype=kind)
         work[f"ours, {kind}"] = partial(ours.encode, batch_tokens=16384)
-        try:
-            from sentence_transformers import SentenceTransformer
-
-            dtype = {"torch_dtype": getattr(torch, kind)}
-            theirs = SentenceTransformer(path, device=options.device, model_kwargs=dtype)
-            work[f"sentence-transformers, {kind}"] = partial(theirs.encode, batch_size=128, convert_to_tensor=True)
-        except Exception as error:  # ours can be measured without it
-            say_absent("sentence-transformers", f"{type(error).__name__}: {error}")
+        theirs = SentenceTransformer(path, device=options.device, model_kwargs={"torch_dtype": getattr(torch, kind)})
+        work[f"sentence-transformers, {kind}"] = partial(theirs.encode, batch_size=128, convert_to_tensor=True)
     for length, words in (("short", (5, 11)), ("long", (50, 70))):
         text = sentences(16 if options.small else 4096, words)
         tokens = sum(len(ids) + 2 for ids in ours.tokenizers["shared"].encode(text))
@@ -236,8 +228,7 @@ def apart(name: str, options: Namespace, seconds: float) -> list[str]:
     found = ["| what | unit | measured | modelled |", "| --- | --- | --- | --- |", *rows, ""] if rows else []
     found += dict.fromkeys(f"- {line}" for line in lines if line.startswith("without "))
     if code:
-        is_late = code in (137, -9)
-        found.append(f"- stopped after {seconds:.0f} seconds" if is_late else f"- failed: {lines[-1][:500]}")
+        found.append(f"- stopped after {seconds:.0f} seconds" if code in (137, -9) else f"- failed: {lines[-1][:500]}")
     return found
 
 

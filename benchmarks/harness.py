@@ -5,12 +5,13 @@ import statistics
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from results import report
+from results import Pairs, report
 
 from xrep.text.resources import find_resource
 from xrep.training.numbers import type_on
@@ -18,6 +19,8 @@ from xrep_cli.command import HelpFormatter
 
 SHORT, LONG = range(4, 13), 60
 """Words of a short line, and those to which consecutive lines are joined to a long one."""
+Work = Mapping[str, Callable[[Any], Any]]
+"""Contestants by name: functions of one input."""
 
 
 class Taken(float):
@@ -35,23 +38,21 @@ class Turns(NamedTuple):
         return {name: statistics.median(seconds) for name, seconds in self.seconds.items()}
 
 
-def take_turns(
-    contestants: Mapping[str, Callable[[Any], Any]], inputs: Iterable[Any], *, warm_up: int = 1, device: str = "cpu"
-) -> Turns:
+def take_turns(work: Work, inputs: Iterable[Any], *, warm_up: int = 1, device: str = "cpu") -> Turns:
     """Time contestants that take turns, so that a busy machine disturbs all of them.
 
     Args:
-        contestants: Functions of one input, by name. Each goes first equally often.
+        work: The contestants, of which each goes first equally often.
         inputs: One input for each round.
         warm_up: Number of first rounds that are not measured.
         device: A time on a GPU ends when the GPU has finished.
     """
-    names, turns = list(contestants), Turns({name: [] for name in contestants}, {})
+    names, turns = list(work), Turns({name: [] for name in work}, {})
     for number, value in enumerate(inputs):
         first = number % len(names)
         for name in names[first:] + names[:first]:
             began = time.perf_counter()
-            result = contestants[name](value)
+            result = work[name](value)
             if device != "cpu":
                 torch.cuda.synchronize(device)
             seconds = result if isinstance(result, Taken) else time.perf_counter() - began
@@ -62,26 +63,20 @@ def take_turns(
 
 
 def contest(
-    options: argparse.Namespace,
-    benchmark: str,
-    text: str,
-    contestants: Mapping[str, Callable[[Any], Any]],
-    pairs: Mapping[str, Sequence[str]],
-    inputs: Iterable[Any] | None = None,
-    warm_up: int = 1,
+    options: Namespace, benchmark: str, text: str, work: Work, pairs: Pairs, inputs: Any = None, warm_up: int = 1
 ) -> Turns:
-    """Let contestants take turns, print the ratios of ``pairs`` (as ``report`` takes them), and append them to --csv.
+    """Let contestants take turns, print the ratios of ``pairs`` and append them to --csv.
 
     Args:
         inputs: One for each round; None: as many rounds as --repeats says, whose number is no input.
     """
     progress(f"== {benchmark}, {text}")
-    turns = take_turns(contestants, inputs or range(options.repeats + 1), warm_up=warm_up)
+    turns = take_turns(work, inputs or range(options.repeats + 1), warm_up=warm_up)
     report(benchmark, text, turns.seconds, pairs, options.csv)
     return turns
 
 
-def texts_of(options: argparse.Namespace, count: int = 0) -> Iterator[tuple[str, int, Path]]:
+def texts_of(options: Namespace, count: int = 0) -> Iterator[tuple[str, int, Path]]:
     """Yield the kinds of text that were asked for, the number of lines of each (a fifth of ``count`` if long), and an
     empty folder that is deleted in the end."""
     for kind in [options.text] if options.text else ["short", "long"]:

@@ -37,7 +37,6 @@ from xrep.kernels.queue_infonce import queue_infonce
 from xrep.memory import keep_freed_memory
 from xrep_cli.command import HelpFormatter
 
-TEMPERATURE = 0.04
 PRODUCTS = "matrix products only"
 TILE = {"cpu": (1024, 2048), "cuda": (8192, 8192)}
 """Rows and columns of a block of similarities, which stays in cache between two products."""
@@ -134,8 +133,7 @@ def make(case: str, size: str, device: str) -> Contest:
     rows, columns, width = sizes[size]
     torch.manual_seed(0)
     like = torch.empty(0, device=device, dtype=torch.float32 if device == "cpu" else torch.bfloat16)
-    tau = torch.tensor(TEMPERATURE, device=device)
-    return build(vectors(rows, width, like), vectors(columns, width, like), tau)
+    return build(vectors(rows, width, like), vectors(columns, width, like), torch.tensor(0.04, device=device))
 
 
 def multiply(contest: Contest) -> list[Tensor]:

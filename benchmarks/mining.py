@@ -56,16 +56,13 @@ def same_neighbours(one: Both, other: Both) -> float:
     return statistics.fmean((a.index == b.index).float().mean().item() for a, b in zip(one, other, strict=True))
 
 
-def exact_search(options: argparse.Namespace) -> None:
-    for size in options.sizes:
-        x, y = drawn(size, options.width, 0), drawn(size, options.width, 1)
-        contestants: dict[str, Callable[[Any], Both]] = {
-            "xrep": lambda _, x=x, y=y: neighbours(x, y, NEIGHBOURS, NEIGHBOURS),
-            "faiss": lambda _, x=x, y=y: faiss_both_ways(x, y),
-        }
-        text = f"{size} random vectors of {options.width}"
-        found = contest(options, "mining, exact search both ways", text, contestants, {"xrep": ["faiss"]}).results
-        progress(f"{100 * same_neighbours(found['xrep'], found['faiss']):.2f}% of the neighbours are the same")
+def exact_search(options: argparse.Namespace, size: int) -> None:
+    x, y = (drawn(size, options.width, seed) for seed in range(2))
+    text = f"{size} random vectors of {options.width}"
+    ours = partial(neighbours, x, y, NEIGHBOURS, NEIGHBOURS)
+    contestants = {"xrep": lambda _: ours(), "faiss": lambda _: faiss_both_ways(x, y)}
+    found = contest(options, "mining, exact search both ways", text, contestants, {"xrep": ["faiss"]}).results
+    progress(f"{100 * same_neighbours(found['xrep'], found['faiss']):.2f}% of the neighbours are the same")
 
 
 def text_to_pairs(options: argparse.Namespace, kind: str, pairs: list[tuple[str, str]], folder: Path) -> None:
@@ -115,7 +112,8 @@ def main() -> None:
     add("--path", help="a sentence-transformers directory, such as minilm's; without it only vectors are searched")
     add("--lines", type=int, default=4000, help="short lines of each text; a fifth of that if long")
     options = parser.parse_args()
-    exact_search(options)
+    for size in options.sizes:
+        exact_search(options, size)
     for kind, count, folder in texts_of(options, options.lines) if options.path else ():
         pairs = read_pairs(kind, count, options.data)
         text_to_pairs(options, kind, pairs, folder)

@@ -27,17 +27,15 @@ COLUMNS = "machine date commit benchmark text ours beside ratio low high rounds"
 round: above 1, ours is faster. The smallest and the largest of them are ``low`` and ``high``; ``text`` is ``short`` or
 ``long`` lines, or says what was read instead."""
 Row = dict[str, Any]
+Pairs = Mapping[str, Sequence[str]]
+"""Names of ours, and of what stands beside each of them."""
 
 
 def report(
-    benchmark: str,
-    text: str,
-    seconds: Mapping[str, Sequence[float]],
-    pairs: Mapping[str, Sequence[str]],
-    path: str | None,
+    benchmark: str, text: str, seconds: Mapping[str, Sequence[float]], pairs: Pairs, path: str | None
 ) -> list[Row]:
-    """Print a row for each of ours and each of those that ``pairs`` names beside it, if both took part; append the rows
-    to the CSV file, if one is named, and return them."""
+    """Print a row for each of the pairs that took part; append the rows to the CSV file, if one is named, and return
+    them."""
     here, rows = (machine(), date.today().isoformat(), commit()), list[Row]()
     for ours, beside in [(ours, beside) for ours, names in pairs.items() for beside in names]:
         if ours in seconds and beside in seconds:

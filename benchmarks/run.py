@@ -6,8 +6,7 @@
   ATEN_CPU_CAPABILITY=avx2 python benchmarks/run.py --quick        # all that can be are restricted to AVX2
   python benchmarks/run.py --table                                 # write the table of README.md anew, of results.csv
 
-Each script runs in a process of its own, in which the contestants take turns. The demo corpus and a small English
-encoder are fetched on first use.
+Each script runs in a process of its own. The demo corpus and a small English encoder are fetched on first use.
 """
 
 import argparse
@@ -24,7 +23,6 @@ from xrep.text.resources import find_resource
 from xrep_cli.command import HelpFormatter
 
 HERE = Path(__file__).resolve().parent
-README = HERE / "README.md"
 BENCHMARKS = {
     "losses": ("", ""),
     "encode": ("--path ENCODER --one", "--lines 250 --repeats 3"),
@@ -49,8 +47,9 @@ def run(name: str, quick: bool, csv: list[str]) -> bool:
 
 def write_table() -> None:
     """Replace the table at the end of README.md."""
-    text = README.read_text(encoding="utf-8")
-    README.write_text(text[: text.index("| benchmark | ours |")] + "\n".join(table()) + "\n", encoding="utf-8")
+    page = HERE / "README.md"
+    start, _, _ = page.read_text(encoding="utf-8").partition("| benchmark | ours |")
+    page.write_text(start + "\n".join(table()) + "\n", encoding="utf-8")
 
 
 def main() -> int:

@@ -144,16 +144,17 @@ def plain_loop(options: argparse.Namespace, task: Any, steps: int) -> Turn:
     return turn
 
 
-def sentence_transformers(options: argparse.Namespace, pairs: list[tuple[str, str]], half: bool, order: Any) -> Turn:
+def sentence_transformers(options: argparse.Namespace, pairs: list[tuple[str, ...]], half: bool, order: Any) -> Turn:
     """Return an epoch of the trainer of sentence-transformers, on batches in this order."""
     from datasets import Dataset
-    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-    from sentence_transformers.sentence_transformer.training_args import SentenceTransformerTrainingArguments
-
-    dataset = Dataset.from_dict(
-        {name: [pair[side] for pair in pairs] for side, name in enumerate(("anchor", "positive"))}
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
     )
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    dataset = Dataset.from_list([{"anchor": source, "positive": target} for source, target in pairs])
     arguments = SentenceTransformerTrainingArguments(
         output_dir=tempfile.gettempdir(), num_train_epochs=1, per_device_train_batch_size=options.batch_size,
         learning_rate=1e-4, bf16=half, use_cpu=True, save_strategy="no", logging_strategy="no", report_to=[],
@@ -175,24 +176,31 @@ def in_order(dataset: Any, batch_size: int, drop_last: bool, **_: Any) -> BatchS
     return BatchSampler(SequentialSampler(dataset), batch_size, drop_last)
 
 
-def in_batches(task: Any) -> Iterator[tuple[str, str]]:
+def in_batches(task: Any) -> Iterator[tuple[str, ...]]:
     """Yield the pairs of an epoch in the order in which xrep trains on them, as text."""
     decode = task.tokenizers["shared"].decode
     for plan in task.plan(stop=task.examples):
         batch = task.make(plan.rows)
         for row in range(len(batch)):
-            tokens = (side.tokens[row, 1 : side.lengths[row] - 1] for side in (batch.source, batch.target))
-            source, target = (decode(each.tolist()) for each in tokens)
-            yield source, target
+            sides = (side.tokens[row, 1 : side.lengths[row] - 1] for side in (batch.source, batch.target))
+            yield tuple(decode(tokens.tolist()) for tokens in sides)
 
 
 def ranking(options: argparse.Namespace, kind: str, count: int, folder: Path, words: list[str]) -> None:
     corpus = write_corpus(read_pairs(kind, count + 16, options.data), folder / "text")
-    words = [str(corpus), *words, "--criterion", "translation_ranking", "--encoder", options.encoder]
+    words = [
+        str(corpus),
+        *words,
+        "--criterion",
+        "translation_ranking",
+        "--encoder",
+        options.encoder,
+        "--max-epochs",
+        "1",
+    ]
     orders = {"sentence-transformers": "batch_sampler", "sentence-transformers, batches by length": in_order}
     for half in [False, True] if multiplies_bfloat16() else [False]:
-        chosen = ["--max-epochs", "1", "--precision", "bf16" if half else "float32"]
-        run, task = configured([*words, *chosen], folder / "run")
+        run, task = configured([*words, "--precision", "bf16" if half else "float32"], folder / "run")
         ours, pairs = "xrep, bfloat16" if half else "xrep, float32", [*in_batches(task)]
         contestants = {ours: training(run, task)}
         contestants |= {name: sentence_transformers(options, pairs, half, order) for name, order in orders.items()}
