@@ -188,16 +188,7 @@ def in_batches(task: Any) -> Iterator[tuple[str, ...]]:
 
 def ranking(options: argparse.Namespace, kind: str, count: int, folder: Path, words: list[str]) -> None:
     corpus = write_corpus(read_pairs(kind, count + 16, options.data), folder / "text")
-    words = [
-        str(corpus),
-        *words,
-        "--criterion",
-        "translation_ranking",
-        "--encoder",
-        options.encoder,
-        "--max-epochs",
-        "1",
-    ]
+    words = [str(corpus), *words, *"--criterion translation_ranking --max-epochs 1 --encoder".split(), options.encoder]
     orders = {"sentence-transformers": "batch_sampler", "sentence-transformers, batches by length": in_order}
     for half in [False, True] if multiplies_bfloat16() else [False]:
         run, task = configured([*words, "--precision", "bf16" if half else "float32"], folder / "run")
