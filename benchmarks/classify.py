@@ -9,18 +9,16 @@ The label of a line says whether it has more words than most, because only speed
   python benchmarks/classify.py --encoder $(xrep-data get minilm --print-path)
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import Taken, make_parser, progress, read_pairs, take_turns, texts_of
-from results import Row, compare, report
-from train import callback, configured, training
+import transformers
+from harness import Taken, contest, make_parser, progress, read_pairs, texts_of
+from train import MAX_LENGTH, Turn, configured, training
 
 from xrep.memory import keep_freed_memory
 from xrep.understanding import SentenceClassifier
@@ -40,63 +38,53 @@ def write_labelled(lines: list[str], folder: Path) -> list[int]:
     return labels[20:]
 
 
-def their_trainer(
-    options: argparse.Namespace, lines: list[str], labels: list[int], by_length: bool
-) -> Callable[[Any], Taken]:
+def their_trainer(options: argparse.Namespace, lines: list[str], labels: list[int], sampling: str) -> Turn:
     """Return an epoch of transformers' Trainer."""
-    import transformers
-
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.encoder)
-    encoded = tokenizer(lines, truncation=True, max_length=options.max_length)
-    rows = [
-        {**{name: values[row] for name, values in encoded.items()}, "labels": label} for row, label in enumerate(labels)
-    ]
+    encoded = tokenizer(lines, truncation=True, max_length=MAX_LENGTH)
+    names = [*encoded, "labels"]
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*encoded.values(), labels, strict=True)]
     arguments = transformers.TrainingArguments(
         output_dir=tempfile.gettempdir(), num_train_epochs=1, per_device_train_batch_size=options.batch_size,
         learning_rate=2e-5, save_strategy="no", logging_strategy="no", report_to=[], disable_tqdm=True, use_cpu=True,
-        train_sampling_strategy="group_by_length" if by_length else "random",
+        train_sampling_strategy=sampling,
     )  # fmt: skip
 
     def turn(_: Any) -> Taken:
         model = transformers.AutoModelForSequenceClassification.from_pretrained(options.encoder, num_labels=len(LABELS))
-        clock, collator = callback(), transformers.DataCollatorWithPadding(tokenizer)
-        transformers.Trainer(model, arguments, collator, train_dataset=rows, callbacks=[clock]).train()
-        return clock.taken()
+        collator = transformers.DataCollatorWithPadding(tokenizer)
+        trainer = transformers.Trainer(model, arguments, collator, train_dataset=rows)
+        return Taken(trainer.train().metrics["train_runtime"])
 
     return turn
 
 
-def measure(options: argparse.Namespace, kind: str, count: int, folder: Path) -> list[Row]:
-    import transformers
-
-    lines = [english for _, english in read_pairs(kind, count + 20, options.data)]
+def measure_training(options: argparse.Namespace, kind: str, lines: list[str], folder: Path) -> None:
     labels = write_labelled(lines, folder / "text")
-    words = [str(folder / "text"), "--task", "classification", "--criterion", "classification", "--languages", "all"]
-    words += ["--encoder", options.encoder, "--batch-size", str(options.batch_size), "--lr", "2e-5", "--clip-norm", "1"]
-    run, task = configured([*words, "--max-length", str(options.max_length), "--max-epochs", "1"], folder / "run")
-    grouped = f"{TRAINER}, rows by length"
-    contestants = {"xrep": training(run, task), TRAINER: their_trainer(options, lines[20:], labels, by_length=False)}
-    contestants[grouped] = their_trainer(options, lines[20:], labels, by_length=True)
-    turns = take_turns(contestants, range(options.repeats + 1), title=f"classify, training, {kind} text")
-    found = compare("classify, training", kind, turns.seconds, [("xrep", TRAINER), ("xrep", grouped)])
+    words = f"--task classification --criterion classification --languages all --batch-size {options.batch_size} "
+    words += f"--lr 2e-5 --clip-norm 1 --max-length {MAX_LENGTH} --max-epochs 1"
+    line = [str(folder / "text"), "--encoder", options.encoder, *words.split()]
+    contestants = {"xrep": training(*configured(line, folder / "run"))}
+    for name, sampling in {TRAINER: "random", f"{TRAINER}, rows by length": "group_by_length"}.items():
+        contestants[name] = their_trainer(options, lines[20:], labels, sampling)
+    contest(options, "classify, training", kind, contestants, {"xrep": list(contestants)[1:]})
 
-    saved = str(folder / "classifier")
-    names = {"id2label": dict(enumerate(LABELS)), "label2id": {label: row for row, label in enumerate(LABELS)}}
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(options.encoder, **names)
-    model.save_pretrained(saved)
-    transformers.AutoTokenizer.from_pretrained(options.encoder).save_pretrained(saved)
-    ours = SentenceClassifier.load(saved, device="cpu")
-    theirs = transformers.pipeline("text-classification", model=saved, device="cpu")
+
+def measure_labels(options: argparse.Namespace, kind: str, lines: list[str], folder: Path) -> None:
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(options.encoder)
+    model.save_pretrained(folder / "classifier")
+    transformers.AutoTokenizer.from_pretrained(options.encoder).save_pretrained(folder / "classifier")
+    ours = SentenceClassifier.load(folder / "classifier", device="cpu")
+    theirs = transformers.pipeline("text-classification", model=str(folder / "classifier"), device="cpu")
+
+    def label(size: int, _: Any) -> list[str]:
+        return [row["label"] for row in theirs(lines, batch_size=size, truncation=True)]
+
     batched = f"{PIPELINE}, batches of 32"
-    contestants = {"xrep": lambda _: ours.predict(lines)[0]}
-    for name, size in {PIPELINE: 1, batched: 32}.items():
-        contestants[name] = lambda _, size=size: [
-            row["label"] for row in theirs(lines, batch_size=size, truncation=True)
-        ]
-    turns = take_turns(contestants, range(options.repeats + 1), title=f"classify, labels, {kind} text")
-    same = statistics.fmean(a == b for a, b in zip(turns.results["xrep"], turns.results[PIPELINE], strict=True))
+    contestants = {"xrep": lambda _: ours.predict(lines)[0], PIPELINE: partial(label, 1), batched: partial(label, 32)}
+    found = contest(options, "classify, labels", kind, contestants, {"xrep": [PIPELINE, batched]}).results
+    same = statistics.fmean(a == b for a, b in zip(found["xrep"], found[PIPELINE], strict=True))
     progress(f"{100 * same:.1f}% of the labels are the same")
-    return found + compare("classify, labels", kind, turns.seconds, [("xrep", PIPELINE), ("xrep", batched)])
 
 
 def main() -> None:
@@ -105,12 +93,12 @@ def main() -> None:
     add("--encoder", required=True, help="a directory of a BERT, such as minilm's")
     add("--lines", type=int, default=1000, help="short lines that are learnt and labelled; a fifth of that if long")
     add("--batch-size", type=int, default=16, help="rows in a step")
-    add("--max-length", type=int, default=128, help="longest row in subwords")
     options = parser.parse_args()
     keep_freed_memory()  # as xrep-train does
-    for kind, count in texts_of(options, options.lines):
-        with tempfile.TemporaryDirectory() as folder:
-            report(measure(options, kind, count, Path(folder)), options.csv)
+    for kind, count, folder in texts_of(options, options.lines):
+        lines = [english for _, english in read_pairs(kind, count + 20, options.data)]
+        measure_training(options, kind, lines, folder)
+        measure_labels(options, kind, lines, folder)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,9 @@ sentence-transformers is printed, too: a fast encoder may be inexact.
 
   python benchmarks/encode.py --path $(xrep-data get minilm --print-path)
   python benchmarks/encode.py --path ... --one              # also how long a call with one line takes
-  python benchmarks/encode.py --path ... --profile          # in which operations the time of xrep goes
 """
 
-from __future__ import annotations
-
-import argparse
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,31 +19,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import Turns, make_parser, multiplies_bfloat16, progress, read_pairs, say_absent, take_turns, texts_of
-from results import RESTRICTED, compare, report
+from harness import contest, make_parser, multiplies_bfloat16, progress, read_pairs, say_absent, texts_of
+from results import RESTRICTED
 
 from xrep.data.batch import batches_of, collate
 from xrep.inference.sentence_encoder import SentenceEncoder
 
 Encode = Callable[[list[str]], np.ndarray]
-Run = Callable[[dict[str, np.ndarray]], np.ndarray]
-"""A function of ``input_ids`` and ``attention_mask``, int64 [B, N], that returns vectors [B, D]."""
-PAIRS = [
-    ("xrep, float32", "sentence-transformers"),
-    ("xrep, float32", "ONNX Runtime, float32"),
-    ("xrep, float32", "ONNX Runtime, 32 lines at a time"),
-    ("xrep, float32", "OpenVINO, float32"),
-    ("xrep, float32", "OpenVINO, 32 lines at a time"),
-    ("xrep, bfloat16", "sentence-transformers"),
-    ("xrep, bfloat16", "sentence-transformers, bfloat16"),
-    ("xrep, bfloat16", "OpenVINO, bfloat16"),
-    ("xrep, int8", "sentence-transformers"),
-    ("xrep, int8", "ONNX Runtime, int8"),
-    ("xrep, int8", "OpenVINO, int8"),
-]
+Run = Callable[[dict[str, np.ndarray]], Any]
+"""A function of ``input_ids`` and ``attention_mask``, int64 [B, N], whose first result is vectors [B, D]."""
+PLAIN = "sentence-transformers"
+IN_ORDER = ["ONNX Runtime, 32 lines at a time", "OpenVINO, 32 lines at a time"]
+PAIRS = {
+    "xrep, float32": [PLAIN, "ONNX Runtime, float32", "OpenVINO, float32", *IN_ORDER],
+    "xrep, bfloat16": [PLAIN, "sentence-transformers, bfloat16", "OpenVINO, bfloat16"],
+    "xrep, int8": [PLAIN, "ONNX Runtime, int8", "OpenVINO, int8"],
+}
 PRECISIONS: list[Any] = ["float32", *["bfloat16"] * multiplies_bfloat16(), "int8"]
-EXAMPLES = 64
-"""Lines from which OpenVINO's quantiser learns."""
 WARM_UP_CALLS = 20
 
 
@@ -54,7 +43,7 @@ def sentence_transformers(path: str) -> Iterator[tuple[str, Encode]]:
     from sentence_transformers import SentenceTransformer
 
     plain = SentenceTransformer(path, device="cpu")
-    yield "sentence-transformers", partial(plain.encode, normalize_embeddings=True, show_progress_bar=False)
+    yield PLAIN, partial(plain.encode, normalize_embeddings=True, show_progress_bar=False)
     if multiplies_bfloat16():
         half = SentenceTransformer(path, device="cpu", model_kwargs={"torch_dtype": torch.bfloat16})
         options = {"normalize_embeddings": True, "show_progress_bar": False, "convert_to_tensor": True}
@@ -71,14 +60,10 @@ def onnxruntime(encoder: SentenceEncoder, path: str, folder: Path) -> Iterator[t
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = torch.get_num_threads()
     for name, file in (("float32", graph), ("int8", quantised)):
-        session = ort.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
-
-        def run(inputs: dict[str, np.ndarray], session: Any = session) -> np.ndarray:
-            return session.run(None, inputs)[0]
-
+        run = partial(ort.InferenceSession(file, settings, providers=["CPUExecutionProvider"]).run, None)
         yield f"ONNX Runtime, {name}", by_length(encoder, run)
         if name == "float32":
-            yield "ONNX Runtime, 32 lines at a time", in_order(path, run)
+            yield IN_ORDER[0], in_order(path, run)
 
 
 def openvino(encoder: SentenceEncoder, path: str, folder: Path, examples: list[str]) -> Iterator[tuple[str, Encode]]:
@@ -89,12 +74,11 @@ def openvino(encoder: SentenceEncoder, path: str, folder: Path, examples: list[s
 
     def compiled(model: Any, precision: str) -> Run:
         settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": precision}
-        run = ov.Core().compile_model(model, "CPU", settings)
-        return lambda inputs: run(inputs)[0]
+        return ov.Core().compile_model(model, "CPU", settings)
 
     run = compiled(graph, "f32")
     yield "OpenVINO, float32", by_length(encoder, run)
-    yield "OpenVINO, 32 lines at a time", in_order(path, run)
+    yield IN_ORDER[1], in_order(path, run)
     if multiplies_bfloat16():
         yield "OpenVINO, bfloat16", by_length(encoder, compiled(graph, "bf16"))
     import nncf
@@ -122,7 +106,7 @@ def by_length(encoder: SentenceEncoder, run: Run) -> Encode:
     def encode(lines: list[str]) -> np.ndarray:
         vectors = np.empty((len(lines), encoder.output_size), dtype=np.float32)
         for inputs, rows in sorted_batches(encoder, lines):
-            vectors[rows] = run(inputs)
+            vectors[rows] = run(inputs)[0]
         return vectors
 
     return encode
@@ -138,17 +122,18 @@ def in_order(path: str, run: Run) -> Encode:
         vectors = []
         for start in range(0, len(lines), 32):
             inputs = tokenizer(lines[start : start + 32], padding=True, truncation=True, return_tensors="np")
-            vectors.append(run({name: inputs[name] for name in ("input_ids", "attention_mask")}))
+            vectors.append(run({name: inputs[name] for name in ("input_ids", "attention_mask")})[0])
         return np.concatenate(vectors)
 
     return encode
 
 
-def contestants(options: argparse.Namespace, folder: Path, examples: list[str]) -> dict[str, Encode]:
+def contestants(path: str, folder: Path, examples: list[str]) -> dict[str, Encode]:
     """Return everyone who can take part; the others are named on stderr with the reason."""
-    encoder, path = SentenceEncoder.load(options.path, device="cpu"), options.path
-    found = dict[str, Encode]()
-    peers = [sentence_transformers(path)]
+    found = {}
+    for precision in PRECISIONS:
+        found[f"xrep, {precision}"] = SentenceEncoder.load(path, device="cpu", dtype=precision).encode
+    encoder, peers = SentenceEncoder.load(path, device="cpu"), [sentence_transformers(path)]
     if not RESTRICTED:  # neither of these can be held to AVX2
         peers += [onnxruntime(encoder, path, folder), openvino(encoder, path, folder, examples)]
     for entries in peers:
@@ -156,28 +141,7 @@ def contestants(options: argparse.Namespace, folder: Path, examples: list[str]) 
             found.update(entries)
         except Exception as error:  # the others can be compared without this one
             say_absent(entries.__name__, error)
-    for precision in PRECISIONS:
-        found[f"xrep, {precision}"] = SentenceEncoder.load(path, device="cpu", dtype=precision).encode
     return found
-
-
-def profile(path: str, kind: str, lines: list[str]) -> None:
-    """Print the operations of xrep that take most of the time, in each precision."""
-    from torch.profiler import ProfilerActivity, profile
-
-    for precision in PRECISIONS:
-        encoder = SentenceEncoder.load(path, device="cpu", dtype=precision)
-        encoder.encode(lines)
-        with profile(activities=[ProfilerActivity.CPU]) as recorded:
-            encoder.encode(lines)
-        print(f"{kind} text, {precision}\n{recorded.key_averages().table(sort_by='self_cpu_time_total', row_limit=15)}")
-
-
-def say_cosines(title: str, turns: Turns) -> None:
-    expected = turns.results.get("sentence-transformers")
-    for name, seconds in turns.medians().items():
-        lowest = f"{(turns.results[name] * expected).sum(1).min():.4f}" if expected is not None else "unknown"
-        progress(f"{title}: {name}: {1000 * seconds:.1f} ms a call, smallest cosine {lowest}")
 
 
 def main() -> None:
@@ -186,25 +150,24 @@ def main() -> None:
     add("--path", required=True, help="a sentence-transformers directory, such as minilm's or what xrep-export writes")
     add("--lines", type=int, default=2000, help="short lines that are encoded in a round; a fifth of that if long")
     add("--one", action="store_true", help="measure calls with one line, too")
-    add("--profile", action="store_true", help="print where the time of xrep goes instead")
     options = parser.parse_args()
     texts = dict[str, list[str]]()
-    for kind, count in texts_of(options, options.lines):
+    for kind, count, _ in texts_of(options, options.lines):
         texts[kind] = [english for _, english in read_pairs(kind, count, options.data)]
-    if options.profile:
-        for kind, lines in texts.items():
-            profile(options.path, kind, lines)
-        return
+    examples = next(iter(texts.values()))[:64]  # from which OpenVINO's quantiser learns
     with tempfile.TemporaryDirectory() as folder:
-        entries = contestants(options, Path(folder), next(iter(texts.values()))[:EXAMPLES])
+        entries = contestants(options.path, Path(folder), examples)
         for kind, lines in texts.items():
-            inputs = {"encode": [lines] * (options.repeats + 1)}
+            inputs = {"encode": ([lines] * (options.repeats + 1), 1)}
             if options.one:
-                inputs["encode, one line"] = [[line] for line in lines[: WARM_UP_CALLS + 100 * options.repeats]]
-            for name, calls in inputs.items():
-                turns = take_turns(entries, calls, warm_up=1 if name == "encode" else WARM_UP_CALLS)
-                say_cosines(f"{name}, {kind} text", turns)
-                report(compare(name, kind, turns.seconds, PAIRS), options.csv)
+                one = [[line] for line in lines[: WARM_UP_CALLS + 100 * options.repeats]]
+                inputs["encode, one line"] = one, WARM_UP_CALLS
+            for name, (calls, warm_up) in inputs.items():
+                turns = contest(options, name, kind, entries, PAIRS, calls, warm_up)
+                expected = turns.results.get(PLAIN, math.nan)
+                for entry, seconds in turns.medians().items():
+                    cosine = np.sum(turns.results[entry] * expected, 1).min()
+                    progress(f"{entry}: {1000 * seconds:.1f} ms a call, smallest cosine {cosine:.4f}")
 
 
 if __name__ == "__main__":

@@ -7,17 +7,14 @@ process with torch it slows torch down. It is printed how often the hypotheses a
   python benchmarks/generate.py
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,8 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import make_parser, multiplies_bfloat16, progress, say_absent, take_turns, texts_of
-from results import Row, compare, report
+from harness import contest, make_parser, multiplies_bfloat16, progress, say_absent, texts_of
 from torch import Tensor, nn
 
 from xrep.data.batch import TextSpec, TokenBatch, Vocabulary, collate
@@ -40,13 +36,24 @@ from xrep.number_types import Precision
 PAD, UNK, BOS, EOS, MASK = range(5)
 LENGTHS = {"short": (12, 12), "mixed": (40, 30), "long": (80, 60)}
 """Tokens of a source, on average, and of its translation."""
-PAIRS = [
-    ("xrep, float32", "transformers"),
-    ("xrep, float32", "CTranslate2"),
-    ("xrep, bfloat16", "transformers"),
-    ("xrep, int8", "transformers"),
-    ("xrep, int8", "CTranslate2, int8"),
-]
+PAIRS = {
+    "xrep, float32": ["transformers", "CTranslate2"],
+    "xrep, bfloat16": ["transformers"],
+    "xrep, int8": ["transformers", "CTranslate2, int8"],
+}
+BART = {
+    "attention.qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    "attention.output": ["self_attn.out_proj"],
+    "attention_norm": ["self_attn_layer_norm"],
+    "source_attention.query": ["encoder_attn.q_proj"],
+    "source_attention.key_value": ["encoder_attn.k_proj", "encoder_attn.v_proj"],
+    "source_attention.output": ["encoder_attn.out_proj"],
+    "source_attention_norm": ["encoder_attn_layer_norm"],
+    "feedforward_in": ["fc1"],
+    "feedforward_out": ["fc2"],
+    "feedforward_norm": ["final_layer_norm"],
+}
+"""The parts of a layer, and the names of their pieces in BART."""
 Translate = Callable[[TokenBatch], list[list[list[int]]]]
 """Returns the hypotheses of each sentence of a batch, without special ids."""
 
@@ -61,9 +68,8 @@ def make_model(options: argparse.Namespace) -> Translation:
         heads=options.hidden_size // 64, feedforward_size=4 * options.hidden_size, max_positions=128,
         tie_embeddings="all",
     )  # fmt: skip
-    sizes = Translation(config, text).architecture()
-    sizes = {part: {**shape, "norm_epsilon": 1e-5} for part, shape in sizes.items()}  # BART's
-    model = Translation(config, text, sizes).eval()
+    sizes = Translation(config, text).architecture().items()
+    model = Translation(config, text, {part: {**shape, "norm_epsilon": 1e-5} for part, shape in sizes}).eval()  # BART's
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -90,43 +96,31 @@ def bart(model: Translation) -> nn.Module:
         decoder_layers=decoder.layers, decoder_attention_heads=decoder.heads, decoder_ffn_dim=decoder.feedforward_size,
         pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS, decoder_start_token_id=BOS, forced_eos_token_id=None,
     )  # fmt: skip
-    theirs = BartForConditionalGeneration(config).eval()
-    state = {"model.shared.weight": model.encoder.token_embedding.weight}
-    for side, ours in (("encoder", model.encoder), ("decoder", model.decoder)):
-        rows = torch.zeros(2, encoder.hidden_size)  # BART's positions begin at 2
-        state[f"model.{side}.embed_positions.weight"] = torch.cat([rows, ours.position_embedding.weight])
-        state[f"model.{side}.embed_tokens.weight"] = model.encoder.token_embedding.weight
-        state |= _named(f"model.{side}.layernorm_embedding", ours.norm)
-        for number, layer in enumerate(ours.layers):
-            state |= _layer(f"model.{side}.layers.{number}", layer)
-    state["lm_head.weight"] = model.encoder.token_embedding.weight
+    words, rows = model.encoder.token_embedding.weight, torch.zeros(2, encoder.hidden_size)
     bias = torch.zeros(1, encoder.vocabulary_size)
     bias[0, [PAD, BOS, MASK]] = -1e9  # ours never writes these
-    state["final_logits_bias"] = bias
+    state = {"model.shared.weight": words, "lm_head.weight": words, "final_logits_bias": bias}
+    for side, ours in (("model.encoder", model.encoder), ("model.decoder", model.decoder)):
+        state[f"{side}.embed_tokens.weight"] = words
+        # BART's positions begin at 2.
+        state[f"{side}.embed_positions.weight"] = torch.cat([rows, ours.position_embedding.weight])
+        state |= pieces(ours.norm, side, ["layernorm_embedding"])
+        for number, layer in enumerate(ours.layers):
+            for part, names in BART.items():
+                if side == "model.decoder" or not part.startswith("source"):
+                    state |= pieces(layer.get_submodule(part), f"{side}.layers.{number}", names)
+    theirs = BartForConditionalGeneration(config).eval()
     theirs.load_state_dict(state)
     return theirs
 
 
-def _named(name: str, module: nn.Module) -> dict[str, Tensor]:
-    return {f"{name}.weight": module.weight, f"{name}.bias": module.bias}
-
-
-def _layer(name: str, layer: nn.Module) -> dict[str, Tensor]:
+def pieces(module: nn.Module, prefix: str, names: list[str]) -> dict[str, Tensor]:
+    """Return the weight and the bias of a module, each cut into as many pieces as there are names."""
     state: dict[str, Tensor] = {}
-    qkv = layer.attention.qkv
-    for part, weight, bias in zip("qkv", qkv.weight.chunk(3), qkv.bias.chunk(3), strict=True):
-        state |= {f"{name}.self_attn.{part}_proj.weight": weight, f"{name}.self_attn.{part}_proj.bias": bias}
-    state |= _named(f"{name}.self_attn.out_proj", layer.attention.output)
-    state |= _named(f"{name}.self_attn_layer_norm", layer.attention_norm)
-    if hasattr(layer, "source_attention"):
-        look = layer.source_attention
-        state |= _named(f"{name}.encoder_attn.q_proj", look.query)
-        for part, weight, bias in zip("kv", look.key_value.weight.chunk(2), look.key_value.bias.chunk(2), strict=True):
-            state |= {f"{name}.encoder_attn.{part}_proj.weight": weight, f"{name}.encoder_attn.{part}_proj.bias": bias}
-        state |= _named(f"{name}.encoder_attn.out_proj", look.output)
-        state |= _named(f"{name}.encoder_attn_layer_norm", layer.source_attention_norm)
-    state |= _named(f"{name}.fc1", layer.feedforward_in) | _named(f"{name}.fc2", layer.feedforward_out)
-    return state | _named(f"{name}.final_layer_norm", layer.feedforward_norm)
+    for kind in ("weight", "bias"):
+        parts = getattr(module, kind).chunk(len(names))
+        state |= {f"{prefix}.{name}.{kind}": part for name, part in zip(names, parts, strict=True)}
+    return state
 
 
 def ours(model: Translation, options: argparse.Namespace) -> Translate:
@@ -171,46 +165,40 @@ def write_ctranslate2(theirs: nn.Module, words: list[str], folder: Path) -> None
 
 @cache
 def translator(path: str, precision: str, threads: int) -> Any:
+    """Return the model of CTranslate2, which each process loads once."""
     import ctranslate2
 
     return ctranslate2.Translator(path, compute_type=precision, inter_threads=1, intra_threads=threads)
 
 
-def translated(how: tuple[str, str, int], sentences: list[list[str]], limits: dict[str, int]) -> list[list[list[str]]]:
-    """Return the words of the hypotheses of each sentence by CTranslate2, which each process loads once."""
-    unused = [["<pad>"], ["<s>"], ["<mask>"]]
-    found = translator(*how).translate_batch(sentences, suppress_sequences=unused, **limits)
-    return [each.hypotheses for each in found]
+def translated(how: tuple[str, str, int], sentences: list[list[str]], limits: dict[str, Any]) -> list[list[list[str]]]:
+    """Return the words of the hypotheses of each sentence by CTranslate2."""
+    return [each.hypotheses for each in translator(*how).translate_batch(sentences, **limits)]
 
 
-def ctranslate2(theirs: nn.Module, options: argparse.Namespace, stack: ExitStack) -> Iterator[tuple[str, Translate]]:
-    """Yield CTranslate2 in two precisions, each in a process of its own, which ends with the stack."""
+def ctranslate2(theirs: nn.Module, options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[str, Translate]:
+    """Return CTranslate2 in two precisions, each in a process of its own, which ends with the stack."""
     words = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", *(f"w{i}" for i in range(5, options.words))]
     ids = {word: i for i, word in enumerate(words)}
-    limits = {"num_hypotheses": options.beam, "min_decoding_length": options.tokens}
-    limits |= {"beam_size": options.beam, "max_decoding_length": options.tokens}
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    limits = {"num_hypotheses": options.beam, "min_decoding_length": options.tokens, "beam_size": options.beam}
+    limits |= {"max_decoding_length": options.tokens, "suppress_sequences": [["<pad>"], ["<s>"], ["<mask>"]]}
     write_ctranslate2(theirs, words, folder)
+
+    def translate(process: ProcessPoolExecutor, precision: str, batch: TokenBatch) -> list[list[list[int]]]:
+        sides = zip(batch.tokens.tolist(), batch.host_lengths.tolist(), strict=True)
+        sentences = [[words[i] for i in tokens[:length]] for tokens, length in sides]
+        how = str(folder / "ct2"), precision, torch.get_num_threads()
+        found = process.submit(translated, how, sentences, limits).result()
+        return [[[ids[word] for word in hypothesis] for hypothesis in each] for each in found]
+
+    found: dict[str, Translate] = {}
     for name, precision in (("CTranslate2", "float32"), ("CTranslate2, int8", "int8")):
         process = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
-        how = str(folder / "ct2"), precision, torch.get_num_threads()
-
-        def translate(batch: TokenBatch, process: Any = process, how: Any = how) -> list[list[list[int]]]:
-            sides = zip(batch.tokens.tolist(), batch.host_lengths.tolist(), strict=True)
-            sentences = [[words[i] for i in tokens[:length]] for tokens, length in sides]
-            found = process.submit(translated, how, sentences, limits).result()
-            return [[[ids[word] for word in hypothesis] for hypothesis in each] for each in found]
-
-        yield name, translate
+        found[name] = partial(translate, process, precision)
+    return found
 
 
-def same(found: list[list[list[int]]], expected: list[list[list[int]]]) -> float:
-    """Return the share of sentences with the same hypotheses, in any order."""
-    pairs = zip(found, expected, strict=True)
-    return statistics.fmean(sorted(map(tuple, a)) == sorted(map(tuple, b)) for a, b in pairs)
-
-
-def measure(options: argparse.Namespace, kind: str) -> list[Row]:
+def measure(options: argparse.Namespace, kind: str, folder: Path) -> None:
     source, options.tokens = LENGTHS[kind]
     model, draw = make_model(options), np.random.default_rng(0)
     lengths = sorted(draw.integers(source // 2, source + source // 2, size=options.batch))
@@ -225,14 +213,14 @@ def measure(options: argparse.Namespace, kind: str) -> list[Row]:
         contestants[f"xrep, {precision}"] = ours(copy, options)
     with ExitStack() as stack:
         if find_spec("ctranslate2"):
-            contestants |= dict(ctranslate2(theirs, options, stack))
+            contestants |= ctranslate2(theirs, options, folder, stack)
         else:
             say_absent("CTranslate2", "it is not installed")
-        turns = take_turns(contestants, [batch] * (options.repeats + 1), title=f"generate, {kind}")
-    for name, found in turns.results.items():
-        share = 100 * same(found, turns.results["transformers"])
+        found = contest(options, "generate", kind, contestants, PAIRS, [batch] * (options.repeats + 1)).results
+    for name, hypotheses in found.items():
+        pairs = zip(hypotheses, found["transformers"], strict=True)
+        share = 100 * statistics.fmean(sorted(ours) == sorted(theirs) for ours, theirs in pairs)
         progress(f"{name}: the hypotheses of transformers in {share:.0f}% of the sentences")
-    return compare("generate", kind, turns.seconds, PAIRS)
 
 
 def main() -> None:
@@ -245,8 +233,8 @@ def main() -> None:
     add("--beam", type=int, default=5, help="hypotheses of each sentence")
     add("--batch", type=int, default=32, help="sentences in a batch")
     options = parser.parse_args()
-    for kind, _ in texts_of(options, 0):
-        report(measure(options, kind), options.csv)
+    for kind, _, folder in texts_of(options):
+        measure(options, kind, folder)
 
 
 if __name__ == "__main__":

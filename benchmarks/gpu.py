@@ -1,6 +1,6 @@
 """One page about one GPU: its tests, losses, training steps, encoding and mining, measured beside a model.
 
-  python benchmarks/gpu.py                                 # at most eight minutes; writes gpu.md and gpu.json beside it
+  python benchmarks/gpu.py                                 # at most eight minutes; writes gpu.md
   python benchmarks/gpu.py --small --device cpu --page cpu.md     # tries everything without a GPU
 
 Each section runs in a process of its own, so that one that fails or takes too long is a line of the page.
@@ -18,13 +18,9 @@ a bound that no program reaches. For vectors of width D:
 MFU is the share of the card's peak in bfloat16 at which these operations were done.
 """
 
-from __future__ import annotations
-
 import argparse
-import json
 import math
 import os
-import platform
 import random
 import re
 import statistics
@@ -40,23 +36,22 @@ from pathlib import Path
 from typing import Any
 
 import faiss
-import kernels
+import losses
 import torch
-from harness import progress, say_absent, take_turns, write_corpus
+from harness import progress, take_turns, write_corpus
+from mining import NEIGHBOURS, drawn, faiss_both_ways, same_neighbours
 from results import commit
-from torch.nn.functional import normalize
-from train import configured, trainer_of
+from train import Clock, configured, trainer_of
 
 from xrep.data.batch import TextSpec, Vocabulary
 from xrep.errors import UserError
-from xrep.files import check_output, write_aside
+from xrep.files import write_aside
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.kernels.precision import allow_tf32
 from xrep.models.dual_encoder import DualEncoder
 from xrep.retrieval.tiles import Operand, search_tile
 from xrep.retrieval.topk import TopK
 from xrep.text.train_tokenizer import train_tokenizer
-from xrep.training.log import Quiet
 from xrep_cli.command import HelpFormatter, console_script
 
 HERE = Path(__file__).resolve().parent
@@ -66,7 +61,6 @@ CARDS = {
     "A100": (312, 156, 1.56), "L40S": (362, 183, 0.86), "L4": (121, 60, 0.3), "RTX 4090": (165, 83, 1.01),
 }  # fmt: skip
 """Dense TFLOP/s in bfloat16 and in TF32, and TB/s of memory, in NVIDIA's data sheets, by a part of a card's name."""
-PEAKS = "{:g} TFLOP/s in bfloat16, {:g} in TF32, {:g} TB/s"
 LEAST = 15
 """Seconds without which a section is not begun."""
 Row = tuple[str, str, float, float]
@@ -82,28 +76,28 @@ def peaks(options: Namespace) -> tuple[float, float, float]:
 def tests(file: str, options: Namespace) -> Iterator[Row]:
     chosen = f"tests/cuda/{file}" + "::test_every_criterion_has_a_case" * (options.small and file == "test_cuda.py")
     line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", chosen]
-    said = subprocess.run(line, cwd=HERE.parent, capture_output=True, text=True)
-    lines = (said.stdout + said.stderr).strip().splitlines() or ["pytest said nothing"]
-    for count, outcome in re.findall(r"(\d+) (passed|failed|skipped|error)", lines[-1]):
+    done = subprocess.run(line, cwd=HERE.parent, stdout=subprocess.PIPE, text=True)
+    *lines, last = done.stdout.strip().split("\n")
+    for count, outcome in re.findall(r"(\d+) (passed|failed|skipped|error)", last):
         yield chosen, outcome, int(count), math.nan
-    if said.returncode:
-        failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-        raise RuntimeError("; ".join(failed[:9] or lines[-1:]))
+    if done.returncode:
+        raise RuntimeError("; ".join([line for line in lines if line.startswith(("FAILED", "ERROR"))][:9]) or last)
 
 
 def loss(case: str, options: Namespace) -> Iterator[Row]:
-    size, (peak, _, bandwidth) = "tiny" if options.small else "paper", peaks(options)
-    contest = kernels.make(case, size, options.device)
+    given, (peak, _, bandwidth) = (case, "tiny" if options.small else "paper", options.device), peaks(options)
+    contest = losses.make(*given)
     rows, columns, width = len(contest.sides[0]), *contest.sides[1].shape
     numbers = contest.products * (rows + columns) * width * contest.sides[0].element_size()
     bound = max(2 * contest.products * rows * columns * width / peak, numbers / bandwidth)
     gradients = sum(leaf.numel() * leaf.element_size() for leaf in contest.leaves) / 1e6
     del contest
-    turns, memory = kernels.measure(case, size, options.device, 5)
+    turns, memory = losses.measure(*given, 5)
     for name, seconds in turns.medians().items():
-        yield f"{rows:,} x {columns:,} x {width}, {name}", "ms", 1000 * seconds, 1000 * bound
+        what = f"{rows:,} x {columns:,} x {width}, {name}"
+        yield what, "ms", 1000 * seconds, 1000 * bound
         if name in memory:
-            yield f"{rows:,} x {columns:,} x {width}, {name}", "MB", memory[name], gradients
+            yield what, "MB", memory[name], gradients
 
 
 def sentences(count: int, words: tuple[int, int], seed: int = 0) -> list[str]:
@@ -116,23 +110,18 @@ def sentences(count: int, words: tuple[int, int], seed: int = 0) -> list[str]:
 
 def step(pairs: int, compiled: bool, options: Namespace) -> Iterator[Row]:
     """Train by dual momentum contrast as xrep-train does, with two towers and queues in bfloat16."""
-
-    class Watch(Quiet):
-        def record(self, step: int, values: dict[str, float], kind: str) -> None:
-            records.append(values)
-
-    records, (pairs, queue, steps) = [], (8, 64, 1) if options.small else (pairs, 409600, 10)
-    if not (raw := options.work / "pairs").exists():
-        sides = (sentences(216 if options.small else 4112, (3, 40), seed) for seed in range(2))
-        write_corpus(list(zip(*sides, strict=True)), raw)
+    pairs, queue, steps = (8, 64, 1) if options.small else (pairs, 409600, 10)
+    sides = (sentences(216 if options.small else 4112, (3, 40), seed) for seed in range(2))
+    raw = write_corpus(list(zip(*sides, strict=True)), options.work / f"{pairs}-{compiled}")
     small = "--layers 1 --hidden-size 32 --heads 2 --feedforward-size 64 --dropout 0 --attention-dropout 0"
     line = f"{raw} --task bitext --criterion dual_moco --towers separate {small if options.small else '--size base'}"
     line += f" --queue-size {queue} --queue-dtype bfloat16 --batch-size {pairs} --max-length 64 --precision bf16"
     line += f" --device {options.device} --max-steps {5 * steps} --log-every {steps}"
     run, task = configured([*line.split(), *["--compile"] * compiled], options.work / "run")
-    trainer = trainer_of(run, task, Watch())
+    trainer = trainer_of(run, task, clock := Clock())
     trainer.train()
-    train = [record for record in records if "pairs_per_second" in record][2:]  # the first steps allocate and compile
+    # The first steps allocate and compile.
+    train = [record for record in clock.records if "pairs_per_second" in record][2:]
     seconds = pairs / statistics.median(record["pairs_per_second"] for record in train)
     tokens = seconds * statistics.median(record["tokens_per_second"] for record in train)
     width, layers = run.configs["model"].hidden_size, run.configs["model"].layers
@@ -155,27 +144,21 @@ def operations(model: Any) -> int:
 
 
 def encode(options: Namespace) -> Iterator[Row]:
-    """Encode through BERT-base with random weights, or a given encoder, beside sentence-transformers."""
-    sys.modules["kernels"] = None  # transformers looks for a package of this name, and would find kernels.py
-    path, (half, single, _) = options.encoder or str(options.work / "encoder"), peaks(options)
-    if not options.encoder:
-        tokenizer = train_tokenizer(sentences(2000, (3, 40)), None, options.work / "tokenizer")
-        text = TextSpec(vocabularies={"shared": Vocabulary.of(tokenizer)}, max_length=256)
-        small = {"layers": 1, "hidden_size": 32, "heads": 2, "feedforward_size": 64} if options.small else {}
-        model = DualEncoder(DualEncoder.Config(towers="shared", max_positions=256, **small), text)
-        SentenceEncoder(model, {"shared": tokenizer}, text).save(path)
+    """Encode through BERT-base with random weights beside sentence-transformers."""
+    from sentence_transformers import SentenceTransformer
+
+    path, (half, single, _) = str(options.work / "encoder"), peaks(options)
+    tokenizer = train_tokenizer(sentences(2000, (3, 40)), None, options.work / "tokenizer")
+    text = TextSpec(vocabularies={"shared": Vocabulary.of(tokenizer)}, max_length=256)
+    small = {"layers": 1, "hidden_size": 32, "heads": 2, "feedforward_size": 64} if options.small else {}
+    model = DualEncoder(DualEncoder.Config(towers="shared", max_positions=256, **small), text)
+    SentenceEncoder(model, {"shared": tokenizer}, text).save(path)
     work: dict[str, Callable[[list[str]], Any]] = {}
     for kind in ("bfloat16", "float32"):
         ours = SentenceEncoder.load(path, device=options.device, dtype=kind)
         work[f"ours, {kind}"] = partial(ours.encode, batch_tokens=16384)
-        try:
-            from sentence_transformers import SentenceTransformer
-
-            dtype = {"torch_dtype": getattr(torch, kind)}
-            theirs = SentenceTransformer(path, device=options.device, model_kwargs=dtype)
-            work[f"sentence-transformers, {kind}"] = partial(theirs.encode, batch_size=128, convert_to_tensor=True)
-        except Exception as error:  # ours can be measured without it
-            say_absent("sentence-transformers", f"{type(error).__name__}: {error}")
+        theirs = SentenceTransformer(path, device=options.device, model_kwargs={"torch_dtype": getattr(torch, kind)})
+        work[f"sentence-transformers, {kind}"] = partial(theirs.encode, batch_size=128, convert_to_tensor=True)
     for length, words in (("short", (5, 11)), ("long", (50, 70))):
         text = sentences(16 if options.small else 4096, words)
         tokens = sum(len(ids) + 2 for ids in ours.tokenizers["shared"].encode(text))
@@ -187,32 +170,24 @@ def encode(options: Namespace) -> Iterator[Row]:
 
 
 def mine(options: Namespace) -> Iterator[Row]:
-    """Find the four nearest neighbours of both sides beside faiss, which searches twice."""
+    """Find the nearest neighbours of both sides beside faiss, which searches twice."""
     size, width = (300, 32) if options.small else (50_000, 768)
-    sides = [normalize(torch.randn(size, width), dim=1) for _ in range(2)]
+    x, y = (drawn(size, width, seed) for seed in range(2))
 
     def ours(_: Any) -> Any:
-        best = [TopK.none(size, 4, device=options.device) for _ in sides]
-        search_tile(*(Operand.of(side.to(options.device)) for side in sides), *best, 0, 0)
-        return [found.index.cpu().numpy() for found in best]
+        best = [TopK.none(size, NEIGHBOURS, device=options.device) for _ in range(2)]
+        search_tile(*(Operand.of(torch.from_numpy(side).to(options.device)) for side in (x, y)), *best, 0, 0)
+        return [TopK(found.similarity.cpu(), found.index.cpu()) for found in best]
 
-    def theirs(on_gpu: bool, _: Any) -> Any:
-        found = []
-        for queries, side in (sides, sides[::-1]):
-            index = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(width)) if on_gpu else faiss.IndexFlatIP(width)
-            index.add(side.numpy())
-            found.append(index.search(queries.numpy(), 4)[1])
-        return found
-
-    work: dict[str, Callable[[Any], Any]] = {"ours": ours, "faiss on the CPU": partial(theirs, False)}
+    work: dict[str, Callable[[Any], Any]] = {"ours": ours, "faiss on the CPU": lambda _: faiss_both_ways(x, y)}
     if options.device == "cuda" and getattr(faiss, "get_num_gpus", int)():
-        work["faiss on the GPU"] = partial(theirs, True)
+        work["faiss on the GPU"] = lambda _: faiss_both_ways(x, y, faiss.index_cpu_to_all_gpus)
     turns = take_turns(work, range(3), device=options.device)
     bound = 2 * size**2 * width / peaks(options)[0]
     for name, seconds in turns.medians().items():
         yield f"{size:,} x {width} on both sides, {name}", "ms", 1000 * seconds, 1000 * bound
-    same = [(a == b).mean() for a, b in zip(turns.results["ours"], turns.results["faiss on the CPU"], strict=True)]
-    yield "neighbours that are those of faiss", "%", 50 * float(sum(same)), 100.0
+    same = same_neighbours(turns.results["ours"], turns.results["faiss on the CPU"])
+    yield "neighbours that are those of faiss", "%", 100 * same, 100.0
 
 
 SECTIONS: dict[str, tuple[str, int, Callable[[Namespace], Iterator[Row]]]] = {
@@ -232,40 +207,38 @@ SECTIONS: dict[str, tuple[str, int, Callable[[Namespace], Iterator[Row]]]] = {
 """The title of each section, its seconds of eight minutes at most, and what yields its rows."""
 
 
-def apart(name: str, options: Namespace, seconds: float) -> dict[str, Any]:
-    """Run a section in a process of its own; return its rows, and what went wrong."""
+def line_of(row: Row) -> str:
+    """Return a row of a table in Markdown."""
+    what, unit, *figures = row
+    return f"| {what} | {unit} | {' | '.join('-' if math.isnan(each) else f'{each:,.4g}' for each in figures)} |"
+
+
+def apart(name: str, options: Namespace, seconds: float) -> list[str]:
+    """Run a section in a process of its own; return its lines of the page: its table, and what went wrong."""
     if seconds < LEAST:
-        return {"section": name, "rows": [], "notes": ["skipped: no time was left"]}
-    rows, said = options.work / f"{name}.jsonl", options.work / f"{name}.txt"
-    rows.touch()
-    line = [sys.executable, __file__, "--section", name, "--device", options.device, "--work", str(options.work)]
-    line += ["--small"] * options.small + (["--encoder", options.encoder] if options.encoder else [])
-    paths = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "XREP_HOME": str(options.work / "home")}
-    with said.open("w", encoding="utf-8") as output:  # a time-out ends all that the section has started
-        timed = ["timeout", "--signal", "KILL", f"{seconds:.0f}", *line]
-        code = subprocess.run(timed, stdout=output, stderr=output, env=environment).returncode
-    lines = said.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
-    notes = [line for line in dict.fromkeys(lines) if line.startswith("without ")]
+        return ["- skipped: no time was left"]
+    said = options.work / f"{name}.txt"
+    line = ["timeout", "--signal", "KILL", f"{seconds:.0f}", sys.executable, __file__]  # ends all that it has started
+    line += ["--section", name, "--work", str(options.work), "--device", options.device, *["--small"] * options.small]
+    with said.open("w", encoding="utf-8") as output:
+        environment = {**os.environ, "XREP_HOME": str(options.work / "home")}
+        code = subprocess.run(line, stdout=output, stderr=output, env=environment).returncode
+    lines = said.read_text(encoding="utf-8", errors="replace").splitlines()
+    rows = [line for line in lines if line.startswith("| ")]
+    found = ["| what | unit | measured | modelled |", "| --- | --- | --- | --- |", *rows, ""] if rows else []
+    found += dict.fromkeys(f"- {line}" for line in lines if line.startswith("without "))
     if code:
-        is_late = code in (137, -9)
-        notes.append(f"stopped after {seconds:.0f} seconds" if is_late else f"failed: {lines[-1][:500]}")
-    found = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
-    return {"section": name, "rows": found, "notes": notes}
+        found.append(f"- stopped after {seconds:.0f} seconds" if code in (137, -9) else f"- failed: {lines[-1][:500]}")
+    return found
 
 
-def page(facts: dict[str, Any], found: list[dict[str, Any]]) -> str:
+def page(facts: dict[str, str], sections: dict[str, list[str]]) -> str:
     """Return the page about the figures of a run, in Markdown."""
-    lines = ["# One GPU, measured", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
     about = __doc__ or ""
+    lines = ["# One GPU, measured", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
     lines += ["The measured figures are medians of this run.", about[about.index("A modelled") :]]
-    for section in found:
-        lines += [f"## {SECTIONS[section['section']][0]}", ""]
-        cells = [["what", "unit", "measured", "modelled"], 4 * ["---"]]
-        for what, unit, *pair in section["rows"]:
-            cells.append([what, unit, *("-" if figure is None else f"{figure:,.4g}" for figure in pair)])
-        lines += [*(f"| {' | '.join(row)} |" for row in cells), ""] if section["rows"] else []
-        lines += [line for note in section["notes"] for line in (note, "")]
+    for name, found in sections.items():
+        lines += [f"## {SECTIONS[name][0]}", "", *found, ""]
     return "\n".join(lines)
 
 
@@ -274,45 +247,35 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     add = parser.add_argument
     add("--minutes", type=float, default=8.0, help="after which nothing goes on")
-    add("--page", metavar="FILE", default=str(HERE / "gpu.md"), help="the page; its figures become a .json beside it")
-    add("--encoder", metavar="PATH", help="a sentence-transformers directory; default: BERT-base with random weights")
+    add("--page", metavar="FILE", type=Path, default=HERE / "gpu.md", help="the page")
     add("--device", choices=("cpu", "cuda"), default="cuda", help="where to measure")
     add("--small", action="store_true", help="tiny inputs, to try everything")
     add("--section", choices=SECTIONS, help=argparse.SUPPRESS)
     add("--work", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.section:
-        with (options.work / f"{options.section}.jsonl").open("a", encoding="utf-8") as file:
-            for what, unit, *figures in SECTIONS[options.section][2](options):
-                row = [what, unit, *(None if math.isnan(figure) else figure for figure in figures)]
-                print(json.dumps(row), file=file, flush=True)
+        for row in SECTIONS[options.section][2](options):
+            print(line_of(row), flush=True)
         return
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("there is no CUDA GPU", cure="give --small --device cpu to try the script without one")
-    files = Path(options.page), Path(options.page).with_suffix(".json")
-    for path in files:
-        check_output(path)
-    began, found, sheet = time.monotonic(), [], [peak / 1e12 for peak in peaks(options)]
+    peak, single, bandwidth = (figure / 1e12 for figure in peaks(options))
     facts = {
-        "device": torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or "CPU",
-        "date": date.today().isoformat(), "commit": commit(), "python": platform.python_version(),
-        "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else "CPU",
+        "date, commit, torch": f"{date.today()}, {commit()}, {torch.__version__} with CUDA {torch.version.cuda}",
         "command": " ".join(["python benchmarks/gpu.py", *argv]),
-        "peaks": "not known" if math.isnan(sheet[0]) else PEAKS.format(*sheet),
-    }  # fmt: skip
+        "peaks (nan: not known)": f"{peak:g} TFLOP/s in bfloat16, {single:g} in TF32, {bandwidth:g} TB/s",
+    }
+    began, sections = time.monotonic(), dict[str, list[str]]()
     with tempfile.TemporaryDirectory() as folder:
         options.work = Path(folder)
         for name, (title, most, _) in SECTIONS.items():
             left = 60 * options.minutes - (time.monotonic() - began)
-            found.append(apart(name, options, min(left, max(LEAST, most * options.minutes / 8))))
-            progress(f"{title}: {'; '.join(found[-1]['notes']) or 'done'}, {time.monotonic() - began:.0f} s")
-            figures = json.dumps({**facts, "sections": found}, indent=1)
-            for path, text in zip(
-                files, (page(facts, found), figures), strict=True
-            ):  # also for a run that is cut short
-                with write_aside(path) as aside:
-                    aside.write_text(text + "\n", encoding="utf-8")
-    print(page(facts, found))
+            sections[name] = apart(name, options, min(left, max(LEAST, most * options.minutes / 8)))
+            progress(f"{title}: {sections[name][-1] or 'done'}, {time.monotonic() - began:.0f} s")
+            with write_aside(options.page) as aside:  # at once, for a run that is cut short
+                aside.write_text(page(facts, sections), encoding="utf-8")
+    print(page(facts, sections))
 
 
 if __name__ == "__main__":

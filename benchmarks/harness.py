@@ -1,97 +1,87 @@
-"""What the benchmarks share: contestants that take turns, texts and options.
-
-It imports torch only where a GPU is waited for, so that ``--help`` answers at once.
-"""
-
-from __future__ import annotations
+"""What the benchmarks share: contestants that take turns, texts and options."""
 
 import argparse
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from results import Pairs, report
+
 from xrep.text.resources import find_resource
+from xrep.training.numbers import type_on
 from xrep_cli.command import HelpFormatter
 
 SHORT, LONG = range(4, 13), 60
 """Words of a short line, and those to which consecutive lines are joined to a long one."""
+Work = Mapping[str, Callable[[Any], Any]]
+"""Contestants by name: functions of one input."""
 
 
-class Taken(NamedTuple):
-    """What a contestant returns that measures its time itself: seconds by the clock and of processors, and a result."""
-
-    seconds: float
-    processor: float = 0.0
-    result: Any = None
+class Taken(float):
+    """The seconds that a contestant returns which measures its time itself."""
 
 
-@dataclass
-class Turns:
-    """The measurements of contestants that took turns.
+class Turns(NamedTuple):
+    """The seconds of each round after the warm-up, and what was returned last, by contestant."""
 
-    Attributes:
-        seconds: The time of each round after the warm-up, by contestant.
-        processor: The same in seconds of processors, which other programs disturb less.
-        results: What each contestant returned last.
-    """
-
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    processor: dict[str, list[float]] = field(default_factory=dict)
-    results: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, list[float]]
+    results: dict[str, Any]
 
     def medians(self) -> dict[str, float]:
         """Return the median time of each contestant, in seconds."""
         return {name: statistics.median(seconds) for name, seconds in self.seconds.items()}
 
 
-def take_turns(
-    contestants: Mapping[str, Callable[[Any], Any]],
-    inputs: Iterable[Any],
-    *,
-    warm_up: int = 1,
-    device: str = "cpu",
-    title: str = "",
-) -> Turns:
+def take_turns(work: Work, inputs: Iterable[Any], *, warm_up: int = 1, device: str = "cpu") -> Turns:
     """Time contestants that take turns, so that a busy machine disturbs all of them.
 
     Args:
-        contestants: Functions of one input, by name. Each goes first equally often.
+        work: The contestants, of which each goes first equally often.
         inputs: One input for each round.
         warm_up: Number of first rounds that are not measured.
         device: A time on a GPU ends when the GPU has finished.
-        title: Name of the contest, which is printed on stderr with the number of each round.
     """
-    names = list(contestants)
-    turns = Turns({name: [] for name in names}, {name: [] for name in names})
+    names, turns = list(work), Turns({name: [] for name in work}, {})
     for number, value in enumerate(inputs):
-        if title:
-            progress(f"{title}: round {number}")
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            began, processor = time.perf_counter(), time.process_time()
-            result = contestants[name](value)
+            began = time.perf_counter()
+            result = work[name](value)
             if device != "cpu":
-                import torch
-
                 torch.cuda.synchronize(device)
-            seconds, processor = time.perf_counter() - began, time.process_time() - processor
-            if not isinstance(result, Taken):
-                result = Taken(seconds, processor, result)
-            turns.results[name] = result.result
+            seconds = result if isinstance(result, Taken) else time.perf_counter() - began
+            turns.results[name] = result
             if number >= warm_up:
-                turns.seconds[name].append(result.seconds)
-                turns.processor[name].append(result.processor)
+                turns.seconds[name].append(seconds)
     return turns
 
 
-def texts_of(options: argparse.Namespace, count: int) -> list[tuple[str, int]]:
-    """Return the kinds of text that were asked for, and the number of lines of each: a fifth of ``count`` if long."""
-    kinds = [options.text] if options.text else ["short", "long"]
-    return [(kind, max(1, count // 5) if kind == "long" else count) for kind in kinds]
+def contest(
+    options: Namespace, benchmark: str, text: str, work: Work, pairs: Pairs, inputs: Any = None, warm_up: int = 1
+) -> Turns:
+    """Let contestants take turns, print the ratios of ``pairs`` and append them to --csv.
+
+    Args:
+        inputs: One for each round; None: as many rounds as --repeats says, whose number is no input.
+    """
+    progress(f"== {benchmark}, {text}")
+    turns = take_turns(work, inputs or range(options.repeats + 1), warm_up=warm_up)
+    report(benchmark, text, turns.seconds, pairs, options.csv)
+    return turns
+
+
+def texts_of(options: Namespace, count: int = 0) -> Iterator[tuple[str, int, Path]]:
+    """Yield the kinds of text that were asked for, the number of lines of each (a fifth of ``count`` if long), and an
+    empty folder that is deleted in the end."""
+    for kind in [options.text] if options.text else ["short", "long"]:
+        with tempfile.TemporaryDirectory() as folder:
+            yield kind, max(1, count // 5) if kind == "long" else count, Path(folder)
 
 
 def read_pairs(kind: str, count: int | None = None, data: Sequence[str] | None = None) -> list[tuple[str, str]]:
@@ -129,10 +119,6 @@ def write_corpus(pairs: Sequence[tuple[str, str]], folder: Path) -> Path:
 
 def multiplies_bfloat16() -> bool:
     """Return whether this processor multiplies in bfloat16; if it does not, nobody is measured in it."""
-    import torch
-
-    from xrep.training.numbers import type_on
-
     return type_on(torch.device("cpu"), "bf16") == torch.bfloat16
 
 
@@ -147,8 +133,6 @@ def progress(line: str) -> None:
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options of every benchmark, which prints its description as it is written."""
-    # transformers looks for a package named kernels, and would import the script of that name here.
-    sys.modules.setdefault("kernels", None)
     parser = argparse.ArgumentParser(description=description, formatter_class=HelpFormatter)
     add = parser.add_argument
     add("--csv", metavar="FILE", help="append the rows to this file")

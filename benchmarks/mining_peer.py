@@ -30,7 +30,6 @@ def search(queries: np.ndarray, side: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 def main() -> None:
     model_path, source_path, target_path, output = sys.argv[1:]
-    del sys.path[0]  # transformers looks for a package named kernels, and would import the script of that name here
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(model_path, device="cpu")

@@ -1,17 +1,15 @@
 """Rows of measured ratios: how they are computed and kept in a CSV file, and the tables that are made of it."""
 
-from __future__ import annotations
-
 import csv
 import os
 import platform
 import re
 import statistics
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 FIGURES = Path(__file__).resolve().with_name("results.csv")
 """The rows of all machines."""
@@ -24,53 +22,35 @@ if RESTRICTED:  # each library reads a variable of its own when it is imported
     os.environ.update(OPENBLAS_CORETYPE="Haswell", CT2_FORCE_CPU_ISA="AVX2")
 
 
-@dataclass(frozen=True)
-class Row:
-    """One ratio: the time of what stands beside, over that of ours in the same round. Above 1, ours is faster.
-
-    Attributes:
-        text: ``short`` or ``long`` lines, or what was read instead.
-        ratio: The median over the rounds; ``low`` and ``high`` are the smallest and the largest of them.
-    """
-
-    machine: str
-    date: str
-    commit: str
-    benchmark: str
-    text: str
-    ours: str
-    beside: str
-    ratio: float
-    low: float | str
-    high: float | str
-    rounds: int
+COLUMNS = "machine date commit benchmark text ours beside ratio low high rounds".split()
+"""Of a row. The ratio is the median over the rounds of the time of what stands beside, over that of ours in the same
+round: above 1, ours is faster. The smallest and the largest of them are ``low`` and ``high``; ``text`` is ``short`` or
+``long`` lines, or says what was read instead."""
+Row = dict[str, Any]
+Pairs = Mapping[str, Sequence[str]]
+"""Names of ours, and of what stands beside each of them."""
 
 
-def compare(
-    benchmark: str, text: str, seconds: Mapping[str, Sequence[float]], pairs: Iterable[tuple[str, str]]
+def report(
+    benchmark: str, text: str, seconds: Mapping[str, Sequence[float]], pairs: Pairs, path: str | None
 ) -> list[Row]:
-    """Return a row for each pair of names (ours, beside) that took part."""
-    here = machine(), date.today().isoformat(), commit()
-    rows = []
-    for ours, beside in pairs:
+    """Print a row for each of the pairs that took part; append the rows to the CSV file, if one is named, and return
+    them."""
+    here, rows = (machine(), date.today().isoformat(), commit()), list[Row]()
+    for ours, beside in [(ours, beside) for ours, names in pairs.items() for beside in names]:
         if ours in seconds and beside in seconds:
             each = [theirs / mine for mine, theirs in zip(seconds[ours], seconds[beside], strict=True)]
-            spread = [round(value, 3) for value in (statistics.median(each), min(each), max(each))]
-            rows.append(Row(*here, benchmark, text, ours, beside, *spread, len(each)))
-    return rows
-
-
-def report(rows: Sequence[Row], path: str | None) -> None:
-    """Print rows, and append them to the CSV file if one is named."""
-    for row in rows:
-        print(f"{row.benchmark}, {row.text}: {row.ours} beside {row.beside}: {row.ratio:.2f} ({row.low} to {row.high})")
+            ratio, low, high = (round(value, 3) for value in (statistics.median(each), min(each), max(each)))
+            row = *here, benchmark, text, ours, beside, ratio, low, high, len(each)
+            rows.append(dict(zip(COLUMNS, row, strict=True)))
+            print(f"{benchmark}, {text}: {ours} beside {beside}: {ratio:.2f} ({low} to {high})")
     if path:
-        new = not Path(path).exists() or not Path(path).stat().st_size
         with open(path, "a", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, [column.name for column in fields(Row)], lineterminator="\n")
-            if new:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            if not file.tell():
                 writer.writeheader()
-            writer.writerows(asdict(row) for row in rows)
+            writer.writerows(rows)
+    return rows
 
 
 def machine() -> str:
@@ -84,10 +64,8 @@ def machine() -> str:
 
 
 def commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short=10", "HEAD"], cwd=FIGURES.parent, capture_output=True, text=True
-    )
-    return done.stdout.strip()
+    line = ["git", "rev-parse", "--short=10", "HEAD"]
+    return subprocess.run(line, cwd=FIGURES.parent, capture_output=True, text=True).stdout.strip()
 
 
 def latest(path: Path = FIGURES) -> list[dict[str, str]]:
@@ -105,14 +83,13 @@ def table(path: Path = FIGURES) -> list[str]:
     """
     found = dict[tuple[str, str, str], dict[str, list[float]]]()
     for row in latest(path):
-        texts = found.setdefault((row["benchmark"], row["ours"], row["beside"]), {})
-        column = row["text"] if row["text"] in ("short", "long") else "other"
-        texts.setdefault(column, []).append(float(row["ratio"]))
+        names = row["benchmark"], row["ours"], row["beside"]
+        texts = found.setdefault(names, {"short": [], "long": [], "other": []})
+        texts.get(row["text"], texts["other"]).append(float(row["ratio"]))
     lines = ["| benchmark | ours | beside | short lines | long lines | other input |", f"|{' --- |' * 6}"]
-    for names, texts in sorted(found.items()):
-        cells = [*names, *(_range(texts.get(column, [])) for column in ("short", "long", "other"))]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    return lines + [
+        f"| {' | '.join([*names, *map(_range, texts.values())])} |" for names, texts in sorted(found.items())
+    ]
 
 
 def _range(ratios: Sequence[float]) -> str:

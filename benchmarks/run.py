@@ -6,11 +6,8 @@
   ATEN_CPU_CAPABILITY=avx2 python benchmarks/run.py --quick        # all that can be are restricted to AVX2
   python benchmarks/run.py --table                                 # write the table of README.md anew, of results.csv
 
-Each script runs in a process of its own, in which the contestants take turns. The demo corpus and a small English
-encoder are fetched on first use.
+Each script runs in a process of its own. The demo corpus and a small English encoder are fetched on first use.
 """
-
-from __future__ import annotations
 
 import argparse
 import os
@@ -22,47 +19,37 @@ from pathlib import Path
 from harness import progress
 from results import table
 
-from xrep.files import write_aside
 from xrep.text.resources import find_resource
 from xrep_cli.command import HelpFormatter
 
 HERE = Path(__file__).resolve().parent
-README = HERE / "README.md"
 BENCHMARKS = {
-    "kernels": ("--size small", ""),
-    "encode": ("--path {encoder} --one", "--lines 250 --repeats 3"),
-    "train": ("--encoder {encoder}", "--pairs 128 --batch-size 16 --repeats 3 --layers 2 --width 128"),
+    "losses": ("", ""),
+    "encode": ("--path ENCODER --one", "--lines 250 --repeats 3"),
+    "train": ("--encoder ENCODER", "--pairs 128 --batch-size 16 --repeats 3 --layers 2 --width 128"),
     "generate": ("", "--layers 3 --decoder-layers 2 --hidden-size 256 --words 8000 --batch 8 --repeats 3"),
-    "mining": ("--path {encoder}", "--sizes 4000 --lines 500 --repeats 3"),
-    "classify": ("--encoder {encoder}", "--lines 80 --batch-size 8 --repeats 3"),
-    "objectives": ("--teacher {encoder}", "--steps 4 --batch-size 16 --repeats 3"),
+    "mining": ("--path ENCODER", "--sizes 4000 --lines 500 --repeats 3"),
+    "classify": ("--encoder ENCODER", "--lines 80 --batch-size 8 --repeats 3"),
+    "objectives": ("--teacher ENCODER", "--steps 4 --batch-size 16 --repeats 3"),
 }
 """Arguments of each script, and those of a quick run besides."""
 
 
-def run(name: str, quick: bool, csv: str | None) -> bool:
+def run(name: str, quick: bool, csv: list[str]) -> bool:
     """Run one benchmark; return whether it succeeded."""
-    words, small = BENCHMARKS[name]
-    words = words.format(encoder=find_resource("minilm").get(progress) if "{encoder}" in words else "")
-    line = [
-        str(HERE / f"{name}.py"),
-        *shlex.split(f"{words} {small if quick else ''}"),
-        *(["--csv", csv] if csv else []),
-    ]
-    progress(f"== python {shlex.join(line)}")
-    paths = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
-    return subprocess.run([sys.executable, *line], env=environment).returncode == 0
+    always, small = BENCHMARKS[name]
+    encoder = str(find_resource("minilm").get(progress))
+    words = [encoder if word == "ENCODER" else word for word in f"{always} {small if quick else ''}".split()]
+    line = [sys.executable, str(HERE / f"{name}.py"), *words, *csv]
+    progress(f"== {shlex.join(line)}")
+    return subprocess.run(line, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"}).returncode == 0
 
 
 def write_table() -> None:
-    """Replace the lines of README.md from the head of the table to its end."""
-    lines = README.read_text(encoding="utf-8").splitlines()
-    places = [number for number, line in enumerate(lines) if line.startswith("| ")]
-    start = next(number for number in places if lines[number].startswith("| benchmark | ours |"))
-    lines[start : places[-1] + 1] = table()
-    with write_aside(README) as aside:
-        aside.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    """Replace the table at the end of README.md."""
+    page = HERE / "README.md"
+    start, _, _ = page.read_text(encoding="utf-8").partition("| benchmark | ours |")
+    page.write_text(start + "\n".join(table()) + "\n", encoding="utf-8")
 
 
 def main() -> int:
@@ -75,7 +62,8 @@ def main() -> int:
     if options.table:
         write_table()
         return 0
-    failed = [name for name in options.only or BENCHMARKS if not run(name, options.quick, options.csv)]
+    csv = ["--csv", options.csv] if options.csv else []
+    failed = [name for name in options.only or BENCHMARKS if not run(name, options.quick, csv)]
     progress(f"failed: {', '.join(failed)}" if failed else "all benchmarks ran")
     return len(failed)
 

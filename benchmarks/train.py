@@ -13,8 +13,6 @@ step. Every turn begins anew with the same pairs.
   python benchmarks/train.py --encoder $(xrep-data get minilm --print-path)
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import itertools
@@ -27,13 +25,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from harness import Taken, make_parser, multiplies_bfloat16, read_pairs, take_turns, texts_of, write_corpus
-from results import Row, compare, report
+from harness import Taken, contest, make_parser, multiplies_bfloat16, read_pairs, texts_of, write_corpus
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler, SequentialSampler
 
 from xrep.config import RunConfig, runs_of
 from xrep.memory import keep_freed_memory
-from xrep.tasks.bitext import BitextTask
 from xrep.tasks.task import Task
 from xrep.training.checkpoint import Checkpoints
 from xrep.training.distributed import alone
@@ -41,14 +38,20 @@ from xrep.training.log import Quiet
 from xrep.training.trainer import Trainer
 from xrep_cli.train_options import parse
 
+MAX_LENGTH, QUEUE_SIZE = 128, 4096
+"""Subwords of the longest sentence, and vectors in each queue."""
 Turn = Callable[[Any], Taken]
 
 
 class Clock(Quiet):
-    """A log that keeps nothing but the times of the last record."""
+    """A log that keeps the records, and the time of the last one."""
 
-    def record(self, *arguments: Any) -> None:
-        self.seconds, self.processor = time.perf_counter(), time.process_time()
+    def __init__(self) -> None:
+        self.records = list[dict[str, float]]()
+
+    def record(self, step: int, values: dict[str, float], kind: str) -> None:
+        self.records.append(values)
+        self.time = time.perf_counter()
 
 
 class Unsaved(Checkpoints):
@@ -81,9 +84,9 @@ def training(run: RunConfig, task: Task) -> Turn:
 
     def turn(_: Any) -> Taken:
         clock = Clock()
-        trainer, seconds, processor = trainer_of(run, task, clock), time.perf_counter(), time.process_time()
+        trainer, began = trainer_of(run, task, clock), time.perf_counter()
         trainer.train()
-        return Taken(clock.seconds - seconds, clock.processor - processor)
+        return Taken(clock.time - began)
 
     return turn
 
@@ -104,7 +107,7 @@ class PlainEncoder(nn.Module):
         return F.normalize((x * mask.unsqueeze(-1)).sum(1), dim=1)
 
 
-def plain_loop(options: argparse.Namespace, task: BitextTask, steps: int) -> Turn:
+def plain_loop(options: argparse.Namespace, task: Any, steps: int) -> Turn:
     """Return steps of dual momentum contrast on the pairs that xrep trains on, in batches that are drawn at random."""
     planned = np.concatenate([plan.rows for plan in itertools.islice(task.plan(), steps)])
     drawn = np.array_split(np.random.default_rng(1).permutation(planned), steps)
@@ -113,9 +116,9 @@ def plain_loop(options: argparse.Namespace, task: BitextTask, steps: int) -> Tur
         torch.manual_seed(1)
         model = PlainEncoder(task.text.vocabulary("shared").size, options)
         momentum = copy.deepcopy(model).requires_grad_(False)
-        queues = [F.normalize(torch.randn(options.queue_size, options.width), dim=1) for _ in range(2)]
+        queues = [F.normalize(torch.randn(QUEUE_SIZE, options.width), dim=1) for _ in range(2)]
         optimizer, place = torch.optim.AdamW(model.parameters(), lr=1e-4), 0
-        seconds, processor = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
         for rows in drawn:
             batch = task.make(rows)
             sides = [(side.tokens, side.mask) for side in (batch.source, batch.target)]
@@ -136,102 +139,73 @@ def plain_loop(options: argparse.Namespace, task: BitextTask, steps: int) -> Tur
                 queue[torch.arange(place, place + len(key)) % len(queue)] = key
             place += len(rows)
             loss.item()
-        return Taken(time.perf_counter() - seconds, time.process_time() - processor)
+        return Taken(time.perf_counter() - began)
 
     return turn
 
 
-def callback() -> Any:
-    """Return a callback of transformers' Trainer that takes the time until the end of the last step."""
-    from transformers import TrainerCallback
-
-    class Callback(TrainerCallback):
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            self.began = time.perf_counter(), time.process_time()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.ended = time.perf_counter(), time.process_time()
-
-        def taken(self) -> Taken:
-            return Taken(*(end - begin for begin, end in zip(self.began, self.ended, strict=True)))
-
-    return Callback()
-
-
-def sentence_transformers(
-    options: argparse.Namespace, pairs: Sequence[tuple[str, str]], half: bool, in_order: bool
-) -> Turn:
-    """Return an epoch of the trainer of sentence-transformers.
-
-    Args:
-        in_order: Whether batches are consecutive pairs; otherwise it draws them at random, which is its default.
-    """
+def sentence_transformers(options: argparse.Namespace, pairs: list[tuple[str, ...]], half: bool, order: Any) -> Turn:
+    """Return an epoch of the trainer of sentence-transformers, on batches in this order."""
     from datasets import Dataset
-    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-    from sentence_transformers.sentence_transformer.training_args import SentenceTransformerTrainingArguments
-    from torch.utils.data import BatchSampler, SequentialSampler
 
-    columns = {name: [pair[side] for pair in pairs] for side, name in enumerate(("anchor", "positive"))}
-    dataset, folder = Dataset.from_dict(columns), tempfile.gettempdir()
+    dataset = Dataset.from_list([{"anchor": source, "positive": target} for source, target in pairs])
     arguments = SentenceTransformerTrainingArguments(
-        output_dir=folder, num_train_epochs=1, per_device_train_batch_size=options.batch_size, learning_rate=1e-4,
-        bf16=half, use_cpu=True, save_strategy="no", logging_strategy="no", report_to=[], disable_tqdm=True,
+        output_dir=tempfile.gettempdir(), num_train_epochs=1, per_device_train_batch_size=options.batch_size,
+        learning_rate=1e-4, bf16=half, use_cpu=True, save_strategy="no", logging_strategy="no", report_to=[],
+        disable_tqdm=True, batch_sampler=order,
     )  # fmt: skip
 
-    class InOrder(SentenceTransformerTrainer):
-        def get_batch_sampler(self, dataset: Any, batch_size: int, drop_last: bool, **_: Any) -> BatchSampler:
-            return BatchSampler(SequentialSampler(dataset), batch_size, drop_last)
-
     def turn(_: Any) -> Taken:
-        model, clock = SentenceTransformer(options.encoder, device="cpu"), callback()
-        model.max_seq_length = options.max_length
-        trainer = (InOrder if in_order else SentenceTransformerTrainer)(
-            model, arguments, train_dataset=dataset, loss=MultipleNegativesRankingLoss(model), callbacks=[clock]
-        )
-        trainer.train()
-        return clock.taken()
+        model = SentenceTransformer(options.encoder, device="cpu")
+        model.max_seq_length = MAX_LENGTH
+        loss = MultipleNegativesRankingLoss(model)
+        trainer = SentenceTransformerTrainer(model, arguments, train_dataset=dataset, loss=loss)
+        return Taken(trainer.train().metrics["train_runtime"])
 
     return turn
 
 
-def in_batches(task: BitextTask) -> Iterator[tuple[str, str]]:
+def in_order(dataset: Any, batch_size: int, drop_last: bool, **_: Any) -> BatchSampler:
+    """Return batches of consecutive pairs."""
+    return BatchSampler(SequentialSampler(dataset), batch_size, drop_last)
+
+
+def in_batches(task: Any) -> Iterator[tuple[str, ...]]:
     """Yield the pairs of an epoch in the order in which xrep trains on them, as text."""
     decode = task.tokenizers["shared"].decode
     for plan in task.plan(stop=task.examples):
         batch = task.make(plan.rows)
         for row in range(len(batch)):
-            tokens = (side.tokens[row, 1 : side.lengths[row] - 1] for side in (batch.source, batch.target))
-            source, target = (decode(each.tolist()) for each in tokens)
-            yield source, target
+            sides = (side.tokens[row, 1 : side.lengths[row] - 1] for side in (batch.source, batch.target))
+            yield tuple(decode(tokens.tolist()) for tokens in sides)
 
 
-def ranking(options: argparse.Namespace, kind: str, count: int, folder: Path, words: list[str]) -> list[Row]:
+def ranking(options: argparse.Namespace, kind: str, count: int, folder: Path, words: list[str]) -> None:
     corpus = write_corpus(read_pairs(kind, count + 16, options.data), folder / "text")
-    words = [str(corpus), *words, "--criterion", "translation_ranking", "--encoder", options.encoder]
-    theirs, rows = ("sentence-transformers", "sentence-transformers, batches by length"), list[Row]()
+    words = [str(corpus), *words, *"--criterion translation_ranking --max-epochs 1 --encoder".split(), options.encoder]
+    orders = {"sentence-transformers": "batch_sampler", "sentence-transformers, batches by length": in_order}
     for half in [False, True] if multiplies_bfloat16() else [False]:
-        chosen = ["--max-epochs", "1", "--precision", "bf16" if half else "float32"]
-        run, task = configured([*words, *chosen], folder / "run")
-        assert isinstance(task, BitextTask)
+        run, task = configured([*words, "--precision", "bf16" if half else "float32"], folder / "run")
         ours, pairs = "xrep, bfloat16" if half else "xrep, float32", [*in_batches(task)]
         contestants = {ours: training(run, task)}
-        contestants |= {name: sentence_transformers(options, pairs, half, name == theirs[1]) for name in theirs}
-        turns = take_turns(contestants, range(options.repeats + 1), title=f"{kind} text, {ours}")
-        rows += compare("train, translation_ranking", kind, turns.seconds, [(ours, name) for name in theirs])
-    return rows
+        contestants |= {name: sentence_transformers(options, pairs, half, order) for name, order in orders.items()}
+        contest(options, "train, translation_ranking", kind, contestants, {ours: list(orders)})
 
 
-def momentum_contrast(options: argparse.Namespace, kind: str, steps: int, folder: Path, words: list[str]) -> list[Row]:
+def momentum_contrast(options: argparse.Namespace, kind: str, steps: int, folder: Path, words: list[str]) -> None:
     corpus = write_corpus(read_pairs(kind, data=options.data), folder / "all")
-    chosen = f"--criterion dual_moco --queue-size {options.queue_size} --layers {options.layers} --max-steps {steps} "
+    chosen = f"--criterion dual_moco --queue-size {QUEUE_SIZE} --layers {options.layers} --max-steps {steps} "
     chosen += f"--hidden-size {options.width} --heads {options.width // 64} --feedforward-size {4 * options.width} "
     chosen += "--dropout 0 --attention-dropout 0"
     run, task = configured([str(corpus), *words, *chosen.split()], folder / "moco")
-    assert isinstance(task, BitextTask)
     contestants = {"xrep": training(run, task), "plain loop": plain_loop(options, task, steps)}
-    turns = take_turns(contestants, range(options.repeats + 1), title=f"{kind} text, dual_moco")
-    return compare("train, dual_moco", kind, turns.seconds, [("xrep", "plain loop")])
+    contest(options, "train, dual_moco", kind, contestants, {"xrep": ["plain loop"]})
 
 
 def main() -> None:
@@ -240,20 +214,15 @@ def main() -> None:
     add("--encoder", help="a sentence-transformers directory; without it only dual momentum contrast is measured")
     add("--pairs", type=int, default=1024, help="pairs on which all train; a fifth of that if long")
     add("--batch-size", type=int, default=32, help="pairs in a step")
-    add("--max-length", type=int, default=128, help="longest sentence in subwords")
-    add("--queue-size", type=int, default=4096, help="vectors in each queue")
     add("--layers", type=int, default=4, help="layers of the encoder of dual momentum contrast")
     add("--width", type=int, default=256, help="width of its token vectors")
     options = parser.parse_args()
-    words = ["--task", "bitext", "--towers", "shared", "--batch-size", str(options.batch_size), "--lr", "1e-4"]
-    words += ["--max-length", str(options.max_length)]
+    words = f"--task bitext --towers shared --batch-size {options.batch_size} --max-length {MAX_LENGTH} --lr 1e-4"
     keep_freed_memory()  # as xrep-train does
-    for kind, count in texts_of(options, options.pairs):
-        with tempfile.TemporaryDirectory() as folder:
-            place, steps = Path(folder), max(1, count // options.batch_size)
-            rows = ranking(options, kind, count, place, words) if options.encoder else []
-            rows += momentum_contrast(options, kind, steps, place, words)
-            report(rows, options.csv)
+    for kind, count, folder in texts_of(options, options.pairs):
+        if options.encoder:
+            ranking(options, kind, count, folder, words.split())
+        momentum_contrast(options, kind, max(1, count // options.batch_size), folder, words.split())
 
 
 if __name__ == "__main__":

@@ -50,8 +50,9 @@ def absence() -> str | None:
     return None
 
 
-def run(lines: list[list[str]], folder: Path, ranks: int = 1) -> None:
-    """Run lines of ``tests.cuda.commands`` in one process with a GPU, or in each of several that train together."""
+def run(lines: list[list[str]], folder: Path, ranks: int = 1) -> list[str]:
+    """Run lines of ``tests.cuda.commands`` in one process with a GPU, or in each of several that train together; return
+    what each of them printed."""
     file = folder / "lines.json"
     file.write_text(json.dumps([[free_port(), *line] for line in lines]), encoding="utf-8")
     places: list[dict[str, str]] = [{}]
@@ -67,6 +68,7 @@ def run(lines: list[list[str]], folder: Path, ranks: int = 1) -> None:
             process.kill()
     for process, (out, err) in zip(processes, ends, strict=True):
         assert process.returncode == 0, out + err
+    return [out for out, _ in ends]
 
 
 def job(ranks: int, data: Path, output: Path, cases: list[str] | None = None) -> list[str]:

@@ -1,7 +1,7 @@
 """The time and memory of our losses beside plain torch and beside their matrix products alone.
 
-  python benchmarks/kernels.py                                # every loss at a small size, a minute on a CPU
-  python benchmarks/kernels.py --size paper --cases queue     # as large as in the papers; a GPU can take all of them
+  python benchmarks/losses.py                                 # every loss at a small size, a minute on a CPU
+  python benchmarks/losses.py --size paper --cases queue      # as large as in the papers; a GPU can take all of them
 
 A time is that of one forward and backward pass, by turns on the same random inputs: in float32 on CPUs, where all have
 the precision of our products, and in bfloat16 on GPUs. Memory is the peak above the inputs, gradients included: on GPUs
@@ -11,13 +11,10 @@ Beside ours stand plain torch, which writes all similarities out ("torch"), the 
 Liger-Kernel (both on GPUs), and the matrix products that the loss and its gradient need, computed in blocks.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -29,19 +26,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from harness import Turns, say_absent, take_turns
-from results import compare, report
+from results import report
 from torch import Tensor
 
-from xrep.errors import UserError
 from xrep.kernels.fused import describe
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.kernels.precision import allow_tf32, fast_products
 from xrep.kernels.queue_infonce import queue_infonce
 from xrep.memory import keep_freed_memory
-from xrep_cli.command import HelpFormatter, console_script
+from xrep_cli.command import HelpFormatter
 
-TEMPERATURE = 0.04
 PRODUCTS = "matrix products only"
 TILE = {"cpu": (1024, 2048), "cuda": (8192, 8192)}
 """Rows and columns of a block of similarities, which stays in cache between two products."""
@@ -51,20 +46,28 @@ MOST = 2**30
 
 @dataclass
 class Contest:
-    """The inputs of a loss, ``ours`` that returns the losses, and ``plain`` that does so of ``arguments``.
+    """A loss: ``ours`` and ``plain`` are functions of the arguments that return the losses of the rows, or their mean.
 
-    Attributes:
-        sides: [R, D] and [C, D], which are multiplied.
-        products: 2 or 3: sides[0] · sides[1]ᵀ; this product times sides[1]; its transpose times sides[0].
-        leaves: The tensors that get a gradient.
+    The first two arguments are the sides, [R, D] and [C, D], which are multiplied.
     """
 
-    sides: tuple[Tensor, Tensor]
-    products: int
-    leaves: tuple[Tensor, ...]
-    ours: Callable[[], Tensor]
+    ours: Callable[..., Tensor]
     plain: Callable[..., Tensor]
     arguments: tuple[Tensor, ...]
+
+    @property
+    def sides(self) -> tuple[Tensor, ...]:
+        return self.arguments[:2]
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The arguments that get a gradient."""
+        return [each for each in self.arguments if each.requires_grad]
+
+    @property
+    def products(self) -> int:
+        """The number of products of matrices: that of the sides, and one for the gradient of each side."""
+        return 1 + sum(side.requires_grad for side in self.sides)
 
 
 def vectors(count: int, width: int, like: Tensor) -> Tensor:
@@ -72,30 +75,25 @@ def vectors(count: int, width: int, like: Tensor) -> Tensor:
     return F.normalize(torch.randn(count, width, device=like.device), dim=1).to(like.dtype).requires_grad_()
 
 
-def queue(rows: int, columns: int, width: int, like: Tensor) -> Contest:
+def queue(query: Tensor, keys: Tensor, tau: Tensor) -> Contest:
     """Dual momentum contrast."""
-    query, positive, keys = (vectors(count, width, like) for count in (rows, rows, columns))
-    given = query, positive, keys.requires_grad_(False), torch.tensor(TEMPERATURE, device=like.device)
-    return Contest((query, keys), 2, (query, positive), lambda: queue_infonce(*given).loss, plain_queue, given)
+    given = query, keys.detach(), vectors(*query.shape, query), tau
+    return Contest(lambda query, keys, own, tau: queue_infonce(query, own, keys, tau).loss, plain_queue, given)
 
 
-def inbatch(rows: int, _: int, width: int, like: Tensor) -> Contest:
+def inbatch(x: Tensor, y: Tensor, tau: Tensor) -> Contest:
     """Translation ranking. Equal sentences are masked, as in training, though there are none."""
-    x, y = (vectors(rows, width, like) for _ in range(2))
-    tau, ids = torch.tensor(TEMPERATURE, device=like.device), torch.arange(rows, device=like.device).unsqueeze(1)
-    ours = partial(inbatch_infonce, x, y, tau, ids=ids)
-    return Contest((x, y), 3, (x, y), lambda: torch.cat(ours()[:2]), plain_inbatch, (x, y, tau, ids))
+    given = x, y, tau, torch.arange(len(x), device=x.device).unsqueeze(1)
+    return Contest(lambda x, y, tau, ids: torch.cat(inbatch_infonce(x, y, tau, ids=ids)[:2]), plain_inbatch, given)
 
 
-def vocabulary(rows: int, columns: int, width: int, like: Tensor) -> Contest:
+def vocabulary(hidden: Tensor, weight: Tensor, _: Tensor) -> Contest:
     """The cross-entropy of a language model."""
-    hidden, weight = (vectors(count, width, like) for count in (rows, columns))
-    given = hidden, weight, torch.randint(columns, (rows,), device=like.device)
-    ours = partial(linear_cross_entropy, *given)
-    return Contest((hidden, weight), 3, given[:2], lambda: ours().loss / rows, plain_vocabulary, given)
+    given = hidden, weight, torch.randint(len(weight), (len(hidden),), device=hidden.device)
+    return Contest(lambda *given: linear_cross_entropy(*given).loss / len(hidden), plain_vocabulary, given)
 
 
-def plain_queue(query: Tensor, positive: Tensor, keys: Tensor, tau: Tensor) -> Tensor:
+def plain_queue(query: Tensor, keys: Tensor, positive: Tensor, tau: Tensor) -> Tensor:
     logits = torch.cat([(query * positive).sum(1, keepdim=True), query @ keys.t()], 1).float() / tau
     return F.cross_entropy(logits, torch.zeros(len(query), dtype=torch.int64, device=query.device), reduction="none")
 
@@ -132,17 +130,17 @@ CASES: dict[str, tuple[Callable[..., Contest], dict[str, tuple[int, int, int]]]]
 def make(case: str, size: str, device: str) -> Contest:
     """Return the random inputs of a case."""
     build, sizes = CASES[case]
+    rows, columns, width = sizes[size]
     torch.manual_seed(0)
-    return build(
-        *sizes[size], torch.empty(0, device=device, dtype=torch.float32 if device == "cpu" else torch.bfloat16)
-    )
+    like = torch.empty(0, device=device, dtype=torch.float32 if device == "cpu" else torch.bfloat16)
+    return build(vectors(rows, width, like), vectors(columns, width, like), torch.tensor(0.04, device=device))
 
 
 def multiply(contest: Contest) -> list[Tensor]:
     """Compute only the matrix products of a loss and its gradient, in blocks of similarities."""
     left, right = (side.detach() for side in contest.sides)
     height, width = TILE[left.device.type]
-    results = [torch.zeros_like(side) for side in (left, right)[: contest.products - 1]]
+    results = [torch.zeros_like(side) for side in contest.sides if side.requires_grad]
     for rows in (slice(n, n + height) for n in range(0, len(left), height)):
         for columns in (slice(n, n + width) for n in range(0, len(right), width)):
             block = left[rows] @ right[columns].t()
@@ -156,38 +154,37 @@ def contestants(contest: Contest, only: str = "") -> dict[str, Callable[[Any], A
     """Return those who can run here (or ``only`` one), after a pass of each, and say who cannot; errors of ours are
     raised. A contestant ignores its argument, and returns losses and gradients."""
     device = contest.sides[0].device
-    on_gpu, plain, given = device.type == "cuda", contest.plain, contest.arguments
-    losses = {"ours": contest.ours, "torch": partial(plain, *given)}
+    on_gpu, plain = device.type == "cuda", contest.plain
+    losses = {"ours": contest.ours, "torch": plain}
     if on_gpu:
-        losses["torch.compile"] = partial(torch.compile(plain, dynamic=False), *given)
-        losses |= {"Liger": partial(liger, *given)} if plain is plain_vocabulary else {}
+        losses["torch.compile"] = torch.compile(plain, dynamic=False)
+        losses |= {"Liger": liger} if plain is plain_vocabulary else {}
     elif len(contest.sides[0]) * len(contest.sides[1]) > MOST:
         del losses["torch"]
 
     def run(name: str, _: Any) -> Any:
-        fast = allow_tf32(device) if on_gpu else nullcontext() if name == "ours" else fast_products(contest.sides[0])
-        with fast:
+        with allow_tf32(device) if on_gpu else nullcontext() if name == "ours" else fast_products(contest.sides[0]):
             if name == PRODUCTS:
                 return None, multiply(contest)
-            found = losses[name]()
+            found = losses[name](*contest.arguments)
             return found.detach(), torch.autograd.grad(found.mean(), contest.leaves)
 
-    able = {name: partial(run, name) for name in (*losses, PRODUCTS) if only in ("", name)}
-    for name in list(able):
+    able: dict[str, Callable[[Any], Any]] = {}
+    for name in [only] if only else [*losses, PRODUCTS]:
         try:
-            able[name](None)
+            run(name, None)
+            able[name] = partial(run, name)
         except Exception as error:
             if name == "ours":
                 raise
             say_absent(name, f"{type(error).__name__}: {error}")
-            del able[name]
     return able
 
 
 def peak_megabytes(case: str, size: str, device: str, name: str) -> float:
     """Return the peak memory of a contestant's pass above what is held before it."""
     run = contestants(make(case, size, device), name)[name]
-    if device != "cpu":
+    if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         run(None)
@@ -205,40 +202,35 @@ def peak_megabytes(case: str, size: str, device: str, name: str) -> float:
 
 def measure(case: str, size: str, device: str, rounds: int) -> tuple[Turns, dict[str, float]]:
     """Return the times of the contestants, ours first, and their peak memory in megabytes."""
-    turns = take_turns(contestants(make(case, size, device)), range(rounds + 1), device=device)
-    peaks = dict[str, float]()
+    turns, peaks = take_turns(contestants(make(case, size, device)), range(rounds + 1), device=device), {}
     for name in [name for name in turns.seconds if name != PRODUCTS]:
         with ProcessPoolExecutor(1, get_context("spawn")) if device == "cpu" else nullcontext() as apart:
             given = case, size, device, name
-            with suppress(OSError):  # a system that does not tell the peak of a process
+            with suppress(AttributeError, OSError):  # only Linux tells the peak of a process
                 peaks[name] = apart.submit(peak_megabytes, *given).result() if apart else peak_megabytes(*given)
     return turns, peaks
 
 
-@console_script("benchmarks/kernels.py")
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     add, here = parser.add_argument, "cuda" if torch.cuda.is_available() else "cpu"
     add("--size", choices=("tiny", "small", "paper"), default="small", help="how large the inputs are")
-    add("--cases", default=",".join(CASES), metavar="NAMES", help="which losses, with commas between")
+    add("--cases", nargs="+", choices=CASES, default=list(CASES), help="which losses")
     add("--device", choices=("cpu", "cuda"), default=here, help="where to measure")
     add("--repeats", type=int, default=5, help="rounds after the warm-up")
     add("--csv", metavar="FILE", help="append the rows to this file")
-    options = parser.parse_args(argv)
-    cases = options.cases.split(",")
-    if unknown := [name for name in cases if name not in CASES]:
-        raise UserError(f"there is no case {unknown[0]!r}", cure=f"the cases are {', '.join(CASES)}")
+    options = parser.parse_args()
     keep_freed_memory()  # as xrep-train does
-    for case in cases:
+    for case in options.cases:
         turns, peaks = measure(case, options.size, options.device, options.repeats)
         shape = " x ".join(f"{number:,}" for number in CASES[case][1][options.size])
         for name, seconds in turns.medians().items():
             memory = f", {peaks[name]:.0f} MB" if name in peaks else ""
             print(f"{case} {shape}, {name}: {1000 * seconds:.2f} ms{memory}")
-        pairs = [("ours", name) for name in turns.seconds if name != "ours"]
-        report(compare(f"kernels, {case}", shape, turns.seconds, pairs), options.csv)
+        pairs = {"ours": [name for name in turns.seconds if name != "ours"]}
+        report(f"losses, {case}", shape, turns.seconds, pairs, options.csv)
     print(describe(torch.device(options.device)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
