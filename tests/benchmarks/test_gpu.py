@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cuda.table import absence, run
+from tests.support.once import VARIABLE
 from tests.support.programs import PATIENCE
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -52,7 +53,8 @@ def test_failures_are_lines_of_the_page(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(4 * PATIENCE)
-def test_every_section_runs_on_the_cpu(tmp_path: Path) -> None:
+def test_every_section_runs_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)  # the tests that it runs make and remove a folder of their own
     page, gpu = tmp_path / "cpu.md", importlib.import_module("gpu")
     assert gpu.main(["--small", "--device", "cpu", "--minutes", "15", "--page", str(page)]) == 0
     written = page.read_text()

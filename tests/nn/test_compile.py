@@ -63,6 +63,7 @@ def test_training_goes_on_as_without_it() -> None:
     encoder, compiled = make_pair()
     names = list(compiled.state_dict())
     compile_layers(compiled)
+    counters.clear()
     losses: list[list[float]] = [[], []]
     for batch in make_batches(6, ["packed"]):
         for own, found in zip((encoder, compiled), losses, strict=True):
