@@ -1,6 +1,6 @@
 """One page about one GPU: its tests, losses, training steps, encoding and mining, measured beside a model.
 
-  python benchmarks/gpu.py                                 # at most eight minutes; writes gpu.md
+  python benchmarks/gpu.py                                 # at most eight minutes; writes gpu.md, gpu.json
   python benchmarks/gpu.py --small --device cpu --page cpu.md     # tries everything without a GPU
 
 Each section runs in a process of its own, so that one that fails or takes too long is a line of the page.
@@ -45,7 +45,7 @@ from train import Clock, configured, trainer_of
 
 from xrep.data.batch import TextSpec, Vocabulary
 from xrep.errors import UserError
-from xrep.files import write_aside
+from xrep.files import write_aside, write_json
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.kernels.precision import allow_tf32
 from xrep.models.dual_encoder import DualEncoder
@@ -242,12 +242,31 @@ def page(facts: dict[str, str], sections: dict[str, list[str]]) -> str:
     return "\n".join(lines)
 
 
+def record(facts: dict[str, str], sections: dict[str, list[str]]) -> dict[str, object]:
+    """Return the page as plain data for programs; a figure that is not known is None."""
+    rows = []
+    for name, lines in sections.items():
+        for line in lines[2:]:
+            if line.startswith("| "):
+                what, unit, *figures = (cell.strip() for cell in line.strip("|").split(" | "))
+                measured, modelled = (None if cell == "-" else float(cell.replace(",", "")) for cell in figures)
+                rows.append({"section": name, "what": what, "unit": unit, "measured": measured, "modelled": modelled})
+    notes = {name: [line for line in lines if line.startswith("- ")] for name, lines in sections.items()}
+    return {**facts, "rows": rows, "notes": notes}
+
+
 @console_script("benchmarks/gpu.py")
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     add = parser.add_argument
     add("--minutes", type=float, default=8.0, help="after which nothing goes on")
-    add("--page", metavar="FILE", type=Path, default=HERE / "gpu.md", help="the page")
+    add(
+        "--page",
+        metavar="FILE",
+        type=Path,
+        default=HERE / "gpu.md",
+        help="the page; a .json is beside it",
+    )
     add("--device", choices=("cpu", "cuda"), default="cuda", help="where to measure")
     add("--small", action="store_true", help="tiny inputs, to try everything")
     add("--section", choices=SECTIONS, help=argparse.SUPPRESS)
@@ -275,6 +294,7 @@ def main(argv: Sequence[str]) -> None:
             progress(f"{title}: {sections[name][-1] or 'done'}, {time.monotonic() - began:.0f} s")
             with write_aside(options.page) as aside:  # at once, for a run that is cut short
                 aside.write_text(page(facts, sections), encoding="utf-8")
+            write_json(options.page.with_suffix(".json"), record(facts, sections))
     print(page(facts, sections))
 
 

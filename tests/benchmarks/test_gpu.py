@@ -49,6 +49,9 @@ def test_failures_are_lines_of_the_page(tmp_path: Path) -> None:
     written = gpu.page({"device": "a card"}, {"queue": [row, "", failure]})
     assert "| 1 x 2 x 3, ours | ms | 1,234 | - |\n\n- failed" in written
     assert "- device: a card" in written and "A modelled figure is" in written
+    found = gpu.record({"device": "a card"}, {"queue": ["", "", row, failure]})
+    expected = {"section": "queue", "what": "1 x 2 x 3, ours", "unit": "ms", "measured": 1234, "modelled": None}
+    assert found == {"device": "a card", "rows": [expected], "notes": {"queue": [failure]}}
 
 
 @pytest.mark.nightly
