@@ -15,6 +15,7 @@ import argparse
 import csv
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -78,6 +79,7 @@ def run(arm: str, lr: float, steps: int, seed: int, folder: Path) -> tuple[float
     """Train and measure in processes of their own. Return the seconds, the accuracy on held-out training pairs and that
     on the test."""
     output = folder / f"{arm}-{lr:g}-{steps}-{seed}"
+    shutil.rmtree(output, ignore_errors=True)  # training that goes on from there would seem to take no time
     words = [sys.executable, __file__, "train", arm, str(lr), str(steps), str(seed), str(output)]
     seconds = float(subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
     if (summary := output / "summary.json").exists():
