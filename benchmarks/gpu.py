@@ -110,14 +110,15 @@ def sentences(count: int, words: tuple[int, int], seed: int = 0) -> list[str]:
 
 def step(pairs: int, compiled: bool, options: Namespace) -> Iterator[Row]:
     """Train by dual momentum contrast as xrep-train does, with two towers and queues in bfloat16."""
+    folder = options.work / f"step-{pairs}-{compiled}"
     pairs, queue, steps = (8, 64, 1) if options.small else (pairs, 409600, 10)
     sides = (sentences(216 if options.small else 4112, (3, 40), seed) for seed in range(2))
-    raw = write_corpus(list(zip(*sides, strict=True)), options.work / f"{pairs}-{compiled}")
+    raw = write_corpus(list(zip(*sides, strict=True)), folder / "text")
     small = "--layers 1 --hidden-size 32 --heads 2 --feedforward-size 64 --dropout 0 --attention-dropout 0"
     line = f"{raw} --task bitext --criterion dual_moco --towers separate {small if options.small else '--size base'}"
     line += f" --queue-size {queue} --queue-dtype bfloat16 --batch-size {pairs} --max-length 64 --precision bf16"
     line += f" --device {options.device} --max-steps {5 * steps} --log-every {steps}"
-    run, task = configured([*line.split(), *["--compile"] * compiled], options.work / "run")
+    run, task = configured([*line.split(), *["--compile"] * compiled], folder / "run")
     trainer = trainer_of(run, task, clock := Clock())
     trainer.train()
     # The first steps allocate and compile.
