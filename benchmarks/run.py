@@ -25,7 +25,7 @@ from xrep_cli.command import HelpFormatter
 HERE = Path(__file__).resolve().parent
 BENCHMARKS = {
     "losses": ("", ""),
-    "encode": ("--path ENCODER --one", "--lines 250 --repeats 3"),
+    "encode": ("--path ENCODER", "--lines 250 --repeats 3"),
     "train": ("--encoder ENCODER", "--pairs 128 --batch-size 16 --repeats 3 --layers 2 --width 128"),
     "generate": ("", "--layers 3 --decoder-layers 2 --hidden-size 256 --words 8000 --batch 8 --repeats 3"),
     "mining": ("--path ENCODER", "--sizes 4000 --lines 500 --repeats 3"),

@@ -3,7 +3,6 @@
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -173,20 +172,17 @@ def test_preprocessing_stops_while_sentencepiece_trains_and_goes_on(sides, cli, 
     line = ["preprocess", *BITEXT, "--destdir"]
     assert cli(*line, "whole").code == 0
 
-    def wait(*_: Any) -> None:
-        time.sleep(0.5)  # It presses when its parent waits.
-        os.kill(os.getppid(), signal.SIGINT)
-        time.sleep(600)
-
+    # It presses when its parent waits.
+    wait = "import os, signal, time; time.sleep(0.5); os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
     with monkeypatch.context() as patch:
-        patch.setattr(vocabulary, "_write_model", wait)
+        patch.setattr(vocabulary, "_PROGRAM", wait)
         done = cli(*line, "bin")
     assert done.code == 130 and done.err.endswith(sides) and not (cli.folder / "bin").exists()
     monkeypatch.setattr(preprocess_stages, "clean", None)  # now the text is clean
     with monkeypatch.context() as patch:
         press(patch, preprocess_stages, "_tokenise", 1)
         assert cli(*line, "bin").err.endswith(sides)
-    monkeypatch.setattr(vocabulary, "_write_model", None)  # and the vocabulary is trained
+    monkeypatch.setattr(vocabulary, "_PROGRAM", "no program")  # and the vocabulary is trained
     assert cli(*line, "bin").code == 0
     assert contents(cli.folder / "bin") == contents(cli.folder / "whole")
     assert sorted(os.listdir(cli.folder)) == ["bin", "de", "en", "whole"]

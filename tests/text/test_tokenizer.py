@@ -2,7 +2,11 @@
 
 import io
 import itertools
+import os
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import sentencepiece
@@ -92,3 +96,14 @@ def test_languages_are_balanced(maximum):
 def test_exponent_one_passes_everything_on_once():
     stream = [("en", "a"), ("de", "b"), ("en", "c")]
     assert list(sample_for_tokenizer(stream, {"en": 2, "de": 1}, exponent=1)) == ["a", "b", "c"]
+
+
+@pytest.mark.slow
+def test_a_program_whose_threads_have_computed_can_train_a_vocabulary(tmp_path: Path) -> None:
+    """A process that is forked after OpenMP has had threads would wait for them for ever."""
+    program = "import sys, torch; torch.set_num_threads(2); torch.rand(10_000_000).exp().sum()\n"
+    program += "from xrep.text.train_tokenizer import train_tokenizer\n"
+    program += "train_tokenizer((f'word {n} and {n * n}' for n in range(500)), None, sys.argv[1])"
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, check=True, timeout=60)
+    assert list(tmp_path.iterdir())

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import re
-import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-from sentencepiece import SentencePieceTrainer
 
 from xrep.errors import UserError
 from xrep.text.tokenizer import MASK_PIECE, SentencePieceTokenizer, Tokenizer
 
 USUAL_VOCABULARY = 16_000
 """Number of pieces of a vocabulary whose size nobody chose, if the text is enough for it."""
+_PROGRAM = """
+import json, pathlib, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which kills this process
+from sentencepiece import SentencePieceTrainer
+folder, problem = pathlib.Path(sys.argv[1]), ""
+options = json.loads((folder / "options").read_text(encoding="utf-8"))
+with (folder / "text").open(encoding="utf-8", newline="\\n") as text, (folder / "model").open("wb") as model:
+    try:
+        SentencePieceTrainer.train(sentence_iterator=(line[:-1] for line in text), model_writer=model, **options)
+    except Exception as error:
+        problem = str(error)
+(folder / "problem").write_text(problem, encoding="utf-8")
+"""
+"""What the process of a training runs: it makes ``model`` and ``problem`` of the files ``text`` and ``options``."""
 _TOO_LARGE = re.compile(r"Please set it to a value <= (\d+)")
 
 
@@ -65,30 +78,18 @@ def train_tokenizer(sentences: Iterable[str], vocabulary_size: int | None, desti
 
 def _train(folder: Path, options: Mapping[str, Any]) -> str:
     """Train a model in a process of its own; return what SentencePiece says if it cannot, else nothing."""
-    # SentencePiece does not notice Ctrl-C while it trains, for minutes, so it trains in a process that can be killed:
-    # a forked one, which does not run the user's program once more and keeps its handlers of signals.
-    process = multiprocessing.get_context("fork").Process(target=_write_model, args=(folder, options))
-    process.start()
+    # SentencePiece does not notice Ctrl-C while it trains, for minutes, so it trains in a process that can be killed. A
+    # forked one would hang if OpenMP, which both torch and SentencePiece use, has had threads in this process.
+    (folder / "options").write_text(json.dumps(options), encoding="utf-8")
+    process = subprocess.Popen([sys.executable, "-c", _PROGRAM, str(folder)], stdin=subprocess.DEVNULL)
     try:
-        process.join()
+        process.wait()
     finally:
         process.kill()
-        process.join()
-    if process.exitcode:
-        return f"its process ended with {process.exitcode}"
+        process.wait()
+    if process.returncode:
+        return f"its process ended with {process.returncode}"
     return (folder / "problem").read_text(encoding="utf-8")
-
-
-def _write_model(folder: Path, options: Mapping[str, Any]) -> None:
-    """Write a model of the file ``text`` in the file ``model``, and what went wrong in the file ``problem``."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which kills this process
-    problem = ""
-    with (folder / "text").open(encoding="utf-8", newline="\n") as text, (folder / "model").open("wb") as model:
-        try:
-            SentencePieceTrainer.train(sentence_iterator=(line[:-1] for line in text), model_writer=model, **options)
-        except Exception as error:
-            problem = str(error)
-    (folder / "problem").write_text(problem, encoding="utf-8")
 
 
 def sample_for_tokenizer(
