@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
+from tests.support.programs import PATIENCE
 from xrep.errors import UserError
 from xrep.text.sides import open_tokenizer
 from xrep.text.train_tokenizer import sample_for_tokenizer, train_tokenizer
@@ -105,5 +106,13 @@ def test_a_program_whose_threads_have_computed_can_train_a_vocabulary(tmp_path: 
     program += "from xrep.text.train_tokenizer import train_tokenizer\n"
     program += "train_tokenizer((f'word {n} and {n * n}' for n in range(500)), None, sys.argv[1])"
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, check=True, timeout=PATIENCE)
     assert list(tmp_path.iterdir())
+
+
+def test_modules_of_the_current_folder_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    for name in ("json", "signal", "sentencepiece"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    assert train_tokenizer(iter(SENTENCES), 58, tmp_path / "model").vocabulary_size == 58

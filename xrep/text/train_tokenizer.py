@@ -17,7 +17,9 @@ from xrep.text.tokenizer import MASK_PIECE, SentencePieceTokenizer, Tokenizer
 USUAL_VOCABULARY = 16_000
 """Number of pieces of a vocabulary whose size nobody chose, if the text is enough for it."""
 _PROGRAM = """
-import json, pathlib, signal, sys
+import sys
+sys.path[:] = sys.argv[2:]  # that of the parent: without this, modules would also be taken from the current folder
+import json, pathlib, signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which kills this process
 from sentencepiece import SentencePieceTrainer
 folder, problem = pathlib.Path(sys.argv[1]), ""
@@ -81,7 +83,7 @@ def _train(folder: Path, options: Mapping[str, Any]) -> str:
     # SentencePiece does not notice Ctrl-C while it trains, for minutes, so it trains in a process that can be killed. A
     # forked one would hang if OpenMP, which both torch and SentencePiece use, has had threads in this process.
     (folder / "options").write_text(json.dumps(options), encoding="utf-8")
-    process = subprocess.Popen([sys.executable, "-c", _PROGRAM, str(folder)], stdin=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-c", _PROGRAM, str(folder), *sys.path], stdin=subprocess.DEVNULL)
     try:
         process.wait()
     finally:
