@@ -64,6 +64,7 @@ def write_data(folder: Path) -> None:
         write_sides(folder / "mono", name, some)
     for code, column in (("deu", 1), ("eng", 0)):
         write_lines(folder / "test" / f"tatoeba.deu-eng.{code}", [row[column] for row in parts["test"]])
+    write_lines(folder / "mined.tsv", [f"1.1\t{german}\t{english}" for english, german, _ in rows[:20]])
     write_lines(folder / "lines.txt", [row[0] for row in rows[:50]])
     write_lines(folder / "more.txt", [row[0] for row in parts["dev"]])
     with (folder / "memory.tmx").open("w", encoding="utf-8") as file:
