@@ -23,6 +23,7 @@ SMALLER = [
     (r"--hidden-size \d+", "--hidden-size 32"),
     (r"--feedforward-size \d+", "--feedforward-size 64"),
     (r"(--target-encoder teacher/)", r"\1 --max-length 32"),  # which the small teacher can read
+    ("^xrep-search serve", f"{sys.executable} -m xrep_cli.search serve"),  # the process that `kill` ends
     (r"1\.06", "0"),  # an encoder of six steps scores no pair higher
 ]
 WRITTEN = {
