@@ -35,7 +35,7 @@ Few = Annotated[int, Query(ge=1, le=1000, description="How many are wanted")]
 
 
 @dataclass(frozen=True)
-class Answer:
+class SearchAnswer:
     """The sentences nearest to a query, the nearest first."""
 
     query: str
@@ -98,16 +98,16 @@ def application(index: SearchIndex, pairs: Sequence[ShownPair] = (), hosts: Sequ
     page = PAGE.read_text(encoding="utf-8")
 
     @app.get("/search")
-    async def search(query: str, k: Few = 10, lang: str | None = None) -> Answer:
+    async def search(query: str, k: Few = 10, lang: str | None = None) -> SearchAnswer:
         """Find the sentences nearest in meaning to a query."""
         if not query.strip():
             raise UserError("an empty query", cure="give a sentence")
-        return Answer(query, index.search(query, k, lang))
+        return SearchAnswer(query, index.search(query, k, lang))
 
     @app.get("/similar")
-    async def similar(row: int, k: Few = 10) -> Answer:
+    async def similar(row: int, k: Few = 10) -> SearchAnswer:
         """Find the sentences nearest to one of the index, which is named by its row."""
-        return Answer(index.text(row), index.similar(row, k))
+        return SearchAnswer(index.text(row), index.similar(row, k))
 
     @app.get("/pairs")
     async def mined(start: Annotated[int, Query(ge=0)] = 0, count: Few = 50) -> SomePairs:
