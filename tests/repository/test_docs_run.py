@@ -23,6 +23,7 @@ SMALLER = [
     (r"--hidden-size \d+", "--hidden-size 32"),
     (r"--feedforward-size \d+", "--feedforward-size 64"),
     (r"(--target-encoder teacher/)", r"\1 --max-length 32"),  # which the small teacher can read
+    ("^xrep-search serve", f"{sys.executable} -m xrep_cli.search serve"),  # the process that `kill` ends
     (r"1\.06", "0"),  # an encoder of six steps scores no pair higher
 ]
 WRITTEN = {
@@ -75,6 +76,7 @@ def write_data(folder: Path) -> None:
     kinds.write_text(json.dumps(changed), encoding="utf-8")
     nested = [{"translation": {"de": german, "en": english}} for english, german, _ in rows[:600]]
     write_lines(folder / "hf-corpus" / "train.jsonl", [json.dumps(row, ensure_ascii=False) for row in nested])
+    write_lines(folder / "mined.tsv", [f"1.1\t{german}\t{english}" for english, german, _ in rows[:20]])
     write_lines(folder / "lines.txt", [row[0] for row in rows[:50]])
     write_lines(folder / "more.txt", [row[0] for row in parts["dev"]])
     with (folder / "memory.tmx").open("w", encoding="utf-8") as file:
