@@ -38,7 +38,8 @@ from xrep.version import __version__
 _PAIRS, _SCORES, _PLACES, _ROWS = "pairs", "scores.npy", "places.npy", "rows.npy"
 _BLOCK = 1 << 13
 """Number of pairs that are scored at a time."""
-_BINS = 50
+_BINS, _LEAST = 50, np.float32(-1e9)
+"""Number of bins of a histogram, and the lowest score, because minus infinity cannot be written in all formats."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,8 @@ class ScorePairs(Stage):
         if self._merge:
             mean_x = neighbour_means(self._merge.found("x").take(x))
             mean_y = neighbour_means(self._merge.found("y").take(y))
-        return np.stack((apply_margin(cosine, mean_x, mean_y, self._options.margin), cosine), axis=1)
+        score = apply_margin(cosine, mean_x, mean_y, self._options.margin)
+        return np.stack((np.maximum(score, _LEAST), cosine), axis=1)
 
     def blocks(self, *, trusted: bool = False) -> Iterator[tuple[int, np.ndarray]]:
         """Yield the first line and the scores and cosines, [n, 2], of units of the text, or of the trusted pairs."""
@@ -274,7 +276,7 @@ class ScorePairs(Stage):
 
     def finite(self) -> Iterator[np.ndarray]:
         """Yield the scores of the text that are numbers, some at a time."""
-        return (block[np.isfinite(block[:, 0]), 0] for _, block in self.blocks())
+        return (block[~np.isnan(block[:, 0]), 0] for _, block in self.blocks())
 
 
 class WriteScored(Stage):
@@ -302,7 +304,7 @@ class WriteScored(Stage):
         with naming(folder), open(folder / _PAIRS, "w", encoding="utf-8", newline="\n") as file:
             write_scored(file, self._output, self._languages, self._rows(least))
         if figures:
-            kept, recall, fallout = written / left, figures["recall"] / 100, float((wrong >= least).mean())
+            kept, recall, fallout = written / left, figures["recall"] / 100, float((wrong >= least).sum() / len(right))
             share = min(max((kept - fallout) / max(recall - fallout, 1e-9), 0.0), 1.0)
             precision = min(share * recall / max(kept, 1e-9), 1.0)
             figures |= {"estimated_right": 100 * share, "estimated_precision": 100 * precision}
