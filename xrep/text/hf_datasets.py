@@ -17,7 +17,7 @@ from typing import Any
 
 from xrep.errors import UserError
 
-Rows = Iterator[tuple[int, dict[str, Any]]]
+Numbered = Iterator[tuple[int, dict[str, Any]]]
 _NAMED = re.compile(r"hf:([^:]+):([\w.+-]+)(?:\[([0-9]*):([0-9]*)\])?")
 _FORM = "write hf:NAME:SPLIT, hf:NAME/CONFIG:SPLIT or hf:NAME:SPLIT[0:1000], of pairs with :COLUMN,COLUMN behind it"
 
@@ -27,7 +27,7 @@ def is_dataset(path: str | Path) -> bool:
     return str(path).startswith("hf:")
 
 
-def read_dataset(named: str, read_parquet: Callable[[str], Rows]) -> Rows:
+def read_dataset(named: str, read_parquet: Callable[[str], Numbered]) -> Numbered:
     """Yield the number, from 1, and the values of each row.
 
     Args:
