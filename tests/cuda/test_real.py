@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.table import HALF, KERNELS, Draw, check
+from tests.kernels.problems import HALF, Draw, check
+from tests.kernels.table import KERNELS
 from xrep.kernels.fused import triton_problem
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.kernels.queue_infonce import queue_infonce

@@ -134,8 +134,8 @@ def absorb(
     _launch(absorb_row, count)(
         *(scores, weights, scores.stride(0), weights.stride(0)),
         *(state.scale, state.maximum, state.total, state.hardest, state.mixture, queries, block),
-        *(state.limit, judged, 0 if judged is None else judged.stride(0), columns),
-        *(0 if state.mixture is None else state.mixture.size(1)),
+        *(state.limit, judged, 0 if judged is None else judged.stride(0)),
+        *(columns, 0 if state.mixture is None else state.mixture.size(1)),
         IDS=0 if queries is None else queries.size(1),
         LIMITED=limited,
         SCALED=state.scale is not None,
