@@ -22,15 +22,11 @@ from xrep.kernels.fused import steps_for
 from xrep.kernels.judge import Judge, bars
 from xrep.kernels.pairs import beaten
 from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, operand_dtype
-from xrep.kernels.softmax import QueueSoftmax, mask_equal
+from xrep.kernels.softmax import Couple, QueueSoftmax, mask_equal
 
 WHOLE = 512, 8192
 """Most queries, and most rows of a queue, whose logits are computed at once. Up to here this is faster than blocks, and
 from 64 x 4,096 on as fast as plain torch. The sum of a softmax over more rows would be rounded too often."""
-
-
-Couple = tuple[Tensor, Tensor] | None
-"""What belongs to the queries and what to the rows of the queue: their ids, or their vectors of a guide."""
 
 
 class InfoNCE(NamedTuple):

@@ -11,6 +11,10 @@ VOCABULARY_LOGITS = 2**25
 """Number of logits in one block of the vocabulary loss. A block consists of whole rows."""
 
 
+Couple = tuple[Tensor, Tensor] | None
+"""What the queries have and what the rows of the queue have: ids, or the vectors of a guide."""
+
+
 @dataclass
 class QueueSoftmax:
     """The running softmax of each query over its positive and the blocks of the queue seen so far.
@@ -45,9 +49,7 @@ def mask_equal(scores: Tensor, mine: Tensor, theirs: Tensor, value: float) -> No
         scores.masked_fill_(own.unsqueeze(1) == other, value)
 
 
-def absorb(
-    scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | None, judged: Tensor | None = None
-) -> Tensor:
+def absorb(scores: Tensor, state: QueueSoftmax, ids: Couple, judged: Tensor | None = None) -> Tensor:
     """Add a block of the queue to the running softmax of each query.
 
     Args:

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from xrep.kernels.softmax import QueueSoftmax
+from xrep.kernels.softmax import Couple, QueueSoftmax
 
 VOCABULARY_LOGITS = 2**27
 
@@ -120,9 +120,7 @@ def _launch(kernel: Any, programs: int) -> Any:
     return kernel[(programs,)]
 
 
-def absorb(
-    scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | None, judged: Tensor | None = None
-) -> Tensor:
+def absorb(scores: Tensor, state: QueueSoftmax, ids: Couple, judged: Tensor | None = None) -> Tensor:
     count, columns = scores.shape
     if state.operand == scores.dtype:
         weights = scores
