@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(not os.path.exists("/dev/nvidiactl"), reason="th
 DRAWS = {
     "one query": Draw(batch=1, size=64, many=100),
     "ragged": Draw(batch=37, size=100, many=1013, columns=2, flag=True),
+    "judged": Draw(batch=37, size=100, many=1013, judge="absolute"),
     "as wide as BERT": Draw(batch=64, size=768, many=5000, tau=0.0625),
 }
 LARGER = 8
