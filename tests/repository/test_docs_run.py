@@ -27,7 +27,11 @@ SMALLER = [
     (r"1\.06", "0"),  # an encoder of six steps scores no pair higher
 ]
 WRITTEN = {
-    "choose-an-objective": ["runs/cmlm/best/model.safetensors", "runs/labels/best/model.safetensors"],
+    "choose-an-objective": [
+        "runs/cmlm/best/model.safetensors",
+        "runs/guided/best",
+        "runs/labels/best/model.safetensors",
+    ],
     "extending": [f"runs/bitext-{name}/best" for name in ("cosine_distance", "translation_ranking")],
     "filtering": ["kept.en", "scores.png", "filtered.json", "lines.scored.tsv", "data-bin/kept/manifest.json"],
     "mining": ["mined.hyp.en", "planted/de-en.test.gold"],
