@@ -157,7 +157,7 @@ class SentenceEncoder:
         tokenizer, vocabulary = tokenizer_of(self.tokenizers, tower), self.text.vocabulary(tower)
         # A few at a time, because lists of ids need several times the memory of arrays.
         parts = (tokenizer.encode(prompted[start : start + 4096]) for start in range(0, len(prompted), 4096))
-        tokens = [np.asarray(ids[: self.text.max_length - 1], dtype=np.int64) for part in parts for ids in part]
+        tokens = [np.asarray(ids[: self.text.max_length], dtype=np.int64) for part in parts for ids in part]
         vectors = np.empty((len(tokens), self.output_size), dtype=np.float32)
         lengths = [min(len(ids) + 2, self.text.max_length) for ids in tokens]
         with torch.inference_mode(), tqdm(total=len(tokens), unit="sentence", disable=not show_progress) as bar:

@@ -118,7 +118,8 @@ def read_huggingface(directory: Path) -> Tokenizer:
     folder ``0_Transformer``. Other files, such as ``vocab.txt``, are read by transformers, if it is installed. The
     special tokens are those that ``special_tokens_map.json`` and ``tokenizer_config.json`` name, or else BERT's or
     RoBERTa's. ``bos_id`` and ``eos_id`` are the tokens that the model has around a sentence: [CLS] and [SEP], or <s>
-    and </s>.
+    and </s>; of decoders those that ``tokenizer.json`` puts there, often one of them or none. If no text is unknown,
+    because every byte has a piece, ``unk_id`` is the id of padding.
 
     Options of ``tokenizer_config.json`` such as those for case and accents override ``tokenizer.json``, as in
     transformers, if the class there is BERT's or RoBERTa's or is not given. An option that is not given is taken from
@@ -287,8 +288,8 @@ def _convert(directory: Path) -> bytes:
 def _find_special(tokenizer: tokenizers.Tokenizer, declared: Mapping[str, Any], path: Path) -> dict[str, int | None]:
     """Return the ids of the special tokens by role, and register these tokens as special in the tokenizer.
 
-    The tokens that the tokenizer itself puts around a sentence are ``bos`` and ``eos``; ``bos`` is None if it puts one
-    behind the sentence alone. If it puts none there, it is changed to do so.
+    The tokens that the tokenizer itself puts around a sentence are ``bos`` and ``eos``; one that it does not put there
+    is None. If it puts none on either side and the vocabulary has [CLS] or <s>, it is changed to do so.
 
     Args:
         declared: The entries of ``special_tokens_map.json`` and ``tokenizer_config.json``.
@@ -305,20 +306,24 @@ def _find_special(tokenizer: tokenizers.Tokenizer, declared: Mapping[str, Any], 
     encoding = tokenizer.encode("a")
     text = [place for place, added in enumerate(encoding.special_tokens_mask) if not added]
     before, behind = encoding.ids[: text[0]], encoding.ids[text[-1] + 1 :]
-    if len(before) > 1 or len(behind) > 1 or (before and not behind):
+    if len(before) > 1 or len(behind) > 1:
         problem = f"it puts {len(before)} special tokens before a sentence and {len(behind)} behind it"
-        raise UserError(problem, path=path, cure="use a model with one behind and at most one before")
-    has_bos = bool(before) or not behind
-    if behind:  # The model was trained with what the file itself puts around a sentence.
-        ids |= {"bos": before[0] if before else None, "eos": behind[0]}
-    for role, identity in ids.items():
-        if identity is None and role != "mask" and (role != "bos" or has_bos):
-            cure = f"name one of its pieces as {ROLES[role][0][0]} in {SPECIAL_FILE}"
+        raise UserError(problem, path=path, cure="use a model with at most one on each side")
+    known = [token for token in (_content(declared.get("cls_token")), *ROLES["bos"][1]) if token]
+    is_known = ids["bos"] is not None and ids["bos"] in map(tokenizer.token_to_id, known)
+    surrounds = is_known and not before and not behind
+    end, has_unknown = ids["eos"], ids["unk"] is not None or getattr(tokenizer.model, "unk_token", "") is not None
+    if not surrounds:  # The model was trained with what the file itself puts around a sentence.
+        ids |= {"bos": before[0] if before else None, "eos": behind[0] if behind else None}
+    for role in ("pad", *(["unk"] if has_unknown else []), *(["bos", "eos"] if surrounds else [])):
+        if ids[role] is None:
+            such = f", such as {tokenizer.id_to_token(end)}" if role == "pad" and end is not None else ""
+            cure = f"name one of its pieces as {ROLES[role][0][0]} in {SPECIAL_FILE}{such}"
             problem = f"no {role} token: the vocabulary has no {' or '.join(wanted[role])}"
             raise UserError(problem, path=path, cure=cure)
-    if not behind:
+    if surrounds:
         _surround(tokenizer, ids["bos"], ids["eos"])
-    return ids
+    return ids if has_unknown else {**ids, "unk": ids["pad"]}
 
 
 def _content(value: Any) -> str | None:
