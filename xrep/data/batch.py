@@ -24,7 +24,7 @@ class Vocabulary:
     bos_id: int | None
     """Id of the token in front of every sentence; None if the encoder has none there (T5)."""
     eos_id: int | None
-    """Id of the token behind every sentence; None if the encoder has none there (decoders whose tokenizer adds none)."""
+    """Id of the token behind every sentence; None if the encoder has none there (some decoders)."""
     mask_id: int | None
     pair_separators: int = 1
     """Number of eos tokens between two sentences that are read as one sequence: BERT has one, XLM-R two."""
@@ -43,7 +43,7 @@ class Vocabulary:
     def end(self) -> int:
         """``eos_id``, for what cannot do without. Raises UserError if there is none."""
         if self.eos_id is None:
-            cure = "give it one with a post-processor in tokenizer.json, or choose another encoder"
+            cure = "have its tokenizer.json put one there, or choose another encoder"
             raise UserError("the tokenizer puts no token behind a sentence, which is needed here", cure=cure)
         return self.eos_id
 

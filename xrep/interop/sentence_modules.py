@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from xrep.errors import UserError
@@ -212,9 +213,10 @@ def read_dense(directory: Path, second: Path | None = None) -> DenseSpec:
 def _product(first: DenseSpec, last: DenseSpec) -> dict[str, Tensor]:
     """Return W₂ W₁ and W₂ b₁ + b₂ of two linear layers, which are multiplied in float64."""
     of_first, of_last = ({name: tensor.double() for name, tensor in each.tensors().items()} for each in (first, last))
-    biases = [of_last["weight"] @ of_first["bias"]] if first.bias else []
-    biases += [of_last["bias"]] if last.bias else []
-    product = {"weight": of_last["weight"] @ of_first["weight"]} | ({"bias": sum(biases)} if biases else {})
+    product = {"weight": of_last["weight"] @ of_first["weight"]}
+    if first.bias or last.bias:
+        bias = of_last["weight"] @ of_first["bias"] if first.bias else torch.zeros(last.output_size).double()
+        product["bias"] = bias + of_last["bias"] if last.bias else bias
     return {name: tensor.float() for name, tensor in product.items()}
 
 
