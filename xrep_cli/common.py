@@ -118,8 +118,7 @@ class Computing(Device):
 @dataclass(kw_only=True)
 class Prompts:
     prompt: Annotated[str, Option(metavar="TEXT")] | None = None
-    """Text that is put in front of each sentence, such as the instruction that a decoder expects; an empty one leaves
-    out the encoder's default prompt."""
+    """Text that is put in front of each sentence, such as the instruction that a decoder expects."""
     prompt_name: Annotated[str, Option(metavar="NAME")] | None = None
     """The encoder's prompt that is put in front of each sentence (default: the encoder's default)."""
 
