@@ -28,7 +28,7 @@ library = pytest.importorskip("sentence_transformers", reason="compares with the
 tokenizers = pytest.importorskip("tokenizers")
 pytestmark = pytest.mark.slow  # its models take seconds to import
 
-END, POSITIONS = "<|endoftext|>", 48
+END, POSITIONS = "<|endoftext|>", 64
 PROMPTS = {"query": "Instruct: Find the translation\nQuery:", "document": ""}
 SENTENCES = [*sentence_pairs(3)[2], "Wo ist der Bahnhof?  ÜBERALL 東京", "a", "", "the old house " * 30]
 FAMILIES = ("Qwen3", "Mistral", "Llama", "Gemma3Text")
@@ -56,7 +56,7 @@ def write_decoder(directory: Path, family: str, pooling: str = "lasttoken", **ar
 
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"vocab_size": 360, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes |= {"num_key_value_heads": 2, "intermediate_size": 48, "head_dim": 8, "max_position_embeddings": POSITIONS}
+    sizes |= {"num_key_value_heads": 2, "intermediate_size": 48, "head_dim": 12, "max_position_embeddings": POSITIONS}
     sizes |= {"pad_token_id": None, "bos_token_id": None, "eos_token_id": 0}
     dense: list[Any] = []
     if family == "Gemma3Text":
