@@ -116,7 +116,7 @@ class Computing(Device):
 
 
 @dataclass(kw_only=True)
-class Prompts:
+class PromptOptions:
     prompt: Annotated[str, Option(metavar="TEXT")] | None = None
     """Text that is put in front of each sentence, such as the instruction that a decoder expects."""
     prompt_name: Annotated[str, Option(metavar="NAME")] | None = None

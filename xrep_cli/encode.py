@@ -28,7 +28,7 @@ def check(output: str) -> None:
 
 
 @dataclass(kw_only=True)
-class Options(common.Computing, common.Batches, common.Prompts, common.JsonOption):
+class Options(common.Computing, common.Batches, common.PromptOptions, common.JsonOption):
     """Encode each line of a text file: row i of the output is the vector of line i.
 
       # Write the vectors of a German text

@@ -26,7 +26,7 @@ VectorsFile = Annotated[
 
 
 @dataclass(kw_only=True)
-class Mining(common.Computing, common.Batches, common.Prompts, common.JsonOption):
+class Mining(common.Computing, common.Batches, common.PromptOptions, common.JsonOption):
     """Find translations in two texts that are not aligned. The output has lines score<TAB>source<TAB>target, best
     first; an output FILE.tmx is a translation memory with the scores as properties.
 
