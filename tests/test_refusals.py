@@ -56,6 +56,10 @@ train ... --max-steps many                   | trainer.max_steps must be an inte
 train ... --seed 9223372036854775807         | seed must lie in [0, 4294967295], not
 train ... --lr -1                            | optimizer.lr must be at least 0, not -1.0
 train ... --temperature 0                    | criterion.temperature must lie in [0.0001, 10000], not 0.0
+train ... --mask-margin nan                  | criterion.mask_margin must be a finite number or none, not 'nan'
+train ... --mask-margin 0 --guide x.npy      | guide and guide_text belong together; give both
+train ... --mask-margin 0 --guide x.npy --guide-text de.txt | x.npy: 50 vectors, but de.txt has 3 lines; --guide must be
+train ... --mask-margin 0 --guide y.npy --guide-text mt.de  | mt.de: lacks 60 of 60 training sentences that need a
 train ... --directions sideways              | criterion.directions must be both or forward, not 'sideways'
 train ... --heads 5                          | hidden_size 32 is not divisible by heads 5
 train ... --save-dir=                        | checkpoint.save_dir must be a string

@@ -122,6 +122,14 @@ class Computing(Device):
 
 
 @dataclass(kw_only=True)
+class PromptOptions:
+    prompt: Annotated[str, Option(metavar="TEXT")] | None = None
+    """Text that is put in front of each sentence, such as the instruction that a decoder expects."""
+    prompt_name: Annotated[str, Option(metavar="NAME")] | None = None
+    """The encoder's prompt that is put in front of each sentence (default: the encoder's default)."""
+
+
+@dataclass(kw_only=True)
 class Batches:
     batch_tokens: Count = 4096
     """Number of subwords that the encoder reads at once."""

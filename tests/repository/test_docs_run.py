@@ -27,7 +27,12 @@ SMALLER = [
     (r"1\.06", "0"),  # an encoder of six steps scores no pair higher
 ]
 WRITTEN = {
-    "choose-an-objective": ["runs/cmlm/best/model.safetensors", "runs/labels/best/model.safetensors"],
+    "choose-an-objective": [
+        "runs/cmlm/best/model.safetensors",
+        "runs/guided/best",
+        "runs/labels/best/model.safetensors",
+    ],
+    "decoders": ["vectors.npy", "index/manifest.json", "my-decoder/modules.json"],
     "extending": [f"runs/bitext-{name}/best" for name in ("cosine_distance", "translation_ranking")],
     "filtering": ["kept.en", "scores.png", "filtered.json", "lines.scored.tsv", "data-bin/kept/manifest.json"],
     "mining": ["mined.hyp.en", "planted/de-en.test.gold"],
@@ -114,6 +119,10 @@ def test_a_guide(guide: str, install_commands, repository: Path, trained_run: Pa
     (folder / "teacher").symlink_to(trained_run / "best")
     if run := {"filtering": "first", "serving": "demo", "troubleshooting": "first"}.get(guide):
         (folder / "runs" / run).symlink_to(trained_run)
+    if guide == "decoders":
+        from tests.interop.test_decoders import write_decoder
+
+        (folder / "decoder").symlink_to(write_decoder(tmp_path / "decoder", "Qwen3"))
     install_commands(tmp_path / "bin", {})
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
     environment |= {"PYTHONPATH": f"{repository}:{folder}", "XREP_HOME": str(tmp_path / "home")}

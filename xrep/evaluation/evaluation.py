@@ -39,6 +39,10 @@ class EncoderOptions(PrecisionOption):
     layer: int | None = None
     """Pool the token vectors of this layer instead of the last one; 0: the embeddings. XTREME's retrieval uses layer 7
     of mBERT and 13 of XLM-R large. none: the layer with which the encoder was trained."""
+    prompt: str | None = None
+    """Text that is put in front of each sentence, such as the instruction that a decoder expects."""
+    prompt_name: str | None = None
+    """The encoder's prompt that is put in front of each sentence. none: the encoder's default."""
     cache: str | None = None
     """Folder in which the vectors are kept, and from which they are taken the next time."""
     list_sentences: str | None = None
@@ -182,7 +186,8 @@ class Evaluation(ABC):
     def open(self, path: str) -> Any:
         """Open the model that ``measure`` takes, by default a ``MeasuredEncoder``. It has a ``path``,
         ``training_hashes``, and a ``fingerprint()``, which changes when the output changes."""
-        options = {name: getattr(self.config, name) for name in ("batch_tokens", "cache", "layer", "precision")}
+        names = ("batch_tokens", "cache", "layer", "precision", "prompt", "prompt_name")
+        options = {name: getattr(self.config, name) for name in names}
         return open_encoder(path, **options)
 
     def check(self, model: Any) -> None:
