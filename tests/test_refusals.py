@@ -172,7 +172,7 @@ score ... --least-precision 0.9              | --least-precision is that of trus
 score ... --background fr=mt.de              | mt.de: text of fr; give text of de or en
 score ... --background de=absent             | absent: no such file; check the name
 score ... --neighbours 41                    | 41 neighbours, but there are 40 sentences; lower --neighbours to 40
-score ... --output m.parquet                 | m.parquet: this format is not written; write .tsv, .tmx, .xlf
+score ... --output m.parquet                 | m.parquet: this format is not written; name it .tsv, .tmx or .jsonl
 score ... --output m.tsv.gz                  | m.tsv.gz: this format is not written
 score ... --plot m.bmp                       | m.bmp: a plot is one of .png, .svg, .pdf
 score ... --output mt.en                     | --output is the same file as

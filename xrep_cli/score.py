@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from xrep.errors import UserError
 from xrep.inference.settings import ScoringOptions
 from xrep.text.cleaning import CleaningOptions
+from xrep.text.find import find_text
 from xrep_cli import common
 from xrep_cli.command import Command
 
@@ -16,15 +17,13 @@ if TYPE_CHECKING:
     from xrep.inference.scoring import ScoredPairs
 
 
-def background_files(text: str) -> list[str]:
-    """Return the files of ``de=FILE,en=FILE``, or of a folder."""
-    return [file for _, file in _background(text)]
-
-
 def _background(text: str | None) -> list[tuple[str, str]]:
-    from xrep.text.find import find_text
-
+    """Return language and file of each part of ``de=FILE,en=FILE``, or of each file in a folder."""
     return [(file.language, str(file.path)) for file in find_text(text)["train"]] if text else []
+
+
+def background_files(text: str) -> list[str]:
+    return [file for _, file in _background(text)]
 
 
 @dataclass(kw_only=True)
@@ -43,10 +42,10 @@ class Options(common.Computing, common.Batches, common.JsonOption):
     side, so that a sentence which is near to many needs a higher cosine (--margin). First the rules of xrep-preprocess
     leave out pairs: empty ones, untranslated ones (both sides are equal), and lengths that do not fit together.
 
-    An output FILE.tmx, .xlf, .jsonl or .csv is a file of that format with the scores; inline markup and properties of
-    units are not kept. Memory does not grow with the text, and if the command is interrupted, repeat it: it continues
-    where it stopped. Several processes share the work with --engine. Parallel text is written as for xrep-preprocess.
-    """
+    An output FILE.tmx is a translation memory with the scores as properties, without the markup and the other
+    properties of a memory that was read; FILE.jsonl has a record for each pair. Memory does not grow with the text, and
+    if the command is interrupted, repeat it: it continues where it stopped. Several processes share the work with
+    --engine. Parallel text is written as for xrep-preprocess."""
 
     path: common.EncoderPath
     bitext: Annotated[str, common.Option(metavar="PAIR=FILES", reads=common.bitext_files)]
