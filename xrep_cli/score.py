@@ -100,14 +100,18 @@ def run(options: Options) -> None:
 def _said(scored: ScoredPairs) -> str:
     rules = ", ".join(f"{count:,} {rule}" for rule, count in scored.dropped.items()) or "none"
     limit = "" if scored.threshold is None else f", those with a score of {scored.threshold:.4f} or more"
-    lines = [f"{scored.written:,} of {scored.pairs:,} pairs{limit}; left out by rules: {rules}"]
-    if scored.trusted:
-        shown = {name: f"{value:.1f}%" for name, value in scored.trusted.items()}
-        lines.insert(0, "of trusted and as many wrong pairs, this keeps {recall} of the right ones, and {precision} of "
-                     "what it keeps is right".format(**shown))  # fmt: skip
-        lines.insert(1, "so, if the text is wrong in the same way, {estimated_right} of its pairs are right, and "
-                     "{estimated_precision} of those written".format(**shown))  # fmt: skip
-    return "\n".join(lines)
+    written = f"{scored.written:,} of {scored.pairs:,} pairs{limit}; left out by rules: {rules}"
+    if not scored.trusted:
+        return written
+    shares = {name: f"{value:.1f}%" for name, value in scored.trusted.items()}
+    of_trusted = (
+        "of trusted and as many wrong pairs, this keeps {recall} of the right ones, and {precision} of what it "
+    )
+    of_text = (
+        "so, if the text is wrong in the same way, {estimated_right} of the pairs that the rules left are right, and "
+    )
+    lines = [of_trusted + "keeps is right", of_text + "{estimated_precision} of those written", written]
+    return "\n".join(lines).format(**shares)
 
 
 main = Command("xrep-score", Options, run)

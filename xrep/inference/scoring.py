@@ -52,7 +52,7 @@ class ScoredPairs:
     rule has left out). ``dropped`` counts the pairs that each rule left out. ``histogram`` has the ``edges`` of bins of
     scores, and how many pairs of the ``text``, and ``right`` and ``wrong`` trusted ones, are in each bin. ``trusted``
     has precision, recall and F1 of the threshold, in percent, on as many right pairs as wrong ones, and what follows
-    for a text whose wrong pairs are of that kind: how much of it is right, and how much of what was written.
+    for a text whose wrong pairs are of that kind: how much of what the rules left is right, and of what was written.
     """
 
     path: str
