@@ -41,6 +41,7 @@ EXTRAS = {
     "gcs": "files in gs://",
     "onnx": "xrep-export --format onnx",
     "openvino": "xrep-export --format openvino",
+    "ctranslate2": "xrep-export --format ctranslate2",
 }
 """What each extra is for. Others are for the development of xrep."""
 LEAST = 2
