@@ -234,6 +234,10 @@ export ... --no-projection                   | enc: has no projection to leave o
 export ... --format hf --pooling cls         | are for the format sentence-transformers and graphs, not
 export ... --path nmt --format onnx          | nmt: its model 'translation' cannot be exported to onnx; set --format to
 export ... --path nmt --format sentence-transformers | --format to xrep, or to hf for its encoder alone
+export ... --format ctranslate2              | enc: a sentence encoder, not a translation model; encode sentences by
+export ... --format ctranslate2 --layer 1    | --layer is for encoders in the formats of other libraries; leave --format
+export ... --format ctranslate2 --pooling cls | are for the format sentence-transformers and graphs, not
+export ... --format hf --precision int8      | --precision is for the format ctranslate2, not for hf; set --format to
 export ... --path cls/best --format openvino | --format to xrep, or to hf for the encoder and its head
 
 report absent --output page.html             | absent: no such directory; name the directory of a run
