@@ -16,7 +16,7 @@ from tests.support.vocabulary import small_tokenizer
 from xrep.data.batch import TextSpec, Vocabulary, collate
 from xrep.errors import UserError
 from xrep.inference import ctranslate
-from xrep.inference.ctranslate import language_token, write_ctranslate2
+from xrep.inference.ctranslate import language_token, pieces_of, write_ctranslate2
 from xrep.inference.export import export_path
 from xrep.inference.generation.beam_search import search
 from xrep.inference.generation.decoding import DecodingOptions
@@ -48,7 +48,7 @@ def text_of(tokenizers: dict[str, Any], targets: list[str]) -> TextSpec:
 
 def check_greedy(model: Translation, tokenizers: dict[str, Any], folder: Path) -> None:
     """Compare the words of greedy translations of real sentences into each language."""
-    pieces = {side: tokenizer_of(tokenizers, side).pieces() for side in SIDES}
+    pieces = {side: pieces_of(tokenizer_of(tokenizers, side)) for side in SIDES}
     write_ctranslate2(model, pieces, folder, "float32")
     translator, targets = library.Translator(str(folder)), model.target_languages
     ids = tokenizer_of(tokenizers, "source").encode(GERMAN)

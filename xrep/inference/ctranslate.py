@@ -8,6 +8,7 @@ import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,18 +18,24 @@ from torch import nn
 
 from xrep.data.batch import collate
 from xrep.errors import UserError
+from xrep.files import directory_aside, naming
 from xrep.inference.generation.beam_search import search
 from xrep.inference.generation.decoding import DecodingOptions
+from xrep.inference.model_card import README, write_card
+from xrep.models.directory import Checkpoint, fingerprint, load_model, open_checkpoint
+from xrep.models.kinds import expect, model_class
+from xrep.models.model import TranslationModel
 from xrep.models.translation import Translation
 from xrep.nn.encoder import TransformerEncoder
-from xrep.text.sides import SIDES, Tokenizers, tokenizer_of
-from xrep.text.tokenizer import SentencePieceTokenizer
+from xrep.text.sides import SIDES, Tokenizers, open_tokenizers, save_tokenizers, tokenizer_of
+from xrep.text.tokenizer import SentencePieceTokenizer, Tokenizer
 
 SENTENCES, TOKENS, SAME = 32, 24, 0.9
 """Number of random sentences that are translated for the comparison, the most tokens that they and their translations
 have, and the least share of the same translations: sometimes two words are equally likely."""
 NEVER = -1e9
 """Bias of the words that no translation has."""
+Weights = Literal["float32", "int8"]
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh"}
 _READERS = {
     True: ("sentencepiece.SentencePieceProcessor", '.encode("...", out_type=str)', "{}"),
@@ -38,9 +45,37 @@ _READERS = {
 """By whether SentencePiece runs a tokenizer: how it is opened, how it makes tokens, and what it decodes of tokens."""
 
 
-def write_ctranslate2(
-    model: Translation, pieces: Mapping[str, list[str]], directory: Path, precision: Literal["float32", "int8"]
-) -> None:
+def export_ctranslate2(
+    path: str | Path, checkpoint: Checkpoint | None, directory: Path, precision: Weights, **facts: Any
+) -> dict[Path, str]:
+    """Write the translator at ``path``, or the mean over several checkpoints of a run there, with its tokenizers and a
+    card. Returns the directory with a line of Python that opens it, and raises UserError as ``write_ctranslate2``, or
+    if this is no translator."""
+    expect(path if checkpoint is None else checkpoint.path, TranslationModel)
+    checkpoint = checkpoint or open_checkpoint(path)
+    if not issubclass(model_class(checkpoint.path) or Translation, Translation):
+        raise UserError("CTranslate2 cannot compute its model", path=path, cure="translate with xrep-generate")
+    model, text, tokenizers = load_model(checkpoint).eval(), checkpoint.text, open_tokenizers(checkpoint.tokenizer)
+    source, target = (", ".join(languages) for languages in (text.source_languages, text.target_languages))
+    facts |= {"name": directory.name, "path": checkpoint.path, "fingerprint": partial(fingerprint, model, text)}
+    facts["about"] = f"A translator from {source} into {target}, trained with xrep, for CTranslate2 in {precision}."
+    with naming(directory), directory_aside(directory) as aside:
+        lines, kind = usage(model, tokenizers, str(directory)), ("ctranslate2", "translation")
+        write_card(aside, kind, text.languages, **facts, lines=lines)
+        save_tokenizers(tokenizers, aside)
+        write_ctranslate2(model, {side: pieces_of(tokenizer_of(tokenizers, side)) for side in SIDES}, aside, precision)
+    return {directory: f"import ctranslate2; ctranslate2.Translator({json.dumps(str(directory))})  # see {README}"}
+
+
+def pieces_of(tokenizer: Tokenizer) -> list[str]:
+    """Return the text of each id, as the library that runs the tokenizer writes the subwords of a sentence."""
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return tokenizer.pieces()
+    library = importlib.import_module("tokenizers").Tokenizer.from_buffer(tokenizer.model)
+    return [library.id_to_token(i) or f"<unused {i}>" for i in range(tokenizer.vocabulary_size)]
+
+
+def write_ctranslate2(model: Translation, pieces: Mapping[str, list[str]], directory: Path, precision: Weights) -> None:
     """Write a translator into a directory, and compare its translations in float32, greedy and by beam search.
 
     The target vocabulary has a token for each target language behind its words (``language_token``), with which a
@@ -49,7 +84,7 @@ def write_ctranslate2(
     after training. In int8, the quantisation of CTranslate2 changes some translations.
 
     Args:
-        pieces: The subwords of ``source`` and ``target``, as ``Tokenizer.pieces`` returns them.
+        pieces: The subwords of ``source`` and ``target``, as ``pieces_of`` returns them.
 
     Raises:
         UserError: CTranslate2 is not installed, cannot compute this model, or finds other translations.

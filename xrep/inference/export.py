@@ -13,7 +13,7 @@ from typing import Any, Literal
 from xrep.config import to_yaml
 from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside, naming
-from xrep.inference.ctranslate import usage, write_ctranslate2
+from xrep.inference.ctranslate import export_ctranslate2
 from xrep.inference.encoder_files import Format, opening_line
 from xrep.inference.model_card import README, write_card
 from xrep.inference.sentence_encoder import SentenceEncoder, encoder_of
@@ -30,11 +30,10 @@ from xrep.models.directory import (
     open_checkpoint,
     write_checkpoint,
 )
-from xrep.models.kinds import expect, model_class
-from xrep.models.model import Model, SentenceModel, TranslationModel
-from xrep.models.translation import Translation
+from xrep.models.kinds import model_class
+from xrep.models.model import Model, SentenceModel
 from xrep.nn.layers import is_quantised, quantise_layers
-from xrep.text.sides import SIDES, open_tokenizers, save_tokenizers, tokenizer_of
+from xrep.text.sides import open_tokenizers, save_tokenizers, tokenizer_of
 
 
 def export_path(path: str | Path, directory: str | Path, format: Any, **changes: Any) -> dict[Path, str]:
@@ -69,7 +68,7 @@ def export_path(path: str | Path, directory: str | Path, format: Any, **changes:
     if format == "xrep" or format == "int8":
         return _write_checkpoint(path, checkpoint, directory, format, **facts)
     if format == "ctranslate2":
-        return _write_ctranslate2(path, checkpoint, directory, options.precision, **facts)
+        return export_ctranslate2(path, checkpoint, directory, options.precision, **facts)
     if checkpoint is None:
         encoder = SentenceEncoder.load(path, device="cpu")
     elif not issubclass(model_class(checkpoint.path) or SentenceModel, SentenceModel):
@@ -145,28 +144,3 @@ def _write_for_transformers(checkpoint: Checkpoint, directory: Path, format: For
         kind, languages = ("transformers", written.pipeline), written.languages or text.languages
         write_card(aside, kind, languages, [written.encoder], **facts, about=written.about, lines=[loading])
     return {directory: loading}
-
-
-def _write_ctranslate2(
-    path: str | Path,
-    checkpoint: Checkpoint | None,
-    directory: Path,
-    precision: Literal["float32", "int8"],
-    **facts: Any,
-) -> dict[Path, str]:
-    """Write the translator at ``path``, or its mean over several checkpoints, for CTranslate2."""
-    expect(path if checkpoint is None else checkpoint.path, TranslationModel)
-    model = load_model(checkpoint or open_checkpoint(path)).eval()
-    if checkpoint is None or not isinstance(model, Translation):
-        raise UserError("no translator of xrep, which is what ctranslate2 is for", path=path, cure="leave `format` out")
-    text, tokenizers = checkpoint.text, open_tokenizers(checkpoint.tokenizer)
-    facts |= {"name": directory.name, "path": checkpoint.path, "fingerprint": partial(fingerprint, model, text)}
-    source, target = (", ".join(languages) for languages in (text.source_languages, text.target_languages))
-    about = f"A translator from {source} into {target}, trained with xrep, for CTranslate2 in {precision}."
-    with naming(directory), directory_aside(directory) as aside:
-        lines = usage(model, tokenizers, str(directory))
-        write_card(aside, ("ctranslate2", "translation"), text.languages, **facts, about=about, lines=lines)
-        save_tokenizers(tokenizers, aside)
-        pieces = {side: tokenizer_of(tokenizers, side).pieces() for side in SIDES}
-        write_ctranslate2(model, pieces, aside, precision)
-    return {directory: f"import ctranslate2; ctranslate2.Translator({json.dumps(str(directory))})  # see {README}"}

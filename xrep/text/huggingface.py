@@ -107,10 +107,6 @@ class HuggingFaceTokenizer(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids if int(i) not in self._silent], skip_special_tokens=True)
 
-    def pieces(self) -> list[str]:
-        names = map(self._tokenizer.id_to_token, range(self.vocabulary_size))
-        return [f"<unused {i}>" if name is None else name for i, name in enumerate(names)]
-
     def _options(self) -> dict[str, Any]:
         return {"special_ids": self.special_ids, "split_special_tokens": self.split_special_tokens}
 

@@ -62,10 +62,6 @@ class Tokenizer(ABC):
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of one list of ids; special ids give no text."""
 
-    @abstractmethod
-    def pieces(self) -> list[str]:
-        """Return the text of each id, as the tokenizer's library writes the subwords of a sentence."""
-
     @property
     def special_ids(self) -> dict[str, int | None]:
         """The ids of the special tokens by role."""
@@ -136,6 +132,7 @@ class SentencePieceTokenizer(Tokenizer):
         return self.processor.decode([int(i) for i in ids])
 
     def pieces(self) -> list[str]:
+        """Return the text of each id, as SentencePiece writes the subwords of a sentence."""
         return self.processor.id_to_piece(list(range(self.processor.get_piece_size())))
 
 
