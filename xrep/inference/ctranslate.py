@@ -35,7 +35,7 @@ SENTENCES, TOKENS, SAME = 32, 24, 0.9
 have, and the least share of the same translations: sometimes two words are equally likely."""
 NEVER = -1e9
 """Bias of the words that no translation has."""
-Weights = Literal["float32", "int8"]
+_Precision = Literal["float32", "int8"]
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh"}
 _READERS = {
     True: ("sentencepiece.SentencePieceProcessor", '.encode("...", out_type=str)', "{}"),
@@ -46,7 +46,7 @@ _READERS = {
 
 
 def export_ctranslate2(
-    path: str | Path, checkpoint: Checkpoint | None, directory: Path, precision: Weights, **facts: Any
+    path: str | Path, checkpoint: Checkpoint | None, directory: Path, precision: _Precision, **facts: Any
 ) -> dict[Path, str]:
     """Write the translator at ``path``, or the mean over several checkpoints of a run there, with its tokenizers and a
     card. Returns the directory with a line of Python that opens it, and raises UserError as ``write_ctranslate2``, or
@@ -75,7 +75,7 @@ def pieces_of(tokenizer: Tokenizer) -> list[str]:
     return [library.id_to_token(i) or f"<unused {i}>" for i in range(tokenizer.vocabulary_size)]
 
 
-def write_ctranslate2(model: Translation, pieces: Mapping[str, list[str]], directory: Path, precision: Weights) -> None:
+def write_ctranslate2(model: Translation, pieces: Mapping[str, list[str]], directory: Path, precision: _Precision) -> None:
     """Write a translator into a directory, and compare its translations in float32, greedy and by beam search.
 
     The target vocabulary has a token for each target language behind its words (``language_token``), with which a
