@@ -75,7 +75,9 @@ def pieces_of(tokenizer: Tokenizer) -> list[str]:
     return [library.id_to_token(i) or f"<unused {i}>" for i in range(tokenizer.vocabulary_size)]
 
 
-def write_ctranslate2(model: Translation, pieces: Mapping[str, list[str]], directory: Path, precision: _Precision) -> None:
+def write_ctranslate2(
+    model: Translation, pieces: Mapping[str, list[str]], directory: Path, precision: _Precision
+) -> None:
     """Write a translator into a directory, and compare its translations in float32, greedy and by beam search.
 
     The target vocabulary has a token for each target language behind its words (``language_token``), with which a
