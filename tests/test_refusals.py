@@ -110,7 +110,6 @@ preprocess --bitext de-en=pairs.tsv@0 --destdir out | a sample of 0 pairs
 preprocess ... --valid de-en=pairs.tsv@3     | only training text is sampled
 preprocess ... --valid-size 1.5              | --valid-size: must be an integer, not '1.5'
 preprocess ... --valid-size -1               | --valid-size: must be at least 0, not -1
-preprocess ... --vocab-size 16000            | too large for this text; ask for at most
 preprocess ... --sampling-exponent 2         | --sampling-exponent: must lie in [0, 1], not 2
 preprocess ... --max-length 0                | --min-length 0.5 is more than --max-length 0
 preprocess ... --tokenizer pairs.tsv         | pairs.tsv: not a SentencePiece model

@@ -56,7 +56,7 @@ def check_greedy(model: Translation, tokenizers: dict[str, Any], folder: Path) -
     given = [[pieces["source"][i] for i in row] for row in ids]
     for number, language in enumerate(targets):
         languages = torch.full((len(ids),), number)
-        ours = search(model, batch, languages, DecodingOptions(beam=1, max_length_b=20))
+        ours = search(model, batch, languages, DecodingOptions(beam=1, max_length_a=0.0, max_length_b=20))
         prefix = [[language_token(language)]] * len(ids) if len(targets) > 1 else None
         found = translator.translate_batch(
             given, prefix, beam_size=1, max_decoding_length=20, min_decoding_length=0, max_input_length=32
@@ -100,7 +100,9 @@ def test_the_lines_of_the_card(several: bool, trained: Path, cli: Commands, capf
     assert done.code == 0 and done.out.startswith("out\n  import ctranslate2; "), done.err
     card = (cli.folder / "out" / "README.md").read_text(encoding="utf-8")
     code, beam = card.split("```python\n")[1].split("```")[0].replace('"out', f'"{cli.folder}/out'), 1 if several else 5
-    found = Translator.load(path, device="cpu").translate(GERMAN, "en", DecodingOptions(beam=beam))
+    found = Translator.load(path, device="cpu").translate(
+        GERMAN, "en", DecodingOptions(beam=beam, max_length_a=0.0, max_length_b=200)
+    )
     expected = [best[0].text for best in found]
     for sentence in GERMAN:
         exec(code.replace("beam_size=5", f"beam_size={beam}").replace('"..."', json.dumps(sentence)), {})

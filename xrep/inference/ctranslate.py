@@ -211,7 +211,7 @@ def _compare(translator: Any, model: Translation, names: dict[str, list[str]]) -
     for beam in (1, 4):
         limits = {"beam_size": beam, "max_decoding_length": longest, "min_decoding_length": 0}
         theirs = [found.hypotheses[0] for found in translator.translate_batch(*given, **limits)]
-        options = DecodingOptions(beam=beam, max_length_b=longest)
+        options = DecodingOptions(beam=beam, max_length_a=0.0, max_length_b=longest)
         found = search(searched, collate(sources, words, most), targets, options)
         ours = [[names["target"][i] for i in best.tokens] for best, *_ in found]
         # Where beam search is cut off, the choice differs, because only xrep adds the probability of eos there.
