@@ -254,6 +254,7 @@ def _say_how_it_ended(directory: Path, state: TrainingState, trainer: Trainer) -
     summary = {"steps": state.step, "examples": state.examples, "train_seconds": state.seconds, "best": best}
     write_json(directory / SUMMARY, summary)
     model = f"the model: {directory / 'best'} (last: {directory / 'last'})"
-    for line in [f"{state.step} steps in {duration(state.seconds)}; {model}", *own.advice(state.best)]:
+    trainer.progress.say(f"{state.step} steps in {duration(state.seconds)}; {model}")
+    for line in [] if state.best is None else own.advice(state.best):
         trainer.progress.say(line)
     return "finished"

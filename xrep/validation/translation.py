@@ -27,7 +27,7 @@ from xrep.validation.loss import mean_losses
 
 POOR = 15.0
 """BLEU below which a run says that translations will be poor."""
-SHOWN = 4
+_SHOWN = 4
 """Number of dev sentences whose translations are shown at each validation."""
 
 
@@ -128,8 +128,8 @@ class TranslationValidator(Validator):
             return list(zip(hypotheses, task.references(batch), sources, strict=True))
 
         found = list(chain.from_iterable(over_ranks(pool.batches(), translate)))
-        shown = found[len(found) // (2 * SHOWN) :: max(1, len(found) // SHOWN)]  # of all lengths
+        shown = found[len(found) // (2 * _SHOWN) :: max(1, len(found) // _SHOWN)]  # of all lengths
         lines = [f"  {read} -> {written} (reference: {reference})" for written, reference, read in shown]
-        self.examples = [*self.examples, *lines][:SHOWN]
+        self.examples = [*self.examples, *lines][:_SHOWN]
         hypotheses, references, _ = zip(*found, strict=True)
         return bleu(hypotheses, references)[0].score
