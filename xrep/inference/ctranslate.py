@@ -82,8 +82,8 @@ def write_ctranslate2(
 
     The target vocabulary has a token for each target language behind its words (``language_token``), with which a
     translation begins in the place of bos. CTranslate2 adds it, unless there are several, and the special tokens of a
-    source. Words that are never written have no share of the probability, unlike in xrep, where it is a few millionths
-    after training. In int8, the quantisation of CTranslate2 changes some translations.
+    source. Words that are never written have no share of the probability; in xrep they have one, about ε / V after
+    training with label smoothing ε. In int8, the quantisation of CTranslate2 changes some translations.
 
     Args:
         pieces: The subwords of ``source`` and ``target``, as ``pieces_of`` returns them.
