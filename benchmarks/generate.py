@@ -177,7 +177,7 @@ def ctranslate2(options: argparse.Namespace, folder: Path, stack: ExitStack) -> 
 
     def translate(process: ProcessPoolExecutor, precision: str, batch: TokenBatch) -> list[list[list[int]]]:
         sides = zip(batch.tokens.tolist(), batch.host_lengths.tolist(), strict=True)
-        sentences = [[words[i] for i in tokens[:length]] for tokens, length in sides]
+        sentences = [[words[i] for i in tokens[1 : length - 1]] for tokens, length in sides]  # it adds bos and eos
         how = str(folder), precision, torch.get_num_threads()
         found = process.submit(translated, how, sentences, limits).result()
         return [[[ids[word] for word in hypothesis] for hypothesis in each] for each in found]

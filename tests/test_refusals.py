@@ -205,7 +205,7 @@ generate ... --json s.json                   | --json without scores to write; g
 generate ... --nbest 6                       | --nbest 6 is more than the 5 hypotheses of the beam
 generate ... --sampling-topk 5               | --sampling-topk is an option of sampling, which is off
 generate ... --sampling --sampling-topp 1.5  | argument --sampling-topp: must lie in (0, 1], not 1.5
-generate ... --min-length 9 --max-length-a 0                  | --min-length 9 is more than the greatest length 5
+generate ... --min-length 9 --max-length-a 0 | --min-length 9 is more than the greatest length 5
 
 predict --input de.txt                       | the following arguments are required: --path
 predict ... --path enc                       | enc: a sentence encoder, not a classifier; encode sentences by
