@@ -178,9 +178,10 @@ def _specification(specs: Any, model: Translation, names: dict[str, list[str]]) 
     bias = sides[1].projection.bias = torch.zeros(len(table))
     bias[[*words.unwritten, *range(words.size, len(table))]] = NEVER
     spec, bos = specs.TransformerSpec(*sides), model.source_vocabulary.bos_id
-    spec.config.unk_token, spec.config.eos_token = names["target"][words.unk_id], names["target"][words.eos_id]
+    spec.config.unk_token, spec.config.eos_token = names["target"][words.unk_id], names["target"][words.end]
     spec.config.bos_token = spec.config.eos_token if bos is None else names["source"][bos]
-    spec.config.add_source_bos, spec.config.add_source_eos = bos is not None, True
+    spec.config.add_source_bos = bos is not None
+    spec.config.add_source_eos = model.source_vocabulary.eos_id is not None
     spec.config.decoder_start_token = names["target"][-1] if len(model.target_languages) == 1 else None
     spec.config.layer_norm_epsilon = encoder.shape.norm_epsilon
     spec.register_source_vocabulary(names["source"])
