@@ -83,7 +83,7 @@ def test_a_size_is_below_what_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("--device cpu", (6000, 512, 2, 3e-3)),
+        ("--device cpu", (6000, 1024, 2, 3e-3)),
         ("--device cpu --encoder somewhere --max-tokens 99", (6000, 99, 2, 5e-4)),
         ("--size base", (None, 4096, 4, 5e-4)),
     ],

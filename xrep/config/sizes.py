@@ -21,7 +21,7 @@ _TRAINING = {
 }
 """Options of sections, or of parts, that suit models of the sizes tiny and small, which are trained on a CPU: those of
 the demo."""
-_TRANSLATION = {"vocab_size": 6000, "max_tokens": 512, "decoder_layers": 2, "max_sentences": 200}
+_TRANSLATION = {"vocab_size": 6000, "max_tokens": 1024, "decoder_layers": 2, "norm": "pre", "max_sentences": 200}
 """Options of translators on a CPU, also of those that start from a trained encoder: most of the work of a step is the
 softmax over the vocabulary, and in the same time many small steps teach more than a few large ones."""
 _EPOCHS = 8.0
