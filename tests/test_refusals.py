@@ -117,7 +117,6 @@ preprocess --bitext de-en=pairs.tsv@0 --destdir out | a sample of 0 pairs
 preprocess ... --valid de-en=pairs.tsv@3     | only training text is sampled
 preprocess ... --valid-size 1.5              | --valid-size: must be an integer, not '1.5'
 preprocess ... --valid-size -1               | --valid-size: must be at least 0, not -1
-preprocess ... --vocab-size 16000            | too large for this text; ask for at most
 preprocess ... --sampling-exponent 2         | --sampling-exponent: must lie in [0, 1], not 2
 preprocess ... --max-length 0                | --min-length 0.5 is more than --max-length 0
 preprocess ... --tokenizer pairs.tsv         | pairs.tsv: not a SentencePiece model
@@ -212,7 +211,7 @@ generate ... --json s.json                   | --json without scores to write; g
 generate ... --nbest 6                       | --nbest 6 is more than the 5 hypotheses of the beam
 generate ... --sampling-topk 5               | --sampling-topk is an option of sampling, which is off
 generate ... --sampling --sampling-topp 1.5  | argument --sampling-topp: must lie in (0, 1], not 1.5
-generate ... --min-length 9                  | --min-length 9 is more than the greatest length 5
+generate ... --min-length 9 --max-length-a 0 | --min-length 9 is more than the greatest length 5
 
 predict --input de.txt                       | the following arguments are required: --path
 predict ... --path enc                       | enc: a sentence encoder, not a classifier; encode sentences by
@@ -271,6 +270,10 @@ export ... --no-projection                   | enc: has no projection to leave o
 export ... --format hf --pooling cls         | are for the format sentence-transformers and graphs, not
 export ... --path nmt --format onnx          | nmt: its model 'translation' cannot be exported to onnx; set --format to
 export ... --path nmt --format sentence-transformers | --format to xrep, or to hf for its encoder alone
+export ... --format ctranslate2              | enc: a sentence encoder, not a translation model; encode sentences by
+export ... --format ctranslate2 --layer 1    | --layer is for encoders in the formats of other libraries; leave --format
+export ... --format ctranslate2 --pooling cls | are for the format sentence-transformers and graphs, not
+export ... --format hf --precision int8      | --precision is for the format ctranslate2, not for hf; set --format to
 export ... --path cls/best --format openvino | --format to xrep, or to hf for the encoder and its head
 
 report absent --output page.html             | absent: no such directory; name the directory of a run

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from xrep.config import to_yaml
 from xrep.errors import UserError
 from xrep.files import check_new_directory, directory_aside, naming
+from xrep.inference.ctranslate import export_ctranslate2
 from xrep.inference.encoder_files import Format, opening_line
 from xrep.inference.model_card import README, write_card
 from xrep.inference.sentence_encoder import SentenceEncoder, encoder_of
@@ -47,11 +48,14 @@ def export_path(path: str | Path, directory: str | Path, format: Any, **changes:
     """
     options, directory = ExportOptions(format=format, **changes), Path(directory)
     format, average, pooling, layer = options.format, options.average, options.pooling, options.layer
-    if (pooling or options.no_projection) and format in ("hf", "xrep", "int8"):
+    if (pooling or options.no_projection) and format in ("hf", "xrep", "int8", "ctranslate2"):
         problem = f"`pooling` and `no_projection` are for the format sentence-transformers and graphs, not for {format}"
         raise UserError(problem, cure="leave `format` out")
-    if layer is not None and format in ("xrep", "int8"):
-        raise UserError("`layer` is for the formats of other libraries", cure="leave `format` out")
+    if layer is not None and format in ("xrep", "int8", "ctranslate2"):
+        raise UserError("`layer` is for encoders in the formats of other libraries", cure="leave `format` out")
+    if options.precision == "int8" and format != "ctranslate2":
+        cure = "set `format` to ctranslate2, or to int8 without `precision`"
+        raise UserError(f"`precision` is for the format ctranslate2, not for {format}", cure=cure)
     checkpoint, facts = None, {"license": options.license, "results": options.results}
     if average is not None:
         if average < 1:
@@ -63,6 +67,8 @@ def export_path(path: str | Path, directory: str | Path, format: Any, **changes:
         raise UserError(f"in int8, which cannot become {format}", path=path, cure="export the original, or to xrep")
     if format == "xrep" or format == "int8":
         return _write_checkpoint(path, checkpoint, directory, format, **facts)
+    if format == "ctranslate2":
+        return export_ctranslate2(path, checkpoint, directory, options.precision, **facts)
     if checkpoint is None:
         encoder = SentenceEncoder.load(path, device="cpu")
     elif not issubclass(model_class(checkpoint.path) or SentenceModel, SentenceModel):

@@ -129,11 +129,15 @@ class NegativeOptions(SearchOptions):
 class ExportOptions:
     """What an export writes, and what it changes of the model."""
 
-    format: Literal["sentence-transformers", "hf", "onnx", "openvino", "xrep", "int8"] = "sentence-transformers"
+    format: Literal["sentence-transformers", "hf", "onnx", "openvino", "xrep", "int8", "ctranslate2"] = (
+        "sentence-transformers"
+    )
     """hf: the transformer alone, without pooling and projection, also the encoder of a translation model; onnx,
     openvino: a graph from tokens to vectors for ONNX Runtime or OpenVINO (extra of that name); xrep: a checkpoint of
     any model, without what training alone needs; int8: one with the weights of transformer layers in int8, for CPUs,
-    also of a pretrained encoder."""
+    also of a pretrained encoder; ctranslate2: a translator for CTranslate2 (extra of that name)."""
+    precision: Literal["float32", "int8"] = "float32"
+    """Type of the weights that --format ctranslate2 writes."""
     average: int | None = None
     """The mean of the weights of the N newest checkpoints of the run, which was trained with --keep-last N."""
     pooling: Pooling | None = None
