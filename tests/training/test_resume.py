@@ -48,8 +48,8 @@ def test_queues_keep_the_vectors_of_a_guide(data_directory: Path, tmp_path: Path
     texts = (path.read_text(encoding="utf-8") for path in (data_directory.parent / "raw").glob("train.*"))
     lines = [side for text in texts for line in text.splitlines() for side in line.split("\t")]
     np.save(tmp_path / "guide.npy", np.random.default_rng(0).normal(size=(len(lines), 5)))
-    given = {"guide": tmp_path / "guide.npy", "guide_text": write_lines(tmp_path / "guide.txt", lines)}
-    given |= {"mask_margin": 0.0, "data_workers": 1, "warmup_steps": 2, "validate_every": 3}
+    given: dict[str, Any] = {"mask_margin": 0.0, "data_workers": 1, "warmup_steps": 2, "validate_every": 3}
+    given |= {"guide": tmp_path / "guide.npy", "guide_text": write_lines(tmp_path / "guide.txt", lines)}
     run = going_on_is_never_stopping(data_directory, tmp_path, **given)
     kept = load_file(run / "last" / "criterion.safetensors")["target_queue.guide"]
     assert kept.shape == (100, 5)
