@@ -87,10 +87,7 @@ def test_a_tie_is_not_correct(block: str) -> None:
 def test_a_guide_judges_as_the_gist_loss_of_sentence_transformers(strategy: str, margin: float, monkeypatch) -> None:
     gist = pytest.importorskip("sentence_transformers.sentence_transformer.losses.gist_embed")
     x, y, of_x, noise = vectors(0, 20, 20, 20, 20)
-    guides = (
-        of_x,
-        normalize(0.3 * of_x + noise, dim=1),
-    )  # of a guide that finds some negatives nearer than the positives
+    guides = of_x, normalize(0.3 * of_x + noise, dim=1)  # some negatives are nearer than the positives
     theirs = object.__new__(gist.GISTEmbedLoss)
     torch.nn.Module.__init__(theirs)
     monkeypatch.setattr(gist, "embed_columns", lambda vectors, features: vectors)
