@@ -64,7 +64,7 @@ class Options(common.Plugins):
 def run(options: Options) -> None:
     from xrep.inference.export import export_path
 
-    written = export_path(options.path, options.output, **asdict(options.export))
+    written = export_path(options.path, options.output, note=print, **asdict(options.export))
     print(*written, *(f"  {line}" for line in written.values()), sep="\n")
 
 

@@ -19,7 +19,7 @@ OPTIONS = "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
 ROUTER = "router_config.json"
 CURE = "use its transformer alone: name that folder without modules.json"
-ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
+ORDER = ("StaticEmbedding", "Transformer", "Pooling", "Dense", "Normalize")
 POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -127,12 +127,14 @@ def read_chain(root: Path) -> dict[str, Path]:
             raise UserError(problem, path=path, cure=CURE)
         chain.append(kind)
         folders[kind] = inside(path.parent, module["path"], path)
-    if chain != [kind for kind in ORDER if kind in chain] or chain[:2] != ["Transformer", "Pooling"]:
-        problem = (
-            f"modules {' -> '.join(chain) or '(none)'}, but xrep reads Transformer -> Pooling [-> Dense] [-> Normalize]"
-        )
-        raise UserError(problem, path=path, cure=CURE)
-    _check_transformer(folders["Transformer"])
+    is_static = chain[:1] == ["StaticEmbedding"]
+    if chain != [kind for kind in ORDER if kind in chain] or (
+        chain[:2] != ["Transformer", "Pooling"] and not is_static
+    ):
+        reads = "Transformer -> Pooling or StaticEmbedding [-> Dense] [-> Normalize]"
+        raise UserError(f"modules {' -> '.join(chain) or '(none)'}, but xrep reads {reads}", path=path, cure=CURE)
+    if not is_static:
+        _check_transformer(folders["Transformer"])
     return folders
 
 

@@ -45,9 +45,9 @@ def trim(tokenizer: Tokenizer, counts: np.ndarray, keep: int | None) -> tuple[To
 def _trim_json(tokenizer: HuggingFaceTokenizer, kept: set[int]) -> tuple[Tokenizer, np.ndarray]:
     content: dict[str, Any] = json.loads(tokenizer.model)
     model, added = content["model"], content["added_tokens"]
-    vocabulary, mark = model["vocab"], model.get("continuing_subword_prefix") or ""
-    scored = vocabulary if isinstance(vocabulary, list) else None  # of a unigram model
-    ids = {text: i for i, (text, _) in enumerate(scored)} if scored else vocabulary
+    mark = model.get("continuing_subword_prefix") or ""
+    scored: Any = model["vocab"] if isinstance(model["vocab"], list) else None  # of a unigram model
+    ids: dict[str, int] = {text: i for i, (text, _) in enumerate(scored)} if scored else model["vocab"]
     kept |= {entry["id"] for entry in added if entry["special"]} | _readable(ids, mark)
     if scored:
         kept |= _extremes({i: score for i, (_, score) in enumerate(scored)})
@@ -117,7 +117,9 @@ def _merges(texts: Iterable[str], rank: Callable[[tuple[str, str]], float]) -> s
     for text in texts:
         parts = list(text)
         while len(parts) > 1:
-            score, place, pair = min((rank(pair), i, pair) for i, pair in enumerate(zip(parts, parts[1:], strict=False)))
+            score, place, pair = min(
+                (rank(pair), i, pair) for i, pair in enumerate(zip(parts, parts[1:], strict=False))
+            )
             if score == math.inf:
                 break
             merges.add(pair)
