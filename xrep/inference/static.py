@@ -50,7 +50,7 @@ def distil(encoder: SentenceEncoder, size: int, counts: Mapping[str, Any] | None
     mean = fitted.mean(0)
     axes = torch.linalg.eigh((fitted - mean).T @ (fitted - mean)).eigenvectors.flip(1)[:, :size]
     for tower, own in vectors.items():
-        ranks = real[tower].cumsum(0).double()
+        ranks = real[tower].cumsum(0).clamp(min=1).double()
         weights = (
             1 / ranks if counts is None else torch.from_numpy(counts[tower if tower in counts else SHARED]).double()
         )
