@@ -80,8 +80,8 @@ def test_prompts_are_part_of_the_text(files: list[str], tmp_path: Path) -> None:
     (tmp_path / "st" / "config_sentence_transformers.json").write_text('{"prompts": {"query": "xQ qzZ: "}}')
     export_path(*path, tmp_path / "out", "sentence-transformers", vocabulary_from=files[:1])
     whole, small = (SentenceEncoder.load(tmp_path / name, device="cpu") for name in ("st", "out"))
-    vectors = [encoder.encode(GERMAN, lang="de", prompt_name="query") for encoder in (whole, small)]
-    assert np.array_equal(*vectors) and not np.array_equal(vectors[0], whole.encode(GERMAN, lang="de"))
+    expected, found = (encoder.encode(GERMAN, lang="de", prompt_name="query") for encoder in (whole, small))
+    assert np.array_equal(found, expected) and not np.array_equal(found, whole.encode(GERMAN, lang="de"))
 
 
 def test_each_side_keeps_what_its_own_text_needs(files: list[str], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 
 from tests.text.small_tokenizers import published
@@ -47,11 +48,8 @@ def test_the_mean_of_the_rows_and_its_gradient(bos: int | None) -> None:
 
 def test_a_directory_of_sentence_transformers(tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers", reason="it is in the extra 'bench'")
-    import tokenizers
-    from sentence_transformers.models import StaticEmbedding
-
     rust = tokenizers.Tokenizer.from_buffer(open_tokenizer(published("bert")).model)
-    module = StaticEmbedding(rust, embedding_dim=6)
+    module = library.models.StaticEmbedding(rust, embedding_dim=6)
     library.SentenceTransformer(modules=[module], device="cpu").save(str(tmp_path / "st"))
     start = read_pretrained(tmp_path / "st")
     assert (start.shape.type, start.shape.hidden_size, start.pooling, start.normalize) == ("static", 6, "mean", False)

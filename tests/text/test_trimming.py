@@ -74,6 +74,7 @@ def test_the_scores_of_unknown_characters_stay() -> None:
     """They are taken from the lowest score, and decide whether a longer piece or unknown characters are better."""
     whole = SentencePieceTokenizer(sentencepiece_model(**OUR_IDS, character_coverage=0.98))
     small, rows = trim(whole, count(whole, ["a"]), None)
+    assert isinstance(small, SentencePieceTokenizer)
     scores = [whole.processor.get_score(i) for i in range(5, whole.vocabulary_size)]
     assert {min(scores), max(scores)} <= {whole.processor.get_score(int(i)) for i in rows}
     assert {small.processor.get_score(i) for i in range(len(rows))} == {whole.processor.get_score(int(i)) for i in rows}
