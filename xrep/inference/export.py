@@ -19,8 +19,8 @@ from xrep.inference.encoder_files import Format, opening_line
 from xrep.inference.model_card import README, write_card
 from xrep.inference.sentence_encoder import SentenceEncoder, encoder_of
 from xrep.inference.settings import ExportOptions
+from xrep.inference.smaller import trim_vocabulary
 from xrep.inference.static import distil
-from xrep.inference.trimming import trim_vocabulary
 from xrep.interop.sentence_modules import PROMPTS
 from xrep.models.averaging import average_last
 from xrep.models.directory import (

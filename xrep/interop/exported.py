@@ -24,7 +24,7 @@ from xrep.interop.sentence_modules import (
 from xrep.nn.bert import FAMILIES, HF_CONFIG
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling
-from xrep.nn.static import TABLE, StaticEncoder
+from xrep.nn.static import STATIC_TABLE, StaticEncoder
 from xrep.nn.weights import SAFETENSORS, read_json, save_tensors
 from xrep.text.huggingface import JSON_FILE, save_as_huggingface
 from xrep.text.tokenizer import Tokenizer
@@ -130,7 +130,7 @@ def write_sentence_transformers(
 def _write_static(directory: Path, encoder: StaticEncoder, tokenizer: Tokenizer, max_length: int) -> str:
     """Write the table and the tokenizer of a static encoder, and return the kind of module that reads them."""
     directory.mkdir(parents=True, exist_ok=True)
-    save_tensors({TABLE: encoder.token_embedding.weight.float()}, directory / SAFETENSORS)
+    save_tensors({STATIC_TABLE: encoder.token_embedding.weight.float()}, directory / SAFETENSORS)
     save_as_huggingface(tokenizer, directory, max_length)
     # The module reads nothing else, and so cuts sentences only if the file of the tokenizer says it.
     cut = {"direction": "Right", "max_length": max_length - encoder.shape.leading - 1, "strategy": "LongestFirst"}

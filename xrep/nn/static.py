@@ -18,7 +18,7 @@ from xrep.nn.shape import UNLIMITED, EncoderSizes, Norm
 from xrep.nn.weights import AGAIN, Weights
 from xrep.text.sides import open_tokenizer
 
-TABLE = "embedding.weight"
+STATIC_TABLE = "embedding.weight"
 """Name of the table in the files of sentence-transformers' ``StaticEmbedding``."""
 
 
@@ -78,6 +78,6 @@ class StaticEncoder(Encoder):
 
 def _table(directory: Path) -> Tensor:
     weights = Weights(directory)
-    if (table := weights.get(TABLE)) is None or table.ndim != 2:
-        raise UserError(f"no table {TABLE} of a static encoder", path=weights.path, cure=AGAIN)
+    if (table := weights.get(STATIC_TABLE)) is None or table.ndim != 2:
+        raise UserError(f"no table {STATIC_TABLE} of a static encoder", path=weights.path, cure=AGAIN)
     return table

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from xrep.errors import UserError
-from xrep.text.huggingface import HuggingFaceTokenizer, read_fields
+from xrep.text.huggingface import HuggingFaceTokenizer, message_fields
 from xrep.text.tokenizer import SentencePieceTokenizer, Tokenizer, XLMRobertaTokenizer
 
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
@@ -77,14 +77,14 @@ def _trim_json(tokenizer: HuggingFaceTokenizer, kept: set[int]) -> tuple[Tokeniz
 
 
 def _trim_sentencepiece(tokenizer: SentencePieceTokenizer, kept: set[int]) -> tuple[Tokenizer, np.ndarray]:
-    processor, fields = tokenizer.processor, read_fields(tokenizer.model)
+    processor, fields = tokenizer.processor, message_fields(tokenizer.model)
     # XLM-R numbers the first pieces, which are special, and the mask in its own way, and all others from 1.
     shift = 1 if isinstance(tokenizer, XLMRobertaTokenizer) else 0
     pieces = {processor.id_to_piece(i): i for i in range(processor.get_piece_size())}
     others = {i for i in pieces.values() if processor.is_control(i) or processor.is_unknown(i)}
     normal = {i: processor.get_score(i) for i in pieces.values() if i not in others and not processor.is_byte(i)}
     own = others | _readable(pieces) | _extremes(normal) | {i - shift for i in kept if i - shift in normal}
-    if read_fields(fields[2][-1]).get(3) == [_BPE]:
+    if message_fields(fields[2][-1]).get(3) == [_BPE]:
         texts = [text for text, i in pieces.items() if i in own & normal.keys()]
         merges = _merges(texts, lambda pair: -normal.get(pieces.get("".join(pair), -1), -math.inf))
         own |= {pieces[text] for pair in merges for text in (*pair, "".join(pair)) if text in pieces}

@@ -17,7 +17,7 @@ from xrep.data.batch import TextSpec, Vocabulary
 from xrep.errors import UserError
 from xrep.inference.export import export_path
 from xrep.inference.sentence_encoder import SentenceEncoder
-from xrep.inference.trimming import trim_vocabulary
+from xrep.inference.smaller import trim_vocabulary
 from xrep.models.dual_encoder import DualEncoder
 from xrep.text.resources import xrep_home
 
@@ -78,7 +78,7 @@ def test_vectors_stay(name: str, format: str, files: list[str], tmp_path: Path) 
 def test_prompts_are_part_of_the_text(files: list[str], tmp_path: Path) -> None:
     path = export_path(encoder_at("shared", tmp_path), tmp_path / "st", "sentence-transformers")
     (tmp_path / "st" / "config_sentence_transformers.json").write_text('{"prompts": {"query": "xQ qzZ: "}}')
-    export_path(*path, tmp_path / "out", "sentence-transformers", vocabulary_from=files[:1])
+    export_path(next(iter(path)), tmp_path / "out", "sentence-transformers", vocabulary_from=files[:1])
     whole, small = (SentenceEncoder.load(tmp_path / name, device="cpu") for name in ("st", "out"))
     expected, found = (encoder.encode(GERMAN, lang="de", prompt_name="query") for encoder in (whole, small))
     assert np.array_equal(found, expected) and not np.array_equal(found, whole.encode(GERMAN, lang="de"))
