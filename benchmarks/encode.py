@@ -138,7 +138,7 @@ def contestants(path: str, folder: Path, examples: list[str]) -> dict[str, Encod
     for precision in PRECISIONS:
         found[f"xrep, {precision}"] = SentenceEncoder.load(path, device="cpu", dtype=precision).encode
     encoder, peers = SentenceEncoder.load(path, device="cpu"), [sentence_transformers(path)]
-    found[STATIC] = distil(encoder, min(256, encoder.output_size)).encode
+    found[STATIC] = distil(encoder).encode
     if not RESTRICTED:  # neither of these can be held to AVX2
         peers += [onnxruntime(encoder, path, folder), openvino(encoder, path, folder, examples)]
     for entries in peers:

@@ -273,7 +273,7 @@ export ... --path nmt --vocabulary-from de.txt | nmt: --vocabulary-from is for s
 export ... --path no_unk --vocabulary-from de.txt | tokenizer.json: no unk token: the vocabulary has no <none>; name
 export ... --path int8 --vocabulary-from de.txt --format xrep | int8: in int8, which cannot become smaller; export
 export ... --path nmt --format static        | nmt: its model 'translation' cannot be exported to static; set --format
-export ... --format static --static-size 99  | static vectors of 99 numbers, of an encoder that gives 16; set --static-si
+export ... --format static --static-size 99  | static vectors of 99 numbers, of an encoder that gives 16; set --static
 export ... --format static --static-size 0   | argument --static-size: must be at least 1, not 0
 
 report absent --output page.html             | absent: no such directory; name the directory of a run

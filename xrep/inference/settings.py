@@ -142,8 +142,9 @@ class ExportOptions:
     characters or bytes, so that other text can be read. Vectors of their sentences do not change."""
     keep: Count | None = None
     """Number of subwords of the text in vocabulary_from to keep, the most frequent; none: all of them."""
-    static_size: Count = 256
-    """Numbers in a vector of the format static, principal components of the encoder's vectors."""
+    static_size: Count | None = None
+    """Numbers in a vector of the format static, principal components of the encoder's vectors; none: 256, or all if
+    the encoder's have fewer."""
     average: Count | None = None
     """The mean of the weights of the N newest checkpoints of the run, which was trained with --keep-last N."""
     pooling: Pooling | None = None

@@ -18,10 +18,13 @@ from xrep.text.sides import SHARED
 
 SIF = 1e-4
 """The constant a of smooth inverse frequency (Arora et al., 2017, section 3), as in model2vec."""
+USUAL_SIZE = 256
 _AT_A_TIME = 1024
 
 
-def distil(encoder: SentenceEncoder, size: int, counts: Mapping[str, Any] | None = None) -> SentenceEncoder:
+def distil(
+    encoder: SentenceEncoder, size: int | None = None, counts: Mapping[str, Any] | None = None
+) -> SentenceEncoder:
     """Return a static encoder with a vector for each subword of an encoder.
 
     It begins as the encoder's vector, not normalised, of the subword alone between the special tokens. All of these are
@@ -29,7 +32,7 @@ def distil(encoder: SentenceEncoder, size: int, counts: Mapping[str, Any] | None
     with the probability p is then multiplied by a / (a + p), where a is ``SIF``. Those of special tokens are 0.
 
     Args:
-        size: Number of components.
+        size: Number of components; None: 256, or all if there are fewer.
         counts: How often a text has each subword, int64 [V], by the side whose tokenizer it is; None: subword n, from
             1, has a probability in proportion to 1 / n (Zipf's law), because vocabularies begin with what is frequent.
 
@@ -37,6 +40,7 @@ def distil(encoder: SentenceEncoder, size: int, counts: Mapping[str, Any] | None
         UserError: The encoder's vectors have fewer numbers than ``size``.
     """
     model, text = encoder.model, encoder.text
+    size = size or min(USUAL_SIZE, encoder.output_size)
     if size > encoder.output_size:
         problem = f"static vectors of {size} numbers, of an encoder that gives {encoder.output_size}"
         raise UserError(problem, path=encoder.path, cure=f"set `static_size` to at most {encoder.output_size}")
