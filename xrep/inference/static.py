@@ -13,7 +13,7 @@ from xrep.data.batch import collate
 from xrep.errors import UserError
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.dual_encoder import DualEncoder
-from xrep.nn.static import StaticShape
+from xrep.nn.static import StaticShape, around
 from xrep.text.sides import SHARED
 
 SIF = 1e-4
@@ -60,8 +60,8 @@ def distil(
         )
         weights = weights * real[tower]
         table = (own - mean) @ axes * (real[tower] * SIF / (SIF + weights / weights.sum())).unsqueeze(1)
-        leading = counted[tower].leading_count
-        towers[tower] = StaticShape(vocabulary_size=len(own), hidden_size=size, leading=leading).as_dict()
+        shape = StaticShape(vocabulary_size=len(own), hidden_size=size, **around(counted[tower]))
+        towers[tower] = shape.as_dict()
         state[f"encoders.{tower}.token_embedding.weight"] = table.float()
     architecture = {"towers": towers, "pooling": dict.fromkeys(towers, "mean"), "projections": {}}
     config = DualEncoder.Config(towers=model.config.towers)

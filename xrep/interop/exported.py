@@ -133,8 +133,9 @@ def _write_static(directory: Path, encoder: StaticEncoder, tokenizer: Tokenizer,
     save_tensors({STATIC_TABLE: encoder.token_embedding.weight.float()}, directory / SAFETENSORS)
     save_as_huggingface(tokenizer, directory, max_length)
     # The module reads nothing else, and so cuts sentences only if the file of the tokenizer says it.
-    cut = {"direction": "Right", "max_length": max_length - encoder.shape.leading - 1, "strategy": "LongestFirst"}
-    content = {**read_json(directory / JSON_FILE), "truncation": {**cut, "stride": 0}}
+    longest = max_length - encoder.shape.leading - encoder.shape.trailing
+    cut = {"direction": "Right", "max_length": longest, "strategy": "LongestFirst", "stride": 0}
+    content = {**read_json(directory / JSON_FILE), "truncation": cut}
     (directory / JSON_FILE).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     return "StaticEmbedding"
 

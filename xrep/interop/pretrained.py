@@ -141,18 +141,29 @@ def read_pretrained(path: str | Path, encoder_type: str = AUTO) -> Start:
         encoder_type = "static" if "StaticEmbedding" in modules else _chosen_type(folder)
     encoder_class = ENCODERS.load(encoder_type)
     shape, prompts = encoder_class.read_shape(folder), read_prompts(root) if modules else Prompts()
+    if "Pooling" in modules:
+        pooling = read_pooling(modules["Pooling"], prompts)
+    else:
+        pooling = "mean" if modules else _pooling_of(folder)
     return Start(
         path=folder,
         tokenizer=folder,
         shape=shape,
         read=partial(encoder_class.read_state, folder),
         head=partial(_head, folder) if shape.type == "transformer" else no_head,
-        pooling=read_pooling(modules["Pooling"], prompts) if "Pooling" in modules else "mean" if modules else None,
+        pooling=pooling,
         normalize="Normalize" in modules if modules else None,
-        projection=read_dense(modules["Dense"]) if "Dense" in modules else None,
+        projection=read_dense(modules["Dense"], modules.get("Second Dense")) if "Dense" in modules else None,
         prompts=prompts,
         languages=declared_languages(root),
     )
+
+
+def _pooling_of(folder: Path) -> Pooling | None:
+    """Return the pooling that sentence-transformers chooses for a transformer alone, if it is not the mean."""
+    config = read_json(folder / bert.HF_CONFIG)
+    is_decoder = str((config.get("architectures") or [""])[0]).endswith("ForCausalLM") and config.get("is_causal", True)
+    return "last" if is_decoder else None
 
 
 def declared_languages(directory: Path) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xrep.data.batch import TokenBatch
+from xrep.data.batch import TokenBatch, Vocabulary
 from xrep.errors import UserError
 from xrep.nn.encoder import Encoder, initialise
 from xrep.nn.layers import Dropout
@@ -33,7 +33,9 @@ class StaticShape(EncoderSizes):
     feedforward_size: int = 1
     max_positions: int = UNLIMITED
     leading: int = 1
-    """Number of special tokens in front of a sentence; one follows it."""
+    """Number of special tokens in front of a sentence."""
+    trailing: int = 1
+    """Number of special tokens behind it."""
 
 
 class StaticEncoder(Encoder):
@@ -55,9 +57,10 @@ class StaticEncoder(Encoder):
     def forward(self, batch: TokenBatch, hidden_layer: int | None = None) -> Tensor:
         if hidden_layer not in (None, 0):
             raise ValueError(f"a static encoder has layer 0 alone, not {hidden_layer}")
-        lengths, leading = batch.lengths.unsqueeze(1), self.shape.leading
+        lengths, leading, trailing = batch.lengths.unsqueeze(1), self.shape.leading, self.shape.trailing
         places = torch.arange(batch.tokens.size(1), device=batch.tokens.device)
-        scale = lengths / (lengths - leading - 1).clamp(min=1) * ((places >= leading) & (places < lengths - 1))
+        counted = (places >= leading) & (places < lengths - trailing)
+        scale = lengths / (lengths - leading - trailing).clamp(min=1) * counted
         rows = self.token_embedding(batch.tokens)
         return self.dropout(rows * scale.to(rows.dtype).unsqueeze(-1))
 
@@ -68,12 +71,16 @@ class StaticEncoder(Encoder):
     @classmethod
     def read_shape(cls, directory: Path) -> StaticShape:
         rows, width = _table(directory).shape
-        leading = 0 if open_tokenizer(directory).bos_id is None else 1
-        return StaticShape(vocabulary_size=rows, hidden_size=width, leading=leading)
+        return StaticShape(vocabulary_size=rows, hidden_size=width, **around(Vocabulary.of(open_tokenizer(directory))))
 
     @classmethod
     def read_state(cls, directory: Path, shape: EncoderSizes) -> tuple[dict[str, Tensor], list[str]]:
         return {"token_embedding.weight": _table(directory)}, []
+
+
+def around(vocabulary: Vocabulary) -> dict[str, int]:
+    """Return the numbers of special tokens around a sentence, as ``StaticShape`` has them."""
+    return {"leading": vocabulary.leading_count, "trailing": vocabulary.special_count - vocabulary.leading_count}
 
 
 def _table(directory: Path) -> Tensor:
