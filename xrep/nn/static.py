@@ -78,7 +78,7 @@ class StaticEncoder(Encoder):
         return {"token_embedding.weight": _table(directory)}, []
 
 
-def around(vocabulary: Vocabulary) -> dict[str, int]:
+def around(vocabulary: Vocabulary) -> dict[str, Any]:
     """Return the numbers of special tokens around a sentence, as ``StaticShape`` has them."""
     return {"leading": vocabulary.leading_count, "trailing": vocabulary.special_count - vocabulary.leading_count}
 
