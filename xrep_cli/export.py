@@ -53,6 +53,14 @@ class Options(common.Plugins):
 
       xrep-export --path nmt/best --format ctranslate2 --precision int8 --output nmt-ctranslate2
 
+    Most of a small multilingual encoder are the embeddings of subwords that you never need. --vocabulary-from keeps
+    those of your text, and gives its sentences the same vectors, in every format. --format static goes further: it
+    keeps one vector for each subword, whose mean is the vector of a sentence. That takes less than a fiftieth of the
+    time and knows nothing of the order of words; xrep-train --encoder my-static goes on training it:
+
+      xrep-export --path run1/best --vocabulary-from text.de text.en --output my-small
+      xrep-export --path run1/best --format static --output my-static
+
     For a translation model, --format hf writes only the encoder. README.md is a model card with metadata for the
     Hugging Face Hub: languages, the checksums of the training data and, if they are given, licence and results:
 
@@ -69,7 +77,7 @@ class Options(common.Plugins):
 def run(options: Options) -> None:
     from xrep.inference.export import export_path
 
-    written = export_path(options.path, options.output, **asdict(options.export))
+    written = export_path(options.path, options.output, note=print, **asdict(options.export))
     print(*written, *(f"  {line}" for line in written.values()), sep="\n")
 
 
