@@ -78,7 +78,7 @@ def check_anywhere(file: str) -> None:
 
 TEXT_HELP = (
     "Text with one sentence per line, or .jsonl, .csv, .parquet, .tmx, .xlf (FILE:FIELD names the field), or a .zip of "
-    "these; also .gz, .bz2, .xz and .zst; - reads standard input."
+    "these; also .gz, .bz2, .xz and .zst; or a data set, hf:NAME:SPLIT:COLUMN; - reads standard input."
 )
 ENCODER_HELP = (
     "A checkpoint, a directory of Hugging Face or sentence-transformers, or organisation/name, which is fetched from "

@@ -171,7 +171,7 @@ def test_help_shows_each_part_and_stage_under_its_own_title(tmp_path):
     (tmp_path / "c.yaml").write_text(PARTS)
     lines = help_text("--config", str(tmp_path / "c.yaml")).splitlines()
     title = lines.index("parts.rank.criterion translation_ranking:")
-    assert any(line.startswith("  --parts.rank.criterion.temperature FLOAT") for line in lines[title : title + 20])
+    assert any(line.startswith("  --parts.rank.criterion.temperature FLOAT") for line in lines[title : title + 40])
     for name in ("--queue-size INT", "--mixing {weight,proportion}"):
         assert any(line.startswith(f"  {name}") for line in lines)
     assert max(map(len, lines)) <= 120

@@ -151,6 +151,7 @@ class DAP(TranslationRanking):
         self.head = RTLHead(encoder, config.rtl_layers, depth, languages)
 
     def prepare(self, task: Task) -> None:
+        super().prepare(task)
         assert isinstance(task, BitextTask)
         strange = [pair.name for pair in task.train if self.config.pivot_language not in pair.languages]
         if strange:

@@ -21,6 +21,7 @@ from xrep.files import sha256_of
 from xrep.metrics.bootstrap import interval, resampled_share
 from xrep.number_types import Precision
 from xrep.tables import table
+from xrep.text.hf_datasets import is_dataset, state_of_dataset
 from xrep.text.languages import name
 from xrep.version import __version__
 
@@ -335,13 +336,14 @@ class Figures:
 
     def record(self, test: str, model: Any) -> dict[str, Any]:
         """Return the record of a ``model`` and of the evaluation called ``test`` that is written as JSON."""
+        files = {str(file): state_of_dataset if is_dataset(file) else sha256_of for file in self.files}
         return {
             "test": test,
             "values": dict(self.values),
             "headline": dict(self.headline),
             "intervals": {name: list(span) for name, span in self.intervals.items()},
             "model": {"path": str(model.path), "fingerprint": model.fingerprint()},
-            "data": {str(path): sha256_of(path) for path in dict.fromkeys(self.files)},
+            "data": {file: state(file) for file, state in files.items()},
             "settings": dict(self.settings),
             "version": __version__,
             "overlap": asdict(self.overlap) if self.overlap else None,
