@@ -65,6 +65,7 @@ train ... --heads 5                          | hidden_size 32 is not divisible b
 train ... --save-dir=                        | checkpoint.save_dir must be a string
 train ... --criterion dual_moco --queue-size 1000000000000 | GB of memory, and this machine has
 train ... --criterion nli                    | the criterion reads labelled pairs, and the task gives translations
+train swapped --task classification --criterion classification --languages de --save-dir x | labels of 40 texts, such as
 train ... --task translation                 | unknown option --towers
 train ... --task monolingual --criterion tlm | bin: no training text found; expected news.de, train.de
 train ... --criterion frozen_source          | a frozen source needs a tower of its own, and this model has one
@@ -315,6 +316,7 @@ def _inputs(folder: Path) -> None:
         "parts.yaml": ["parts:"], "one.de": german[:1],
         "r.yaml": ["task: {name: bitext, data: bin}", "criterion: {name: translation_ranking}"],
         "dir/notes.md": ["mine"], "mined.tsv.job/notes.txt": ["mine"],
+        "swapped/train-de.tsv": [f"{one}\t{'ab'[i % 2]}" for i, one in enumerate(german)],
         "one_side/train.de-en.de": ["Guten Tag"], "strange/test-de.tsv": ["awake\tdas Haus", "hungry\tdas Kind"],
         "tat/tatoeba.deu-eng.deu": german, "tat/tatoeba.deu-eng.eng": english,
         "sts/sts-test.csv": [f"m\tM\t1\t{i}\t{i % 6}\t{one}\t{two}" for i, (one, two) in enumerate(pairs)],
