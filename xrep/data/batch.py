@@ -232,7 +232,7 @@ class Batch(Movable):
               ``TextSpec.languages``.
             - ``ids``: int64 [B, S]; equal numbers in a column mean equal sentences.
             - ``labels``: int64, what is to be predicted: the class of each example [B], the tag of each token [B, T],
-              or the first and last token of an answer [B, 2].
+              or the first and last token of an answer [B, 2]; or float32 [B], how similar the sentences of a pair are.
         places: int64 [B, S], for examples whose sentences are divided among the sides by language: the place of each
             sentence in the rows of the first side followed by those of the second.
         negatives: hard negatives of the sources; None if the run has none.

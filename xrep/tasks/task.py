@@ -38,6 +38,7 @@ class ExampleKind:
     REORDERED: ClassVar[ExampleKind]
     LABELLED_PAIRS: ClassVar[ExampleKind]
     TRIPLETS: ClassVar[ExampleKind]
+    SCORED_PAIRS: ClassVar[ExampleKind]
     MIXTURE: ClassVar[ExampleKind]
 
 
@@ -47,6 +48,7 @@ ExampleKind.NEIGHBOURS = ExampleKind("neighbouring sentences", "`task` to monoli
 ExampleKind.REORDERED = ExampleKind("reordered sentences", "`task` to monolingual and `units` to reordered")
 ExampleKind.LABELLED_PAIRS = ExampleKind("labelled pairs", "`task` to nli")
 ExampleKind.TRIPLETS = ExampleKind("triplets", "`task` to nli and `form` to triplets")
+ExampleKind.SCORED_PAIRS = ExampleKind("scored pairs", "`task` to similarity")
 ExampleKind.MIXTURE = ExampleKind("examples of several kinds")
 PAIRS = (ExampleKind.TRANSLATIONS, ExampleKind.NEIGHBOURS, ExampleKind.REORDERED)
 """The kinds whose examples are pairs with the sides source and target."""
