@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import torch.nn.functional as F
 from torch import Tensor
 
 from xrep.criteria.cosent import CoSENT
-from xrep.errors import UserError
 
 
 class Angle(CoSENT):
@@ -18,28 +16,19 @@ class Angle(CoSENT):
     the quotient, as in sentence-transformers' AnglELoss. Its gradient does not vanish where the cosine is near 1.
 
     Use:
-        - Needs: what cosent needs, and vectors of an even width.
-        - Choose it: for the same purpose; train both and compare.
+        - Needs: pairs with a score of their similarity (task similarity) and a pretrained encoder.
+        - Choose it: for the same purpose as cosent; train both and compare.
         - Related: cosent. The paper adds up this loss, that of cosent and in-batch negatives, as ``parts`` can do.
 
     Example:
         ```sh
         xrep-train sts/ --task similarity --criterion angle --towers shared --batch-size 64
         ```
-
-    Raises:
-        UserError: the vectors, or those of a width of ``matryoshka``, have an odd width.
     """
 
     term = "angle"
 
-    def __init__(self, config: CoSENT.Config, model: Any, text: Any = None) -> None:
-        super().__init__(config, model, text)
-        if odd := [width for width in (model.output_size, *config.matryoshka) if width % 2]:
-            problem = f"angle halves vectors into real and imaginary parts, and these have {odd[0]} numbers"
-            raise UserError(problem, cure="set `projection_size` and `matryoshka` to even numbers")
-
     def similarity(self, first: Tensor, second: Tensor) -> Tensor:
-        (a, b), (c, d) = first.chunk(2, dim=1), second.chunk(2, dim=1)
-        products = (a * c + b * d + b * c - a * d).sum(dim=1)
-        return (products / (first.norm(dim=1) * second.norm(dim=1))).abs()
+        x, y = (F.normalize(F.pad(v, (0, v.size(1) % 2))) for v in (first, second))  # a zero makes an odd width even
+        (a, b), (c, d) = x.chunk(2, dim=1), y.chunk(2, dim=1)
+        return ((x * y).sum(dim=1) + (b * c - a * d).sum(dim=1)).abs()
