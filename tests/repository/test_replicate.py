@@ -58,6 +58,8 @@ def test_every_arm_can_be_trained_and_every_claim_compared(path: Path, replicate
                 trainer = runs_of([(str(path), layer) for layer in layers])[0].configs["trainer"]
                 assert (trainer.max_steps is None) != (trainer.max_minutes is None)
     results = replicate.read_table(path.parents[1] / "results.csv")
+    if path.stem not in {row["effect"] for row in results}:
+        pytest.skip("described, but not measured yet")
     for claim in effect["claims"]:
         compared = replicate.table({path.stem: {**effect, "claims": [claim]}}, results, everything=True).count("\n") - 2
         assert compared == (1 if "setting" in claim else len(effect.get("settings", [""])))
