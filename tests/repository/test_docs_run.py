@@ -27,7 +27,12 @@ SMALLER = [
     (r"1\.06", "0"),  # an encoder of six steps scores no pair higher
 ]
 WRITTEN = {
-    "choose-an-objective": ["runs/cmlm/best/model.safetensors", "runs/labels/best/model.safetensors"],
+    "choose-an-objective": [
+        "runs/cmlm/best/model.safetensors",
+        "runs/labels/best/model.safetensors",
+        "runs/grouped/best",
+        "runs/angle/best",
+    ],
     "extending": [f"runs/bitext-{name}/best" for name in ("cosine_distance", "translation_ranking")],
     "mining": ["mined.hyp.en", "planted/de-en.test.gold"],
     "objective": [f"runs/bitext-{name}/best" for name in ("hardest_negative", "sigmoid")],
@@ -66,6 +71,9 @@ def write_data(folder: Path) -> None:
     for code, column in (("deu", 1), ("eng", 0)):
         write_lines(folder / "test" / f"tatoeba.deu-eng.{code}", [row[column] for row in parts["test"]])
     write_lines(folder / "mined.tsv", [f"1.1\t{german}\t{english}" for english, german, _ in rows[:20]])
+    for name, first in (("train", 0), ("dev", 400)):
+        pairs = [(rows[n][0], rows[n + n % 3][0], 5 - n % 3) for n in range(first, first + 200)]
+        write_lines(folder / "scored" / f"{name}.tsv", [f"{score}\t{one}\t{two}" for one, two, score in pairs])
     write_lines(folder / "lines.txt", [row[0] for row in rows[:50]])
     write_lines(folder / "more.txt", [row[0] for row in parts["dev"]])
     with (folder / "memory.tmx").open("w", encoding="utf-8") as file:

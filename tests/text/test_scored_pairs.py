@@ -9,13 +9,13 @@ import pytest
 from tests.support.corpus import write_lines
 from xrep.errors import UserError
 from xrep.text.find import discover_nli
-from xrep.text.scored_pairs import read_scored
+from xrep.text.scored_pairs import read_scored_pairs
 
 ROWS = [("a dog runs", "a dog walks", 4.5), ("a dog runs", "it rains", 0.0), ("a cat", "the cat", 5.0)]
 
 
 def read(path: Path, split: str = "train", scale: tuple[float, float] = (0, 5)) -> list[tuple[str, ...]]:
-    found = read_scored(discover_nli(path, "en")[split], scale, Counter())
+    found = read_scored_pairs(discover_nli(path, "en")[split], scale, Counter())
     return [(pair.language, *pair.sentences, f"{pair.label:.2f}") for pair in found]
 
 

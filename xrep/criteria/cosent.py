@@ -13,6 +13,7 @@ from xrep.criteria.criterion import Loss, Planned, Term
 from xrep.criteria.in_batch import Temperature
 from xrep.criteria.matryoshka import Nested
 from xrep.criteria.nli import sentence_vectors
+from xrep.kernels.pairs import out_of_order
 from xrep.models.model import SentenceModel
 from xrep.tasks.task import ExampleKind
 
@@ -51,8 +52,8 @@ class CoSENT(ContrastiveCriterion):
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         similarity = self.similarity(*(v.to(torch.promote_types(v.dtype, torch.float32)) for v in vectors))
-        above = planned.batch.labels.unsqueeze(1) > planned.batch.labels  # [B, B]: i must come above j
-        gaps = (similarity - similarity.unsqueeze(1)) / self.config.temperature
-        wrong = torch.cat([gaps.new_zeros(1), gaps.masked_fill(~above, -torch.inf).flatten()])
-        right = 100 * (above & (gaps < 0)).sum() / above.sum().clamp(min=1)
-        return Loss({self.term: Term(wrong.logsumexp(0) * len(planned.batch))}, {"accuracy": right})
+        scores = planned.batch.labels
+        loss = out_of_order(similarity, scores, self.config.temperature)
+        above = scores.unsqueeze(1) > scores  # [B, B]: i must come above j
+        right = 100 * (above & (similarity.unsqueeze(1) > similarity)).sum() / above.sum().clamp(min=1)
+        return Loss({self.term: Term(loss * len(planned.batch))}, {"accuracy": right})

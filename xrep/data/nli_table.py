@@ -23,7 +23,7 @@ from xrep.text.cleaning import sentence_hashes
 from xrep.text.examples import Example
 from xrep.text.find import TextFile, discover_nli
 from xrep.text.nli import read_nli
-from xrep.text.scored_pairs import SCORED, read_scored
+from xrep.text.scored_pairs import SCORED, read_scored_pairs
 from xrep.text.sides import Tokenizers, tokenizer_of
 
 
@@ -63,13 +63,13 @@ def prepare_nli(path: str | Path, options: NliOptions, tokenizers: Tokenizers) -
         tokenizers: Tokenizers by side; empty to train one on the training text.
 
     Raises:
-        UserError: For the same reasons as ``discover_nli``, ``read_nli`` and ``read_scored``, or if no example is left.
+        UserError: As ``discover_nli``, ``read_nli`` and ``read_scored_pairs``, or if no example is left.
     """
     files = discover_nli(path, options.language, *(["scored pairs", SCORED] if options.scale else []))
 
     def read(split: str, counts: Counter[str] | None = None) -> Iterator[Example]:
         if options.scale:
-            return read_scored(files[split], options.scale, Counter() if counts is None else counts)
+            return read_scored_pairs(files[split], options.scale, Counter() if counts is None else counts)
         triplets, crossed = options.form == "triplets", options.cross_lingual
         return read_nli(files[split], triplets=triplets, cross_lingual=crossed, counts=counts)
 

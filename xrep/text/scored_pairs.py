@@ -68,7 +68,7 @@ def score_of(text: str, scale: tuple[float, float], path: Path, line: int, cure:
     raise UserError(problem, path=path, line=line, cure=cure)
 
 
-def read_scored(files: Iterable[TextFile], scale: tuple[float, float], counts: Counter[str]) -> Iterator[Example]:
+def read_scored_pairs(files: Iterable[TextFile], scale: tuple[float, float], counts: Counter[str]) -> Iterator[Example]:
     """Yield the pairs of files. The label is the score, from 0 for the lowest to 1 for the highest one.
 
     Args:
