@@ -30,6 +30,7 @@ USUAL = {
     "eval": "--path enc --data tat",
     "export": "--path enc --output out",
     "report": "done --output page.html",
+    "score": "--device cpu --path enc --bitext de-en=mt.de,mt.en --output m.tsv",
     "search": "--device cpu --path enc --input de.txt --output found",
 }
 REFUSALS = r"""
@@ -55,6 +56,10 @@ train ... --max-steps many                   | trainer.max_steps must be an inte
 train ... --seed 9223372036854775807         | seed must lie in [0, 4294967295], not
 train ... --lr -1                            | optimizer.lr must be at least 0, not -1.0
 train ... --temperature 0                    | criterion.temperature must lie in [0.0001, 10000], not 0.0
+train ... --mask-margin nan                  | criterion.mask_margin must be a finite number or none, not 'nan'
+train ... --mask-margin 0 --guide x.npy      | guide and guide_text belong together; give both
+train ... --mask-margin 0 --guide x.npy --guide-text de.txt | x.npy: 50 vectors, but de.txt has 3 lines; --guide must be
+train ... --mask-margin 0 --guide y.npy --guide-text mt.de  | mt.de: lacks 60 of 60 training sentences that need a
 train ... --directions sideways              | criterion.directions must be both or forward, not 'sideways'
 train ... --heads 5                          | hidden_size 32 is not divisible by heads 5
 train ... --save-dir=                        | checkpoint.save_dir must be a string
@@ -98,6 +103,8 @@ train bin --task translation --criterion label_smoothed_cross_entropy --directio
 preprocess --bitext de-en --destdir out      | cannot read the parallel text 'de-en'; write de-en=FILE.tsv
 preprocess --bitext de-de=pairs.tsv --destdir out | names de twice
 preprocess --bitext de-en=absent --destdir out | absent: no such file; check the name
+preprocess --bitext de-en=hf:./absent:train:a,b --destdir out | ./absent: no such folder; check the name
+preprocess --bitext de-en=hf:dir:train:a --destdir out | hf:dir:train:a: not the name of a data set; write hf:NAME:SPLIT
 preprocess --bitext de-en=empty.txt,de.txt --destdir out | empty.txt: the file is empty
 preprocess --bitext de-en=blank.tsv --destdir out | no training pair is left (2 read
 preprocess --bitext de-en=mt.de,de.txt --destdir out | mt.de:4: 40 lines, but de.txt has 3; align
@@ -154,6 +161,27 @@ mine ... --output m.tmx                      | memory needs the text and the lan
 mine ... --threshold nan                     | argument --threshold: must be a finite number or none, not 'nan'
 mine ... --index-gigabytes 0                 | argument --index-gigabytes: must be above 0, not 0.0
 mine ... --index tree                        | --index tree is not possible: could not parse index string tree
+
+score ... --bitext de-en=mt.de,de.txt        | mt.de:4: 40 lines, but de.txt has 3; align the files line by line
+score ... --bitext de-en=ragged.tsv          | ragged.tsv:3: 1 column where two columns are needed; separate source
+score ... --bitext de-en=mt.de,mt.de         | mt.de: too few pairs (left out: 40 identical); give more, or change the
+score ... --bitext de-en=mt.de,mt.en@5       | pairs are not sampled here; leave out @5
+score ... --bitext fr-en=mt.de,mt.en --path two | no tower for the language 'fr'; known: de, en
+score ... --keep 0                           | argument --keep: must lie in (0, 1], not 0
+score ... --keep 80                          | argument --keep: must lie in (0, 1], not 80
+score ... --keep 0.5 --threshold 1           | --keep and --threshold both choose the pairs; give one of them
+score ... --threshold nan                    | argument --threshold: must be a finite number or none, not 'nan'
+score ... --keep 0.5 --trusted de-en=mt.de,mt.en | the trusted pairs choose the threshold; leave out --keep and
+score ... --trusted fr-en=mt.de,mt.en        | mt.de: trusted pairs of fr-en; give pairs of de-en
+score ... --trusted de-en=one.de,one.de --keep-identical | one.de: too few pairs (left out: none)
+score ... --least-precision 0.9              | --least-precision is that of trusted pairs; give --trusted
+score ... --background fr=mt.de              | mt.de: text of fr; give text of de or en
+score ... --background de=absent             | absent: no such file; check the name
+score ... --neighbours 41                    | 41 neighbours, but there are 40 sentences; lower --neighbours to 40
+score ... --output m.parquet                 | m.parquet: this format is not written; write .tsv, .tmx, .xlf
+score ... --output m.tsv.gz                  | m.tsv.gz: this format is not written
+score ... --plot m.bmp                       | m.bmp: a plot is one of .png, .svg, .pdf
+score ... --output mt.en                     | --output is the same file as
 mine ... --output mined.tsv                  | mined.tsv.job: not the folder of an unfinished command; rename
 mine ... --output x.npy                      | x.npy: --output is the same file as --source-vectors
 mine ... --json m.tsv                        | m.tsv: --json is the same file as --output
@@ -218,6 +246,8 @@ eval alignment ... --data de-en=mt.de,mt.en --resamples r.json | this evaluation
 eval sts ... --data sts --split dev          | no STS data set with a dev split in it
 eval sts ... --data bad_sts                  | bad_sts/sts-test.csv:2: '5.1' is not a score of 0 to 5; fetch the file
 eval bucc ... --data bucc                    | there is no split but dev
+eval xsim ... --data bucc                    | bucc: no devtest files in it; name flores200_dataset/ or NTREX-128/, or
+eval xsim ... --data de-en=pairs.tsv --neighbours 999 | 999 neighbours, but there are 120
 eval bucc ... --data bucc --oracle --langs de-fr | no BUCC files of de-fr; the data has de-en
 eval bucc ... --data bucc --oracle --threshold 1 | --oracle and --threshold; give one of them
 eval neighbours ... --data mt.de             | no query; give --query
@@ -268,7 +298,7 @@ def _inputs(folder: Path) -> None:
         "pairs.tsv": [f"{one} {word}\t{two} {word}" for one, two in pairs for word in words],
         "ragged.tsv": ["a\tb", "c\td", "e"], "wide.tsv": ["a\tb\tc"],
         "broken.yaml": ["task: ["], "twice.yaml": ["task: bitext", "seed: 1", "seed: 2"], "list.yaml": ["[1]"],
-        "parts.yaml": ["parts:"],
+        "parts.yaml": ["parts:"], "one.de": german[:1],
         "r.yaml": ["task: {name: bitext, data: bin}", "criterion: {name: translation_ranking}"],
         "dir/notes.md": ["mine"], "mined.tsv.job/notes.txt": ["mine"],
         "one_side/train.de-en.de": ["Guten Tag"], "strange/test-de.tsv": ["awake\tdas Haus", "hungry\tdas Kind"],

@@ -78,7 +78,7 @@ def check_anywhere(file: str) -> None:
 
 TEXT_HELP = (
     "Text with one sentence per line, or .jsonl, .csv, .parquet, .tmx, .xlf (FILE:FIELD names the field), or a .zip of "
-    "these; also .gz, .bz2, .xz and .zst; - reads standard input."
+    "these; also .gz, .bz2, .xz and .zst; or a data set, hf:NAME:SPLIT:COLUMN; - reads standard input."
 )
 ENCODER_HELP = (
     "A checkpoint, a directory of Hugging Face or sentence-transformers, or organisation/name, which is fetched from "
@@ -93,6 +93,12 @@ EncoderPath = Annotated[str, Option(metavar="ENCODER", help=ENCODER_HELP)]
 Language = Annotated[str, Option(metavar="CODE")]
 PROCESSES = OptionGroup(title="several processes", description="xrep-jobs status tells how far they are")
 Jobs = Annotated[Engine, PROCESSES]
+CLEANING = OptionGroup(
+    title="cleaning",
+    description="lengths are in words; a Chinese, Japanese or Thai character counts as half a word",
+    flags={"minimum_length": "--min-length", "maximum_length": "--max-length",
+           "maximum_length_ratio": "--max-length-ratio"},
+)  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -113,6 +119,14 @@ class Computing(Device):
     """Type in which the model computes; bf16 (bfloat16) is faster on GPUs and on most CPUs that have instructions for
     it (AMX, AVX512-BF16; other CPUs compute in float32), fp16 (float16) is for GPUs, int8 is for CPUs and faster than
     float32, and than bf16 where there is no AMX."""
+
+
+@dataclass(kw_only=True)
+class PromptOptions:
+    prompt: Annotated[str, Option(metavar="TEXT")] | None = None
+    """Text that is put in front of each sentence, such as the instruction that a decoder expects."""
+    prompt_name: Annotated[str, Option(metavar="NAME")] | None = None
+    """The encoder's prompt that is put in front of each sentence (default: the encoder's default)."""
 
 
 @dataclass(kw_only=True)
@@ -173,6 +187,24 @@ def check_text(files: Sequence[str], lang: str | None, **options: Any) -> None:
     for file in files:
         if not is_streamed(file):
             next(read_text(file, lang, **options), None)
+
+
+def aligned_text(spec: str) -> Any:
+    """Return parallel text that will be read several times, after printing how its columns are read if that is
+    another order than its name says. Raises UserError if it is a sample, or a pipe."""
+    from xrep.text.examples import orient
+    from xrep.text.find import parse_bitext
+
+    bitext = parse_bitext(spec)
+    if bitext.sample is not None:
+        raise UserError("pairs are not sampled here", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
+    for path in bitext.paths:
+        if is_streamed(path):
+            raise UserError("pairs are read several times", path=path, cure="give a file, not a pipe")
+    bitext, note = orient(bitext)
+    if note:
+        print(note, file=sys.stderr)
+    return bitext
 
 
 # -- results ----------------------------------------------------------------------------------------------------------

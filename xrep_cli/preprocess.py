@@ -20,8 +20,6 @@ from xrep.text.find import parse_bitext
 from xrep_cli import common
 from xrep_cli.command import Command
 
-FLAGS = {"minimum_length": "--min-length", "maximum_length": "--max-length",
-         "maximum_length_ratio": "--max-length-ratio"}  # fmt: skip
 BitextOption = Annotated[list[str], common.Option(metavar="PAIR=FILES", nargs=1, reads=common.bitext_files)]
 TokenizerOption = Annotated[str, common.Option(metavar="PATH")]
 
@@ -43,6 +41,8 @@ class Options(common.JsonOption):
       de-en=x.de,x.en      two files that translate each other line by line
       de-en=x.tmx          a translation memory (TMX, XLIFF), or .jsonl, .csv or .parquet with the fields de and en
       de-en=x.jsonl:q,a    the same, with the names of the fields of de and en
+      de-en=hf:NAME:SPLIT:translation.de,translation.en   a data set of the Hugging Face Hub (NAME or NAME/CONFIG) or a
+                           folder of the library datasets, streamed; SPLIT may be train+test or train[0:1000]
       de-en=x.zip          an archive with one of these, or with two files as OPUS and WMT have them (x.de and x.en)
       de-en=x.tsv@5000     at most 5000 of its pairs, drawn at random (only training text)
     Every file is UTF-8, optionally compressed with gzip, bzip2, xz or zstd. Codes may have two or three letters
@@ -83,14 +83,7 @@ class Options(common.JsonOption):
     """The same, only for the source of each pair."""
     target_tokenizer: TokenizerOption | None = None
     """The same, only for the target of each pair."""
-    cleaning: Annotated[
-        CleaningOptions,
-        common.OptionGroup(
-            title="cleaning",
-            description="lengths are in words; a Chinese, Japanese or Thai character counts as half a word",
-            flags=FLAGS,
-        ),
-    ]
+    cleaning: Annotated[CleaningOptions, common.CLEANING]
     deduplicate: Annotated[bool, common.Option(flag="--keep-duplicates")] = True
     """Keep repeated pairs."""
     drop_identical: Annotated[bool, common.Option(flag="--keep-identical")] = True

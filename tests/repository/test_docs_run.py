@@ -29,16 +29,19 @@ SMALLER = [
 WRITTEN = {
     "choose-an-objective": [
         "runs/cmlm/best/model.safetensors",
-        "runs/labels/best/model.safetensors",
         "runs/grouped/best",
         "runs/angle/best",
+        "runs/guided/best",
+        "runs/labels/best/model.safetensors",
     ],
+    "decoders": ["vectors.npy", "index/manifest.json", "my-decoder/modules.json"],
     "extending": [f"runs/bitext-{name}/best" for name in ("cosine_distance", "translation_ranking")],
+    "filtering": ["kept.en", "scores.png", "filtered.json", "lines.scored.tsv", "data-bin/kept/manifest.json"],
     "mining": ["mined.hyp.en", "planted/de-en.test.gold"],
     "objective": [f"runs/bitext-{name}/best" for name in ("hardest_negative", "sigmoid")],
-    "own-data": ["report.html", "mined.tsv", "my-encoder/modules.json", "runs/third/best"],
+    "own-data": ["report.html", "mined.tsv", "my-encoder/modules.json", "runs/third/best", "data-bin", "flores.json"],
     "serving": ["vectors.npy", "my-encoder/modules.json", "index/manifest.json"],
-    "translation-memory": ["clean.tmx", "mined.tmx", "index/manifest.json"],
+    "translation-memory": ["clean0.tmx", "clean1.tmx", "mined.tmx", "index/manifest.json"],
     "troubleshooting": ["runs/large/best"],
 }
 """Files that there must be in the end, for each guide whose commands are run."""
@@ -60,9 +63,14 @@ def write_data(folder: Path) -> None:
         "test": rows[440:480],
         "dev": rows[480:520],
         "lines": rows[:50],
+        "crawl": [
+            *rows[:300],
+            *((one[0], other[1], "") for one, other in zip(rows[300:340], rows[301:341], strict=True)),
+        ],
     }
     for name, some in parts.items():
         write_sides(folder, name, some)
+    write_lines(folder / "checked.tsv", [f"{german}\t{english}" for english, german, _ in rows[340:400]])
     for name, first in (("mono", 520), ("old", 600)):
         write_lines(folder / f"{name}.de", [german for _, german, _ in rows[first : first + 200]])
         write_lines(folder / f"{name}.en", [english for english, _, _ in reversed(rows[first + 40 : first + 240])])
@@ -70,6 +78,17 @@ def write_data(folder: Path) -> None:
         write_sides(folder / "mono", name, some)
     for code, column in (("deu", 1), ("eng", 0)):
         write_lines(folder / "test" / f"tatoeba.deu-eng.{code}", [row[column] for row in parts["test"]])
+    changed = {f"{row[0]} 9": {"errtype": "number", "src": row[0]} for row in parts["test"]}
+    texts = {
+        "devtest/deu_Latn": [row[1] for row in parts["test"]],
+        "devtest/eng_Latn": [row[0] for row in parts["test"]],
+    }
+    for name, some in {**texts, "devtest_augmented/eng_Latn_augmented": list(changed)}.items():
+        write_lines(folder / "flores200_dataset" / f"{name}.devtest", some)
+    kinds = folder / "flores200_dataset" / "devtest_augmented" / "eng_Latn_errtype.devtest.json"
+    kinds.write_text(json.dumps(changed), encoding="utf-8")
+    nested = [{"translation": {"de": german, "en": english}} for english, german, _ in rows[:600]]
+    write_lines(folder / "hf-corpus" / "train.jsonl", [json.dumps(row, ensure_ascii=False) for row in nested])
     write_lines(folder / "mined.tsv", [f"1.1\t{german}\t{english}" for english, german, _ in rows[:20]])
     for name, first in (("train", 0), ("dev", 400)):
         pairs = [(rows[n][0], rows[n + n % 3][0], 5 - n % 3) for n in range(first, first + 200)]
@@ -103,8 +122,12 @@ def test_a_guide(guide: str, install_commands, repository: Path, trained_run: Pa
     write_data(folder)
     (folder / "runs").mkdir()
     (folder / "teacher").symlink_to(trained_run / "best")
-    if run := {"serving": "demo", "troubleshooting": "first"}.get(guide):
+    if run := {"filtering": "first", "serving": "demo", "troubleshooting": "first"}.get(guide):
         (folder / "runs" / run).symlink_to(trained_run)
+    if guide == "decoders":
+        from tests.interop.test_decoders import write_decoder
+
+        (folder / "decoder").symlink_to(write_decoder(tmp_path / "decoder", "Qwen3"))
     install_commands(tmp_path / "bin", {})
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
     environment |= {"PYTHONPATH": f"{repository}:{folder}", "XREP_HOME": str(tmp_path / "home")}

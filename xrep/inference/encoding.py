@@ -54,6 +54,7 @@ class HeldEncoder(Remade):
 
     def __init__(self, encoder: SentenceEncoder) -> None:
         self.encoder, self.plugins = encoder, list(IMPORTED)
+        self._prompts = encoder.prompts, encoder.default_prompt_name
         self.path, self.fingerprint = encoder.path, encoder.fingerprint()
         self.precision: Any = encoder.precision
 
@@ -63,6 +64,7 @@ class HeldEncoder(Remade):
         for plugin in self.plugins:
             import_plugin(plugin)
         encoder = SentenceEncoder.load(self.path, dtype=self.precision)
+        encoder.prompts, encoder.default_prompt_name = self._prompts
         if encoder.fingerprint() != self.fingerprint:
             cure = "give all machines the same encoder, at the same path"
             raise MachineError("the encoder is another one on this machine", path=self.path, cure=cure)
@@ -104,15 +106,20 @@ class Read(TextSource, Stage):
             return write_words(folder, numbered)
         if self._form == "line":
             return {"rows": write_lines(folder, numbered)}
-        hashes = ArrayFile.create(folder / HASHES, np.uint64, (2,))
-        rows = write_lines(folder, ((line, text.strip()) for line, text in numbered), hashes)
-        hashes.close()
-        return {"rows": rows}
+        return {"rows": write_hashed(folder, numbered)}
 
     @cached_property
     def texts(self) -> Texts:
         files = [[result.files[name] for name in TEXT_FILES] for result in self.results]
         return Texts(files, [result.facts["rows"] for result in self.results])
+
+
+def write_hashed(folder: Path, numbered: Iterable[tuple[int, str]]) -> int:
+    """Copy lines without white space at both ends, and hashes of them, as ``write_lines`` does."""
+    hashes = ArrayFile.create(folder / HASHES, np.uint64, (2,))
+    rows = write_lines(folder, ((line, text.strip()) for line, text in numbered), hashes)
+    hashes.close()
+    return rows
 
 
 def write_words(folder: Path, numbered: Iterable[tuple[int, str]]) -> dict[str, int]:
