@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.evaluation.conftest import published
 from tests.support.corpus import write_lines
 from xrep.errors import UserError
 from xrep.text.find import discover_nli
@@ -75,3 +76,10 @@ def test_tables_without_a_header_have_three_columns(tmp_path: Path) -> None:
         UserError, match="own.tsv:1: 2 columns and no header .*; write score<TAB>sentence1<TAB>sentence2"
     ):
         read(tmp_path)
+
+
+def test_published_files() -> None:
+    """STS-B and SICK have as many pairs as their papers say. The other folders in it have tests alone."""
+    found = {split: Counter(row[0] for row in read(published("sts"), split)) for split in ("train", "valid")}
+    assert found["train"] == {"en": 5749 + 4500, "de": 5749, "fr": 5749, "zh": 5749}
+    assert found["valid"] == {"en": 1500 + 500, "de": 1500, "fr": 1500, "zh": 1500}

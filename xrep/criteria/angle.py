@@ -22,7 +22,7 @@ class Angle(CoSENT):
 
     Example:
         ```sh
-        xrep-train sts/ --task similarity --criterion angle --towers shared --batch-size 64
+        xrep-train scored/ --task similarity --criterion angle --towers shared --batch-size 64
         ```
     """
 

@@ -31,7 +31,7 @@ class CoSENT(ContrastiveCriterion):
 
     Example:
         ```sh
-        xrep-train sts/ --task similarity --criterion cosent --towers shared --batch-size 64
+        xrep-train scored/ --task similarity --criterion cosent --towers shared --batch-size 64
         ```
     """
 
