@@ -66,6 +66,10 @@ train ... --save-dir=                        | checkpoint.save_dir must be a str
 train ... --criterion dual_moco --queue-size 1000000000000 | GB of memory, and this machine has
 train ... --criterion nli                    | the criterion reads labelled pairs, and the task gives translations
 train swapped --task classification --criterion classification --languages de --save-dir x | labels of 40 texts, such as
+train ... --criterion cosent                 | reads scored pairs, and the task gives translations; set --task to simil
+train ... --batch-by sentence                | task.batch_by must be language_pair, corpus or none, not 'sentence'
+train pairs.tsv --task similarity --criterion cosent | pairs.tsv:1: 2 columns and no header that names them; write
+train pairs.tsv --task similarity --criterion angle --lowest-score 5 | lowest_score 5 must be below highest_score 5
 train ... --task translation                 | unknown option --towers
 train ... --task monolingual --criterion tlm | bin: no training text found; expected news.de, train.de
 train ... --criterion frozen_source          | a frozen source needs a tower of its own, and this model has one

@@ -29,6 +29,8 @@ SMALLER = [
 WRITTEN = {
     "choose-an-objective": [
         "runs/cmlm/best/model.safetensors",
+        "runs/grouped/best",
+        "runs/angle/best",
         "runs/guided/best",
         "runs/labels/best/model.safetensors",
     ],
@@ -94,6 +96,9 @@ def write_data(folder: Path) -> None:
     nested = [{"translation": {"de": german, "en": english}} for english, german, _ in rows[:600]]
     write_lines(folder / "hf-corpus" / "train.jsonl", [json.dumps(row, ensure_ascii=False) for row in nested])
     write_lines(folder / "mined.tsv", [f"1.1\t{german}\t{english}" for english, german, _ in rows[:20]])
+    for name, first in (("train", 0), ("dev", 400)):
+        pairs = [(rows[n][0], rows[n + n % 3][0], 5 - n % 3) for n in range(first, first + 200)]
+        write_lines(folder / "scored" / f"{name}.tsv", [f"{score}\t{one}\t{two}" for one, two, score in pairs])
     write_lines(folder / "lines.txt", [row[0] for row in rows[:50]])
     write_lines(folder / "more.txt", [row[0] for row in parts["dev"]])
     with (folder / "memory.tmx").open("w", encoding="utf-8") as file:
