@@ -22,6 +22,7 @@ from xrep.text.tokenizer import (
     CONFIG_FILE,
     FETCH_AGAIN,
     MASK_PIECE,
+    SPACE,
     XLM_ROBERTA_FILE,
     SentencePieceTokenizer,
     Tokenizer,
@@ -45,8 +46,6 @@ ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 # Families of which an option in ``tokenizer_config.json`` overrides ``tokenizer.json``; "" is none that is named.
 _WITH_OPTIONS = ("", "bert", "distilbert", "electra", "roberta")
-SPACE = "\u2581"
-"""The character that SentencePiece writes for a space, at the beginning of a word."""
 # The types of the pieces of a SentencePiece model, and its kind (sentencepiece_model.proto).
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 3, 4, 5, 6
 _UNIGRAM = 1
@@ -96,6 +95,16 @@ class HuggingFaceTokenizer(Tokenizer):
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         encodings = self._tokenizer.encode_batch_fast(list(sentences), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def pieces(self) -> list[str]:
+        model, decoder = self._tokenizer.model, self._tokenizer.decoder
+        pieces = [self._tokenizer.id_to_token(i) or "" for i in range(self.vocabulary_size)]
+        if isinstance(model, models.WordPiece):
+            inside = model.continuing_subword_prefix
+            return [piece[len(inside) :] if piece.startswith(inside) else SPACE + piece for piece in pieces]
+        if isinstance(decoder, decoders.ByteLevel):
+            return [decoder.decode([piece]).replace(" ", SPACE) for piece in pieces]
+        return pieces
 
     def use_one_thread(self) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
