@@ -45,8 +45,9 @@ class FrozenSource(ContrastiveCriterion):
             (``teacher_vectors``), which save the teacher's part of each step.
         - Choose it: to teach a language to a new encoder, with the similarity that the teacher has learnt.
         - Related: with ``loss: mse`` and ``sides: both`` it is the distillation of Reimers and Gurevych (2020); the
-            recipe ``multilingual_student`` is of this kind. ``source: trained`` gives the models that the paper compares with (table 5, queue 0): the dual encoder (``towers: separate``) and the
-            multilingual one (``shared``).
+            recipe ``multilingual_student`` is of this kind. ``source: trained`` gives the models that the paper
+            compares with (table 5, queue 0): the dual encoder (``towers: separate``) and the multilingual one
+            (``shared``).
         - Left open: whether the temperature is bounded (here by [0.01, 1]). Hard negatives (option ``negatives`` of the
             task) are of the target side of the pairs, so they need ``source_side: target``.
 

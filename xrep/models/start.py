@@ -142,9 +142,7 @@ def carry_rows(encoder: Encoder, start: Start, tokenizer: Tokenizer) -> str:
         if places:
             encoder.token_embedding.weight[row] = words[places].mean(dim=0)
     equal, composed = (sum(len(places) in some for places in rows) for some in ((1,), range(2, len(words))))
-    return (
-        f"subwords of the text: {len(rows):,}, of which {equal:,} had a vector there and {composed:,} the mean of some"
-    )
+    return f"{len(rows):,} subwords of the text, {equal:,} with the vector of one there, {composed:,} the mean of some"
 
 
 def load_start(encoder: Encoder, start: Start, layers: int | None) -> EncoderOrigin:
