@@ -36,14 +36,13 @@ def equation(
             scores += [vector @ key / config.temperature for key in queue]
             contrast = torch.stack(scores).exp().sum().log() - scores[0]
             squared = (vector - teacher[row]).pow(2).sum()
-            weight = 1.0 if config.loss == "mse" else config.mse_weight
-            loss = loss + contrast * (config.loss != "mse") + weight * squared * (config.loss != "contrastive")
+            loss = loss + contrast * (config.loss != "mse") + squared * (config.loss != "contrastive")
     return loss
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
 @pytest.mark.parametrize("given", [
-    {"loss": "contrastive"}, {"loss": "mse"}, {"loss": "both", "mse_weight": 3.0},
+    {"loss": "contrastive"}, {"loss": "mse"}, {"loss": "both"},
     {"loss": "both", "queue_size": 8, "mask_equal_sentences": True},
 ], ids=str)  # fmt: skip
 def test_both_sides_learn_the_teachers_vectors(

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,8 +11,12 @@ import torch
 from tests.support.commands import Commands
 from tests.support.corpus import sentence_pairs, write_corpus
 from tests.support.encoders import write_encoder
+from xrep.config import runs_of
+from xrep.errors import UserError
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.directory import load_model, open_checkpoint
+from xrep.models.start import read_text
+from xrep.nn.encoder import Encoder
 from xrep.text.resources import xrep_home
 from xrep.text.shared_pieces import rows_of_pieces
 from xrep_cli.train_options import parse
@@ -73,17 +78,20 @@ def test_the_student_begins_as_its_teacher(teacher: SentenceEncoder, cli: Comman
             torch.testing.assert_close(kept[key], weights, atol=1e-6, rtol=0, msg=key)
 
 
-def test_what_the_recipe_refers_to_may_be_set_above_it() -> None:
-    from xrep.config import runs_of
+@pytest.mark.parametrize(("words", "start"), [
+    ([], None), (["--teacher", "a"], "a"), (["--teacher", "a", "--encoder", "b"], "b"),
+    (["--teacher", "a", "--encoder", "none"], None), (["--teacher", "a", "--towers", "separate"], None),
+])  # fmt: skip
+def test_where_a_student_starts(words: list[str], start: str | None) -> None:
+    line = parse(["--config", "multilingual_student", *words])
+    assert runs_of(line.layers, line.problems)[0].values["model.encoder"] == start
 
-    def encoder(*words: str) -> list[str | None]:
-        line = parse(["--config", "multilingual_student", *words])
-        values = runs_of(line.layers, line.problems)[0].values
-        return [values["model.encoder"], values["criterion.teacher"]]
 
-    assert encoder() == [None, None] and encoder("--teacher", "a") == ["a", "a"]
-    assert encoder("--encoder", "b", "criterion.teacher=a") == ["b", "a"]
-    assert encoder("--teacher", "${model.encoder}") == [None, None]  # a circle stands for nothing
+def test_an_encoder_of_transformers_keeps_its_vocabulary() -> None:
+    with pytest.raises(
+        UserError, match="modernbert: transformers computes it, so its vocabulary stays; start from BERT"
+    ):
+        read_text(Mock(spec=Encoder), Mock(path=Path("modernbert")), Mock())
 
 
 @pytest.mark.nightly

@@ -13,7 +13,7 @@ from typing import Any
 from xrep.config.fields import convert
 from xrep.config.sections import OF_A_PART, SECTIONS, Mixing, Section, fields_of, sections_of
 from xrep.config.sizes import with_size
-from xrep.config.values import CHOICES, LISTS, Layer, flat, over, referred, strip, to_yaml
+from xrep.config.values import CHOICES, LISTS, Layer, flat, over, strip, to_yaml
 from xrep.errors import ConfigError, shown
 from xrep.registry import MIXTURE, REGISTRIES, import_plugin, load_target, nearest, suggestion
 
@@ -277,7 +277,7 @@ def to_configuration(runs: list[RunConfig]) -> str:
 
 def resolve(given: Layer) -> tuple[Layer, list[str]]:
     """Return the value of every option of a run, and everything that is wrong, one line each."""
-    problems, given = list[str](), {key: referred(value, given) for key, value in given.items()}
+    problems = list[str]()
     values: Layer = {"parts": given["parts"]} if "parts" in given else {}
     if single := " and ".join(kind for kind in OF_A_PART if values and strip(given, f"{kind}.")):
         problems.append(f"a run has either parts or one task and criterion, but {single} is given beside parts")

@@ -23,8 +23,6 @@ Layer = dict[str, Any]
 LISTS = ("parts", "stages")
 CHOICES = ("task", "model", "criterion", "optimizer", "lr_scheduler", "validation")
 """Sections whose part is chosen by name."""
-REFERENCE = re.compile(rf"\$\{{((?!(?:{'|'.join(LISTS)})\.)\w+(?:\.\w+)+)\}}")
-"""A value that stands for that of another option: ``${criterion.teacher}``."""
 _CHOICE = re.compile(rf"(stages\.\w+\.)?(parts\.\w+\.)?({'|'.join(CHOICES)})")
 
 
@@ -89,47 +87,28 @@ def over(lower: Layer, upper: Layer) -> Layer:
 
 
 def read_yaml(path: str | Path) -> Layer:
-    """Return a configuration file as a layer. Raises UserError if the file is missing or is not a YAML mapping.
-
-    A value that is nothing but a ``REFERENCE`` stays one, because a higher layer may set what it refers to.
-    """
-    values, written = map(flat, _load(path))
-    late = {key: text for key, text in written.items() if isinstance(text, str) and REFERENCE.fullmatch(text)}
-    return {key: value if key.endswith(".name") else late.get(key, value) for key, value in values.items()}
-
-
-def referred(value: Any, values: Layer) -> Any:
-    """Return the value that a ``REFERENCE`` stands for, None if there is none; any other value stays as it is."""
-    found = REFERENCE.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
-        return value
-    return referred(values.get(found[1]), {key: each for key, each in values.items() if key != found[1]})
+    """Return a configuration file as a layer. Raises UserError if the file is missing or is not a YAML mapping."""
+    return flat(load_yaml(path))
 
 
 def load_yaml(path: str | Path) -> Mapping[Any, Any]:
     """Return a YAML file as it is nested; its interpolations (``${trainer.max_steps}``) are resolved. Raises UserError
     if the file is missing or is not a YAML mapping."""
-    return _load(path)[0]
-
-
-def _load(path: str | Path) -> tuple[Mapping[Any, Any], Mapping[Any, Any]]:
-    """Return a YAML file with its interpolations resolved, and as it is written."""
     try:
         content = Path(path).read_bytes()
     except FileNotFoundError:
         raise UserError("no such file", path=path, cure="name an existing YAML file") from None
     try:
-        loaded = OmegaConf.load(io.StringIO(content.decode("utf-8")))
-        values, written = (OmegaConf.to_container(loaded, resolve=resolve) for resolve in (True, False))
+        values = OmegaConf.to_container(OmegaConf.load(io.StringIO(content.decode("utf-8"))), resolve=True)
     except yaml.MarkedYAMLError as error:
         line = None if error.problem_mark is None else error.problem_mark.line + 1
         problem = " ".join((error.problem or error.context or "").split())
         raise UserError(f"not a valid configuration: {problem}", path=path, line=line, cure="correct it") from error
     except Exception as error:  # YAML and OmegaConf raise nearly every type, such as IndexError for "!!int ''"
         raise UserError(f"not a valid configuration: {one_line(error)[:300]}", path=path, cure="correct it") from error
-    if not isinstance(values, Mapping) or not isinstance(written, Mapping):
+    if not isinstance(values, Mapping):
         raise UserError("is not a mapping of sections", path=path, cure="write for example 'task: bitext'")
-    return values, written
+    return values
 
 
 class _Dumper(yaml.SafeDumper):

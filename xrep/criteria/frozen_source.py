@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xrep.config.fields import CountOrZero, Positive
+from xrep.config.fields import CountOrZero
 from xrep.criteria.contrastive import ContrastiveCriterion, Encoded
 from xrep.criteria.criterion import Loss, Planned, Term, merged, percentage
 from xrep.criteria.in_batch import Temperature, with_own_negatives
@@ -78,9 +78,7 @@ class FrozenSource(ContrastiveCriterion):
         of the source sentence itself (both), so that one student (towers: shared) reads all languages."""
         loss: Literal["contrastive", "mse", "both"] = "contrastive"
         """contrastive: InfoNCE. mse: the squared distance between the student's and the teacher's vector, as in the
-        distillation of Reimers and Gurevych (2020). both: their sum, with the weight mse_weight for the second."""
-        mse_weight: Positive = 1.0
-        """loss both: factor of the squared distance, which is at most 4 for vectors of length 1."""
+        distillation of Reimers and Gurevych (2020). both: their sum."""
         queue_size: CountOrZero = 0
         """Number of source vectors of earlier steps that are used as further negatives: 10000 for base, 200000 for
         large encoders (table 6). 0: only the batch. It need not be a multiple of the batch size."""
@@ -94,7 +92,8 @@ class FrozenSource(ContrastiveCriterion):
         teacher: str | None = None
         """Encoder that teaches: a directory of sentence-transformers, or what else xrep-encode opens. It encodes each
         different source sentence of the text once before training (as the vocabulary writes it), and the vectors are
-        kept below XREP_HOME. As with teacher_vectors, the model is the student alone if towers are shared."""
+        kept below XREP_HOME. As with teacher_vectors, the model is the student alone if towers are shared; it then
+        starts from its teacher unless another `encoder` is named."""
         teacher_vectors: str | None = None
         """Vectors of the source sentences, computed once before training: a .npy file of floats [N, D], such as that of
         xrep-encode, with one row for each line of teacher_text. With a source tower (towers separate) the vectors
@@ -243,7 +242,7 @@ class FrozenSource(ContrastiveCriterion):
         metrics = {"accuracy": percentage(correct)}
         if isinstance(tau, Tensor):
             metrics["temperature"] = tau.detach()
-        return Loss({self.term: Term(loss.sum() + self.config.mse_weight * squared)}, metrics, found=keys)
+        return Loss({self.term: Term(loss.sum() + squared)}, metrics, found=keys)
 
     def remember(self, vectors: tuple[Tensor, ...], planned: Planned, loss: Loss) -> None:
         if self.queue is not None:

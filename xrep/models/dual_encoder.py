@@ -16,7 +16,7 @@ from xrep.interop.pretrained import Start, pooler_of
 from xrep.interop.sentence_modules import DenseActivation
 from xrep.models.model import EncoderOrigin, SentenceModel
 from xrep.models.projection import MeanOfSpaces, Projection, ProjectionShape, make_projection
-from xrep.models.start import StartOptions, carry_rows, check_shape, encoder_shape, load_start, of_text, shape_from
+from xrep.models.start import StartOptions, check_shape, encoder_shape, load_start, read_text, shape_from
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling, pool
 from xrep.nn.shape import EncoderSizes
@@ -119,8 +119,6 @@ class DualEncoder(SentenceModel):
         if config.towers == "shared" and SHARED not in text.vocabularies:
             raise UserError("the sides of this text have vocabularies of their own", cure="set `towers` to separate")
         starts = dict(config.starts) if architecture is None else {}
-        for name, start in starts.items() if config.vocabulary == "text" else ():
-            starts[name] = of_text(start, text.vocabulary(name))
         for name, start in starts.items():
             if config.pooler in (name, "all"):
                 starts[name] = replace(start, projection=pooler_of(start))
@@ -130,7 +128,10 @@ class DualEncoder(SentenceModel):
         shapes = {name: shape_from(values) for name, values in self._architecture["towers"].items()}
         projections = {name: ProjectionShape(**values) for name, values in self._architecture["projections"].items()}
         for name, shape in shapes.items():
-            _check(name, shape, text.vocabulary(name), text.max_length, config)
+            vocabulary = text.vocabulary(name)
+            if config.vocabulary == "text" and name in starts:  # until start_embeddings is called
+                vocabulary = replace(vocabulary, size=shape.vocabulary_size, pad_id=shape.pad_id)
+            _check(name, shape, vocabulary, text.max_length, config)
         encoders = {name: Encoder.build(shape, **config.rates) for name, shape in shapes.items()}
         self.encoders = cast(Any, nn.ModuleDict(encoders))
         self.projections = cast(Any, nn.ModuleDict({name: make_projection(own) for name, own in projections.items()}))
@@ -149,8 +150,9 @@ class DualEncoder(SentenceModel):
 
     def start_embeddings(self, tokenizers: Tokenizers) -> None:
         for name, start in self.config.starts.items() if self.config.vocabulary == "text" else ():
-            origin = self.origins[f"encoders.{name}"]
-            note = carry_rows(self.encoders[name], start, tokenizer_of(tokenizers, name))
+            origin, encoder = self.origins[f"encoders.{name}"], self.encoders[name]
+            note = read_text(encoder, start, tokenizer_of(tokenizers, name))
+            self._architecture["towers"][name] = encoder.shape.as_dict()
             self.origins[f"encoders.{name}"] = replace(origin, details=f"{origin.details}; {note}")
 
     def architecture(self) -> dict[str, Any]:

@@ -9,25 +9,24 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from xrep.config.fields import Count
 from xrep.data.batch import TextSpec, Vocabulary
 from xrep.errors import UserError
-from xrep.interop.pretrained import AUTO, Start, State, find_pretrained, no_head, read_pretrained
+from xrep.interop.pretrained import AUTO, Start, State, find_pretrained, read_pretrained
 from xrep.interop.sentence_modules import DenseSpec
 from xrep.models.directory import CRITERION, MANIFEST, Checkpoint, open_checkpoint
 from xrep.models.kinds import PRETRAINED, expect
 from xrep.models.model import EncoderOrigin
-from xrep.nn.encoder import Encoder
-from xrep.nn.shape import EncoderShape, EncoderSizes, Norm
+from xrep.nn.encoder import Encoder, TransformerEncoder
+from xrep.nn.shape import EncoderSizes, Norm
 from xrep.nn.weights import fitting, some
 from xrep.registry import ENCODERS
 from xrep.text.shared_pieces import rows_of_pieces
 from xrep.text.sides import SHARED, open_tokenizer
 from xrep.text.tokenizer import Tokenizer
 
-TOKENS, POSITIONS = "token_embedding.weight", "position_embedding.weight"
 Rate = Annotated[float, "[0, 1)"]
 
 
@@ -114,35 +113,27 @@ def encoder_shape(config: StartOptions, vocabulary: Vocabulary, start: Start | N
     )
 
 
-def of_text(start: Start, vocabulary: Vocabulary) -> Start:
-    """Return a start whose encoder reads other subwords. Each begins as the mean of all rows of the embedding, until
-    ``carry_rows`` is called. Raises UserError if xrep's own encoder cannot compute it."""
-    if not isinstance(start.shape, EncoderShape):
-        cure = "start from BERT, RoBERTa or XLM-R, or leave out `vocabulary`"
-        raise UserError("xrep's own encoder cannot compute it, so its vocabulary stays", path=start.path, cure=cure)
-    offset = start.shape.position_offset
-    size, pad_id = vocabulary.size, vocabulary.pad_id
-
-    def read(shape: EncoderSizes) -> State:
-        state, unused = start.read(shape)
-        state[TOKENS] = state[TOKENS].mean(dim=0).repeat(size, 1)
-        state[POSITIONS] = state[POSITIONS][offset:]  # RoBERTa's begin behind its own padding id
-        return state, unused
-
-    shape = replace(start.shape, vocabulary_size=size, pad_id=pad_id, position_offset=0)
-    return replace(start, shape=shape, read=read, head=no_head)
-
-
 @torch.no_grad()
-def carry_rows(encoder: Encoder, start: Start, tokenizer: Tokenizer) -> str:
-    """Start the rows of an embedding, for the subwords of a tokenizer, as those of the same text at the start of the
-    encoder (``rows_of_pieces``); a text of several subwords there has their mean. Return a note for the user."""
-    words, rows = start.state(1)[0][TOKENS], rows_of_pieces(tokenizer, open_tokenizer(start.tokenizer))
-    for row, places in enumerate(rows):
-        if places:
-            encoder.token_embedding.weight[row] = words[places].mean(dim=0)
-    equal, composed = (sum(len(places) in some for places in rows) for some in ((1,), range(2, len(words))))
-    return f"{len(rows):,} subwords of the text, {equal:,} with the vector of one there, {composed:,} the mean of some"
+def read_text(encoder: Encoder, start: Start, tokenizer: Tokenizer) -> str:
+    """Give an encoder that begins at ``start`` an embedding for the subwords of another tokenizer; return a note on it.
+
+    Each row is the mean of those that the same text has at the start (``rows_of_pieces``), or else the mean of all.
+
+    Raises:
+        UserError: Its embedding cannot be replaced, because transformers computes the encoder.
+    """
+    if not isinstance(encoder, TransformerEncoder):
+        cure = "start from BERT, RoBERTa or XLM-R, or leave out `vocabulary`"
+        raise UserError("transformers computes it, so its vocabulary stays", path=start.path, cure=cure)
+    words, rows = encoder.token_embedding.weight, rows_of_pieces(tokenizer, open_tokenizer(start.tokenizer))
+    table = torch.stack([words[places or slice(None)].mean(dim=0) for places in rows])
+    positions = encoder.position_embedding.weight[encoder.shape.position_offset :].clone()  # RoBERTa's begin at 2
+    encoder.shape = replace(encoder.shape, vocabulary_size=len(rows), pad_id=tokenizer.pad_id, position_offset=0)
+    encoder.token_embedding = nn.Embedding.from_pretrained(table, freeze=False, padding_idx=tokenizer.pad_id)
+    encoder.position_embedding = nn.Embedding.from_pretrained(positions, freeze=False)
+    return (
+        f"{len(rows):,} subwords of the text, {sum(len(places) == 1 for places in rows):,} of which had a vector there"
+    )
 
 
 def load_start(encoder: Encoder, start: Start, layers: int | None) -> EncoderOrigin:
