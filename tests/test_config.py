@@ -151,7 +151,7 @@ def test_all_problems_are_told_together():
         "my.yaml: criterion.queue_size must be at least 0, not -5",
         "my.yaml: criterion.temperature must be a finite number, not 'hot'",
         "unknown lr_scheduler 'cosin'; did you mean 'cosine'?",
-        "my.yaml: seed must be at least 0, not -1",
+        "my.yaml: seed must lie in [0, 4294967295], not -1",
         "my.yaml: unknown key criterion.momentun; did you mean 'momentum'?",
         "my.yaml: checkpoint must be a mapping of options, not 5",
         "my.yaml: unknown key optimiser.lr; did you mean 'optimizer.lr'?",

@@ -35,6 +35,9 @@ USUAL = {
 REFUSALS = r"""
 xrep trian                                   | there is no command 'trian'; did you mean 'train'?
 xrep banana                                  | there is no command 'banana'; known: train, recipes, eval,
+sweep r.yaml --save-dir s --grid seed=1,2    | --grid 'seed=1,2'; name seeds by --seeds 1,2,3
+sweep r.yaml --save-dir s --grid checkpoint.save_dir=a,b | leave it out: each run has a folder of its own in
+sweep r.yaml --save-dir s --grid optimizer.lr=1e-3,0.001 | lr1e-3 and lr0.001 are the same run; name each value
 xrep completion csh                          | no completion for 'csh'; write xrep completion bash, or zsh, tcsh
 
 data get ../../etc/passwd                    | unknown corpus or pretrained encoder '../../etc/passwd'
@@ -49,6 +52,7 @@ train ... --learning-rate 1                  | unknown option --learning-rate; -
 train ... --tempratur 1                      | unknown option --tempratur; did you mean '--temperature'?
 train ... --towers                           | argument --towers: expected one argument
 train ... --max-steps many                   | trainer.max_steps must be an integer or none, not 'many'
+train ... --seed 9223372036854775807         | seed must lie in [0, 4294967295], not
 train ... --lr -1                            | optimizer.lr must be at least 0, not -1.0
 train ... --temperature 0                    | criterion.temperature must lie in [0.0001, 10000], not 0.0
 train ... --directions sideways              | criterion.directions must be both or forward, not 'sideways'
@@ -127,6 +131,8 @@ encode ... --path damaged                    | damaged/model.safetensors: damage
 encode ... --path two                        | a tower for each side and no language was named; known: de, en
 encode ... --path two --lang fra             | no tower for the language 'fr'; known: de, en
 encode ... --lang de-en                      | --lang de-en: a pair, where each language is named alone; give de, or
+encode ... --lang "de; rm"                    | --lang 'de; rm' is no language code; give one such as de, deu or zh-Hans
+encode ... --lang xx                         | --lang 'xx' is no language code; give one such as de, deu or zh-Hans
 encode ... --input absent                    | absent: no such file; check the name
 encode ... --input dir                       | dir: a folder, not a file; name a file in it
 encode ... --output v.txt                    | v.txt: the output is a .npy file or a folder; give a name
@@ -187,6 +193,7 @@ generate ... --min-length 9                  | --min-length 9 is more than the g
 predict --input de.txt                       | the following arguments are required: --path
 predict ... --path enc                       | enc: a sentence encoder, not a classifier; encode sentences by
 predict ... --input wide.tsv                 | wide.tsv:1: 3 columns, where a line is text
+predict ... --input pairs.tsv                | pairs.tsv:1: 2 columns, where a line is text
 predict ... --output de.txt                  | --output is the same file as --input
 
 eval nowhere --path enc                      | argument COMMAND: invalid choice: 'nowhere'
@@ -208,7 +215,7 @@ eval tatoeba ... --random-baseline -1        | --random-baseline: must be at lea
 eval alignment ... --random-baseline --every-checkpoint | --every-checkpoint with --random-baseline; measure one
 eval translation ... --data mt.{lang} --langs de | enc: a sentence encoder, not a translation model
 eval language-bias ... --data mt.{lang} --sentences 1 | fewer than 2 sentences
-eval scatter ... --data mt.{lang} --plot o.png --seed -1 | --seed -1; give a number from 0 to 4294967295
+eval scatter ... --data mt.{lang} --plot o.png --seed -1 | --seed: must lie in [0, 4294967295], not -1
 eval alignment ... --data de-en=mt.de,mt.en  | 40 pairs, but 1000 and 750 others
 eval alignment ... --data sts/sts-test.csv --positive-above 5 | no pair scores higher than 5
 eval alignment ... --data de-en=mt.de,mt.en --resamples r.json | this evaluation resamples no figure; leave --resamples
@@ -265,7 +272,9 @@ def _inputs(folder: Path) -> None:
         "pairs.tsv": [f"{one} {word}\t{two} {word}" for one, two in pairs for word in words],
         "ragged.tsv": ["a\tb", "c\td", "e"], "wide.tsv": ["a\tb\tc"],
         "broken.yaml": ["task: ["], "twice.yaml": ["task: bitext", "seed: 1", "seed: 2"], "list.yaml": ["[1]"],
-        "parts.yaml": ["parts:"], "dir/notes.md": ["mine"], "mined.tsv.job/notes.txt": ["mine"],
+        "parts.yaml": ["parts:"],
+        "r.yaml": ["task: {name: bitext, data: bin}", "criterion: {name: translation_ranking}"],
+        "dir/notes.md": ["mine"], "mined.tsv.job/notes.txt": ["mine"],
         "one_side/train.de-en.de": ["Guten Tag"], "strange/test-de.tsv": ["awake\tdas Haus", "hungry\tdas Kind"],
         "tat/tatoeba.deu-eng.deu": german, "tat/tatoeba.deu-eng.eng": english,
         "sts/sts-test.csv": [f"m\tM\t1\t{i}\t{i % 6}\t{one}\t{two}" for i, (one, two) in enumerate(pairs)],

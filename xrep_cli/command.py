@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import functools
 import io
 import os
@@ -26,6 +27,14 @@ VERSION = f"xrep {__version__}"
 """What ``--version`` of every command prints."""
 ConsoleScript = Callable[..., int]
 """Entry point that takes arguments, by default those in ``sys.argv``, and returns an exit code."""
+CURES = {
+    errno.EACCES: "choose another place, or ask for its permissions",
+    errno.EEXIST: "remove it, or choose another name",
+    errno.EFBIG: "raise the limit of the size of files (ulimit -f), or choose another file system",
+    errno.ENOSPC: "make room on this file system, or choose another one",
+    errno.ENOTDIR: "a folder of this path is a file; choose another name",
+}
+"""What helps against errors of the file system."""
 
 
 # -- how a command ends -----------------------------------------------------------------------------------------------
@@ -59,7 +68,8 @@ def exit_code(program: str, function: Callable[[Sequence[str]], None], argv: Seq
     except (TrainingError, UserError) as error:
         message, code = str(error), 1 if isinstance(error, TrainingError) else 2
     except OSError as error:
-        message, code = ": ".join(filter(None, [error.filename, error.strerror or str(error)])), 2
+        named = ": ".join(filter(None, [error.filename, error.strerror or str(error)]))
+        message, code = "; ".join(filter(None, [named, CURES.get(error.errno or 0)])), 2
     except MemoryError as error:
         message, code = f"not enough memory ({error or 'without details'}); use less at once, or less data", 2
     for line in filter(None, message.split("\n")):

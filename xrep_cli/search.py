@@ -28,8 +28,8 @@ class SearchCommands:
       xrep-search build --path run1/best --input corpus.txt --lang en --output index/
       # Ask in another language
       xrep-search query index/ "Wo ist der Bahnhof?" -k 5 --lang de
-      # Add lines to the index
-      xrep-search add index/ --input more.txt
+      # Keep the encoder loaded, and answer in a browser and to programs
+      xrep-search serve index/
 
     xrep-search COMMAND --help lists the options of a command."""
 
@@ -94,7 +94,7 @@ def add_lines(options: Add) -> None:
     from xrep.inference.search_index import SearchIndex
 
     common.check_text([options.input], options.lang)
-    index = SearchIndex(options.index, options.path, device=options.device)
+    index = SearchIndex.load(options.index, options.path, device=options.device)
     before = len(index)
     index.add(options.input, lang=options.lang, batch_tokens=options.batch_tokens, show_progress=True)
     if len(index) == before:
@@ -154,7 +154,7 @@ def query(options: Query) -> None:
     for asked in options.queries:
         if not asked.strip():
             raise UserError("an empty query", cure="give a sentence")
-    index = SearchIndex(options.index, options.path, device=options.device)
+    index = SearchIndex.load(options.index, options.path, device=options.device)
     if not options.queries and sys.stdin.isatty():
         print("type one query per line; Ctrl-D ends", file=sys.stderr)
     answered, how = 0, {"probes": options.probes, "prompt_name": options.prompt_name}
@@ -193,7 +193,7 @@ class CheckIndex(common.JsonOption):
 def check_index(options: CheckIndex) -> None:
     from xrep.inference.search_index import SearchIndex
 
-    index, k = SearchIndex(options.index), 10
+    index, k = SearchIndex.load(options.index), 10
     queries, files = min(100, len(index)), _files(index)
     recall, size = index.check(k, queries), sum(file["bytes"] for file in files)
     facts = {"files": len(files), "bytes": size, "k": k, "queries": queries, "recall": recall}
@@ -202,11 +202,49 @@ def check_index(options: CheckIndex) -> None:
     common.write_summary({"path": options.index, **facts}, options.json, said)
 
 
+@dataclass(kw_only=True)
+class Serve(common.Device):
+    """Answer queries over HTTP, with the encoder loaded: a page for a browser, and JSON for programs.
+
+      xrep-search serve index/ --pairs mined.tsv
+      curl 'http://127.0.0.1:8000/search?query=Wo+ist+der+Bahnhof%3F&k=5'
+
+    /search?query=...&k=10&lang=de finds sentences, /similar?row=3&k=10 those near a sentence of the index, /pairs shows
+    mined pairs, and /openapi.json describes the answers. A request that is wrong is answered by {"error": ...} and a
+    status of 400 or more. Lines that are added later are found when it is started again. By default only this machine
+    can ask; it has no passwords, so put it behind a proxy that has them before others may. It needs the extra serve."""
+
+    index: Index
+    path: common.EncoderPath | None = None
+    """The encoder, if it is no longer where it was when the index was built."""
+    pairs: common.InputFile | None = None
+    """Pairs that xrep-mine wrote (score<TAB>source<TAB>target), of which the first 100,000 are shown side by side."""
+    host: Annotated[str, common.Option(metavar="HOST")] = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 is every one of this machine."""
+    port: Annotated[int, "[0, 65535]"] = 8000
+    """Port to listen on; 0 is any that is free."""
+
+
+def serve_index(options: Serve) -> None:
+    from xrep.inference.search_index import SearchIndex
+
+    try:
+        from xrep.inference.search_server import HOSTS, application, read_mined, serve
+    except ModuleNotFoundError as error:
+        raise UserError(f"{error.name} is not installed", cure="pip install 'xrep[serve]'") from None
+
+    index = SearchIndex.load(options.index, options.path, device=options.device)
+    pairs = [] if options.pairs is None else read_mined(options.pairs)
+    app = application(index, pairs, hosts=HOSTS if options.host in HOSTS else ["*"])
+    serve(app, options.host, options.port)
+
+
 VERBS = {
     "build": (Build, build_index),
     "add": (Add, add_lines),
     "query": (Query, query),
     "check": (CheckIndex, check_index),
+    "serve": (Serve, serve_index),
 }
 main = Command(
     "xrep-search", SearchCommands, below=lambda: {name: Command("xrep-search", *verb) for name, verb in VERBS.items()}

@@ -6,10 +6,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xrep.errors import UserError
 from xrep.files import write_aside
 from xrep_cli.command import command_parser, console_script, naming_options
+
+if TYPE_CHECKING:
+    from xrep.config import RunConfig
+    from xrep.training.sweep import Trial
 
 DESCRIPTION = """\
 Train a recipe with each combination of values of some options, and rank the runs by their validation.
@@ -27,6 +32,12 @@ printed and written to sweep.tsv. With several seeds, combinations are ranked by
 recipe with stages is ranked by the validation of its last stage, and a value of the grid applies to every stage;
 --grid stages.second.optimizer.lr=1e-4,3e-4 changes only the stage `second`."""
 TABLE = "sweep.tsv"
+_EACH_ITS_OWN = "leave it out: each run has a folder of its own in --save-dir"
+_NOT_SEARCHED = {
+    "seed": "name seeds by --seeds 1,2,3",
+    "save_dir": _EACH_ITS_OWN,
+    "checkpoint.save_dir": _EACH_ITS_OWN,
+}
 TRAINING = [sys.executable, "-m", "xrep_cli.train"]
 """The command that trains a run in a process of its own."""
 
@@ -50,6 +61,8 @@ def _grid(given: Sequence[str]) -> dict[str, list[str]]:
     for text in given:
         key, _, values = text.partition("=")
         named = [value.strip() for value in values.split(",")]
+        if key in _NOT_SEARCHED:
+            raise UserError(f"`grid` {text!r}", cure=_NOT_SEARCHED[key])
         if "." not in key or not all(named) or key in grid:
             cure = "write `grid` SECTION.OPTION=A,B, such as optimizer.lr=1e-4,3e-4, once for each option"
             raise UserError(f"`grid` {text!r}", cure=cure)
@@ -66,6 +79,16 @@ def main(argv: Sequence[str]) -> None:
         _sweep(options, others)
 
 
+def _check_that_runs_differ(trials: Sequence[Trial], courses: Sequence[Sequence[RunConfig]]) -> None:
+    """Raise UserError if two runs would train with the same options, such as 1e-3 and 0.001."""
+    seen: dict[str, Trial] = {}
+    for trial, course in zip(trials, courses, strict=True):
+        options = repr([{**run.values, "checkpoint.save_dir": ""} for run in course])
+        if (other := seen.setdefault(options, trial)) is not trial:
+            problem = f"{other.directory.name} and {trial.directory.name} are the same run"
+            raise UserError(problem, cure="name each value of `grid` and each seed once")
+
+
 def _sweep(options: argparse.Namespace, others: list[str]) -> None:
     from xrep.config import runs_of
     from xrep.tables import table
@@ -77,6 +100,7 @@ def _sweep(options: argparse.Namespace, others: list[str]) -> None:
     trials = trials_of(grid, seeds, directory, ["--config", options.config, *others])
     lines = [parse(trial.options) for trial in trials]
     courses = [runs_of(line.layers, line.problems) for line in lines]
+    _check_that_runs_differ(trials, courses)
     directory.mkdir(parents=True, exist_ok=True)
 
     def say(text: str) -> None:

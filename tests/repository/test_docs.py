@@ -31,7 +31,7 @@ def test_links_and_files_exist(page: Path) -> None:
 def check_command(command: str) -> None:
     """Parse each command of xrep in a line as its program does, without running it."""
     for part in command.split(" | "):
-        check_words(shlex.split(part, comments=True))
+        check_words(shlex.split(part.removesuffix(" &"), comments=True))
 
 
 def check_words(words: list[str]) -> None:

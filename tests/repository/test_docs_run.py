@@ -23,6 +23,7 @@ SMALLER = [
     (r"--hidden-size \d+", "--hidden-size 32"),
     (r"--feedforward-size \d+", "--feedforward-size 64"),
     (r"(--(?:target-encoder|teacher) teacher/)", r"\1 --max-length 32"),  # which the small teacher can read
+    ("^xrep-search serve", f"{sys.executable} -m xrep_cli.search serve"),  # the process that `kill` ends
     (r"1\.06", "0"),  # an encoder of six steps scores no pair higher
 ]
 WRITTEN = {
@@ -65,6 +66,7 @@ def write_data(folder: Path) -> None:
         write_sides(folder / "mono", name, some)
     for code, column in (("deu", 1), ("eng", 0)):
         write_lines(folder / "test" / f"tatoeba.deu-eng.{code}", [row[column] for row in parts["test"]])
+    write_lines(folder / "mined.tsv", [f"1.1\t{german}\t{english}" for english, german, _ in rows[:20]])
     write_lines(folder / "lines.txt", [row[0] for row in rows[:50]])
     write_lines(folder / "more.txt", [row[0] for row in parts["dev"]])
     with (folder / "memory.tmx").open("w", encoding="utf-8") as file:

@@ -26,6 +26,8 @@ NotNegative = Annotated[float, "[0, inf)"]
 Share = Annotated[float, "[0, 1]"]
 Count = Annotated[int, "[1, inf)"]
 CountOrZero = Annotated[int, "[0, inf)"]
+Seed = Annotated[int, "[0, 4294967295]"]
+"""As numpy and scikit-learn take them."""
 
 TYPE_NAMES = {
     int: "an integer",
@@ -123,7 +125,10 @@ def convert(value: Any, annotation: Any) -> Any:
     for kind, interval in _members(annotation):
         try:
             converted = _convert_one(value, kind)
-        except (ValueError, TypeError, OverflowError):
+        except OverflowError:
+            refused = f"be between -2**63 and 2**63, not {shown(value)}"
+            continue
+        except (ValueError, TypeError):
             continue
         numbers = converted if isinstance(converted, list) else [converted]
         if not interval or all(_lies_in(number, interval) for number in numbers):
@@ -191,8 +196,11 @@ def _convert_one(value: Any, kind: Any) -> Any:
             return text in ("true", "yes", "on", "1")
     elif kind is int and not isinstance(value, bool):
         number = int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else value
-        if float(number) == int(float(number)) and abs(float(number)) < 2**63:
-            return int(number) if isinstance(number, int) else int(float(number))
+        whole = number if isinstance(number, int) else int(float(number))
+        if abs(whole) >= 2**63:
+            raise OverflowError
+        if float(whole) == float(number):
+            return whole
     elif kind is float and not isinstance(value, bool) and math.isfinite(float(value)):
         return float(value)
     elif kind is str and isinstance(value, str | int | float) and str(value):

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from xrep.config.fields import CountOrZero, FieldSpec, Positive, fields_of_class
+from xrep.config.fields import FieldSpec, Positive, Seed, fields_of_class
 from xrep.config.values import CHOICES, Layer
 from xrep.registry import FIXED_SECTIONS, REGISTRIES, load_target
 
@@ -28,7 +28,7 @@ class RunOptions:
     and large: those of BERT (12 layers of width 768, 24 of 1024). tiny and small also change the defaults of dropout
     (0), lr (0.003), warmup_steps (100), epochs (8), and queue_size and momentum of dual_moco (4096, 0.997), unless a
     size is given by number or the run starts from trained weights. auto: small on a CPU, base on a GPU."""
-    seed: CountOrZero = 1
+    seed: Seed = 1
     """Seed of the random initialisation, the order of the data and dropout."""
     plugins: list[str] = field(default_factory=list)
     """Python modules to import, which register further parts."""

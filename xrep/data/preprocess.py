@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from xrep.config.fields import CountOrZero, Share, check_options
+from xrep.config.fields import CountOrZero, Seed, Share, check_options
 from xrep.data import table
 from xrep.data.build import cached_at, files_in
 from xrep.data.cleaned_text import SPLIT_ORDER, Corpus, list_corpora
@@ -53,7 +53,7 @@ class PreprocessOptions:
     """Pairs to hold out of each language pair for validation if no validation text is given (at most 5%; 0: none)."""
     sampling_exponent: Share = 0.5
     """A language with n sentences has the weight n ** sampling_exponent in the tokenizer's training text."""
-    seed: int = 1
+    seed: Seed = 1
     """Random seed for sampling and for holding out pairs."""
 
     def __post_init__(self) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from xrep.config.fields import Count
+from xrep.config.fields import Count, Seed
 from xrep.errors import UserError
 from xrep.evaluation.encoders import MeasuredEncoder
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, OverlapOption, PlotOption
 from xrep.evaluation.plots import plot_alignment
-from xrep.evaluation.reading import check_seed, folders_with
+from xrep.evaluation.reading import folders_with
 from xrep.evaluation.sts import read_set
 from xrep.metrics.geometry import alignment_loss, uniformity_loss
 from xrep.tables import table
@@ -60,7 +60,7 @@ class Alignment(Evaluation):
         """Number of pairs that are taken of parallel text."""
         true_pairs: Count = 250
         """Number of these pairs that keep their translation."""
-        seed: int = 0
+        seed: Seed = 0
         """Seed for drawing the sentences that replace those of the other pairs."""
 
     config: Config
@@ -75,7 +75,6 @@ class Alignment(Evaluation):
 
     def read(self) -> list[Examples]:
         """Return one table, whose ``gold`` marks the pairs with the same meaning: bool [N]."""
-        check_seed(self.config.seed)
         is_parallel = re.fullmatch(r"[A-Za-z_-]+=.+", self.config.data)
         return [sample_pairs(self.config) if is_parallel else read_scored(self.config)]
 

@@ -66,12 +66,6 @@ def check_least(options: object, **least: int) -> None:
             raise UserError(f"`{name}` {given}", cure=f"give at least {value}")
 
 
-def check_seed(seed: int) -> None:
-    """Check that numpy and scikit-learn take a seed."""
-    if not 0 <= seed < 2**32:
-        raise UserError(f"`seed` {seed}", cure="give a number from 0 to 4294967295")
-
-
 def existing_folder(path: str | Path, cure: str) -> Path:
     if not Path(path).is_dir():
         raise UserError("no such folder", path=path, cure=cure)

@@ -13,12 +13,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from xrep.config.fields import Seed
 from xrep.data.batch import collate
 from xrep.errors import UserError
 from xrep.evaluation.encoders import MeasuredEncoder, finite_vectors
 from xrep.evaluation.evaluation import EncoderOptions, Evaluation, Examples, Figures, PlotOption
 from xrep.evaluation.plots import plot_points
-from xrep.evaluation.reading import ParallelOptions, check_seed, read_texts
+from xrep.evaluation.reading import ParallelOptions, read_texts
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.metrics.components import principal_components
 from xrep.text.languages import canonical
@@ -48,7 +49,7 @@ class Scatter(Evaluation):
         """Show the tokens of the sentences. Precomputed vectors have no tokens."""
         sentences: int = 15
         """Number of sentences of each language, drawn at random."""
-        seed: int = 0
+        seed: Seed = 0
         """Seed of this draw and of t-SNE."""
 
     config: Config
@@ -59,7 +60,6 @@ class Scatter(Evaluation):
             raise UserError("nothing to draw to", cure="give `plot` FILE.png")
         if config.method == "tsne" and importlib.util.find_spec("sklearn") is None:
             raise UserError("t-SNE needs scikit-learn", cure="pip install 'xrep[plot]', or give `method` pca")
-        check_seed(config.seed)
         return draw_rows(read_texts(config), config.sentences, config.seed)
 
     def measure(self, model: MeasuredEncoder) -> Figures:

@@ -28,7 +28,7 @@ from xrep.store.arrays import ArrayFile, block_bounds
 from xrep.store.texts import TEXT_FILES, Texts, write_lines
 from xrep.store.vectors import VECTORS_MANIFEST, Manifest, Origin, VectorPart, Vectors, text_digest
 from xrep.text.examples import read_text
-from xrep.text.languages import canonical, refuse_pair
+from xrep.text.languages import canonical, check_language
 
 PART_CHUNKS = 16
 """Number of such chunks in each part of a folder of vectors."""
@@ -268,7 +268,7 @@ def encode_file(
 
 def origin_of(encoder: SentenceEncoder, lang: str | None, **how: Any) -> Origin:
     """Return what vectors of a language depend on; a UserError says that the encoder does not know the language."""
-    refuse_pair(lang or "", "lang")
+    check_language(lang, "lang")
     lang = lang and canonical(lang)
     encoder.model.tower(lang)
     return Origin(encoder=encoder.fingerprint(), language=lang, size=encoder.output_size, **how)

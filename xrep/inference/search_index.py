@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -47,6 +47,7 @@ class SearchIndex:
 
     Examples:
         >>> index = SearchIndex.build("run1/best", "corpus.txt", "index/", lang="en")    # doctest: +SKIP
+        >>> index = SearchIndex.load("index/")                                           # doctest: +SKIP
         >>> index.search("Wo ist der Bahnhof?", k=5, lang="de")[0].text                  # doctest: +SKIP
         'Where is the station?'
         >>> index.add(["The bus stop is over there."])                                   # doctest: +SKIP
@@ -89,6 +90,13 @@ class SearchIndex:
                 if size != described["bytes"] or (whole and sha256_of(path) != described["sha256"]):
                     problem = "damaged: the file is not as it was written"
                     raise UserError(problem, path=path, cure="remove the index and build it again")
+
+    @classmethod
+    def load(
+        cls, path: str | Path, encoder: SentenceEncoder | str | Path | None = None, *, device: str | None = None
+    ) -> SearchIndex:
+        """Open the index that ``build`` wrote to a directory; arguments and errors are those of the class."""
+        return cls(path, encoder, device=device)
 
     @classmethod
     def build(
@@ -210,13 +218,35 @@ class SearchIndex:
         if not isinstance(vectors, np.ndarray):
             prompt = self.encoder.find_prompt(prompt_name, QUERY_PROMPTS)
             vectors = self.encoder.encode([several[number] for number in full], lang, prompt=prompt)
-        best, hits = self._search(vectors, k, probes), [list[Hit]() for _ in several]
-        for number, scores, rows in zip(full, best.similarity.tolist(), best.index.tolist(), strict=True):
-            for score, row in zip(scores, rows, strict=True):
-                if row >= 0:
-                    (part, line), (text,) = self._texts.place(row), self._texts.take([row])
-                    hits[number].append(Hit(score, row, self.manifest["parts"][part]["source"], line, text))
+        hits = [list[Hit]() for _ in several]
+        for number, found in zip(full, self._hits(self._search(vectors, k, probes)), strict=True):
+            hits[number] = found
         return hits[0] if isinstance(queries, str) else hits
+
+    def similar(self, row: int, k: int = 10, *, probes: int | None = PROBES) -> list[Hit]:
+        """Return the k sentences nearest to one of the index, which is not among them; ``k`` and ``probes`` are as for
+        ``search``. Raises UserError if the index has no such row."""
+        self.text(row)
+        ((part, _, place),) = by_part(self._texts.starts, np.array([row]))
+        (hits,) = self._hits(self._search(self._vectors(part).read(place), k + 1, probes))
+        return [hit for hit in hits if hit.row != row][:k]
+
+    def text(self, row: int) -> str:
+        """Return a sentence of the index. Raises UserError if the index has no such row."""
+        if not 0 <= row < len(self):
+            raise UserError(f"`row` {row}", cure=f"rows are numbers from 0 to {len(self) - 1}")
+        return self._texts.take([row])[0]
+
+    def _hits(self, best: TopK) -> Iterator[list[Hit]]:
+        for scores, rows in zip(best.similarity.tolist(), best.index.tolist(), strict=True):
+            places = [
+                (score, row, *self._texts.place(row)) for score, row in zip(scores, rows, strict=True) if row >= 0
+            ]
+            texts, parts = self._texts.take([row for _, row, _, _ in places]), self.manifest["parts"]
+            yield [
+                Hit(score, row, parts[part]["source"], line, text)
+                for (score, row, part, line), text in zip(places, texts, strict=True)
+            ]
 
     def _search(self, vectors: np.ndarray, k: int, probes: int | None) -> TopK:
         """Return the rows nearest to vectors [Q, D], of equal ones the lowest row first: at most as many as there are.

@@ -27,7 +27,7 @@ from xrep.models.model import SentenceModel
 from xrep.nn.layers import is_quantised
 from xrep.number_types import Precision
 from xrep.registry import one_line
-from xrep.text.languages import canonical, refuse_pair
+from xrep.text.languages import canonical, check_language
 from xrep.text.sides import SHARED, Tokenizers, open_tokenizer, open_tokenizers, tokenizer_of
 
 QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
@@ -150,7 +150,7 @@ class SentenceEncoder:
         """
         if batch_size is not None and batch_size < 1:
             raise UserError(f"`batch_size` must be at least 1, not {batch_size}")
-        refuse_pair(lang or "", "lang")
+        check_language(lang, "lang")
         tower = self.model.tower(lang and canonical(lang))
         prompt = self.find_prompt(prompt_name) if prompt is None else prompt
         prompted = [prompt + sentence for sentence in ([sentences] if isinstance(sentences, str) else sentences)]

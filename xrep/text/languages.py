@@ -60,9 +60,10 @@ def refuse_pair(name: str, option: str, known: Collection[str] = ()) -> None:
 
 
 def check_language(code: str | None, option: str) -> None:
-    """Raise a UserError if an option names something that cannot be the code of a language."""
+    """Raise a UserError if an option names something that cannot be the code of a language: of two letters there are
+    only those in ``languages.tsv``."""
     refuse_pair(code or "", option)
-    if code is not None and not re.fullmatch(r"[a-z]{2,3}", canonical(code)):
+    if code is not None and not (is_known(code) or re.fullmatch(r"[a-z]{3}", canonical(code))):
         raise UserError(f"`{option}` {code[:40]!r} is no language code", cure="give one such as de, deu or zh-Hans")
 
 

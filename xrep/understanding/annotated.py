@@ -183,7 +183,7 @@ class AnnotatedTask(TableTask):
             raise UserError("no training text in these `languages`", path=config.data, cure=cure)
         options = {name: value for name, value in asdict(config).items() if name not in ("tokenizer", "batch_size")}
         data = build(
-            "annotated text",
+            "annotated rows",
             [self.kind, options, seed if config.dev_share else None],
             [path for own in self._files.values() for file in own for path in file.paths],
             self._fill,
@@ -193,7 +193,8 @@ class AnnotatedTask(TableTask):
             vocabulary_size=config.vocab_size,
             exclude=config.exclude,
         )
-        annotation, languages = Annotation(kind=self.kind, labels=data.manifest["labels"]), data.manifest["languages"]
+        languages, facts = data.manifest["languages"], {name: data.manifest[name] for name in ("labels", "texts")}
+        annotation = Annotation(kind=self.kind, **facts)
         text = text_spec(data.tokenizers, config.max_length, target_languages=languages, facts=annotation.facts())
         super().__init__(config, seed, data, data.splits, text)
 
@@ -219,13 +220,14 @@ class AnnotatedTask(TableTask):
             yield from ((example.language, text) for text in type(self).texts(example))
 
     def _fill(self, builder: Builder) -> None:
-        found, languages = set[str](), set[str]()
+        found, languages, texts = set[str](), set[str](), set[int]()
         for example in self.examples_of("train"):
             found.update(type(self).labels(example))
             languages.add(example.language)
+            texts.update([len(type(self).texts(example))] if self.kind == "label" else [])
         # Labels that are numbers are sorted by their values.
         known = sorted(found, key=lambda label: (int(label) if re.fullmatch(r"\d{1,9}", label) else 0, label))
-        builder.facts |= {"languages": sorted(languages), "labels": known}
+        builder.facts |= {"languages": sorted(languages), "labels": known, "texts": sorted(texts)}
         tokenizer, numbers = builder.tokenizers[SHARED], {label: number for number, label in enumerate(known)}
         reading = Reading(tokenizer, self.config.max_length, vars(self.config))
         schema = {

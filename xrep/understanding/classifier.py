@@ -41,6 +41,8 @@ class Annotation:
     """A label of each text (label), a tag of each word (tags), or the part of a text that answers a question (span)."""
     labels: list[str] = field(default_factory=list)
     """The labels or tags, in the order of their numbers."""
+    texts: list[int] = field(default_factory=list)
+    """How many texts have a label together: [1], [2] for pairs, or both; empty if it is not known."""
 
     @classmethod
     def of(cls, text: TextSpec) -> Annotation:

@@ -69,6 +69,9 @@ class SentenceClassifier(Predictor):
         self.annotation = self.model.annotation
         kind = ANNOTATIONS[self.annotation.kind]
         self.columns, self.form = kind.columns, kind.form
+        if self.annotation.kind == "label" and len(self.annotation.texts) == 1:
+            (count,) = self.columns = self.annotation.texts
+            self.form = "text" if count == 1 else "text<TAB>text, as in the training text"
         self._reading = Reading(self.tokenizers[SHARED], self.model.text.max_length, self.options)
 
     @classmethod
