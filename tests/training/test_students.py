@@ -15,7 +15,7 @@ from xrep.config import runs_of
 from xrep.errors import UserError
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.models.directory import load_model, open_checkpoint
-from xrep.models.start import read_text
+from xrep.models.start import take_vocabulary
 from xrep.nn.encoder import Encoder
 from xrep.text.resources import xrep_home
 from xrep.text.shared_pieces import rows_of_pieces
@@ -91,7 +91,7 @@ def test_an_encoder_of_transformers_keeps_its_vocabulary() -> None:
     with pytest.raises(
         UserError, match="modernbert: transformers computes it, so its vocabulary stays; start from BERT"
     ):
-        read_text(Mock(spec=Encoder), Mock(path=Path("modernbert")), Mock())
+        take_vocabulary(Mock(spec=Encoder), Mock(path=Path("modernbert")), Mock())
 
 
 @pytest.mark.nightly
@@ -103,7 +103,7 @@ def test_the_real_minilm(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None
     if not (minilm / "model.safetensors").exists() or not pairs.is_file():
         pytest.skip("needs the encoder in $XREP_HOME (xrep-data get minilm) and manythings below $XREP_DATA")
     monkeypatch.setenv("XREP_HOME", str(cli.folder / "home"))
-    lines = pairs.read_text(encoding="utf-8").splitlines()[::40]
+    lines = pairs.take_vocabulary(encoding="utf-8").splitlines()[::40]
     (cli.folder / "corpus").mkdir()
     turned = ["\t".join(line.split("\t")[1::-1]) for line in lines]
     (cli.folder / "corpus" / "train.de-en.tsv").write_text("\n".join(turned) + "\n", encoding="utf-8")

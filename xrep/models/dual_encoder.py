@@ -16,7 +16,7 @@ from xrep.interop.pretrained import Start, pooler_of
 from xrep.interop.sentence_modules import DenseActivation
 from xrep.models.model import EncoderOrigin, SentenceModel
 from xrep.models.projection import MeanOfSpaces, Projection, ProjectionShape, make_projection
-from xrep.models.start import StartOptions, check_shape, encoder_shape, load_start, read_text, shape_from
+from xrep.models.start import StartOptions, check_shape, encoder_shape, load_start, shape_from, take_vocabulary
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import Pooling, pool
 from xrep.nn.shape import EncoderSizes
@@ -151,7 +151,7 @@ class DualEncoder(SentenceModel):
     def start_embeddings(self, tokenizers: Tokenizers) -> None:
         for name, start in self.config.starts.items() if self.config.vocabulary == "text" else ():
             origin, encoder = self.origins[f"encoders.{name}"], self.encoders[name]
-            note = read_text(encoder, start, tokenizer_of(tokenizers, name))
+            note = take_vocabulary(encoder, start, tokenizer_of(tokenizers, name))
             self._architecture["towers"][name] = encoder.shape.as_dict()
             self.origins[f"encoders.{name}"] = replace(origin, details=f"{origin.details}; {note}")
 

@@ -114,7 +114,7 @@ def encoder_shape(config: StartOptions, vocabulary: Vocabulary, start: Start | N
 
 
 @torch.no_grad()
-def read_text(encoder: Encoder, start: Start, tokenizer: Tokenizer) -> str:
+def take_vocabulary(encoder: Encoder, start: Start, tokenizer: Tokenizer) -> str:
     """Give an encoder that begins at ``start`` an embedding for the subwords of another tokenizer; return a note on it.
 
     Each row is the mean of those that the same text has at the start (``rows_of_pieces``), or else the mean of all.

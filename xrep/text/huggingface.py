@@ -96,16 +96,6 @@ class HuggingFaceTokenizer(Tokenizer):
         encodings = self._tokenizer.encode_batch_fast(list(sentences), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def pieces(self) -> list[str]:
-        model, decoder = self._tokenizer.model, self._tokenizer.decoder
-        pieces = [self._tokenizer.id_to_token(i) or "" for i in range(self.vocabulary_size)]
-        if isinstance(model, models.WordPiece):
-            inside = model.continuing_subword_prefix
-            return [piece[len(inside) :] if piece.startswith(inside) else SPACE + piece for piece in pieces]
-        if isinstance(decoder, decoders.ByteLevel):
-            return [decoder.decode([piece]).replace(" ", SPACE) for piece in pieces]
-        return pieces
-
     def use_one_thread(self) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
 

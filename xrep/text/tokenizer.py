@@ -53,10 +53,6 @@ class Tokenizer(ABC):
         """Return the ids of each sentence, without special ids; an empty sentence gives an empty list."""
 
     @abstractmethod
-    def pieces(self) -> list[str]:
-        """Return the text of each piece by its id; ``SPACE`` is in front of those that begin a word."""
-
-    @abstractmethod
     def use_one_thread(self) -> None:
         """Encode with one thread from now on, for processes that share the processors with others like them."""
 
@@ -126,9 +122,6 @@ class SentencePieceTokenizer(Tokenizer):
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         return self.processor.encode(list(sentences), return_type=int, num_threads=self._threads)
 
-    def pieces(self) -> list[str]:
-        return [self.processor.id_to_piece(i) for i in range(self.processor.get_piece_size())]
-
     def use_one_thread(self) -> None:
         self._threads = 1
 
@@ -164,9 +157,6 @@ class XLMRobertaTokenizer(SentencePieceTokenizer):
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         return [[i + 1 if i else self.unk_id for i in row] for row in super().encode(sentences)]
-
-    def pieces(self) -> list[str]:
-        return ["<s>", "<pad>", "</s>", "<unk>", *super().pieces()[3:], MASK_PIECE]
 
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         ids, spans = super().encode_spans(text)
