@@ -110,6 +110,7 @@ setup(
             "xrep-export=xrep_cli.export:main",
             "xrep-encode=xrep_cli.encode:main",
             "xrep-mine=xrep_cli.mine:main",
+            "xrep-score=xrep_cli.score:main",
             "xrep-search=xrep_cli.search:main",
             "xrep-jobs=xrep_cli.jobs:main",
             "xrep-generate=xrep_cli.generate:main",

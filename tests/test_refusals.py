@@ -30,6 +30,7 @@ USUAL = {
     "eval": "--path enc --data tat",
     "export": "--path enc --output out",
     "report": "done --output page.html",
+    "score": "--device cpu --path enc --bitext de-en=mt.de,mt.en --output m.tsv",
     "search": "--device cpu --path enc --input de.txt --output found",
 }
 REFUSALS = r"""
@@ -158,6 +159,27 @@ mine ... --output m.tmx                      | memory needs the text and the lan
 mine ... --threshold nan                     | argument --threshold: must be a finite number or none, not 'nan'
 mine ... --index-gigabytes 0                 | argument --index-gigabytes: must be above 0, not 0.0
 mine ... --index tree                        | --index tree is not possible: could not parse index string tree
+
+score ... --bitext de-en=mt.de,de.txt        | mt.de:4: 40 lines, but de.txt has 3; align the files line by line
+score ... --bitext de-en=ragged.tsv          | ragged.tsv:3: 1 column where two columns are needed; separate source
+score ... --bitext de-en=mt.de,mt.de         | mt.de: too few pairs (left out: 40 identical); give more, or change the
+score ... --bitext de-en=mt.de,mt.en@5       | pairs are not sampled here; leave out @5
+score ... --bitext fr-en=mt.de,mt.en --path two | no tower for the language 'fr'; known: de, en
+score ... --keep 0                           | argument --keep: must lie in (0, 1], not 0
+score ... --keep 80                          | argument --keep: must lie in (0, 1], not 80
+score ... --keep 0.5 --threshold 1           | --keep and --threshold both choose the pairs; give one of them
+score ... --threshold nan                    | argument --threshold: must be a finite number or none, not 'nan'
+score ... --keep 0.5 --trusted de-en=mt.de,mt.en | the trusted pairs choose the threshold; leave out --keep and
+score ... --trusted fr-en=mt.de,mt.en        | mt.de: trusted pairs of fr-en; give pairs of de-en
+score ... --trusted de-en=one.de,one.de --keep-identical | one.de: too few pairs (left out: none)
+score ... --least-precision 0.9              | --least-precision is that of trusted pairs; give --trusted
+score ... --background fr=mt.de              | mt.de: text of fr; give text of de or en
+score ... --background de=absent             | absent: no such file; check the name
+score ... --neighbours 41                    | 41 neighbours, but there are 40 sentences; lower --neighbours to 40
+score ... --output m.parquet                 | m.parquet: this format is not written; write .tsv, .tmx, .xlf
+score ... --output m.tsv.gz                  | m.tsv.gz: this format is not written
+score ... --plot m.bmp                       | m.bmp: a plot is one of .png, .svg, .pdf
+score ... --output mt.en                     | --output is the same file as
 mine ... --output mined.tsv                  | mined.tsv.job: not the folder of an unfinished command; rename
 mine ... --output x.npy                      | x.npy: --output is the same file as --source-vectors
 mine ... --json m.tsv                        | m.tsv: --json is the same file as --output
@@ -272,7 +294,7 @@ def _inputs(folder: Path) -> None:
         "pairs.tsv": [f"{one} {word}\t{two} {word}" for one, two in pairs for word in words],
         "ragged.tsv": ["a\tb", "c\td", "e"], "wide.tsv": ["a\tb\tc"],
         "broken.yaml": ["task: ["], "twice.yaml": ["task: bitext", "seed: 1", "seed: 2"], "list.yaml": ["[1]"],
-        "parts.yaml": ["parts:"],
+        "parts.yaml": ["parts:"], "one.de": german[:1],
         "r.yaml": ["task: {name: bitext, data: bin}", "criterion: {name: translation_ranking}"],
         "dir/notes.md": ["mine"], "mined.tsv.job/notes.txt": ["mine"],
         "one_side/train.de-en.de": ["Guten Tag"], "strange/test-de.tsv": ["awake\tdas Haus", "hungry\tdas Kind"],

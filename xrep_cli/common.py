@@ -93,6 +93,12 @@ EncoderPath = Annotated[str, Option(metavar="ENCODER", help=ENCODER_HELP)]
 Language = Annotated[str, Option(metavar="CODE")]
 PROCESSES = OptionGroup(title="several processes", description="xrep-jobs status tells how far they are")
 Jobs = Annotated[Engine, PROCESSES]
+CLEANING = OptionGroup(
+    title="cleaning",
+    description="lengths are in words; a Chinese, Japanese or Thai character counts as half a word",
+    flags={"minimum_length": "--min-length", "maximum_length": "--max-length",
+           "maximum_length_ratio": "--max-length-ratio"},
+)  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -173,6 +179,24 @@ def check_text(files: Sequence[str], lang: str | None, **options: Any) -> None:
     for file in files:
         if not is_streamed(file):
             next(read_text(file, lang, **options), None)
+
+
+def aligned_text(spec: str) -> Any:
+    """Return parallel text that will be read several times, after printing how its columns are read if that is
+    another order than its name says. Raises UserError if it is a sample, or a pipe."""
+    from xrep.text.examples import orient
+    from xrep.text.find import parse_bitext
+
+    bitext = parse_bitext(spec)
+    if bitext.sample is not None:
+        raise UserError("pairs are not sampled here", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
+    for path in bitext.paths:
+        if is_streamed(path):
+            raise UserError("pairs are read several times", path=path, cure="give a file, not a pipe")
+    bitext, note = orient(bitext)
+    if note:
+        print(note, file=sys.stderr)
+    return bitext
 
 
 # -- results ----------------------------------------------------------------------------------------------------------

@@ -8,8 +8,6 @@ from typing import Annotated, Any
 
 from xrep.errors import UserError
 from xrep.inference.settings import MiningOptions, NegativeOptions
-from xrep.text.examples import orient
-from xrep.text.find import parse_bitext
 from xrep_cli import common
 from xrep_cli.command import Command
 
@@ -122,15 +120,7 @@ class MiningOfNegatives(common.Computing, common.Batches, common.JsonOption):
 def write_negatives(options: MiningOfNegatives) -> None:
     from xrep.inference.hard_negatives import MinedNegatives, mine_negatives
 
-    bitext = parse_bitext(options.bitext)
-    if bitext.sample is not None:
-        raise UserError("pairs are not sampled here", path=bitext.paths[0], cure=f"leave out @{bitext.sample}")
-    for path in bitext.paths:
-        if common.is_streamed(path):
-            raise UserError("pairs are read several times", path=path, cure="give a file, not a pipe")
-    bitext, note = orient(bitext)
-    if note:
-        print(note, file=sys.stderr)
+    bitext = common.aligned_text(options.bitext)
     common.check_text([options.candidates] if options.candidates else [], bitext.languages[1])
     how = {"encoder": _encoder(options), "candidates": options.candidates, "engine": options.processes}
 

@@ -20,8 +20,6 @@ from xrep.text.find import parse_bitext
 from xrep_cli import common
 from xrep_cli.command import Command
 
-FLAGS = {"minimum_length": "--min-length", "maximum_length": "--max-length",
-         "maximum_length_ratio": "--max-length-ratio"}  # fmt: skip
 BitextOption = Annotated[list[str], common.Option(metavar="PAIR=FILES", nargs=1, reads=common.bitext_files)]
 TokenizerOption = Annotated[str, common.Option(metavar="PATH")]
 
@@ -83,14 +81,7 @@ class Options(common.JsonOption):
     """The same, only for the source of each pair."""
     target_tokenizer: TokenizerOption | None = None
     """The same, only for the target of each pair."""
-    cleaning: Annotated[
-        CleaningOptions,
-        common.OptionGroup(
-            title="cleaning",
-            description="lengths are in words; a Chinese, Japanese or Thai character counts as half a word",
-            flags=FLAGS,
-        ),
-    ]
+    cleaning: Annotated[CleaningOptions, common.CLEANING]
     deduplicate: Annotated[bool, common.Option(flag="--keep-duplicates")] = True
     """Keep repeated pairs."""
     drop_identical: Annotated[bool, common.Option(flag="--keep-identical")] = True

@@ -11,7 +11,8 @@ from xrep.registry import suggestion
 from xrep_cli.command import VERSION, console_script
 
 PROGRAMS = tuple(
-    "train recipes eval report sweep preprocess encode mine search jobs generate predict export data doctor".split()
+    "train recipes eval report sweep preprocess encode mine score search jobs generate predict export data "
+    "doctor".split()
 )
 """The commands, in the order of the help; ``xrep-train`` is ``xrep train``."""
 HELP = """\

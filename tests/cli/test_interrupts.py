@@ -92,6 +92,7 @@ PRESSED = {
     "mine, after the last chunk of the source": (MINE, SentenceEncoder, "encode", (4,), SAVED),
     "mine, before the text is read": (MINE, encoding, "write_lines", (1, 1), NOTHING),
     "mine, the search": (MINE, nearest, "search_tile", (2,), SAVED),
+    "score": ("score --keep-identical --bitext de-en=lines.txt,lines.txt", SentenceEncoder, "encode", (4,), SAVED),
     "mine negatives": ("mine negatives --bitext de-en=lines.txt,lines.txt", SentenceEncoder, "encode", (4,), SAVED),
 }
 """A command on ``lines.txt``, a function and its calls at which Ctrl-C is pressed, and what it says."""

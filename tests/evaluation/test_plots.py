@@ -112,3 +112,15 @@ def test_the_suffix_says_the_kind_and_the_model_is_named(tmp_path: Path) -> None
             files.append((tmp_path / f"out.{kind}").read_bytes())
         assert files[0].startswith(first) and files[0] == files[1]  # clock and matplotlibrc leave no trace
         assert kind != "svg" or b"<!-- run1/best -->" in files[0]
+
+
+@pytest.mark.parametrize("threshold", [None, 1.05])
+def test_scores_are_drawn_with_what_is_known_of_them(draw: Callable[..., Any], threshold: float | None) -> None:
+    histogram = {"edges": [0.9, 1.0, 1.1, 1.2], "text": [40, 10, 80], "right": [0, 1, 4], "wrong": [0, 0, 0]}
+    figure, shape = draw(plots.plot_scores, histogram, threshold)
+    (axes,) = figure.axes
+    assert shape == (600, 960)
+    np.testing.assert_allclose(axes.patches[0].get_data().values, histogram["text"])
+    np.testing.assert_allclose(axes.patches[1].get_data().values, [0, 20, 80])  # as high as the text
+    labels = ["the text", "trusted pairs, right (scaled)"]
+    assert axes.get_legend_handles_labels()[1] == labels + ["threshold 1.0500"] * (threshold is not None)

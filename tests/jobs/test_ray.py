@@ -94,7 +94,7 @@ def test_two_nodes_mine_the_bytes_of_one_process(index, address, cli, shared_enc
         write_lines(tmp_path / f"{name}.txt", texts)
     given = ["--path", shared_encoder, "--index", index, "--source", tmp_path / "de.txt", "--target"]
     whole = ["--path", shared_encoder, "--index", index, "--bitext", f"de-en={tmp_path}/de.txt,{tmp_path}/en.txt"]
-    for command in (["mine", *given, tmp_path / "en.txt"], ["mine", "negatives", *whole]):
+    for command in (["mine", *given, tmp_path / "en.txt"], ["mine", "negatives", *whole], ["score", *whole]):
         assert cli(*command, "--output", tmp_path / "one.tsv").code == 0
         done = cli(*command, "--output", tmp_path / "two.tsv", "--engine", "ray")
         assert done.code == 0, done.err

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.retrieval import plain_margins
+from xrep.errors import UserError
 from xrep.metrics.extraction import best_threshold, mining_scores
 
 
@@ -32,3 +33,12 @@ def test_no_threshold_is_better(rows: list[tuple[int, bool]], missed: int, close
     expected_threshold, f1 = plain_margins.best_f1(pairs, right)
     assert found.f1 == pytest.approx(f1) and threshold == expected_threshold
     assert plain_margins.f1_at(pairs, right, threshold) == pytest.approx(f1)
+
+
+def test_a_wanted_precision() -> None:
+    scores, correct = np.array([9.0, 8, 7, 6, 5, 4, 3]), np.array([True, True, False, True, True, False, False])
+    threshold, found = best_threshold(scores, correct, 4, least_precision=0.8)
+    assert (threshold, found.precision, found.recall) == (4.5, 80, 100)
+    assert best_threshold(scores, correct, 4, least_precision=1.0)[0] == 7.5
+    with pytest.raises(UserError, match="no threshold has a precision of 0.9; lower `least_precision`, to 0.5"):
+        best_threshold(scores[1:3], correct[[2, 3]], 1, least_precision=0.9)

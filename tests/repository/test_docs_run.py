@@ -29,12 +29,13 @@ SMALLER = [
 WRITTEN = {
     "choose-an-objective": ["runs/cmlm/best/model.safetensors", "runs/labels/best/model.safetensors"],
     "extending": [f"runs/bitext-{name}/best" for name in ("cosine_distance", "translation_ranking")],
+    "filtering": ["kept.en", "scores.png", "filtered.json", "lines.scored.tsv", "data-bin/kept/manifest.json"],
     "mining": ["mined.hyp.en", "planted/de-en.test.gold"],
     "multilingual-student": ["student.npy", "my-student/modules.json"],
     "objective": [f"runs/bitext-{name}/best" for name in ("hardest_negative", "sigmoid")],
     "own-data": ["report.html", "mined.tsv", "my-encoder/modules.json", "runs/third/best"],
     "serving": ["vectors.npy", "my-encoder/modules.json", "index/manifest.json"],
-    "translation-memory": ["clean.tmx", "mined.tmx", "index/manifest.json"],
+    "translation-memory": ["clean0.tmx", "clean1.tmx", "mined.tmx", "index/manifest.json"],
     "troubleshooting": ["runs/large/best"],
 }
 """Files that there must be in the end, for each guide whose commands are run."""
@@ -56,9 +57,14 @@ def write_data(folder: Path) -> None:
         "test": rows[440:480],
         "dev": rows[480:520],
         "lines": rows[:50],
+        "crawl": [
+            *rows[:300],
+            *((one[0], other[1], "") for one, other in zip(rows[300:340], rows[301:341], strict=True)),
+        ],
     }
     for name, some in parts.items():
         write_sides(folder, name, some)
+    write_lines(folder / "checked.tsv", [f"{german}\t{english}" for english, german, _ in rows[340:400]])
     for name, first in (("mono", 520), ("old", 600)):
         write_lines(folder / f"{name}.de", [german for _, german, _ in rows[first : first + 200]])
         write_lines(folder / f"{name}.en", [english for english, _, _ in reversed(rows[first + 40 : first + 240])])
@@ -96,7 +102,7 @@ def test_a_guide(guide: str, install_commands, repository: Path, trained_run: Pa
     write_data(folder)
     (folder / "runs").mkdir()
     (folder / "teacher").symlink_to(trained_run / "best")
-    if run := {"serving": "demo", "troubleshooting": "first"}.get(guide):
+    if run := {"filtering": "first", "serving": "demo", "troubleshooting": "first"}.get(guide):
         (folder / "runs" / run).symlink_to(trained_run)
     install_commands(tmp_path / "bin", {})
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}

@@ -202,3 +202,20 @@ def plot_points(values: Mapping[str, Any], links: Sequence[tuple[int, int]], pic
         axes.margins(0.06)
         axes.set_aspect("equal", adjustable="datalim")
         figure.legend(loc="outside right upper", fontsize=8.5, markerscale=1 if few else 2.5)
+
+
+def plot_scores(histogram: Mapping[str, Sequence[float]], threshold: float | None, picture: Picture) -> None:
+    """Draw how many pairs have which score: ``edges`` of bins and the numbers of pairs of the ``text``, and of
+    ``right`` and ``wrong`` ones that are known, in each bin. These are drawn to the height of the text."""
+    edges, counts = histogram["edges"], {name: np.array(histogram[name]) for name in ("text", "right", "wrong")}
+    with picture.drawn(6.4, 4) as figure:
+        axes = figure.subplots()
+        axes.stairs(counts["text"], edges, fill=True, color=_COLOURS[4], label="the text")
+        for name, colour in (("right", _COLOURS[2]), ("wrong", _COLOURS[5])):
+            if highest := counts[name].max(initial=0):
+                scaled = counts[name] * (counts["text"].max() / highest)
+                axes.stairs(scaled, edges, color=colour, linewidth=1.4, label=f"trusted pairs, {name} (scaled)")
+        if threshold is not None and math.isfinite(threshold):
+            axes.axvline(threshold, color="black", linestyle="--", linewidth=1, label=f"threshold {threshold:.4f}")
+        axes.set(xlabel="score", ylabel="pairs")
+        axes.legend()

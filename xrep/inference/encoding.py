@@ -104,15 +104,20 @@ class Read(TextSource, Stage):
             return write_words(folder, numbered)
         if self._form == "line":
             return {"rows": write_lines(folder, numbered)}
-        hashes = ArrayFile.create(folder / HASHES, np.uint64, (2,))
-        rows = write_lines(folder, ((line, text.strip()) for line, text in numbered), hashes)
-        hashes.close()
-        return {"rows": rows}
+        return {"rows": write_hashed(folder, numbered)}
 
     @cached_property
     def texts(self) -> Texts:
         files = [[result.files[name] for name in TEXT_FILES] for result in self.results]
         return Texts(files, [result.facts["rows"] for result in self.results])
+
+
+def write_hashed(folder: Path, numbered: Iterable[tuple[int, str]]) -> int:
+    """Copy lines without white space at both ends, and hashes of them, as ``write_lines`` does."""
+    hashes = ArrayFile.create(folder / HASHES, np.uint64, (2,))
+    rows = write_lines(folder, ((line, text.strip()) for line, text in numbered), hashes)
+    hashes.close()
+    return rows
 
 
 def write_words(folder: Path, numbered: Iterable[tuple[int, str]]) -> dict[str, int]:

@@ -269,12 +269,7 @@ class Distinct(Stage):
         self.name, self._hashed = f"distinct-{name}", hashed
 
     def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
-        keys, rows, filled = DiskSort(folder, width=2), 0, 0
-        for result in self._hashed.results:
-            for _, hashes in result.array(HASHES).blocks(_HASHED_BYTES):
-                keys.add(hashes + np.array([0, rows], np.uint64))
-                filled += len(hashes)
-            rows += result.facts["rows"]
+        keys, rows, filled = sorted_hashes(self._hashed, folder)
         first = np.zeros(rows, bool)
         for part_N2 in keys.parts():
             first[part_N2[first_of_each(part_N2[:, 0]), 1].astype(np.int64)] = True
@@ -285,6 +280,18 @@ class Distinct(Stage):
                 chosen.append(start + np.flatnonzero(first[start:stop]))
             chosen.close()
         return {"sentences": count, "empty": rows - filled, "duplicates": filled - count}
+
+
+def sorted_hashes(hashed: Stage, folder: Path) -> tuple[DiskSort, int, int]:
+    """Return the hashes that a stage has written, each with its row among all rows; the number of rows; and of those
+    that have a hash."""
+    keys, rows, filled = DiskSort(folder, width=2), 0, 0
+    for result in hashed.results:
+        for _, hashes in result.array(HASHES).blocks(_HASHED_BYTES):
+            keys.add(hashes + np.array([0, rows], np.uint64))
+            filled += len(hashes)
+        rows += result.facts["rows"]
+    return keys, rows, filled
 
 
 class ChoosePairs(Stage):

@@ -45,14 +45,20 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MiningOptions(SearchOptions):
-    """Options of ``mine``."""
+class MarginOptions(SearchOptions):
+    """How pairs are scored."""
 
     margin: Margin = "ratio"
     """Score of a pair: its cosine; its cosine minus the mean cosine of both sides with their neighbours; or divided by
     it."""
     neighbours: Count = 4
-    """Number of neighbours in each direction, which the margin averages and among which translations are searched."""
+    """Number of neighbours in each direction, which the margin averages. Mining searches translations among them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiningOptions(MarginOptions):
+    """Options of ``mine``."""
+
     retrieval: Retrieval = "max"
     """Candidates: the best target of each source; the best source of each target; pairs that are both; pairs that are
     either."""
@@ -60,6 +66,27 @@ class MiningOptions(SearchOptions):
     """Leave out pairs with a lower score; none: keep all."""
     one_to_one: bool = False
     """Use each target only once, in its best pair. (Each source is in at most one pair anyway.)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringOptions(MarginOptions):
+    """Options of ``score_pairs``: of ``keep``, ``threshold`` and trusted pairs one may choose what is written.
+
+    Raises:
+        UserError: A value is out of range, or two of them choose.
+    """
+
+    keep: Annotated[float, "(0, 1]"] | None = None
+    """Write this share of all pairs that were read, the best ones. Of equal scores, all are written."""
+    threshold: float | None = None
+    """Write the pairs with this score or more."""
+    least_precision: Annotated[float, "(0, 1]"] | None = None
+    """With trusted pairs: of the thresholds from which on at least this share is right, take the one that keeps most;
+    none: the one with the best F1."""
+
+    def problems(self) -> list[str]:
+        both = self.keep is not None and self.threshold is not None
+        return ["keep and `threshold` both choose the pairs; give one of them"] * both
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,337 @@
+"""Score the pairs of aligned text by how well they translate each other, and write the good ones, in bounded memory: a
+job of units that any engine does."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from xrep.errors import UserError
+from xrep.files import naming
+from xrep.inference.encoding import Encode, HeldEncoder, Read, write_hashed
+from xrep.inference.mining import search_origin, sorted_hashes
+from xrep.inference.nearest import Merge, Side, SideSource, search_stages
+from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.inference.settings import ScoringOptions
+from xrep.jobs.engines import LOCAL, Engine, run_job
+from xrep.jobs.outputs import job_address, states_of
+from xrep.jobs.plan import Advance, Job, Stage
+from xrep.metrics.extraction import best_threshold
+from xrep.retrieval.margins import apply_margin, check_neighbours, neighbour_means
+from xrep.retrieval.topk import kth_largest, pair_similarities
+from xrep.store import addresses
+from xrep.store.arrays import ArrayFile, block_bounds
+from xrep.text.cleaning import CleaningOptions, drop_reason, sentence_hash
+from xrep.text.examples import read_pairs
+from xrep.text.find import Bitext
+from xrep.text.scored_text import check_scored, write_scored
+from xrep.version import __version__
+
+_PAIRS, _SCORES, _PLACES, _ROWS = "pairs", "scores.npy", "places.npy", "rows.npy"
+_BLOCK = 1 << 13
+"""Number of pairs that are scored at a time."""
+_BINS, _LEAST = 50, np.float32(-1e9)
+"""Number of bins of a histogram, and the lowest score, because minus infinity cannot be written in all formats."""
+
+
+@dataclass(frozen=True)
+class ScoredPairs:
+    """The result of ``score_pairs``.
+
+    ``written`` of all ``pairs`` that were read are in the output, those from the ``threshold`` on (None: all that no
+    rule has left out). ``dropped`` counts the pairs that each rule left out. ``histogram`` has the ``edges`` of bins of
+    scores, and how many pairs of the ``text``, and ``right`` and ``wrong`` trusted ones, are in each bin. ``trusted``
+    has precision, recall and F1 of the threshold, in percent, on as many right pairs as wrong ones, and what follows
+    for a text whose wrong pairs are of that kind: how much of it is right, and how much of what was written.
+    """
+
+    path: str
+    pairs: int
+    written: int
+    threshold: float | None
+    dropped: dict[str, int]
+    trusted: dict[str, float] | None
+    histogram: dict[str, list[float]]
+    settings: dict[str, Any]
+    version: str
+    seconds: float
+
+
+def score_pairs(
+    bitext: Bitext,
+    output: str | Path,
+    options: ScoringOptions,
+    *,
+    encoder: SentenceEncoder,
+    cleaning: CleaningOptions | None = None,
+    background: tuple[Sequence[str], Sequence[str]] = ((), ()),
+    trusted: Bitext | None = None,
+    engine: Engine = LOCAL,
+    show_progress: bool = False,
+) -> ScoredPairs | None:
+    """Write pairs with their scores, in the order of the text, as ``write_scored`` does.
+
+    The score is the margin of a pair (``xrep.retrieval.margins``). Neighbours are searched among the different
+    sentences of the text, of the trusted pairs and of the ``background``. Pairs that ``cleaning`` drops are neither
+    written nor neighbours. An interrupted call goes on in ``{output}.job``, as ``mine`` does, where texts, vectors and
+    scores are on disk. The text is read once for each side.
+
+    Args:
+        cleaning: Rules, of which ``deduplicate`` and ``sample`` are not used; None: those of ``xrep-preprocess``.
+        background: Files of further text in the languages of source and of target.
+        trusted: Pairs that are right. The target of the next one makes a wrong pair of each, and the threshold is
+            chosen that separates both best.
+        engine: What does the units. None is returned by processes that share the work and had nothing left to do.
+
+    Raises:
+        UserError: A text is invalid, such as two files of different lengths, the encoder does not know a language, no
+            pair is left, there are fewer sentences than neighbours, or no threshold is as precise as is wanted.
+        Interrupted: Ctrl-C was pressed, and what was being worked on is saved.
+    """
+    began = time.monotonic()
+    check_scored(output)
+    if trusted and (options.keep is not None or options.threshold is not None):
+        raise UserError("the trusted pairs choose the threshold", cure="leave out `keep` and `threshold`, or `trusted`")
+    if options.least_precision is not None and trusted is None:
+        raise UserError("`least_precision` is that of trusted pairs", cure="give `trusted`")
+    rules, held, aligned = cleaning or CleaningOptions(), HeldEncoder(encoder), [bitext, *filter(None, [trusted])]
+    x, y = sides = [PairedSide(side, aligned, files, rules, held, options) for side, files in enumerate(background)]
+    how = options.index, options.probes, options.index_gigabytes, options.device
+    found, merge = search_stages(x, y, *how) if options.margin != "absolute" else ([], None)
+    scores = ScorePairs(x, y, merge, options)
+    write = WriteScored(scores, bitext.languages, str(output), options)
+    files = [*(path for one in aligned for path in one.paths), *background[0], *background[1]]
+    facts = {**asdict(options), "cleaning": asdict(rules), "input": states_of(files), "encoder": held.fingerprint}
+    facts |= {"bitext": asdict(bitext), "trusted": trusted and asdict(trusted), "background": background}
+    facts.pop("device")
+    job = Job(job_address(output), "score", facts, [*(s for side in sides for s in side.stages), *found, scores, write])
+
+    def finish() -> dict[str, Any]:
+        (written,) = write.results
+        addresses.publish(written.files[_PAIRS], output)
+        made = {"path": str(output), "settings": asdict(options), "version": __version__}
+        return {**made, **written.facts, "seconds": time.monotonic() - began}
+
+    scored = run_job(job, engine, finish, str(output), show_progress=show_progress)
+    return ScoredPairs(**scored) if scored else None
+
+
+class ReadAligned(Read):
+    """Copy one side of pairs, and further text in its language. A unit is some pairs, of which those that a rule drops
+    become empty lines, or a file."""
+
+    def __init__(self, side: int, aligned: Sequence[Bitext], background: Sequence[str], rules: CleaningOptions) -> None:
+        files = [*(bitext.paths[side and -1] for bitext in aligned), *background]
+        super().__init__(("source", "target")[side], files, aligned[0].languages[side], "stripped")
+        self.aligned, self._side, self._rules = aligned, side, rules
+
+    @cached_property
+    def units(self) -> Sequence[Any]:
+        return [*self.aligned, *self.files[len(self.aligned) :]]
+
+    def run(self, unit: Bitext | str, folder: Path, advance: Advance) -> dict[str, Any]:
+        if isinstance(unit, str):
+            return super().run(unit, folder, advance)
+        dropped = Counter[str]()
+
+        def kept() -> Iterator[tuple[int, str]]:
+            for number, source, target in read_pairs(unit):
+                rule = drop_reason(source, target, [sentence_hash(source), sentence_hash(target)], self._rules)
+                dropped.update([rule] if rule else [])
+                yield number, "" if rule else (source, target)[self._side]
+
+        rows = write_hashed(folder, kept())
+        if rows - sum(dropped.values()) < (1 if unit == self.aligned[0] else 2):  # trusted pairs exchange their targets
+            left_out = ", ".join(f"{count:,} {rule}" for rule, count in dropped.items()) or "none"
+            problem, cure = f"too few pairs (left out: {left_out})", "give more, or change the rules"
+            raise UserError(problem, path=unit.paths[0], cure=cure)
+        return {"rows": rows, "dropped": dropped}
+
+
+class NumberSentences(Stage):
+    """Number the different sentences of a side, in the order in which they first occur, and note which one each line
+    has, -1 if none. What grows with the text is in files."""
+
+    unit = "texts"
+
+    def __init__(self, name: str, read: ReadAligned, least: int) -> None:
+        """``least`` is the smallest number of sentences that will do."""
+        self.name, self._read, self._least = f"number-{name}", read, least
+
+    def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
+        keys, rows, _ = sorted_hashes(self._read, folder)
+        places = np.lib.format.open_memmap(folder / _PLACES, "w+", np.int64, (rows,))
+        places[:] = -1
+        for part_N2 in keys.parts():  # at first, the place of a sentence is the first row that has it
+            _, first, which = np.unique(part_N2[:, 0], return_index=True, return_inverse=True)
+            places[part_N2[:, 1].astype(np.int64)] = part_N2[first[which], 1].astype(np.int64)
+        count, distinct = 0, ArrayFile.create(folder / _ROWS, np.int64)
+        for start, stop in block_bounds(rows, _BLOCK):
+            numbers, of_first = np.arange(start, stop), places[start:stop].copy()
+            firsts, others = numbers[of_first == numbers], (of_first >= 0) & (of_first != numbers)
+            places[firsts] = np.arange(count, count + len(firsts))
+            places[numbers[others]] = places[of_first[others]]
+            distinct.append(firsts)
+            count += len(firsts)
+        check_neighbours(self._least, count)
+        distinct.close()
+        places.flush()
+        return {"sentences": count}
+
+
+class PairedSide(SideSource):
+    """One side of the pairs as stages: its text is read, its different sentences are numbered, and it is encoded."""
+
+    def __init__(
+        self,
+        side: int,
+        aligned: Sequence[Bitext],
+        background: Sequence[str],
+        rules: CleaningOptions,
+        encoder: HeldEncoder,
+        options: ScoringOptions,
+    ) -> None:
+        name, self._k = ("source", "target")[side], 1 if options.margin == "absolute" else options.neighbours
+        self.read, origin = ReadAligned(side, aligned, background, rules), aligned[0].languages[side]
+        self._encode = Encode(name, self.read, encoder, search_origin(encoder.encoder, origin, options))
+        self._numbers = NumberSentences(name, self.read, self._k)
+        self.stages: list[Stage] = [self.read, self._numbers, self._encode]
+
+    @cached_property
+    def k(self) -> int:
+        return self._k
+
+    @cached_property
+    def side(self) -> Side:
+        return Side(self._encode.vectors, self._numbers.results[0].array(_ROWS))
+
+    def places(self, lines: np.ndarray) -> np.ndarray:
+        """Return which sentence each of some lines has; -1: none."""
+        return self._numbers.results[0].array(_PLACES).read(lines)
+
+
+class ScorePairs(Stage):
+    """Write the score and the cosine of pairs, float32 [n, 2], NaN for those that were left out. A unit is some pairs
+    of the text or, behind all of these, some trusted ones, and then again some with the target of the next one."""
+
+    name, unit = "score", "pairs"
+
+    def __init__(self, x: PairedSide, y: PairedSide, merge: Merge | None, options: ScoringOptions) -> None:
+        """``merge`` has the neighbours; None: the margin needs none."""
+        self.x, self.y, self._merge, self._options = x, y, merge, options
+
+    @cached_property
+    def counts(self) -> tuple[int, int]:
+        """The numbers of pairs of the text, and of trusted pairs."""
+        text, *trusted = (result.facts["rows"] for result in self.x.read.results[: len(self.x.read.aligned)])
+        return text, sum(trusted)
+
+    @cached_property
+    def units(self) -> Sequence[tuple[int, int]]:
+        text, trusted = self.counts
+        more = block_bounds(2 * trusted, _BLOCK)
+        return [*block_bounds(text, _BLOCK), *((text + start, text + stop) for start, stop in more)]
+
+    def weight(self, unit: tuple[int, int]) -> int:
+        return unit[1] - unit[0]
+
+    def run(self, unit: tuple[int, int], folder: Path, advance: Advance) -> dict[str, Any]:
+        lines, (text, trusted) = np.arange(*unit), self.counts
+        shifted = lines >= text + trusted
+        sources = lines - trusted * shifted
+        targets = np.where(shifted, text + (sources - text + 1) % max(1, trusted), sources)
+        x, y = self.x.places(sources), self.y.places(targets)
+        is_right = (x == self.x.places(targets)) | (y == self.y.places(sources))  # although it may be shifted
+        there = (x >= 0) & (y >= 0) & ~(shifted & is_right)
+        scores = np.full((len(lines), 2), np.nan, np.float32)
+        if there.any():
+            scores[there] = self._scores(x[there], y[there])
+        np.save(folder / _SCORES, scores)
+        return {}
+
+    def _scores(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Return score and cosine of pairs of sentences, [n, 2]."""
+        rows, one, other = torch.arange(len(x)), self.x.side.read(x), self.y.side.read(y)
+        cosine = pair_similarities(torch.from_numpy(one), torch.from_numpy(other), rows, rows).numpy()
+        mean_x = mean_y = np.zeros(1, np.float32)
+        if self._merge:
+            mean_x = neighbour_means(self._merge.found("x").take(x))
+            mean_y = neighbour_means(self._merge.found("y").take(y))
+        score = apply_margin(cosine, mean_x, mean_y, self._options.margin)
+        return np.stack((np.maximum(score, _LEAST), cosine), axis=1)
+
+    def blocks(self, *, trusted: bool = False) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the first line and the scores and cosines, [n, 2], of units of the text, or of the trusted pairs."""
+        for (start, _), result in zip(self.units, self.results, strict=True):
+            if (start >= self.counts[0]) == trusted:
+                yield start, result.array(_SCORES).read(slice(None))
+
+    def finite(self) -> Iterator[np.ndarray]:
+        """Yield the scores of the text that are numbers, some at a time."""
+        return (block[~np.isnan(block[:, 0]), 0] for _, block in self.blocks())
+
+
+class WriteScored(Stage):
+    """Choose the threshold, and write the pairs that reach it."""
+
+    name, unit = "write", "files"
+
+    def __init__(self, scores: ScorePairs, languages: tuple[str, str], output: str, options: ScoringOptions) -> None:
+        self._scores, self._languages, self._output, self._options = scores, languages, output, options
+
+    def run(self, unit: None, folder: Path, advance: Advance) -> dict[str, Any]:
+        pairs, trusted = self._scores.counts
+        dropped, options = self._scores.x.read.results[0].facts["dropped"], self._options
+        left, threshold, figures = pairs - sum(dropped.values()), options.threshold, None
+        right, wrong = np.empty((2, 0), np.float32)
+        if trusted:
+            scores = np.concatenate([block[:, 0] for _, block in self._scores.blocks(trusted=True)])
+            right, wrong = (some[~np.isnan(some)] for some in np.split(scores, 2))
+            threshold, figures = _between(right, wrong, options.least_precision)
+        elif options.keep is not None:
+            count = min(left, max(1, round(options.keep * pairs)))
+            threshold = kth_largest(lambda: (block[:, 0] for _, block in self._scores.blocks()), count)
+        least = -np.inf if threshold is None else threshold
+        written = sum(len(_reaching(block, least)) for _, block in self._scores.blocks())
+        with naming(folder), open(folder / _PAIRS, "w", encoding="utf-8", newline="\n") as file:
+            write_scored(file, self._output, self._languages, self._rows(least))
+        if figures:
+            kept, recall, fallout = written / left, figures["recall"] / 100, float((wrong >= least).sum() / len(right))
+            share = min(max((kept - fallout) / max(recall - fallout, 1e-9), 0.0), 1.0)
+            precision = min(share * recall / max(kept, 1e-9), 1.0)
+            figures |= {"estimated_right": 100 * share, "estimated_precision": 100 * precision}
+        made = {"pairs": pairs, "written": written, "threshold": threshold, "dropped": dropped, "trusted": figures}
+        return {**made, "histogram": self._histogram({"right": right, "wrong": wrong})}
+
+    def _rows(self, least: float) -> Iterator[tuple[float, float, str, str]]:
+        texts = self._scores.x.read.texts, self._scores.y.read.texts
+        for start, scores in self._scores.blocks():
+            kept = _reaching(scores, least)
+            yield from zip(*scores[kept].T.tolist(), *(some.take(start + kept) for some in texts), strict=True)
+
+    def _histogram(self, trusted: dict[str, np.ndarray]) -> dict[str, list[float]]:
+        ends = [(some.min(), some.max()) for some in self._scores.finite() if len(some)] or [(0.0, 0.0)]
+        edges = np.linspace(min(low for low, _ in ends), max(high for _, high in ends), _BINS + 1)
+        counts = {"text": np.sum([np.histogram(some, edges)[0] for some in self._scores.finite()], axis=0)}
+        counts |= {name: np.histogram(some, edges)[0] for name, some in trusted.items()}
+        return {name: some.tolist() for name, some in {"edges": edges, **counts}.items()}
+
+
+def _reaching(scores: np.ndarray, least: float) -> np.ndarray:
+    """Return the places of the pairs that reach a score, which may lie between two numbers of float32."""
+    return np.flatnonzero(scores[:, 0].astype(np.float64) >= least)
+
+
+def _between(right: np.ndarray, wrong: np.ndarray, least_precision: float | None) -> tuple[float, dict[str, float]]:
+    """Return the threshold that separates the scores of right and wrong pairs best, and its figures."""
+    is_right = np.arange(len(right) + len(wrong)) < len(right)
+    threshold, found = best_threshold(np.concatenate((right, wrong)), is_right, len(right), least_precision)
+    return threshold, {name: float(vars(found)[name]) for name in ("precision", "recall", "f1")}
