@@ -65,7 +65,8 @@ def test_both_sides_learn_the_teachers_vectors(
     if criterion.queue is not None:
         queue = torch.nn.functional.normalize(torch.randn(5, 32), dim=1)
         criterion.queue.enqueue(queue, torch.full((5, 2), -1))
-    model.double(), criterion.double()
+    model.double()
+    criterion.double()
     planned = plan(criterion, batch)
     planned.details = planned.details.double()
     found = criterion(model, planned).terms["frozen_source"].sum

@@ -20,8 +20,8 @@ def bert() -> HuggingFaceTokenizer:
     library = Library(models.WordPiece({word: place for place, word in enumerate(WORDS)}, unk_token="[UNK]"))
     library.normalizer, library.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     library.add_special_tokens(WORDS[:5])
-    roles = dict(zip(("pad", "unk", "bos", "eos", "mask"), range(5), strict=True))
-    return HuggingFaceTokenizer(library.to_str().encode(), roles)
+    names = ("pad", "unk", "bos", "eos", "mask")
+    return HuggingFaceTokenizer(library.to_str().encode(), {name: place for place, name in enumerate(names)})
 
 
 @pytest.fixture
