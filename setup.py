@@ -23,15 +23,16 @@ SERVE = ["fastapi>=0.115", "uvicorn>=0.30"]
 GCS = ["gcsfs>=2025.2"]
 TRITON = "triton>=3.4; platform_machine == 'x86_64'"  # torch's CUDA build brings it; its CPU build does not
 PEERS = ["sentence-transformers>=5"]  # the tests of what goes in and out compare with it
+DATASETS = ["datasets>=5.2"]  # since version 4 it executes no code of data sets
 ALL = [*PLOT, *SENTEVAL, *HF, *PARQUET, *ZSTD, *WANDB, *RAY]  # all that users can ask for
-ALL += [*S3, *GCS, *SERVE, *ONNX, *OPENVINO]
-TRAINERS = ["accelerate>=1.0", "datasets>=5.2"]  # with which transformers and sentence-transformers train
+ALL += [*S3, *GCS, *SERVE, *ONNX, *OPENVINO, *DATASETS]
+TRAINERS = ["accelerate>=1.0", *DATASETS]  # with which transformers and sentence-transformers train
 BENCH = [*PEERS, *HF, *ONNX, *OPENVINO, *TRAINERS, "ctranslate2>=4.5", "liger-kernel>=0.5", "nncf>=2.14"]
 PYRIGHT = "pyright[nodejs]>=1.1.407"  # Node.js and the checker itself are in the wheels, so a run needs no network
 PYTEST = ["hypothesis>=6.100", "pytest>=8.2", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
 MOTO = ["moto[server]>=5.1"]  # an object store on this machine
 TEST = [*PYTEST, "matplotlib>=3.8", "ruff>=0.12", PYRIGHT, TRITON, *PEERS]
-TEST += [*HF, *PARQUET, *ZSTD, *RAY, *S3, *SERVE, *MOTO]
+TEST += [*HF, *PARQUET, *ZSTD, *RAY, *S3, *SERVE, *MOTO, *DATASETS]
 
 setup(
     name="xrep",
@@ -94,6 +95,7 @@ setup(
         "serve": SERVE,
         "onnx": ONNX,
         "openvino": OPENVINO,
+        "datasets": DATASETS,
         "all": ALL,
         "docs": DOCS,
         "test": TEST,

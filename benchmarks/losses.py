@@ -13,6 +13,7 @@ Liger-Kernel (both on GPUs), and the matrix products that the loss and its gradi
 
 import argparse
 import ctypes
+import math
 import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -31,6 +32,7 @@ from torch import Tensor
 
 from xrep.kernels.fused import describe
 from xrep.kernels.inbatch_infonce import inbatch_infonce
+from xrep.kernels.judge import Judge
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.kernels.precision import allow_tf32, fast_products
 from xrep.kernels.queue_infonce import queue_infonce
@@ -81,6 +83,15 @@ def queue(query: Tensor, keys: Tensor, tau: Tensor) -> Contest:
     return Contest(lambda query, keys, own, tau: queue_infonce(query, own, keys, tau).loss, plain_queue, given)
 
 
+def judged_queue(query: Tensor, keys: Tensor, tau: Tensor) -> Contest:
+    """The same, where negatives that are much nearer to the query than the positive do not count: there are none."""
+
+    def ours(query: Tensor, keys: Tensor, own: Tensor, tau: Tensor) -> Tensor:
+        return queue_infonce(query, own, keys, tau, judge=Judge(0.5)).loss
+
+    return Contest(ours, partial(plain_queue, margin=0.5), queue(query, keys, tau).arguments)
+
+
 def inbatch(x: Tensor, y: Tensor, tau: Tensor) -> Contest:
     """Translation ranking. Equal sentences are masked, as in training, though there are none."""
     given = x, y, tau, torch.arange(len(x), device=x.device).unsqueeze(1)
@@ -93,8 +104,11 @@ def vocabulary(hidden: Tensor, weight: Tensor, _: Tensor) -> Contest:
     return Contest(lambda *given: linear_cross_entropy(*given).loss / len(hidden), plain_vocabulary, given)
 
 
-def plain_queue(query: Tensor, keys: Tensor, positive: Tensor, tau: Tensor) -> Tensor:
-    logits = torch.cat([(query * positive).sum(1, keepdim=True), query @ keys.t()], 1).float() / tau
+def plain_queue(query: Tensor, keys: Tensor, positive: Tensor, tau: Tensor, margin: float = math.inf) -> Tensor:
+    similar = torch.cat([(query * positive).sum(1, keepdim=True), query @ keys.t()], 1).float()
+    logits = similar / tau
+    if margin < math.inf:
+        logits = logits.masked_fill(similar > similar[:, :1] + margin, float("-inf"))
     return F.cross_entropy(logits, torch.zeros(len(query), dtype=torch.int64, device=query.device), reduction="none")
 
 
@@ -118,8 +132,10 @@ def liger(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     return LigerFusedLinearCrossEntropyLoss()(weight, hidden, target)
 
 
+OF_QUEUE = {"tiny": (8, 300, 32), "small": (64, 65536, 768), "paper": (256, 409600, 768)}
 CASES: dict[str, tuple[Callable[..., Contest], dict[str, tuple[int, int, int]]]] = {
-    "queue": (queue, {"tiny": (8, 300, 32), "small": (64, 65536, 768), "paper": (256, 409600, 768)}),
+    "queue": (queue, OF_QUEUE),
+    "queue-judged": (judged_queue, OF_QUEUE),
     "inbatch": (inbatch, {"tiny": (9, 9, 32), "small": (256, 256, 768), "paper": (1024, 1024, 768)}),
     "inbatch-large": (inbatch, {"tiny": (20, 20, 32), "small": (1024, 1024, 768), "paper": (8192, 8192, 768)}),
     "vocabulary": (vocabulary, {"tiny": (40, 90, 32), "small": (1024, 8000, 768), "paper": (8192, 250002, 768)}),

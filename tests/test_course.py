@@ -111,7 +111,8 @@ def test_problems_of_all_stages_are_told_together_and_once(course):
         "stages.fresh.checkpoint.save_dir is given, but a stage trains in SAVE_DIR/NAME; "
         "set checkpoint.save_dir of the whole course",
         "trainer.max_steps must be an integer or none, not 'many'",
-        "stage rank: unknown key criterion.queue_size; known: name, matryoshka, temperature, "
+        "stage rank: unknown key criterion.queue_size; known: name, matryoshka, mask_margin, "
+        "mask_margin_relative, guide, guide_text, temperature, "
         "mask_equal_sentences, cross_rank_negatives, margin, directions",
         "stage both: parts.b.weight must be above 0, not -2.0",
     ]

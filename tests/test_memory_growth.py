@@ -71,6 +71,18 @@ def write_format(name: str, folder: Path, count: int) -> None:
     (folder / f"{count}.{name}").write_bytes(FORMATS[name](pairs))
 
 
+def write_dataset(name: str, folder: Path, count: int) -> None:
+    """Write pairs as the library ``datasets`` keeps them."""
+    (folder / f"{count}").mkdir()
+    write_format("a.parquet", folder, count)
+    file = (folder / f"{count}.a.parquet").rename(folder / f"{count}" / "train.parquet")
+    if name != "parquet":
+        from tests.text.test_hf_datasets import WRITE  # without datasets, it is skipped
+
+        WRITE[name](pytest.importorskip("datasets").Dataset.from_parquet(str(file)), folder / f"{count}")
+        file.unlink()
+
+
 ENCODE = """
 assert main(["--path", encoder, "--device", "cpu", "--input", f"{count}.txt", "--output", f"{count}.npy"]) == 0
 assert np.load(f"{count}.npy", mmap_mode="r").shape == (count, 32)
@@ -224,6 +236,7 @@ def of_mining(*options: str) -> Row:
 
 
 READING = "from xrep.text.examples import read_pairs; from xrep.text.find import parse_bitext"
+DATASET = "assert sum(1 for _ in read_pairs(parse_bitext(f'de-en=hf:./{count}:train'))) == count"
 COUNT = "assert sum(1 for _ in read_pairs(parse_bitext(f'de-en={count}.NAME'))) == count"
 PREPARE = (
     'preprocess({"train": [parse_bitext(f"de-en={count}.tsv:1,2")]}, f"{count}", options, print, False, workers=2)'
@@ -243,6 +256,11 @@ ROWS = {
     "labels": Row(BUILD, 10_000, 80_000, 4_000, write_labels, LABELS),
     "task": Row(READ, 70_000, 2_000_000, 10_000, write_data, ANONYMOUS + TASK),
     "order": Row(ORDER, 10**6, 10**9, 1_000, setup="from xrep.data.order import ExampleOrder"),
+    **{
+        f"datasets, {name}": Row(DATASET, small, 4 * small, limit, partial(write_dataset, name), READING)
+        # It reads JSON in pieces of 10 MB, so that its memory takes longer to be full.
+        for name, small, limit in (("parquet", 50_000, 8_000), ("saved", 50_000, 8_000), ("jsonl", 100_000, 20_000))
+    },
     **{
         name: Row(COUNT.replace("NAME", name), 5_000, 100_000, 8_000, partial(write_format, name), READING)
         for name in ("a.tmx", "a.jsonl", "a.csv", "tmx.zip", "a.parquet", "a.jsonl.zst")

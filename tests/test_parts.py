@@ -107,7 +107,7 @@ def test_all_problems_of_all_parts_are_told_together(tmp_path):
         f"no parts.none.criterion is chosen; set `parts.none.criterion` to one of {', '.join(CRITERIA.names())}",
         "parts.rank.weight must be above 0, not -1.0",
         "parts.rank.proportion must be a finite number or none, not 'x'",
-        "seed must be at least 0, not -1",
+        "seed must lie in [0, 4294967295], not -1",
         "mixing must be weight or proportion, not 'both'",
         "unknown key parts.dual_moco.criterion.alpha",
         "unknown key parts.rank.wieght; did you mean 'weight'?",

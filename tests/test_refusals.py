@@ -56,6 +56,10 @@ train ... --max-steps many                   | trainer.max_steps must be an inte
 train ... --seed 9223372036854775807         | seed must lie in [0, 4294967295], not
 train ... --lr -1                            | optimizer.lr must be at least 0, not -1.0
 train ... --temperature 0                    | criterion.temperature must lie in [0.0001, 10000], not 0.0
+train ... --mask-margin nan                  | criterion.mask_margin must be a finite number or none, not 'nan'
+train ... --mask-margin 0 --guide x.npy      | guide and guide_text belong together; give both
+train ... --mask-margin 0 --guide x.npy --guide-text de.txt | x.npy: 50 vectors, but de.txt has 3 lines; --guide must be
+train ... --mask-margin 0 --guide y.npy --guide-text mt.de  | mt.de: lacks 60 of 60 training sentences that need a
 train ... --directions sideways              | criterion.directions must be both or forward, not 'sideways'
 train ... --heads 5                          | hidden_size 32 is not divisible by heads 5
 train ... --save-dir=                        | checkpoint.save_dir must be a string
@@ -103,6 +107,8 @@ train bin --task translation --criterion label_smoothed_cross_entropy --directio
 preprocess --bitext de-en --destdir out      | cannot read the parallel text 'de-en'; write de-en=FILE.tsv
 preprocess --bitext de-de=pairs.tsv --destdir out | names de twice
 preprocess --bitext de-en=absent --destdir out | absent: no such file; check the name
+preprocess --bitext de-en=hf:./absent:train:a,b --destdir out | ./absent: no such folder; check the name
+preprocess --bitext de-en=hf:dir:train:a --destdir out | hf:dir:train:a: not the name of a data set; write hf:NAME:SPLIT
 preprocess --bitext de-en=empty.txt,de.txt --destdir out | empty.txt: the file is empty
 preprocess --bitext de-en=blank.tsv --destdir out | no training pair is left (2 read
 preprocess --bitext de-en=mt.de,de.txt --destdir out | mt.de:4: 40 lines, but de.txt has 3; align
@@ -244,6 +250,8 @@ eval alignment ... --data de-en=mt.de,mt.en --resamples r.json | this evaluation
 eval sts ... --data sts --split dev          | no STS data set with a dev split in it
 eval sts ... --data bad_sts                  | bad_sts/sts-test.csv:2: '5.1' is not a score of 0 to 5; fetch the file
 eval bucc ... --data bucc                    | there is no split but dev
+eval xsim ... --data bucc                    | bucc: no devtest files in it; name flores200_dataset/ or NTREX-128/, or
+eval xsim ... --data de-en=pairs.tsv --neighbours 999 | 999 neighbours, but there are 120
 eval bucc ... --data bucc --oracle --langs de-fr | no BUCC files of de-fr; the data has de-en
 eval bucc ... --data bucc --oracle --threshold 1 | --oracle and --threshold; give one of them
 eval neighbours ... --data mt.de             | no query; give --query

@@ -178,6 +178,7 @@ EVALUATIONS = Registry("evaluation", {
     "sts": "xrep.evaluation.sts:Sts",
     "tatoeba": "xrep.evaluation.tatoeba:Tatoeba",
     "translation": "xrep.evaluation.translation:TranslationQuality",
+    "xsim": "xrep.evaluation.xsim:XSim",
     "xtreme": "xrep.evaluation.xtreme:Xtreme",
 })  # fmt: skip
 FORMATS = Registry("format", {})  # of text that --exclude reads; the usual ones need no class of their own

@@ -78,7 +78,7 @@ def check_anywhere(file: str) -> None:
 
 TEXT_HELP = (
     "Text with one sentence per line, or .jsonl, .csv, .parquet, .tmx, .xlf (FILE:FIELD names the field), or a .zip of "
-    "these; also .gz, .bz2, .xz and .zst; - reads standard input."
+    "these; also .gz, .bz2, .xz and .zst; or a data set, hf:NAME:SPLIT:COLUMN; - reads standard input."
 )
 ENCODER_HELP = (
     "A checkpoint, a directory of Hugging Face or sentence-transformers, or organisation/name, which is fetched from "
@@ -119,6 +119,14 @@ class Computing(Device):
     """Type in which the model computes; bf16 (bfloat16) is faster on GPUs and on most CPUs that have instructions for
     it (AMX, AVX512-BF16; other CPUs compute in float32), fp16 (float16) is for GPUs, int8 is for CPUs and faster than
     float32, and than bf16 where there is no AMX."""
+
+
+@dataclass(kw_only=True)
+class PromptOptions:
+    prompt: Annotated[str, Option(metavar="TEXT")] | None = None
+    """Text that is put in front of each sentence, such as the instruction that a decoder expects."""
+    prompt_name: Annotated[str, Option(metavar="NAME")] | None = None
+    """The encoder's prompt that is put in front of each sentence (default: the encoder's default)."""
 
 
 @dataclass(kw_only=True)

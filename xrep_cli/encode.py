@@ -28,7 +28,7 @@ def check(output: str) -> None:
 
 
 @dataclass(kw_only=True)
-class Options(common.Computing, common.Batches, common.JsonOption):
+class Options(common.Computing, common.Batches, common.PromptOptions, common.JsonOption):
     """Encode each line of a text file: row i of the output is the vector of line i.
 
       # Write the vectors of a German text
@@ -65,6 +65,7 @@ def run(options: Options) -> None:
     sources = matching_files(options.input)
     common.check_text(sources, options.lang)
     encoder = SentenceEncoder.load(options.path, device=options.device, dtype=options.precision)
+    encoder.use_prompt(options.prompt, options.prompt_name)
     how: dict[str, Any] = {name: getattr(options, name) for name in ("lang", "dtype", "batch_tokens", "normalize")}
     how |= {"parts": is_folder_name(options.output), "engine": options.processes}
 

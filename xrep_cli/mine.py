@@ -24,7 +24,7 @@ VectorsFile = Annotated[
 
 
 @dataclass(kw_only=True)
-class Mining(common.Computing, common.Batches, common.JsonOption):
+class Mining(common.Computing, common.Batches, common.PromptOptions, common.JsonOption):
     """Find translations in two texts that are not aligned. The output has lines score<TAB>source<TAB>target, best
     first; an output FILE.tmx is a translation memory with the scores as properties.
 
@@ -75,7 +75,8 @@ def mine_pairs(options: Mining) -> None:
         if vectors is None and options.path is None:
             raise UserError(f"no encoder for {text}", cure=f"give `path` or `{side}_vectors`")
         sides[side] = Text(name=side, lang=lang, text=text, vectors=vectors)
-    encoder = _encoder(options) if any(side.vectors is None for side in sides.values()) else None
+    needed = any(side.vectors is None for side in sides.values())
+    encoder = _encoder(options).use_prompt(options.prompt, options.prompt_name) if needed else None
     how: dict[str, Any] = {"encoder": encoder, "engine": options.processes, "show_progress": True}
 
     def said(mined: Mined) -> str:
@@ -103,7 +104,8 @@ class MiningOfNegatives(common.Computing, common.Batches, common.JsonOption):
 
     The negatives of a source are searched among the targets of all pairs and the lines of --candidates, and are of the
     language of the targets. Known translations of the source are left out, and by --relative-margin whatever scores
-    about as high as they do, because it may translate the source, too. Parallel text is written as for xrep-preprocess.
+    about as high as they do, because it may translate the source, too. The encoder's prompts query and document, if it
+    has them, are put in front of sources and targets. Parallel text is written as for xrep-preprocess.
     If the command is interrupted, repeat it: it continues where it stopped."""
 
     path: common.EncoderPath

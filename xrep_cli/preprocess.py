@@ -41,6 +41,8 @@ class Options(common.JsonOption):
       de-en=x.de,x.en      two files that translate each other line by line
       de-en=x.tmx          a translation memory (TMX, XLIFF), or .jsonl, .csv or .parquet with the fields de and en
       de-en=x.jsonl:q,a    the same, with the names of the fields of de and en
+      de-en=hf:NAME:SPLIT:translation.de,translation.en   a data set of the Hugging Face Hub (NAME or NAME/CONFIG) or a
+                           folder of the library datasets, streamed; SPLIT may be train+test or train[0:1000]
       de-en=x.zip          an archive with one of these, or with two files as OPUS and WMT have them (x.de and x.en)
       de-en=x.tsv@5000     at most 5000 of its pairs, drawn at random (only training text)
     Every file is UTF-8, optionally compressed with gzip, bzip2, xz or zstd. Codes may have two or three letters

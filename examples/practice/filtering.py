@@ -33,12 +33,6 @@ from xrep.text.find import parse_bitext
 Pair = tuple[str, str]
 RULES = "--keep-identical --min-length 0 --max-length 1000000 --max-length-ratio 1000000".split()
 """Options with which xrep-score leaves out only empty lines."""
-SCORES = {
-    "length ratio": None,
-    "cosine": ["--margin", "absolute", *RULES],
-    "ratio margin, as LASER": ["--margin", "ratio", *RULES],
-    "xrep-score": [],
-}
 WRONG = ("misaligned", "untranslated")
 
 
@@ -89,32 +83,32 @@ def measure(encoder: str, noisy: Path, pair: str, output: Path) -> None:
     with output.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["score", "AUC", *(f"AUC, {kind}" for kind in WRONG), "best F1", "precision", "recall"])
-        for name, options in SCORES.items():
-            if options is None:
-                lengths = np.array([[sentence_length(side) for side in row] for row in rows]) + 2
-                scores = -np.abs(np.log(lengths[:, 0] / lengths[:, 1]))
-            else:
-                scored = output.with_name("scored.tsv")
-                given = ["--path", encoder, "--bitext", bitext, "--output", str(scored), *options]
-                subprocess.run(["xrep-score", *given], check=True)
-                scores = np.fromiter(scores_of(rows, scored), np.float64, len(rows))
+        lengths = np.array([[sentence_length(side) for side in row] for row in rows]) + 2
+        scored = {"length ratio": -np.abs(np.log(lengths[:, 0] / lengths[:, 1]))}
+        for name, options in (("ratio margin, as LASER", RULES), ("xrep-score", [])):
+            place = output.with_suffix(f".{len(options)}.tsv")
+            given = ["--path", encoder, "--bitext", bitext, "--output", str(place), *options]
+            subprocess.run(["xrep-score", *given], check=True)
+            scored[name], cosines = np.array([*scores_of(rows, place)]).T
+            scored.setdefault("cosine", cosines)
+        for name, scores in scored.items():
             areas = [area(scores, labels, kinds) for kinds in (WRONG, *((kind,) for kind in WRONG))]
             found = best_threshold(np.maximum(scores, -1e9), labels == "right", int((labels == "right").sum()))[1]
             shares = found.f1, found.precision, found.recall
             table.writerow([name, *(f"{100 * value:.2f}" for value in areas), *(f"{share:.2f}" for share in shares)])
 
 
-def scores_of(rows: Iterable[Pair], scored: Path) -> Iterator[float]:
-    """Yield the score of each pair, in the order of which they were written; -inf for one that was left out."""
+def scores_of(rows: Iterable[Pair], scored: Path) -> Iterator[tuple[float, float]]:
+    """Yield score and cosine of each pair, in the order of which they were written; -inf for one that was left out."""
     with scored.open(encoding="utf-8") as lines:
         written = itertools.chain((line.rstrip("\n").split("\t") for line in lines), [["", "", "", ""]])
-        score, _, *pair = next(written)
+        score, cosine, *pair = next(written)
         for row in rows:
             if [side.replace("\t", " ") for side in row] == pair:
-                yield float(score)
-                score, _, *pair = next(written)
+                yield float(score), float(cosine)
+                score, cosine, *pair = next(written)
             else:
-                yield -np.inf
+                yield -np.inf, -np.inf
 
 
 def area(scores: np.ndarray, labels: np.ndarray, kinds: Iterable[str]) -> float:

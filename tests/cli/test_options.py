@@ -136,7 +136,7 @@ def test_help_shows_every_option_with_type_default_and_help():
     assert "--queue-size INT K: vectors kept of each side, which are the negatives." in shown
     assert "(default: 409600)" in shown and "--norm {post,pre}" in shown
     precisions = "{auto,float32,bf16,bfloat16,fp16,float16}"
-    assert "--pooling {auto,mean,max,cls} How" in shown and f"--precision {precisions} Type" in shown  # shared types
+    assert "--pooling {auto,mean,max,cls,last} How" in shown and f"--precision {precisions} Type" in shown
     assert "criterion dual_moco: L(x, y) + L(y, x)" in shown
     assert max(map(len, help_text(*CHOSEN).splitlines())) <= 120
     assert "--queue-size INT" not in help_text()
@@ -171,7 +171,7 @@ def test_help_shows_each_part_and_stage_under_its_own_title(tmp_path):
     (tmp_path / "c.yaml").write_text(PARTS)
     lines = help_text("--config", str(tmp_path / "c.yaml")).splitlines()
     title = lines.index("parts.rank.criterion translation_ranking:")
-    assert any(line.startswith("  --parts.rank.criterion.temperature FLOAT") for line in lines[title : title + 20])
+    assert any(line.startswith("  --parts.rank.criterion.temperature FLOAT") for line in lines[title : title + 40])
     for name in ("--queue-size INT", "--mixing {weight,proportion}"):
         assert any(line.startswith(f"  {name}") for line in lines)
     assert max(map(len, lines)) <= 120

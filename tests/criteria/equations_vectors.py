@@ -39,19 +39,35 @@ def own_negatives(model: Any, batch: Batch) -> list[Vectors]:
     return found
 
 
+def counts(config: Any, similarity: Tensor, positive: Tensor) -> bool:
+    """Whether a negative counts by the similarities of a query to it and to the positive, which may not be known."""
+    m = config.mask_margin
+    return m is None or not similarity > positive + m * (positive.abs() if config.mask_margin_relative else 1)
+
+
+def guides(planned: Planned, *columns: int) -> list[Tensor] | None:
+    """Return the guide's vectors of columns of the sentences, float64 [B, G] each."""
+    guide = planned.batch.facts.get("guide")
+    return None if guide is None else [guide.double()[:, column] for column in columns]
+
+
 def infonce(
     expected: Expected, name: str, config: Any, ids: list[list[int]], queries: Vectors, keys: Vectors,
-    own: list[Vectors] | None = None, tau: Any = None, margin: float = 0.0,
+    own: list[Vectors] | None = None, tau: Any = None, margin: float = 0.0, guide: list[Tensor] | None = None,
 ) -> None:  # fmt: skip
     """Add the losses of finding each key from its query, among the keys of the other rows and the own negatives."""
     tau = config.temperature if tau is None else tau
     for width in (None, *config.matryoshka):
         q, k, more = ([cut(v, width) for v in some] for some in (queries, keys, sum(own or [], [])))
-        counts, right, metric = [len(some) for some in own or [[]] * len(q)], 0, f"accuracy_{width}"
+        numbers, right, metric = [len(some) for some in own or [[]] * len(q)], 0, f"accuracy_{width}"
         for i, query in enumerate(q):
-            mine, more = more[: counts[i]], more[counts[i] :]
+            mine, more = more[: numbers[i]], more[numbers[i] :]
             masked = [config.mask_equal_sentences and any(a == b for a, b in zip(ids[i], other, strict=True))
                       for other in ids]  # fmt: skip
+            one, other = ([query] * len(q), k) if guide is None else ([guide[0][i]] * len(q), guide[1])
+            masked = [own or not counts(config, a @ b, one[i] @ other[i])
+                      for own, a, b in zip(masked, one, other, strict=True)]  # fmt: skip
+            mine = [each for each in mine if guide is not None or counts(config, query @ each, query @ k[i])]
             rest = [k[j] for j in range(len(k)) if j != i and not masked[j]] + mine
             score = (query @ k[i] - margin) / tau
             others = [query @ other / tau for other in rest]
@@ -75,9 +91,10 @@ def translation_ranking(model: nn.Module, criterion: Criterion, planned: Planned
     batch, config, expected, name = planned.batch, criterion.config, Expected(), "translation_ranking"
     x, y = alone(model, model.tower("de"), batch.source), alone(model, model.tower("en"), batch.target)
     ids = batch.ids.tolist()
-    infonce(expected, name, config, ids, x, y, own_negatives(model, batch), margin=config.margin)
+    margin = config.margin
+    infonce(expected, name, config, ids, x, y, own_negatives(model, batch), margin=margin, guide=guides(planned, 0, 1))
     if config.directions == "both":
-        infonce(expected, name, config, ids, y, x, margin=config.margin)
+        infonce(expected, name, config, ids, y, x, margin=margin, guide=guides(planned, 1, 0))
     return rows_alone(percentages(expected, name), name, len(batch))
 
 
@@ -94,7 +111,8 @@ def simcse(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected
         encoded = [model.encode(model.tower(("de", "en")[columns[0]]), twice[columns[0]])[0]]
     for column, both in zip(columns, encoded, strict=True):
         one, other = both.split(len(batch))
-        infonce(expected, "simcse", config, batch.ids[:, column : column + 1].tolist(), list(one), list(other))
+        given = batch.ids[:, column : column + 1].tolist(), list(one), list(other)
+        infonce(expected, "simcse", config, *given, guide=guides(planned, column, column))
     return percentages(expected, "simcse")
 
 
@@ -105,8 +123,8 @@ def dual_moco(model: nn.Module, criterion: Criterion, planned: Planned) -> Expec
                              (("de", batch.source), ("en", batch.target))] for own in (model, slow))  # fmt: skip
     of_x, of_y = ([key.detach() for key in keys] for keys in (of_x, of_y))
     own, ids = [[key.detach() for key in keys] for keys in own_negatives(slow, batch)], batch.ids.tolist()
-    infonce(expected, "infonce", config, ids, x, of_y, own)
-    infonce(expected, "infonce", config, ids, y, of_x)
+    infonce(expected, "infonce", config, ids, x, of_y, own, guide=guides(planned, 0, 1))
+    infonce(expected, "infonce", config, ids, y, of_x, guide=guides(planned, 1, 0))
     return rows_alone(percentages(expected, "infonce"), "infonce", len(batch))
 
 
@@ -116,12 +134,14 @@ def frozen_source(model: nn.Module, criterion: Criterion, planned: Planned) -> E
     sides = {"source": alone(model, model.tower("de"), batch.source),
              "target": alone(model, model.tower("en"), batch.target)}  # fmt: skip
     keys, queries = sides.pop(config.source_side), next(iter(sides.values()))
+    guide = guides(planned, *((1, 0) if config.source_side == "source" else (0, 1)))
     if config.loss == "mse":
         for query, key in zip(queries, keys, strict=True):
             expected.add("frozen_source", ((query - key) ** 2).sum())
         return expected
     tau = config.temperature if criterion.theta is None else criterion.theta.exp()
-    infonce(expected, "frozen_source", config, batch.ids.tolist(), queries, keys, own_negatives(model, batch), tau)
+    given = batch.ids.tolist(), queries, keys, own_negatives(model, batch), tau
+    infonce(expected, "frozen_source", config, *given, guide=guide)
     return percentages(expected, "frozen_source")
 
 
@@ -156,10 +176,15 @@ def nli_triplet(model: nn.Module, criterion: Criterion, planned: Planned) -> Exp
     tau, masked = config.temperature, config.mask_equal_sentences
     for width in (None, *config.matryoshka):
         anchor, positive, negative = ([cut(v, width) for v in side] for side in columns(model, planned))
+        a, p, n = guides(planned, 0, 1, 2) or (anchor, positive, negative)
         for i in range(len(ids)):
             total = zero()
             for j in range(len(ids)):
-                of_positive, of_negative = (torch.exp(anchor[i] @ side[j] / tau) for side in (positive, negative))
+                of_positive, of_negative = (
+                    torch.exp(anchor[i] @ side[j] / tau)
+                    * (counts(config, a[i] @ judged[j], a[i] @ p[i]) or side[j] is own)
+                    for side, judged, own in ((positive, p, positive[i]), (negative, n, None))
+                )
                 if i == j:
                     total = total + of_positive + config.hard_negative_weight * of_negative
                     continue
@@ -188,7 +213,7 @@ def hictl(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
         expected.add("mlm" if config.monolingual else "tlm", sum(loss for loss, _ in found), len(found))
         expected.metrics["masked_accuracy"] = 100 * sum(right for _, right in found) / len(found)
     if config.sentence_contrast:
-        _contrast_sentences(expected, model, criterion, batch)
+        _contrast_sentences(expected, model, criterion, planned)
     if config.word_contrast:
         by_tlm = masked is not None and not config.monolingual and config.word_query == "masked"
         seen, embedding = masked.batch if by_tlm else together, encoder.token_embedding.weight
@@ -202,9 +227,9 @@ def hictl(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
     return expected
 
 
-def _contrast_sentences(expected: Expected, model: nn.Module, criterion: Criterion, batch: Batch) -> None:
+def _contrast_sentences(expected: Expected, model: nn.Module, criterion: Criterion, planned: Planned) -> None:
     """Equations 2-6: a negative that is farther from the query than its translation is moved towards it."""
-    config, hardness = criterion.config, criterion.hardness
+    batch, config, hardness, guide = planned.batch, criterion.config, criterion.hardness, guides(planned, 0, 1)
     exponent = 0.0 if hardness is None else 0.9 * float(hardness.history[:3].mean())
     sides, ids = [alone(model, "shared", side) for side in (batch.source, batch.target)], batch.ids.tolist()
     own, mixing, cases = own_negatives(model, batch), [], [0, 0]
@@ -215,17 +240,23 @@ def _contrast_sentences(expected: Expected, model: nn.Module, criterion: Criteri
                 nearness, scores, mixes = (positive - q).norm().detach(), [], []
                 shared = [config.mask_equal_sentences and any(a == b for a, b in zip(ids[i], other, strict=True))
                           for other in ids]  # fmt: skip
-                for k in [side[j] for side in (x, y) for j in range(len(x)) if j != i and not shared[j]]:
+                one, others = (queries, (x, y)) if guide is None else (guide[not forward], guide)
+                bar = (others[forward][i], one[i]) if guide is not None else (q / q.norm(), positive / positive.norm())
+                near = [[not counts(config, score(one[i], other), bar[0] @ bar[1]) for other in side]
+                        for side in others]  # fmt: skip
+                for k in [side[j] for side, above in zip((x, y), near, strict=True) for j in range(len(x))
+                          if j != i and not shared[j] and not above[j]]:  # fmt: skip
                     distance = (k - q).norm().detach()
                     mixes.append(float((nearness / distance) ** exponent) if distance > nearness else 1.0)
                     cases[distance <= nearness] += 1
                     scores.append(score(q, q + mixes[-1] * (k - q)))
-                scores += [score(q, cut(k, width)) for k in own[i]] if forward else []
+                more = [score(q, cut(k, width)) for k in own[i]] if forward else []
+                scores += [each for each in more if guide is not None or counts(config, each, score(q, positive))]
                 found = (score(q, positive) / config.temperature).exp()
                 total = found + sum((each / config.temperature).exp() for each in scores)
                 expected.add("sentence", torch.log(total / found), width is None)
                 if width is None:
-                    mixing.append(sum(mixes) / len(mixes))
+                    mixing.append(sum(mixes) / len(mixes) if mixes else 1.0)
     if hardness is not None:
         expected.metrics["lambda"] = sum(mixing) / len(mixing)
         assert min(cases) > 20 and expected.metrics["lambda"] < 0.99, "both cases of equation 5 occur"
@@ -237,9 +268,9 @@ def dap(model: nn.Module, criterion: Criterion, planned: Planned) -> Expected:
     sides, expected = (batch.source, batch.target), Expected()
     vectors = [alone(model, "shared", side) for side in sides]
     name, ids = "translation_ranking", batch.ids.tolist()
-    infonce(expected, name, config, ids, *vectors, own_negatives(model, batch))
+    infonce(expected, name, config, ids, *vectors, own_negatives(model, batch), guide=guides(planned, 0, 1))
     if config.directions == "both":
-        infonce(expected, name, config, ids, *vectors[::-1])
+        infonce(expected, name, config, ids, *vectors[::-1], guide=guides(planned, 1, 0))
     expected = rows_alone(percentages(expected, name), name, len(batch))
     right, predicted = 0, 0
     for i in range(len(batch)):

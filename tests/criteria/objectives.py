@@ -5,9 +5,11 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,7 +17,8 @@ from tests.criteria import equations_vectors as of_vectors
 from tests.criteria import equations_words as of_words
 from tests.criteria.by_hand import Expected
 from tests.criteria.equations_vectors import DE, EN, ES
-from tests.support.corpus import sentence_pairs, spanish_pairs
+from tests.support.corpus import sentence_pairs, spanish_pairs, write_lines
+from tests.support.once import made_once
 from tests.support.planning import single, with_negatives
 from xrep.criteria.criterion import Criterion, Planned
 from xrep.data.batch import Batch, TextSpec
@@ -90,6 +93,7 @@ simcse, moco, frozen = partial(of, "simcse"), partial(of, "dual_moco"), partial(
 hictl, align, cmlm, mlm, tlm = (partial(of, kind) for kind in ("hictl", "dap", "cmlm", "mlm", "tlm"))
 nli, triplet, translation = partial(of, "nli"), partial(of, "nli_triplet"), partial(of, "label_smoothed_cross_entropy")
 ALONE = {"language_model": False, "word_contrast": False}
+GUIDED = {"guide": "guide.npy", "mask_margin": 0.4, "mask_margin_relative": True}
 OWN = {"rtl_vocabulary": "target-language"}
 OBJECTIVES = {
     "translation_ranking": rank(),
@@ -98,17 +102,24 @@ OBJECTIVES = {
     "translation_ranking, forward": rank(margin=0.2, directions="forward", mask_equal_sentences=True),
     "translation_ranking, negatives": rank("negatives", margin=0.2, matryoshka=[8, 4]),
     "translation_ranking, negatives forward": rank("negatives", directions="forward"),
+    "translation_ranking, too near": rank("negatives", margin=0.2, mask_margin=-0.1, matryoshka=[8, 4]),
+    "translation_ranking, guide": rank("negatives", mask_equal_sentences=True, matryoshka=[8], **GUIDED),
     "translation_ranking, matryoshka": rank(towers="separate", matryoshka=[15, 8, 2]),
     "simcse": simcse(),
     "simcse, source": simcse(side="source", mask_equal_sentences=True),
     "simcse, target alone": simcse(towers="separate", side="target"),
     "simcse, masked": simcse(towers="separate", mask_equal_sentences=True, matryoshka=[7]),
+    "simcse, guide": simcse(guide="guide.npy", mask_margin=-0.7),
     "dual_moco": moco(),
     "dual_moco, masked": moco(mask_equal_sentences=True, matryoshka=[7]),
-    "dual_moco, negatives": moco("negatives"),
+    "dual_moco, negatives": moco("negatives", mask_margin=0.01),
+    "dual_moco, guide": moco(**GUIDED),
     "frozen_source": frozen(projection_size=20),
     "frozen_source, masked": frozen(mask_equal_sentences=True, matryoshka=[7]),
     "frozen_source, negatives": frozen("negatives", source_side="target", learnable_temperature=False),
+    "frozen_source, too near": frozen(mask_margin=-0.1, mask_margin_relative=True, matryoshka=[7]),
+    "frozen_source, guide": frozen(**GUIDED),
+    "frozen_source, trained, guide": frozen("negatives", source="trained", source_side="target", **GUIDED),
     "frozen_source, mse": frozen(loss="mse", source_side="target"),
     "frozen_source, trained": frozen("negatives", source="trained", source_side="target"),
     "frozen_source, multilingual": frozen(towers="shared", source="trained", mask_equal_sentences=True),
@@ -122,10 +133,13 @@ OBJECTIVES = {
     "hictl, plain negatives": hictl(word_contrast=False, hard_negatives=False, temperature=0.1),
     "hictl, sentences": hictl(**ALONE, normalize=True, mask_equal_sentences=True, temperature=0.1, matryoshka=[8]),
     "hictl, negatives": hictl("negatives", **ALONE, temperature=0.2),
+    "hictl, too near": hictl("negatives", **ALONE, temperature=0.2, mask_margin=0.02, matryoshka=[8]),
+    "hictl, guide": hictl(**ALONE, temperature=0.2, **GUIDED),
     "hictl, words": hictl(language_model=False, sentence_contrast=False),
     "hictl, language model": hictl(sentence_contrast=False, word_contrast=False),
     "dap": align(),
     "dap, one layer": align("negatives", rtl_layers=1, matryoshka=[7]),
+    "dap, too near": align(mask_margin=0.0, directions="both"),
     "dap, from the pivot": align(rtl_direction="from_pivot", directions="both"),
     "dap, both": align(rtl_direction="both"),
     "dap, own subwords": align(**OWN, norm="pre", rtl_layers=3),
@@ -156,6 +170,8 @@ OBJECTIVES = {
     "nli, mlp": nli(towers="separate", head="mlp"),
     "nli, not scaled": nli(scale_vectors=False, features=["product", "premise"]),
     "nli_triplet": triplet(towers="separate"),
+    "nli_triplet, too near": triplet(mask_margin=-0.02, matryoshka=[7]),
+    "nli_triplet, guide": triplet(towers="separate", **GUIDED),
     "nli_triplet, masked": triplet(mask_equal_sentences=True, matryoshka=[7]),
     "translation": translation(),
     "translation, bias": translation(semantic_bias=True, label_smoothing=0.6),
@@ -179,14 +195,14 @@ class Maker:
     def build(self, own: Objective, dtype: torch.dtype = torch.float64, **given: Any) -> tuple[Any, Criterion]:
         torch.manual_seed(0)
         text = self.languages if own.batch == "languages" else self.text
-        options = {**SMALL, **own.model, **given}
+        options, more = {**SMALL, **own.model, **given}, guide_files() if "guide" in own.options else {}
         if own.kind == "label_smoothed_cross_entropy":
             model: nn.Module = Translation(Translation.Config(decoder_layers=1, **options), text)
         else:
             model = DualEncoder(DualEncoder.Config(**{"towers": "shared", **options}), text)
         shake(model)
         kind = CRITERIA.load(own.kind)
-        criterion = kind(kind.Config(**own.options), model, text)
+        criterion = kind(kind.Config(**{**own.options, **more}), model, text)
         shake(criterion)
         if getattr(criterion, "hardness", None) is not None:
             criterion.hardness.history[:3] = torch.tensor([0.5, 0.9, 0.7])
@@ -229,6 +245,19 @@ class Maker:
         if kind in ("labelled", "triplets"):
             return nli_batch(pairs, kind)
         return pairs
+
+
+def guide_files() -> dict[str, str]:
+    """Return the files of a guide that knows the sentences of the batches, except for one."""
+
+    def write(folder: Path) -> None:
+        lines = [line for german, english in sentence_pairs(24) for line in (german, german * 2, english)]
+        lines.remove(sentence_pairs(3)[2][1])
+        write_lines(folder / "guide.txt", lines)
+        np.save(folder / "guide.npy", np.random.default_rng(0).normal(size=(len(lines), 5)))
+
+    folder = made_once("guide", write)
+    return {"guide": str(folder / "guide.npy"), "guide_text": str(folder / "guide.txt")}
 
 
 def nli_batch(pairs: Batch, kind: str) -> Batch:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.criteria.by_hand import Expected
-from tests.criteria.objectives import Maker, Objective, frozen, hictl, moco, nli_batch, rank, simcse, triplet
+from tests.criteria.objectives import GUIDED, Maker, Objective, frozen, hictl, moco, nli_batch, rank, simcse, triplet
 from tests.kernels.ranks import Found, Results
 from tests.support import guide
 from tests.support.planning import loss_of
@@ -146,6 +146,13 @@ RUNS = {
     "dual_moco, no queue": Run(moco()),
     "dual_moco, no queue, masked": Run(moco(**MASKED)),
     "dual_moco, negatives": Run(moco("negatives", **MOCO)),
+    "dual_moco, guide": Run(moco(**MOCO, **GUIDED)),
+    "dual_moco, no queue, guide": Run(moco(**GUIDED)),
+    "frozen_source, guide": Run(frozen(**FROZEN, **GUIDED), 2),
+    "hictl, guide": Run(hictl(**HICTL, **GUIDED)),
+    "nli_triplet, guide": Run(triplet(**GUIDED)),
+    "translation_ranking, guide": Run(rank(**GUIDED)),
+    "translation_ranking, too near": Run(rank("negatives", mask_margin=0.01), 2),
     "frozen_source": Run(frozen(**FROZEN)),
     "frozen_source, masked, accumulated": Run(frozen(**FROZEN, **MASKED), 2),
     "frozen_source, trained": Run(frozen(source="trained")),

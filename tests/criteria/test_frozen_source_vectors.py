@@ -84,8 +84,8 @@ def test_a_teacher_that_cannot_be_used(text, tmp_path: Path) -> None:
     given = write_teacher(tmp_path, [english for _, english in sentence_pairs(10)])
     _, criterion = make(text, towers="shared", source_side="target", **given)
     for value, problem in (
-        (1, "lacks the source sentences of 3 of 3 training pairs; add them"),
-        (NO_KEY, "3 of 3 training pairs have a source sentence without words; remove these pairs"),
+        (1, "lacks 3 of 3 training sentences that need a vector; add them"),
+        (NO_KEY, "3 of 3 training sentences that need a vector have no words; remove their pairs"),
     ):
         hashes = np.full((3, 2), value, np.uint64)
         with pytest.raises(UserError, match=rf"teacher\.txt: {problem}"):
@@ -99,6 +99,19 @@ def test_lines_without_words_share_no_vector(tmp_path: Path) -> None:
     write_teacher(tmp_path, ["A dog.", "...", "!!!"])
     teacher = TeacherVectors(tmp_path / "teacher.npy", tmp_path / "teacher.txt")
     assert teacher.rows(sentence_hashes(["a dog"])).tolist() == [0]
-    assert teacher.has(sentence_hashes(["a dog"])) and not teacher.has(sentence_hashes(["a dog", "???"]))
-    with pytest.raises(UserError, match="1 of 2 training pairs have a source sentence without words"):
-        teacher.read(sentence_hashes(["a dog", "???"]))
+    hashes = sentence_hashes(["a dog", "???"])
+    assert teacher.has(hashes).tolist() == [True, False]
+    with pytest.raises(UserError, match="1 of 2 training sentences that need a vector have no words"):
+        teacher.read(hashes)
+
+
+def test_the_vectors_of_a_guide(tmp_path: Path) -> None:
+    """They are those of the same sentences at length 1, and not a number for sentences that it does not know."""
+    given = write_teacher(tmp_path, ["ein Hund", "a dog"], width=5)
+    hashes = sentence_hashes(["A dog!", "a cat", "Ein Hund", "a dog"]).reshape(2, 2)
+    found = TeacherVectors(*given.values(), "guide").of(torch.from_numpy(hashes.view(np.int64)))
+    vectors = torch.from_numpy(np.load(given["teacher_vectors"]).astype(np.float32))
+    german, english = vectors / vectors.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(found[0, 0], english)
+    torch.testing.assert_close(found[1], torch.stack([german, english]))
+    assert found[0, 1].isnan().all() and found.shape == (2, 2, 5)

@@ -1,6 +1,7 @@
 """What is particular to single objectives: dropout of simcse, heads of nli, hard negatives, options and their help."""
 
 import dataclasses
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,7 +120,10 @@ PROBLEMS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("simcse", {"temperature": 0.0, "matryoshka": [4, 4]}, ["matryoshka", "temperature"]),
     ("frozen_source", {"temperature": 0.0, "learnable_temperature": False}, ["temperature"]),
     ("frozen_source", {"loss": "mse", "queue_size": 5}, ["queue_size"]),
+    ("frozen_source", {"loss": "mse", "mask_margin": 0.1}, ["mask_margin"]),
     ("frozen_source", {"teacher_text": "x"}, ["teacher_vectors"]),
+    ("translation_ranking", {"mask_margin": math.nan, "guide": "x"}, ["mask_margin", "guide"]),
+    ("dual_moco", {"mask_margin_relative": True}, ["mask_margin_relative"]),
     ("frozen_source", {**TRAINED, "queue_size": 5}, ["queue_size"]),
     ("frozen_source", {**TRAINED, "loss": "mse"}, ["loss"]),
     ("frozen_source", {**TRAINED, "teacher_text": "x", "teacher_vectors": "y"}, ["teacher_vectors"]),

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.criteria.equations_vectors import cut
-from tests.criteria.objectives import Maker, Objective, frozen, moco
+from tests.criteria.equations_vectors import counts, cut
+from tests.criteria.objectives import GUIDED, Maker, Objective, frozen, moco
 from tests.support.corpus import sentence_pairs
-from tests.support.planning import loss_of, sizes_of, with_negatives
+from tests.support.planning import loss_of, plan, sizes_of, with_negatives
 from xrep.criteria.criterion import Criterion
 from xrep.criteria.dual_moco import DualMoco
 from xrep.data.batch import Batch
@@ -52,7 +52,7 @@ def simulate(base: Any, criterion: Any, groups: Groups) -> tuple[list[float], An
     size, widths, masked = config.queue_size, (None, *config.matryoshka), config.mask_equal_sentences
     slow = criterion.momentum_encoder.model if moves else base
     theta = None if moves else criterion.theta
-    queues: dict[str, list[tuple[Tensor, set]]] = {"source": [], "target": []}
+    queues: dict[str, list[tuple[Tensor, set, Any]]] = {"source": [], "target": []}
     directions = [("source", "target"), ("target", "source")] if moves else [("target", "source")]
     losses = []
     for group in groups:
@@ -65,21 +65,27 @@ def simulate(base: Any, criterion: Any, groups: Groups) -> tuple[list[float], An
             if moves or config.source == "frozen":
                 key = {side: vectors.detach() for side, vectors in key.items()}
             ids = [{("source", a), ("target", b)} for a, b in batch.ids.tolist()]
+            guide = plan(criterion, batch).batch.facts.get("guide", torch.zeros(len(batch), 2, 0)).double()
+            guides = {"source": guide[:, 0], "target": guide[:, 1]}
             for x, y in directions:
                 for i in range(len(batch)):
                     if not moves and config.loss == "mse":
                         objective = objective + share * ((query[x][i] - key[y][i]) ** 2).sum()
                         continue
-                    beside = [(key[y][j], ids[j]) for j in range(len(batch)) if j != i]
+                    beside = [(key[y][j], ids[j], guides[y][j]) for j in range(len(batch)) if j != i]
                     others = queues[y] + (beside if not (moves and size) else [])
-                    negatives = [vector for vector, other in others if not (masked and other & ids[i])]
+                    negatives = [(vector, own) for vector, other, own in others if not (masked and other & ids[i])]
                     for width in widths:
                         own = cut(query[x][i], width)
+                        a, p = (guides[x][i], guides[y][i]) if config.guide else (own, cut(key[y][i], width))
+                        judged = [judged if config.guide else cut(vector, width) for vector, judged in negatives]
+                        near = [not counts(config, a @ each, a @ p) for each in judged]
+                        found = [vector for (vector, _), above in zip(negatives, near, strict=True) if not above]
                         positive = torch.exp(own @ cut(key[y][i], width) / tau)
-                        total = positive + sum(torch.exp(own @ cut(vector, width) / tau) for vector in negatives)
+                        total = positive + sum(torch.exp(own @ cut(vector, width) / tau) for vector in found)
                         objective = objective - share * torch.log(positive / total)
             for side in sides:
-                new[side] += zip(key[side].detach(), ids, strict=True)
+                new[side] += zip(key[side].detach(), ids, guides[side], strict=True)
         inputs = [p for p in base.parameters() if p.requires_grad] + ([] if theta is None else [theta])
         for parameter, gradient in zip(inputs, torch.autograd.grad(objective, inputs), strict=True):
             parameter.data -= RATE * gradient
@@ -105,6 +111,9 @@ RUNS: dict[str, tuple[Objective, int]] = {
     "frozen, the batch alone": (frozen(), 1),
     "frozen, queue wraps": (frozen(queue_size=10, matryoshka=[7]), 1),
     "frozen, equal sentences masked": (frozen(queue_size=10, **MASKED), 1),
+    "moco, too near": (moco(queue_size=10, momentum=0.7, mask_margin=0.02, matryoshka=[9]), 2),
+    "moco, guide": (moco(queue_size=10, momentum=0.7, **GUIDED), 1),
+    "frozen, guide": (frozen(queue_size=10, matryoshka=[7], **GUIDED), 2),
     "frozen, accumulation": (frozen(queue_size=9), 2),
     "frozen, queue below the batch": (frozen(queue_size=2), 2),
     "frozen, fixed temperature": (frozen(queue_size=50, temperature=0.1, learnable_temperature=False), 1),

@@ -39,6 +39,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "dual_moco, equal sentences masked": {**CASES["dual_moco"], "mask_equal_sentences": None},
+    "dual_moco, too near": {**CASES["dual_moco"], "mask_margin": 0.1},
+    "translation_ranking, too near": {**PAIRS, "mask_margin": 0.1},
     "dual_moco, bfloat16 queue": {**CASES["dual_moco"], "queue_dtype": "bfloat16"},
     "dual_moco, in pieces": {**CASES["dual_moco"], "micro_batch": 5},
     "dual_moco, accumulated": {**CASES["dual_moco"], "update_freq": 2},

@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.table import HALF, KERNELS, Draw, check
+from tests.kernels.problems import HALF, Draw, check
+from tests.kernels.table import KERNELS
 from xrep.kernels.fused import triton_problem
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 from xrep.kernels.queue_infonce import queue_infonce
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.skipif(not os.path.exists("/dev/nvidiactl"), reason="th
 DRAWS = {
     "one query": Draw(batch=1, size=64, many=100),
     "ragged": Draw(batch=37, size=100, many=1013, columns=2, flag=True),
+    "judged": Draw(batch=37, size=100, many=1013, judge="absolute"),
     "as wide as BERT": Draw(batch=64, size=768, many=5000, tau=0.0625),
 }
 LARGER = 8

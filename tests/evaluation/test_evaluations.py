@@ -51,6 +51,15 @@ def write_reviews(folder: Path, rows: Sequence[Any]) -> Path:
     return folder
 
 
+def write_flores(folder: Path, rows: Sequence[Any]) -> Path:
+    for code, column in zip(("deu_Latn", "eng_Latn"), zip(*rows, strict=True), strict=True):
+        write(folder / "devtest" / f"{code}.devtest", column)
+    changed = {f"{english}9": {"errtype": "number", "src": english} for _, english in rows}
+    write(folder / "devtest_augmented" / "eng_Latn_augmented.devtest", list(changed))
+    write(folder / "devtest_augmented" / "eng_Latn_errtype.devtest.json", [json.dumps(changed)])
+    return folder
+
+
 @dataclass(frozen=True)
 class Case:
     """An evaluation, its rows, and a function that writes them and returns ``--data``. ``known`` are sentences of the
@@ -83,6 +92,7 @@ CASES = [
         "nli", lambda folder, rows: write(folder / "test-en.tsv", ["\t".join(row) for row in rows]).parent,
         nli_rows(10), [nli_rows(10)[4][1]], [4],
     ),
+    Case("xsim", write_flores, NUMBERED, [NUMBERED[2][0], NUMBERED[5][1].upper()], [2, 5]),
     Case("scatter", write_texts, NUMBERED[:8], options={"sentences": 5, "plot": "out.png"}),
     Case("neighbours", lambda folder, rows: write_texts(folder, rows).with_name("text.de"), NUMBERED,
          options={"query": [NUMBERED[0][0]], "lang": "de"}),

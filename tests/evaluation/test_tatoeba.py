@@ -127,6 +127,6 @@ def test_changed_vectors_are_compared_by_a_margin(tatoeba_folder: Path, margin: 
         x, y = (normalize_rows(remove_components(encoder.encode(side), 1)) for side in pairs.columns)
         assert accuracy(figures, pairs.name) == accuracy_by(plain_margins.scores(x, y, 2, margin))
     assert figures.settings == {"langs": "all", "direction": "both", "layer": None, "precision": "float32",
-                                "drop_overlap": False, **options}  # fmt: skip
+                                "drop_overlap": False, "prompt": None, "prompt_name": None, **options}  # fmt: skip
     with pytest.raises(UserError, match="3 pairs of sw, but 901 are needed"):
         measured(Tatoeba, encoder, data=str(tatoeba_folder), remove_components=900)

@@ -11,7 +11,7 @@ from tests.support.corpus import sentence_pairs
 transformers = pytest.importorskip("transformers", reason="it is in the extra 'hf'")
 tokenizers = pytest.importorskip("tokenizers")
 
-FAMILIES = ("modernbert", "deberta-v2", "t5")
+FAMILIES = ("modernbert", "deberta-v2", "t5", "qwen3")
 POSITIONS = 64
 SENTENCES = [sentence for pair in sentence_pairs(5) for sentence in pair] + ["", "the", "unknown words 42"]
 SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
@@ -35,6 +35,8 @@ def write_model(directory: Path, family: str, seed: int = 0) -> Path:
             **sizes, **relative, position_biased_input=False, type_vocab_size=0, norm_rel_ebd="layer_norm"
         )
         model = transformers.DebertaV2Model(config)
+    elif family == "qwen3":
+        model = transformers.Qwen3Model(transformers.Qwen3Config(**sizes, head_dim=16, num_key_value_heads=1))
     else:
         config = transformers.T5Config(
             vocab_size=size, d_model=32, d_kv=16, d_ff=48, num_layers=2, num_heads=2, feed_forward_proj="gated-gelu"

@@ -26,7 +26,7 @@ ENTRIES: list[tuple[str, dict[str, Any], str]] = [
     ("config.json", {"hidden_act": "no-such"}, "transformers cannot build this model: KeyError"),
     ("config.json", {"hidden_size": ...}, "no hidden_size"),
     (POOLING, {"pooling_mode": ["cls", "mean"]}, "Pooling has the mode cls + mean, xrep has mean, max"),
-    (POOLING, {"pooling_mode": ..., "pooling_mode_lasttoken": True}, "Pooling has the mode lasttoken"),
+    (POOLING, {"pooling_mode": ..., "pooling_mode_weightedmean_tokens": True}, "Pooling has the mode weightedmean"),
     (DENSE, {"activation_function": "mine.Tanh"}, "the activation mine.Tanh, xrep has Identity and Tanh"),
     (DENSE, {"use_residual": True}, "the module Dense has use_residual True"),
     (BERT, {"transformer_task": "fill-mask"}, "transformer_task 'fill-mask'"),

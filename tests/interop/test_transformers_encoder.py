@@ -23,7 +23,7 @@ from xrep.nn.encoder import Encoder
 from xrep.nn.shape import UNLIMITED
 
 pytestmark = pytest.mark.slow  # its models take seconds to import
-STACKS = {"modernbert": "layers", "deberta-v2": "encoder.layer", "t5": "encoder.block"}
+STACKS = {"modernbert": "layers", "deberta-v2": "encoder.layer", "t5": "encoder.block", "qwen3": "layers"}
 
 
 @pytest.fixture(scope="module")

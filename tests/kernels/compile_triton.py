@@ -18,13 +18,17 @@ Variant = tuple[Any, dict[str, str | None], dict[str, int | bool], int]
 
 def variants() -> Iterator[Variant]:
     """A kernel, the types of its arguments (None: not given), constants, and warps."""
-    for half, ids, mixed in (("*bf16", 0, True), ("*fp16", 2, True), (FLOAT, 1, True), (FLOAT, 0, False)):
+    for half, ids, mixed, limited in (
+        *(("*bf16", 0, True, True), ("*bf16", 0, True, False), ("*fp16", 2, True, False), (FLOAT, 1, True, True)),
+        (FLOAT, 0, False, False),
+    ):
         scaled = half != FLOAT
         per_query = {"maximum": FLOAT, "total": FLOAT, "hardest": FLOAT, "mixture": FLOAT if mixed else None}
         block = {"query_ids": IDS if ids else None, "block_ids": IDS if ids else None}
-        sizes = dict.fromkeys(("stride", "weights_stride", "columns", "dimension"), INTEGER)
+        block |= dict.fromkeys(("limit", "judged"), FLOAT if limited else None)
+        sizes = dict.fromkeys(("stride", "weights_stride", "judged_stride", "columns", "dimension"), INTEGER)
         types = {"scores": FLOAT, "weights": half, "scale": FLOAT if scaled else None, **per_query, **block, **sizes}
-        constants = {"IDS": ids, "SCALED": scaled, "MIXED": mixed, "BLOCK": 16384, "BLOCK_D": 1024}
+        constants = {"IDS": ids, "LIMITED": limited, "SCALED": scaled, "MIXED": mixed, "BLOCK": 16384, "BLOCK_D": 1024}
         yield triton_kernels.absorb_row, types, constants, 16
     for half in (FLOAT, "*bf16", "*fp16"):
         types = {"logits": FLOAT, "gradient": half, "target": IDS, "ignored": "*i1", "correct": "*i1"}

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.kernels.table import KERNELS, Draw, Results, blocks
+from tests.kernels.problems import Draw, Results, blocks
+from tests.kernels.table import KERNELS
 from tests.support.programs import PATIENCE, warm_context
 from xrep.kernels.gather import current_group, gather_rows, rank_sizes
 
@@ -93,12 +94,14 @@ def cases(world: int) -> dict[str, Case]:
         for name, counts in SIZES[world].items():
             found[f"{kernel}, {name}"] = Case(kernel, counts)
             found[f"{kernel}, ids, {name}"] = Case(kernel, counts, {"columns": 2})
+            found |= {f"{kernel}, {judge}, {name}": Case(kernel, counts, {"judge": judge}) for judge in JUDGES}
         counts = SIZES[world]["unequal"]
         found |= {f"{kernel}, {name}": Case(kernel, counts, **given) for name, given in VARIANTS.items()}
         found[f"{kernel}, two groups"] = Case(kernel, counts, members=((0, 2), (1, 3)) if world == 4 else ((0,), (1,)))
     return found
 
 
+JUDGES = ("absolute", "guide")
 KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.kernels import ranks
-from tests.kernels.table import error
+from tests.support.closeness import error
 
 pytestmark = pytest.mark.slow
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}

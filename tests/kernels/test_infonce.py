@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from tests.kernels.table import HALF, KERNELS, QUEUE, Draw, blocks, check, error, queue
+from tests.kernels.problems import HALF, QUEUE, Draw, blocks, check
+from tests.kernels.table import KERNELS, queue
+from tests.support.closeness import error
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.inbatch_infonce import inbatch_infonce
 from xrep.kernels.pairs import add_own_negatives

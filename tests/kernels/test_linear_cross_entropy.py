@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.table import Draw, blocks, check, differentiate, error, vocabulary
+from tests.kernels.problems import Draw, blocks, check, differentiate
+from tests.kernels.table import vocabulary
+from tests.support.closeness import error
 from xrep.kernels import precision, softmax
 from xrep.kernels.linear_cross_entropy import linear_cross_entropy
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.profiler import profile
 
-from tests.kernels.table import HALF, KERNELS, Draw, blocks, check, differentiate
-from tests.kernels.table import QUEUE as OF_QUEUE
+from tests.kernels.problems import HALF, Draw, blocks, check, differentiate
+from tests.kernels.problems import QUEUE as OF_QUEUE
+from tests.kernels.table import KERNELS
 from tests.support.closeness import error
 from xrep.kernels import pairs, precision, softmax
 from xrep.kernels.hard_infonce import hard_infonce
@@ -42,6 +43,7 @@ every_kernel = pytest.mark.parametrize("name", KERNELS)
         sentences=st.sampled_from([1, 5, 40]),
         near=st.sampled_from([0.0, 0.5, 0.95]),
         flag=st.booleans(),
+        judge=st.sampled_from(["", "absolute", "relative", "guide"]),
         dtype=st.sampled_from(DTYPES),
         seed=st.integers(0, 2**20),
     ),

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tests.kernels.table import triton
+from tests.kernels.problems import triton
 from tests.support.closeness import error
 from xrep.kernels import residual_norm
 from xrep.kernels.fused import fuses_residuals

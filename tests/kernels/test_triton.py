@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.table import KERNELS, Draw, check, triton
+from tests.kernels.problems import Draw, check, triton
+from tests.kernels.table import KERNELS
 from xrep.kernels import softmax
 from xrep.kernels.softmax import QueueSoftmax
 
@@ -37,6 +38,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 CASES: dict[str, tuple[str, Draw]] = {
     "queue": ("queue", Draw(batch=7, size=9, many=101)),
     "queue, masked": ("queue", Draw(batch=7, size=9, many=101, columns=2, flag=True)),
+    "queue, too near": ("queue", Draw(batch=7, size=9, many=101, judge="relative", columns=1)),
+    "queue, too near by a guide": ("queue", Draw(batch=7, size=9, many=101, judge="guide")),
     "queue, nothing filled": ("queue", Draw(batch=3, many=0)),
     "queue, everything masked": ("queue", Draw(batch=3, many=50, columns=1, sentences=1)),
     "vocabulary": ("vocabulary", Draw(batch=2, many=13, share=0.0)),

@@ -27,13 +27,18 @@ SMALLER = [
     (r"1\.06", "0"),  # an encoder of six steps scores no pair higher
 ]
 WRITTEN = {
-    "choose-an-objective": ["runs/cmlm/best/model.safetensors", "runs/labels/best/model.safetensors"],
+    "choose-an-objective": [
+        "runs/cmlm/best/model.safetensors",
+        "runs/guided/best",
+        "runs/labels/best/model.safetensors",
+    ],
+    "decoders": ["vectors.npy", "index/manifest.json", "my-decoder/modules.json"],
     "extending": [f"runs/bitext-{name}/best" for name in ("cosine_distance", "translation_ranking")],
     "filtering": ["kept.en", "scores.png", "filtered.json", "lines.scored.tsv", "data-bin/kept/manifest.json"],
     "mining": ["mined.hyp.en", "planted/de-en.test.gold"],
     "multilingual-student": ["student.npy", "my-student/modules.json"],
     "objective": [f"runs/bitext-{name}/best" for name in ("hardest_negative", "sigmoid")],
-    "own-data": ["report.html", "mined.tsv", "my-encoder/modules.json", "runs/third/best"],
+    "own-data": ["report.html", "mined.tsv", "my-encoder/modules.json", "runs/third/best", "data-bin", "flores.json"],
     "serving": ["vectors.npy", "my-encoder/modules.json", "index/manifest.json"],
     "translation-memory": ["clean0.tmx", "clean1.tmx", "mined.tmx", "index/manifest.json"],
     "troubleshooting": ["runs/large/best"],
@@ -72,6 +77,17 @@ def write_data(folder: Path) -> None:
         write_sides(folder / "mono", name, some)
     for code, column in (("deu", 1), ("eng", 0)):
         write_lines(folder / "test" / f"tatoeba.deu-eng.{code}", [row[column] for row in parts["test"]])
+    changed = {f"{row[0]} 9": {"errtype": "number", "src": row[0]} for row in parts["test"]}
+    texts = {
+        "devtest/deu_Latn": [row[1] for row in parts["test"]],
+        "devtest/eng_Latn": [row[0] for row in parts["test"]],
+    }
+    for name, some in {**texts, "devtest_augmented/eng_Latn_augmented": list(changed)}.items():
+        write_lines(folder / "flores200_dataset" / f"{name}.devtest", some)
+    kinds = folder / "flores200_dataset" / "devtest_augmented" / "eng_Latn_errtype.devtest.json"
+    kinds.write_text(json.dumps(changed), encoding="utf-8")
+    nested = [{"translation": {"de": german, "en": english}} for english, german, _ in rows[:600]]
+    write_lines(folder / "hf-corpus" / "train.jsonl", [json.dumps(row, ensure_ascii=False) for row in nested])
     write_lines(folder / "mined.tsv", [f"1.1\t{german}\t{english}" for english, german, _ in rows[:20]])
     write_lines(folder / "lines.txt", [row[0] for row in rows[:50]])
     write_lines(folder / "more.txt", [row[0] for row in parts["dev"]])
@@ -104,6 +120,10 @@ def test_a_guide(guide: str, install_commands, repository: Path, trained_run: Pa
     (folder / "teacher").symlink_to(trained_run / "best")
     if run := {"filtering": "first", "serving": "demo", "troubleshooting": "first"}.get(guide):
         (folder / "runs" / run).symlink_to(trained_run)
+    if guide == "decoders":
+        from tests.interop.test_decoders import write_decoder
+
+        (folder / "decoder").symlink_to(write_decoder(tmp_path / "decoder", "Qwen3"))
     install_commands(tmp_path / "bin", {})
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))}
     environment |= {"PYTHONPATH": f"{repository}:{folder}", "XREP_HOME": str(tmp_path / "home")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,10 +13,13 @@ from torch import Tensor
 
 from xrep.criteria.all_ranks import of_all_ranks
 from xrep.criteria.criterion import Criterion, Loss, Planned, Term, merged
+from xrep.criteria.false_negatives import guide_of
 from xrep.criteria.matryoshka import add_widths, widths_of
 from xrep.data.batch import TextSpec
 from xrep.errors import UserError
 from xrep.kernels.gather import current_group, without_others
+from xrep.tasks.bitext import blocks
+from xrep.tasks.task import TableTask, Task
 
 
 @dataclass
@@ -57,7 +60,14 @@ class ContrastiveCriterion(Criterion):
 
     def __init__(self, config: Any = None, model: Any = None, text: TextSpec | None = None) -> None:
         super().__init__(config, model, text)
-        self._widths = widths_of(config, model)
+        self._widths, self._guide = widths_of(config, model), guide_of(config)
+
+    def prepare(self, task: Task) -> None:
+        if self._guide is not None:
+            assert isinstance(task, TableTask)
+            for table in task.train:
+                for hashes in blocks(table.hashes):
+                    self._guide.rows(hashes.ravel())
 
     def plan_rows(self, batch: Any, generator: torch.Generator) -> Planned:
         """Return the plan of some rows of a batch, which are encoded together (see ``Criterion.plan``)."""
@@ -124,6 +134,8 @@ class ContrastiveCriterion(Criterion):
 
     def plan(self, batch: Any, generator: torch.Generator) -> Planned:
         rows = self.micro_batch
+        if self._guide is not None:
+            batch = replace(batch, facts={**batch.facts, "guide": self._guide.of(batch.ids)})
         if rows is None or len(batch) <= rows:
             return self.plan_rows(batch, generator)
         starts = range(0, len(batch), rows)

@@ -151,6 +151,7 @@ class DAP(TranslationRanking):
         self.head = RTLHead(encoder, config.rtl_layers, depth, languages)
 
     def prepare(self, task: Task) -> None:
+        super().prepare(task)
         assert isinstance(task, BitextTask)
         strange = [pair.name for pair in task.train if self.config.pivot_language not in pair.languages]
         if strange:
@@ -162,7 +163,7 @@ class DAP(TranslationRanking):
             pivot, toward = self.config.pivot_language, self.config.rtl_direction == "to_pivot"
             for place in [self._languages.index(pivot)] if toward else range(len(self._languages)):
                 ids = torch.as_tensor(task.subwords(self._languages[place])).long()
-                known = torch.cat([ids, torch.tensor([self._vocabulary.eos_id])]).unique()
+                known = torch.cat([ids, torch.tensor([self._vocabulary.end])]).unique()
                 self.register_buffer(f"subwords_{place}", known, persistent=False)
                 labels = torch.full((self._vocabulary.size,), -1)
                 self._planner.labels[place] = labels.index_copy(0, known, torch.arange(len(known)))

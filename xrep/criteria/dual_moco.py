@@ -69,10 +69,11 @@ class DualMoco(ContrastiveCriterion):
         super().__init__(config, model)
         self._text = text
         self.momentum_encoder = MomentumEncoder(model, config.momentum, config.momentum_dropout)
-        self.source_queue = new_queue(config, model.output_size, count=2)
-        self.target_queue = new_queue(config, model.output_size, count=2)
-        self._keys: list[tuple[Tensor, Tensor]] = []
-        """Keys of each batch since the last step, those of all ranks, both sides concatenated [B, 2 D]; their ids."""
+        self.source_queue = new_queue(config, model.output_size, self._guide, count=2)
+        self.target_queue = new_queue(config, model.output_size, self._guide, count=2)
+        self._keys: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        """Keys of each batch since the last step, those of all ranks, both sides concatenated [B, 2 D]; their ids, and
+        their vectors of the guide [B, 2, G]."""
 
     def constants(self, model: SentenceModel, planned: Planned) -> tuple[Tensor, ...]:
         encoder, batch = self.momentum_encoder.model, planned.batch
@@ -80,33 +81,34 @@ class DualMoco(ContrastiveCriterion):
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         source_query, target_query, source_key, target_key, *negative = vectors
-        to_target = self._infonce(source_query, target_key, self.target_queue, planned)
-        to_source = self._infonce(target_query, source_key, self.source_queue, planned)
+        to_target = self._infonce(source_query, target_key, self.target_queue, planned, back=False)
+        to_source = self._infonce(target_query, source_key, self.source_queue, planned, back=True)
         given = (to_target.loss, to_target.correct, source_query, target_key, negative, planned.batch)
-        forward, found = with_own_negatives(*given, self.config.temperature)
+        forward, found = with_own_negatives(*given, self.config.temperature, judge=self.config.judge(planned))
         loss = (forward + to_source.loss).sum()
         correct = torch.cat([found, to_source.correct])
         return Loss({self.term: Term(loss)}, {"accuracy": percentage(correct)})
 
-    def _infonce(self, query: Tensor, key: Tensor, queue: Queue | None, planned: Planned) -> InfoNCE:
-        temperature, mask_equal, ids = self.config.temperature, self.config.mask_equal_sentences, planned.batch.ids
+    def _infonce(self, query: Tensor, key: Tensor, queue: Queue | None, planned: Planned, back: bool) -> InfoNCE:
+        config, given = self.config, (query, key, planned.batch.ids)
+        masks = {"mask_equal": config.mask_equal_sentences, "judge": config.judge(planned, reverse=back)}
         if queue is None:
-            sizes = planned.rank_rows
-            return among_batch(query, key, ids, temperature, mask_equal=mask_equal, sizes=sizes)[0]
-        return in_queue(query, key, ids, queue, temperature, mask_equal=mask_equal)
+            return among_batch(*given, config.temperature, **masks, sizes=planned.rank_rows)[0]
+        return in_queue(*given, queue, config.temperature, **masks)
 
     def remember(self, vectors: tuple[Tensor, ...], planned: Planned, loss: Loss) -> None:
         if self.source_queue is not None:
             keys = torch.cat(vectors[2:4], dim=1).to(self.source_queue.vectors.dtype)
-            (keys, ids), _ = gathered([keys, planned.batch.ids], current_group(), planned.rank_rows)
-            self._keys.append((keys, ids))
+            given = keys, planned.batch.ids, planned.batch.guide if self._guide else None
+            (keys, ids, guide), _ = gathered(given, current_group(), planned.rank_rows)
+            self._keys.append((keys, ids, guide))
 
     def after_step(self, model: SentenceModel) -> None:
         self.momentum_encoder.update(model)
-        for keys, ids in self._keys:
-            for queue, vectors in zip((self.source_queue, self.target_queue), keys.chunk(2, dim=1), strict=True):
+        for keys, ids, guide in self._keys:
+            for side, queue in enumerate((self.source_queue, self.target_queue)):
                 assert queue is not None
-                queue.enqueue(vectors, ids)
+                queue.enqueue(keys.chunk(2, dim=1)[side], ids, None if guide is None else guide[:, side])
         self._keys.clear()
 
     def warnings(self, task: Task) -> list[str]:

@@ -109,8 +109,9 @@ class FrozenSource(ContrastiveCriterion):
             if self.learnable_temperature and not SMALLEST <= self.temperature <= LARGEST:
                 rule = f"lie in [{SMALLEST}, {LARGEST:g}] if it is learnable"
                 problems.append(f"temperature must {rule}, not {self.temperature}")
-            if self.queue_size > 0 and self.loss == "mse":
-                problems.append("queue_size is for loss: contrastive; mse has no negatives")
+            for name, is_set in (("queue_size", self.queue_size > 0), ("mask_margin", self.mask_margin is not None)):
+                if is_set and self.loss == "mse":
+                    problems.append(f"{name} is for loss: contrastive; mse has no negatives")
             if self.teacher and self.teacher_vectors:
                 problems.append("teacher computes what teacher_vectors has; give one of them")
             if bool(self.teacher_vectors) != bool(self.teacher_text):
@@ -151,9 +152,9 @@ class FrozenSource(ContrastiveCriterion):
         learnable = config.loss != "mse" and config.learnable_temperature
         # A scalar, to which weight decay never applies.
         self.theta = nn.Parameter(torch.tensor(math.log(config.temperature))) if learnable else None
-        self.queue = new_queue(config, model.output_size)
-        self._keys: list[tuple[Tensor, Tensor]] = []
-        """Source vectors and ids of each batch since the last step, from all ranks."""
+        self.queue = new_queue(config, model.output_size, self._guide)
+        self._keys: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        """Source vectors, ids and vectors of the guide of each batch since the last step, from all ranks."""
 
     def _check_languages(self, model: DualEncoder, text: TextSpec) -> list[str]:
         """Raise UserError if the frozen tower starts from an encoder of other languages than it will read; return a
@@ -174,6 +175,7 @@ class FrozenSource(ContrastiveCriterion):
         raise UserError(problem + ", ".join(languages[side]), path=origin.path, cure=cure)
 
     def prepare(self, task: Task) -> None:
+        super().prepare(task)
         if self.config.teacher is not None:
             from xrep.criteria.teacher import vectors_of_teacher  # which needs what encodes files
 
@@ -189,7 +191,7 @@ class FrozenSource(ContrastiveCriterion):
         planned = super().plan_rows(batch, generator)
         if self._teacher is not None:
             hashes = batch.ids[:, SIDES.index(self._source_side)].numpy().view(np.uint64)
-            if self._student_alone or self._teacher.has(hashes):
+            if self._student_alone or self._teacher.has(hashes).all():
                 planned.details = torch.from_numpy(self._teacher.read(hashes))
         return planned
 
@@ -217,28 +219,33 @@ class FrozenSource(ContrastiveCriterion):
         if self.config.sides == "target":
             return self._of_student(vectors, planned)
         *students, source = vectors
-        losses = [self._of_student((student, source), planned) for student in students]
+        place = SIDES.index(self._source_side)
+        columns = (slice(None), slice(place, place + 1))  # the sentences that are compared
+        losses = [self._of_student((s, source), planned, own) for s, own in zip(students, columns, strict=True)]
         whole = merged(losses, [len(planned)] * len(losses))
         whole.found = losses[0].found
         return whole
 
-    def _of_student(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
+    def _of_student(self, vectors: tuple[Tensor, ...], planned: Planned, columns: slice = slice(None)) -> Loss:
         ids, (target, source, *negative) = planned.batch.ids, vectors
         squared = 0.0 if self.config.loss == "contrastive" else (target - source).square().sum()
         if self.config.loss == "mse":
             return Loss({self.term: Term(torch.as_tensor(squared))})
         tau = self.config.temperature if self.theta is None else self.theta.exp()
         mask_equal, sizes, keys = self.config.mask_equal_sentences, planned.rank_rows, None
+        judge = self.config.judge(planned, columns, reverse=self._target_side == "target")
         if self.config.source == "trained":
             masked = ids if mask_equal else None
-            loss, _, correct, _ = inbatch_infonce(target, source, tau, ids=masked, group=current_group(), sizes=sizes)
+            given = {"ids": masked, "judge": judge, "group": current_group(), "sizes": sizes}
+            loss, _, correct, _ = inbatch_infonce(target, source, tau, **given)
         else:
-            result, *keys = among_batch(target, source, ids, tau, mask_equal=mask_equal, sizes=sizes)
+            masks = {"mask_equal": mask_equal, "judge": judge}
+            result, *keys = among_batch(target, source, ids, tau, **masks, sizes=sizes)
             if self.queue is not None:
-                queued = in_queue(target, source, ids, self.queue, tau, mask_equal=mask_equal)
+                queued = in_queue(target, source, ids, self.queue, tau, **masks)
                 result = against_both(result, queued)
             loss, correct = result
-        loss, correct = with_own_negatives(loss, correct, target, source, negative, planned.batch, tau)
+        loss, correct = with_own_negatives(loss, correct, target, source, negative, planned.batch, tau, judge=judge)
         metrics = {"accuracy": percentage(correct)}
         if isinstance(tau, Tensor):
             metrics["temperature"] = tau.detach()
@@ -252,8 +259,8 @@ class FrozenSource(ContrastiveCriterion):
         if self.theta is not None:  # to clamp tau itself would leave theta without a gradient outside of its range
             self.theta.data.clamp_(math.log(SMALLEST), math.log(LARGEST))
         if self.queue is not None:
-            for keys, ids in self._keys:
-                self.queue.enqueue(keys, ids)
+            for found in self._keys:
+                self.queue.enqueue(*found)
             self._keys.clear()
 
     def warnings(self, task: Task) -> list[str]:

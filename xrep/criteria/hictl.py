@@ -180,6 +180,7 @@ class HiCTL(ContrastiveCriterion):
         self.idle_parameters = len(model.projections) > 0 and not config.sentence_contrast
 
     def prepare(self, task: Task) -> None:
+        super().prepare(task)
         if task.gives is ExampleKind.REORDERED and not self.config.monolingual:
             problem = "hictl: a sentence and its reordered words reveal each other's masked words"
             raise UserError(problem, cure="set `monolingual` to true")
@@ -233,14 +234,15 @@ class HiCTL(ContrastiveCriterion):
         if not self.config.sentence_contrast:
             return Loss({})
         hardness = self.hardness
-        options = self.config.options(planned, planned.batch.ids)
+        options = self.config.options(planned)
         exponent = 0.0 if hardness is None else hardness.exponent()
         (source, target, *negative), tau = vectors, self.config.temperature
         result = hard_infonce(source, target, tau, exponent=exponent, **options)
         forward, correct = result.forward, result.forward_correct
         if negative:
             x, y, *hard = [F.normalize(side, dim=1) for side in (source, target, *negative)]
-            forward, correct = with_own_negatives(forward, correct, x, y, hard, planned.batch, tau)
+            given = forward, correct, x, y, hard, planned.batch, tau
+            forward, correct = with_own_negatives(*given, judge=options["judge"])
         loss = (forward + result.backward).sum()
         metrics = {"sentence_accuracy": percentage(torch.cat([correct, result.backward_correct]))}
         if hardness is not None:

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 from torch import Tensor
 
 from xrep.criteria.criterion import Planned
-from xrep.criteria.matryoshka import Nested
+from xrep.criteria.false_negatives import FalseNegatives
 from xrep.data.batch import Batch, TextSpec
 from xrep.kernels.gather import current_group
+from xrep.kernels.judge import Judge
 from xrep.kernels.pairs import add_own_negatives
 from xrep.models.model import SentenceModel
 
@@ -20,7 +21,7 @@ Temperature = Annotated[float, "[0.0001, 10000]"]
 
 
 @dataclass(kw_only=True)
-class InBatch(Nested):
+class InBatch(FalseNegatives):
     """Options of objectives whose negatives are the other rows of the batch."""
 
     temperature: Temperature = 0.05
@@ -31,14 +32,15 @@ class InBatch(Nested):
     cross_rank_negatives: bool = True
     """With several ranks, the rows of all ranks are negatives. Off: only those of the rank's own part."""
 
-    def options(self, planned: Planned, ids: Tensor) -> dict[str, Any]:
+    def options(self, planned: Planned, columns: slice = slice(None)) -> dict[str, Any]:
         """Return the options of a loss in ``xrep.kernels`` for a criterion that ``exchanges``.
 
         Args:
-            ids: int64 [B, I], those of the rows that are compared.
+            columns: the sentences of each row that are compared.
         """
         return {
-            "ids": ids if self.mask_equal_sentences else None,
+            "ids": planned.batch.ids[:, columns] if self.mask_equal_sentences else None,
+            "judge": self.judge(planned, columns),
             "group": current_group() if self.cross_rank_negatives else None,
             "sizes": planned.rank_rows,
         }
@@ -61,6 +63,7 @@ def with_own_negatives(
     temperature: float | Tensor,
     *,
     margin: float = 0.0,
+    judge: Judge | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Add the hard negatives of a batch to InfoNCE whose queries are its sources: to the loss of a source its own ones
     only (``add_own_negatives``).
@@ -70,8 +73,10 @@ def with_own_negatives(
 
     Args:
         negative: the vectors of the negatives, or nothing if the batch has none: then the loss is returned unchanged.
+        judge: that of the loss; if it has a guide, which does not know these negatives, all of them count.
     """
     if batch.negatives is None or not negative:
         return loss, correct
-    rows = batch.negatives.rows
-    return add_own_negatives(loss, correct, query, positive, negative[0], rows, temperature, margin=margin)
+    given = loss, correct, query, positive, negative[0], batch.negatives.rows, temperature
+    own = None if judge is None or judge.guide is not None else judge
+    return add_own_negatives(*given, margin=margin, judge=own)

@@ -46,7 +46,7 @@ class NliTriplet(ContrastiveCriterion):
         return Encoded(sentence_vectors(model, planned.batch))
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
-        config, options = self.config, self.config.options(planned, planned.batch.ids)
+        config, options = self.config, self.config.options(planned)
         (anchor, positive, negative), weight = vectors, config.hard_negative_weight
         result = triplet_infonce(anchor, positive, negative, config.temperature, weight=weight, **options)
         return Loss({self.term: Term(result.loss.sum())}, {"accuracy": percentage(result.correct)})

@@ -74,7 +74,7 @@ class SimCSE(ContrastiveCriterion):
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         losses, correct = [], []
         for column, one, other in zip(self._columns, vectors[::2], vectors[1::2], strict=True):
-            options = self.config.options(planned, planned.batch.ids[:, column : column + 1])
+            options = self.config.options(planned, slice(column, column + 1))
             result = inbatch_infonce(one, other, self.config.temperature, **options)
             losses.append(result.forward.sum())
             correct.append(result.forward_correct)

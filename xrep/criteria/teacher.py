@@ -39,7 +39,7 @@ def vectors_of_teacher(path: str, task: BitextTask, side: str, width: int) -> Te
             languages = {"source": task.text.source_languages, "target": task.text.target_languages}[side]
             language = languages[0] if len(encoder.model.encoders) > 1 else None
             encode_file(encoder, text, vectors, lang=language, dtype="float16")
-    return TeacherVectors(vectors, text, np.load(hashes, mmap_mode="r"))
+    return TeacherVectors(vectors, text, hashes=np.load(hashes, mmap_mode="r"))
 
 
 def _write_text(folder: Path, task: BitextTask, side: str) -> None:

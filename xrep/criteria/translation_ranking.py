@@ -64,10 +64,11 @@ class TranslationRanking(ContrastiveCriterion):
 
     def contrast(self, vectors: tuple[Tensor, ...], planned: Planned) -> Loss:
         config, (source, target, *negative) = self.config, vectors
-        options = config.options(planned, planned.batch.ids)
+        options = config.options(planned)
         result = inbatch_infonce(source, target, config.temperature, margin=config.margin, **options)
         given = (result.forward, result.forward_correct, source, target, negative, planned.batch)
-        loss, correct = with_own_negatives(*given, config.temperature, margin=config.margin)
+        shared = {"margin": config.margin, "judge": options["judge"]}
+        loss, correct = with_own_negatives(*given, config.temperature, **shared)
         if config.directions == "both":
             loss, correct = loss + result.backward, torch.cat([correct, result.backward_correct])
         return Loss({self.term: Term(loss.sum())}, {"accuracy": percentage(correct)})

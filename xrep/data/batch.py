@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from xrep.errors import UserError
 from xrep.text.tokenizer import Tokenizer
 
 
@@ -22,7 +23,8 @@ class Vocabulary:
     unk_id: int
     bos_id: int | None
     """Id of the token in front of every sentence; None if the encoder has none there (T5)."""
-    eos_id: int
+    eos_id: int | None
+    """Id of the token behind every sentence; None if the encoder has none there (some decoders)."""
     mask_id: int | None
     pair_separators: int = 1
     """Number of eos tokens between two sentences that are read as one sequence: BERT has one, XLM-R two."""
@@ -35,7 +37,15 @@ class Vocabulary:
     @property
     def special_count(self) -> int:
         """Number of special tokens around a sentence."""
-        return self.leading_count + 1
+        return self.leading_count + (self.eos_id is not None)
+
+    @property
+    def end(self) -> int:
+        """``eos_id``, for what cannot do without. Raises UserError if there is none."""
+        if self.eos_id is None:
+            cure = "have its tokenizer.json put one there, or choose another encoder"
+            raise UserError("the tokenizer puts no token behind a sentence, which is needed here", cure=cure)
+        return self.eos_id
 
     @property
     def special_ids(self) -> list[int]:
@@ -233,6 +243,7 @@ class Batch(Movable):
             - ``ids``: int64 [B, S]; equal numbers in a column mean equal sentences.
             - ``labels``: int64, what is to be predicted: the class of each example [B], the tag of each token [B, T],
               or the first and last token of an answer [B, 2].
+            - ``guide``: float32 [B, S, G], the vectors of another encoder that judges the sentences, if there is one.
         places: int64 [B, S], for examples whose sentences are divided among the sides by language: the place of each
             sentence in the rows of the first side followed by those of the second.
         negatives: hard negatives of the sources; None if the run has none.
@@ -282,6 +293,10 @@ class Batch(Movable):
         return self.facts["labels"]
 
     @property
+    def guide(self) -> torch.Tensor:
+        return self.facts["guide"]
+
+    @property
     def token_count(self) -> int:
         """Number of tokens without padding."""
         negatives = 0 if self.negatives is None else self.negatives.tokens.real_tokens
@@ -319,19 +334,21 @@ def collate(sentences: Sequence[np.ndarray], vocabulary: Vocabulary, max_length:
 def pad(ids: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> TokenBatch:
     """Build a padded batch from concatenated sentences, adding bos and eos around each sentence.
 
-    Without any sentences, the batch has as many columns as there are special tokens around a sentence.
+    Without any sentences, the batch has as many columns as there are special tokens around a sentence, at least one.
 
     Args:
         ids: Subword ids of all sentences, concatenated: [sum of lengths], without special tokens.
         lengths: Number of ids of each sentence, int64 [B].
     """
     count = vocabulary.special_count
-    tokens = np.full((len(lengths), int(lengths.max(initial=0)) + count), vocabulary.pad_id, dtype=np.int64)
+    width = max(1, int(lengths.max(initial=0)) + count)
+    tokens = np.full((len(lengths), width), vocabulary.pad_id, dtype=np.int64)
     if vocabulary.bos_id is not None:
         tokens[:, 0] = vocabulary.bos_id
     words = tokens[:, vocabulary.leading_count :]
     words[np.arange(words.shape[1]) < lengths[:, None]] = ids
-    words[np.arange(len(lengths)), lengths] = vocabulary.eos_id
+    if vocabulary.eos_id is not None:
+        words[np.arange(len(lengths)), lengths] = vocabulary.eos_id
     return TokenBatch(torch.from_numpy(tokens), torch.from_numpy(lengths + count), lengths + count)
 
 

@@ -56,28 +56,31 @@ class NegativeStore:
         return np.searchsorted(self._pairs, wanted, "left"), np.searchsorted(self._pairs, wanted, "right")
 
 
-def prepare_negatives(files: Sequence[str], tokenizer: Tokenizer, exclude: Sequence[str] = ()) -> NegativeStore:
+def prepare_negatives(
+    files: Sequence[str], tokenizer: Tokenizer, exclude: Sequence[str] = (), prompt: str = ""
+) -> NegativeStore:
     """Read and tokenise hard negatives unless this was done before, and open them.
 
     Repeated negatives of a pair are left out, also those that equal one of its sides, and sentences of ``exclude``
-    (files or folders of evaluation sets).
+    (files or folders of evaluation sets). The ``prompt`` is put in front of each.
 
     Raises:
         UserError: A file cannot be read, a line has not three columns or more, or no negative is left.
     """
 
     def fill(builder: Builder) -> None:
-        _write(builder, files, tokenizer)
+        _write(builder, files, tokenizer, prompt)
         if "train" not in builder.splits:
             raise UserError("no negatives are left", path=files[0], cure="mine them again with other options")
 
     shared, title = {SHARED: tokenizer}, ", ".join(files)
     paths = list(map(Path, files))
-    data = build("negatives", list(files), paths, fill, shared, lambda: iter(()), title=title, exclude=exclude)
+    facts = [*files, *([prompt] if prompt else [])]
+    data = build("negatives", facts, paths, fill, shared, lambda: iter(()), title=title, exclude=exclude)
     return NegativeStore(data)
 
 
-def _write(builder: Builder, files: Sequence[str], tokenizer: Tokenizer) -> None:
+def _write(builder: Builder, files: Sequence[str], tokenizer: Tokenizer, prompt: str) -> None:
     """Write the negatives as they come, and then by the hashes of their pairs, each negative of a pair once."""
     schema = {"pairs": HASH, "negative": token_type(tokenizer.vocabulary_size)}
     with tempfile.TemporaryDirectory(dir=builder.folder) as folder:
@@ -90,7 +93,7 @@ def _write(builder: Builder, files: Sequence[str], tokenizer: Tokenizer) -> None
                 usable = (pairs != NO_KEY) & (hashes[:, None] != sides).all(1)
                 usable &= ~builder.excluded.contains(hashes)
                 builder.training.add(hashes[usable])
-                pairs, texts = pairs[usable], [negatives[row] for row in np.flatnonzero(usable)]
+                pairs, texts = pairs[usable], [prompt + negatives[row] for row in np.flatnonzero(usable)]
                 order.add(np.stack([pairs, hashes[usable], read.rows + np.arange(len(pairs), dtype=np.uint64)], 1))
                 read.append({"pairs": pairs, "negative": flatten(tokenizer.encode(texts))})
         written = open_table("read", read.facts, lambda name: Path(folder) / f"read.{name}")

@@ -45,6 +45,10 @@ class PreprocessOptions:
     """Tokenizers to use (folders, ``.model`` files, directories of pretrained encoders), by side: ``shared``, or
     ``source`` and ``target``. If empty, one is trained on the training text. If only one side is given, a tokenizer is
     trained on the text of the other side."""
+    source_prompt: str | None = None
+    """Text that is put in front of each source sentence before it is tokenised, such as an instruction."""
+    target_prompt: str | None = None
+    """The same for target sentences."""
     exclude: list[str] = field(default_factory=list)
     """Files or folders of evaluation sets. Training pairs with a sentence that occurs there are dropped."""
     cleaning: CleaningOptions = field(default_factory=CleaningOptions)
@@ -55,6 +59,11 @@ class PreprocessOptions:
     """A language with n sentences has the weight n ** sampling_exponent in the tokenizer's training text."""
     seed: Seed = 1
     """Random seed for sampling and for holding out pairs."""
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """The prompts by side, empty ones included."""
+        return {"source": self.source_prompt or "", "target": self.target_prompt or ""}
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -149,7 +158,7 @@ def _stages(
     clean = Clean(corpora, options.cleaning, options.exclude, workers, log)
     choose = DecideFates(clean, options.cleaning, options.valid_size, options.seed)
     vocabulary = TrainVocabulary(choose, options.tokenizers, options.vocabulary_size, options.sampling_exponent, log)
-    return clean, choose, vocabulary, Tokenise(choose, vocabulary, workers)
+    return clean, choose, vocabulary, Tokenise(choose, vocabulary, options.prompts, workers)
 
 
 def _write(

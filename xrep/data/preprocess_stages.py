@@ -206,6 +206,7 @@ class Tokenise(_Step):
 
     choose: DecideFates
     vocabulary: TrainVocabulary
+    prompts: dict[str, str]
     workers: int
     name, unit = "tokenise", "pairs"
 
@@ -218,7 +219,7 @@ class Tokenise(_Step):
         tokens = token_type(vocabulary_size(tokenizers))
         schema = {**dict.fromkeys(SIDES, tokens), "hashes": CLEANED_COLUMNS["hashes"]}
         items = (((of, rows), count) for of, text in enumerate(texts) for rows, count in text.chunks(fate))
-        make, begin = partial(_tokenise, texts, tokenizers, fate), partial(_use_one_thread, tokenizers)
+        make, begin = partial(_tokenise, texts, tokenizers, self.prompts, fate), partial(_use_one_thread, tokenizers)
         with (
             TableWriter(folder, f"{split}.{name}", schema) as table,
             _in_processes(make, items, self.workers, begin) as made,
@@ -265,11 +266,12 @@ def _in_processes(
 
 
 def _tokenise(
-    texts: list[CleanedText], tokenizers: Tokenizers, fate: int, what: tuple[int, slice]
+    texts: list[CleanedText], tokenizers: Tokenizers, prompts: dict[str, str], fate: int, what: tuple[int, slice]
 ) -> dict[str, Flat | np.ndarray]:
     """Return the rows of the data directory for the pairs of a text, in a range of rows, that have a fate."""
     text, rows = texts[what[0]], what[1]
-    tokens = {side: flatten(tokenizer_of(tokenizers, side).encode(text.sentences(side, rows, fate))) for side in SIDES}
+    sides = {side: [prompts[side] + sentence for sentence in text.sentences(side, rows, fate)] for side in SIDES}
+    tokens = {side: flatten(tokenizer_of(tokenizers, side).encode(own)) for side, own in sides.items()}
     return {**tokens, "hashes": text.table.hashes[rows][text.fates[rows] == fate]}
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
 from xrep.data.build import cached_at, chunks
 from xrep.data.disk_sort import DiskSort
@@ -16,9 +18,7 @@ from xrep.store.vectors import Vectors
 from xrep.text.cleaning import NO_KEY, sentence_hashes
 from xrep.text.lines import read_lines
 
-_LAYOUT = (
-    "`teacher_vectors` must be floats [N, D] (.npy, or a folder of xrep-encode), a row for each line of `teacher_text`"
-)
+_LAYOUT = "`{}` must be floats [N, D] (.npy, or a folder of xrep-encode), a row for each line of `{}_text`"
 
 
 class TeacherVectors:
@@ -31,6 +31,7 @@ class TeacherVectors:
     Args:
         vectors: The address of vectors [N, D] as xrep-encode writes them: a ``.npy`` file or a folder.
         text: The address of a UTF-8 file with one sentence per line, optionally compressed.
+        option: The name of the option of the vectors, and in front of ``_text`` that of the text.
         hashes: The hashes of the lines, uint64 [N], if they are known, sorted and all different. That of sentences
             without words may be one of them, which then share a vector.
 
@@ -38,9 +39,12 @@ class TeacherVectors:
         UserError: A file does not exist, or the two files do not belong together.
     """
 
-    def __init__(self, vectors: str | Path, text: str | Path, hashes: np.ndarray | None = None) -> None:
+    def __init__(
+        self, vectors: str | Path, text: str | Path, option: str = "teacher", hashes: np.ndarray | None = None
+    ) -> None:
         self.path, self.text = vectors, text
-        self._vectors = Vectors(self.path, cure=_LAYOUT)
+        cure = _LAYOUT.format(f"{option}_vectors" if option == "teacher" else option, option)
+        self._vectors = Vectors(self.path, cure=cure)
         self.width = self._vectors.size
         self._shares = hashes is not None
         if hashes is not None:
@@ -49,23 +53,31 @@ class TeacherVectors:
         data = _sorted_lines(text)
         if data.manifest["lines"] != len(self._vectors):
             problem = f"{len(self._vectors)} vectors, but {self.text} has {data.manifest['lines']} lines"
-            raise UserError(problem, path=self.path, cure=_LAYOUT)
+            raise UserError(problem, path=self.path, cure=cure)
         (table,) = data.splits["train"]
         self._hashes, self._lines = table.hashes, table["lines"].values
 
-    def has(self, hashes: np.ndarray) -> bool:
-        """Return whether all sentences with these hashes, uint64 [N], have a vector."""
-        return bool(((self._shares | (hashes != NO_KEY)) & (find_sorted(self._hashes, hashes) >= 0)).all())
+    def has(self, hashes: np.ndarray) -> np.ndarray:
+        """Return whether sentences with these hashes, uint64 [...], have a vector, bool [...]."""
+        return (self._shares | (hashes != NO_KEY)) & (find_sorted(self._hashes, hashes) >= 0)
+
+    def of(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the vectors of sentences with these ids, int64 [...], at length 1: float32 [..., D]; NaN for those of
+        sentences that have none, such as those of validation."""
+        hashes = ids.numpy().view(np.uint64)
+        known, vectors = self.has(hashes), np.full((*hashes.shape, self.width), np.nan, np.float32)
+        vectors[known] = self.read(hashes[known])
+        return F.normalize(torch.from_numpy(vectors), dim=-1)
 
     def rows(self, hashes: np.ndarray) -> np.ndarray:
         """Return the row of the vector of each sentence, int64 [N], given the sentences' hashes, uint64 [N]. Raises
         UserError if a sentence has no vector."""
         if not self._shares and (wordless := np.count_nonzero(hashes == NO_KEY)):
-            problem = f"{wordless} of {len(hashes)} training pairs have a source sentence without words"
-            raise UserError(problem, path=self.text, cure="remove these pairs; such lines cannot be told apart")
+            problem = f"{wordless} of {len(hashes)} training sentences that need a vector have no words"
+            raise UserError(problem, path=self.text, cure="remove their pairs; such lines cannot be told apart")
         places = find_sorted(self._hashes, hashes)
         if missing := np.count_nonzero(places < 0):
-            problem = f"lacks the source sentences of {missing} of {len(hashes)} training pairs"
+            problem = f"lacks {missing} of {len(hashes)} training sentences that need a vector"
             raise UserError(problem, path=self.text, cure="add them, and their vectors, or drop pairs without words")
         return self._lines[places]
 

@@ -141,17 +141,21 @@ def open_encoder(
     cache: str | Path | None = None,
     layer: int | None = None,
     precision: Precision = "float32",
+    prompt: str | None = None,
+    prompt_name: str | None = None,
 ) -> MeasuredEncoder:
     """Open a run of xrep, a directory of Hugging Face or sentence-transformers, or a folder that ``Precomputed`` reads.
-    The options are those of ``MeasuredEncoder`` and, as ``dtype`` for the precision, of ``SentenceEncoder.load``."""
+    The options are those of ``MeasuredEncoder`` and, as ``dtype`` for the precision, of ``SentenceEncoder.load``, and
+    of ``SentenceEncoder.use_prompt``."""
     from xrep.inference.sentence_encoder import SentenceEncoder
     from xrep.models.kinds import kind_of
 
     if kind_of(path) != "folder of vectors":
-        encoder = SentenceEncoder.load(path, layer=layer, dtype=precision)
+        encoder = SentenceEncoder.load(path, layer=layer, dtype=precision).use_prompt(prompt, prompt_name)
         return MeasuredEncoder(str(path), encoder, batch_tokens, Path(cache) if cache else None)
-    if layer is not None:
-        raise UserError("`layer` of vectors that another system computed", path=path, cure="leave it out")
+    for name, value in (("layer", layer), ("prompt", prompt), ("prompt_name", prompt_name)):
+        if value is not None:
+            raise UserError(f"`{name}` of vectors that another system computed", path=path, cure="leave it out")
     return MeasuredEncoder(str(path), Precomputed(path))
 
 
@@ -182,6 +186,7 @@ def with_random_weights(encoder: MeasuredEncoder, seed: int) -> MeasuredEncoder:
         raise UserError(problem, path=encoder.path, cure=cure)
     options = {"layer": whole.model.config.pooled_layer, "dtype": whole.precision}
     random = SentenceEncoder.load(whole.path, random_weights=seed, **options)
+    random.prompts, random.default_prompt_name = whole.prompts, whole.default_prompt_name
     random.training_hashes = whole.training_hashes  # so that both have the same examples
     return replace(encoder, encoder=random)
 

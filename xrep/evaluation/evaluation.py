@@ -21,6 +21,7 @@ from xrep.files import sha256_of
 from xrep.metrics.bootstrap import interval, resampled_share
 from xrep.number_types import Precision
 from xrep.tables import table
+from xrep.text.hf_datasets import is_dataset, state_of_dataset
 from xrep.text.languages import name
 from xrep.version import __version__
 
@@ -38,6 +39,10 @@ class EncoderOptions(PrecisionOption):
     layer: int | None = None
     """Pool the token vectors of this layer instead of the last one; 0: the embeddings. XTREME's retrieval uses layer 7
     of mBERT and 13 of XLM-R large. none: the layer with which the encoder was trained."""
+    prompt: str | None = None
+    """Text that is put in front of each sentence, such as the instruction that a decoder expects."""
+    prompt_name: str | None = None
+    """The encoder's prompt that is put in front of each sentence. none: the encoder's default."""
     cache: str | None = None
     """Folder in which the vectors are kept, and from which they are taken the next time."""
     list_sentences: str | None = None
@@ -181,7 +186,8 @@ class Evaluation(ABC):
     def open(self, path: str) -> Any:
         """Open the model that ``measure`` takes, by default a ``MeasuredEncoder``. It has a ``path``,
         ``training_hashes``, and a ``fingerprint()``, which changes when the output changes."""
-        options = {name: getattr(self.config, name) for name in ("batch_tokens", "cache", "layer", "precision")}
+        names = ("batch_tokens", "cache", "layer", "precision", "prompt", "prompt_name")
+        options = {name: getattr(self.config, name) for name in names}
         return open_encoder(path, **options)
 
     def check(self, model: Any) -> None:
@@ -330,13 +336,14 @@ class Figures:
 
     def record(self, test: str, model: Any) -> dict[str, Any]:
         """Return the record of a ``model`` and of the evaluation called ``test`` that is written as JSON."""
+        files = {str(file): state_of_dataset if is_dataset(file) else sha256_of for file in self.files}
         return {
             "test": test,
             "values": dict(self.values),
             "headline": dict(self.headline),
             "intervals": {name: list(span) for name, span in self.intervals.items()},
             "model": {"path": str(model.path), "fingerprint": model.fingerprint()},
-            "data": {str(path): sha256_of(path) for path in dict.fromkeys(self.files)},
+            "data": {file: state(file) for file, state in files.items()},
             "settings": dict(self.settings),
             "version": __version__,
             "overlap": asdict(self.overlap) if self.overlap else None,

@@ -54,6 +54,7 @@ class HeldEncoder(Remade):
 
     def __init__(self, encoder: SentenceEncoder) -> None:
         self.encoder, self.plugins = encoder, list(IMPORTED)
+        self._prompts = encoder.prompts, encoder.default_prompt_name
         self.path, self.fingerprint = encoder.path, encoder.fingerprint()
         self.precision: Any = encoder.precision
 
@@ -63,6 +64,7 @@ class HeldEncoder(Remade):
         for plugin in self.plugins:
             import_plugin(plugin)
         encoder = SentenceEncoder.load(self.path, dtype=self.precision)
+        encoder.prompts, encoder.default_prompt_name = self._prompts
         if encoder.fingerprint() != self.fingerprint:
             cure = "give all machines the same encoder, at the same path"
             raise MachineError("the encoder is another one on this machine", path=self.path, cure=cure)

@@ -21,7 +21,7 @@ from xrep.hashing import find_sorted
 from xrep.inference.encoding import Encode, HeldEncoder, TextSource
 from xrep.inference.mining import fields, search_origin
 from xrep.inference.nearest import FoundNeighbours, Merge, Side, SideSource, search_stages
-from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.inference.sentence_encoder import DOCUMENT_PROMPTS, QUERY_PROMPTS, SentenceEncoder
 from xrep.inference.settings import NegativeOptions
 from xrep.jobs.engines import LOCAL, Engine, run_job
 from xrep.jobs.outputs import job_address, repeatable, states_of
@@ -180,7 +180,7 @@ class PairSide(TextSource, SideSource):
 
     def __init__(self, side: int, read: ReadPairs, lang: str, encoder: HeldEncoder, options: NegativeOptions) -> None:
         self._side, self._read, self._options, self.files = side, read, options, [read.bitext.paths[side and -1]]
-        origin = search_origin(encoder.encoder, lang, options)
+        origin = search_origin(encoder.encoder, lang, options, (QUERY_PROMPTS, DOCUMENT_PROMPTS)[side])
         self.encode = Encode(("source", "target")[side], self, encoder, origin)
 
     @cached_property

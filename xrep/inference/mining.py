@@ -205,12 +205,16 @@ def _check_vectors(x: TextSide, y: TextSide) -> None:
         raise UserError(problem, path=path, cure="encode both sides with one encoder")
 
 
-def search_origin(encoder: SentenceEncoder, lang: str | None, options: SearchOptions) -> Origin:
-    """Return what the vectors of a search depend on, in which numbers have 16 bits. A UserError says that there is no
-    such index of them."""
+def search_origin(
+    encoder: SentenceEncoder, lang: str | None, options: SearchOptions, usual: Iterable[str] = ()
+) -> Origin:
+    """Return what the vectors of a search depend on, in which numbers have 16 bits. Sentences get the first of the
+    ``usual`` prompts that the encoder has, or else its default. A UserError says that there is no such index of them.
+    """
     if options.index != "flat":
         make_index(options.index, encoder.output_size)
-    return origin_of(encoder, lang, dtype="float16", batch_tokens=options.batch_tokens, normalize=True, prompt=None)
+    prompt = encoder.find_prompt(None, usual) if usual else None
+    return origin_of(encoder, lang, dtype="float16", batch_tokens=options.batch_tokens, normalize=True, prompt=prompt)
 
 
 class CheckVectors(Stage):

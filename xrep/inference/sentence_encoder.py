@@ -157,7 +157,7 @@ class SentenceEncoder:
         tokenizer, vocabulary = tokenizer_of(self.tokenizers, tower), self.text.vocabulary(tower)
         # A few at a time, because lists of ids need several times the memory of arrays.
         parts = (tokenizer.encode(prompted[start : start + 4096]) for start in range(0, len(prompted), 4096))
-        tokens = [np.asarray(ids[: self.text.max_length - 1], dtype=np.int64) for part in parts for ids in part]
+        tokens = [np.asarray(ids[: self.text.max_length], dtype=np.int64) for part in parts for ids in part]
         vectors = np.empty((len(tokens), self.output_size), dtype=np.float32)
         lengths = [min(len(ids) + 2, self.text.max_length) for ids in tokens]
         with torch.inference_mode(), tqdm(total=len(tokens), unit="sentence", disable=not show_progress) as bar:
@@ -226,6 +226,18 @@ class SentenceEncoder:
         prompt = self.find_prompt(None)
         return hashlib.sha256(f"{digest} {prompt}".encode()).hexdigest() if prompt else digest
 
+    def use_prompt(self, prompt: str | None, prompt_name: str | None = None) -> SentenceEncoder:
+        """Put this text, or the prompt of this name, in front of all sentences for which ``encode`` is given none, and
+        return the encoder; two Nones change nothing. Raises UserError if both are given, or there is no such prompt."""
+        if prompt is not None and prompt_name is not None:
+            raise UserError("`prompt` and `prompt_name`", cure="give one of them")
+        if prompt is not None:
+            self.prompts, prompt_name = {**self.prompts, "prompt": prompt}, "prompt"
+        if prompt_name is not None:
+            self.find_prompt(prompt_name)
+            self.default_prompt_name = prompt_name
+        return self
+
     def find_prompt(self, name: str | None, usual: Iterable[str] = ()) -> str:
         """Return the text of the prompt ``name`` or, if it is None, of the first of the usual names that there is, or
         else of the default; a UserError if there is no such prompt."""
@@ -244,7 +256,11 @@ def encoder_of(checkpoint: Checkpoint, random_weights: bool = False) -> Sentence
     """Return the encoder of an open checkpoint on the CPU, in the precision in which it was saved."""
     hashes = () if random_weights else checkpoint.training_hashes
     model, tokenizers = load_model(checkpoint, random_weights), open_tokenizers(checkpoint.tokenizer)
-    prompts = read_prompts(checkpoint.check(PROMPTS).path)
+    prompts, trained = read_prompts(checkpoint.check(PROMPTS).path), checkpoint.text.facts.get("prompts")
+    if trained and not prompts.texts:
+        same = trained["source"] == trained["target"]
+        texts = {QUERY_PROMPTS[0]: trained["source"], DOCUMENT_PROMPTS[0]: trained["target"]}
+        prompts = Prompts(texts=texts, default=QUERY_PROMPTS[0] if same else None)
     return SentenceEncoder(model, tokenizers, checkpoint.text, hashes, path=checkpoint.path, prompts=prompts)
 
 

@@ -145,12 +145,19 @@ def read_pretrained(path: str | Path, encoder_type: str = AUTO) -> Start:
         shape=shape,
         read=partial(encoder_class.read_state, folder),
         head=partial(_head, folder) if shape.type == "transformer" else no_head,
-        pooling=read_pooling(modules["Pooling"], prompts) if modules else None,
+        pooling=read_pooling(modules["Pooling"], prompts) if modules else _pooling_of(folder),
         normalize="Normalize" in modules if modules else None,
-        projection=read_dense(modules["Dense"]) if "Dense" in modules else None,
+        projection=read_dense(modules["Dense"], modules.get("Second Dense")) if "Dense" in modules else None,
         prompts=prompts,
         languages=declared_languages(root),
     )
+
+
+def _pooling_of(folder: Path) -> Pooling | None:
+    """Return the pooling that sentence-transformers chooses for a transformer alone, if it is not the mean."""
+    config = read_json(folder / bert.HF_CONFIG)
+    is_decoder = str((config.get("architectures") or [""])[0]).endswith("ForCausalLM") and config.get("is_causal", True)
+    return "last" if is_decoder else None
 
 
 def declared_languages(directory: Path) -> list[str]:

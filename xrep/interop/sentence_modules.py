@@ -1,13 +1,14 @@
-"""The chain of modules of a sentence-transformers directory: transformer, pooling, one dense layer, normalisation."""
+"""The chain of modules of a sentence-transformers directory: transformer, pooling, dense layers, normalisation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from xrep.errors import UserError
@@ -19,14 +20,14 @@ OPTIONS = "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
 ROUTER = "router_config.json"
 CURE = "use its transformer alone: name that folder without modules.json"
-ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
+ORDER = ("Transformer", "Pooling", "Dense", "Second Dense", "Normalize")
 POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_lasttoken": "last",
 }
 DenseActivation = Literal["none", "tanh"]
 DENSE_ACTIVATIONS: dict[str, DenseActivation] = {"Identity": "none", "Tanh": "tanh"}
@@ -125,12 +126,12 @@ def read_chain(root: Path) -> dict[str, Path]:
         if package != "sentence_transformers" or kind not in ORDER:
             problem = f"xrep has no counterpart of the module {module['type']} ({module['path'] or '.'})"
             raise UserError(problem, path=path, cure=CURE)
+        kind = "Second Dense" if kind == "Dense" in folders else kind
         chain.append(kind)
         folders[kind] = inside(path.parent, module["path"], path)
     if chain != [kind for kind in ORDER if kind in chain] or chain[:2] != ["Transformer", "Pooling"]:
-        problem = (
-            f"modules {' -> '.join(chain) or '(none)'}, but xrep reads Transformer -> Pooling [-> Dense] [-> Normalize]"
-        )
+        read = "Transformer -> Pooling [-> Dense [-> Dense]] [-> Normalize]"
+        problem = f"modules {' -> '.join(chain).replace('Second ', '') or '(none)'}, but xrep reads {read}"
         raise UserError(problem, path=path, cure=CURE)
     _check_transformer(folders["Transformer"])
     return folders
@@ -169,12 +170,13 @@ def read_pooling(directory: Path, prompts: Prompts) -> Pooling:
     """Read the module Pooling; a UserError says what xrep cannot express."""
     path = directory / "config.json"
     config = read_json(path)
-    if any(prompts.texts.values()):
-        _check_options("Pooling", config, path, include_prompt=True)
     modes = config.get("pooling_mode")
     if modes is None:
         modes = [mode for flag, mode in POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
+    modes = ["last"] if modes == ["lasttoken"] else modes
+    if any(prompts.texts.values()) and modes != ["last"]:  # the last token is not one of the prompt
+        _check_options("Pooling", config, path, include_prompt=True)
     for kind in get_args(Pooling):
         if modes == [kind]:
             return kind
@@ -183,8 +185,15 @@ def read_pooling(directory: Path, prompts: Prompts) -> Pooling:
     raise UserError(problem, path=path, cure=CURE)
 
 
-def read_dense(directory: Path) -> DenseSpec:
-    """Read the module Dense, without its tensors; a UserError says what xrep cannot express."""
+def read_dense(directory: Path, second: Path | None = None) -> DenseSpec:
+    """Read the module Dense, without its tensors; a UserError says what xrep cannot express. A second one that follows
+    is multiplied into it, as between linear layers nothing else is (EmbeddingGemma: 768 to 3072 to 768)."""
+    if second is not None:
+        first, last = read_dense(directory), read_dense(second)
+        if first.activation != "none":
+            problem = f"two modules Dense, and the activation {first.activation} between them"
+            raise UserError(problem, path=directory / "config.json", cure=CURE)
+        return replace(last, bias=first.bias or last.bias, tensors=partial(_product, first, last))
     path, embedding = directory / "config.json", "sentence_embedding"
     config = read_json(path, needed=["out_features"])
     _check_options("Dense", config, path, use_residual=False, module_input_name=embedding, module_output_name=embedding)
@@ -199,6 +208,16 @@ def read_dense(directory: Path) -> DenseSpec:
         activation=activation,
         tensors=partial(_tensors_of_dense, directory),
     )
+
+
+def _product(first: DenseSpec, last: DenseSpec) -> dict[str, Tensor]:
+    """Return W₂ W₁ and W₂ b₁ + b₂ of two linear layers, which are multiplied in float64."""
+    of_first, of_last = ({name: tensor.double() for name, tensor in each.tensors().items()} for each in (first, last))
+    product = {"weight": of_last["weight"] @ of_first["weight"]}
+    if first.bias or last.bias:
+        bias = of_last["weight"] @ of_first["bias"] if first.bias else torch.zeros(last.output_size).double()
+        product["bias"] = bias + of_last["bias"] if last.bias else bias
+    return {name: tensor.float() for name, tensor in product.items()}
 
 
 def _tensors_of_dense(directory: Path) -> dict[str, Tensor]:

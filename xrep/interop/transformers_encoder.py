@@ -78,6 +78,7 @@ class TransformersEncoder(Encoder):
                     if hasattr(config, name):
                         setattr(config, name, rate)
             model = _model_class(config)(config)
+        model.config.use_cache = False  # of decoders: keys and values for generation
         model.pooler = None  # of BERT and others: a layer for classification that token vectors do not use
         self.library_class = type(model).__name__
         self.model = model

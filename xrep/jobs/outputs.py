@@ -17,6 +17,7 @@ from xrep.jobs.plan import BESIDE, COPY, FINISHED, LOCK_FILE, PLAN
 from xrep.store import addresses
 from xrep.store.addresses import is_local, join
 from xrep.store.vectors import VECTORS_MANIFEST
+from xrep.text.hf_datasets import is_dataset, state_of_dataset
 from xrep.text.lines import container_of
 from xrep.text.records import split_field
 
@@ -73,13 +74,15 @@ def _copied(blocks: Iterable[bytes], ending: str, job: str) -> str:
 
 def states_of(files: Sequence[str | Path]) -> list[list[Any]]:
     """Return what changes when one of these files changes: its path with its size and its time or ETag. A folder with a
-    manifest is known by it, a field (``FILE:FIELD``) and a file in an archive by their file. A UserError names a file
-    that is missing."""
+    manifest is known by it, a field (``FILE:FIELD``) and a file in an archive by their file, a data set as
+    ``state_of_dataset`` says. A UserError names a file that is missing."""
     return [_state_of(str(file)) for file in files]
 
 
 def _state_of(file: str) -> list[Any]:
     place, real = str(split_field(file)[0]), file
+    if is_dataset(file):
+        return state_of_dataset(place)
     if is_local(file):
         place, real = str(container_of(Path(place))), os.path.realpath(file)
     manifest = join(place, VECTORS_MANIFEST)

@@ -12,6 +12,7 @@ twice.
 
 from xrep.kernels.hard_infonce import HardInfoNCE, hard_infonce
 from xrep.kernels.inbatch_infonce import InBatchInfoNCE, inbatch_infonce
+from xrep.kernels.judge import Judge
 from xrep.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
 from xrep.kernels.pairs import add_own_negatives
 from xrep.kernels.queue_infonce import InfoNCE, queue_infonce
@@ -23,6 +24,7 @@ __all__ = [
     "HardInfoNCE",
     "InBatchInfoNCE",
     "InfoNCE",
+    "Judge",
     "TripletInfoNCE",
     "WordInfoNCE",
     "add_own_negatives",

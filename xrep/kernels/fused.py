@@ -98,7 +98,7 @@ def _softmaxes(steps: ModuleType, device: torch.device, operand: torch.dtype) ->
     scores, logits, maximum, mixture = (torch.randn(n, generator=generator).to(device, wide) for n in sizes)
     ids = torch.randint(9, (64, 2), generator=generator).to(device)
     scale, nothing = scores.new_full((), 1.5), torch.full_like(maximum, -torch.inf)
-    state = QueueSoftmax(scale, maximum, torch.ones_like(maximum), nothing, mixture, operand)
+    state = QueueSoftmax(scale, maximum, torch.ones_like(maximum), nothing, mixture, operand, nothing.new_ones(19))
     weights = steps.absorb(scores, state, (ids[:19], ids[19:]))
     of_queue = [weights, state.maximum, state.total, state.hardest, state.mixture]
     of_vocabulary = steps.vocabulary_softmax(logits, ids[:19, 0], 0.1, ids[:19, 1] == 0, operand)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from xrep.kernels.arguments import check_tensors, scalar
 from xrep.kernels.gather import gathered
+from xrep.kernels.judge import Judge, bars, too_near
 from xrep.kernels.linear import linear
 from xrep.kernels.pairs import SMALLEST_SQUARE, beaten, equal, highest, in_blocks, infonce, leave_out, sum_exp
 from xrep.kernels.precision import accumulation_dtype
@@ -44,6 +45,7 @@ def hard_infonce(
     *,
     exponent: float | Tensor,
     ids: Tensor | None = None,
+    judge: Judge | None = None,
     group: dist.ProcessGroup | None = None,
     sizes: Sequence[int] | None = None,
 ) -> HardInfoNCE:
@@ -62,6 +64,7 @@ def hard_infonce(
         exponent: ζ · p⁺ in eq. 6: 0.9 times the mean of exp(-loss) over the last 100 batches. 0 leaves the negatives
             unchanged.
         ids: int64 [B, I]; two pairs that are equal in any column are not negatives of each other.
+        judge: says which negatives are too similar to the query to count.
         group: processes whose pairs are also used as negatives, as in ``inbatch_infonce``.
         sizes: number of pairs of each process, as in ``inbatch_infonce``.
 
@@ -73,25 +76,28 @@ def hard_infonce(
     tau = scalar("temperature", temperature, accumulate, x.device)
     exponent = scalar("exponent", exponent, accumulate, x.device, least=0).detach()
     with torch.autocast(x.device.type, enabled=False):
-        (all_x, all_y, all_ids), start = gathered([x, y, ids], group, sizes)
         query = torch.cat([x.to(accumulate), y.to(accumulate)])
-        key = query if group is None else torch.cat([all_x.to(accumulate), all_y.to(accumulate)])
-        key_ids = None if all_ids is None else all_ids.repeat(2, 1)
-        square, key_square = _squared_norms(query), _squared_norms(key)
+        square = _squared_norms(query)
         length = square.sqrt().unsqueeze(1)
         unit = query / length
+        own_bars = bars(judge, *unit.unflatten(0, (2, len(x))))
+        (all_x, all_y, all_ids, *all_bars), start = gathered([x, y, ids, *own_bars], group, sizes)
+        key = query if group is None else torch.cat([all_x.to(accumulate), all_y.to(accumulate)])
+        key_ids = None if all_ids is None else all_ids.repeat(2, 1)
+        key_bars, key_square = None if judge is None else torch.cat(all_bars), _squared_norms(key)
         near = (x.detach().to(accumulate) - y.detach()).square().sum(1, keepdim=True).repeat(2, 1)
         positive = ((unit[: len(x)] * unit[len(x) :]).sum(1) / tau).repeat(2)
 
         def of_block(
             key: Tensor, key_square: Tensor, tau: Tensor,
-            unit: Tensor, length: Tensor, near: Tensor, excluded: Tensor, ids: Tensor | None = None,
+            unit: Tensor, length: Tensor, near: Tensor, excluded: Tensor, ids: Tensor | None, bar: Tensor | None,
         ) -> tuple[Tensor, ...]:  # fmt: skip
             """Return what ``sum_exp`` finds of the hardened negatives, the best plain one, and the mean λ, [r] each."""
-            same = equal(ids, key_ids)
             along = linear(unit, key)  # q·k / |q|
             with torch.no_grad():
-                best = highest(leave_out(along * key_square.rsqrt(), excluded, same), 1) / tau
+                plain = along * key_square.rsqrt()
+                same = too_near(plain, bar, key_bars, equal(ids, key_ids))
+                best = highest(leave_out(plain, excluded, same), 1) / tau
                 far = length * length + key_square - 2 * length * along
                 mixing = torch.where(far > near, (near / far) ** (exponent / 2), 1.0)  # λ
                 compared = leave_out(torch.ones_like(mixing, dtype=torch.bool), excluded, same, False)
@@ -105,7 +111,8 @@ def hard_infonce(
 
         own = torch.arange(start, start + len(x), device=x.device).repeat(2)
         excluded = torch.stack([own, own + len(all_x)], 1)  # itself and its positive
-        rows = (unit, length, near, excluded) if ids is None else (unit, length, near, excluded, ids.repeat(2, 1))
+        bar = None if judge is None else torch.cat(own_bars)
+        rows = unit, length, near, excluded, None if ids is None else ids.repeat(2, 1), bar
         hardest, total, best, interpolation = in_blocks(of_block, [key, key_square, tau], rows)
         shift = positive.detach()
         fields = infonce(hardest, total, positive), beaten(best - shift, shift), interpolation.detach()

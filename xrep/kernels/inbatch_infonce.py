@@ -12,8 +12,9 @@ from torch import Tensor
 
 from xrep.kernels.arguments import check_number, check_tensors, scalar
 from xrep.kernels.gather import exchange_columns, gathered, rank_sizes
+from xrep.kernels.judge import Judge, bars, too_near
 from xrep.kernels.linear import linear
-from xrep.kernels.pairs import at_columns, beaten, equal, in_blocks, infonce, leave_out, merge, sum_exp
+from xrep.kernels.pairs import NOTHING, at_columns, beaten, equal, in_blocks, infonce, leave_out, merge, sum_exp
 from xrep.kernels.precision import accumulation_dtype
 
 
@@ -36,6 +37,7 @@ def inbatch_infonce(
     *,
     margin: float = 0.0,
     ids: Tensor | None = None,
+    judge: Judge | None = None,
     group: dist.ProcessGroup | None = None,
     sizes: Sequence[int] | None = None,
 ) -> InBatchInfoNCE:
@@ -50,6 +52,7 @@ def inbatch_infonce(
         temperature: divides all similarities; a float or a tensor of one element, which may be learnable.
         margin: subtracted from the similarity of each positive before the temperature (additive margin softmax).
         ids: int64 [B, I]; two pairs that are equal in any column are not negatives of each other.
+        judge: says which negatives are too similar to the query to count, in each direction.
         group: processes whose pairs are also used as negatives; each of them must make the same call (batches may
             differ in size). The results are those of this rank's own pairs. If every rank differentiates the sum of its
             losses, each gets for its own vectors the gradient that one process would get from all pairs. The gradient
@@ -68,19 +71,25 @@ def inbatch_infonce(
         query = x.to(accumulate) / tau
         if group is not None and sizes is None:
             sizes = rank_sizes(len(x), x.device, group)
-        (all_y, all_ids), start = gathered([y, ids], group, sizes)
+        of_x, of_y = bars(judge, query, y.to(accumulate), tau)
+        (all_y, all_ids, of_all), start = gathered([y, ids, of_y], group, sizes)
         key = all_y.to(accumulate)
 
-        def of_block(key: Tensor, query: Tensor, own: Tensor, ids: Tensor | None = None) -> tuple[Tensor, ...]:
-            logits = linear(query, key)
+        def of_block(
+            key: Tensor, query: Tensor, own: Tensor, ids: Tensor | None, of_x: Tensor | None
+        ) -> tuple[Tensor, ...]:
+            logits = by_column = linear(query, key)
             positive = at_columns(logits, own).squeeze(1)
             leave_out(logits, own, equal(ids, all_ids))
-            columns = (each.unsqueeze(0) for each in sum_exp(logits, 0))
+            if of_x is not None:
+                by_column = logits.masked_fill(too_near(logits.t(), of_all, of_x).t(), NOTHING)
+                logits = logits.masked_fill(too_near(logits, of_x, of_all), NOTHING)
+            columns = (each.unsqueeze(0) for each in sum_exp(by_column, 0))
             return positive, *sum_exp(logits, 1), *columns
 
         own = torch.arange(start, start + len(x), device=x.device).unsqueeze(1)
-        given = (query, own) if ids is None else (query, own, ids)
-        positive, row_best, row_total, column_best, column_total = in_blocks(of_block, [key], given)
+        found = in_blocks(of_block, [key], (query, own, ids, of_x))
+        positive, row_best, row_total, column_best, column_total = found
         column_best, column_total = merge(column_best, column_total)
         if group is not None and sizes is not None:
             # For each column, a rank has only seen its own rows, so the rank that owns the column collects all results.

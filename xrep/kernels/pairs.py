@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from xrep.kernels.arguments import check_number, check_tensors, scalar
+from xrep.kernels.judge import Judge, bars
 from xrep.kernels.precision import accumulation_dtype
 
 WHOLE = 1 << 24
@@ -37,7 +38,7 @@ NOTHING = float("-inf")
 
 
 def in_blocks(
-    of_block: Callable[..., tuple[Tensor, ...]], shared: Sequence[Tensor], rows: Sequence[Tensor]
+    of_block: Callable[..., tuple[Tensor, ...]], shared: Sequence[Tensor], rows: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
     """Return what ``of_block`` finds in all blocks of rows, one block after the other in the first dimension.
 
@@ -45,10 +46,11 @@ def in_blocks(
         of_block: called with ``shared`` and the part of each of ``rows`` that belongs to a block. It must not draw
             random numbers, and tensors that get a gradient must be among its arguments.
         shared: the first has a row for each similarity of a row.
-        rows: [R, ...] each.
+        rows: [R, ...] each; None, but not the first, if there is none.
     """
-    columns = len(shared[0])
-    if len(rows[0]) * columns <= WHOLE:
+    columns, first = len(shared[0]), rows[0]
+    assert first is not None
+    if len(first) * columns <= WHOLE:
         return of_block(*shared, *rows)
     return _Blocks.apply(of_block, max(1, BLOCK // columns), len(shared), *shared, *rows)
 
@@ -63,7 +65,7 @@ class _Blocks(torch.autograd.Function):
     @staticmethod
     def forward(ctx, of_block, size, count, *tensors):
         ctx.of_block, ctx.count, results, found = of_block, count, [], ()
-        ctx.blocks = [slice(start, start + size) for start in range(0, len(tensors[-1]), size)]
+        ctx.blocks = [slice(start, start + size) for start in range(0, len(tensors[count]), size)]
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
         for number, block in enumerate(ctx.blocks):
@@ -83,8 +85,8 @@ class _Blocks(torch.autograd.Function):
         totals = [torch.zeros_like(each) if want else None for each, want in zip(tensors, wanted, strict=True)]
         for number, block in enumerate(ctx.blocks):
             parts = zip(_parts(tensors, ctx.count, block), wanted, strict=True)
-            leaves = [part.detach().requires_grad_(want) for part, want in parts]
-            with torch.enable_grad(), torch.autocast(leaves[0].device.type, enabled=False):
+            leaves = [None if part is None else part.detach().requires_grad_(want) for part, want in parts]
+            with torch.enable_grad(), torch.autocast(tensors[0].device.type, enabled=False):
                 found = ctx.of_block(*leaves)
             pulled = [
                 (each, gradient[number * length :][: len(each)])
@@ -94,7 +96,7 @@ class _Blocks(torch.autograd.Function):
             if pulled:
                 torch.autograd.backward([each for each, _ in pulled], [pull for _, pull in pulled])
             for total, leaf in zip(_parts(totals, ctx.count, block), leaves, strict=True):
-                if total is not None and leaf.grad is not None:
+                if total is not None and leaf is not None and leaf.grad is not None:
                     total += leaf.grad
         return None, None, None, *totals
 
@@ -189,6 +191,7 @@ def add_own_negatives(
     temperature: float | Tensor,
     *,
     margin: float = 0.0,
+    judge: Judge | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute InfoNCE with further negatives from InfoNCE without them; each counts for one query only.
 
@@ -204,6 +207,7 @@ def add_own_negatives(
         rows: int64 [N], the row of the query that each negative belongs to.
         temperature: That of ``loss``.
         margin: That of ``loss``.
+        judge: That of ``loss``, but without a guide.
 
     Returns:
         The losses and whether the positives beat all negatives, [B] each.
@@ -225,9 +229,12 @@ def add_own_negatives(
     with torch.autocast(query.device.type, enabled=False):
         wide, loss = query.to(accumulate), loss.to(accumulate)
         own = ((wide * positive.to(accumulate)).sum(1) - margin) / tau
-        excess = (wide.index_select(0, rows) * negative.to(accumulate)).sum(1) / tau - own.index_select(0, rows)
+        similarity = (wide.index_select(0, rows) * negative.to(accumulate)).sum(1)
+        excess = similarity / tau - own.index_select(0, rows)
         # A query without negatives gets this one, whose share of the loss and of the gradient is 0.
         nothing = torch.full_like(own, torch.finfo(accumulate).min / 4)
+        if (bar := bars(judge, wide, positive)[0]) is not None:
+            excess = torch.where(similarity > bar[:, 0].index_select(0, rows), nothing.index_select(0, rows), excess)
         best = nothing.scatter_reduce(0, rows, excess.detach(), "amax")
         shares = (excess - best.index_select(0, rows)).exp()
         logsumexp = best + (nothing - best).exp().index_add(0, rows, shares).log()

@@ -19,9 +19,10 @@ from torch.autograd.function import once_differentiable
 from xrep.kernels import softmax
 from xrep.kernels.arguments import check_number, check_tensors, scalar
 from xrep.kernels.fused import steps_for
+from xrep.kernels.judge import Judge, bars
 from xrep.kernels.pairs import beaten
 from xrep.kernels.precision import accumulation_dtype, multiply, multiply_add, operand_dtype
-from xrep.kernels.softmax import QueueSoftmax, mask_equal
+from xrep.kernels.softmax import Couple, QueueSoftmax, mask_equal
 
 WHOLE = 512, 8192
 """Most queries, and most rows of a queue, whose logits are computed at once. Up to here this is faster than blocks, and
@@ -48,6 +49,8 @@ def queue_infonce(
     query_ids: Tensor | None = None,
     queue_ids: Tensor | None = None,
     margin: float = 0.0,
+    judge: Judge | None = None,
+    queue_guide: Tensor | None = None,
 ) -> InfoNCE:
     """Compute -log softmax of the positive among itself and the queue (dual momentum contrast, eq. 2).
 
@@ -63,6 +66,8 @@ def queue_infonce(
         query_ids: int64 [B, C]. A row of the queue that equals the query in any column is masked.
         queue_ids: int64 [K, C]; both or neither.
         margin: m, subtracted from the positive's similarity before the temperature.
+        judge: says which rows are too similar to the query to count.
+        queue_guide: float [K, G], the vectors that the judge's guide, if it has one, gives to the rows of the queue.
 
     Returns:
         Loss (float32, or float64 for float64 queries) and correctness of each query. Gradients flow to ``query``,
@@ -78,9 +83,12 @@ def queue_infonce(
         queue=(queue, "float K D"),
         query_ids=(query_ids, "int64 B C"),
         queue_ids=(queue_ids, "int64 K C"),
+        queue_guide=(queue_guide, "float K G"),
     )
     if (query_ids is None) != (queue_ids is None):
         raise ValueError("query_ids and queue_ids mask together: give both or neither")
+    if (judge is None or judge.guide is None) != (queue_guide is None):
+        raise ValueError("the judge's guide and queue_guide judge together: give both or neither")
     check_number("margin", margin, -math.inf)
     tau = scalar("temperature", temperature, accumulation_dtype(query), query.device)
     count = len(queue) if valid is None else int(valid)
@@ -91,7 +99,8 @@ def queue_infonce(
     operand = tau.dtype if torch.float64 in (queue.dtype, tau.dtype) else operand_dtype(queue)
     learns = torch.is_grad_enabled() and (query.requires_grad or positive.requires_grad or tau.requires_grad)
     with torch.autocast(query.device.type, enabled=False):
-        return InfoNCE(*_QueueInfoNCE.apply(query, positive, tau, queue, ids, margin, operand, learns))
+        given = query, positive, tau, queue, ids, margin, operand, learns, judge, queue_guide
+        return InfoNCE(*_QueueInfoNCE.apply(*given))
 
 
 def against_both(one: InfoNCE, other: InfoNCE) -> InfoNCE:
@@ -108,20 +117,24 @@ class _QueueInfoNCE(torch.autograd.Function):
     """The loss and correctness of each query. The forward pass finds Σ_j p_j k_j, which the gradient needs."""
 
     @staticmethod
-    def forward(ctx, query, positive, tau, queue, ids, margin, operand, learns):
+    def forward(ctx, query, positive, tau, queue, ids, margin, operand, learns, judge, queue_guide):
         wide, steps = query.to(tau.dtype), steps_for(query.device)
         similarity = (wide * positive.to(tau.dtype)).sum(1) - margin
         scaled = similarity / tau
         # Scaled queries save a pass over the scores, but would be rounded once more in half precision.
         rows, scale = (wide / tau, None) if operand == tau.dtype else (query.to(operand), 1 / tau)
-        if steps is softmax and scale is None and len(query) <= WHOLE[0] and 0 < len(queue) <= WHOLE[1]:
+        at_once = steps is softmax and scale is None and judge is None
+        if at_once and len(query) <= WHOLE[0] and 0 < len(queue) <= WHOLE[1]:
             loss, best, share, mixture = _at_once(rows, scaled, queue.to(operand), ids, learns)
         else:
             mixture = torch.zeros_like(wide, memory_format=torch.contiguous_format) if learns else None
             # The running softmax starts from the positive, so its maximum is finite even if every negative is masked.
             best, total = torch.full_like(scaled, -torch.inf), torch.zeros_like(scaled)
+            bar, _ = bars(judge, wide, positive) if scale is not None else bars(judge, rows, positive, tau)
             state = QueueSoftmax(scale, scaled.clone(), total, best, mixture, operand)
-            _sweep(rows, queue, ids, state, steps)
+            state.limit = None if bar is None else bar[:, 0].contiguous()
+            guides = None if bar is None or queue_guide is None else (bar[:, 1:], queue_guide)
+            _sweep(rows, queue, ids, state, steps, guides)
             # The positive's share is added last, so that it does not round many small negatives away one by one.
             gap = state.maximum - scaled
             total = state.total + torch.exp(-gap)
@@ -149,11 +162,11 @@ class _QueueInfoNCE(torch.autograd.Function):
         of_tau = None
         if ctx.needs_input_grad[2]:
             of_tau = (gradient * (share * similarity - (q * mixture).sum(1))).sum() / tau**2
-        return of_query, of_positive, of_tau, None, None, None, None, None
+        return of_query, of_positive, of_tau, *[None] * 7
 
 
 def _at_once(
-    rows: Tensor, scaled: Tensor, queue: Tensor, ids: tuple[Tensor, Tensor] | None, learns: bool
+    rows: Tensor, scaled: Tensor, queue: Tensor, ids: Couple, learns: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return loss, best negative logit and 1 - p⁺ of queries [B, D], and Σ_j p_j k_j, from one softmax.
 
@@ -171,9 +184,7 @@ def _at_once(
     return F.softplus(excess, threshold=40), best, share, mixture
 
 
-def _sweep(
-    rows: Tensor, queue: Tensor, ids: tuple[Tensor, Tensor] | None, state: QueueSoftmax, steps: ModuleType
-) -> None:
+def _sweep(rows: Tensor, queue: Tensor, ids: Couple, state: QueueSoftmax, steps: ModuleType, guides: Couple) -> None:
     """Add all rows of the queue [K, D] to the running softmax of queries [B, D], block by block."""
     if not len(rows) or not len(queue):
         return
@@ -183,6 +194,9 @@ def _sweep(
         block = queue[start : start + size].to(state.operand)
         place = scores[: len(rows) * len(block)].view(len(rows), -1)
         own = None if ids is None else (ids[0], ids[1][start : start + len(block)])
-        weights = steps.absorb(multiply(rows, block.t(), out=place), state, own)
+        judged = None
+        if guides is not None:
+            judged = multiply(guides[0], guides[1][start : start + len(block)].to(guides[0].dtype).t())
+        weights = steps.absorb(multiply(rows, block.t(), out=place), state, own, judged)
         if state.mixture is not None:
             multiply_add(state.mixture, weights, block)

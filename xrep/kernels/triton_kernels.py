@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from xrep.kernels.softmax import QueueSoftmax
+from xrep.kernels.softmax import Couple, QueueSoftmax
 
 VOCABULARY_LOGITS = 2**27
 
@@ -31,8 +31,9 @@ NOTHING = tl.constexpr(float("-inf"))
 @triton.jit
 def absorb_row(
     scores, weights, stride, weights_stride, scale, maximum, total, hardest, mixture, query_ids, block_ids,
-    columns, dimension,
-    IDS: tl.constexpr, SCALED: tl.constexpr, MIXED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    limit, judged, judged_stride, columns, dimension,
+    IDS: tl.constexpr, LIMITED: tl.constexpr, SCALED: tl.constexpr, MIXED: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Turn the scores of one query into weights, and update its running softmax and mixture.
 
@@ -42,6 +43,9 @@ def absorb_row(
     column = tl.arange(0, BLOCK)
     inside = column < columns
     logits = tl.load(scores + row * stride + column, mask=inside, other=NOTHING)
+    if LIMITED:
+        similar = tl.load(judged + row * judged_stride + column, mask=inside, other=NOTHING)
+        logits = tl.where(similar > tl.load(limit + row), NOTHING, logits)
     if SCALED:
         logits = logits * tl.load(scale)
     for i in tl.static_range(IDS):
@@ -116,18 +120,22 @@ def _launch(kernel: Any, programs: int) -> Any:
     return kernel[(programs,)]
 
 
-def absorb(scores: Tensor, state: QueueSoftmax, ids: tuple[Tensor, Tensor] | None) -> Tensor:
+def absorb(scores: Tensor, state: QueueSoftmax, ids: Couple, judged: Tensor | None = None) -> Tensor:
     count, columns = scores.shape
     if state.operand == scores.dtype:
         weights = scores
     else:  # reuse the memory of the scores: half of it is enough, and it is in the cache
         weights = scores.view(state.operand)[:, :columns]
     queries, block = (ids[0].contiguous(), ids[1].contiguous()) if ids is not None else (None, None)
+    limited = state.limit is not None
+    judged = scores if limited and judged is None else judged
     _launch(absorb_row, count)(
         *(scores, weights, scores.stride(0), weights.stride(0)),
         *(state.scale, state.maximum, state.total, state.hardest, state.mixture, queries, block),
+        *(state.limit, judged, 0 if judged is None else judged.stride(0)),
         *(columns, 0 if state.mixture is None else state.mixture.size(1)),
         IDS=0 if queries is None else queries.size(1),
+        LIMITED=limited,
         SCALED=state.scale is not None,
         MIXED=state.mixture is not None,
         BLOCK=triton.next_power_of_2(columns),

@@ -40,8 +40,9 @@ class StartOptions:
     tokenizer."""
     encoder_type: str = "auto"
     """Implementation of the encoders. transformer: xrep's own, which reads BERT, RoBERTa and XLM-R. transformers: the
-    library of that name (pip install 'xrep[hf]'), for any other encoder (ModernBERT, DeBERTa, T5 and more). auto:
-    xrep's own if it can compute the pretrained encoder, otherwise the library. A plugin can add others."""
+    library of that name (pip install 'xrep[hf]'), for any other encoder (ModernBERT, DeBERTa, T5; of decoders Qwen3,
+    Mistral, Llama, Gemma; and more). auto: xrep's own if it can compute the pretrained encoder, otherwise the library.
+    A plugin can add others."""
     pretrained_layers: Count | None = None
     """Number of first layers of pretrained encoders to use; none: all."""
     layers: Count = 12

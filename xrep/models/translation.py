@@ -94,6 +94,7 @@ class Translation(TranslationModel):
         super().__init__()
         self.config, self.text, saved = config, text, architecture or {}
         self.source_vocabulary, self.target_vocabulary = text.vocabulary("source"), text.vocabulary("target")
+        _ = self.target_vocabulary.end  # where a translation ends; a UserError says that there is none
         self.encoder, self.origins = build_encoder(config, text, "source", saved.get("encoder"))
         shape = self.encoder.shape
         decoder_shape = DecoderShape(**saved["decoder"]) if saved else _decoder_shape(config, shape)

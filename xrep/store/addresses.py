@@ -105,8 +105,8 @@ def names_in(folder: Address) -> list[str]:
 
 def matching_files(pattern: str) -> list[str]:
     """Return the sorted addresses of the files that match a pattern with ``*``, ``?`` or ``[``; the pattern itself if
-    it has none of them, or is the name of a file. A UserError says that nothing matches."""
-    if not glob.has_magic(pattern) or exists(pattern):
+    it has none of them, or is the name of a file or of a data set (``hf:``). A UserError says that nothing matches."""
+    if not glob.has_magic(pattern) or pattern.startswith("hf:") or exists(pattern):
         return [pattern]
     if is_local(pattern):
         found = glob.glob(pattern)

@@ -56,6 +56,12 @@ class BitextTask(TableTask):
         exclude: list[str] = field(default_factory=list)
         """Raw text only: files or directories of evaluation sets. Training pairs with a sentence that occurs there are
         dropped."""
+        source_prompt: str | None = None
+        """Raw text only: text in front of each source sentence, such as an instruction. It counts for max_length. The
+        encoder keeps it as its prompt query, which xrep-search puts in front of queries."""
+        target_prompt: str | None = None
+        """Raw text only: the same for target sentences and hard negatives; the prompt document of the encoder. If both
+        are equal, the encoder puts it in front of all sentences."""
         negatives: list[str] = field(default_factory=list)
         """Files of hard negatives, as xrep-mine negatives writes them: lines source, target, negative and any number of
         further negatives, separated by tabs. Each pair of the training text is compared with its own ones as well.
@@ -76,7 +82,9 @@ class BitextTask(TableTask):
         of_sides = zip(*(pair.languages for pair in tables["train"]), strict=True)
         source, target = (sorted({*languages}) for languages in of_sides)
         own = self._by_side(data.tokenizers)
-        text = text_spec(own, config.max_length, source_languages=source, target_languages=target)
+        self._prompts = _prompts_of(data.manifest.get("options", {}))
+        facts = {"prompts": self._prompts} if any(self._prompts.values()) else {}
+        text = text_spec(own, config.max_length, source_languages=source, target_languages=target, facts=facts)
         size = {"max_tokens": max_tokens, "sampling_alpha": config.sampling_alpha}
         super().__init__(config, seed, data, tables, text, own, **size)
         self._negatives = self._read_negatives() if config.negatives else None
@@ -84,7 +92,8 @@ class BitextTask(TableTask):
 
     def _read_negatives(self) -> NegativeStore:
         files = self.config.negatives
-        store = prepare_negatives(files, tokenizer_of(self.tokenizers, "target"), self.config.exclude)
+        tokenizer, prompt = tokenizer_of(self.tokenizers, "target"), self._prompts["target"]
+        store = prepare_negatives(files, tokenizer, self.config.exclude, prompt)
         found = (np.count_nonzero(store.counts(block)) for pair in self.train for block in blocks(pair.hashes))
         self._with_negatives = sum(found)
         if not self._with_negatives:
@@ -171,8 +180,14 @@ def blocks(rows: np.ndarray) -> Iterator[np.ndarray]:
     return (rows[start : start + SCANNED_ROWS] for start in range(0, len(rows), SCANNED_ROWS))
 
 
+def _prompts_of(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the prompts of both sides, empty ones included."""
+    return {side: options.get(f"{side}_prompt") or "" for side in SIDES}
+
+
 def _read(config: BitextTask.Config, tokenizers: Mapping[str, str]) -> DataDirectory:
-    options = PreprocessOptions(vocabulary_size=config.vocab_size, tokenizers=dict(tokenizers), exclude=config.exclude)
+    how = {"tokenizers": dict(tokenizers), "exclude": config.exclude, "vocabulary_size": config.vocab_size}
+    options = PreprocessOptions(source_prompt=config.source_prompt, target_prompt=config.target_prompt, **how)
     data = DataDirectory(prepare(find_resource("demo").get() if config.data is None else config.data, options))
     given = load_tokenizers(tokenizers, partial=True) if tokenizers else {}
     if not same_tokenizers(given, {side: own for side, own in data.tokenizers.items() if side in given}):
@@ -182,4 +197,7 @@ def _read(config: BitextTask.Config, tokenizers: Mapping[str, str]) -> DataDirec
             path=data.path,
             cure=f"name the raw text, or preprocess it with {named}",
         )
+    if any(options.prompts.values()) and options.prompts != _prompts_of(data.manifest.get("options", {})):
+        cure = "name the raw text, or preprocess it with these `source_prompt` and `target_prompt`"
+        raise UserError("was tokenised with other prompts", path=data.path, cure=cure)
     return data

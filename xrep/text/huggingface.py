@@ -1,7 +1,6 @@
 """Tokenizers that the ``tokenizers`` library runs (``tokenizer.json``), and the files of Hugging Face directories.
 
-``read_huggingface`` opens the tokenizer of a model directory. ``save_as_huggingface`` writes any tokenizer of xrep in
-the format of transformers.
+``read_huggingface`` opens that of a model directory, and ``save_as_huggingface`` writes any as transformers has it.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 # Families of which an option in ``tokenizer_config.json`` overrides ``tokenizer.json``; "" is none that is named.
 _WITH_OPTIONS = ("", "bert", "distilbert", "electra", "roberta")
 # The types of the pieces of a SentencePiece model, and its kind (sentencepiece_model.proto).
-_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 3, 4, 5, 6
-_UNIGRAM = 1
+_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE, _UNIGRAM = 1, 3, 4, 5, 6, 1
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -117,7 +115,7 @@ def read_huggingface(directory: Path) -> Tokenizer:
     folder ``0_Transformer``. Other files, such as ``vocab.txt``, are read by transformers, if it is installed. The
     special tokens are those that ``special_tokens_map.json`` and ``tokenizer_config.json`` name, or else BERT's or
     RoBERTa's. ``bos_id`` and ``eos_id`` are the tokens that the model has around a sentence: [CLS] and [SEP], or <s>
-    and </s>.
+    and </s>; of decoders those that ``tokenizer.json`` puts there. If no text is unknown, ``unk_id`` is ``pad_id``.
 
     Options of ``tokenizer_config.json`` such as those for case and accents override ``tokenizer.json``, as in
     transformers, if the class there is BERT's or RoBERTa's or is not given. An option that is not given is taken from
@@ -286,8 +284,8 @@ def _convert(directory: Path) -> bytes:
 def _find_special(tokenizer: tokenizers.Tokenizer, declared: Mapping[str, Any], path: Path) -> dict[str, int | None]:
     """Return the ids of the special tokens by role, and register these tokens as special in the tokenizer.
 
-    The tokens that the tokenizer itself puts around a sentence are ``bos`` and ``eos``; ``bos`` is None if it puts one
-    behind the sentence alone. If it puts none there, it is changed to do so.
+    The tokens that the tokenizer itself puts around a sentence are ``bos`` and ``eos``; one that it does not put there
+    is None. If it puts none on either side and the vocabulary has [CLS] or <s>, it is changed to do so.
 
     Args:
         declared: The entries of ``special_tokens_map.json`` and ``tokenizer_config.json``.
@@ -301,21 +299,24 @@ def _find_special(tokenizer: tokenizers.Tokenizer, declared: Mapping[str, Any], 
         ids[role] = None if token is None else tokenizer.token_to_id(token)
         if token is not None and token not in registered:
             tokenizer.add_special_tokens([token])
-    encoding = tokenizer.encode("a")
-    text = [place for place, added in enumerate(encoding.special_tokens_mask) if not added]
-    before, behind = encoding.ids[: text[0]], encoding.ids[text[-1] + 1 :]
-    if len(before) > 1 or len(behind) > 1 or (before and not behind):
+    mask = (encoding := tokenizer.encode("a")).special_tokens_mask
+    before, behind = encoding.ids[: mask.index(0)], encoding.ids[len(mask) - mask[::-1].index(0) :]
+    if len(before) > 1 or len(behind) > 1:
         problem = f"it puts {len(before)} special tokens before a sentence and {len(behind)} behind it"
-        raise UserError(problem, path=path, cure="use a model with one behind and at most one before")
-    has_bos = bool(before) or not behind
-    if behind:  # The model was trained with what the file itself puts around a sentence.
-        ids |= {"bos": before[0] if before else None, "eos": behind[0]}
+        raise UserError(problem, path=path, cure="use a model with one at most")
+    bos = "" if ids["bos"] is None else tokenizer.id_to_token(ids["bos"])
+    surrounds = bool(bos and not before and not behind and (declared.get("cls_token") or bos in ROLES["bos"][1]))
+    cure = "" if ids["eos"] is None else f", such as {tokenizer.id_to_token(ids['eos'])}"
+    if not surrounds:  # The model was trained with what the file itself puts around a sentence.
+        ids |= {"bos": next(iter(before), None), "eos": next(iter(behind), None)}
+    if ids["unk"] is None and getattr(tokenizer.model, "unk_token", "") is None:
+        ids["unk"] = ids["pad"]
     for role, identity in ids.items():
-        if identity is None and role != "mask" and (role != "bos" or has_bos):
-            cure = f"name one of its pieces as {ROLES[role][0][0]} in {SPECIAL_FILE}"
+        if identity is None and (role in ("pad", "unk") or (role == "eos" and surrounds)):
+            cure = f"name one of its pieces as {ROLES[role][0][0]} in {SPECIAL_FILE}{cure}"
             problem = f"no {role} token: the vocabulary has no {' or '.join(wanted[role])}"
             raise UserError(problem, path=path, cure=cure)
-    if not behind:
+    if surrounds:
         _surround(tokenizer, ids["bos"], ids["eos"])
     return ids
 

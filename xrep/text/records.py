@@ -1,4 +1,5 @@
-"""Files of records: JSON lines, CSV, Parquet and translation memories, read one record at a time (Parquet 1,024).
+"""Files of records: JSON lines, CSV, Parquet and translation memories, read one record at a time (Parquet 1,024), and
+the data sets of the library ``datasets``.
 
 A record has values by the names of its fields; in a translation memory these are texts by language.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from xrep.errors import UserError, abbreviated
+from xrep.text.hf_datasets import is_dataset, read_dataset
 from xrep.text.languages import canonical
 from xrep.text.lines import COMPRESSED, read_lines, unpacked
 from xrep.text.tmx import read_memory
@@ -23,6 +25,7 @@ Record = dict[str, Any]
 _code = functools.lru_cache(1024)(canonical)
 _TEXT_FIELDS = ("text", "sentence")
 _PARQUET_ROWS = 1024
+_DATASET_FIELD = re.compile(r"(hf:[^:]+:[^:\[]+(?:\[[^\]]*\])?):([^:]+)")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -33,7 +36,9 @@ def plain_name(path: str | Path) -> str:
 
 
 def ending_of(path: str | Path) -> str:
-    """Return what the plain name of a file has after its last dot, in lower case."""
+    """Return what the plain name of a file has after its last dot, in lower case; of a data set ``hf:``."""
+    if is_dataset(path):
+        return "hf:"
     return plain_name(path).rpartition(".")[2].lower()
 
 
@@ -123,20 +128,24 @@ def _read_parquet(path: str | Path) -> Iterator[tuple[int, Record]]:
 
 READERS: dict[str, Callable[[str | Path], Iterator[tuple[int, Record]]]] = {
     "jsonl": _read_jsonl, "csv": _read_csv, "parquet": _read_parquet,
+    "hf:": lambda path: ((number, _flat(row)) for number, row in read_dataset(str(path), _read_parquet)),
     **dict.fromkeys(("tmx", "xlf", "xliff"), read_memory),
 }  # fmt: skip
 """What reads a file of records, by the ending of its name."""
 
 
 def field_of(record: Record, wanted: str, path: str | Path, number: int) -> str:
-    """Return the text of a field of a record, by its name or the code of its language; of a memory that lacks the
-    translation, an empty one.
+    """Return the text of a field of a record, by its name (``translation.de``: the field of an inner record) or the
+    code of its language; of a memory that lacks the translation, an empty one.
 
     Raises:
         UserError: The record has no such field.
     """
     if isinstance(text := record.get(wanted), str):
         return text
+    outer, _, inner = wanted.partition(".")
+    if inner and isinstance(record.get(outer), dict):
+        return field_of(record[outer], inner, path, number)
     code, texts = _code(wanted), texts_of(record)
     for name, text in texts.items():
         if code in (_code(name), _code(name).partition("-")[0]):
@@ -176,6 +185,9 @@ def read_field(path: str | Path, field: str | None, lang: str | None) -> Iterato
 
 def split_field(path: str | Path) -> tuple[str | Path, str | None]:
     """Return the file and the field of ``FILE:FIELD``; the field is None if there is none."""
+    if is_dataset(path):
+        match = _DATASET_FIELD.fullmatch(str(path))
+        return (match[1], match[2]) if match else (path, None)
     file, colon, field = str(path).rpartition(":")
     if colon and field and not Path(path).exists() and (has_records(file) or file.endswith(".zip")):
         return file, field

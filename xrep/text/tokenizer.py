@@ -32,7 +32,8 @@ FETCH_AGAIN = "fetch the model again"
 class Tokenizer(ABC):
     """Base class of tokenizers, which convert text to ids and back and know the ids of the special tokens.
 
-    ``bos_id`` is None if sentences have none, as in T5, and ``mask_id`` if the model has no mask piece. ``model`` is
+    ``bos_id`` is None if sentences have none, as in T5, ``eos_id`` if nothing is put behind them, as in some decoders,
+    and ``mask_id`` if the model has no mask piece. ``model`` is
     the content of ``model_file`` in the tokenizer's folder.
     """
 
@@ -43,7 +44,7 @@ class Tokenizer(ABC):
     pad_id: int
     unk_id: int
     bos_id: int | None
-    eos_id: int
+    eos_id: int | None
     mask_id: int | None
     pair_separators: int = 1
     """Number of eos tokens between two sentences that the model reads as one sequence."""
@@ -83,8 +84,9 @@ class Tokenizer(ABC):
         write_files(self.files(), directory)
 
     def add_special(self, ids: Sequence[int]) -> list[int]:
-        """Return ``[bos] ids [eos]``, or ``ids [eos]`` if there is no bos."""
-        return [*([] if self.bos_id is None else [self.bos_id]), *ids, self.eos_id]
+        """Return ``[bos] ids [eos]``, without those that there are not."""
+        around = [[] if special is None else [special] for special in (self.bos_id, self.eos_id)]
+        return [*around[0], *ids, *around[1]]
 
 
 class SentencePieceTokenizer(Tokenizer):

@@ -80,12 +80,12 @@ def sequence(first: Sequence[int], second: Sequence[int] | None, reading: Readin
     If it is too long, tokens at the end of the longer sentence are left out one by one, as transformers does.
     """
     vocabulary, x, y = reading.vocabulary, list(first), list(second or ())
-    separators = [vocabulary.eos_id] * (1 if second is None else vocabulary.pair_separators)
+    separators = [vocabulary.end] * (1 if second is None else vocabulary.pair_separators)
     room = reading.max_length - vocabulary.leading_count - len(separators) - (second is not None)
     while len(x) + len(y) > max(room, 0):
         (x if len(x) > len(y) else y).pop()
     begin = [] if vocabulary.bos_id is None else [vocabulary.bos_id]
-    front, behind = [*begin, *x, *separators], [] if second is None else [*y, vocabulary.eos_id]
+    front, behind = [*begin, *x, *separators], [] if second is None else [*y, vocabulary.end]
     return front + behind, len(front)
 
 

@@ -65,9 +65,7 @@ def question_rows(questions: Iterable[Question], reading: Reading) -> Iterator[R
                 window = slice(begin, begin + room)
                 inside = answer is not None and begin <= answer[0] and answer[1] < begin + room
                 places = [token - begin + first for token in answer] if answer and inside else [0, 0]
-                yield Row(
-                    [*front[:first], *ids[window], reading.vocabulary.eos_id], first, places, number, spans[window]
-                )
+                yield Row([*front[:first], *ids[window], reading.vocabulary.end], first, places, number, spans[window])
 
 
 def _tokens_of(question: Question, spans: list[tuple[int, int]]) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ PROBLEMS: list[tuple[str, dict[str, object]]] = [
     ("max_length_a must be a finite number, not nan", {"max_length_a": float("nan")}),
     ("length_penalty must lie in [-10, 10], not -11.0", {"length_penalty": -11.0}),
     ("length_penalty_form must be fairseq or gnmt, not 'marian'", {"length_penalty_form": "marian"}),
-    ("seed must be an integer, not 9223372036854775808", {"seed": 2**63, "sampling": True}),
+    ("seed must be between -2**63 and 2**63, not 9223372036854775808", {"seed": 2**63, "sampling": True}),
     ("temperature is an option of sampling, which is off", {"temperature": 0.5}),
 ]
 SIGNED = ("min_length", "max_length_b", "no_repeat_ngram_size", "top_k", "seed")
