@@ -19,19 +19,22 @@ from xrep.errors import UserError
 from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.tasks.bitext import BitextTask
 from xrep.text.cleaning import sentence_hashes
+from xrep.text.sides import SIDES
 
 
 def equation(
-    config: FrozenSource.Config, students: list[Tensor], teacher: Tensor, ids: Tensor, queue: Tensor
+    config: FrozenSource.Config, students: list[Tensor], teacher: Tensor, ids: Tensor, queue: Tensor, guide: Any
 ) -> Tensor:
     """The loss in plain loops, over the sides, the rows, and the teacher's vectors that each is compared with."""
-    loss = torch.zeros((), dtype=torch.float64)
-    for vectors in students:
+    loss, keys = torch.zeros((), dtype=torch.float64), SIDES.index(config.source_side)
+    for side, vectors in enumerate(students):
         for row, vector in enumerate(vectors):
+            near = vector @ teacher.T if guide is None else guide[row, side] @ guide[:, keys].T
             scores = [vector @ teacher[row] / config.temperature]
             for other in range(len(teacher)):
                 is_equal = config.mask_equal_sentences and bool((ids[other] == ids[row]).any())
-                if other != row and not is_equal:
+                is_near = config.mask_margin is not None and bool(near[other] > near[row] + config.mask_margin)
+                if other != row and not is_equal and not is_near:
                     scores.append(vector @ teacher[other] / config.temperature)
             scores += [vector @ key / config.temperature for key in queue]
             contrast = torch.stack(scores).exp().sum().log() - scores[0]
@@ -44,6 +47,7 @@ def equation(
 @pytest.mark.parametrize("given", [
     {"loss": "contrastive"}, {"loss": "mse"}, {"loss": "both"},
     {"loss": "both", "queue_size": 8, "mask_equal_sentences": True},
+    {"loss": "both", "mask_margin": -0.1}, {"mask_margin": 0.05, "guide": "guide.npy"},
 ], ids=str)  # fmt: skip
 def test_both_sides_learn_the_teachers_vectors(
     text: Any, make_batch: Any, tmp_path: Path, side: str, given: dict[str, Any]
@@ -51,6 +55,11 @@ def test_both_sides_learn_the_teachers_vectors(
     pairs = sentence_pairs(7)
     pairs = [*pairs, (pairs[0][0], pairs[3][1])]
     files = write_teacher(tmp_path, list({pair[["source", "target"].index(side)]: None for pair in pairs}))
+    if "guide" in given:
+        lines = sorted({sentence for pair in pairs for sentence in pair})
+        np.save(tmp_path / "guide.npy", np.random.default_rng(5).normal(size=(len(lines), 6)))
+        written = write_lines(tmp_path / "guide.txt", lines)
+        given = {**given, "guide": str(tmp_path / "guide.npy"), "guide_text": str(written)}
     options = {
         "sides": "both",
         "source_side": side,
@@ -75,7 +84,8 @@ def test_both_sides_learn_the_teachers_vectors(
     model.zero_grad(set_to_none=True)
     students = [model.encode("shared", tokens)[0] for tokens in (batch.source, batch.target)]
     teacher = torch.nn.functional.normalize(planned.details, dim=1)
-    expected = equation(criterion.config, students, teacher, batch.ids, queue.double())
+    guide = planned.batch.guide.double() if "guide" in given else None
+    expected = equation(criterion.config, students, teacher, batch.ids, queue.double(), guide)
     expected.backward()
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     for name, weights in model.named_parameters():
