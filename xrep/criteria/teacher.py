@@ -36,8 +36,7 @@ def vectors_of_teacher(path: str, task: BitextTask, side: str, width: int) -> Te
     with locked(place.with_suffix(".lock")):  # other processes wait for the first
         if not vectors.exists():
             print(f"the teacher {path} encodes the {side} sentences (once; kept in {place})", flush=True)
-            languages = {"source": task.text.source_languages, "target": task.text.target_languages}[side]
-            language = languages[0] if len(encoder.model.encoders) > 1 else None
+            language = task.text.languages_of(side)[0] if len(encoder.model.encoders) > 1 else None
             encode_file(encoder, text, vectors, lang=language, dtype="float16")
     return TeacherVectors(vectors, text, hashes=np.load(hashes, mmap_mode="r"))
 
