@@ -121,7 +121,6 @@ preprocess --bitext de-en=pairs.tsv@0 --destdir out | a sample of 0 pairs
 preprocess ... --valid de-en=pairs.tsv@3     | only training text is sampled
 preprocess ... --valid-size 1.5              | --valid-size: must be an integer, not '1.5'
 preprocess ... --valid-size -1               | --valid-size: must be at least 0, not -1
-preprocess ... --vocab-size 16000            | too large for this text; ask for at most
 preprocess ... --sampling-exponent 2         | --sampling-exponent: must lie in [0, 1], not 2
 preprocess ... --max-length 0                | --min-length 0.5 is more than --max-length 0
 preprocess ... --tokenizer pairs.tsv         | pairs.tsv: not a SentencePiece model
@@ -182,7 +181,7 @@ score ... --least-precision 0.9              | --least-precision is that of trus
 score ... --background fr=mt.de              | mt.de: text of fr; give text of de or en
 score ... --background de=absent             | absent: no such file; check the name
 score ... --neighbours 41                    | 41 neighbours, but there are 40 sentences; lower --neighbours to 40
-score ... --output m.parquet                 | m.parquet: this format is not written; write .tsv, .tmx, .xlf
+score ... --output m.parquet                 | m.parquet: this format is not written; name it .tsv, .tmx or .jsonl
 score ... --output m.tsv.gz                  | m.tsv.gz: this format is not written
 score ... --plot m.bmp                       | m.bmp: a plot is one of .png, .svg, .pdf
 score ... --output mt.en                     | --output is the same file as
@@ -216,7 +215,7 @@ generate ... --json s.json                   | --json without scores to write; g
 generate ... --nbest 6                       | --nbest 6 is more than the 5 hypotheses of the beam
 generate ... --sampling-topk 5               | --sampling-topk is an option of sampling, which is off
 generate ... --sampling --sampling-topp 1.5  | argument --sampling-topp: must lie in (0, 1], not 1.5
-generate ... --min-length 9                  | --min-length 9 is more than the greatest length 5
+generate ... --min-length 9 --max-length-a 0 | --min-length 9 is more than the greatest length 5
 
 predict --input de.txt                       | the following arguments are required: --path
 predict ... --path enc                       | enc: a sentence encoder, not a classifier; encode sentences by
@@ -269,13 +268,28 @@ export ... --path dir                        | dir: not a checkpoint
 export ... --output dir                      | dir: exists and is not empty
 export ... --output /proc/out                | /proc/out
 export ... --format pdf                      | --format: invalid choice: 'pdf'
-export ... --average 0                       | --average must be at least 1, not 0
+export ... --average 0                       | argument --average: must be at least 1, not 0
 export ... --average 3                       | enc: has 0 checkpoints
 export ... --no-projection                   | enc: has no projection to leave out; export it without --no
 export ... --format hf --pooling cls         | are for the format sentence-transformers and graphs, not
 export ... --path nmt --format onnx          | nmt: its model 'translation' cannot be exported to onnx; set --format to
 export ... --path nmt --format sentence-transformers | --format to xrep, or to hf for its encoder alone
+export ... --format ctranslate2              | enc: a sentence encoder, not a translation model; encode sentences by
+export ... --format ctranslate2 --layer 1    | --layer is for encoders in the formats of other libraries; leave --format
+export ... --format ctranslate2 --pooling cls | are for the format sentence-transformers and graphs, not
+export ... --format hf --precision int8      | --precision is for the format ctranslate2, not for hf; set --format to
 export ... --path cls/best --format openvino | --format to xrep, or to hf for the encoder and its head
+export ... --vocabulary-from absent.de       | absent.de: no such file; check the name
+export ... --vocabulary-from empty.txt       | empty.txt: the file is empty
+export ... --vocabulary-from blank.tsv       | blank.tsv: no text for the shared side; name text in its languages
+export ... --vocabulary-from de.txt --keep 0 | argument --keep: must be at least 1, not 0
+export ... --keep 20                         | --keep needs --vocabulary-from; name the text whose subwords it counts
+export ... --path nmt --vocabulary-from de.txt | nmt: --vocabulary-from is for sentence encoders; leave it out
+export ... --path no_unk --vocabulary-from de.txt | tokenizer.json: no unk token: the vocabulary has no <none>; name
+export ... --path int8 --vocabulary-from de.txt --format xrep | int8: in int8, which cannot become smaller; export
+export ... --path nmt --format static        | nmt: its model 'translation' cannot be exported to static; set --format
+export ... --format static --static-size 99  | static vectors of 99 numbers, of an encoder that gives 16; set --static
+export ... --format static --static-size 0   | argument --static-size: must be at least 1, not 0
 
 report absent --output page.html             | absent: no such directory; name the directory of a run
 report dir --output page.html                | dir: holds no run; name the directory of a run
@@ -329,12 +343,14 @@ def _inputs(folder: Path) -> None:
     encoder = write_encoder(folder / "damaged")
     SearchIndex.build(SentenceEncoder.load(encoder, device="cpu"), english, folder / "index")
     export_path(encoder, folder / "hf", "hf")
-    for name in ("lfs", "gpt2", "deep", "bare"):
+    for name in ("lfs", "gpt2", "deep", "bare", "no_unk"):
         (folder / name).mkdir()
         for file in (folder / "hf").iterdir():
             (folder / name / file.name).write_bytes(file.read_bytes())
     (folder / "lfs" / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
     (folder / "bare" / "tokenizer.json").unlink()
+    export_path(encoder, folder / "int8", "int8")
+    (folder / "no_unk" / "special_tokens_map.json").write_text('{"unk_token": "<none>"}')
     for name, changes in {"gpt2": {"model_type": "gpt2"}, "deep": {"num_hidden_layers": 2}}.items():
         config = json.loads((folder / name / "config.json").read_text()) | changes
         (folder / name / "config.json").write_text(json.dumps(config))

@@ -129,6 +129,7 @@ MODELS = Registry("model", {
     "translation": "xrep.models.translation:Translation",
 })  # fmt: skip
 ENCODERS = Registry("encoder", {
+    "static": "xrep.nn.static:StaticEncoder",
     "transformer": "xrep.nn.encoder:TransformerEncoder",
     "transformers": "xrep.interop.transformers_encoder:TransformersEncoder",
 })  # fmt: skip

@@ -12,6 +12,7 @@ from tests.kernels.table import KERNELS, queue
 from tests.support.closeness import error
 from xrep.kernels.hard_infonce import hard_infonce
 from xrep.kernels.inbatch_infonce import inbatch_infonce
+from xrep.kernels.judge import Judge
 from xrep.kernels.pairs import add_own_negatives
 from xrep.kernels.queue_infonce import InfoNCE, against_both, queue_infonce
 
@@ -78,6 +79,27 @@ def test_a_tie_is_not_correct(block: str) -> None:
     with blocks(block):
         result = inbatch_infonce(x, y, 0.25)
     assert result.forward_correct.tolist() == [False, True] and result.backward_correct.tolist() == [True, False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["absolute", "relative"])
+@pytest.mark.parametrize("margin", [0.0, 0.2])
+def test_a_guide_judges_as_the_gist_loss_of_sentence_transformers(strategy: str, margin: float, monkeypatch) -> None:
+    gist = pytest.importorskip("sentence_transformers.sentence_transformer.losses.gist_embed")
+    x, y, of_x, noise = vectors(0, 20, 20, 20, 20)
+    guides = of_x, normalize(0.3 * of_x + noise, dim=1)  # some negatives are nearer than the positives
+    theirs = object.__new__(gist.GISTEmbedLoss)
+    torch.nn.Module.__init__(theirs)
+    monkeypatch.setattr(gist, "embed_columns", lambda vectors, features: vectors)
+    settings = {"margin_strategy": strategy, "margin": margin, "temperature": 0.1, "must_retokenize": False}
+    off = dict.fromkeys(("contrast_anchors", "contrast_positives", "gather_across_devices"), False)
+    parts = {"similarity_fct": torch.nn.CosineSimilarity(-1), "cross_entropy_loss": torch.nn.CrossEntropyLoss()}
+    for name, value in {**settings, **off, **parts, "model": (x, y), "guide": guides}.items():
+        setattr(theirs, name, value)
+    judge = Judge(-margin, strategy == "relative", torch.stack(guides, 1))
+    ours, plain = (inbatch_infonce(x, y, 0.1, judge=one).forward.mean() for one in (judge, None))
+    torch.testing.assert_close(ours, theirs([{}, {}], torch.zeros(0)), rtol=1e-5, atol=0)
+    assert plain > 1.05 * ours
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF], ids=str)

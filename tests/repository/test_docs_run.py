@@ -39,7 +39,13 @@ WRITTEN = {
     "multilingual-student": ["student.npy", "my-student/modules.json"],
     "objective": [f"runs/bitext-{name}/best" for name in ("hardest_negative", "sigmoid")],
     "own-data": ["report.html", "mined.tsv", "my-encoder/modules.json", "runs/third/best", "data-bin", "flores.json"],
-    "serving": ["vectors.npy", "my-encoder/modules.json", "index/manifest.json"],
+    "serving": [
+        "vectors.npy",
+        "my-encoder/modules.json",
+        "index/manifest.json",
+        "my-translator/model.bin",
+        "my-trained-static/modules.json",
+    ],
     "translation-memory": ["clean0.tmx", "clean1.tmx", "mined.tmx", "index/manifest.json"],
     "troubleshooting": ["runs/large/best"],
 }

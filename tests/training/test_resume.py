@@ -8,8 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from tests.support.corpus import write_lines
 from tests.support.runs import command, compose_run, environment, figures, going_on_is_never_stopping, options
 from xrep.models.directory import open_checkpoint
 from xrep.training.run import train
@@ -38,6 +42,18 @@ def test_going_on_is_never_stopping(data_directory: Path, tmp_path: Path, name: 
     once, twice = (json.loads((place / "summary.json").read_text()) for place in (tmp_path / "once", run))
     assert (once["steps"], once["examples"], once["best"]) == (twice["steps"], twice["examples"], twice["best"])
     assert once["steps"] == 6 and once["examples"] == 180 * RUNS[name].get("update_freq", 1)
+
+
+def test_queues_keep_the_vectors_of_a_guide(data_directory: Path, tmp_path: Path) -> None:
+    texts = (path.read_text(encoding="utf-8") for path in (data_directory.parent / "raw").glob("train.*"))
+    lines = [side for text in texts for line in text.splitlines() for side in line.split("\t")]
+    np.save(tmp_path / "guide.npy", np.random.default_rng(0).normal(size=(len(lines), 5)))
+    given: dict[str, Any] = {"mask_margin": 0.0, "data_workers": 1, "warmup_steps": 2, "validate_every": 3}
+    given |= {"guide": tmp_path / "guide.npy", "guide_text": write_lines(tmp_path / "guide.txt", lines)}
+    run = going_on_is_never_stopping(data_directory, tmp_path, **given)
+    kept = load_file(run / "last" / "criterion.safetensors")["target_queue.guide"]
+    assert kept.shape == (100, 5)
+    torch.testing.assert_close(kept.norm(dim=1), torch.ones(100))
 
 
 def test_another_batch_size_misses_and_repeats_nothing(data_directory, two_terms, tmp_path):

@@ -53,6 +53,11 @@ class Vocabulary:
         ids = (self.pad_id, self.unk_id, self.bos_id, self.eos_id, self.mask_id)
         return sorted({special for special in ids if special is not None})
 
+    @property
+    def unwritten(self) -> list[int]:
+        """The ids of the special tokens that no translation has, sorted."""
+        return [special for special in self.special_ids if special not in (self.unk_id, self.eos_id)]
+
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Vocabulary:
         special = {f"{name}_id": getattr(tokenizer, f"{name}_id") for name in ("pad", "unk", "bos", "eos", "mask")}

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,8 @@ Rate = Annotated[float, "[0, 1)"]
 class StartOptions:
     """The options of every model that has encoders."""
 
+    usual_tower: ClassVar[str | None] = None
+    """The tower from which the encoder starts if it is named by a run that has one for each side; None: say which."""
     encoder: str | None = None
     """Pretrained encoder to start from: a Hugging Face or sentence-transformers directory, a name in the local Hugging
     Face cache, or a tower of a run: RUN/best, or RUN/best/target if each side has one. The model uses its sizes and its
@@ -81,7 +83,8 @@ class StartOptions:
     def starts(self) -> dict[str, Start]:
         """The pretrained encoders by tower or side, each opened once. Raises UserError if one does not exist."""
         names = self.pretrained()
-        opened = {path: find_start(path, self.encoder_type) for path in dict.fromkeys(names.values())}
+        usual = self.usual_tower
+        opened = {path: find_start(path, self.encoder_type, usual) for path in dict.fromkeys(names.values())}
         return {name: opened[path] for name, path in names.items()}
 
     def tokenizers(self) -> dict[str, str]:
@@ -182,7 +185,7 @@ def check_shape(shape: EncoderSizes, config: StartOptions, vocabulary: Vocabular
         raise UserError(problem, cure="use the tokenizer that belongs to the encoder")
 
 
-def find_start(name_or_path: str, encoder_type: str = AUTO) -> Start:
+def find_start(name_or_path: str, encoder_type: str = AUTO, usual_tower: str | None = None) -> Start:
     """Find a trained tower by name or path.
 
     This may be a directory of Hugging Face or sentence-transformers, a name in the local Hugging Face cache,
@@ -191,6 +194,7 @@ def find_start(name_or_path: str, encoder_type: str = AUTO) -> Start:
 
     Args:
         encoder_type: As for ``read_pretrained``; a tower of a checkpoint keeps its type.
+        usual_tower: The tower of a run with several that is taken if none is named.
 
     Raises:
         UserError: It is none of these, or it is damaged.
@@ -198,15 +202,16 @@ def find_start(name_or_path: str, encoder_type: str = AUTO) -> Start:
     path = Path(name_or_path)
     for checkpoint, tower in ((path, None), (path.parent, path.name)):
         if (checkpoint / MANIFEST).is_file() and not path.is_file():
-            return _of_checkpoint(open_checkpoint(checkpoint), tower)
+            return _of_checkpoint(open_checkpoint(checkpoint), tower, usual_tower)
     expect(path, None, *PRETRAINED)
     return read_pretrained(find_pretrained(name_or_path), encoder_type)
 
 
-def _of_checkpoint(checkpoint: Checkpoint, tower: str | None) -> Start:
+def _of_checkpoint(checkpoint: Checkpoint, tower: str | None, usual: str | None) -> Start:
     path, architecture = checkpoint.path, checkpoint.manifest["architecture"]
     if "towers" in architecture:
-        return _of_tower(checkpoint, tower)
+        several = len(architecture["towers"]) > 1
+        return _of_tower(checkpoint, tower or (usual if several else None))
     if tower is not None:
         raise UserError(f"no tower {tower!r}", path=path, cure=f"name {path}")
     if "encoder" not in architecture:

@@ -51,8 +51,8 @@ class BitextTask(TableTask):
         """Language pairs are drawn with p proportional to n ** sampling_alpha, where n is their number of pairs. 1
         takes every pair once per epoch; smaller values repeat small corpora."""
         vocab_size: Annotated[int, "[8, 1e9]"] | None = None
-        """Raw text only: number of subwords in the vocabulary that is trained on it. none: 16,000, or fewer if the text
-        is too small."""
+        """Raw text only: number of subwords in the vocabulary that is trained on it, fewer if the text is too
+        small. none: 16,000 (see also size)."""
         exclude: list[str] = field(default_factory=list)
         """Raw text only: files or directories of evaluation sets. Training pairs with a sentence that occurs there are
         dropped."""

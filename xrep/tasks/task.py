@@ -72,7 +72,7 @@ class VocabularyOptions:
     bitext), a checkpoint or a folder of the tokenizer alone. none: that of the pretrained encoder, or one that is
     trained on this text."""
     vocab_size: Annotated[int, "[8, 1e9]"] | None = None
-    """Number of subwords in the vocabulary that is trained. none: 16,000, or fewer if the text is too small."""
+    """Number of subwords in the vocabulary that is trained, fewer if the text is too small. none: 16,000."""
     exclude: list[str] = field(default_factory=list)
     """Files or directories of evaluation sets. Training examples with a sentence that occurs there are dropped."""
 

@@ -257,4 +257,6 @@ def _say_how_it_ended(directory: Path, state: TrainingState, trainer: Trainer) -
     write_json(directory / SUMMARY, summary)
     model = f"the model: {directory / 'best'} (last: {directory / 'last'})"
     trainer.progress.say(f"{state.step} steps in {duration(state.seconds)}; {model}")
+    for line in [] if state.best is None else own.advice(state.best):
+        trainer.progress.say(line)
     return "finished"
