@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from xrep.text.huggingface import HuggingFaceTokenizer
-from xrep.text.shared_pieces import pieces_of, rows_of_pieces
+from xrep.text.shared_pieces import rows_of_pieces, texts_of_pieces
 from xrep.text.tokenizer import SPACE
 from xrep.text.train_tokenizer import train_tokenizer
 
@@ -32,7 +32,7 @@ def own(tmp_path: Path):
 def test_the_subwords_of_bert(own) -> None:
     """Its text is in lower case, it has a sign for subwords inside a word, and it never joins Chinese characters."""
     other = bert()
-    pieces = pieces_of(own)
+    pieces = texts_of_pieces(own)
     found = {
         piece: [WORDS[place] for place in places]
         for piece, places in zip(pieces, rows_of_pieces(own, other), strict=True)
@@ -58,6 +58,6 @@ def test_the_subwords_of_roberta_and_of_itself(own) -> None:
     )
     roles = {"pad": 0, "unk": 1, "bos": 2, "eos": 3, "mask": None}
     other = HuggingFaceTokenizer(library.to_str().encode(), roles)
-    house = pieces_of(own).index(f"{SPACE}house")
+    house = texts_of_pieces(own).index(f"{SPACE}house")
     assert rows_of_pieces(own, other)[house] == [library.token_to_id("Ġhouse")]
     assert rows_of_pieces(own, own) == [[place] for place in range(own.vocabulary_size)]

@@ -12,7 +12,7 @@ def rows_of_pieces(own: Tokenizer, other: Tokenizer) -> list[list[int]]:
     unknown token: none, one or several. A piece from inside a word has the pieces that ``other`` has inside a word, if
     it joins such text to a letter before it (BERT never joins Chinese characters).
     """
-    pieces, places = pieces_of(own), {piece: place for place, piece in enumerate(pieces_of(other))}
+    pieces, places = texts_of_pieces(own), {piece: place for place, piece in enumerate(texts_of_pieces(other))}
     roles = {own.special_ids[role]: [place] for role, place in other.special_ids.items() if place is not None}
     texts = [piece.replace(SPACE, " ").strip() for piece in pieces]
     alone, joined = other.encode(texts), other.encode([f"a{text}" for text in texts])
@@ -27,7 +27,7 @@ def rows_of_pieces(own: Tokenizer, other: Tokenizer) -> list[list[int]]:
     return rows
 
 
-def pieces_of(tokenizer: Tokenizer) -> list[str]:
+def texts_of_pieces(tokenizer: Tokenizer) -> list[str]:
     """Return the text of each piece by its id; ``SPACE`` is in front of those that begin a word."""
     if isinstance(tokenizer, SentencePieceTokenizer):
         pieces = [tokenizer.processor.id_to_piece(place) for place in range(tokenizer.processor.get_piece_size())]
