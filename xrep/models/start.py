@@ -130,7 +130,8 @@ def take_vocabulary(encoder: Encoder, start: Start, tokenizer: Tokenizer) -> str
         cure = "start from BERT, RoBERTa or XLM-R, or leave out `vocabulary`"
         raise UserError("transformers computes it, so its vocabulary stays", path=start.path, cure=cure)
     words, rows = encoder.token_embedding.weight, rows_of_pieces(tokenizer, open_tokenizer(start.tokenizer))
-    table = torch.stack([words[places or slice(None)].mean(dim=0) for places in rows])
+    mean = words.mean(dim=0)
+    table = torch.stack([words[places].mean(dim=0) if places else mean for places in rows])
     positions = encoder.position_embedding.weight[encoder.shape.position_offset :].clone()  # RoBERTa's begin at 2
     encoder.shape = replace(encoder.shape, vocabulary_size=len(rows), pad_id=tokenizer.pad_id, position_offset=0)
     encoder.token_embedding = nn.Embedding.from_pretrained(table, freeze=False, padding_idx=tokenizer.pad_id)
