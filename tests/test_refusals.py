@@ -73,6 +73,10 @@ train pairs.tsv --task similarity --criterion angle --lowest-score 5 | lowest_sc
 train ... --task translation                 | unknown option --towers
 train ... --task monolingual --criterion tlm | bin: no training text found; expected news.de, train.de
 train ... --criterion frozen_source          | a frozen source needs a tower of its own, and this model has one
+train ... --criterion frozen_source --teacher absent | absent: no such directory
+train raw ... --criterion frozen_source --teacher enc --encoder none --vocab-size 60 | enc: vectors of 16 numbers
+train ... --criterion frozen_source --teacher enc | was tokenised with another vocabulary than that of the pretrained
+train raw ... --criterion frozen_source --teacher enc --sides both --towers separate | both is for one student
 train ... --batch-size 900                   | 630 training pairs do not fill a batch of 900; lower --batch-size
 train ... --max-length 99                    | sentences may have 99 subwords, the model has 32 positions; lower --ma
 train ... --validation sts                   | validation.sts_path has no default; give it

@@ -167,6 +167,7 @@ RUNS = {
     "translation_ranking, too near": Run(rank("negatives", mask_margin=0.01), 2),
     "frozen_source": Run(frozen(**FROZEN)),
     "frozen_source, masked, accumulated": Run(frozen(**FROZEN, **MASKED), 2),
+    "frozen_source, both sides": Run(frozen(**FROZEN, towers="shared", teacher="t", sides="both", loss="both"), 2),
     "frozen_source, trained": Run(frozen(source="trained")),
     "frozen_source, negatives": Run(frozen("negatives", **FROZEN, source_side="target")),
     "hictl": Run(hictl(**HICTL)),

@@ -22,7 +22,7 @@ SMALLER = [
     (r"--vocab-size \d+", "--vocab-size 100"),
     (r"--hidden-size \d+", "--hidden-size 32"),
     (r"--feedforward-size \d+", "--feedforward-size 64"),
-    (r"(--target-encoder teacher/)", r"\1 --max-length 32"),  # which the small teacher can read
+    (r"(--(?:target-encoder|teacher) teacher/)", r"\1 --max-length 32"),  # which the small teacher can read
     ("^xrep-search serve", f"{sys.executable} -m xrep_cli.search serve"),  # the process that `kill` ends
     (r"1\.06", "0"),  # an encoder of six steps scores no pair higher
 ]
@@ -38,6 +38,7 @@ WRITTEN = {
     "extending": [f"runs/bitext-{name}/best" for name in ("cosine_distance", "translation_ranking")],
     "filtering": ["kept.en", "scores.png", "filtered.json", "lines.scored.tsv", "data-bin/kept/manifest.json"],
     "mining": ["mined.hyp.en", "planted/de-en.test.gold"],
+    "multilingual-student": ["student.npy", "my-student/modules.json"],
     "objective": [f"runs/bitext-{name}/best" for name in ("hardest_negative", "sigmoid")],
     "own-data": ["report.html", "mined.tsv", "my-encoder/modules.json", "runs/third/best", "data-bin", "flores.json"],
     "serving": [
