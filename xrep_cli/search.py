@@ -235,7 +235,7 @@ def serve_index(options: Serve) -> None:
 
     index = SearchIndex.load(options.index, options.path, device=options.device)
     pairs = [] if options.pairs is None else read_mined(options.pairs)
-    app = application(index, pairs, hosts=HOSTS if options.host in HOSTS else ["*"])
+    app = application(index, pairs, hosts=HOSTS if options.host in HOSTS else ())
     serve(app, options.host, options.port)
 
 

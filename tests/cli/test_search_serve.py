@@ -110,7 +110,9 @@ def test_a_wrong_request_is_told_what_helps(address: str, path: str, status: int
 
 @pytest.mark.slow
 def test_pages_of_other_sites_cannot_ask(address: str) -> None:
-    assert ask(address, "/index", Host="evil.example")[0] == 400
+    code, content = ask(address, "/index", Host="evil.example")
+    assert code == 400 and "asked as evil.example, but this answers as localhost" in json.loads(content)["error"]
+    assert ask(address, "/index", Host="[::1]:8000")[0] == 200
 
 
 @pytest.mark.slow

@@ -113,6 +113,17 @@ def test_a_decoder_without_modules_is_pooled_at_the_last_token(decoder: Path, tm
     assert read_pretrained(path).pooling is None
 
 
+def test_tokens_that_only_the_configuration_names(tmp_path: Path) -> None:
+    """The file of e5-mistral's tokenizer puts no end token behind a text, but its ``add_eos_token`` asks for one."""
+    whole, path = (write_decoder(tmp_path / end, "Mistral", before="<bos>", behind=end) for end in (END, ""))
+    edit_json(path / "tokenizer_config.json", add_bos_token=True, add_eos_token=True, eos_token=END)
+    expected = SentenceEncoder.load(whole, device="cpu").encode(SENTENCES)
+    np.testing.assert_allclose(SentenceEncoder.load(path, device="cpu").encode(SENTENCES), expected, atol=1e-6)
+    export_path(path, tmp_path / "out", "sentence-transformers")  # what is put around a text is in the file there
+    theirs = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    np.testing.assert_allclose(theirs.encode(SENTENCES), expected, atol=1e-5)
+
+
 def test_prompts_that_are_not_pooled(decoder: Path, tmp_path: Path) -> None:
     """The last token is not one of the prompt; a mean without the prompt is refused."""
     path = shutil.copytree(decoder, tmp_path / "m")
@@ -190,6 +201,7 @@ def test_a_decoder_is_trained_with_prompts_and_exported(decoder: Path, raw: Path
     assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
     ours = SentenceEncoder.load(run / "last", device="cpu")
     assert ours.prompts == {"query": PROMPTS["query"], "document": "Text: "} and ours.default_prompt_name is None
+    assert SentenceEncoder(ours.model, ours.tokenizers, ours.text).prompts == ours.prompts  # as in a validation
     export_path(run / "last", tmp_path / "out", "sentence-transformers")
     theirs = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
     for name in (None, "query", "document"):

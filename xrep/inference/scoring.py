@@ -50,9 +50,10 @@ class ScoredPairs:
 
     ``written`` of all ``pairs`` that were read are in the output, those from the ``threshold`` on (None: all that no
     rule has left out). ``dropped`` counts the pairs that each rule left out. ``histogram`` has the ``edges`` of bins of
-    scores, and how many pairs of the ``text``, and ``right`` and ``wrong`` trusted ones, are in each bin. ``trusted``
-    has precision, recall and F1 of the threshold, in percent, on as many right pairs as wrong ones, and what follows
-    for a text whose wrong pairs are of that kind: how much of what the rules left is right, and of what was written.
+    scores, and how many pairs of the ``text``, and ``right`` and ``wrong`` trusted ones, are in each bin (in the outer
+    ones also those beyond). ``trusted`` has precision, recall and F1 of the threshold, in percent, on as many right
+    pairs as wrong ones, and what follows for a text whose wrong pairs are of that kind: how much of what the rules left
+    is right, and of what was written.
     """
 
     path: str
@@ -243,7 +244,9 @@ class ScorePairs(Stage):
         lines, (text, trusted) = np.arange(*unit), self.counts
         shifted = lines >= text + trusted
         sources = lines - trusted * shifted
-        targets = np.where(shifted, text + (sources - text + 1) % max(1, trusted), sources)
+        kept = text + np.flatnonzero(self.x.places(np.arange(text, text + trusted)) >= 0)  # by the rules
+        behind, targets = np.searchsorted(kept, sources[shifted], "right"), sources.copy()
+        targets[shifted] = kept[behind % max(1, len(kept))]
         x, y = self.x.places(sources), self.y.places(targets)
         is_right = (x == self.x.places(targets)) | (y == self.y.places(sources))  # although it may be shifted
         there = (x >= 0) & (y >= 0) & ~(shifted & is_right)
@@ -298,7 +301,11 @@ class WriteScored(Stage):
         with naming(folder), open(folder / _PAIRS, "w", encoding="utf-8", newline="\n") as file:
             self._write(file, self._rows(least))
         if figures:
-            kept, recall, fallout = written / left, figures["recall"] / 100, float((wrong >= least).sum() / len(right))
+            kept, recall, fallout = (
+                written / left,
+                figures["recall"] / 100,
+                int((wrong >= least).sum()) / max(1, len(wrong)),
+            )
             share = min(max((kept - fallout) / max(recall - fallout, 1e-9), 0.0), 1.0)
             precision = min(share * recall / max(kept, 1e-9), 1.0)
             figures |= {"estimated_right": 100 * share, "estimated_precision": 100 * precision}
@@ -328,10 +335,15 @@ class WriteScored(Stage):
         def blocks() -> Iterator[np.ndarray]:
             return (some[~np.isnan(some[:, 0]), 0] for _, some in self._scores.blocks())
 
-        ends = [(some.min(), some.max()) for some in blocks() if len(some)]
-        edges = np.linspace(min(low for low, _ in ends), max(high for _, high in ends), _BINS + 1)
-        counts = {"text": np.sum([np.histogram(some, edges)[0] for some in blocks()], axis=0)}
-        counts |= {name: np.histogram(some, edges)[0] for name, some in trusted.items()}
+        def count(some: np.ndarray) -> np.ndarray:
+            return np.histogram(some.clip(edges[0], edges[-1]), edges)[0]
+
+        ends = [(some.min(), some.max()) for some in (block[block > _LEAST] for block in blocks()) if len(some)]
+        edges = np.linspace(
+            min((low for low, _ in ends), default=0), max((high for _, high in ends), default=1), _BINS + 1
+        )
+        counts = {"text": np.sum([count(some) for some in blocks()], axis=0)}
+        counts |= {name: count(some) for name, some in trusted.items()}
         return {name: some.tolist() for name, some in {"edges": edges, **counts}.items()}
 
 

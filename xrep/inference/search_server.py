@@ -8,18 +8,17 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 import uvicorn
-from fastapi import FastAPI, Query, Request
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from xrep.errors import UserError
 from xrep.inference.search_index import Hit, SearchIndex
@@ -87,15 +86,21 @@ def application(index: SearchIndex, pairs: Sequence[ShownPair] = (), hosts: Sequ
     """Return the service. Its functions run one after the other, because one of them keeps the processor busy.
 
     Args:
-        hosts: Names under which browsers may ask for it, so that no page of another site can read the answers.
+        hosts: Names under which browsers may ask for it, so that no page of another site can read the answers; empty:
+            any.
     """
     encoder, parts = index.encoder, index.manifest["parts"]
     towers = {encoder.model.tower(language) for language in encoder.languages}
     files = sorted({part["source"] for part in parts if part["source"]})
     facts = Facts(len(index), files, list(encoder.languages), len(towers) > 1, len(pairs))
     app = FastAPI(title="xrep-search", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts])
     page = PAGE.read_text(encoding="utf-8")
+
+    @app.middleware("http")
+    async def check_host(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        if hosts and (asked := request.url.hostname) not in hosts:
+            return _error(400, f"asked as {asked}, but this answers as {', '.join(hosts)} alone")
+        return await answer(request)
 
     @app.get("/search")
     async def search(query: str, k: Few = 10, lang: str | None = None) -> SearchAnswer:

@@ -64,7 +64,7 @@ class SentenceEncoder:
         self.model, self.tokenizers, self.text = model.eval(), tokenizers, text
         self.training_hashes, self.path = training_hashes, str(path)
         self.languages, self.output_size = model.languages, model.output_size
-        prompts = prompts or Prompts()
+        prompts = _trained_prompts(text) if prompts is None else prompts
         self.prompts, self.default_prompt_name = prompts.texts, prompts.default
 
     @classmethod
@@ -256,12 +256,18 @@ def encoder_of(checkpoint: Checkpoint, random_weights: bool = False) -> Sentence
     """Return the encoder of an open checkpoint on the CPU, in the precision in which it was saved."""
     hashes = () if random_weights else checkpoint.training_hashes
     model, tokenizers = load_model(checkpoint, random_weights), open_tokenizers(checkpoint.tokenizer)
-    prompts, trained = read_prompts(checkpoint.check(PROMPTS).path), checkpoint.text.facts.get("prompts")
-    if trained and not prompts.texts:
-        same = trained["source"] == trained["target"]
-        texts = {QUERY_PROMPTS[0]: trained["source"], DOCUMENT_PROMPTS[0]: trained["target"]}
-        prompts = Prompts(texts=texts, default=QUERY_PROMPTS[0] if same else None)
-    return SentenceEncoder(model, tokenizers, checkpoint.text, hashes, path=checkpoint.path, prompts=prompts)
+    prompts = read_prompts(checkpoint.check(PROMPTS).path)
+    how = {"path": checkpoint.path, "prompts": prompts if prompts.texts else None}
+    return SentenceEncoder(model, tokenizers, checkpoint.text, hashes, **how)
+
+
+def _trained_prompts(text: TextSpec) -> Prompts:
+    """Return the prompts with which training text was tokenised, if there were any."""
+    trained = text.facts.get("prompts")
+    if not trained:
+        return Prompts()
+    texts = {QUERY_PROMPTS[0]: trained["source"], DOCUMENT_PROMPTS[0]: trained["target"]}
+    return Prompts(texts=texts, default=QUERY_PROMPTS[0] if trained["source"] == trained["target"] else None)
 
 
 def _load_pretrained(path: str | Path, random_weights: bool) -> SentenceEncoder:

@@ -12,6 +12,7 @@ from torch import Tensor
 from xrep.data.batch import collate
 from xrep.errors import UserError
 from xrep.inference.sentence_encoder import SentenceEncoder
+from xrep.interop.sentence_modules import Prompts
 from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.static import StaticShape, around
 from xrep.text.sides import SHARED
@@ -67,7 +68,8 @@ def distil(
     config = DualEncoder.Config(towers=model.config.towers)
     static = DualEncoder(config, text, architecture)
     static.load_state_dict(state)
-    distilled = SentenceEncoder(static, encoder.tokenizers, text, encoder.training_hashes, path=encoder.path)
+    how: dict[str, Any] = {"path": encoder.path, "prompts": Prompts()}  # they are nothing to vectors of single subwords
+    distilled = SentenceEncoder(static, encoder.tokenizers, text, encoder.training_hashes, **how)
     distilled.languages = encoder.languages
     return distilled
 

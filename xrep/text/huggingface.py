@@ -115,7 +115,8 @@ def read_huggingface(directory: Path) -> Tokenizer:
     folder ``0_Transformer``. Other files, such as ``vocab.txt``, are read by transformers, if it is installed. The
     special tokens are those that ``special_tokens_map.json`` and ``tokenizer_config.json`` name, or else BERT's or
     RoBERTa's. ``bos_id`` and ``eos_id`` are the tokens that the model has around a sentence: [CLS] and [SEP], or <s>
-    and </s>; of decoders those that ``tokenizer.json`` puts there. If no text is unknown, ``unk_id`` is ``pad_id``.
+    and </s>; of decoders those that ``tokenizer.json`` puts there, or else ``add_bos_token`` and ``add_eos_token``. If
+    no text is unknown, ``unk_id`` is ``pad_id``.
 
     Options of ``tokenizer_config.json`` such as those for case and accents override ``tokenizer.json``, as in
     transformers, if the class there is BERT's or RoBERTa's or is not given. An option that is not given is taken from
@@ -284,8 +285,9 @@ def _convert(directory: Path) -> bytes:
 def _find_special(tokenizer: tokenizers.Tokenizer, declared: Mapping[str, Any], path: Path) -> dict[str, int | None]:
     """Return the ids of the special tokens by role, and register these tokens as special in the tokenizer.
 
-    The tokens that the tokenizer itself puts around a sentence are ``bos`` and ``eos``; one that it does not put there
-    is None. If it puts none on either side and the vocabulary has [CLS] or <s>, it is changed to do so.
+    The tokens that the tokenizer itself puts around a sentence are ``bos`` and ``eos``; one that neither it nor its
+    configuration puts there is None. If it puts none on either side and the vocabulary has [CLS] or <s>, it is changed
+    to do so.
 
     Args:
         declared: The entries of ``special_tokens_map.json`` and ``tokenizer_config.json``.
@@ -307,8 +309,9 @@ def _find_special(tokenizer: tokenizers.Tokenizer, declared: Mapping[str, Any], 
     bos = "" if ids["bos"] is None else tokenizer.id_to_token(ids["bos"])
     surrounds = bool(bos and not before and not behind and (declared.get("cls_token") or bos in ROLES["bos"][1]))
     cure = "" if ids["eos"] is None else f", such as {tokenizer.id_to_token(ids['eos'])}"
-    if not surrounds:  # The model was trained with what the file itself puts around a sentence.
-        ids |= {"bos": next(iter(before), None), "eos": next(iter(behind), None)}
+    if not surrounds:  # The model was trained with what the file itself, or else its configuration, puts there.
+        for role, there in (("bos", before), ("eos", behind)):
+            ids[role] = next(iter(there), ids[role] if declared.get(f"add_{role}_token") is True else None)
     if ids["unk"] is None and getattr(tokenizer.model, "unk_token", "") is None:
         ids["unk"] = ids["pad"]
     for role, identity in ids.items():
@@ -327,19 +330,16 @@ def _content(value: Any) -> str | None:
 
 
 def _surround(tokenizer: tokenizers.Tokenizer, bos_id: int | None, eos_id: int | None) -> None:
-    """Make a tokenizer put special tokens around sentences.
+    """Make a tokenizer put special tokens around sentences, those of the two that there are.
 
     BERT has ``[CLS] A [SEP]`` and ``[CLS] A [SEP] B [SEP]`` (B has type 1), RoBERTa has ``<s> A </s>`` and
     ``<s> A </s> </s> B </s>``.
     """
-    assert bos_id is not None and eos_id is not None
-    begin, end = tokenizer.id_to_token(bos_id), tokenizer.id_to_token(eos_id)
-    behind = "$B:1 {end}:1" if begin == "[CLS]" else "{end}:0 $B:0 {end}:0"
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{begin}:0 $A:0 {end}:0",
-        pair=f"{begin}:0 $A:0 {end}:0 {behind.format(end=end)}",
-        special_tokens=[(begin, bos_id), (end, eos_id)],
-    )
+    begin, end = ([] if i is None else [str(tokenizer.id_to_token(i))] for i in (bos_id, eos_id))
+    special = list(zip([*begin, *end], [i for i in (bos_id, eos_id) if i is not None], strict=True))
+    single = [*begin, "$A", *end]
+    behind = ["$B:1", *(f"{token}:1" for token in end)] if begin == ["[CLS]"] else [*end, "$B", *end]
+    tokenizer.post_processor = processors.TemplateProcessing(single, [*single, *behind], special)
 
 
 def _unigram(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
