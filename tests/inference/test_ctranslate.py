@@ -87,7 +87,7 @@ def test_vocabularies_of_two_kinds(turned: bool, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def trained(data_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("nmt") / "run"
-    sizes = {"hidden_size": 64, "feedforward_size": 128, "max_tokens": 600, "max_steps": 100}
+    sizes = {"hidden_size": 64, "feedforward_size": 128, "max_tokens": 600, "max_steps": 160}
     return train(data_directory, run, **sizes, label_smoothing=0.0, dropout=0.0, tie_embeddings="all") / "best"
 
 
@@ -107,7 +107,7 @@ def test_the_lines_of_the_card(several: bool, trained: Path, cli: Commands, capf
     for sentence in GERMAN:
         exec(code.replace("beam_size=5", f"beam_size={beam}").replace('"..."', json.dumps(sentence)), {})
     same = [one == other for one, other in zip(capfd.readouterr().out.splitlines(), expected, strict=True)]
-    assert sum(same) >= len(same) - 1 and len(set(expected)) > 2  # two may be as good
+    assert sum(same) >= len(same) - 1 and len(set(expected)) > 5  # two may be as good
 
 
 @pytest.mark.slow
