@@ -117,13 +117,29 @@ def test_a_teacher_encodes_each_sentence_once(tmp_path: Path, monkeypatch: pytes
     assert counts[1:] == [70]  # 60 and 9 different sentences, and one without words
     english = [(corpus / f"{split}.de-en.en").read_text(encoding="utf-8").splitlines() for split in ("train", "valid")]
     lines = [line for some in english for line in some]
-    expected = encode(SentenceEncoder.load(teacher), lines)
+    known = ["" if line == "?!" else line for line in lines]  # the vocabulary has no such characters
+    expected = encode(SentenceEncoder.load(teacher), known)
     np.testing.assert_allclose(found.read(sentence_hashes(lines)), expected, atol=1e-3)  # which are kept in float16
     assert len(counts) == 2 and vectors_of_teacher(*given).width == 16 and len(counts) == 2
     with pytest.raises(UserError, match="vectors of 16 numbers, the model's have 32; set `projection_size` to 16"):
         vectors_of_teacher(str(teacher), task, "target", 32)
     with pytest.raises(UserError, match="absent: no such checkpoint"):
         vectors_of_teacher(str(tmp_path / "absent"), task, "target", 32)
+
+
+@pytest.mark.parametrize("given", [{}, {"target_prompt": "query: "}], ids=["plain", "prompt"])
+def test_the_teacher_reads_neither_the_prompt_nor_a_sign_for_unknown_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("XREP_HOME", str(tmp_path / "home"))
+    corpus, teacher = write_corpus(tmp_path / "text", 60, 9, 1), write_encoder(tmp_path / "teacher", size=16)
+    english = corpus / "train.de-en.en"
+    lines = english.read_text(encoding="utf-8").splitlines()
+    write_lines(english, ["\u6f22 " + lines[0], *lines[1:]])
+    run = compose_run(corpus, tmp_path / "run", criterion="frozen_source", vocab_size=60, max_steps=1, **given)
+    vectors_of_teacher(str(teacher), BitextTask(run.configs["task"], 1), "target", 16)
+    (text,) = (tmp_path / "home" / "teachers").glob("*/text")
+    assert {*lines} <= {*text.read_text(encoding="utf-8").splitlines()}
 
 
 def test_two_towers_are_no_student_of_all_languages(text: Any) -> None:

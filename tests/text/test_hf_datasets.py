@@ -85,6 +85,7 @@ def test_splits_and_configurations(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("spec", "problem"), [
     ("absent:train:de,en", "absent: no such folder; check the name"),
     ("folder:valid:de,en", r"folder:valid: datasets cannot read it \(Bad split: valid. Available splits: "),
+    ("saved:valid:de,en", "saved: it has the split train, not valid; name hf:.*/saved:train"),
     ("folder:train:de,fr", r"folder:train:1: no text 'fr' in it; there are de, en; name the fields"),
     ("folder:train:de", "not the name of a data set; write hf:NAME:SPLIT"),
     ("folder", "not the name of a data set; write hf:NAME:SPLIT"),
@@ -98,6 +99,7 @@ def test_mistakes_are_one_line(tmp_path: Path, spec: str, problem: str) -> None:
     for name in ("folder", "empty", "damaged", "program", "configs"):
         (tmp_path / name).mkdir()
     FLAT.to_parquet(tmp_path / "folder" / "train.parquet")
+    datasets.Dataset.from_dict(FLAT.to_dict(), split="train[:10%]").save_to_disk(tmp_path / "saved")
     (tmp_path / "damaged" / "train.parquet").write_bytes(b"damaged")
     (tmp_path / "program" / "program.py").write_text("raise SystemExit('executed')")
     (tmp_path / "configs" / "README.md").write_text(CONFIGS)

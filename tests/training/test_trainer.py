@@ -19,7 +19,7 @@ TERMS = {"criterion": "two_terms", "log_every": 1}
 class Scripted:
     """A validator that returns given metrics."""
 
-    metric, maximize = "score", True
+    metric, maximize, examples = "score", True, ()
 
     def __init__(self, *values: float, maximize: bool = True) -> None:
         self.values, self.maximize = list(values), maximize

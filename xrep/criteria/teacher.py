@@ -42,12 +42,18 @@ def vectors_of_teacher(path: str, task: BitextTask, side: str, width: int) -> Te
 
 
 def _write_text(folder: Path, task: BitextTask, side: str) -> None:
-    """Write the sentences as text, decoded from their tokens, and their hashes, by which they are sorted."""
-    tables, decode = [*task.train, *task.valid], tokenizer_of(task.tokenizers, side).decode
+    """Write the sentences as text, decoded from their tokens without the unknown one and the student's prompt, and
+    their hashes, by which they are sorted."""
+    tables, tokenizer = [*task.train, *task.valid], tokenizer_of(task.tokenizers, side)
+
+    def decode(tokens: np.ndarray) -> str:
+        return tokenizer.decode(tokens[tokens != tokenizer.unk_id])  # SentencePiece writes an unknown token as a sign
+
+    prompt = decode(np.array(*tokenizer.encode([task.text.facts.get("prompts", {}).get(side, "")]), dtype=np.int64))
     hashes, first = np.unique(np.concatenate([t.hashes[:, SIDES.index(side)] for t in tables]), return_index=True)
     starts = np.cumsum([0, *map(len, tables)])
     places = np.searchsorted(starts, first, side="right") - 1
     with (folder / "text").open("w", encoding="utf-8") as file:
         for place, row in zip(places.tolist(), (first - starts[places]).tolist(), strict=True):
-            file.write(decode(tables[place][side][row]) + "\n")
+            file.write(decode(tables[place][side][row]).removeprefix(prompt).strip() + "\n")
     np.save(folder / "hashes.npy", hashes)

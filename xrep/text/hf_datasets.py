@@ -100,8 +100,13 @@ def _parse(named: str) -> tuple[str, str | None, str, int, int | None]:
 
 
 def _saved_files(folder: Path, split: str) -> list[str] | None:
-    """Return the files of a split that ``save_to_disk`` wrote, or None if the folder is not of that kind."""
+    """Return the files of a split that ``save_to_disk`` wrote, or None if the folder is not of that kind. Raises
+    UserError if the folder is of another split alone."""
     for place in (folder / split, folder):
-        if (state := place / "state.json").is_file():
-            return [str(place / file["filename"]) for file in json.loads(state.read_bytes())["_data_files"]]
+        if (file := place / "state.json").is_file():
+            state = json.loads(file.read_bytes())
+            own = str(state.get("_split") or split).partition("[")[0]  # datasets also writes train[:10%]
+            if place == folder and own != split:
+                raise UserError(f"it has the split {own}, not {split}", path=folder, cure=f"name hf:{folder}:{own}")
+            return [str(place / file["filename"]) for file in state["_data_files"]]
     return None

@@ -141,7 +141,7 @@ class Budget:
     Args:
         config: options of the trainer; without a bound, there are 15 epochs.
         examples: number of examples in an epoch.
-        examples_a_step: number of examples of the first step.
+        examples_a_step: mean number of examples of the first steps.
         schedule: of the learning rate. If its warm-up has at least as many steps as the run, it is shortened.
 
     Attributes:
@@ -149,7 +149,7 @@ class Budget:
         warnings: what a user should know.
     """
 
-    def __init__(self, config: Any, examples: int, examples_a_step: int, schedule: Schedule) -> None:
+    def __init__(self, config: Any, examples: int, examples_a_step: float, schedule: Schedule) -> None:
         self.max_steps, self.max_epochs, self.max_minutes = config.max_steps, config.max_epochs, config.max_minutes
         if self.max_steps is None and self.max_epochs is None and self.max_minutes is None:
             self.max_epochs = EPOCHS

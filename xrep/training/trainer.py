@@ -8,6 +8,7 @@ import time
 from collections.abc import Generator
 from contextlib import closing, nullcontext
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from xrep.config import RunConfig
@@ -73,7 +74,9 @@ class Trainer:
         freezing, update = what_trains(self.pair, run, world)
         self.step = Step(self.pair, freezing, update, run.configs["distributed"].gradient_compression)
         schedule = run.classes["lr_scheduler"](run.configs["lr_scheduler"])
-        examples = self.config.update_freq * next(iter(task.plan(None, world.rank, world.size))).examples
+        # Batches of one group can be much smaller than others, so that the first one alone says little.
+        first = list(islice(task.plan(None, world.rank, world.size), 32))
+        examples = self.config.update_freq * first[-1].examples / len(first)
         self.budget = Budget(self.config, task.examples, examples, schedule)
         self.state = TrainingState()
         self.stop = StopRequest(signal.SIGTERM, signal.SIGUSR1, notice=NOTICE if world.is_main else "")
