@@ -120,6 +120,9 @@ class DualEncoder(SentenceModel):
         projections = {name: ProjectionShape(**values) for name, values in self._architecture["projections"].items()}
         for name, shape in shapes.items():
             _check(name, shape, text.vocabulary(name), text.max_length, config)
+            if shape.type == "static" and self.pooling[name] != "mean":
+                problem = f"a static encoder is pooled by the mean, not by {self.pooling[name]}"
+                raise UserError(problem, cure="leave `pooling` out")
         encoders = {name: Encoder.build(shape, **config.rates) for name, shape in shapes.items()}
         self.encoders = cast(Any, nn.ModuleDict(encoders))
         self.projections = cast(Any, nn.ModuleDict({name: make_projection(own) for name, own in projections.items()}))
