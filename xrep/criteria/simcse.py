@@ -51,7 +51,7 @@ class SimCSE(ContrastiveCriterion):
         def problems(self) -> list[str]:
             problems = super().problems()
             if self.guide and self.mask_margin is not None and self.mask_margin >= 0:
-                problems.append("mask_margin must be below 0 with a guide, for which a sentence and its positive are one")
+                problems.append("mask_margin must be below 0 with a guide: a sentence and its positive are one to it")
             return problems
 
     def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:

@@ -66,8 +66,8 @@ class Start:
 
     @property
     def max_length(self) -> int:
-        """Longest sentence in tokens that the directory names or the encoder has positions for. If neither limits it, it
-        is 512, but unlimited in a static encoder, as in sentence-transformers."""
+        """Longest sentence in tokens that the directory names or the encoder has positions for. If neither limits it,
+        it is 512, but unlimited in a static encoder, as in sentence-transformers."""
         positions = self.shape.max_positions
         usual = 512 if positions == UNLIMITED and self.shape.type != "static" else positions
         return min(maximum_length(self.path) or usual, positions)
