@@ -289,6 +289,7 @@ export ... --vocabulary-from empty.txt       | empty.txt: the file is empty
 export ... --vocabulary-from blank.tsv       | blank.tsv: no text for the shared side; name text in its languages
 export ... --vocabulary-from de.txt --keep 0 | argument --keep: must be at least 1, not 0
 export ... --keep 20                         | --keep needs --vocabulary-from; name the text whose subwords it counts
+export ... --static-size 20                  | --static-size is for the format static; set --format to static, or
 export ... --path nmt --vocabulary-from de.txt | nmt: --vocabulary-from is for sentence encoders; leave it out
 export ... --path no_unk --vocabulary-from de.txt | tokenizer.json: no unk token: the vocabulary has no <none>; name
 export ... --path int8 --vocabulary-from de.txt --format xrep | int8: in int8, which cannot become smaller; export

@@ -124,6 +124,8 @@ PROBLEMS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("frozen_source", {"teacher_text": "x"}, ["teacher_vectors"]),
     ("translation_ranking", {"mask_margin": math.nan, "guide": "x"}, ["mask_margin", "guide"]),
     ("dual_moco", {"mask_margin_relative": True}, ["mask_margin_relative"]),
+    ("dual_moco", {"mask_margin": 1e6}, ["mask_margin"]),  # the scores beside it would be rounded
+    ("simcse", {"mask_margin": 0.0, "guide": "x", "guide_text": "y"}, ["mask_margin"]),
     ("frozen_source", {**TRAINED, "queue_size": 5}, ["queue_size"]),
     ("frozen_source", {**TRAINED, "loss": "mse"}, ["loss"]),
     ("frozen_source", {**TRAINED, "teacher_text": "x", "teacher_vectors": "y"}, ["teacher_vectors"]),

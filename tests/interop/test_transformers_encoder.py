@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,6 +129,13 @@ def test_export_and_back(models: dict[str, Path], tmp_path: Path, family: str, k
     np.testing.assert_allclose(SentenceEncoder.load(target, device="cpu").encode(SENTENCES), expected, atol=1e-5)
     stored, written = (load_file(path / "model.safetensors") for path in (models[family], target))
     assert stored.keys() == written.keys() and all(torch.equal(stored[name], written[name]) for name in stored)
+
+
+def test_ids_of_a_smaller_vocabulary(tmp_path: Path) -> None:
+    """The library accepts no list of ids with None in it."""
+    edit_json(write_model(tmp_path, "qwen3") / "config.json", eos_token_id=[3, 9], sep_token_id=9)
+    config: dict[str, Any] = vars(read_pretrained(tmp_path).shape.with_rows([0, 3]))["config"]
+    assert (config["vocab_size"], config["eos_token_id"], config["sep_token_id"]) == (2, [1], None)
 
 
 def test_bert_stays_with_ours_unless_told_otherwise(tmp_path: Path) -> None:

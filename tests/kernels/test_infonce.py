@@ -81,6 +81,20 @@ def test_a_tie_is_not_correct(block: str) -> None:
     assert result.forward_correct.tolist() == [False, True] and result.backward_correct.tolist() == [True, False]
 
 
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("guided", [False, True])
+def test_a_repetition_of_the_positive_is_not_above_it(guided: bool, relative: bool) -> None:
+    """Its similarity is the same, but comes from another product, so rounding alone would leave out every second."""
+    x, noise = vectors(0, 100, 100)
+    y = normalize(x + 0.01 * noise, dim=1)
+    x, y = x.repeat(2, 1), y.repeat(2, 1)
+    judge = Judge(0.0, relative, torch.stack([x, y], 1) if guided else None)
+    queue_guide = y if guided else None
+    assert torch.equal(inbatch_infonce(x, y, 0.1, judge=judge).forward, inbatch_infonce(x, y, 0.1).forward)
+    found = queue_infonce(x, y, y, 0.1, judge=judge, queue_guide=queue_guide).loss
+    torch.testing.assert_close(found, queue_infonce(x, y, y, 0.1).loss)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["absolute", "relative"])
 @pytest.mark.parametrize("margin", [0.0, 0.2])

@@ -9,10 +9,13 @@ import pytest
 import tokenizers
 import torch
 
+from tests.text.sentences import TEXT
 from tests.text.small_tokenizers import published
-from xrep.data.batch import Vocabulary, collate
+from xrep.data.batch import TextSpec, Vocabulary, collate
 from xrep.errors import UserError
+from xrep.inference.sentence_encoder import SentenceEncoder
 from xrep.interop.pretrained import read_pretrained
+from xrep.models.dual_encoder import DualEncoder
 from xrep.nn.encoder import Encoder
 from xrep.nn.pooling import pool
 from xrep.nn.static import StaticEncoder, StaticShape, around
@@ -56,6 +59,13 @@ def test_a_directory_of_sentence_transformers(tmp_path: Path) -> None:
     assert (start.shape.type, start.shape.hidden_size, start.pooling, start.normalize) == ("static", 6, "mean", False)
     state, unused = start.state()
     assert torch.equal(state["token_embedding.weight"], module.embedding.weight.detach()) and unused == []
+    long = " ".join(TEXT[:200])  # which sentence-transformers does not cut, either
+    ours = SentenceEncoder.load(tmp_path / "st", device="cpu").encode(long, normalize=False)
+    np.testing.assert_allclose(ours, library.SentenceTransformer(str(tmp_path / "st")).encode(long), atol=1e-6)
+    config = DualEncoder.Config(encoder_type="static", pooling="cls")
+    text = TextSpec(vocabularies={"shared": Vocabulary.of(open_tokenizer(published("bert")))}, max_length=9)
+    with pytest.raises(UserError, match="a static encoder is pooled by the mean, not by cls; leave `pooling` out"):
+        DualEncoder(config, text)
 
 
 @pytest.mark.parametrize("tensors, message", [

@@ -48,6 +48,12 @@ class SimCSE(ContrastiveCriterion):
         side: Literal["source", "target", "both"] = "both"
         """Side of the pairs whose sentences are trained on."""
 
+        def problems(self) -> list[str]:
+            problems = super().problems()
+            if self.guide and self.mask_margin is not None and self.mask_margin >= 0:
+                problems.append("mask_margin must be below 0 with a guide: a sentence and its positive are one to it")
+            return problems
+
     def __init__(self, config: Config, model: SentenceModel, text: TextSpec) -> None:
         super().__init__(config, model)
         self._columns = [number for number, side in enumerate(SIDES) if config.side in (side, "both")]

@@ -164,3 +164,5 @@ class ExportOptions:
         check_options(self)
         if self.keep is not None and not self.vocabulary_from:
             raise UserError("`keep` needs `vocabulary_from`", cure="name the text whose subwords it counts")
+        if self.static_size is not None and self.format != "static":
+            raise UserError("`static_size` is for the format static", cure="set `format` to static, or leave it out")

@@ -66,9 +66,11 @@ class Start:
 
     @property
     def max_length(self) -> int:
-        """Longest sentence in tokens that the directory names or the encoder has positions for; 512 if neither does."""
+        """Longest sentence in tokens that the directory names or the encoder has positions for. If neither limits it,
+        it is 512, but unlimited in a static encoder, as in sentence-transformers."""
         positions = self.shape.max_positions
-        return min(maximum_length(self.path) or (512 if positions == UNLIMITED else positions), positions)
+        usual = 512 if positions == UNLIMITED and self.shape.type != "static" else positions
+        return min(maximum_length(self.path) or usual, positions)
 
     def state(self, layers: int | None = None) -> State:
         """Return the state of the first ``layers`` layers (None: all), and the names of the tensors that it leaves out.

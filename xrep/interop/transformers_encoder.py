@@ -255,14 +255,14 @@ def _without_code(content: Any) -> Any:
 
 
 def _with_rows(config: dict[str, Any], rows: Sequence[int]) -> dict[str, Any]:
-    """Return a configuration with the ids of the tokens that have these rows; an id without a row becomes None."""
+    """Return a configuration with the ids of the tokens that have these rows, without ids that have no row."""
 
     def changed(key: str, value: Any) -> Any:
         if isinstance(value, dict):
             return _with_rows(value, rows)
         if key.endswith("token_id"):
-            found = [rows.index(i) if i in rows else None for i in (value if isinstance(value, list) else [value])]
-            return found if isinstance(value, list) else found[0]
+            found = [rows.index(i) for i in (value if isinstance(value, list) else [value]) if i in rows]
+            return found if isinstance(value, list) else next(iter(found), None)
         return len(rows) if key == "vocab_size" else value
 
     return {key: changed(key, value) for key, value in config.items()}

@@ -12,6 +12,9 @@ from torch import Tensor
 from xrep.kernels.arguments import check_number, check_tensors
 from xrep.kernels.linear import linear
 
+ROUNDINGS = 64
+"""Similarities that differ by fewer units in the last place may be equal, since they come from different products."""
+
 
 @dataclass(frozen=True)
 class Judge:
@@ -46,7 +49,8 @@ def bars(judge: Judge | None, query: Tensor, positive: Tensor, tau: float | Tens
         one, other = (guides[0], guides[-1]) if guides else (query, positive)
         similarity = (one * other).sum(1, keepdim=True)
         unit = similarity.abs() if judge.relative else 1.0 if guides else 1 / tau
-        limit = similarity + judge.margin * unit
+        rounding = ROUNDINGS * torch.finfo(similarity.dtype).eps  # without it, chance would decide about repetitions
+        limit = similarity + (judge.margin + rounding) * unit
         return (torch.cat([limit, one], 1), torch.cat([limit, other], 1)) if guides else (limit, limit)
 
 

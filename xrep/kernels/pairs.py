@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from xrep.kernels.arguments import check_number, check_tensors, scalar
-from xrep.kernels.judge import Judge, bars
+from xrep.kernels.judge import ROUNDINGS, Judge, bars
 from xrep.kernels.precision import accumulation_dtype
 
 WHOLE = 1 << 24
@@ -26,9 +26,6 @@ WHOLE = 1 << 24
 
 BLOCK = 1 << 22
 """Most similarities in a block if there are more. Much larger arrays would be returned to the system each time."""
-
-ROUNDINGS = 64
-"""Logits that differ by fewer units in the last place may be equal, since they come from different products."""
 
 SMALLEST_SQUARE = 1e-16
 """Lower bound of squared norms in a cosine, as in ``torch.nn.functional.cosine_similarity``."""

@@ -132,6 +132,9 @@ class DualEncoder(SentenceModel):
             if config.vocabulary == "text" and name in starts:  # until start_embeddings is called
                 vocabulary = replace(vocabulary, size=shape.vocabulary_size, pad_id=shape.pad_id)
             _check(name, shape, vocabulary, text.max_length, config)
+            if shape.type == "static" and self.pooling[name] != "mean":
+                problem = f"a static encoder is pooled by the mean, not by {self.pooling[name]}"
+                raise UserError(problem, cure="leave `pooling` out")
         encoders = {name: Encoder.build(shape, **config.rates) for name, shape in shapes.items()}
         self.encoders = cast(Any, nn.ModuleDict(encoders))
         self.projections = cast(Any, nn.ModuleDict({name: make_projection(own) for name, own in projections.items()}))
