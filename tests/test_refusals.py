@@ -65,9 +65,18 @@ train ... --heads 5                          | hidden_size 32 is not divisible b
 train ... --save-dir=                        | checkpoint.save_dir must be a string
 train ... --criterion dual_moco --queue-size 1000000000000 | GB of memory, and this machine has
 train ... --criterion nli                    | the criterion reads labelled pairs, and the task gives translations
+train swapped --task classification --criterion classification --languages de --save-dir x | labels of 40 texts, such as
+train ... --criterion cosent                 | reads scored pairs, and the task gives translations; set --task to simil
+train ... --batch-by sentence                | task.batch_by must be language_pair, corpus or none, not 'sentence'
+train pairs.tsv --task similarity --criterion cosent | pairs.tsv:1: 2 columns and no header that names them; write
+train pairs.tsv --task similarity --criterion angle --lowest-score 5 | lowest_score 5 must be below highest_score 5
 train ... --task translation                 | unknown option --towers
 train ... --task monolingual --criterion tlm | bin: no training text found; expected news.de, train.de
 train ... --criterion frozen_source          | a frozen source needs a tower of its own, and this model has one
+train ... --criterion frozen_source --teacher absent | absent: no such directory
+train raw ... --criterion frozen_source --teacher enc --encoder none --vocab-size 60 | enc: vectors of 16 numbers
+train ... --criterion frozen_source --teacher enc | was tokenised with another vocabulary than that of the pretrained
+train raw ... --criterion frozen_source --teacher enc --sides both --towers separate | both is for one student
 train ... --batch-size 900                   | 630 training pairs do not fill a batch of 900; lower --batch-size
 train ... --max-length 99                    | sentences may have 99 subwords, the model has 32 positions; lower --ma
 train ... --validation sts                   | validation.sts_path has no default; give it
@@ -315,6 +324,7 @@ def _inputs(folder: Path) -> None:
         "parts.yaml": ["parts:"], "one.de": german[:1],
         "r.yaml": ["task: {name: bitext, data: bin}", "criterion: {name: translation_ranking}"],
         "dir/notes.md": ["mine"], "mined.tsv.job/notes.txt": ["mine"],
+        "swapped/train-de.tsv": [f"{one}\t{'ab'[i % 2]}" for i, one in enumerate(german)],
         "one_side/train.de-en.de": ["Guten Tag"], "strange/test-de.tsv": ["awake\tdas Haus", "hungry\tdas Kind"],
         "tat/tatoeba.deu-eng.deu": german, "tat/tatoeba.deu-eng.eng": english,
         "sts/sts-test.csv": [f"m\tM\t1\t{i}\t{i % 6}\t{one}\t{two}" for i, (one, two) in enumerate(pairs)],

@@ -27,7 +27,7 @@ def background_files(text: str) -> list[str]:
 
 
 @dataclass(kw_only=True)
-class Options(common.Computing, common.Batches, common.JsonOption):
+class Options(common.Computing, common.Batches, common.PromptOptions, common.JsonOption):
     """Score pairs of sentences by how well they translate each other, and keep the good ones. The output has lines
     score<TAB>cosine<TAB>source<TAB>target in the order of the text; English is the target.
 
@@ -84,6 +84,7 @@ def run(options: Options) -> None:
         common.check_text([file], language)
         background[language].append(file)
     encoder = SentenceEncoder.load(options.path, device=options.device, dtype=options.precision)
+    encoder.use_prompt(options.prompt, options.prompt_name)
     sources, targets = background.values()
 
     def write(output: str) -> ScoredPairs | None:

@@ -54,6 +54,8 @@ def with_size(values: Layer) -> Layer:
     if size in ("tiny", "small"):
         chosen["translation"] = _TRANSLATION
     layer: Layer = {}
+    if values.get("criterion.teacher") and values.get("model.towers") == "shared":
+        layer["model.encoder"] = values["criterion.teacher"]  # the student starts from its teacher
     for section in sections_of(values):
         options = chosen.get(section.kind, {}) | chosen.get(str(section.name), {})
         layer |= {spec.key: options[spec.name] for spec in section.fields() if spec.name in options}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -121,12 +121,7 @@ def _sizes(encoder: SentenceEncoder) -> str:
 
 def _seconds(path: str | Path) -> float:
     """Return how long the fastest of three loads takes."""
-    took = list[float]()
-    for _ in range(3):
-        began = time.perf_counter()
-        SentenceEncoder.load(path, device="cpu")
-        took.append(time.perf_counter() - began)
-    return min(took)
+    return min(timeit.repeat(lambda: SentenceEncoder.load(path, device="cpu"), number=1, repeat=3))
 
 
 def _write_checkpoint(
@@ -153,9 +148,9 @@ def _write_checkpoint(
             model, text = (encoder.model, encoder.text) if encoder else (load_model(checkpoint), checkpoint.text)
             identity = partial(fingerprint, model, text)
             config = checkpoint.file(CONFIG).read_text(encoding="utf-8")
-            save, kept = partial(shutil.copytree, checkpoint.tokenizer), [*checkpoint.training_hashes, path / PROMPTS]
-            if encoder is not None:
-                save = partial(save_tokenizers, encoder.tokenizers)
+            kept = [*checkpoint.training_hashes, path / PROMPTS]
+            tokenizers = encoder and partial(save_tokenizers, encoder.tokenizers)
+            save = tokenizers or partial(shutil.copytree, checkpoint.tokenizer)
         if format == "int8":
             quantise_layers(model)
         loading = model.opening.format(path=json.dumps(str(directory)))

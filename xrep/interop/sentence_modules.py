@@ -126,7 +126,7 @@ def read_chain(root: Path) -> dict[str, Path]:
         if package != "sentence_transformers" or kind not in ORDER:
             problem = f"xrep has no counterpart of the module {module['type']} ({module['path'] or '.'})"
             raise UserError(problem, path=path, cure=CURE)
-        kind = "Second Dense" if kind == "Dense" in folders else kind
+        kind = "Second Dense" if kind == "Dense" and kind in folders else kind
         chain.append(kind)
         folders[kind] = inside(path.parent, module["path"], path)
     is_static = chain[:1] == ["StaticEmbedding"]

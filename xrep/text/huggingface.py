@@ -21,6 +21,7 @@ from xrep.text.tokenizer import (
     CONFIG_FILE,
     FETCH_AGAIN,
     MASK_PIECE,
+    SPACE,
     XLM_ROBERTA_FILE,
     SentencePieceTokenizer,
     Tokenizer,
@@ -44,8 +45,6 @@ ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 # Families of which an option in ``tokenizer_config.json`` overrides ``tokenizer.json``; "" is none that is named.
 _WITH_OPTIONS = ("", "bert", "distilbert", "electra", "roberta")
-SPACE = "\u2581"
-"""The character that SentencePiece writes for a space, at the beginning of a word."""
 # The types of the pieces of a SentencePiece model, and its kind (sentencepiece_model.proto).
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE, _UNIGRAM = 1, 3, 4, 5, 6, 1
 

@@ -24,6 +24,8 @@ CONFIG_FILE = "tokenizer_config.json"
 SENTENCEPIECE_FILE = "sentencepiece.model"
 XLM_ROBERTA_FILE = "sentencepiece.bpe.model"
 MASK_PIECE = "<mask>"
+SPACE = "\u2581"
+"""The character that SentencePiece writes for a space, at the beginning of a word."""
 FETCH_AGAIN = "fetch the model again"
 
 

@@ -148,7 +148,9 @@ def _make_trainer(
         checkpoints.say = log.say
     stack.callback(log.close)
     model = run.classes["model"](run.configs["model"], task.text, architecture)
-    if latest is not None:
+    if latest is None:
+        model.start_embeddings(task.tokenizers)
+    else:
         say_origin(model, latest.text, latest.path, "this run", [])
     if initial is not None:  # before there is a criterion, which may copy weights (momentum encoders, heads)
         notes += _init_model(initial, model, task)
