@@ -46,7 +46,7 @@ data get un --print-path                     | xrep cannot fetch un for you; joi
 data                                         | the following arguments are required: COMMAND
 
 train --criterion dual_moco                  | no task is chosen; set --task to one of bitext,
-train bin --task bitext                      | no criterion is chosen; set --criterion to one of classification,
+train bin --task bitext                      | no criterion is chosen; set --criterion to one of angle,
 train ... --criterion dual_moko              | unknown criterion 'dual_moko'; did you mean 'dual_moco'?
 train ... --task bitex                       | unknown task 'bitex'; did you mean 'bitext'?
 train ... --learning-rate 1                  | unknown option --learning-rate; --help lists the options

@@ -91,7 +91,7 @@ COMPLETED = {
     "xrep eval tato": ["tatoeba"],
     "xrep-eval tatoeba --margin r": ["ratio"],
     "/usr/bin/xrep-export --form": ["--format"],
-    "xrep-export --format s": ["sentence-transformers"],
+    "xrep-export --format s": ["sentence-transformers", "static"],
     "xrep-search bu": ["build"],
     "xrep doct": ["doctor"],
     "xrep-recipes sh": ["show"],

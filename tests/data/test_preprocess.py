@@ -177,7 +177,6 @@ ROWS = b"".join(f"{a}\t{b}\n".encode() for a, b in PAIRS * 60)
     (1, ROWS + b"one column\n", {}, r"x\.tsv:10801: 1 column where two"),
     (2, ROWS + b"one column\n", {}, r"x\.tsv:10801: 1 column where two"),
     (1, b"a\ta\n", {}, r"no training pair is left \(1 read, 1 identical\)"),
-    (2, ROWS, {"vocabulary_size": 6200}, "too large for this text"),
 ])  # fmt: skip
 @pytest.mark.slow
 def test_bad_input_leaves_nothing_behind(tmp_path, workers, content, options, problem):

@@ -163,7 +163,8 @@ def read_pretrained(path: str | Path, encoder_type: str = AUTO) -> Start:
 
 def _pooling_of(folder: Path) -> Pooling | None:
     """Return the pooling that sentence-transformers chooses for a transformer alone, if it is not the mean."""
-    config = read_json(folder / bert.HF_CONFIG)
+    place = folder / bert.HF_CONFIG
+    config = read_json(place) if place.is_file() else {}  # encoders of plugins have none
     is_decoder = str((config.get("architectures") or [""])[0]).endswith("ForCausalLM") and config.get("is_causal", True)
     return "last" if is_decoder else None
 
